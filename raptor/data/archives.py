@@ -1,0 +1,227 @@
+"""Images inside zip and tar files, read in place through an index of offsets; nothing is unpacked."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import struct
+import tarfile
+import threading
+import zipfile
+import zlib
+from collections.abc import Iterator
+from functools import lru_cache
+from io import FileIO
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+from raptor.data.folder import SUFFIXES, ImageData, arrange, is_image_path, label_entries, open_image
+from raptor.data.split import split_word
+
+ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")
+LABEL_KEYS = ("label", "cls", "class", "class_id", "class_name")
+
+
+@lru_cache(maxsize=128)
+def _handle(path: str, process: int, thread: int) -> FileIO:
+    return open(path, "rb", buffering=0)
+
+
+def read_at(path: str, offset: int, size: int) -> bytes:
+    """Bytes of a file. Each process and thread has its own handle, so forked workers do not move each other's."""
+    handle = _handle(path, os.getpid(), threading.get_ident())
+    handle.seek(offset)
+    data = handle.read(size)
+    if len(data) != size:
+        raise OSError(f"{path} ends inside the entry")
+    return data
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """`a-{08..10}.tar` to three names, `{x,y}.zip` to two; braces may nest."""
+    start = pattern.find("{")
+    if start < 0:
+        return [pattern]
+    end = _closing_brace(pattern, start)
+    head, body, tail = pattern[:start], pattern[start + 1 : end], pattern[end + 1 :]
+    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", body)
+    if numbers:
+        first, last = numbers.groups()
+        if int(last) < int(first):
+            raise ValueError(f"the range {{{body}}} runs backwards in {pattern!r}")
+        middles = [str(i).zfill(len(first)) for i in range(int(first), int(last) + 1)]
+    else:
+        middles = [name for piece in split_commas(body) for name in expand_braces(piece)]
+    return [head + middle + rest for middle in middles for rest in expand_braces(tail)]
+
+
+def _closing_brace(pattern: str, start: int) -> int:
+    depth = 0
+    for i in range(start, len(pattern)):
+        depth += {"{": 1, "}": -1}.get(pattern[i], 0)
+        if depth == 0:
+            return i
+    raise ValueError(f"unclosed brace in {pattern!r}")
+
+
+def split_commas(text: str) -> list[str]:
+    """Split at commas that are not inside braces."""
+    return [piece.strip() for piece in re.split(r",(?![^{]*\})", text)]
+
+
+def list_files(pattern: str) -> list[str]:
+    """Files of a comma-joined list of names, brace patterns and globs; a missing one is an error."""
+    found: list[str] = []
+    for name in (name for piece in split_commas(pattern) for name in expand_braces(piece)):
+        name = os.path.expanduser(name)
+        matches = [name] if os.path.isfile(name) else sorted(glob.glob(name))
+        if not matches:
+            raise ValueError(f"no file {name}; check the path or the pattern {pattern!r}")
+        found += matches
+    return list(dict.fromkeys(found))
+
+
+class ZipEntry(NamedTuple):
+    archive: str
+    path: str
+    offset: int
+    size: int
+    method: int
+    crc: int
+
+
+class ZipImages(ImageData):
+    """One or several zip archives of an image folder, seen as one folder."""
+
+    def __init__(self, spec: str) -> None:
+        archives = list_files(spec)
+        _handle.cache_clear()  # an archive of that name may have been replaced
+        # Several archives are one folder, so the layout is read off all of their paths at once.
+        by_path: dict[str, list[ZipEntry]] = {}
+        for entry in (entry for archive in archives for entry in _zip_entries(archive)):
+            by_path.setdefault(entry.path, []).append(entry)
+        places = [(place, entry) for place in arrange(list(by_path)) for entry in by_path[place.path]]
+        if not places:
+            raise ValueError(f"no images in {spec}; expected entries such as train/<class>/x.jpg")
+        labels, classes = label_entries([place.class_name for place, _ in places])
+        unique = len(by_path) == sum(map(len, by_path.values()))
+        names = [entry.path if unique else f"{entry.archive}/{entry.path}" for _, entry in places]
+        super().__init__(spec, names, labels, classes, [place.part for place, _ in places])
+        self.entries = [entry for _, entry in places]
+
+    def read(self, position: int) -> Image.Image:
+        return open_image(read_zip_entry(self.entries[position]))
+
+
+def _zip_entries(archive: str) -> Iterator[ZipEntry]:
+    try:
+        infos = zipfile.ZipFile(archive).infolist()
+    except (zipfile.BadZipFile, OSError) as error:
+        raise ValueError(f"cannot read {archive} as a zip: {error}") from error
+    for info in infos:
+        if is_image_path(info.filename):
+            if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError(f"{archive} is encrypted or oddly compressed; make it with zip -0 or plain zip")
+            yield ZipEntry(
+                archive, info.filename, info.header_offset, info.compress_size, info.compress_type, info.CRC
+            )
+
+
+def read_zip_entry(entry: ZipEntry) -> bytes:
+    """The content of one entry, checked against its CRC."""
+    magic, name_size, extra_size = ZIP_LOCAL_HEADER.unpack(
+        read_at(entry.archive, entry.offset, ZIP_LOCAL_HEADER.size)
+    )
+    if magic != b"PK\x03\x04":
+        raise OSError(f"{entry.archive} changed since it was opened")
+    data = read_at(entry.archive, entry.offset + ZIP_LOCAL_HEADER.size + name_size + extra_size, entry.size)
+    if entry.method == zipfile.ZIP_DEFLATED:
+        data = zlib.decompress(data, -zlib.MAX_WBITS)
+    if zlib.crc32(data) != entry.crc:
+        raise OSError("checksum mismatch")
+    return data
+
+
+class TarSample(NamedTuple):
+    archive: str
+    key: str
+    offset: int
+    size: int
+    label: int | str | None
+
+
+class TarImages(ImageData):
+    """Shards in the WebDataset layout: `key.jpg` with `key.cls` or `key.json` beside it, in plain tar files."""
+
+    def __init__(self, pattern: str) -> None:
+        archives = list_files(pattern)
+        _handle.cache_clear()
+        samples = [sample for archive in archives for sample in _tar_samples(archive)]
+        if not samples:
+            raise ValueError(f"no images in {pattern}; expected entries key.jpg, key.png or key.webp")
+        keys = [sample.key for sample in samples]
+        if len(set(keys)) != len(keys):
+            keys = [f"{PurePosixPath(sample.archive).stem}/{sample.key}" for sample in samples]
+        labels, classes = _tar_labels(samples)
+        super().__init__(f"wds/{pattern}", keys, labels, classes, _tar_parts(samples))
+        self.samples = samples
+
+    def read(self, position: int) -> Image.Image:
+        sample = self.samples[position]
+        return open_image(read_at(sample.archive, sample.offset, sample.size))
+
+
+def _tar_parts(samples: list[TarSample]) -> list[str | None]:
+    words = {archive: split_word(archive) for archive in {sample.archive for sample in samples}}
+    if None in words.values():
+        return [None] * len(samples)
+    return [words[sample.archive] for sample in samples]
+
+
+def _tar_samples(archive: str) -> Iterator[TarSample]:
+    images: dict[str, tuple[int, int]] = {}
+    labels: dict[str, int | str] = {}
+    try:
+        with tarfile.open(archive, "r:") as tar:
+            for member in tar:
+                key, suffix = _key_and_suffix(member.name)
+                if member.isfile() and suffix.endswith(SUFFIXES):
+                    images.setdefault(key, (member.offset_data, member.size))
+                elif member.isfile() and suffix in (".cls", ".json"):
+                    label = _parse_label(suffix, read_at(archive, member.offset_data, member.size))
+                    if label is not None and (suffix == ".cls" or key not in labels):
+                        labels[key] = label
+    except tarfile.TarError as error:
+        raise ValueError(f"cannot read {archive} as a plain tar: {error}; unpack a compressed one first") from error
+    for key, (offset, size) in images.items():
+        yield TarSample(archive, key, offset, size, labels.get(key))
+
+
+def _key_and_suffix(name: str) -> tuple[str, str]:
+    folder, _, base = name.removeprefix("./").rpartition("/")
+    stem, dot, suffix = base.partition(".")
+    return (f"{folder}/{stem}" if folder else stem), (dot + suffix).lower()
+
+
+def _parse_label(suffix: str, content: bytes) -> int | str | None:
+    text = content.decode("utf-8", "replace").strip()
+    if suffix == ".cls":
+        return int(text) if re.fullmatch(r"\d+", text) else text
+    try:
+        values: Any = json.loads(text)
+    except json.JSONDecodeError:
+        return None
+    found = [values[key] for key in LABEL_KEYS if key in values] if isinstance(values, dict) else [values]
+    return found[0] if found and isinstance(found[0], int | str) else None
+
+
+def _tar_labels(samples: list[TarSample]) -> tuple[list[int] | None, list[str] | None]:
+    labels = [sample.label for sample in samples]
+    numbers = [label for label in labels if isinstance(label, int)]
+    if len(numbers) == len(labels):
+        return numbers, [str(i) for i in range(max(numbers) + 1)]
+    return label_entries([None if label is None else str(label) for label in labels])

@@ -1,0 +1,131 @@
+"""Image sets of the Hugging Face hub, or saved with `save_to_disk`, through the `datasets` package."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from raptor.data.folder import ImageData, open_image
+from raptor.data.split import TRAIN_NAMES, VAL_NAMES, own_validation
+
+LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "cls")
+
+
+class HubImages(ImageData):
+    """`NAME` or `NAME:split`. A named training split keeps the set's own validation split beside it."""
+
+    def __init__(self, spec: str) -> None:
+        name, split = split_spec(spec)
+        parts = load_parts(name, split)
+        first = next(iter(parts.values()))
+        image_column, label_column = find_columns(first.features, name)
+        self.tables = [table.select_columns([image_column]) for table in parts.values()]
+        self.ends = list(accumulate(len(table) for table in self.tables))
+        self.image_column = image_column
+        names = [f"{part}/{i}" for part, table in parts.items() for i in range(len(table))]
+        if not names:
+            raise ValueError(f"hf/{spec} has no images")
+        labels, classes = read_labels(list(parts.values()), label_column)
+        owners = [part for part, table in parts.items() for _ in range(len(table))]
+        super().__init__(f"hf/{spec}", names, labels, classes, owners)
+
+    def read(self, position: int) -> Image.Image:
+        table = bisect_right(self.ends, position)
+        start = self.ends[table - 1] if table else 0
+        value = self.tables[table][position - start][self.image_column]
+        if isinstance(value, dict):
+            return open_image(value["bytes"] or Path(value["path"]).read_bytes())
+        return value
+
+
+def split_spec(spec: str) -> tuple[str, str | None]:
+    """`NAME:split` to its two parts; the split may be sliced, as in `train[:10%]`."""
+    slice_start = spec.find("[")
+    name, colon, split = (spec if slice_start < 0 else spec[:slice_start]).rpartition(":")
+    if not colon or "/" in split:
+        return spec, None
+    return name, split + ("" if slice_start < 0 else spec[slice_start:])
+
+
+def load_parts(name: str, split: str | None) -> dict[str, Any]:
+    """The training table and the validation table of a set, by their own names; only one if it has only one."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(f"reading hf/{name} needs the datasets package: pip install 'raptor-vit[hf]'") from error
+    try:
+        if split is not None and "[" in split:
+            return _load_slice(datasets, name, split)
+        tables = _load(datasets, name, None)
+    except Exception as error:  # the hub, the network and the builders each raise their own
+        reason = " ".join(str(error).split())
+        raise ValueError(f"cannot open hf/{name}: {reason}") from error
+    if not isinstance(tables, dict):
+        return {split or "train": tables}
+    return _choose_parts(tables, name, split)
+
+
+def _load(datasets: Any, name: str, split: str | None) -> Any:
+    path = Path(name).expanduser()
+    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+        return datasets.load_from_disk(str(path))
+    return datasets.load_dataset(str(path) if path.exists() else name, split=split)
+
+
+def _load_slice(datasets: Any, name: str, split: str) -> dict[str, Any]:
+    part = split.partition("[")[0]
+    tables = _load(datasets, name, None)
+    if not isinstance(tables, dict):
+        raise ValueError("a slice needs a set with named splits")
+    chosen = _choose_parts(tables, name, part)
+    text = split[len(part) :]
+    size = len(chosen[part])
+    start, stop = (_bound(bound, size) for bound in text.strip("[]").split(":"))
+    return {**chosen, part: chosen[part].select(range(start or 0, size if stop is None else stop))}
+
+
+def _bound(text: str, size: int) -> int | None:
+    if not text:
+        return None
+    value = round(size * float(text[:-1]) / 100) if text.endswith("%") else int(text)
+    return min(size, value if value >= 0 else size + value)
+
+
+def _choose_parts(tables: dict[str, Any], name: str, split: str | None) -> dict[str, Any]:
+    validation = own_validation(list(tables))
+    train = split or next((part for part in tables if part.lower() in TRAIN_NAMES), None)
+    if split is not None and split not in tables:
+        raise ValueError(f"hf/{name} has no split {split!r}; it has {', '.join(tables)}")
+    if train is None and validation is None:
+        raise ValueError(f"hf/{name} has splits {', '.join(tables)}; name one as hf/{name}:SPLIT")
+    if train is not None and train.lower() in VAL_NAMES:
+        return {train: tables[train]}
+    chosen = [part for part in tables if part == train or part.lower() == validation]
+    return {part: tables[part] for part in chosen}
+
+
+def find_columns(features: Any, name: str) -> tuple[str, str | None]:
+    """The image column and, if there is one, the label column."""
+    kinds = {column: type(feature).__name__ for column, feature in features.items()}
+    images = [column for column, kind in kinds.items() if kind == "Image"]
+    if not images:
+        raise ValueError(f"hf/{name} has no image column; it has {', '.join(kinds)}")
+    named = [column for column in LABEL_COLUMNS if column in kinds]
+    labels = [column for column in named if kinds[column] == "ClassLabel"]
+    labels += [column for column, kind in kinds.items() if kind == "ClassLabel"]
+    labels += [column for column in named if getattr(features[column], "dtype", "").startswith(("int", "uint"))]
+    return images[0], labels[0] if labels else None
+
+
+def read_labels(tables: list[Any], column: str | None) -> tuple[list[int] | None, list[str] | None]:
+    """Labels of all tables in order, and class names; (None, None) without a label column in each."""
+    if column is None or any(column not in table.column_names for table in tables):
+        return None, None
+    values = [value for table in tables for value in table[column]]
+    labels = [-1 if value is None else int(value) for value in values]
+    names = getattr(tables[0].features[column], "names", None)
+    return labels, list(names) if names else [str(i) for i in range(max(labels) + 1)]

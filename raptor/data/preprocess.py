@@ -1,0 +1,128 @@
+"""From a picture to the tensor a model sees: shorter side resized, centre crop, the model's mean and deviation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional as F
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+INTERPOLATIONS = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "bilinear": Image.Resampling.BILINEAR,
+    "lanczos": Image.Resampling.LANCZOS,
+    "nearest": Image.Resampling.NEAREST,
+    "box": Image.Resampling.BOX,
+}
+
+Triple = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """How images reach a model: shorter side to `resize`, centre square, centre crop to `size`, normalised."""
+
+    size: int = 224
+    resize: int = 256
+    interpolation: str = "bicubic"
+    mean: Triple = IMAGENET_MEAN
+    std: Triple = IMAGENET_STD
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.resize < self.size:
+            raise ValueError(f"resize ({self.resize}) must be at least size ({self.size}), and both at least 1")
+        if self.interpolation not in INTERPOLATIONS:
+            raise ValueError(f"unknown interpolation {self.interpolation!r}; use one of {', '.join(INTERPOLATIONS)}")
+        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+            raise ValueError(f"mean and std need three numbers each, std above 0; got {self.mean} and {self.std}")
+
+    @classmethod
+    def for_native(
+        cls,
+        native_size: int,
+        mean: Triple = IMAGENET_MEAN,
+        std: Triple = IMAGENET_STD,
+        size: int | None = None,
+    ) -> Preprocess:
+        """The default of every analysis: 224 from 256; a model with a smaller native size keeps it; `size` overrides."""
+        side = min(native_size, 224) if size is None else size
+        resize = round(side * 256 / 224) if side >= 224 else side
+        return cls(size=side, resize=resize, mean=_triple(mean), std=_triple(std))
+
+    def decode(self, image: Image.Image) -> Tensor:
+        """A picture to uint8 (3, resize, resize): shorter side to `resize` (antialiased), then the centre square."""
+        image = image if image.mode == "RGB" else image.convert("RGB")
+        width, height = image.size
+        short = min(width, height)
+        if short != self.resize:
+            width, height = (self.resize * side // short for side in (width, height))
+            image = image.resize((width, height), INTERPOLATIONS[self.interpolation])
+        left, top = _margin(width, self.resize), _margin(height, self.resize)
+        image = image.crop((left, top, left + self.resize, top + self.resize))
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+    def crop(self, images_u8: Tensor) -> Tensor:
+        """Centre crop of (..., 3, H, W) to (..., 3, size, size), same dtype."""
+        top, left = (_margin(side, self.size) for side in images_u8.shape[-2:])
+        return images_u8[..., top : top + self.size, left : left + self.size]
+
+    def fit(self, images_u8: Tensor) -> Tensor:
+        """Square images (B, 3, S, S) of any side to (B, 3, resize, resize), on their own device."""
+        if images_u8.shape[-1] == self.resize:
+            return images_u8
+        mode = InterpolationMode(self.interpolation)
+        return F.resize(images_u8, [self.resize, self.resize], interpolation=mode, antialias=True)
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Values 0..255, uint8 or float, (..., 3, size, size) to normalised float32 of the same shape."""
+        scale, shift = _scale_and_shift(self.mean, self.std, images.device)
+        return images.to(torch.float32) * scale + shift
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """A picture to normalised float32 (3, size, size)."""
+        return self.normalise(self.crop(self.decode(image)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON and YAML."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
+        """The inverse of `to_dict`."""
+        unknown = set(values) - set(cls.__dataclass_fields__)
+        if unknown:
+            raise ValueError(f"unknown preprocessing keys: {', '.join(sorted(unknown))}")
+        triples = {key: _triple(values[key]) for key in ("mean", "std") if key in values}
+        return cls(**{**values, **triples})
+
+
+def _triple(values: Any) -> Triple:
+    numbers = tuple(float(value) for value in values)
+    if len(numbers) != 3:
+        raise ValueError(f"mean and std need three numbers each; got {numbers}")
+    return numbers
+
+
+def _margin(side: int, target: int) -> int:
+    if side < target:
+        raise ValueError(f"cannot crop {target} pixels from an image of side {side}")
+    return round((side - target) / 2)
+
+
+@lru_cache(maxsize=32)
+def _scale_and_shift(mean: Triple, std: Triple, device: torch.device) -> tuple[Tensor, Tensor]:
+    # Kept per device: building them at every step would copy from the host and wait for it.
+    with torch.inference_mode(False):
+        mean_c = torch.tensor(mean, dtype=torch.float64).view(3, 1, 1)
+        std_c = torch.tensor(std, dtype=torch.float64).view(3, 1, 1)
+        scale, shift = 1 / (255 * std_c), -mean_c / std_c
+        return scale.to(device, torch.float32), shift.to(device, torch.float32)

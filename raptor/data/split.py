@@ -1,0 +1,76 @@
+"""Which images are held out: the data's own validation split, else 5 % by a hash of the file name."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+Split = Literal["train", "val", "all"]
+TRAIN_NAMES = ("train", "training")
+VAL_NAMES = ("val", "validation", "valid", "test", "testing")
+HELD_OUT_SHARE = 0.05
+
+
+def is_train(part: str | None) -> bool:
+    """Whether images of this part of the data are trained on; data without parts (None) is."""
+    return part is None or part.lower() in TRAIN_NAMES
+
+
+def is_split_name(word: str) -> bool:
+    """Whether a folder or a word names a split."""
+    return word.lower() in TRAIN_NAMES + VAL_NAMES
+
+
+def split_word(path: str) -> str | None:
+    """The split that a file name or its folder speaks of (`imagenet-val-0003.tar`), or None."""
+    for piece in reversed(path.split("/")[-2:]):
+        for word in re.split(r"[^A-Za-z]+", piece):
+            if is_split_name(word):
+                return word.lower()
+    return None
+
+
+def name_share(name: str) -> float:
+    """A stable number in [0, 1) for a name; a leading split folder does not count."""
+    head, _, tail = name.partition("/")
+    key = tail if tail and is_split_name(head) else name
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) / 2**53
+
+
+def own_validation(parts: Sequence[str | None]) -> str | None:
+    """The data's own validation part: the first of val, validation, valid, test that it has."""
+    present = {part.lower() for part in parts if part is not None}
+    return next((name for name in VAL_NAMES if name in present), None)
+
+
+def choose_split(names: Sequence[str], parts: Sequence[str | None], split: Split, source: str) -> list[int]:
+    """The indices of one split. `parts` says which own split each image belongs to (None: the data has none)."""
+    if split not in ("train", "val", "all"):
+        raise ValueError(f"unknown split {split!r}; use train, val or all")
+    validation = own_validation(parts)
+    train = [i for i, part in enumerate(parts) if is_train(part)]
+    if validation is not None:
+        val = [i for i, part in enumerate(parts) if part is not None and part.lower() == validation]
+    else:
+        shares = {i: name_share(names[i]) for i in train}
+        val = [i for i in train if shares[i] < HELD_OUT_SHARE] or sorted(train, key=lambda i: shares[i])[:1]
+        held_out = set(val)
+        train = [i for i in train if i not in held_out]
+    chosen = {"train": train, "val": val, "all": sorted(train + val)}[split]
+    if not chosen:
+        raise ValueError(f"{source} has no {split} images; add them or choose another split")
+    return chosen
+
+
+def choose_sample(names: Sequence[str], limit: int) -> list[int]:
+    """`limit` indices spread over the data by the names' hash, in order; a larger limit contains a smaller one."""
+    if limit < 1:
+        raise ValueError(f"limit must be at least 1; got {limit}")
+    if limit >= len(names):
+        return list(range(len(names)))
+    # Salted, so that a sample of held-out images is not chosen by the hash that held them out.
+    order = sorted(range(len(names)), key=lambda i: (name_share("sample:" + names[i]), names[i]))
+    return sorted(order[:limit])

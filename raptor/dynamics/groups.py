@@ -1,0 +1,70 @@
+"""Which tokens and which images a measure looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from raptor.dynamics.angles import unit
+from raptor.vit import TokenGroups
+
+
+def measured_groups(groups: TokenGroups) -> dict[str, slice]:
+    """Name and slice of `all` tokens, then of each group that is present."""
+    return {"all": groups.slice("all"), **dict(groups.present())}
+
+
+def check_states(states: Sequence[Tensor], groups: TokenGroups) -> None:
+    """Refuse a trajectory that is too short or whose tokens do not fit the groups."""
+    if len(states) < 2:
+        raise ValueError(f"a trajectory needs at least two states, got {len(states)}")
+    if states[0].ndim != 3 or states[0].shape[1] != groups.num_tokens:
+        shape = tuple(states[0].shape)
+        raise ValueError(f"states of shape {shape} do not fit {groups.num_tokens} tokens: pass the model's own groups")
+
+
+def group_means(states: Sequence[Tensor], groups: TokenGroups) -> dict[str, Tensor]:
+    """Raw mean over the tokens of each group, then normalised: `(B, L+1, D)` in float32 or better."""
+    wide = torch.float64 if states[0].dtype == torch.float64 else torch.float32
+    means = {name: torch.stack([a[:, s].mean(1, dtype=wide) for a in states], 1) for name, s in groups.present()}
+    counts = {name: s.stop - s.start for name, s in groups.present()}
+    total = sum(means[name] * (counts[name] / groups.num_tokens) for name in means)
+    assert isinstance(total, Tensor)
+    return {name: unit(mean) for name, mean in {"all": total, **means}.items()}
+
+
+class EvenSubset:
+    """Chooses `num_keep` images spread evenly over `num_images`, or the first ones when the total is unknown.
+
+    Known on the host from counts alone, so that choosing never waits for the device.
+    """
+
+    def __init__(self, num_keep: int, num_images: int | None = None) -> None:
+        if num_keep < 1:
+            raise ValueError(f"at least one image must be kept, got {num_keep}")
+        self.num_keep = num_keep
+        self.num_images = num_images if num_images is not None and num_images > num_keep else None
+        self.num_seen = 0
+        self.num_kept = 0
+
+    def pick(self, batch_size: int) -> list[int]:
+        """Positions in the next batch of the images to keep."""
+        rows = [row for row in range(batch_size) if self._keeps(self.num_seen + row)]
+        rows = rows[: self.num_keep - self.num_kept]
+        self.num_seen += batch_size
+        self.num_kept += len(rows)
+        return rows
+
+    def _keeps(self, image: int) -> bool:
+        if self.num_images is None:
+            return image < self.num_keep
+        return (image + 1) * self.num_keep // self.num_images > image * self.num_keep // self.num_images
+
+
+def take_rows(x: Tensor, rows: Sequence[int]) -> Tensor:
+    """`x[rows]` without waiting for the device."""
+    if len(rows) == len(x):
+        return x
+    return x.index_select(0, torch.tensor(rows, dtype=torch.long).to(x.device, non_blocking=True))

@@ -1,0 +1,233 @@
+"""Exact dynamic mode decomposition of trajectories, without an affine term, in float64.
+
+A trajectory is `x_0..x_L`. With `X1 = [x_0..x_(L-1)]` and `X2 = [x_1..x_L]` the operator `A = X2 X1^+`, truncated to
+the first r' singular directions of X1, has the eigenvalues `lambda_i`, the exact modes `phi_i = X2 V S^-1 w_i` and the
+amplitudes `b = Phi^+ x_0`; step t is rebuilt as `Phi diag(lambda)^t b`. r' is the asked rank or the numerical rank of
+X1 (singular values above `tolerance` times the largest), whichever is less.
+
+Many trajectories are fitted at once from their `(L+1) x (L+1)` Gram matrices (the method of snapshots). Squaring costs
+half the digits, so a trajectory whose r-th singular value is below `GRAM_LIMIT` of the largest goes through a QR
+factorisation instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+TOLERANCE = 1e-6
+GRAM_LIMIT = 3e-3
+CHUNK = 64  # trajectories fitted together: few enough to stay in the cache
+
+
+@dataclass
+class BatchedDMD:
+    """Fits of N trajectories. Eigenvalues are sorted by falling modulus; entries past r' are NaN.
+
+    eigenvalues, amplitudes: `(N, r)` complex. ranks: `(N,)`, the r' used. singular_values: `(N, L)` of X1.
+    gap: `(N,)`, the singular value r' over the next one (infinite when there is none).
+    reconstruction_error: `(N, L+1)`, `|x_t - x̃_t| / |x_t|`; values below about 1e-7 are rounding.
+    coefficients: `(N, L, r)` complex, the modes in terms of the columns of X2.
+    """
+
+    eigenvalues: np.ndarray
+    amplitudes: np.ndarray
+    ranks: np.ndarray
+    singular_values: np.ndarray
+    reconstruction_error: np.ndarray
+    coefficients: np.ndarray
+    rank: int
+
+    @property
+    def spectral_radius(self) -> np.ndarray:
+        return np.nanmax(np.abs(self.eigenvalues), axis=1)
+
+    @property
+    def median_modulus(self) -> np.ndarray:
+        return np.nanmedian(np.abs(self.eigenvalues), axis=1)
+
+    @property
+    def gap(self) -> np.ndarray:
+        s = np.concatenate([self.singular_values, np.zeros((len(self.ranks), 1))], axis=1)
+        rows = np.arange(len(self.ranks))
+        with np.errstate(divide="ignore"):
+            return s[rows, self.ranks - 1] / s[rows, self.ranks]
+
+    @property
+    def note(self) -> str | None:
+        """Says how many trajectories were truncated below the asked rank, if any."""
+        short = self.ranks[self.ranks < self.rank]
+        if len(short) == 0:
+            return None
+        return f"{len(short)} of {len(self.ranks)} trajectories truncated below rank {self.rank}, down to {short.min()}"
+
+    def modes(self, x_nld: Tensor) -> np.ndarray:
+        """Exact modes `(N, D, r)` of the trajectories that were fitted."""
+        after = x_nld[:, 1:].double().cpu().mT.to(torch.complex128)
+        return (after @ torch.from_numpy(self.coefficients)).numpy()
+
+
+def fit_dmd(x_nld: Tensor, rank: int = 10, tolerance: float = TOLERANCE, gram_limit: float = GRAM_LIMIT) -> BatchedDMD:
+    """Fit every trajectory of `(N, L+1, D)` on the CPU in float64.
+
+    gram_limit: trajectories with a smaller relative r-th singular value use QR; infinity sends all there.
+    """
+    if x_nld.ndim != 3 or x_nld.shape[1] < 2:
+        raise ValueError(f"trajectories must be (N, L+1, D) with at least two states, got {tuple(x_nld.shape)}")
+    if rank < 1:
+        raise ValueError(f"the rank must be at least 1, got {rank}")
+    x_nld = x_nld.detach().cpu()
+    rank = min(rank, x_nld.shape[1] - 1, x_nld.shape[2])
+    fit = _empty(len(x_nld), x_nld.shape[1] - 1, rank)
+    limit = max(gram_limit, tolerance)
+    chunks = torch.arange(len(x_nld)).split(CHUNK)
+    # LAPACK takes small matrices one by one on one core, and torch releases the interpreter meanwhile.
+    with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
+        list(pool.map(lambda rows: _fit_chunk(fit, rows, x_nld[rows].double(), tolerance, limit), chunks))
+    return _sorted(fit)
+
+
+def _fit_chunk(fit: BatchedDMD, rows: Tensor, x_nld: Tensor, tolerance: float, limit: float) -> None:
+    norms = torch.linalg.vector_norm(x_nld, dim=2)
+    if not bool((torch.isfinite(norms) & (norms > 0)).all()):
+        raise ValueError("a trajectory holds a state that is zero or not finite: check the model's states")
+    good = torch.zeros(len(rows), dtype=torch.bool)
+    if np.isfinite(limit):
+        good = _fit_grams(fit, rows, x_nld @ x_nld.mT, limit)
+    if not bool(good.all()):
+        _fit_qr(fit, rows[~good], x_nld[~good], tolerance)
+
+
+def _empty(num: int, num_steps: int, rank: int) -> BatchedDMD:
+    nan = complex(np.nan, np.nan)
+    return BatchedDMD(
+        eigenvalues=np.full((num, rank), nan),
+        amplitudes=np.full((num, rank), nan),
+        ranks=np.full(num, rank),
+        singular_values=np.zeros((num, num_steps)),
+        reconstruction_error=np.zeros((num, num_steps + 1)),
+        coefficients=np.full((num, num_steps, rank), nan),
+        rank=rank,
+    )
+
+
+def _sorted(fit: BatchedDMD) -> BatchedDMD:
+    modulus = np.nan_to_num(np.abs(fit.eigenvalues), nan=-1.0)
+    # Conjugate pairs have equal moduli up to rounding: the positive imaginary part comes first.
+    order = np.lexsort((-np.nan_to_num(fit.eigenvalues.imag), -np.round(modulus, 10)), axis=1)
+    return replace(
+        fit,
+        eigenvalues=np.take_along_axis(fit.eigenvalues, order, 1),
+        amplitudes=np.take_along_axis(fit.amplitudes, order, 1),
+        coefficients=np.take_along_axis(fit.coefficients, order[:, None], 2),
+    )
+
+
+def _store(
+    fit: BatchedDMD, rows: Tensor, eigenvalues: Tensor, amplitudes: Tensor, coefficients: Tensor, error: Tensor
+) -> None:
+    index, r = rows.numpy(), eigenvalues.shape[1]
+    fit.eigenvalues[index, :r] = eigenvalues.numpy()
+    fit.amplitudes[index, :r] = amplitudes.numpy()
+    fit.coefficients[index, :, :r] = coefficients.numpy()
+    fit.reconstruction_error[index] = error.numpy()
+    fit.ranks[index] = r
+
+
+def _fit_grams(fit: BatchedDMD, rows: Tensor, gram: Tensor, limit: float) -> Tensor:
+    """Fit what the Gram matrices `(n, L+1, L+1)` can carry; returns the mask of those."""
+    rank = fit.rank
+    squares, vectors = torch.linalg.eigh(gram[:, :-1, :-1])
+    sigma = squares.clamp_min(0).sqrt().flip(1)
+    fit.singular_values[rows.numpy()] = sigma.numpy()
+    good = sigma[:, rank - 1] > limit * sigma[:, 0]
+    if not bool(good.any()):
+        return good
+    if not bool(good.all()):
+        rows, gram, sigma, vectors = rows[good], gram[good], sigma[good], vectors[good]
+    scaled = vectors.flip(2)[:, :, :rank] / sigma[:, None, :rank]  # V S^-1
+    after = gram[:, 1:, 1:] @ scaled
+    eigenvalues, w = torch.linalg.eig(scaled.mT @ (gram[:, :-1, 1:] @ scaled))
+    projected = torch.linalg.solve_ex(scaled.mT @ after, scaled.mT @ gram[:, 1:, :1]).result
+    amplitudes = torch.linalg.solve_ex(w, projected.to(w.dtype)).result[:, :, 0]
+    path = _powers(eigenvalues, gram.shape[1]) * amplitudes[:, None]  # (n, L+1, r)
+    weights = (path @ w.mT).real @ scaled.mT  # of the columns of X2, by step
+    inner = torch.linalg.vecdot(weights, gram[:, :, 1:])
+    own = torch.linalg.vecdot(weights @ gram[:, 1:, 1:], weights)
+    norms = gram.diagonal(dim1=1, dim2=2)
+    error = ((norms - 2 * inner + own).clamp_min(0) / norms).sqrt()
+    _store(fit, rows, eigenvalues, amplitudes, scaled.to(w.dtype) @ w, error)
+    return good
+
+
+def _fit_qr(fit: BatchedDMD, rows: Tensor, x_nld: Tensor, tolerance: float) -> None:
+    """Fit through QR and SVD, to full precision, in groups of equal r'."""
+    r_factor = torch.linalg.qr(x_nld.mT, mode="r").R
+    u, sigma, vh = torch.linalg.svd(r_factor[:, :, :-1], full_matrices=False)
+    num_steps = x_nld.shape[1] - 1
+    fit.singular_values[rows.numpy()] = torch.nn.functional.pad(sigma, (0, num_steps - sigma.shape[1])).numpy()
+    ranks = (sigma > tolerance * sigma[:, :1]).sum(1).clamp(1, fit.rank)
+    for r in ranks.unique().tolist():
+        same = ranks == r
+        points = r_factor[same]
+        scaled = vh[same, :r].mT / sigma[same, None, :r]
+        after = points[:, :, 1:] @ scaled
+        eigenvalues, w = torch.linalg.eig(u[same, :, :r].mT @ after)
+        phi = after.to(w.dtype) @ w
+        first = points[:, :, :1].to(w.dtype)
+        amplitudes = torch.linalg.lstsq(phi, first, driver="gelsd").solution[:, :, 0]
+        rebuilt = (phi @ (_powers(eigenvalues, num_steps + 1) * amplitudes[:, None]).mT).real
+        error = torch.linalg.vector_norm(points - rebuilt, dim=1) / torch.linalg.vector_norm(points, dim=1)
+        _store(fit, rows[same], eigenvalues, amplitudes, scaled.to(w.dtype) @ w, error)
+
+
+def _powers(eigenvalues: Tensor, num: int) -> Tensor:
+    """`lambda^t` for t = 0..num-1: `(n, num, r)`."""
+    steps = [torch.ones_like(eigenvalues)]
+    for _ in range(num - 1):
+        steps.append(steps[-1] * eigenvalues)
+    return torch.stack(steps, 1)
+
+
+class DMD:
+    """Exact DMD of one trajectory; results are attributes after `fit`.
+
+    eigenvalues, amplitudes: `(r',)`. modes: `(D, r')`. singular_values: `(L,)`. reconstruction_error: `(L+1,)`.
+    rank_used: r'. spectral_radius, median_modulus, gap: numbers. note: why r' is less than the asked rank, or None.
+    """
+
+    def __init__(self, rank: int = 10, tolerance: float = TOLERANCE) -> None:
+        self.rank = rank
+        self.tolerance = tolerance
+
+    def fit(self, x_ld: Tensor) -> DMD:
+        """Fit the trajectory `(L+1, D)`, through QR."""
+        x_nld = x_ld[None]
+        fit = fit_dmd(x_nld, self.rank, self.tolerance, gram_limit=np.inf)
+        r = int(fit.ranks[0])
+        self.rank_used = r
+        self.eigenvalues = fit.eigenvalues[0, :r]
+        self.amplitudes = fit.amplitudes[0, :r]
+        self.modes = fit.modes(x_nld)[0, :, :r]
+        self.singular_values = fit.singular_values[0]
+        self.reconstruction_error = fit.reconstruction_error[0]
+        self.spectral_radius = float(fit.spectral_radius[0])
+        self.median_modulus = float(fit.median_modulus[0])
+        self.gap = float(fit.gap[0])
+        self.note = None
+        if r < self.rank:
+            self.note = (
+                f"truncated to rank {r} of {self.rank}: {x_ld.shape[0] - 1} snapshot pairs, "
+                f"{r} singular values above {self.tolerance:g} of the largest"
+            )
+        return self
+
+
+def rank_sweep(x_nld: Tensor, ranks: Sequence[int], tolerance: float = TOLERANCE) -> dict[int, BatchedDMD]:
+    """Fits of the same trajectories at several ranks."""
+    return {rank: fit_dmd(x_nld, rank, tolerance) for rank in ranks}

@@ -1,0 +1,439 @@
+"""Layer-layer similarity of a trajectory, streaming: memory does not grow with the number of images.
+
+Every accumulator takes batches of `states`, a list of the L+1 tensors `a_0..a_L`, each (B, T, D) of any float type.
+All matrices are L x L over `a_1..a_L`; `a_0` is never in them. Norms and cosines are float32 or better, running sums
+float64 on the device of the states, and nothing waits for the device before the result is read (bad states are noted
+on the device and looked at every `check_every` batches).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from raptor.vit import TokenGroups
+
+Array = NDArray[np.float64]
+POOLED = ("cls", "patches")  # the vectors of an image: its cls token and its mean patch
+MAX_CHUNK = 2**26  # how many numbers of the stacked states are held at once
+
+
+class NonFiniteStates(ValueError):
+    """A state has NaN or infinite entries, or a squared norm beyond float32."""
+
+
+class CosineSimilarity:
+    """Mean cosine between the same token at layers l and m.
+
+    `result()` has one matrix for `all` tokens, one for each group present, and `pooled`: the mean of the cosines of
+    the cls token and of the mean patch, whichever the model has. A token of norm zero has no direction: it is an
+    error. With `statistics`, every coordinate is standardised first.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        groups: TokenGroups,
+        statistics: CoordinateStatistics | None = None,
+        model: str = "the model",
+        check_every: int = 50,
+    ) -> None:
+        self.num_layers, self.groups, self.statistics = num_layers, groups, statistics
+        self.num_images = 0
+        self._bad = _BadStates(num_layers, model, check_every)
+        self._sums: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def update(self, states: Sequence[Tensor], pooled: dict[str, Tensor] | None = None) -> Tensor:
+        """Add a batch; `pooled` is `pool(states, groups)` if at hand. Returns the tokens' squared norms, (B, T, L)."""
+        _check_states(states, self.num_layers, self.groups.num_tokens)
+        energy_btl = torch.cat([self._add_tokens(x_btld) for x_btld in _chunks(states)])
+        self._bad.watch_input(states[0])
+        self._bad.watch(energy_btl.flatten(0, 1))
+        for x_bld in (pool(states, self.groups) if pooled is None else pooled).values():
+            cosine_bll, energy_bl = _cosines(self._standardise(x_bld))
+            self._bad.watch(energy_bl)
+            self._add("pooled", cosine_bll.sum(0))
+        self.num_images += len(states[0])
+        self._bad.next_batch()
+        return energy_btl
+
+    def result(self) -> dict[str, Array]:
+        """Variant -> (L, L) matrix. Raises `NonFiniteStates` if any state was not finite."""
+        if self.num_images == 0:
+            raise ValueError("no images were measured: the data is empty")
+        self._bad.check()
+        sums = {name: total.cpu().numpy() for name, total in self._sums.items()}
+        counts = {name: s.stop - s.start for name, s in self.groups.present()}
+        matrices: dict[str, Array] = {"all": np.sum([sums[name] for name in counts], axis=0) / self.groups.num_tokens}
+        matrices |= {name: sums[name] / count for name, count in counts.items()}
+        if "pooled" in sums:
+            matrices["pooled"] = sums["pooled"] / sum(name in counts for name in POOLED)
+        for name, matrix in matrices.items():
+            matrices[name] = (matrix + matrix.T) / (2 * self.num_images)
+            np.fill_diagonal(matrices[name], 1.0)
+        return matrices
+
+    def _add_tokens(self, x_btld: Tensor) -> Tensor:
+        b, t, l, _ = x_btld.shape
+        cosine_nll, energy_nl = _cosines(self._standardise(x_btld).flatten(0, 1))
+        for name, where in self.groups.present():
+            self._add(name, cosine_nll.view(b, t, l, l)[:, where].sum((0, 1)))
+        return energy_nl.view(b, t, l)
+
+    def _standardise(self, x: Tensor) -> Tensor:
+        return x if self.statistics is None else self.statistics.standardise(x)
+
+    def _add(self, name: str, sum_ll: Tensor) -> None:
+        sum_ll = _double(sum_ll)
+        self._sums[name] = self._sums[name] + sum_ll if name in self._sums else sum_ll
+
+
+class CoordinateStatistics:
+    """Mean and standard deviation of each coordinate at each layer, over all images and tokens."""
+
+    def __init__(self, num_layers: int, model: str = "the model", check_every: int = 50) -> None:
+        self.num_layers, self.count = num_layers, 0
+        self._bad = _BadStates(num_layers, model, check_every)
+        self._mean_ld = self._square_ld = torch.zeros((), dtype=torch.float64)
+        self._scale: tuple[Tensor, Tensor] | None = None
+
+    @torch.no_grad()
+    def update(self, states: Sequence[Tensor]) -> None:
+        _check_states(states, self.num_layers)
+        moments = [torch.var_mean(_at_least_float32(x).flatten(0, 1), dim=0, correction=0) for x in states[1:]]
+        variance_ld, mean_ld = (_double(torch.stack(m)) for m in zip(*moments))
+        # Chan's merge: no cancellation where a coordinate's mean is far larger than its spread.
+        new = states[0].shape[0] * states[0].shape[1]
+        total = self.count + new
+        shift_ld = mean_ld - self._mean_ld
+        self._mean_ld = mean_ld - shift_ld * (self.count / total)
+        self._square_ld = self._square_ld + variance_ld * new + shift_ld.square() * (self.count * new / total)
+        self.count, self._scale = total, None
+        self._bad.watch_input(states[0])
+        self._bad.watch(1 + mean_ld.square().sum(1)[None] + variance_ld.sum(1)[None])
+        self._bad.next_batch()
+
+    @property
+    def mean(self) -> Array:
+        """(L, D)."""
+        self._check()
+        return self._mean_ld.cpu().numpy()
+
+    @property
+    def std(self) -> Array:
+        """(L, D), dividing by the number of tokens."""
+        self._check()
+        return (self._square_ld / self.count).sqrt().cpu().numpy()
+
+    def standardise(self, x: Tensor) -> Tensor:
+        """(…, L, D) with each coordinate to mean 0 and deviation 1; a coordinate that never varies becomes 0."""
+        if self._scale is None:
+            mean, std = torch.from_numpy(self.mean), torch.from_numpy(self.std)
+            inverse = torch.where(std > 0, 1 / std, 0.0)
+            dtype = torch.promote_types(x.dtype, torch.float32)
+            self._scale = mean.to(x.device, dtype), inverse.to(x.device, dtype)
+        return (x - self._scale[0]) * self._scale[1]
+
+    def _check(self) -> None:
+        if self.count == 0:
+            raise ValueError("no images were measured: update the statistics before using them")
+        self._bad.check()
+
+
+@dataclass(frozen=True)
+class Outliers:
+    """Share of the squared norm, per layer, in the top 1 % of coordinates and of tokens (rounded up, at least one).
+
+    Coordinates are ranked by their energy over all the data, tokens within each image. `even_*` is the share that
+    the same number of coordinates or tokens would hold if all were alike.
+    """
+
+    coordinates: Array
+    tokens: Array
+    even_coordinates: float
+    even_tokens: float
+
+    def to_dict(self) -> dict[str, Any]:
+        even = {"even_coordinates": self.even_coordinates, "even_tokens": self.even_tokens}
+        return {"coordinates": self.coordinates.tolist(), "tokens": self.tokens.tolist(), **even}
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> Outliers:
+        coordinates, tokens = np.asarray(saved["coordinates"]), np.asarray(saved["tokens"])
+        return cls(coordinates, tokens, saved["even_coordinates"], saved["even_tokens"])
+
+
+class OutlierShares:
+    """Accumulates what `Outliers` reports."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.num_layers = num_layers
+        self._coordinate_ld = self._token_l = torch.zeros((), dtype=torch.float64)
+        self._num_tokens = 0
+
+    @torch.no_grad()
+    def update(self, states: Sequence[Tensor], energy_btl: Tensor | None = None) -> None:
+        """Add a batch; `energy_btl`, the tokens' squared norms (B, T, L), if at hand."""
+        _check_states(states, self.num_layers)
+        # vector_norm squares and sums in one reading, without a squared copy of the states.
+        norms_ld = [torch.linalg.vector_norm(x, dim=(0, 1), dtype=_float_type(x)) for x in states[1:]]
+        if energy_btl is None:
+            norms = [torch.linalg.vector_norm(x, dim=2, dtype=_float_type(x)) for x in states[1:]]
+            energy_btl = torch.stack(norms, dim=2).square()
+        self._num_tokens = energy_btl.shape[1]
+        top_bl = (
+            energy_btl.transpose(1, 2).contiguous().topk(_one_percent(self._num_tokens), sorted=False).values.sum(2)
+        )
+        self._coordinate_ld = self._coordinate_ld + _double(torch.stack(norms_ld)).square()
+        self._token_l = self._token_l + _double(top_bl).sum(0)
+
+    def result(self) -> Outliers:
+        if self._num_tokens == 0:
+            raise ValueError("no images were measured: the data is empty")
+        dim, total_l = self._coordinate_ld.shape[1], self._coordinate_ld.sum(1)
+        top_l = self._coordinate_ld.topk(_one_percent(dim)).values.sum(1)
+        return Outliers(
+            coordinates=(top_l / total_l).cpu().numpy(),
+            tokens=(self._token_l / total_l).cpu().numpy(),
+            even_coordinates=_one_percent(dim) / dim,
+            even_tokens=_one_percent(self._num_tokens) / self._num_tokens,
+        )
+
+
+class LinearCKA:
+    """Minibatch linear CKA with the unbiased HSIC estimator (Nguyen et al. 2021). Samples are the images of a batch.
+
+    `features`: `cls`, `patches` (the mean patch) or `both` (concatenated; whichever the model has). HSIC is averaged
+    over batches, each counting once, and the ratio is taken at the end. The estimator needs 4 images: a smaller batch
+    is skipped and counted in `num_skipped_images`. The value depends a little on the batch size, as the estimator's
+    variance does, so state it.
+    """
+
+    def __init__(self, num_layers: int, groups: TokenGroups, features: str = "both") -> None:
+        if features not in (*POOLED, "both"):
+            raise ValueError(f"unknown CKA features {features!r}: choose from cls, patches, both")
+        present = [name for name, _ in groups.present() if name in POOLED and features in (name, "both")]
+        if not present:
+            raise ValueError(f"this model has no tokens for CKA features {features!r}: choose another group")
+        self.num_layers, self.groups, self.names = num_layers, groups, present
+        self.num_batches = self.num_skipped_images = 0
+        self._hsic_ll = torch.zeros((), dtype=torch.float64)
+
+    @torch.no_grad()
+    def update(self, states: Sequence[Tensor], pooled: dict[str, Tensor] | None = None) -> None:
+        """Add a batch; `pooled` is `pool(states, groups)` if at hand."""
+        _check_states(states, self.num_layers, self.groups.num_tokens)
+        if len(states[0]) < 4:
+            self.num_skipped_images += len(states[0])
+            return
+        pooled = pool(states, self.groups) if pooled is None else pooled
+        features_bld = torch.cat([pooled[name] for name in self.names], dim=2)
+        hsic_ll = _unbiased_hsic(_double(features_bld).transpose(0, 1))
+        self._hsic_ll = self._hsic_ll + hsic_ll
+        self.num_batches += 1
+
+    def result(self) -> Array:
+        """(L, L)."""
+        if self.num_batches == 0:
+            raise ValueError("CKA needs at least one batch of 4 images: use a larger batch size")
+        hsic_ll = (self._hsic_ll / self.num_batches).cpu().numpy()
+        own_l = np.diagonal(hsic_ll)
+        if not (own_l > 0).all():
+            layer = int(np.flatnonzero(~(own_l > 0))[0]) + 1
+            raise ValueError(
+                f"CKA is undefined: the features of layer {layer} are the same for all images, or not finite"
+            )
+        return hsic_ll / np.sqrt(np.outer(own_l, own_l))
+
+
+@dataclass(frozen=True)
+class SimilarityResult:
+    """What one pass over the images gives. `cka` is None when not asked for, or when no batch had 4 images."""
+
+    matrices: dict[str, Array]
+    cka: Array | None
+    outliers: Outliers
+    num_images: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "matrices": {name: matrix.tolist() for name, matrix in self.matrices.items()},
+            "cka": None if self.cka is None else self.cka.tolist(),
+            "outliers": self.outliers.to_dict(),
+            "num_images": self.num_images,
+        }
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> SimilarityResult:
+        matrices = {name: np.asarray(matrix) for name, matrix in saved["matrices"].items()}
+        cka = None if saved["cka"] is None else np.asarray(saved["cka"])
+        return cls(matrices, cka, Outliers.from_dict(saved["outliers"]), saved["num_images"])
+
+
+def measure_similarity(
+    trajectories: Iterable[Sequence[Tensor]],
+    num_layers: int,
+    groups: TokenGroups,
+    statistics: CoordinateStatistics | None = None,
+    cka_features: str | None = "both",
+    model: str = "the model",
+    check_every: int = 50,
+) -> SimilarityResult:
+    """Similarity over a stream of trajectories, one batch of states `a_0..a_L` at a time.
+
+    `statistics` (from an earlier pass) standardises coordinates before the cosine; CKA and outliers stay those of the
+    raw states. `cka_features` None leaves CKA out. `model` names the model in errors.
+    """
+    cosine = CosineSimilarity(num_layers, groups, statistics, model, check_every)
+    cka = None if cka_features is None else LinearCKA(num_layers, groups, cka_features)
+    outliers = OutlierShares(num_layers)
+    for states in trajectories:
+        _check_states(states, num_layers, groups.num_tokens)
+        pooled = pool(states, groups)
+        energy_btl = cosine.update(states, pooled)
+        outliers.update(states, energy_btl if statistics is None else None)
+        if cka is not None:
+            cka.update(states, pooled)
+    matrices = cosine.result()
+    cka_ll = cka.result() if cka is not None and cka.num_batches > 0 else None
+    return SimilarityResult(matrices, cka_ll, outliers.result(), cosine.num_images)
+
+
+@torch.no_grad()
+def pool(states: Sequence[Tensor], groups: TokenGroups) -> dict[str, Tensor]:
+    """The vectors of an image at layers 1..L: `cls` and `patches` (the mean patch), those present, each (B, L, D)."""
+    return {
+        name: torch.stack([x[:, where].mean(1, dtype=_float_type(x)) for x in states[1:]], dim=1)
+        for name, where in groups.present()
+        if name in POOLED
+    }
+
+
+class _BadStates:
+    """The first batch in which each layer was not finite, or had a vector of norm zero; kept on the device."""
+
+    def __init__(self, num_layers: int, model: str, check_every: int) -> None:
+        self.num_layers, self.model, self.check_every = num_layers, model, check_every
+        self.batch = 0
+        self._first: Tensor | None = None
+
+    def watch(self, energy_nl: Tensor) -> None:
+        """Look at squared norms of the layers 1..L."""
+        self._note(slice(1, None), ~torch.isfinite(energy_nl.amax(0)), energy_nl.amin(0) == 0)
+
+    def watch_input(self, a_0: Tensor) -> None:
+        finite = torch.isfinite(torch.linalg.vector_norm(a_0, dtype=_float_type(a_0))).view(1)
+        self._note(slice(0, 1), ~finite, torch.zeros_like(finite))
+
+    def _note(self, layers: slice, not_finite_l: Tensor, zero_l: Tensor) -> None:
+        if self._first is None:
+            self._first = torch.full((2, self.num_layers + 1), -1, device=zero_l.device)
+        first = self._first[:, layers]
+        bad = torch.stack([not_finite_l, zero_l]).to(first.device)
+        first.copy_(torch.where(bad & (first < 0), self.batch, first))
+
+    def next_batch(self) -> None:
+        self.batch += 1
+        if self.batch % self.check_every == 0:
+            self.check()
+
+    def check(self) -> None:
+        if self._first is None:
+            return
+        not_finite, zero = self._first.tolist()
+        for batches, error, what in (
+            (not_finite, NonFiniteStates, "is not finite (or its norm is beyond float32)"),
+            (zero, ValueError, "has a vector of norm zero, so its cosine is undefined,"),
+        ):
+            found = [(batch, layer) for layer, batch in enumerate(batches) if batch >= 0]
+            if found:
+                batch, layer = min(found)
+                raise error(f"{self.model}: the state of layer {layer} {what} in batch {batch} (the first batch is 0)")
+
+
+def _chunks(states: Sequence[Tensor]) -> Iterator[Tensor]:
+    """`a_1..a_L` stacked to (b, T, L, D), few images at a time, so that the stack stays small beside the states."""
+    x_btd = states[0]
+    num_images = max(1, MAX_CHUNK // (x_btd[0].numel() * (len(states) - 1)))
+    for start in range(0, len(x_btd), num_images):
+        yield torch.stack([x[start : start + num_images] for x in states[1:]], dim=2)
+
+
+def _cosines(x_nld: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines (N, L, L) and squared norms (N, L) of the layers' vectors, from one Gram matrix per token."""
+    gram_nll = _gram(x_nld)
+    energy_nl = gram_nll.diagonal(dim1=1, dim2=2).clone()
+    inverse_nl = energy_nl.rsqrt()
+    return gram_nll.mul_(inverse_nl[:, :, None]).mul_(inverse_nl[:, None, :]), energy_nl
+
+
+def _gram(x_nld: Tensor) -> Tensor:
+    with _full_precision(x_nld.device):
+        if x_nld.is_cuda and torch.version.hip is None and x_nld.dtype in (torch.bfloat16, torch.float16):
+            return torch.bmm(x_nld, x_nld.mT, out_dtype=torch.float32)
+        x_nld = _at_least_float32(x_nld)
+        return torch.bmm(x_nld, x_nld.mT)
+
+
+@contextmanager
+def _full_precision(device: torch.device) -> Iterator[None]:
+    """No autocast and no TF32, whatever the caller trains with."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "ieee"
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        matmul.fp32_precision = before
+
+
+def _unbiased_hsic(features_lnd: Tensor) -> Tensor:
+    """HSIC_1 between every two layers, (L, L), from n images' features with a linear kernel; n >= 4."""
+    n = features_lnd.shape[1]
+    # The estimator does not change when features are centred; centring keeps its terms from cancelling.
+    centred_lnd = features_lnd - features_lnd.mean(1, keepdim=True)
+    kernel_lnn = centred_lnd @ centred_lnd.mT
+    kernel_lnn.diagonal(dim1=1, dim2=2).zero_()
+    rows_ln = kernel_lnn.sum(2)
+    total_l = rows_ln.sum(1)
+    flat_l = kernel_lnn.flatten(1)
+    trace_ll = flat_l @ flat_l.T
+    return (trace_ll + torch.outer(total_l, total_l) / ((n - 1) * (n - 2)) - 2 / (n - 2) * rows_ln @ rows_ln.T) / (
+        n * (n - 3)
+    )
+
+
+def _float_type(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(_float_type(x))
+
+
+def _double(x: Tensor) -> Tensor:
+    """float64 on the same device; Apple's GPUs have none, so there on the CPU."""
+    return (x.cpu() if x.device.type == "mps" else x).double()
+
+
+def _one_percent(count: int) -> int:
+    return -(-count // 100)
+
+
+def _check_states(states: Sequence[Tensor], num_layers: int, num_tokens: int | None = None) -> None:
+    if len(states) != num_layers + 1:
+        raise ValueError(f"expected the {num_layers + 1} states a_0..a_{num_layers}, got {len(states)}")
+    if num_tokens is not None and states[0].shape[1] != num_tokens:
+        raise ValueError(f"states have {states[0].shape[1]} tokens, but the token groups hold {num_tokens}")
+    if len(states[0]) == 0:
+        raise ValueError("a batch of states has no images")

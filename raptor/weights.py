@@ -1,0 +1,106 @@
+"""Local weight files: safetensors or weights-only `.pth`, unwrapped and matched to a model, every key accounted for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+NESTED = ("state_dict", "model", "teacher", "model_ema", "state_dict_ema", "student")
+PREFIXES = ("module.", "backbone.", "_orig_mod.", "model.", "encoder.")
+HEAD_KEYS = ("head.weight", "classifier.weight", "fc.weight", "heads.head.weight")
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a weight file, by plain parameter name, in float32.
+
+    Nested dictionaries (`state_dict`, `model`, `teacher`, `model_ema`) are entered and prefixes common to every key
+    (`module.`, `backbone.`) removed. Nothing is ever unpickled beyond plain tensors.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"weights file {path} does not exist")
+    if path.suffix == ".safetensors":
+        try:
+            state: Any = load_file(path)
+        except Exception as error:
+            raise ValueError(f"{path} is not a whole safetensors file ({error})") from None
+    else:
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"{path} cannot be read as a weights-only file: {reason}") from None
+    tensors = {k: v.float() if v.is_floating_point() else v for k, v in _unwrap(state, path).items()}
+    return _strip_prefixes(tensors)
+
+
+def head_classes(state: Mapping[str, Tensor]) -> int:
+    """How many classes the file's classifier has; 0 when it holds none."""
+    for key in HEAD_KEYS:
+        if key in state and state[key].ndim == 2:
+            return state[key].shape[0]
+    return 0
+
+
+def load_weights(model: nn.Module, state: dict[str, Tensor], path: str | Path, filtered: bool = True) -> None:
+    """Load `state` into `model`, through timm's own key filter unless told otherwise; any mismatch is an error."""
+    if filtered:
+        state = _timm_filter(model, state)
+    own = model.state_dict()
+    missing = sorted(set(own) - set(state))
+    unexpected = sorted(set(state) - set(own))
+    wrong = [k for k in own if k in state and own[k].shape != state[k].shape]
+    if missing or unexpected or wrong:
+        parts = [f"missing: {_few(missing)}" if missing else "", f"unexpected: {_few(unexpected)}" if unexpected else ""]
+        parts += [f"{k}: {tuple(state[k].shape)} in the file, {tuple(own[k].shape)} in the model" for k in wrong[:3]]
+        raise ValueError(f"{path} does not fit {type(model).__name__}: " + "; ".join(p for p in parts if p))
+    model.load_state_dict(state)
+
+
+def _unwrap(state: Any, path: Path) -> dict[str, Tensor]:
+    while isinstance(state, Mapping):
+        inner = next((k for k in NESTED if isinstance(state.get(k), Mapping)), None)
+        if inner is None:
+            break
+        state = state[inner]
+    if not isinstance(state, Mapping):
+        raise ValueError(f"{path} holds a {type(state).__name__}, not a dictionary of tensors")
+    tensors = {str(k): v for k, v in state.items() if isinstance(v, Tensor)}
+    if not tensors:
+        raise ValueError(f"{path} holds no tensors")
+    return tensors
+
+
+def _strip_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Remove wrapper prefixes. `backbone.` may stand beside a head's keys, which are then dropped with a clear name."""
+    for prefix in PREFIXES:
+        if all(k.startswith(prefix) for k in state):
+            return _strip_prefixes({k.removeprefix(prefix): v for k, v in state.items()})
+    backbone = {k.removeprefix("backbone."): v for k, v in state.items() if k.startswith("backbone.")}
+    if any(k.endswith("patch_embed.proj.weight") for k in backbone):
+        return _strip_prefixes(backbone)
+    return state
+
+
+def _timm_filter(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    module = sys.modules.get(type(model).__module__)
+    if module is None or not module.__name__.startswith("timm."):
+        return state
+    from timm.models import vision_transformer
+
+    filter_keys = getattr(module, "checkpoint_filter_fn", vision_transformer.checkpoint_filter_fn)
+    kwargs = {}
+    if filter_keys is vision_transformer.checkpoint_filter_fn and any("gamma_" in k for k in state):
+        kwargs["adapt_layer_scale"] = True
+    return dict(filter_keys(state, model, **kwargs))
+
+
+def _few(keys: list[str], most: int = 6) -> str:
+    more = f" and {len(keys) - most} more" if len(keys) > most else ""
+    return ", ".join(keys[:most]) + more
