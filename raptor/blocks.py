@@ -186,7 +186,13 @@ def _modulation_points(teacher: ViT, layer: int) -> list[str]:
         for handle in handles:
             handle.remove()
     norms = [i for i, name in enumerate(called) if _is_norm(getattr(block, name), teacher.dim)]
-    if len(norms) != 2 or norms[0] != 0 or norms[1] < 2 or norms[1] == len(called) - 1 or len(set(called)) != len(called):
+    if (
+        len(norms) != 2
+        or norms[0] != 0
+        or norms[1] < 2
+        or norms[1] == len(called) - 1
+        or len(set(called)) != len(called)
+    ):
         return []
     return [called[0], called[norms[1] - 1], called[norms[1]], called[-1]]
 

@@ -1,11 +1,11 @@
 """open_vit: names, files, folders and modules to a view.
 
-    timm/NAME            any timm model, e.g. timm/vit_base_patch14_reg4_dinov2.lvd142m
-    hf/REPO              a transformers model, from the hub or a local folder
-    hub/REPO:ENTRY       a torch.hub entry, e.g. hub/facebookresearch/dinov2:dinov2_vitb14_reg
-    scenes               the built-in teacher; scenes-k2 and scenes-k3 are its shipped surrogates
-    FOLDER               a run folder or a saved model: a surrogate or a trained teacher
-    an nn.Module         a model of your own
+timm/NAME            any timm model, e.g. timm/vit_base_patch14_reg4_dinov2.lvd142m
+hf/REPO              a transformers model, from the hub or a local folder
+hub/REPO:ENTRY       a torch.hub entry, e.g. hub/facebookresearch/dinov2:dinov2_vitb14_reg
+scenes               the built-in teacher; scenes-k2 and scenes-k3 are its shipped surrogates
+FOLDER               a run folder or a saved model: a surrogate or a trained teacher
+an nn.Module         a model of your own
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def open_vit(
     if isinstance(source, nn.Module):
         if weights is not None:
             load_weights(source, read_weights(weights), weights)
-        native = _native_size(source)
-        images = preprocess or Preprocess.for_native(native, *IMAGENET, size=size)
-        return inspect_vit(source, type(source).__name__, images, **given).to(device)
+        images = preprocess or model_preprocess(source, size)
+        arguments = forward_arguments(source, images.size)
+        return inspect_vit(source, type(source).__name__, images, forward_kwargs=arguments, **given).to(device)
     text = str(source)
     folder = saved_folder(text)
     if folder is not None:
@@ -144,7 +144,7 @@ def load_saved(
     if config["surrogate"]:
         vit = make_surrogate(vit, **config["surrogate"])
         vit.name = config["name"]
-    load_weights(vit.model, read_weights(weights or folder / "model.safetensors"), str(weights or folder), filtered=False)
+    load_weights(vit.model, read_weights(weights or folder / "model.safetensors"), str(weights or folder))
     vit.num_classes = config["num_classes"]
     return vit
 
@@ -161,9 +161,9 @@ def build_base(base: dict[str, Any], fetch: bool = False) -> nn.Module:
     except ValueError:
         raise
     except (OSError, RuntimeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
         if not fetch:
-            raise
-        reason = str(error).strip().splitlines()[0][:120]
+            raise ValueError(f"{base['source']} could not be built ({reason})") from None
         raise ValueError(
             f"the weights of {base['source']} could not be fetched ({reason}): "
             "give a local file with weights=, or pretrained=False for random ones"
@@ -176,11 +176,12 @@ def _build_timm(name: str, base: dict[str, Any], fetch: bool) -> nn.Module:
     if not timm.is_model(name.split(".")[0]):
         close = difflib.get_close_matches(name.split(".")[0], timm.list_models(module=list(TIMM_MODULES)), n=1)
         raise ValueError(f"timm has no model {name!r}" + (f": did you mean timm/{close[0]}?" if close else ""))
+    if "." in name and not timm.is_model_pretrained(name):
+        tags = sorted(n.split(".", 1)[1] for n in timm.list_pretrained(name.split(".")[0] + ".*"))
+        raise ValueError(f"timm has no weights {name!r}" + (f": its tags are {', '.join(tags)}" if tags else ""))
     kwargs = dict(base["kwargs"])
     if base.get("num_classes") is not None:
         kwargs["num_classes"] = base["num_classes"]
-    if not fetch:
-        name = name.split(".")[0] if not timm.is_model_pretrained(name) else name
     module = timm.model_entrypoint(name.split(".")[0]).__module__.rsplit(".", 1)[-1]
     if module in ("vision_transformer", "eva", "deit"):
         kwargs.setdefault("dynamic_img_size", True)
@@ -307,10 +308,11 @@ def _unknown(text: str) -> str:
     path = Path(text)
     if path.is_dir():
         return f"{text} is a folder but holds no raptor model (no config.json of one)"
-    close = difflib.get_close_matches(text, list_models()[:2] + ["timm/" + text], n=1)
     import timm
 
-    if timm.is_model(text.split(".")[0]):
-        close = [f"timm/{text}"]
-    hint = f": did you mean {close[0]!r}?" if close else ": write timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes or a folder"
+    known = ["scenes", *(f"timm/{n}" for n in timm.list_models(module=list(TIMM_MODULES)))]
+    close = [f"timm/{text}"] if timm.is_model(text.split(".")[0]) else difflib.get_close_matches(text, known, n=1)
+    hint = (
+        f": did you mean {close[0]!r}?" if close else ": write timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes or a folder"
+    )
     return f"unknown model {text!r}{hint}"

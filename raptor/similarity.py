@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 POOLED = ("cls", "patches")  # the vectors of an image: its cls token and its mean patch
-MAX_CHUNK = 2**26  # how many numbers of the stacked states are held at once
+MAX_CHUNK = 2**27  # how many numbers of the stacked states are held at once
 
 
 class NonFiniteStates(ValueError):
@@ -49,19 +49,22 @@ class CosineSimilarity:
         self.num_layers, self.groups, self.statistics = num_layers, groups, statistics
         self.num_images = 0
         self._bad = _BadStates(num_layers, model, check_every)
-        self._sums: dict[str, Tensor] = {}
+        self._token_tll = self._pooled_ll = torch.zeros((), dtype=torch.float64)
 
     @torch.no_grad()
     def update(self, states: Sequence[Tensor], pooled: dict[str, Tensor] | None = None) -> Tensor:
         """Add a batch; `pooled` is `pool(states, groups)` if at hand. Returns the tokens' squared norms, (B, T, L)."""
         _check_states(states, self.num_layers, self.groups.num_tokens)
-        energy_btl = torch.cat([self._add_tokens(x_btld) for x_btld in _chunks(states)])
+        pooled = pool(states, self.groups) if pooled is None else pooled
+        gram_btll = torch.cat([_gram(self._standardise(x_btld)) for x_btld in _chunks(states)])
+        cosine_btll, energy_btl = _cosines(gram_btll)
+        self._token_tll = self._token_tll + _double(cosine_btll.sum(0))
         self._bad.watch_input(states[0])
         self._bad.watch(energy_btl.flatten(0, 1))
-        for x_bld in (pool(states, self.groups) if pooled is None else pooled).values():
-            cosine_bll, energy_bl = _cosines(self._standardise(x_bld))
+        for x_bld in pooled.values():
+            cosine_bll, energy_bl = _cosines(_gram(self._standardise(x_bld)))
+            self._pooled_ll = self._pooled_ll + _double(cosine_bll.sum(0))
             self._bad.watch(energy_bl)
-            self._add("pooled", cosine_bll.sum(0))
         self.num_images += len(states[0])
         self._bad.next_batch()
         return energy_btl
@@ -71,30 +74,20 @@ class CosineSimilarity:
         if self.num_images == 0:
             raise ValueError("no images were measured: the data is empty")
         self._bad.check()
-        sums = {name: total.cpu().numpy() for name, total in self._sums.items()}
-        counts = {name: s.stop - s.start for name, s in self.groups.present()}
-        matrices: dict[str, Array] = {"all": np.sum([sums[name] for name in counts], axis=0) / self.groups.num_tokens}
-        matrices |= {name: sums[name] / count for name, count in counts.items()}
-        if "pooled" in sums:
-            matrices["pooled"] = sums["pooled"] / sum(name in counts for name in POOLED)
+        token_tll = (self._token_tll / self.num_images).cpu().numpy()
+        present = dict(self.groups.present())
+        matrices: dict[str, Array] = {"all": token_tll.mean(axis=0)}
+        matrices |= {name: token_tll[where].mean(axis=0) for name, where in present.items()}
+        num_pooled = sum(name in present for name in POOLED)
+        if num_pooled > 0:
+            matrices["pooled"] = (self._pooled_ll / (num_pooled * self.num_images)).cpu().numpy()
         for name, matrix in matrices.items():
-            matrices[name] = (matrix + matrix.T) / (2 * self.num_images)
+            matrices[name] = (matrix + matrix.T) / 2
             np.fill_diagonal(matrices[name], 1.0)
         return matrices
 
-    def _add_tokens(self, x_btld: Tensor) -> Tensor:
-        b, t, l, _ = x_btld.shape
-        cosine_nll, energy_nl = _cosines(self._standardise(x_btld).flatten(0, 1))
-        for name, where in self.groups.present():
-            self._add(name, cosine_nll.view(b, t, l, l)[:, where].sum((0, 1)))
-        return energy_nl.view(b, t, l)
-
     def _standardise(self, x: Tensor) -> Tensor:
         return x if self.statistics is None else self.statistics.standardise(x)
-
-    def _add(self, name: str, sum_ll: Tensor) -> None:
-        sum_ll = _double(sum_ll)
-        self._sums[name] = self._sums[name] + sum_ll if name in self._sums else sum_ll
 
 
 class CoordinateStatistics:
@@ -184,17 +177,15 @@ class OutlierShares:
     def update(self, states: Sequence[Tensor], energy_btl: Tensor | None = None) -> None:
         """Add a batch; `energy_btl`, the tokens' squared norms (B, T, L), if at hand."""
         _check_states(states, self.num_layers)
-        # vector_norm squares and sums in one reading, without a squared copy of the states.
-        norms_ld = [torch.linalg.vector_norm(x, dim=(0, 1), dtype=_float_type(x)) for x in states[1:]]
         if energy_btl is None:
             norms = [torch.linalg.vector_norm(x, dim=2, dtype=_float_type(x)) for x in states[1:]]
             energy_btl = torch.stack(norms, dim=2).square()
         self._num_tokens = energy_btl.shape[1]
-        top_bl = (
-            energy_btl.transpose(1, 2).contiguous().topk(_one_percent(self._num_tokens), sorted=False).values.sum(2)
-        )
-        self._coordinate_ld = self._coordinate_ld + _double(torch.stack(norms_ld)).square()
-        self._token_l = self._token_l + _double(top_bl).sum(0)
+        top_blt = energy_btl.transpose(1, 2).contiguous().topk(_one_percent(self._num_tokens), sorted=False).values
+        self._token_l = self._token_l + _double(top_blt.sum(2)).sum(0)
+        # vector_norm squares and sums in one reading; over images first, which is the faster axis.
+        norms_ltd = torch.stack([torch.linalg.vector_norm(x, dim=0, dtype=_float_type(x)) for x in states[1:]])
+        self._coordinate_ld = self._coordinate_ld + _double(norms_ltd.square().sum(1))
 
     def result(self) -> Outliers:
         if self._num_tokens == 0:
@@ -368,20 +359,23 @@ def _chunks(states: Sequence[Tensor]) -> Iterator[Tensor]:
         yield torch.stack([x[start : start + num_images] for x in states[1:]], dim=2)
 
 
-def _cosines(x_nld: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines (N, L, L) and squared norms (N, L) of the layers' vectors, from one Gram matrix per token."""
-    gram_nll = _gram(x_nld)
-    energy_nl = gram_nll.diagonal(dim1=1, dim2=2).clone()
-    inverse_nl = energy_nl.rsqrt()
-    return gram_nll.mul_(inverse_nl[:, :, None]).mul_(inverse_nl[:, None, :]), energy_nl
+def _gram(x: Tensor) -> Tensor:
+    """(…, L, D) to the Gram matrix of the layers' vectors, (…, L, L), in float32 or better."""
+    x_nld = x.flatten(0, -3)
+    with _full_precision(x.device):
+        if x.is_cuda and torch.version.hip is None and x.dtype in (torch.bfloat16, torch.float16):
+            gram_nll = torch.bmm(x_nld, x_nld.mT, out_dtype=torch.float32)
+        else:
+            x_nld = _at_least_float32(x_nld)
+            gram_nll = torch.bmm(x_nld, x_nld.mT)
+    return gram_nll.view(*x.shape[:-1], x.shape[-2])
 
 
-def _gram(x_nld: Tensor) -> Tensor:
-    with _full_precision(x_nld.device):
-        if x_nld.is_cuda and torch.version.hip is None and x_nld.dtype in (torch.bfloat16, torch.float16):
-            return torch.bmm(x_nld, x_nld.mT, out_dtype=torch.float32)
-        x_nld = _at_least_float32(x_nld)
-        return torch.bmm(x_nld, x_nld.mT)
+def _cosines(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines (…, L, L) and squared norms (…, L) from a Gram matrix, which is overwritten."""
+    energy = gram.diagonal(dim1=-2, dim2=-1).clone()
+    inverse = energy.rsqrt()
+    return gram.mul_(inverse[..., :, None]).mul_(inverse[..., None, :]), energy
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess
-from raptor.vit import TokenGroups, ViT, first_tensor, output_tensor
+from raptor.vit import TokenGroups, ViT, first_tensor, output_tensor, per_batch
 
 CLS_NAMES = ("cls_token", "class_token", "class_embedding", "cls_embed", "cls")
 
@@ -83,8 +83,10 @@ def inspect_vit(
     kwargs = forward_kwargs or {}
     candidates = _candidates(model, blocks)
     if not candidates:
-        raise NotAViT(f"{name}: no list of alike blocks found; name it with blocks=, for example blocks='encoder.layers'")
-    other_calls, output = _probe_forward(model, candidates, preprocess, kwargs)
+        raise NotAViT(
+            f"{name}: no list of alike blocks found; name it with blocks=, for example blocks='encoder.layers'"
+        )
+    other_calls, output = _probe_forward(model, candidates, preprocess, kwargs, name)
     faults = [c.fault() for c in candidates]
     chosen = next((c for c, fault in zip(candidates, faults) if fault is None), None)
     if chosen is None:
@@ -141,7 +143,7 @@ def _candidates(model: nn.Module, path: str | None) -> list[_Candidate]:
 
 
 def _probe_forward(
-    model: nn.Module, candidates: list[_Candidate], preprocess: Preprocess, kwargs: dict[str, Any]
+    model: nn.Module, candidates: list[_Candidate], preprocess: Preprocess, kwargs: dict[str, Any], name: str
 ) -> tuple[list[_Call], Tensor]:
     """One forward pass; fills the candidates' calls and returns every other call (norms, linears) and the output."""
     others: list[_Call] = []
@@ -165,7 +167,12 @@ def _probe_forward(
     images = torch.randn(2, 3, preprocess.size, preprocess.size, generator=generator).to(parameter)
     try:
         with torch.no_grad():
-            output = output_tensor(model(images, **kwargs))
+            output = output_tensor(model(images, **per_batch(kwargs, images)))
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise NotAViT(
+            f"{name} does not run on {preprocess.size} px images; give size= or another part ({reason})"
+        ) from error
     finally:
         for handle in handles:
             handle.remove()
@@ -177,8 +184,8 @@ def _continues_depth(other: _Candidate, chosen: _Candidate) -> bool:
     inside = other.path.startswith(chosen.path + ".") or chosen.path.startswith(other.path + ".")
     if other is chosen or inside or not other.calls:
         return False
-    inputs, dim = other.calls[0].inputs, first_tensor(chosen.calls[0].output).shape[-1]
-    return isinstance(inputs, Tensor) and inputs.ndim == 3 and inputs.shape[-1] == dim
+    inputs = other.calls[0].inputs
+    return isinstance(inputs, Tensor) and inputs.ndim == 3
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -205,7 +212,9 @@ def _num_classes(model: nn.Module, calls: list[_Call], output: Tensor, head: str
         if isinstance(call.module, nn.Linear) and isinstance(call.output, Tensor) and output.ndim == 2:
             if call.output.shape == output.shape and torch.equal(call.output, output):
                 return call.module.out_features
-    return 0
+    # A distilled DeiT averages two heads: no one linear layer made its output, but timm says how many classes it has.
+    stated = getattr(model, "num_classes", None)
+    return stated if isinstance(stated, int) and output.ndim == 2 and stated == output.shape[-1] else 0
 
 
 def _patch_size(model: nn.Module, image_size: int, num_tokens: int) -> int:
@@ -235,8 +244,12 @@ def _token_groups(
 
 
 def _check_finish(vit: ViT, last_state: Tensor, output: Tensor) -> None:
-    with torch.no_grad():
-        again = vit.finish(last_state)
+    try:
+        with torch.no_grad():
+            again = vit.finish(last_state)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise NotAViT(f"{vit.name}: `{vit.blocks_path}` hands on more than one state ({reason})") from error
     if again.shape != output.shape or not torch.allclose(again, output, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise NotAViT(f"{vit.name}: its output depends on more than the last state of `{vit.blocks_path}`")
 

@@ -110,7 +110,9 @@ def make_surrogate(
     """
     spec = SurrogateSpec(tuple(int(n) for n in phases), block, conditioning, copy)
     if sum(spec.phases) != teacher.num_layers:
-        raise ValueError(f"phases {spec.phases} sum to {sum(spec.phases)}, but {teacher.name} has {teacher.num_layers} blocks")
+        raise ValueError(
+            f"phases {spec.phases} sum to {sum(spec.phases)}, but {teacher.name} has {teacher.num_layers} blocks"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         shared = nn.ModuleList(_tied_block(teacher, spec, span) for span in spec.spans())
@@ -191,4 +193,3 @@ def _same_place(module: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
         if candidate is module:
             return new.get_submodule(name)
     return module
-

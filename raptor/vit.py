@@ -77,7 +77,7 @@ class ViT:
         num_classes: classes of its own head, 0 when it has no classifier.
         depth_conditioned: whether the model passes different arguments to different blocks (rope-mixed models).
         source: how to open it again; empty for a module of the user's own.
-        forward_kwargs: keyword arguments of every call of the model.
+        forward_kwargs: keyword arguments of every call of the model; a tensor among them has one row, repeated per image.
         phases: phase lengths when the model is a surrogate, else None.
         returns_tuple: whether its blocks return a tuple around the state.
     """
@@ -119,7 +119,7 @@ class ViT:
 
     def __call__(self, images: Tensor) -> Tensor:
         """The model's own output for `images` (B, 3, H, W), as a tensor."""
-        return output_tensor(self.model(images, **self.forward_kwargs))
+        return output_tensor(self.model(images, **per_batch(self.forward_kwargs, images)))
 
     def embed(self, images: Tensor) -> tuple[Tensor, Context]:
         """`a_0` (B, T, D) and what the blocks are called with, by running the model with its blocks passed over."""
@@ -127,7 +127,7 @@ class ViT:
         recorders = [_Recorder(self.returns_tuple, last=layer == last) for layer in range(1, last + 1)]
         with replaced_blocks(self, dict(enumerate(recorders, start=1))):
             try:
-                self.model(images, **self.forward_kwargs)
+                self.model(images, **per_batch(self.forward_kwargs, images))
             except _LastBlockReached:
                 pass
         return recorders[0].state, Context([recorder.call for recorder in recorders])
@@ -148,9 +148,7 @@ class ViT:
         """The model's output for a last state `a_L`: whatever the model does after its blocks."""
         size = self.preprocess.size
         blank = torch.zeros(x_btd.shape[0], 3, size, size, device=x_btd.device, dtype=_input_dtype(self.model))
-        steps: dict[int, nn.Module] = {
-            layer: _Recorder(self.returns_tuple) for layer in range(1, self.num_layers)
-        }
+        steps: dict[int, nn.Module] = {layer: _Recorder(self.returns_tuple) for layer in range(1, self.num_layers)}
         steps[self.num_layers] = _Constant(x_btd, self.returns_tuple)
         with replaced_blocks(self, steps):
             return self(blank)
@@ -227,6 +225,15 @@ def pool(x_btd: Tensor, groups: TokenGroups) -> Tensor:
     if groups.patches:
         parts.append(x_btd[:, groups.slice("patches")].mean(dim=1))
     return torch.cat(parts, dim=-1)
+
+
+def per_batch(kwargs: Mapping[str, Any], images: Tensor) -> dict[str, Any]:
+    """`kwargs` for a call with `images`: each tensor's single row repeated per image, on the images' device."""
+    num_images = images.shape[0]
+    return {
+        k: v.to(images.device).expand(num_images, *v.shape[1:]) if isinstance(v, Tensor) else v
+        for k, v in kwargs.items()
+    }
 
 
 def first_tensor(output: Any) -> Tensor:

@@ -17,10 +17,10 @@ HEAD_KEYS = ("head.weight", "classifier.weight", "fc.weight", "heads.head.weight
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a weight file, by plain parameter name, in float32.
+    """The tensors of a weight file in float32, by their name in the file.
 
-    Nested dictionaries (`state_dict`, `model`, `teacher`, `model_ema`) are entered and prefixes common to every key
-    (`module.`, `backbone.`) removed. Nothing is ever unpickled beyond plain tensors.
+    Nested dictionaries (`state_dict`, `model`, `teacher`, `model_ema`) are entered. Nothing is ever unpickled beyond
+    plain tensors.
     """
     path = Path(path)
     if not path.is_file():
@@ -36,28 +36,32 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         except Exception as error:
             reason = str(error).splitlines()[0]
             raise ValueError(f"{path} cannot be read as a weights-only file: {reason}") from None
-    tensors = {k: v.float() if v.is_floating_point() else v for k, v in _unwrap(state, path).items()}
-    return _strip_prefixes(tensors)
+    return {k: v.float() if v.is_floating_point() else v for k, v in _unwrap(state, path).items()}
 
 
 def head_classes(state: Mapping[str, Tensor]) -> int:
     """How many classes the file's classifier has; 0 when it holds none."""
-    for key in HEAD_KEYS:
-        if key in state and state[key].ndim == 2:
-            return state[key].shape[0]
-    return 0
+    names = strip_prefixes(dict(state))
+    return next((names[key].shape[0] for key in HEAD_KEYS if key in names and names[key].ndim == 2), 0)
 
 
-def load_weights(model: nn.Module, state: dict[str, Tensor], path: str | Path, filtered: bool = True) -> None:
-    """Load `state` into `model`, through timm's own key filter unless told otherwise; any mismatch is an error."""
-    if filtered:
-        state = _timm_filter(model, state)
+def load_weights(model: nn.Module, state: dict[str, Tensor], path: str | Path) -> None:
+    """Load `state` into `model`; any mismatch is an error.
+
+    Names that are the model's own are taken as they are; else wrappers' prefixes are removed and timm's own key filter
+    applied.
+    """
     own = model.state_dict()
+    if {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in own.items()}:
+        state = _timm_filter(model, strip_prefixes(state))
     missing = sorted(set(own) - set(state))
     unexpected = sorted(set(state) - set(own))
     wrong = [k for k in own if k in state and own[k].shape != state[k].shape]
     if missing or unexpected or wrong:
-        parts = [f"missing: {_few(missing)}" if missing else "", f"unexpected: {_few(unexpected)}" if unexpected else ""]
+        parts = [
+            f"missing: {_few(missing)}" if missing else "",
+            f"unexpected: {_few(unexpected)}" if unexpected else "",
+        ]
         parts += [f"{k}: {tuple(state[k].shape)} in the file, {tuple(own[k].shape)} in the model" for k in wrong[:3]]
         raise ValueError(f"{path} does not fit {type(model).__name__}: " + "; ".join(p for p in parts if p))
     model.load_state_dict(state)
@@ -77,14 +81,17 @@ def _unwrap(state: Any, path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _strip_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Remove wrapper prefixes. `backbone.` may stand beside a head's keys, which are then dropped with a clear name."""
+def strip_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Remove wrapper prefixes. Beside `backbone.`, a classifier on its output is kept and other heads are dropped."""
     for prefix in PREFIXES:
         if all(k.startswith(prefix) for k in state):
-            return _strip_prefixes({k.removeprefix(prefix): v for k, v in state.items()})
+            return strip_prefixes({k.removeprefix(prefix): v for k, v in state.items()})
     backbone = {k.removeprefix("backbone."): v for k, v in state.items() if k.startswith("backbone.")}
-    if any(k.endswith("patch_embed.proj.weight") for k in backbone):
-        return _strip_prefixes(backbone)
+    embedding = next((v for k, v in backbone.items() if k.endswith("patch_embed.proj.weight")), None)
+    if embedding is not None:
+        head = {k: v for k, v in state.items() if k in ("head.weight", "head.bias")}
+        fits = "head.weight" in head and head["head.weight"].shape[1:] == embedding.shape[:1]
+        return strip_prefixes({**backbone, **head} if fits else backbone)
     return state
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -106,7 +106,7 @@ def test_maxcut_phases_nest_and_each_cut_is_the_best(num_layers: int, seed: int,
         edges = [0, *outer.boundaries, num_layers]
         across = [
             (1 - similarity[s:c, c:e]).sum()
-            for s, e in zip(edges, edges[1:])
+            for s, e in pairwise(edges)
             for c in range(s + min_length, e - min_length + 1)
         ]
         assert inner.scores[-1] == pytest.approx(max(across), abs=1e-9)

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from functools import lru_cache
 from io import FileIO
-from pathlib import PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from PIL import Image
@@ -70,7 +70,14 @@ def _closing_brace(pattern: str, start: int) -> int:
 
 def split_commas(text: str) -> list[str]:
     """Split at commas that are not inside braces."""
-    return [piece.strip() for piece in re.split(r",(?![^{]*\})", text)]
+    pieces, depth = [""], 0
+    for letter in text:
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        if letter == "," and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += letter
+    return [piece.strip() for piece in pieces]
 
 
 def list_files(pattern: str) -> list[str]:
@@ -109,7 +116,7 @@ class ZipImages(ImageData):
             raise ValueError(f"no images in {spec}; expected entries such as train/<class>/x.jpg")
         labels, classes = label_entries([place.class_name for place, _ in places])
         unique = len(by_path) == sum(map(len, by_path.values()))
-        names = [entry.path if unique else f"{entry.archive}/{entry.path}" for _, entry in places]
+        names = [entry.path if unique else f"{Path(entry.archive).stem}/{entry.path}" for _, entry in places]
         super().__init__(spec, names, labels, classes, [place.part for place, _ in places])
         self.entries = [entry for _, entry in places]
 
@@ -126,16 +133,12 @@ def _zip_entries(archive: str) -> Iterator[ZipEntry]:
         if is_image_path(info.filename):
             if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise ValueError(f"{archive} is encrypted or oddly compressed; make it with zip -0 or plain zip")
-            yield ZipEntry(
-                archive, info.filename, info.header_offset, info.compress_size, info.compress_type, info.CRC
-            )
+            yield ZipEntry(archive, info.filename, info.header_offset, info.compress_size, info.compress_type, info.CRC)
 
 
 def read_zip_entry(entry: ZipEntry) -> bytes:
     """The content of one entry, checked against its CRC."""
-    magic, name_size, extra_size = ZIP_LOCAL_HEADER.unpack(
-        read_at(entry.archive, entry.offset, ZIP_LOCAL_HEADER.size)
-    )
+    magic, name_size, extra_size = ZIP_LOCAL_HEADER.unpack(read_at(entry.archive, entry.offset, ZIP_LOCAL_HEADER.size))
     if magic != b"PK\x03\x04":
         raise OSError(f"{entry.archive} changed since it was opened")
     data = read_at(entry.archive, entry.offset + ZIP_LOCAL_HEADER.size + name_size + extra_size, entry.size)
@@ -165,7 +168,7 @@ class TarImages(ImageData):
             raise ValueError(f"no images in {pattern}; expected entries key.jpg, key.png or key.webp")
         keys = [sample.key for sample in samples]
         if len(set(keys)) != len(keys):
-            keys = [f"{PurePosixPath(sample.archive).stem}/{sample.key}" for sample in samples]
+            keys = [f"{Path(sample.archive).stem}/{sample.key}" for sample in samples]
         labels, classes = _tar_labels(samples)
         super().__init__(f"wds/{pattern}", keys, labels, classes, _tar_parts(samples))
         self.samples = samples

@@ -133,15 +133,17 @@ def _holds_cifar(folder: Path, kind: str) -> bool:
 def _download(layout: Layout, target: Path, archive: str) -> Path:
     from torchvision.datasets.utils import download_url
 
+    part = target / f"{archive}.part"
     try:
-        download_url(layout.url, str(target), filename=archive, md5=layout.md5)
+        download_url(layout.url, str(target), filename=part.name, md5=layout.md5)
+        return part.rename(target / archive)
     except (OSError, RuntimeError) as error:
+        part.unlink(missing_ok=True)
         raise ValueError(f"could not download {layout.url}: {error}") from error
-    return target / archive
 
 
 def read_cifar(kind: str, source: Path) -> tuple[np.ndarray, list[int], list[str], int]:
-    """Pixels uint8 (N, 32, 32, 3), labels, class names, and how many of the images (the first ones) are for training."""
+    """Pixels uint8 (N, 32, 32, 3), labels, class names, and how many of the images, the first, are for training."""
     layout = LAYOUTS[kind]
     files = _read_files(source, {*layout.train, *layout.test, layout.meta, *SHEETS_TRAIN, *SHEETS_TEST, *SHEET_LABELS})
     if layout.meta in files:

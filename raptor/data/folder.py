@@ -97,11 +97,11 @@ def is_image_path(path: str) -> bool:
 def arrange(paths: Sequence[str]) -> list[Entry]:
     """Read splits and classes off relative paths: `train/<class>/x`, `<class>/x` or a flat `x`.
 
-    A single folder around the split folders is looked through. A class may be called `train`: folders are splits
-    only if all of them are, or if both a training and a validation folder are there (others are then left out).
+    A single folder around the split or class folders is looked through. A class may be called `train`: folders are
+    splits only if all of them are, or if a training and a validation folder are both there (others are then left out).
     """
     rows = [(path, path.split("/")) for path in sorted(paths)]
-    while _wraps_splits([tail for _, tail in rows]):
+    while _is_wrapped([tail for _, tail in rows]):
         rows = [(path, tail[1:]) for path, tail in rows]
     if not _has_splits([tail for _, tail in rows]):
         return [Entry(path, None, tail[0] if len(tail) > 1 else None) for path, tail in rows]
@@ -109,10 +109,12 @@ def arrange(paths: Sequence[str]) -> list[Entry]:
     return [Entry(path, tail[0].lower(), tail[1] if len(tail) > 2 else None) for path, tail in inside]
 
 
-def _wraps_splits(tails: list[list[str]]) -> bool:
+def _is_wrapped(tails: list[list[str]]) -> bool:
     tops = {tail[0] for tail in tails if len(tail) > 1}
     inner = [tail[1:] for tail in tails]
-    return len(tops) == 1 and not is_split_name(next(iter(tops))) and all(inner) and _has_splits(inner)
+    if len(tops) != 1 or is_split_name(min(tops)) or not all(inner):
+        return False
+    return _has_splits(inner) or all(len(tail) > 1 for tail in inner)
 
 
 def _has_splits(tails: list[list[str]]) -> bool:

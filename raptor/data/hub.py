@@ -30,7 +30,8 @@ class HubImages(ImageData):
         if not names:
             raise ValueError(f"hf/{spec} has no images")
         labels, classes = read_labels(list(parts.values()), label_column)
-        owners = [part for part, table in parts.items() for _ in range(len(table))]
+        roles = {part: "val" if part.lower() in VAL_NAMES else "train" for part in parts}
+        owners = [roles[part] for part, table in parts.items() for _ in range(len(table))]
         super().__init__(f"hf/{spec}", names, labels, classes, owners)
 
     def read(self, position: int) -> Image.Image:

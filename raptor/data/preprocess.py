@@ -53,7 +53,7 @@ class Preprocess:
         std: Triple = IMAGENET_STD,
         size: int | None = None,
     ) -> Preprocess:
-        """The default of every analysis: 224 from 256; a model with a smaller native size keeps it; `size` overrides."""
+        """The default of every analysis: 224 from 256; a smaller native size is kept; `size` overrides."""
         side = min(native_size, 224) if size is None else size
         resize = round(side * 256 / 224) if side >= 224 else side
         return cls(size=side, resize=resize, mean=_triple(mean), std=_triple(std))
@@ -85,7 +85,7 @@ class Preprocess:
     def normalise(self, images: Tensor) -> Tensor:
         """Values 0..255, uint8 or float, (..., 3, size, size) to normalised float32 of the same shape."""
         scale, shift = _scale_and_shift(self.mean, self.std, images.device)
-        return images.to(torch.float32) * scale + shift
+        return torch.addcmul(shift, images.to(torch.float32), scale)
 
     def __call__(self, image: Image.Image) -> Tensor:
         """A picture to normalised float32 (3, size, size)."""

@@ -1,7 +1,7 @@
 """What stands where in each image of `scenes`: every number drawn by hashing (seed, split, index, attribute).
 
-All of it is computed on the CPU in float64 and rounded once to float32, so a layout is the same bit for bit on every device
-and in every batch. World axes: x right, y up, z forward, the camera at the origin, the ground `height` below it.
+All of it is computed on the CPU in float64 and rounded once to float32, so a layout is the same bit for bit on every
+device and in every batch. World axes: x right, y up, z forward, the camera at the origin, the ground `height` below it.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _objects(image_dice: Dice, label: Tensor, height: Tensor) -> dict[str, Tenso
     second = colour_of(
         hue + dice.uniform(0.25, 0.75), dice.uniform(0.1, 0.6), torch.where(pale, 1.0, dice.uniform(0.12, 0.3))
     )
-    angle, frequency = dice.uniform(0, math.pi), dice.uniform(2.2, 3.0)
+    angle, frequency = dice.uniform(0, math.pi), dice.uniform(2.6, 3.4)
     across = torch.stack([angle.cos(), angle.sin(), dice.uniform(-0.35, 0.35)]) * frequency
     stripe = torch.stack([(axes[i] * across).sum(0) for i in range(3)] + [dice.uniform(0, 2), dice.uniform(1.8, 2.25)])
     return {
@@ -189,17 +189,20 @@ def _objects(image_dice: Dice, label: Tensor, height: Tensor) -> dict[str, Tenso
     }
 
 
-def bounding_box(layout: Layout, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """First column, first row, width and height in pixels of what can hold each object, cut to the image: (NUM_OBJECTS, B)."""
+def bounding_balls(layout: Layout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Right, up, depth (camera axes) and radius of a ball around each object, each (NUM_OBJECTS, B)."""
     x, y, z = layout.centre
     sin, cos = layout.pitch.sin(), layout.pitch.cos()
-    depth, up = z * cos - y * sin, y * cos + z * sin
     reach = torch.tensor(BOUNDING_RADIUS).double()[layout.shape] * layout.radius
+    return x, y * cos + z * sin, z * cos - y * sin, reach
+
+
+def bounding_box(right: Tensor, up: Tensor, depth: Tensor, reach: Tensor, size: int) -> tuple[Tensor, ...]:
+    """First column, end column, first row, end row of the pixels that can show each ball, cut to the image."""
     box = []
-    for offset, sign in ((x, 1), (up, -1)):
+    for offset, sign in ((right, 1), (up, -1)):
         centre, spread = offset / depth, reach / (offset.square() + depth.square() - reach.square()).sqrt()
         ends = (centre - spread) / (1 + centre * spread), (centre + spread) / (1 - centre * spread)
-        pixels = [(1 + sign * end / HALF_VIEW) * size / 2 for end in ends[::sign]]
-        first, last = pixels[0].floor().clamp(0, size), pixels[1].ceil().clamp(0, size)
-        box += [first.long(), (last - first).long()]
-    return box[0], box[2], box[1], box[3]
+        first, last = ((1 + sign * end / HALF_VIEW) * size / 2 for end in ends[::sign])
+        box += [first.floor().clamp(0, size).long(), last.ceil().clamp(0, size).long()]
+    return tuple(box)

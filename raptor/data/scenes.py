@@ -1,7 +1,7 @@
 """`scenes`: small drawn images, each with its class, its segmentation mask and its depth map.
 
-A main object and up to three smaller ones stand on a textured ground before a wall. The class of an image is the material and
-the shape of its main object, the nearest one. Image i of a split is a function of (seed, split, i) alone.
+A main object and up to three smaller ones stand on a textured ground before a wall. The class of an image is the
+material and the shape of its main object, the nearest one. Image i of a split is a function of (seed, split, i) alone.
 """
 
 from __future__ import annotations
@@ -14,20 +14,34 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from raptor.data.scene_layout import CLASSES, HALF_VIEW, MATERIALS, NUM_OBJECTS, SPLITS, Dice, Layout, bounding_box, lay_out
+from raptor.data.scene_layout import (
+    CLASSES,
+    HALF_VIEW,
+    MATERIALS,
+    NUM_OBJECTS,
+    SPLITS,
+    Dice,
+    Layout,
+    bounding_balls,
+    bounding_box,
+    lay_out,
+)
 from raptor.data.solids import MEET, NORMAL, SHAPES, Vector, along, dot
 
 MASK_CLASSES = ("background", *SHAPES)
 NUM_IMAGES = {"train": 50_000, "val": 5_000, "test": 5_000}
 STRIPED, CHECKERED, METALLIC = (MATERIALS.index(name) for name in ("striped", "checkered", "metallic"))
 TILE = 4
-"""Objects are drawn in tiles of TILE x TILE pixels, four samples each."""
+"""Objects are drawn in tiles of TILE x TILE pixels."""
+SAMPLES = ((0.25, 0.3), (0.75, 0.7))
+"""Where in a pixel objects are sampled: (across, down)."""
 CHUNK_PIXELS = {"cpu": 2**17, "cuda": 2**23}
 LAYOUT_CHUNK = 2**10
+LIGHT_UNIT = 2**16
 
 
 class SceneBatch(NamedTuple):
-    """images uint8 (B, 3, S, S), labels int64 (B,), masks uint8 (B, S, S), depths float32 (B, S, S) in metres from the camera."""
+    """images uint8 (B, 3, S, S), labels int64 (B,), masks uint8 (B, S, S), depths float32 (B, S, S) in metres."""
 
     images: Tensor
     labels: Tensor
@@ -85,24 +99,18 @@ def draw_scenes(
 
 
 def _draw(layout: Layout, size: int, device: torch.device) -> SceneBatch:
-    """Draw the background once per pixel, the objects with four samples per pixel."""
+    """Draw the background once per pixel, the objects at SAMPLES."""
     grid = -(-size // TILE) * TILE
     background, distance = _draw_background(layout, size, device)
-    depth, mask, colour = (field[..., :size, :size] for field in _draw_objects(layout, size, grid, device))
+    depth, mask, num_covered, light = (field[..., :size, :size] for field in _draw_objects(layout, size, grid, device))
 
-    covered = mask > 0
-    num_covered = (covered[0].int() + covered[1]) + (covered[2].int() + covered[3])
-    light = (colour[0] + colour[1]) + (colour[2] + colour[3])
-    images = background + (light - background * num_covered) * 0.25
-    nearest, shape = depth[0], mask[0]
-    for d, m in zip(depth[1:], mask[1:]):
-        nearest, shape = nearest.minimum(d), torch.where(d < nearest, m, shape)
-    solid = num_covered >= 2
+    images = background * (1 - num_covered / len(SAMPLES)) + light
+    solid = num_covered * 2 >= len(SAMPLES)
     return SceneBatch(
         _expose(images, layout.noise_start.to(device)),
         layout.label.to(device),
-        torch.where(solid, shape, 0),
-        torch.where(solid, nearest, distance),
+        torch.where(solid, mask, 0),
+        torch.where(solid, depth, distance),
     )
 
 
@@ -122,7 +130,7 @@ def _noise_tiles(device: torch.device) -> tuple[Tensor, Tensor]:
     white = Dice(torch.arange(2**16)).uniform().view(256, 256)
     smooth = torch.zeros(256, 256, dtype=torch.float64)
     for octave, weight in ((4, 0.4), (8, 0.35), (32, 0.25)):
-        smooth += weight * _interpolate(white[:: octave, :: octave][: 256 // octave, : 256 // octave], octave)
+        smooth += weight * _interpolate(white[::octave, ::octave][: 256 // octave, : 256 // octave], octave)
     smooth = ((smooth - smooth.mean()) * 2 + 0.5).clamp(0, 1)
     return smooth.float().flatten().to(device), white.float().flatten().to(device)
 
@@ -169,7 +177,7 @@ def _draw_background(layout: Layout, size: int, device: torch.device) -> tuple[T
 
 
 def _shadow(layout: Layout, point: Vector, device: torch.device) -> Tensor:
-    """Light left at points of the background: each object casts the soft shadow of a ball and darkens its foot (B, S, S)."""
+    """Share of light left at points of the background (B, S, S): objects cast soft shadows and darken their foot."""
     lx, ly, lz = (axis.float().to(device)[:, None, None] for axis in layout.light)
     x, y, z = point
     light = torch.ones_like(x)
@@ -187,8 +195,8 @@ def _shadow(layout: Layout, point: Vector, device: torch.device) -> Tensor:
     return light
 
 
-def _draw_objects(layout: Layout, size: int, grid: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """The objects at four samples per pixel: distance, mask (4, B, grid, grid) and linear light (4, 3, B, grid, grid)."""
+def _draw_objects(layout: Layout, size: int, grid: int, device: torch.device) -> tuple[Tensor, ...]:
+    """The objects: distance, mask, number of samples covered (B, grid, grid) and linear light (3, B, grid, grid)."""
     num_images = len(layout.label)
     # Objects in order of shape: the tiles of a shape are then one slice, which one formula serves.
     chosen = layout.present.flatten().nonzero()[:, 0]
@@ -200,48 +208,78 @@ def _draw_objects(layout: Layout, size: int, grid: int, device: torch.device) ->
     first_pixel = ((chosen % num_images)[owner] * grid + tile_row) * grid + tile_column
 
     table = _object_table(layout, chosen)[:, owner, None].to(device)
-    corner, row, column = (c.flatten().to(device) for c in torch.meshgrid(*map(torch.arange, (4, TILE, TILE)), indexing="ij"))
-    sample = first_pixel.to(device)[:, None] + (corner * (num_images * grid * grid) + row * grid + column)
-    x = tile_column.to(device)[:, None] + (column + 0.25 + 0.5 * (corner % 2))
-    y = tile_row.to(device)[:, None] + (row + 0.25 + 0.5 * (corner // 2))
-    u, v = (x * (2 / size) - 1) * HALF_VIEW, (1 - y * (2 / size)) * HALF_VIEW
+    cells = torch.arange(TILE, device=device)
+    row, column = cells.repeat_interleave(TILE), cells.repeat(TILE)
+    layers = torch.arange(len(SAMPLES), device=device)[:, None] * (num_images * grid * grid)
+    sample = first_pixel.to(device)[:, None] + (layers + (row * grid + column)).flatten()
+    pixel = 2 * HALF_VIEW / size
+    du = torch.cat([(column + across) * pixel for across, _ in SAMPLES])
+    dv = torch.cat([(row + down) * -pixel for _, down in SAMPLES])
+    u0 = (tile_column * pixel - HALF_VIEW).to(device, torch.float32)[:, None]
+    v0 = (HALF_VIEW - tile_row * pixel).to(device, torch.float32)[:, None]
+    u, v = u0 + du, v0 + dv
 
     origin: Vector = (table[0], table[1], table[2])
-    ray: Vector = _three(table[3 + i] + u * table[6 + i] + v * table[9 + i] for i in range(3))
+    corner_ray = [table[3 + i] + u0 * table[6 + i] + v0 * table[9 + i] for i in range(3)]
+    ray: Vector = _three(corner_ray[i] + du * table[6 + i] + dv * table[9 + i] for i in range(3))
     t = torch.cat([meet(_cut(origin, part), _cut(ray, part)) for meet, part in zip(MEET, slices)])
     distance = t * (1 + u * u + v * v).sqrt()
-    depth = torch.full((4 * num_images * grid * grid,), torch.inf, device=device)
-    depth.scatter_reduce_(0, sample.flatten(), distance.flatten(), "amin")
+    nearest = torch.full((len(SAMPLES) * num_images * grid * grid,), torch.inf, device=device)
+    nearest.scatter_reduce_(0, sample.flatten(), distance.flatten(), "amin")
 
+    seen = ((distance < torch.inf) & (distance == nearest[sample])).float()
     at = along(origin, torch.where(t < torch.inf, t, 0), ray)
     normals = [normal(_cut(at, part)) for normal, part in zip(NORMAL, slices)]
     normal = _three(torch.cat(axis) for axis in zip(*normals))
-    seen = (distance < torch.inf) & (distance == depth[sample])
 
+    # From here on per pixel. Sums are of integers, so that their order does not matter.
+    place = sample[:, : TILE * TILE]
+    depth = nearest.view(len(SAMPLES), -1).amin(0)
+    own = distance.unflatten(1, (len(SAMPLES), -1)).amin(1)
+    front = (own < torch.inf) & (own == depth[place])
     mask = torch.zeros_like(depth, dtype=torch.uint8)
-    colour = torch.zeros(3, len(depth), device=device)
+    mask[place[front]] = (shape_of_tile + 1).to(device, torch.uint8)[:, None].expand_as(front)[front]
+    num_covered = torch.zeros_like(depth, dtype=torch.int32)
+    num_covered.index_add_(0, place.flatten(), _sum_samples(seen).int().flatten())
+    light = torch.zeros(3, len(depth), dtype=torch.int32, device=device)
     metallic = (layout.material.flatten()[chosen][owner] == METALLIC).to(device)
     for shade, tiles in ((_shade_metal, metallic), (_shade_matte, ~metallic)):
-        tile = (seen.any(1) & tiles).nonzero()[:, 0]
-        light = shade(table[12:, tile], _cut(at, tile), _unit(_cut(normal, tile)), _unit(_cut(ray, tile)))
-        keep = seen[tile].flatten().nonzero()[:, 0]
-        place = sample[tile].flatten()[keep]
-        mask[place] = (shape_of_tile + 1).to(device, torch.uint8)[tile][keep // (4 * TILE * TILE)]
-        for channel, values in zip(colour, light):
-            channel[place] = values.flatten()[keep]
-    corners = (4, num_images, grid, grid)
-    return depth.view(corners), mask.view(corners), colour.view(3, *corners).transpose(0, 1)
+        tile = (seen.amax(1) * tiles).nonzero()[:, 0]
+        share = seen[tile] * (LIGHT_UNIT / len(SAMPLES))
+        values = shade(table[12:, tile], _cut(at, tile), _unit(_cut(normal, tile)), _cut(ray, tile))
+        for channel, value in zip(light, values):
+            channel.index_add_(0, place[tile].flatten(), _sum_samples(value * share).int().flatten())
+    shape = (num_images, grid, grid)
+    return depth.view(shape), mask.view(shape), num_covered.view(shape), light.view(3, *shape) * (1 / LIGHT_UNIT)
+
+
+def _sum_samples(values: Tensor) -> Tensor:
+    """Add the samples of each pixel: (T, len(SAMPLES) * TILE * TILE) to (T, TILE * TILE)."""
+    first, *others = values.unflatten(1, (len(SAMPLES), -1)).unbind(1)
+    for other in others:
+        first = first + other
+    return first
 
 
 def _tiles(layout: Layout, size: int, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The tiles that can show each chosen object: its place in `chosen`, first column and first row, each (T,)."""
-    column, row, width, height = (edge.flatten()[chosen] for edge in bounding_box(layout, size))
-    first, top = column // TILE, row // TILE
-    across, down = (column + width + TILE - 1) // TILE - first, (row + height + TILE - 1) // TILE - top
+    ball = [values.flatten()[chosen] for values in bounding_balls(layout)]
+    left, right, top, bottom = bounding_box(ball[0], ball[1], ball[2], ball[3], size)
+    left, top = left // TILE, top // TILE
+    across, down = (right + TILE - 1) // TILE - left, (bottom + TILE - 1) // TILE - top
     num_tiles = across * down
     owner = torch.repeat_interleave(num_tiles)
     local = torch.arange(len(owner)) - (num_tiles.cumsum(0) - num_tiles)[owner]
-    return owner, (first[owner] + local % across[owner]) * TILE, (top[owner] + local // across[owner]) * TILE
+    column, row = (left[owner] + local % across[owner]) * TILE, (top[owner] + local // across[owner]) * TILE
+
+    # Leave out corners of the box: the ray through a tile's centre must pass the ball within reach and half a diagonal.
+    x, y, z, reach = (values[owner] for values in ball)
+    pixel = 2 * HALF_VIEW / size
+    u, v = (column + TILE / 2) * pixel - HALF_VIEW, HALF_VIEW - (row + TILE / 2) * pixel
+    squared = x * x + y * y + z * z
+    off_axis = squared - (x * u + y * v + z).square() / (1 + u * u + v * v)
+    near = off_axis < (reach + squared.sqrt() * (TILE * pixel * 0.5**0.5)).square()
+    return owner[near], column[near], row[near]
 
 
 def _three(values: Iterable[Tensor]) -> Vector:
@@ -259,7 +297,7 @@ def _unit(a: Vector) -> Vector:
 
 
 def _object_table(layout: Layout, chosen: Tensor) -> Tensor:
-    """Per chosen object, in its own frame: ray origin, directions per camera axis, light, up, stripes, colours (rows, N)."""
+    """Per object, in its own frame: ray origin, direction per camera axis, light, up, stripes, colours: (rows, N)."""
     image = chosen % len(layout.label)
     e = layout.axes.flatten(2)[:, :, chosen]
     centre, radius = layout.centre.flatten(1)[:, chosen], layout.radius.flatten()[chosen]
@@ -280,7 +318,7 @@ def _object_table(layout: Layout, chosen: Tensor) -> Tensor:
     return torch.cat(rows).float()
 
 
-def _shade_matte(table: Tensor, at: Vector, normal: Vector, view: Vector) -> list[Tensor]:
+def _shade_matte(table: Tensor, at: Vector, normal: Vector, _view: Vector) -> list[Tensor]:
     """Linear light, three of (T, samples), of points with a plain, striped or checkered coat under sun and sky."""
     light, up, stripe = _three(table[:3]), _three(table[3:6]), _three(table[6:9])
     phase, checks, striped, checkered = table[9], table[10], table[20], table[21]
@@ -291,9 +329,8 @@ def _shade_matte(table: Tensor, at: Vector, normal: Vector, view: Vector) -> lis
     sky, foot = 0.5 + 0.5 * dot(normal, up), (0.75 + 0.3 * dot(at, up)).clamp(0.4, 1)
     bright = (dot(normal, light) * 0.86 + 0.1).clamp_min(0) + 0.28 * sky * foot
     bounce = 0.12 * (1 - sky) * foot
-    shine = 0.06 * _mirrored(normal, view, light).square()
     return [
-        (first + (second - first) * pattern) * bright + (bounce * ground + shine)
+        (first + (second - first) * pattern) * bright + bounce * ground
         for first, second, ground in zip(table[11:14], table[14:17], table[17:20])
     ]
 
@@ -303,6 +340,7 @@ def _shade_metal(table: Tensor, at: Vector, normal: Vector, view: Vector) -> lis
     light, up = _three(table[:3]), _three(table[3:6])
     # A slightly hammered surface turns what flat faces mirror.
     dents = (((p * 1.3 + q * 0.9) % 1 - 0.5).abs() * 0.36 - 0.09 for p, q in zip(at, (at[1], at[2], at[0])))
+    view = _unit(view)
     bent = _three(n + d for n, d in zip(normal, dents))
     away = dot(view, bent) * 2
     mirror = _three(d - away * n for d, n in zip(view, bent))
@@ -316,9 +354,3 @@ def _shade_metal(table: Tensor, at: Vector, normal: Vector, view: Vector) -> lis
         (0.45 + 0.55 * first) * (heaven + earth * (0.25 + 0.75 * ground)) + glint
         for first, ground in zip(table[11:14], table[17:20])
     ]
-
-
-def _mirrored(normal: Vector, view: Vector, light: Vector) -> Tensor:
-    """How well each point mirrors the sun into the camera, sharpened."""
-    shine = dot(view, light) - 2 * dot(view, normal) * dot(normal, light)
-    return shine.clamp(0, 1).square().square().square()

@@ -1,7 +1,7 @@
 """Solids for `scenes`: where a ray meets a unit solid, and the normal there.
 
-Every solid lies within [-1, 1]^3 of its own frame, axis along y. A ray is origin + t * direction. Vectors are three flat
-tensors (F,), one value per fragment, so that only exactly rounded operations are used and no result depends on the batch.
+Every solid lies within [-1, 1]^3 of its own frame, axis along y. A ray is origin + t * direction. A vector is three
+tensors of one shape. Only exactly rounded operations are used, so that no result depends on the rest of a batch.
 """
 
 from __future__ import annotations

@@ -24,12 +24,10 @@ def is_split_name(word: str) -> bool:
 
 
 def split_word(path: str) -> str | None:
-    """The split that a file name or its folder speaks of (`imagenet-val-0003.tar`), or None."""
-    for piece in reversed(path.split("/")[-2:]):
-        for word in re.split(r"[^A-Za-z]+", piece):
-            if is_split_name(word):
-                return word.lower()
-    return None
+    """The split that a file name has as a word (`imagenet-val-0003.tar`), or that its folder is called, or None."""
+    folder, _, name = path.rpartition("/")
+    words = [*re.split(r"[^A-Za-z]+", name), folder.rpartition("/")[2]]
+    return next((word.lower() for word in words if is_split_name(word)), None)
 
 
 def name_share(name: str) -> float:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 TOLERANCE = 1e-6
 GRAM_LIMIT = 3e-3
-CHUNK = 64  # trajectories fitted together: few enough to stay in the cache
+CHUNK = 250  # trajectories fitted together: few enough to stay in the cache
 
 
 @dataclass
@@ -152,16 +152,16 @@ def _fit_grams(fit: BatchedDMD, rows: Tensor, gram: Tensor, limit: float) -> Ten
         rows, gram, sigma, vectors = rows[good], gram[good], sigma[good], vectors[good]
     scaled = vectors.flip(2)[:, :, :rank] / sigma[:, None, :rank]  # V S^-1
     after = gram[:, 1:, 1:] @ scaled
-    eigenvalues, w = torch.linalg.eig(scaled.mT @ (gram[:, :-1, 1:] @ scaled))
-    projected = torch.linalg.solve_ex(scaled.mT @ after, scaled.mT @ gram[:, 1:, :1]).result
-    amplitudes = torch.linalg.solve_ex(w, projected.to(w.dtype)).result[:, :, 0]
-    path = _powers(eigenvalues, gram.shape[1]) * amplitudes[:, None]  # (n, L+1, r)
-    weights = (path @ w.mT).real @ scaled.mT  # of the columns of X2, by step
+    operator = scaled.mT @ (gram[:, :-1, 1:] @ scaled)
+    eigenvalues, w = torch.linalg.eig(operator)
+    first = torch.linalg.solve_ex(scaled.mT @ after, scaled.mT @ gram[:, 1:, :1]).result  # B^+ x_0, B = X2 V S^-1
+    amplitudes = torch.linalg.solve_ex(w, first.to(w.dtype)).result[:, :, 0]
+    weights = (scaled @ _path(operator, first, gram.shape[1])).mT  # of the columns of X2, by step
     inner = torch.linalg.vecdot(weights, gram[:, :, 1:])
     own = torch.linalg.vecdot(weights @ gram[:, 1:, 1:], weights)
     norms = gram.diagonal(dim1=1, dim2=2)
     error = ((norms - 2 * inner + own).clamp_min(0) / norms).sqrt()
-    _store(fit, rows, eigenvalues, amplitudes, scaled.to(w.dtype) @ w, error)
+    _store(fit, rows, eigenvalues, amplitudes, _times(scaled, w), error)
     return good
 
 
@@ -177,21 +177,28 @@ def _fit_qr(fit: BatchedDMD, rows: Tensor, x_nld: Tensor, tolerance: float) -> N
         points = r_factor[same]
         scaled = vh[same, :r].mT / sigma[same, None, :r]
         after = points[:, :, 1:] @ scaled
-        eigenvalues, w = torch.linalg.eig(u[same, :, :r].mT @ after)
-        phi = after.to(w.dtype) @ w
-        first = points[:, :, :1].to(w.dtype)
-        amplitudes = torch.linalg.lstsq(phi, first, driver="gelsd").solution[:, :, 0]
-        rebuilt = (phi @ (_powers(eigenvalues, num_steps + 1) * amplitudes[:, None]).mT).real
+        operator = u[same, :, :r].mT @ after
+        eigenvalues, w = torch.linalg.eig(operator)
+        first = torch.linalg.lstsq(after, points[:, :, :1], driver="gelsd").solution
+        amplitudes = torch.linalg.lstsq(_times(after, w), points[:, :, :1].to(w.dtype), driver="gelsd").solution[
+            :, :, 0
+        ]
+        rebuilt = after @ _path(operator, first, num_steps + 1)
         error = torch.linalg.vector_norm(points - rebuilt, dim=1) / torch.linalg.vector_norm(points, dim=1)
-        _store(fit, rows[same], eigenvalues, amplitudes, scaled.to(w.dtype) @ w, error)
+        _store(fit, rows[same], eigenvalues, amplitudes, _times(scaled, w), error)
 
 
-def _powers(eigenvalues: Tensor, num: int) -> Tensor:
-    """`lambda^t` for t = 0..num-1: `(n, num, r)`."""
-    steps = [torch.ones_like(eigenvalues)]
+def _path(operator: Tensor, first: Tensor, num: int) -> Tensor:
+    """`A^t z` for t = 0..num-1, of operators `(n, r, r)` and vectors `(n, r, 1)`: `(n, r, num)`."""
+    steps = [first]
     for _ in range(num - 1):
-        steps.append(steps[-1] * eigenvalues)
-    return torch.stack(steps, 1)
+        steps.append(operator @ steps[-1])
+    return torch.cat(steps, 2)
+
+
+def _times(real: Tensor, w: Tensor) -> Tensor:
+    """A real matrix times a complex one."""
+    return torch.complex(real @ w.real, real @ w.imag)
 
 
 class DMD:

@@ -69,9 +69,7 @@ class Rank:
     otherwise they are the first ones.
     """
 
-    def __init__(
-        self, groups: TokenGroups, num_rank_images: int = RANK_IMAGES, num_images: int | None = None
-    ) -> None:
+    def __init__(self, groups: TokenGroups, num_rank_images: int = RANK_IMAGES, num_images: int | None = None) -> None:
         self.groups = groups
         self._subset = EvenSubset(num_rank_images, num_images)
         self._spans = {name: s for name, s in measured_groups(groups).items() if name != "cls"}

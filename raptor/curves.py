@@ -1,0 +1,296 @@
+"""Streaming error curves over depth between a teacher's states and a student's.
+
+Every batch is reduced on its device to a few numbers per image and per coordinate, added to float64 sums. Nothing is
+read back before `result`, and memory does not grow with the number of images: beyond `RESERVOIR_IMAGES` the per-image
+values are a uniform sample.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raptor.vit import TokenGroups
+
+Array = NDArray[np.float64]
+RESERVOIR_IMAGES = 10_000
+METRICS = ("r2", "r2_uniform", "absolute", "relative", "cosine", "bounded_r2", "pearson")
+NUM_IMAGE_VALUES = 6  # per image, layer and group: |s - t|^2, |t|^2, |t - shift|^2, sums of cosine, Pearson, Pearson^2
+TINY = 1e-30
+
+
+@dataclass
+class Curves:
+    """Error curves over the layers 1..L, one array (L,) for each group: `all` and the groups that are present.
+
+    Attributes:
+        r2: 1 - sum |s - t|^2 / sum |t - mean|^2 over the whole set (SPEC section 5).
+        r2_uniform: the same for each coordinate, then the plain average over coordinates.
+        absolute: E |a_l - ã_l|_F, the Frobenius norm over one image's tokens, mean over images.
+        relative: absolute / E |a_l|_F.
+        cosine: mean over tokens.
+        bounded_r2: squared Pearson correlation over coordinates, mean over tokens.
+        pearson: the correlation itself, mean over tokens.
+        image_error, image_norm: |a_l - ã_l|_F and |a_l|_F of each kept image, (N, L, G) in the order of `groups`.
+        image_deviation: an image's share of sum |t - mean|^2, (N, L, G); the mean of the first batch stands in for the
+            whole set's, rescaled to the exact total. For bootstrap intervals of R2.
+        image_cosine: mean cosine over the tokens of each kept image, (N, L, G).
+    """
+
+    groups: tuple[str, ...]
+    num_layers: int
+    num_images: int
+    r2: dict[str, Array]
+    r2_uniform: dict[str, Array]
+    absolute: dict[str, Array]
+    relative: dict[str, Array]
+    cosine: dict[str, Array]
+    bounded_r2: dict[str, Array]
+    pearson: dict[str, Array]
+    image_error: Array
+    image_norm: Array
+    image_deviation: Array
+    image_cosine: Array
+
+    @property
+    def image_relative(self) -> Array:
+        """|a_l - ã_l|_F / |a_l|_F of each kept image, (N, L, G)."""
+        return self.image_error / np.maximum(self.image_norm, TINY)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Group -> metric -> list over layers, without the per-image values. Numbers that are not finite are None."""
+        return {
+            group: {metric: finite_list(getattr(self, metric)[group]) for metric in METRICS} for group in self.groups
+        }
+
+
+def finite_list(values: Array) -> list[float | None]:
+    """An array (N,) as a list that JSON can hold."""
+    return [float(v) if np.isfinite(v) else None for v in values]
+
+
+def layer_sums(
+    t_btd: Tensor, s_btd: Tensor, shift_gd: Tensor, group_of_token: Tensor, bounds: tuple[tuple[int, int], ...]
+) -> tuple[Tensor, Tensor]:
+    """Sums of one layer over one batch, in float32.
+
+    Args:
+        t_btd, s_btd: teacher and student states.
+        shift_gd: a point near each group's mean, the last row that of all tokens.
+        group_of_token: (T,) which row of `shift_gd` a token belongs to.
+        bounds: first token and one past the last of each group.
+
+    Returns:
+        per image (B, G + 1, 6), see `NUM_IMAGE_VALUES`, all tokens last; per coordinate (G, 3, D): sums over images and
+        tokens of t - shift, (t - shift)^2 and (s - t)^2.
+    """
+    t, s = t_btd.float(), s_btd.float()
+    error = s - t
+    u = t - shift_gd[group_of_token]
+    u_all = t - shift_gd[-1]
+    t_square, s_square = t.square().sum(-1), s.square().sum(-1)
+    cosine = (t * s).sum(-1) / (t_square.sqrt() * s_square.sqrt()).clamp_min(TINY)
+    t_centred, s_centred = t - t.mean(-1, keepdim=True), s - s.mean(-1, keepdim=True)
+    spread = t_centred.square().sum(-1).sqrt() * s_centred.square().sum(-1).sqrt()
+    pearson = (t_centred * s_centred).sum(-1) / spread.clamp_min(TINY)
+    shared = [error.square().sum(-1), t_square, cosine, pearson, pearson.square()]
+    token_btv = torch.stack([*shared[:2], u.square().sum(-1), *shared[2:]], dim=-1)
+    whole_btv = torch.stack([*shared[:2], u_all.square().sum(-1), *shared[2:]], dim=-1)
+    image_bgv = torch.stack([token_btv[:, a:b].sum(1) for a, b in bounds] + [whole_btv.sum(1)], dim=1)
+    per_coordinate = [x[:, a:b].sum((0, 1)) for a, b in bounds for x in (u, u.square(), error.square())]
+    return image_bgv, torch.stack(per_coordinate).view(len(bounds), 3, -1)
+
+
+class ErrorCurves:
+    """Accumulates the error curves of a student against its teacher.
+
+    Args:
+        num_layers: L.
+        groups: the token groups of both models.
+        compiled: whether `layer_sums` is compiled into few passes over memory; by default on a GPU alone.
+        reservoir: how many images' own values are kept.
+        seed: of the choice of those images.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        groups: TokenGroups,
+        *,
+        compiled: bool | None = None,
+        reservoir: int = RESERVOIR_IMAGES,
+        seed: int = 0,
+    ) -> None:
+        self.num_layers, self.groups = num_layers, groups
+        present = list(groups.present())
+        self.names = tuple(name for name, _ in present)
+        self.bounds = tuple((s.start, s.stop) for _, s in present)
+        self.num_images = 0
+        self.compiled = compiled
+        self._reservoir = Reservoir(reservoir, seed)
+        self._shift: Tensor | None = None  # (L, G + 1, D)
+
+    @torch.no_grad()
+    def update(self, teacher_states: Sequence[Tensor], student_states: Sequence[Tensor]) -> None:
+        """Add a batch: the states `a_0..a_L` of both, each (B, T, D); `a_0` is not compared."""
+        self._check(teacher_states, student_states)
+        if len(teacher_states[0]) == 0:
+            return
+        if self._shift is None:
+            self._start(teacher_states)
+        assert self._shift is not None
+        rows = [
+            self._layer_sums(t_btd.detach(), s_btd.detach(), shift_gd, self._group_of_token, self.bounds)
+            for t_btd, s_btd, shift_gd in zip(teacher_states[1:], student_states[1:], self._shift)
+        ]
+        image_blgv = torch.stack([image for image, _ in rows], dim=1)
+        self._image_sums += image_blgv.sum(0, dtype=torch.float64)
+        self._norm_sums += image_blgv[..., :2].sqrt().sum(0, dtype=torch.float64)
+        self._coordinate_sums += torch.stack([coordinate for _, coordinate in rows])
+        self._reservoir.add(image_blgv)
+        self.num_images += len(image_blgv)
+
+    def result(self) -> Curves:
+        """The curves over everything seen so far."""
+        if self._shift is None:
+            raise ValueError("no images were measured: the data is empty")
+        names = ("all", *self.names)
+        total_lgd, residual_lgd = self._squares()
+        image_lgv = _all_first(self._image_sums.cpu().numpy(), axis=1)
+        norms_lgv = _all_first(self._norm_sums.cpu().numpy(), axis=1) / self.num_images
+        per_token = image_lgv / (self.num_images * self._token_counts())[None, :, None]
+        kept = _all_first(self._reservoir.values().double().cpu().numpy(), axis=2)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            curves = {
+                "r2": 1 - residual_lgd.sum(-1) / total_lgd.sum(-1),
+                "r2_uniform": _coordinate_r2(residual_lgd, total_lgd).mean(-1),
+                "absolute": norms_lgv[..., 0],
+                "relative": norms_lgv[..., 0] / norms_lgv[..., 1],
+                "cosine": per_token[..., 3],
+                "pearson": per_token[..., 4],
+                "bounded_r2": per_token[..., 5],
+            }
+            rescale = total_lgd.sum(-1) / image_lgv[..., 2]
+        return Curves(
+            groups=names,
+            num_layers=self.num_layers,
+            num_images=self.num_images,
+            **{metric: {name: lg[:, g] for g, name in enumerate(names)} for metric, lg in curves.items()},
+            image_error=np.sqrt(kept[..., 0]),
+            image_norm=np.sqrt(kept[..., 1]),
+            image_deviation=kept[..., 2] * rescale,
+            image_cosine=kept[..., 3] / self._token_counts(),
+        )
+
+    def _token_counts(self) -> Array:
+        return np.array([self.groups.num_tokens, *(b - a for a, b in self.bounds)], dtype=np.float64)
+
+    def _squares(self) -> tuple[Array, Array]:
+        """Sums of squares about the mean and of errors, per coordinate: (L, G + 1, D) each, all tokens first.
+
+        The groups' sums are about their own shift; those of all tokens come from merging groups about their means.
+        """
+        assert self._shift is not None
+        first, second, residual = self._coordinate_sums.cpu().numpy().transpose(2, 0, 1, 3)
+        count = (self._token_counts()[1:] * self.num_images)[None, :, None]
+        mean = self._shift[:, :-1].double().cpu().numpy() + first / count
+        about_mean = np.maximum(second - first**2 / count, 0)
+        grand_mean = (mean * count).sum(1, keepdims=True) / count.sum()
+        whole = (about_mean + count * (mean - grand_mean) ** 2).sum(1, keepdims=True)
+        residual = np.concatenate([residual.sum(1, keepdims=True), residual], axis=1)
+        return np.concatenate([whole, about_mean], axis=1), residual
+
+    def _start(self, teacher_states: Sequence[Tensor]) -> None:
+        """Take the first batch's means as shifts, and make the sums on its device."""
+        device, dim = teacher_states[0].device, teacher_states[0].shape[-1]
+        self._shift = torch.stack(
+            [
+                torch.stack([x.float()[:, a:b].mean((0, 1)) for a, b in (*self.bounds, (0, x.shape[1]))])
+                for x in teacher_states[1:]
+            ]
+        )
+        num = len(self.bounds)
+        sizes = torch.tensor([b - a for a, b in self.bounds])
+        self._group_of_token = torch.arange(num).repeat_interleave(sizes).to(device)
+        compiled = device.type == "cuda" if self.compiled is None else self.compiled
+        self._layer_sums = _compiled(device) if compiled else layer_sums
+        double = {"device": device, "dtype": torch.float64}
+        self._image_sums = torch.zeros(self.num_layers, num + 1, NUM_IMAGE_VALUES, **double)  # type: ignore[arg-type]
+        self._norm_sums = torch.zeros(self.num_layers, num + 1, 2, **double)  # type: ignore[arg-type]
+        self._coordinate_sums = torch.zeros(self.num_layers, num, 3, dim, **double)  # type: ignore[arg-type]
+
+    def _check(self, teacher_states: Sequence[Tensor], student_states: Sequence[Tensor]) -> None:
+        for who, states in (("teacher", teacher_states), ("student", student_states)):
+            if len(states) != self.num_layers + 1:
+                raise ValueError(f"the {who} gave {len(states)} states, not a_0..a_{self.num_layers}")
+            if states[-1].shape[1] != self.groups.num_tokens:
+                raise ValueError(f"the {who} has {states[-1].shape[1]} tokens, not {self.groups.num_tokens}")
+        if teacher_states[-1].shape != student_states[-1].shape:
+            shapes = f"{tuple(student_states[-1].shape)} and {tuple(teacher_states[-1].shape)}"
+            raise ValueError(f"student and teacher states differ in shape: {shapes}")
+
+
+class Reservoir:
+    """A uniform sample of at most `size` rows of a stream, kept where the rows are; drawn on the host from `seed`."""
+
+    def __init__(self, size: int, seed: int = 0) -> None:
+        self.size = size
+        self._random = random.Random(seed)
+        self._rows: list[Tensor] = []
+        self._keys: list[float] = []
+
+    def add(self, rows: Tensor) -> None:
+        """Add rows (B, ...)."""
+        self._rows.append(rows)
+        self._keys += [self._random.random() for _ in range(len(rows))]
+        if len(self._keys) >= 2 * self.size:
+            self._trim()
+
+    def values(self) -> Tensor:
+        """The rows kept, (N, ...), in the order of arrival."""
+        if len(self._keys) > self.size:
+            self._trim()
+        return torch.cat(self._rows)
+
+    def _trim(self) -> None:
+        """Keep the rows with the smallest keys: each row is as likely as any other."""
+        order = sorted(range(len(self._keys)), key=self._keys.__getitem__)[: self.size]
+        order.sort()
+        rows = torch.cat(self._rows)
+        index = torch.tensor(order, dtype=torch.long).to(rows.device, non_blocking=True)
+        self._rows = [rows.index_select(0, index)]
+        self._keys = [self._keys[i] for i in order]
+
+
+def _coordinate_r2(residual: Array, total: Array) -> Array:
+    """R2 of each coordinate; one that never varies counts 1 where it is met exactly, else 0 (as scikit-learn does)."""
+    constant = total <= TINY
+    return np.where(constant, np.where(residual <= TINY, 1.0, 0.0), 1 - residual / np.where(constant, 1.0, total))
+
+
+def _all_first(values: Array, axis: int) -> Array:
+    """Move the entry of all tokens, last along `axis`, to the front."""
+    return np.roll(values, 1, axis=axis)
+
+
+_COMPILED: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {}
+
+
+def _compiled(device: torch.device) -> Callable[..., tuple[Tensor, Tensor]]:
+    """`layer_sums` compiled, once in a process; as it is where nothing can be compiled."""
+    if device.type not in _COMPILED:
+        fast = torch.compile(layer_sums)
+        x = torch.zeros(2, 2, 8, device=device)
+        try:
+            fast(x, x, x[:, 0], torch.zeros(2, dtype=torch.long, device=device), ((0, 2),))
+        except Exception:  # no compiler on this machine: any of torch's, Triton's or the system's errors
+            fast = layer_sums
+        _COMPILED[device.type] = fast
+    return _COMPILED[device.type]

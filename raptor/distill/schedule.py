@@ -1,0 +1,46 @@
+"""Budgets and schedules. Schedules are fractions of a run, so that a shorter budget scales them."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+UNITS = {"s": ("s", 1.0), "m": ("s", 60.0), "min": ("s", 60.0), "h": ("s", 3600.0)}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a run is: `amount` of `unit`, which is `s`, `steps` or `epochs`."""
+
+    amount: float
+    unit: str
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """Read `120s`, `5m`, `2h`, `3000steps` or `20epochs`."""
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]+)\s*", str(text).lower())
+        amount = float(match[1]) if match and match[1].count(".") <= 1 and match[1] != "." else 0.0
+        unit = match[2] if match else ""
+        if unit in UNITS:
+            unit, factor = UNITS[unit]
+            amount *= factor
+        unit = {"step": "steps", "epoch": "epochs"}.get(unit, unit)
+        if amount <= 0 or unit not in ("s", "steps", "epochs"):
+            raise ValueError(f"cannot read the budget {text!r}: write 120s, 5m, 2h, 3000steps or 20epochs")
+        return cls(amount, unit)
+
+
+def learning_rate(step: int, num_steps: int, peak: float, low: float, warmup: float) -> float:
+    """Linear warm-up over the first `warmup` of the run to `peak`, then a cosine down to `low` at its last step."""
+    num_warm = max(1, round(warmup * num_steps))
+    if step < num_warm:
+        return peak * (step + 1) / num_warm
+    progress = (step - num_warm + 1) / max(1, num_steps - num_warm)
+    return low + 0.5 * (peak - low) * (1 + math.cos(math.pi * progress))
+
+
+def teacher_forcing(step: int, num_steps: int, start: float, until: float) -> float:
+    """lambda: linear from `start` to 0 over the first `until` of the run."""
+    length = until * num_steps
+    return start * max(0.0, 1 - step / length) if length > 0 else 0.0

@@ -1,0 +1,191 @@
+"""One training step as one module: images in, losses out. Teacher and student both run inside it.
+
+Nothing trainable is called around this module, so a data-parallel wrapper sees every parameter it has to reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from raptor.data.stream import TrainStream
+from raptor.distill.losses import StateVariance, token_weights, weighted_error
+from raptor.phases import Phases
+from raptor.surrogate import TiedBlock, shared_blocks
+from raptor.trajectory import autocast
+from raptor.vit import Context, ViT, first_tensor
+
+VARIANCE_BATCHES = 8
+
+
+class DistillStep(nn.Module):
+    """Losses of one batch.
+
+    Args:
+        teacher, student: views; only the student's shared blocks are trained.
+        phases: where depth is cut.
+        variance_lt: what each layer's and token's squared error is divided by, (L, T).
+        last_phase_weights: token-group weights of the last phase in stage 1 (the others take the plain mean).
+        stage2_weights: token-group weights of every layer in stage 2.
+        cosine: how much of `1 - cos` is added to each squared error.
+        compile_blocks: compile the teacher's block and the student's block together with its loss.
+        checkpointing: recompute the student's activations in the backward pass.
+        phase: train only this phase (1..k).
+    """
+
+    def __init__(
+        self,
+        teacher: ViT,
+        student: ViT,
+        phases: Phases,
+        variance_lt: Tensor,
+        last_phase_weights: Mapping[str, float] | None = None,
+        stage2_weights: Mapping[str, float] | None = None,
+        cosine: float = 0.0,
+        compile_blocks: bool = False,
+        checkpointing: bool = False,
+        phase: int | None = None,
+    ):
+        super().__init__()
+        self.shared_blocks = shared_blocks(student)
+        self._views = (teacher, student)  # in a tuple: the frozen parts are not this module's to register
+        self.phases = phases
+        self.cosine = cosine
+        self.checkpointing = checkpointing
+        self.trained = list(range(phases.k)) if phase is None else [phase - 1]
+        for j, block in enumerate(self.shared_blocks):
+            block.requires_grad_(j in self.trained)
+        self.variance_lt = variance_lt.to(teacher.device)
+        plain = token_weights(teacher.groups, None).to(teacher.device)
+        last = token_weights(teacher.groups, last_phase_weights).to(teacher.device)
+        joint = token_weights(teacher.groups, stage2_weights).to(teacher.device)
+        first_of_last = phases.spans[-1][0]
+        stage1 = torch.stack([last if layer >= first_of_last else plain for layer in range(1, phases.num_layers + 1)])
+        self.weights = {"stage1": stage1 / self.variance_lt, "stage2": joint / self.variance_lt}
+        self.depths = torch.arange(1, phases.num_layers + 1, dtype=torch.float32, device=teacher.device)
+        self._run_block = torch.compile(_run_block) if compile_blocks else _run_block
+        self._advance = torch.compile(_advance) if compile_blocks else _advance
+
+    def forward(self, images: Tensor, stage: str, lam: float = 0.0) -> tuple[Tensor, Tensor]:
+        """The loss to minimise and the loss of every layer, `(L,)`: autoregressive, or mixed with teacher forcing."""
+        states, context = self.teacher_states(images)
+        if stage == "stage2":
+            return self._joint(states, context)
+        return self._separate(states, context, lam)
+
+    @torch.no_grad()
+    def teacher_states(self, images: Tensor) -> tuple[list[Tensor], Context]:
+        """`a_0..a_L` of the teacher and what its blocks were called with."""
+        teacher = self._views[0]
+        x_btd, context = teacher.embed(images)
+        states = [x_btd]
+        for block, (args, kwargs) in zip(teacher.blocks, context.calls):
+            states.append(self._run_block(block, states[-1], args, kwargs))
+        return states, context
+
+    def trained_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Name and parameter of everything that is trained."""
+        return [(n, p) for n, p in self.shared_blocks.named_parameters() if p.requires_grad]
+
+    def clip_groups(self, stage: str) -> list[list[nn.Parameter]]:
+        """What gradient clipping takes together: each phase on its own in stage 1, everything in stage 2."""
+        groups = [[p for p in self.shared_blocks[j].parameters() if p.requires_grad] for j in self.trained]
+        return groups if stage == "stage1" else [[p for group in groups for p in group]]
+
+    def _joint(self, states: list[Tensor], context: Context) -> tuple[Tensor, Tensor]:
+        losses = self._autoregress(states, context, range(self.phases.k), "stage2")
+        layer_losses = torch.stack(losses)
+        return layer_losses.mean(), layer_losses
+
+    def _separate(self, states: list[Tensor], context: Context, lam: float) -> tuple[Tensor, Tensor]:
+        total = states[0].new_zeros((), dtype=torch.float32)
+        layer_losses = states[0].new_zeros(self.phases.num_layers, dtype=torch.float32)
+        for j in self.trained:
+            first, last = self.phases.spans[j]
+            parts = []
+            if lam < 1:
+                parts.append((1 - lam) * torch.stack(self._autoregress(states, context, [j], "stage1")))
+            if lam > 0:
+                parts.append(lam * self._teacher_forced(states, context, j))
+            mixed = torch.stack(parts).sum(dim=0)
+            total = total + mixed.mean()
+            layer_losses[first - 1 : last] = mixed.detach()
+        return total, layer_losses
+
+    def _autoregress(self, states: list[Tensor], context: Context, phases: Sequence[int], stage: str) -> list[Tensor]:
+        """Loss of each layer of `phases`, run on from the teacher's state at the first one's start."""
+        x_btd, losses = states[self.phases.spans[phases[0]][0] - 1], []
+        for j in phases:
+            first, last = self.phases.spans[j]
+            for layer in range(first, last + 1):
+                args, kwargs = context.calls[layer - 1]
+                inputs = (self.shared_blocks[j], x_btd, self.depths[layer - 1], args, kwargs)
+                target = (states[layer], self.weights[stage][layer - 1], self.cosine)
+                if self.checkpointing:
+                    x_btd, loss = checkpoint(self._advance, *inputs, *target, use_reentrant=False)
+                else:
+                    x_btd, loss = self._advance(*inputs, *target)
+                losses.append(loss)
+        return losses
+
+    def _teacher_forced(self, states: list[Tensor], context: Context, j: int) -> Tensor:
+        """Loss of each layer of phase `j`, one step from the teacher's state before it, all depths in one call."""
+        first, last = self.phases.spans[j]
+        if self._views[0].depth_conditioned:
+            layers = range(first, last + 1)
+            return torch.cat([torch.stack(self._one_step(states, context, j, layer)) for layer in layers])
+        num, batch = last - first + 1, states[0].shape[0]
+        args, kwargs = _repeat_rows(context.calls[first - 1], num, batch)
+        depth_n = self.depths[first - 1 : last].repeat_interleave(batch)
+        out_ntd = self._run_block(self.shared_blocks[j], torch.cat(states[first - 1 : last]), (depth_n, *args), kwargs)
+        out = out_ntd.unflatten(0, (num, batch)).unbind(0)
+        weights = self.weights["stage1"][first - 1 : last]
+        return torch.stack([weighted_error(out[i], states[first + i], weights[i], self.cosine) for i in range(num)])
+
+    def _one_step(self, states: list[Tensor], context: Context, j: int, layer: int) -> list[Tensor]:
+        args, kwargs = context.calls[layer - 1]
+        inputs = (self.shared_blocks[j], states[layer - 1], self.depths[layer - 1], args, kwargs)
+        return [self._advance(*inputs, states[layer], self.weights["stage1"][layer - 1], self.cosine)[1]]
+
+
+def state_variance(
+    teacher: ViT, stream: TrainStream, normalise: str, precision: str, add_ranks: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """What each squared error is divided by, (L, T), measured on a few batches; `add_ranks` sums over all ranks."""
+    device = teacher.device
+    variance = StateVariance(teacher.num_layers, teacher.groups)
+    if normalise != "none":
+        for step in range(VARIANCE_BATCHES):
+            images = stream.batch(step, stage="variance")
+            with torch.no_grad(), autocast(precision, device):
+                variance.update(teacher.unroll(*teacher.embed(images))[1:])
+        variance.reduce(add_ranks)
+    return variance.per_token(normalise).to(device)
+
+
+def _run_block(block: nn.Module, x_btd: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    return first_tensor(block(x_btd, *args, **kwargs))
+
+
+def _advance(
+    tied: TiedBlock, x_btd: Tensor, depth: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any],
+    target_btd: Tensor, w_t: Tensor, cosine: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The next state and its loss, in one function so that one compiled graph holds both."""
+    out_btd = tied(x_btd, depth, *args, **kwargs)
+    return out_btd, weighted_error(out_btd, target_btd, w_t, cosine)
+
+
+def _repeat_rows(call: tuple[tuple[Any, ...], dict[str, Any]], num: int, batch: int) -> Any:
+    """A block's further arguments for `num` stacked batches: what has a row an image is repeated, the rest is shared."""
+
+    def repeat(value: Any) -> Any:
+        has_rows = isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == batch > 1
+        return torch.cat([value] * num) if has_rows else value
+
+    args, kwargs = call
+    return tuple(repeat(a) for a in args), {k: repeat(v) for k, v in kwargs.items()}

@@ -1,0 +1,156 @@
+"""Class basins: PCA of the trajectories of a few classes, and how well classes separate over depth.
+
+A state is the raw mean over a group's tokens, then normalised. At most `per_class` images of a class are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raptor.dynamics.groups import check_states, group_means, take_rows
+from raptor.dynamics.moments import jsonable
+from raptor.vit import TokenGroups
+
+PER_CLASS = 200
+
+
+@dataclass
+class GroupBasins:
+    """Basins of one token group, of N images in C classes.
+
+    paths: `(N, L+1, 3)`, trajectories on the principal components of all kept points.
+    class_paths: `(C, L+1, 3)`, their class means. explained: `(3,)`, share of the variance.
+    scatter_ratio: `(L+1,)`, between-class over within-class sum of squares (traces).
+    accuracy: `(L+1,)`, nearest class mean, the image itself left out of its own class's mean.
+    """
+
+    paths: np.ndarray
+    class_paths: np.ndarray
+    explained: np.ndarray
+    scatter_ratio: np.ndarray
+    accuracy: np.ndarray
+
+
+@dataclass
+class BasinsResult:
+    """By group. labels: `(N,)`, positions in `classes`, the classes that had two images or more."""
+
+    groups: dict[str, GroupBasins]
+    labels: np.ndarray
+    classes: list[int]
+    note: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the single images' paths, which would be large."""
+        names = ("class_paths", "explained", "scatter_ratio", "accuracy")
+        groups = {g: {name: jsonable(getattr(b, name)) for name in names} for g, b in self.groups.items()}
+        counts = np.bincount(self.labels, minlength=len(self.classes))
+        head = {"classes": self.classes, "images_per_class": jsonable(counts), "note": self.note}
+        return head | {"chance": 1 / len(self.classes), "groups": groups}
+
+
+class Basins:
+    """Streaming collection of the trajectories of chosen classes."""
+
+    def __init__(self, groups: TokenGroups, classes: Sequence[int], per_class: int = PER_CLASS) -> None:
+        if len(set(classes)) < 2:
+            raise ValueError(f"basins need at least two different classes, got {list(classes)}")
+        self.groups = groups
+        self.classes = list(dict.fromkeys(int(c) for c in classes))
+        self.per_class = per_class
+        self._counts = dict.fromkeys(self.classes, 0)
+        self._labels: list[int] = []
+        self._kept: dict[str, list[Tensor]] = {name: [] for name, _ in groups.present()}
+
+    @torch.no_grad()
+    def update(self, states: Sequence[Tensor], labels: Tensor | Sequence[int]) -> None:
+        """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`, and its labels `(B,)`, best on the host."""
+        check_states(states, self.groups)
+        rows = self._choose(labels.tolist() if isinstance(labels, Tensor) else labels)
+        if not rows:
+            return
+        kept = [take_rows(a, rows) for a in states]
+        for name, x_nld in group_means(kept, self.groups).items():
+            if name in self._kept:
+                self._kept[name].append(x_nld)
+
+    def _choose(self, labels: Sequence[int]) -> list[int]:
+        rows = []
+        for row, label in enumerate(int(label) for label in labels):
+            if label in self._counts and self._counts[label] < self.per_class:
+                self._counts[label] += 1
+                self._labels.append(label)
+                rows.append(row)
+        return rows
+
+    def result(self) -> BasinsResult:
+        classes = [c for c in self.classes if self._counts[c] >= 2]
+        if len(classes) < 2:
+            raise ValueError(f"fewer than two of the classes {self.classes} had two images: choose others or add data")
+        missing = [c for c in self.classes if c not in classes]
+        note = f"left out, with fewer than two images: classes {missing}" if missing else None
+        rows = [i for i, label in enumerate(self._labels) if label in classes]
+        labels = torch.tensor([classes.index(self._labels[i]) for i in rows])
+        groups = {name: group_basins(take_rows(torch.cat(kept), rows), labels) for name, kept in self._kept.items()}
+        return BasinsResult(groups, labels.numpy(), classes, note)
+
+
+def group_basins(x_nld: Tensor, labels: Tensor) -> GroupBasins:
+    """PCA, scatter and accuracy of trajectories `(N, L+1, D)` with labels 0..C-1."""
+    x_nld = x_nld.double()
+    labels = labels.to(x_nld.device)
+    paths, explained = principal_paths(x_nld)
+    means_cld = class_means(x_nld, labels)
+    return GroupBasins(
+        paths=paths.cpu().numpy(),
+        class_paths=class_means(paths, labels).cpu().numpy(),
+        explained=explained.cpu().numpy(),
+        scatter_ratio=scatter_ratio(x_nld, means_cld, labels).cpu().numpy(),
+        accuracy=centroid_accuracy(x_nld, means_cld, labels).cpu().numpy(),
+    )
+
+
+def class_means(x_nld: Tensor, labels: Tensor) -> Tensor:
+    """Mean of each class: `(C, L+1, D)`."""
+    member_cn = torch.nn.functional.one_hot(labels).to(x_nld.dtype).mT
+    return torch.einsum("cn,nld->cld", member_cn, x_nld) / member_cn.sum(1)[:, None, None]
+
+
+def principal_paths(x_nld: Tensor, num_components: int = 3) -> tuple[Tensor, Tensor]:
+    """Trajectories on the principal components of all their points, and each component's share of the variance.
+
+    Each component's largest coordinate is positive, so that two runs agree in sign.
+    """
+    points = x_nld.flatten(0, 1)
+    points = points - points.mean(0)
+    variances, vectors = torch.linalg.eigh(points.mT @ points)
+    axes = vectors.flip(1)[:, :num_components]
+    largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
+    paths = (points @ (axes * largest.sign())).unflatten(0, x_nld.shape[:2])
+    return paths, variances.flip(0)[:num_components] / variances.sum()
+
+
+def scatter_ratio(x_nld: Tensor, means_cld: Tensor, labels: Tensor) -> Tensor:
+    """Between-class over within-class sum of squared distances, by layer: `(L+1,)`."""
+    own = means_cld[labels]
+    between = (own - x_nld.mean(0)).square().sum((0, 2))
+    return between / (x_nld - own).square().sum((0, 2))
+
+
+def centroid_accuracy(x_nld: Tensor, means_cld: Tensor, labels: Tensor) -> Tensor:
+    """Leave-one-out accuracy of the nearest class mean, by layer: `(L+1,)`.
+
+    Without its image, a class mean of n images stands n / (n - 1) times as far from that image.
+    """
+    x_lnd, means_lcd = x_nld.transpose(0, 1), means_cld.transpose(0, 1)
+    distance_lnc = torch.cdist(x_lnd, means_lcd, compute_mode="donot_use_mm_for_euclid_dist")
+    counts = torch.bincount(labels).to(x_nld.dtype)
+    own = torch.nn.functional.one_hot(labels).to(x_nld.dtype)
+    distance_lnc = distance_lnc * (1 + own / (counts - 1))
+    return (distance_lnc.argmin(2) == labels).double().mean(1)

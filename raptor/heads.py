@@ -1,0 +1,223 @@
+"""Heads for accuracy and agreement: the model's own, one given by file, or a ridge probe on the teacher's features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from raptor.data.stream import Batch
+from raptor.trajectory import autocast
+from raptor.vit import ViT, first_tensor
+
+ALPHAS = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5)
+
+
+class LinearHead(nn.Module):
+    """A linear classifier on pooled features (N, F), as `ViT.features` gives them.
+
+    Attributes:
+        weight: (C, F), any standardisation of the features folded in.
+        bias: (C,).
+        alpha: the ridge penalty it was fitted with, None when it came from elsewhere.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight_cf: Tensor, bias_c: Tensor, alpha: float | None = None):
+        super().__init__()
+        if weight_cf.ndim != 2 or bias_c.shape != weight_cf.shape[:1]:
+            raise ValueError(f"a head needs weight (C, F) and bias (C,), not {_shape(weight_cf)} and {_shape(bias_c)}")
+        self.register_buffer("weight", weight_cf.float().contiguous())
+        self.register_buffer("bias", bias_c.float().contiguous())
+        self.alpha = alpha
+
+    @property
+    def num_classes(self) -> int:
+        return self.weight.shape[0]
+
+    def forward(self, features_nf: Tensor) -> Tensor:
+        """Logits (N, C), in float32."""
+        if features_nf.shape[-1] != self.weight.shape[1]:
+            raise ValueError(f"the head takes {self.weight.shape[1]} features, the model gives {features_nf.shape[-1]}")
+        with torch.autocast(features_nf.device.type, enabled=False):
+            return F.linear(features_nf.float(), self.weight, self.bias)
+
+    def save(self, path: str | Path) -> Path:
+        """Write weight and bias as safetensors."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {"weight": self.weight.cpu(), "bias": self.bias.cpu()}
+        save_file(tensors, path, metadata={} if self.alpha is None else {"alpha": str(self.alpha)})
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> LinearHead:
+        """Read a head: safetensors, or a weights-only .pth, with `weight` and `bias` (under any common prefix)."""
+        path = Path(path)
+        if not path.is_file():
+            raise ValueError(f"no head at {path}: give a safetensors file with weight (C, F) and bias (C,)")
+        safe = path.suffix == ".safetensors"
+        tensors = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
+        found = {name.rsplit(".", 1)[-1]: tensor for name, tensor in tensors.items()}
+        if len(tensors) > 2 or set(found) not in ({"weight", "bias"}, {"weight"}):
+            raise ValueError(
+                f"{path} is no linear head: it holds {', '.join(sorted(tensors)[:4])}, not weight and bias"
+            )
+        weight = found["weight"]
+        return cls(weight, found.get("bias", weight.new_zeros(len(weight))))
+
+
+@dataclass(frozen=True)
+class Head:
+    """A classifier for a model and its surrogates: their own output, or a linear head on their features."""
+
+    source: str  # own, file or ridge
+    num_classes: int
+    linear: LinearHead | None = None
+
+    def logits(self, vit: ViT, state_btd: Tensor, output: Tensor) -> Tensor:
+        """Logits (B, C) of `vit`, given its last state `a_L` and its own output."""
+        if self.linear is None:
+            return output.float()
+        return self.linear.to(state_btd.device)(vit.features(state_btd))
+
+
+def fit_ridge(
+    features_nf: Tensor,
+    labels_n: Tensor,
+    num_classes: int,
+    alphas: Sequence[float] = ALPHAS,
+    *,
+    choice_share: float = 0.2,
+    seed: int = 0,
+) -> LinearHead:
+    """Ridge regression of one-hot labels on standardised features, in closed form and float64.
+
+    Minimises `|Y - Z W - b|^2 + alpha |W|^2` with Z the standardised features. Alpha is the one with the best accuracy
+    on a random `choice_share` of these features after fitting on the rest (ties go to the larger); the head is then
+    fitted on all of them.
+    """
+    if len(features_nf) != len(labels_n) or len(features_nf) < 2:
+        raise ValueError(f"a ridge head needs one label a feature and two images or more, not {len(features_nf)}")
+    if int(labels_n.min()) < 0 or int(labels_n.max()) >= num_classes:
+        raise ValueError(f"labels must be 0..{num_classes - 1}, not {int(labels_n.min())}..{int(labels_n.max())}")
+    labels_n = labels_n.to(features_nf.device)
+    alpha = max(alphas)
+    if len(alphas) > 1:
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(features_nf), generator=generator).to(features_nf.device)
+        chosen, rest = order.tensor_split([max(1, round(choice_share * len(order)))])
+        heads = _ridge_path(features_nf[rest], labels_n[rest], num_classes, sorted(alphas, reverse=True))
+        alpha = max(heads, key=lambda a: accuracy(heads[a](features_nf[chosen]), labels_n[chosen]))
+    return _ridge_path(features_nf, labels_n, num_classes, [alpha])[alpha]
+
+
+def _ridge_path(
+    features_nf: Tensor, labels_n: Tensor, num_classes: int, alphas: Sequence[float]
+) -> dict[float, LinearHead]:
+    """A head for every alpha from one eigendecomposition of the features' covariance."""
+    x, y = features_nf.double(), F.one_hot(labels_n.long(), num_classes).double()
+    mean, target = x.mean(0), y.mean(0)
+    scale = x.std(0, correction=0)
+    scale = torch.where(scale > 1e-12 * scale.max(), scale, torch.ones_like(scale))
+    z = (x - mean) / scale
+    values, vectors = torch.linalg.eigh(z.T @ z)
+    projected = vectors.T @ (z.T @ (y - target))
+    heads = {}
+    for alpha in alphas:
+        weight_cf = (vectors @ (projected / (values.clamp_min(0) + alpha)[:, None])).T / scale
+        heads[alpha] = LinearHead(weight_cf, target - weight_cf @ mean, alpha)
+    return heads
+
+
+@torch.no_grad()
+def collect_features(
+    vit: ViT, batches: Iterable[Batch], precision: str = "fp32"
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Pooled features (N, F) of the last state, labels (N,) or None, and logits (N, C) of the model's own head or None.
+
+    All on the model's device, features and logits in float32.
+    """
+    features, labels, logits, device = [], [], [], vit.device
+    last: list[Tensor] = []
+    handle = vit.blocks[-1].register_forward_hook(lambda _module, _args, output: last.append(first_tensor(output)))
+    try:
+        for batch in batches:
+            with autocast(precision, device):
+                output = vit(batch.images.to(device, non_blocking=True))
+                features.append(vit.features(last.pop()).float())
+            if vit.num_classes:
+                logits.append(output.float())
+            if batch.labels is not None:
+                labels.append(batch.labels.to(device))
+    finally:
+        handle.remove()
+    if not features:
+        raise ValueError("no images to take features from: the data is empty")
+    return torch.cat(features), torch.cat(labels) if labels else None, torch.cat(logits) if logits else None
+
+
+def accuracy(logits_nc: Tensor, labels_n: Tensor) -> float:
+    """Share of images whose largest logit is their label's."""
+    return (logits_nc.argmax(-1) == labels_n.to(logits_nc.device)).float().mean().item()
+
+
+def agreement(logits_nc: Tensor, other_nc: Tensor) -> float:
+    """Share of images on which two sets of logits choose the same class."""
+    return (logits_nc.argmax(-1) == other_nc.argmax(-1)).float().mean().item()
+
+
+def resolve_head(
+    teacher: ViT,
+    train_batches: Iterable[Batch] | None = None,
+    *,
+    file: str | Path | None = None,
+    cache: str | Path | None = None,
+    num_classes: int | None = None,
+    precision: str = "fp32",
+) -> tuple[Head | None, str]:
+    """The head for accuracy and agreement, or None; and a sentence saying which, or why none.
+
+    The model's own; else the one in `file`; else a ridge probe on the teacher's features of `train_batches`, when these
+    have labels. `cache` is where the ridge probe is kept (in the run folder): it is read from there if it exists.
+    """
+    if teacher.num_classes:
+        unused = f"; {file} is not used" if file else ""
+        return Head("own", teacher.num_classes), f"the head of {teacher.name} itself{unused}"
+    if file is not None:
+        linear = LinearHead.load(file)
+        return Head("file", linear.num_classes, linear), f"the head in {file}"
+    if cache is not None and Path(cache).is_file():
+        linear = LinearHead.load(cache)
+        return Head("ridge", linear.num_classes, linear), f"the ridge probe kept in {Path(cache).name}"
+    if train_batches is None:
+        return (
+            None,
+            f"no accuracy or agreement: {teacher.name} has no head, none was given and there is no training data",
+        )
+    data = getattr(train_batches, "data", None)
+    if data is not None and data.labels is None:
+        return (
+            None,
+            f"no accuracy or agreement: {teacher.name} has no head, none was given and {data.name} has no labels",
+        )
+    features, labels, _ = collect_features(teacher, train_batches, precision)
+    if labels is None:
+        return None, f"no accuracy or agreement: {teacher.name} has no head, none was given and the data has no labels"
+    num_classes = num_classes or len(getattr(data, "classes", None) or ()) or int(labels.max()) + 1
+    linear = fit_ridge(features, labels, num_classes)
+    if cache is not None:
+        linear.save(cache)
+    found = f"a ridge probe on the teacher's features of {len(features)} training images (alpha {linear.alpha:g})"
+    return Head("ridge", num_classes, linear), found
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)

@@ -1,0 +1,28 @@
+"""Named runs as YAML. Each file's header gives the command, the time and the result to expect."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FOLDER = Path(__file__).parent
+
+
+def recipe_names() -> list[str]:
+    return sorted(p.stem for p in FOLDER.glob("*.yaml"))
+
+
+def load_recipe(name: str) -> dict[str, Any]:
+    """A recipe by name, or the path of a YAML file."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        close = difflib.get_close_matches(name, recipe_names(), n=1)
+        hint = f": did you mean {close[0]}?" if close else f": choose from {', '.join(recipe_names())}, or a YAML file"
+        raise ValueError(f"unknown recipe {name!r}{hint}")
+    values = yaml.safe_load(path.read_text()) or {}
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} is not a recipe: it holds a {type(values).__name__}")
+    return values

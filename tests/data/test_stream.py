@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from raptor.data import BadImage, ImageData, Preprocess, TrainStream, iterate, load_uint8, open_data
+from raptor.data.stream import stable_seed
+
+PREPROCESS = Preprocess(size=12, resize=14)
+PLAIN = Preprocess(size=1, resize=1, mean=(0.0, 0.0, 0.0), std=(1 / 255, 1 / 255, 1 / 255))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """23 images of noise in two classes."""
+    root = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    for i in range(23):
+        path = root / f"{'ab'[i % 2]}" / f"{i:02d}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (16, 20, 3), dtype=np.uint8)).save(path)
+    return root
+
+
+@pytest.fixture
+def data(folder: Path) -> ImageData:
+    return open_data(str(folder), "all")
+
+
+class Numbered(ImageData):
+    """Image i is one pixel of the grey value i, so that a batch shows which images it holds."""
+
+    def __init__(self, num_images: int) -> None:
+        super().__init__(
+            "numbered", [f"{i}" for i in range(num_images)], [i % 3 for i in range(num_images)], list("abc")
+        )
+
+    def read(self, position: int) -> Image.Image:
+        return Image.fromarray(np.full((1, 1, 3), position, dtype=np.uint8))
+
+
+def seen(stream: TrainStream, step: int, stage: str = "stage1") -> list[int]:
+    return stream.batch(step, stage)[:, 0, 0, 0].round().int().tolist()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_iterate_gives_every_image_once(data: ImageData, num_workers: int) -> None:
+    done: list[tuple[int, int]] = []
+    stream = iterate(data, PREPROCESS, 5, num_workers=num_workers, progress=lambda n, total: done.append((n, total)))
+    before = torch.get_rng_state()
+    for _ in range(2):
+        batches = list(stream)
+        assert len(batches) == len(stream) == 5 and [len(b.images) for b in batches] == [5, 5, 5, 5, 3]
+        assert torch.cat([b.indices for b in batches]).tolist() == list(range(23))
+        assert torch.cat([b.labels for b in batches if b.labels is not None]).tolist() == data.labels
+        expected = torch.stack([PREPROCESS(data.load(i)) for i in range(23)])
+        assert torch.equal(torch.cat([b.images for b in batches]), expected)
+    assert done[:5] == [(5, 23), (10, 23), (15, 23), (20, 23), (23, 23)]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_iterate_limit(data: ImageData) -> None:
+    batches = list(iterate(data, PREPROCESS, 4, limit=6))
+    indices = torch.cat([batch.indices for batch in batches]).tolist()
+    assert len(indices) == 6 and indices == data.sample(6)
+    assert torch.equal(batches[0].images[2], PREPROCESS(data.load(indices[2])))
+
+
+def test_load_uint8(data: ImageData) -> None:
+    images = load_uint8(data, PREPROCESS, num_workers=1)
+    assert images.dtype == torch.uint8 and images.shape == (23, 3, 14, 14)
+    assert torch.equal(images[17], PREPROCESS.decode(data.load(17)))
+    assert len(load_uint8(data, PREPROCESS, limit=9)) == 9
+
+
+@pytest.mark.parametrize("cache", ["memory", "none"])
+def test_an_epoch_is_a_permutation(cache: str) -> None:
+    stream = TrainStream(Numbered(50), PLAIN, 8, seed=1, cache=cache)
+    assert stream.steps_per_epoch == 6
+    epochs = [[i for step in range(start, start + 6) for i in seen(stream, step)] for start in (0, 6)]
+    for epoch in epochs:
+        assert len(set(epoch)) == 48
+    assert epochs[0] != epochs[1]
+    assert seen(stream, 0, "stage2") != epochs[0][:8]
+    assert seen(TrainStream(Numbered(50), PLAIN, 8, seed=2), 0) != epochs[0][:8]
+    assert stream.labels(3).tolist() == [i % 3 for i in seen(stream, 3)]
+
+
+@pytest.mark.parametrize("augment", ["none", "crop"])
+def test_a_batch_depends_on_the_step_alone(data: ImageData, augment: str) -> None:
+    """Cached, read by workers in order, and read out of order: the same batches."""
+    cached = TrainStream(data, PREPROCESS, 6, seed=4, augment=augment, cache="memory")
+    read = TrainStream(data, PREPROCESS, 6, seed=4, augment=augment, cache="none", num_workers=2)
+    expected = [cached.batch(step) for step in range(8)]
+    assert all(torch.equal(read.batch(step), expected[step]) for step in range(8))
+    for step in (5, 2, 3, 7):
+        assert torch.equal(read.batch(step), expected[step])
+        assert torch.equal(cached.batch(step), expected[step])
+    read.close()
+    assert not torch.equal(cached.batch(0, "stage2"), expected[0])
+
+
+@pytest.mark.parametrize("cache", ["memory", "none"])
+def test_ranks_end_to_end_equal_one_process(data: ImageData, cache: str) -> None:
+    whole = TrainStream(data, PREPROCESS, 8, seed=9, augment="crop", cache=cache)
+    ranks = [
+        TrainStream(data, PREPROCESS, 8, seed=9, augment="crop", cache=cache, rank=r, world_size=4) for r in range(4)
+    ]
+    for step in (0, 1, 5):
+        torch.testing.assert_close(torch.cat([r.batch(step) for r in ranks]), whole.batch(step), atol=1e-5, rtol=0)
+        assert torch.cat([r.labels(step) for r in ranks]).tolist() == whole.labels(step).tolist()
+
+
+def test_without_augmentation_batches_are_the_analysis_crop(data: ImageData) -> None:
+    stream = TrainStream(data, PREPROCESS, 4, seed=0)
+    expected = torch.stack([PREPROCESS(data.load(i)) for i in stream.indices(3).tolist()])
+    assert torch.equal(stream.batch(3), expected)
+
+
+def test_seed_is_stable() -> None:
+    """The first eight bytes of BLAKE2b, as the command b2sum -l 64 gives them, without the last bit."""
+    assert stable_seed(0, "stage1", 3) == stable_seed("0", "stage1", "3") != stable_seed(0, "stage1", 4)
+    assert stable_seed("abc") == 0xD8BB14D833D59559 >> 1
+
+
+@pytest.mark.parametrize("cache", ["memory", "none"])
+def test_bad_images_in_training(folder: Path, tmp_path: Path, cache: str) -> None:
+    """A bad image gives way to the next of its class: sizes and labels stay, and both caches agree."""
+    for path in sorted(folder.rglob("*.png")):
+        target = tmp_path / path.relative_to(folder)
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes(b"broken" if path.name == "04.png" else path.read_bytes())
+    with pytest.raises(BadImage, match=r"a/04\.png"):
+        stream = TrainStream(open_data(str(tmp_path), "all"), PREPROCESS, 23, cache=cache)
+        stream.batch(0)
+    data = open_data(str(tmp_path), "all", skip_bad=True)
+    stream = TrainStream(data, PREPROCESS, 23, cache=cache)
+    images, order = stream.batch(0), stream.indices(0).tolist()
+    bad, heir = data.names.index("a/04.png"), data.names.index("a/06.png")
+    assert data.bad == ["a/04.png"] and len(images) == 23
+    assert torch.equal(images[order.index(bad)], PREPROCESS(data.load(heir)))
+    kept = load_uint8(data, PREPROCESS)
+    assert len(kept) == 22
+
+
+def test_wrong_settings_are_refused(data: ImageData) -> None:
+    for settings, message in (
+        ({"batch_size": 24}, "smaller batch"),
+        ({"batch_size": 6, "world_size": 4}, "does not divide"),
+        ({"batch_size": 4, "augment": "mix"}, "none or crop"),
+        ({"batch_size": 4, "cache": "disk"}, "auto, memory or none"),
+        ({"batch_size": 4, "crop_scale": (0.5, 0.2)}, "crop_scale"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TrainStream(data, PREPROCESS, **settings)  # type: ignore[arg-type]
+    data.labels = None
+    with pytest.raises(ValueError, match="no labels"):
+        TrainStream(data, PREPROCESS, 4).labels(0)
+
+
+def test_scenes_are_drawn_in_batches() -> None:
+    from raptor.data.scenes import Scenes
+
+    data = open_data("scenes", "val", limit=10, size=32)
+    preprocess = Preprocess(size=32, resize=32)
+    drawn = Scenes("val", size=32).draw(torch.arange(10))
+    batches = list(iterate(data, preprocess, 4))
+    assert torch.equal(torch.cat([b.images for b in batches]), preprocess.normalise(drawn.images))
+    assert data.labels == drawn.labels.tolist() and data.classes == list(Scenes.classes)
+    assert np.array_equal(np.asarray(data.load(3)), drawn.images[3].permute(1, 2, 0).numpy())
+    larger = next(iter(iterate(data, Preprocess(size=56, resize=64), 4)))
+    assert larger.images.shape == (4, 3, 56, 56)
+    streams = [TrainStream(data, preprocess, 4, augment="crop", cache=cache) for cache in ("memory", "none")]
+    assert torch.equal(streams[0].batch(1), streams[1].batch(1))
+
+
+def test_all_scenes_are_both_splits() -> None:
+    from raptor.data.drawn import DrawnScenes
+    from raptor.data.scenes import Scenes
+
+    data = open_data("scenes", "all", size=16)
+    assert isinstance(data, DrawnScenes)
+    train, val = Scenes("train", size=16), Scenes("val", size=16)
+    assert len(data) == len(train) + len(val)
+    mixed = data.draw(torch.tensor([len(train) + 2, 5, len(train), 0])).images
+    expected = torch.stack([val[2].images, train[5].images, val[0].images, train[0].images])
+    assert torch.equal(mixed, expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("augment", ["none", "crop"])
+def test_cached_batches_never_wait_for_the_device(data: ImageData, augment: str) -> None:
+    stream = TrainStream(data, PREPROCESS, 6, seed=4, augment=augment, cache="memory", device="cuda")
+    on_cpu = TrainStream(data, PREPROCESS, 6, seed=4, augment=augment, cache="memory")
+    stream.batch(0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        images, labels = stream.batch(5), stream.labels(5)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(images.cpu(), on_cpu.batch(5), atol=1e-2, rtol=0)
+    assert labels.tolist() == on_cpu.labels(5).tolist()

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import torch
+
+from raptor.dynamics.angles import angle, one_minus_cos
+from raptor.dynamics.direction import Direction
+from raptor.dynamics.moments import ImageMoments, jsonable
+from raptor.vit import TokenGroups
+
+
+def rotated_pair(theta: float, dim: int = 384, num: int = 50) -> tuple[torch.Tensor, torch.Tensor]:
+    """Float64 vectors at exactly `theta`, of norms 3 and 7."""
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(num, dim, 2, generator=generator, dtype=torch.float64)).Q
+    x, v = basis[..., 0], basis[..., 1]
+    return 3 * x, 7 * (np.cos(theta) * x + np.sin(theta) * v)
+
+
+def test_small_angle_in_float32() -> None:
+    x, y = rotated_pair(1e-4)
+    x, y = x.float(), y.float()
+    assert torch.allclose(angle(x, y), torch.tensor(1e-4), rtol=1e-3)
+    assert torch.allclose(one_minus_cos(x, y), torch.tensor(5e-9), rtol=2e-3)
+    cosine = torch.nn.functional.cosine_similarity(x, y, dim=-1)
+    naive = torch.arccos(cosine.clamp(max=1))
+    assert (naive - 1e-4).abs().max() > 5e-5, "the naive form would do: the test shows nothing"
+
+
+def test_angle_over_the_whole_range() -> None:
+    for theta in (0.0, 1e-6, 0.3, np.pi / 2, 3.0, np.pi - 1e-6):
+        x, y = rotated_pair(theta)
+        assert torch.allclose(angle(x, y), torch.tensor(theta, dtype=torch.float64), atol=1e-12)
+
+
+def rotation_states(theta: float, num_steps: int, groups: TokenGroups, batch: int, dim: int) -> list[torch.Tensor]:
+    """Every token turns by `theta` a step in its own plane; token norms grow by 1.5 a step."""
+    generator = torch.Generator().manual_seed(1)
+    basis = torch.linalg.qr(torch.randn(batch, groups.num_tokens, dim, 2, generator=generator)).Q
+    u, v = basis[..., 0], basis[..., 1]
+    return [1.5**l * (np.cos(l * theta) * u + np.sin(l * theta) * v) for l in range(num_steps + 1)]
+
+
+def test_rotation_has_constant_speed() -> None:
+    groups, theta, num_steps = TokenGroups(cls=1, registers=2, patches=6), 0.1, 5
+    measure = Direction(groups)
+    states = rotation_states(theta, num_steps, groups, 7, 16)
+    measure.update([a[:4] for a in states])
+    measure.update([a[4:] for a in states])
+    result = measure.result()
+    layers = np.arange(num_steps + 1)
+    assert set(result.speed) == {"all", "cls", "registers", "patches"}
+    for name in result.speed:
+        np.testing.assert_allclose(result.speed[name].mean, np.full(num_steps, theta), rtol=1e-5)
+        np.testing.assert_allclose(result.gamma[name].mean, np.cos((num_steps - layers) * theta), atol=1e-6)
+        np.testing.assert_allclose(result.norm[name].mean, 1.5**layers, rtol=1e-6)
+        assert result.speed[name].num_images == 7
+    json.dumps(result.to_dict(), allow_nan=False)
+
+
+def test_groups_and_spread_match_brute_force() -> None:
+    groups = TokenGroups(cls=1, registers=0, patches=4)
+    generator = torch.Generator().manual_seed(2)
+    states = [torch.randn(9, 5, 8, generator=generator) for _ in range(4)]
+    measure = Direction(groups)
+    measure.update([a[:5] for a in states])
+    measure.update([a[5:] for a in states])
+    result = measure.result()
+    x = torch.stack(states, 1).double().numpy()  # (B, L+1, T, D)
+    unit = x / np.linalg.norm(x, axis=-1, keepdims=True)
+    per_image = np.arccos((unit[:, 1:] * unit[:, :-1]).sum(-1))[:, :, 1:].mean(-1)
+    speed = result.speed["patches"]
+    np.testing.assert_allclose(speed.mean, per_image.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(speed.std, per_image.std(0), rtol=1e-4)
+    np.testing.assert_allclose(
+        speed.quantiles, np.quantile(per_image, [0.05, 0.25, 0.5, 0.75, 0.95], axis=0), rtol=1e-5
+    )
+    assert "registers" not in result.speed
+
+
+def test_bf16_states_are_measured_in_float32() -> None:
+    groups = TokenGroups(cls=0, registers=0, patches=3)
+    states = [a.bfloat16() for a in rotation_states(0.05, 3, groups, 4, 32)]
+    exact = [a.double() for a in states]
+    low, high = Direction(groups), Direction(groups)
+    low.update(states)
+    high.update(exact)
+    np.testing.assert_allclose(low.result().speed["all"].mean, high.result().speed["all"].mean, rtol=1e-5)
+
+
+def test_reservoir_is_bounded_and_uniform() -> None:
+    moments = ImageMoments(reservoir=400, seed=3)
+    values = torch.arange(20_000, dtype=torch.float64)[:, None] / 20_000
+    for batch in values.split(64):
+        moments.update(batch)
+    spread = moments.result()
+    assert moments._kept is not None and len(moments._kept) == 400
+    np.testing.assert_allclose(spread.mean, values.mean().item(), rtol=1e-12)
+    np.testing.assert_allclose(spread.std, values.std(correction=0).item(), rtol=1e-12)
+    assert spread.quantiles is not None
+    # Standard error of a sample quantile: sqrt(q (1 - q) / n) = .025 at the median; four of them.
+    np.testing.assert_allclose(spread.quantiles[:, 0], [0.05, 0.25, 0.5, 0.75, 0.95], atol=0.1)
+
+
+def test_jsonable() -> None:
+    value = {"a": np.array([1.0, np.nan]), 3: [1 + 2j], "b": np.float32(0.5), "c": None}
+    assert jsonable(value) == {"a": [1.0, None], "3": [[1.0, 2.0]], "b": 0.5, "c": None}

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from raptor.dynamics.stability import Stability, perturbation, seeded_generator
+from raptor.vit import TokenGroups
+
+GROUPS = TokenGroups(cls=1, registers=1, patches=4)
+NUM_BLOCKS = 6
+DIM = 32
+
+
+class Contraction:
+    """Every block keeps the first coordinate and shrinks the others by `rate`; the clean state is the first axis.
+
+    The tangent of the angle to that axis shrinks by `rate` a block.
+    """
+
+    def __init__(self, rate: float, dtype: torch.dtype = torch.float32) -> None:
+        self.scale = torch.full((DIM,), rate, dtype=dtype)
+        self.scale[0] = 1
+        clean = torch.zeros(3, GROUPS.num_tokens, DIM, dtype=dtype)
+        clean[..., 0] = torch.rand(3, GROUPS.num_tokens, generator=torch.Generator().manual_seed(0)) + 1
+        self.states = [clean] * (NUM_BLOCKS + 1)
+        self.num_block_calls = 0
+
+    def run_from(self, layer: int, state_btd: torch.Tensor) -> list[torch.Tensor]:
+        states = [state_btd]
+        for _ in range(layer, NUM_BLOCKS):
+            states.append(states[-1] * self.scale)
+            self.num_block_calls += 1
+        return states
+
+
+def test_contraction_shrinks_angle_by_rate_and_d_by_its_square() -> None:
+    rate = 0.6
+    system = Contraction(rate)
+    measure = Stability(GROUPS, eps=(1e-3, 1e-2))
+    measure.update(system.states, system.run_from)
+    result = measure.result()
+    path = result.path[0, 0]  # all tokens perturbed, all measured: (eps, layers, L+1)
+    assert np.isnan(path[0, 3, :3]).all()
+    for e in range(2):
+        for l in range(NUM_BLOCKS):
+            np.testing.assert_allclose(path[e, l, l + 1 :] / path[e, l, l:-1], rate, rtol=1e-3)
+    d = result.d_per_eps.mean[0, 0]
+    for l in range(NUM_BLOCKS - 1):
+        # Directions differ between injection layers: their out-of-axis share varies by about 1 / DIM.
+        np.testing.assert_allclose(d[:, l] / d[:, l + 1], rate**2, rtol=0.1)
+    # d / eps grows tenfold with eps, angle / eps does not move.
+    np.testing.assert_allclose(d[1] / d[0], 10, rtol=0.05)
+    angle = result.angle_per_eps.mean[0, 0]
+    np.testing.assert_allclose(angle[1] / angle[0], 1, rtol=0.05)
+    assert result.noise_floor.max() == 0
+
+
+def test_sensitivity_slope_is_minus_log_rate() -> None:
+    for rate in (0.5, 0.9, 1.2):
+        system = Contraction(rate)
+        measure = Stability(GROUPS, eps=(1e-3,), targets=("all",))
+        measure.update(system.states, system.run_from)
+        slope = measure.result().log_slope()[0, 0, 0]
+        assert slope == pytest.approx(-np.log(rate), abs=0.02)
+
+
+def test_d_of_one_path_in_closed_form() -> None:
+    """A perturbation p of the axis e: tan of the final angle is rate^n |p_perp| / |e + p_par|."""
+    rate = 0.7
+    system = Contraction(rate, dtype=torch.float64)
+    measure = Stability(GROUPS, eps=(0.1,), layers=(2,), targets=("all",), seed=5)
+    measure.update(system.states, system.run_from)
+    generator = seeded_generator(torch.device("cpu"), 5, 2, 0, 0)
+    moved = system.states[2] + perturbation(system.states[2], 0.1, slice(None), generator)
+    tangent = rate**4 * moved[..., 1:].norm(dim=-1) / moved[..., 0]
+    expected = torch.arctan(tangent)
+    result = measure.result()
+    assert result.angle_per_eps.mean[0, 0, 0, 0] == pytest.approx(expected.mean().item() / 0.1, rel=1e-9)
+    assert result.d_per_eps.mean[0, 0, 0, 0] == pytest.approx((1 - expected.cos()).mean().item() / 0.1, rel=1e-9)
+
+
+def test_tokens_without_coupling_answer_only_their_own_group() -> None:
+    system = Contraction(0.8)
+    measure = Stability(GROUPS, eps=(1e-2,))
+    measure.update(system.states, system.run_from)
+    result = measure.result()
+    angle = result.angle_per_eps.mean[..., 0, 0]  # (targets, groups)
+    assert result.targets == result.groups == ["all", "cls", "registers", "patches"]
+    off = angle[1:, 1:] * (1 - np.eye(3))
+    assert np.abs(off).max() == 0 and (np.diag(angle[1:, 1:]) > 0.1).all()
+    # The same directions for every target: a group answers alike, alone or among all.
+    np.testing.assert_allclose(np.diag(angle)[1:], angle[0, 1:], rtol=1e-6)
+    assert result.num_block_calls == 4 * sum(range(1, NUM_BLOCKS + 1))
+    assert system.num_block_calls == result.num_block_calls + NUM_BLOCKS  # the noise floor costs one pass
+    json.dumps(result.to_dict(), allow_nan=False)
+
+
+def test_perturbation_sizes() -> None:
+    state = torch.randn(5, GROUPS.num_tokens, DIM) * 7
+    generator = seeded_generator(torch.device("cpu"), 0, 1, 2, 3)
+    added = perturbation(state, 1e-2, GROUPS.slice("patches"), generator)
+    ratio = added.norm(dim=-1) / state.norm(dim=-1)
+    torch.testing.assert_close(ratio[:, 2:], torch.full((5, 4), 1e-2))
+    assert ratio[:, :2].abs().max() == 0
+    paper = perturbation(torch.randn(40, 6, 400), 1e-2, slice(None), generator, kind="paper")
+    assert paper.norm(dim=-1).mean().item() == pytest.approx(1e-2 * 20, rel=0.01)
+
+
+def test_directions_are_uniform() -> None:
+    """Mean 0 and covariance I / D on the sphere."""
+    state = torch.ones(500, 40, 4)
+    p = perturbation(state, 0.5, slice(None), seeded_generator(torch.device("cpu"), 1, 1, 1, 1)).flatten(0, 1)
+    torch.testing.assert_close(p.mean(0), torch.zeros(4), atol=0.015, rtol=0)
+    torch.testing.assert_close(p.mT @ p / len(p), torch.eye(4) / 4, atol=0.01, rtol=0)
+
+
+def test_randomness_is_a_function_of_the_key() -> None:
+    draws = {}
+    for key in [(0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)]:
+        draws[key] = torch.randn(4, generator=seeded_generator(torch.device("cpu"), *key))
+        again = torch.randn(4, generator=seeded_generator(torch.device("cpu"), *key))
+        torch.testing.assert_close(draws[key], again, rtol=0, atol=0)
+    assert len({tuple(draw.tolist()) for draw in draws.values()}) == 5
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot perturb cls"):
+        Stability(TokenGroups(cls=0, registers=0, patches=3), targets=("cls",))
+    with pytest.raises(ValueError, match="positive"):
+        Stability(GROUPS, eps=(0.0,))
+    system = Contraction(0.5)
+    with pytest.raises(ValueError, match="do not fit a model of 6 blocks"):
+        Stability(GROUPS, layers=(9,)).update(system.states, system.run_from)
