@@ -31,7 +31,7 @@ class Curves:
     """Error curves over the layers 1..L, one array (L,) for each group: `all` and the groups that are present.
 
     Attributes:
-        r2: 1 - sum |s - t|^2 / sum |t - mean|^2 over the whole set (SPEC section 5).
+        r2: 1 - sum |s - t|^2 / sum |t - mean|^2 over the whole set, the mean per coordinate.
         r2_uniform: the same for each coordinate, then the plain average over coordinates.
         absolute: E |a_l - ã_l|_F, the Frobenius norm over one image's tokens, mean over images.
         relative: absolute / E |a_l|_F.
@@ -71,9 +71,14 @@ class Curves:
         }
 
 
+def finite(value: float) -> float | None:
+    """A number as JSON can hold it: None when it is not finite."""
+    return float(value) if np.isfinite(value) else None
+
+
 def finite_list(values: Array) -> list[float | None]:
     """An array (N,) as a list that JSON can hold."""
-    return [float(v) if np.isfinite(v) else None for v in values]
+    return [finite(v) for v in values]
 
 
 def layer_sums(
@@ -221,10 +226,9 @@ class ErrorCurves:
         self._group_of_token = torch.arange(num).repeat_interleave(sizes).to(device)
         compiled = device.type == "cuda" if self.compiled is None else self.compiled
         self._layer_sums = _compiled(device) if compiled else layer_sums
-        double = {"device": device, "dtype": torch.float64}
-        self._image_sums = torch.zeros(self.num_layers, num + 1, NUM_IMAGE_VALUES, **double)  # type: ignore[arg-type]
-        self._norm_sums = torch.zeros(self.num_layers, num + 1, 2, **double)  # type: ignore[arg-type]
-        self._coordinate_sums = torch.zeros(self.num_layers, num, 3, dim, **double)  # type: ignore[arg-type]
+        self._image_sums = torch.zeros(self.num_layers, num + 1, NUM_IMAGE_VALUES, device=device, dtype=torch.float64)
+        self._norm_sums = self._image_sums[..., :2].clone()
+        self._coordinate_sums = torch.zeros(self.num_layers, num, 3, dim, device=device, dtype=torch.float64)
 
     def _check(self, teacher_states: Sequence[Tensor], student_states: Sequence[Tensor]) -> None:
         for who, states in (("teacher", teacher_states), ("student", student_states)):

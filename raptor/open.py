@@ -204,9 +204,25 @@ def _build_transformers(repo: str, base: dict[str, Any], fetch: bool) -> nn.Modu
         config.num_labels = base["num_classes"]
     classifier = any("ForImageClassification" in a for a in config.architectures or [])
     auto = transformers.AutoModelForImageClassification if classifier else transformers.AutoModel
-    model = auto.from_pretrained(repo, config=config) if fetch else auto.from_config(config)
+    if fetch:
+        model, missing = _fetch_transformers(auto, repo, config)
+        base["add_pooling_layer"] = not missing
+    else:
+        options = {} if base.get("add_pooling_layer", True) else {"add_pooling_layer": False}
+        model = auto.from_config(config, **options)
     base["config"] = config.to_dict()
     return model
+
+
+def _fetch_transformers(auto: Any, repo: str, config: Any) -> tuple[nn.Module, list[str]]:
+    """The model with its published weights, and the keys of a pooler it was left without for want of weights."""
+    model, info = auto.from_pretrained(repo, config=config, output_loading_info=True)
+    missing = sorted(info["missing_keys"])
+    if missing and all(k.startswith("pooler.") for k in missing):
+        return auto.from_pretrained(repo, config=config, add_pooling_layer=False), missing
+    if missing:
+        raise ValueError(f"the weights of hf/{repo} lack {', '.join(missing[:6])}: they would be random")
+    return model, missing
 
 
 def _build_hub(rest: str, base: dict[str, Any], fetch: bool) -> nn.Module:

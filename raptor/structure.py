@@ -36,6 +36,8 @@ class _Candidate:
     path: str
     blocks: list[nn.Module]
     calls: list[_Call] = field(default_factory=list)
+    within: set[str] = field(default_factory=set)
+    """Paths of the candidates whose blocks were running when this one's were called."""
 
     def fault(self) -> str | None:
         """The first condition the list fails, or None."""
@@ -88,7 +90,8 @@ def inspect_vit(
         )
     other_calls, output = _probe_forward(model, candidates, preprocess, kwargs, name)
     faults = [c.fault() for c in candidates]
-    chosen = next((c for c, fault in zip(candidates, faults) if fault is None), None)
+    sound = {c.path: c for c, fault in zip(candidates, faults) if fault is None}
+    chosen = next((c for c in sound.values() if not c.within & sound.keys()), None)
     if chosen is None:
         raise NotAViT(f"{name}: no single residual stream of blocks: {faults[0]}")
     for other in candidates:
@@ -136,7 +139,7 @@ def _candidates(model: nn.Module, path: str | None) -> list[_Candidate]:
             continue
         children = list(module)
         alike = len({type(c) for c in children}) == 1
-        if alike and all(any(True for _ in c.children()) for c in children):
+        if alike and not any(_is_plain_layer(c) for c in children):
             found.append(_Candidate(name, children))
     size = {c.path: sum(p.numel() for b in c.blocks for p in b.parameters()) for c in found}
     return sorted(found, key=lambda c: -size[c.path])
@@ -155,9 +158,20 @@ def _probe_forward(
 
         return hook
 
+    running: list[str] = []
+
+    def enter(candidate: _Candidate) -> Any:
+        def hook(*_: Any) -> None:
+            candidate.within.update(path for path in running if path != candidate.path)
+            running.append(candidate.path)
+
+        return hook
+
     for candidate in candidates:
         for block in candidate.blocks:
+            handles.append(block.register_forward_pre_hook(enter(candidate)))
             handles.append(block.register_forward_hook(watch(candidate.calls), with_kwargs=True))
+            handles.append(block.register_forward_hook(lambda *_: running.pop() and None))
     in_blocks = {id(m) for c in candidates for b in c.blocks for m in b.modules()}
     for module in model.modules():
         if id(module) not in in_blocks and (_is_norm(module) or isinstance(module, nn.Linear)):
@@ -179,9 +193,13 @@ def _probe_forward(
     return others, output
 
 
+def _is_plain_layer(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.") and not any(True for _ in module.children())
+
+
 def _continues_depth(other: _Candidate, chosen: _Candidate) -> bool:
     """Whether `other` is a further list of token blocks, neither inside the chosen one nor around it."""
-    inside = other.path.startswith(chosen.path + ".") or chosen.path.startswith(other.path + ".")
+    inside = chosen.path in other.within or other.path in chosen.within
     if other is chosen or inside or not other.calls:
         return False
     inputs = other.calls[0].inputs

@@ -59,6 +59,8 @@ def perturb(vit: ViT, layer: int, change: Tensor | Callable[[Tensor], Tensor], g
     `change` is a tensor that broadcasts to (B, tokens of the group, D), or a function of the group's state giving one.
     """
     where = vit.groups.slice(group)
+    if where.start == where.stop:
+        raise ValueError(f"{vit.name} has no {group} tokens to perturb")
     if not 0 <= layer <= vit.num_layers:
         raise ValueError(f"layer {layer} is not a state of {vit.name}: states are numbered 0..{vit.num_layers}")
 

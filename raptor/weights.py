@@ -34,7 +34,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
-            reason = str(error).splitlines()[0]
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ValueError(f"{path} cannot be read as a weights-only file: {reason}") from None
     return {k: v.float() if v.is_floating_point() else v for k, v in _unwrap(state, path).items()}
 

@@ -35,7 +35,7 @@ TILE = 4
 """Objects are drawn in tiles of TILE x TILE pixels."""
 SAMPLES = ((0.25, 0.3), (0.75, 0.7))
 """Where in a pixel objects are sampled: (across, down)."""
-CHUNK_PIXELS = {"cpu": 2**17, "cuda": 2**23}
+CHUNK_PIXELS = {"cpu": 2**18, "cuda": 2**23}
 LAYOUT_CHUNK = 2**10
 LIGHT_UNIT = 2**16
 
@@ -110,7 +110,7 @@ def _draw(layout: Layout, size: int, device: torch.device) -> SceneBatch:
         _expose(images, layout.noise_start.to(device)),
         layout.label.to(device),
         torch.where(solid, mask, 0),
-        torch.where(solid, depth, distance),
+        torch.where(solid, depth.minimum(distance), distance),
     )
 
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from raptor.data import ImageData, iterate, open_data
 from raptor.data.stream import TrainStream
+from raptor.devices import pick_device, pick_precision
 from raptor.distill.recipe import Recipe, resolve_recipe
 from raptor.distill.trainer import Trainer, load_blocks
 from raptor.distill.validation import Validator
@@ -124,7 +124,7 @@ def distill(
     if stage not in ("all", "1", "2"):
         raise ValueError(f"unknown stage {stage!r}: choose from all, 1, 2")
     device = pick_device(device)
-    precision = ("bf16" if device == "cuda" else "fp32") if precision == "auto" else precision
+    precision = pick_precision(precision, device)
     teacher = open_vit(model, weights=weights, size=size, device="cpu")
     train_data = open_data(data, "train", limit=limit, size=teacher.preprocess.size, skip_bad=skip_bad)
     val_data = open_data(data, "val", limit=val_images, size=teacher.preprocess.size, skip_bad=skip_bad)
@@ -157,16 +157,6 @@ def distill(
         )
     folder = Path(out or f"{name}-k{found.k}")
     return _distill_one(found, folder, config, **common)
-
-
-def pick_device(device: str) -> str:
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"unknown device {device!r}: choose from auto, cpu, cuda")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("no CUDA device here: use --device cpu")
-    return device
 
 
 def _smallest_k(

@@ -5,6 +5,8 @@ Nothing trainable is called around this module, so a data-parallel wrapper sees 
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +37,7 @@ class DistillStep(nn.Module):
         compile_blocks: compile the teacher's block and the student's block together with its loss.
         checkpointing: recompute the student's activations in the backward pass.
         phase: train only this phase (1..k).
+        half_teacher: take the targets from a bf16 copy of the teacher (half the memory traffic), for autocast runs.
     """
 
     def __init__(
@@ -49,10 +52,11 @@ class DistillStep(nn.Module):
         compile_blocks: bool = False,
         checkpointing: bool = False,
         phase: int | None = None,
+        half_teacher: bool = False,
     ):
         super().__init__()
         self.shared_blocks = shared_blocks(student)
-        self._views = (teacher, student)  # in a tuple: the frozen parts are not this module's to register
+        self._teacher = (half_copy(teacher) if half_teacher else teacher,)  # in a tuple: not this module's to register
         self.phases = phases
         self.cosine = cosine
         self.checkpointing = checkpointing
@@ -80,7 +84,7 @@ class DistillStep(nn.Module):
     @torch.no_grad()
     def teacher_states(self, images: Tensor) -> tuple[list[Tensor], Context]:
         """`a_0..a_L` of the teacher and what its blocks were called with."""
-        teacher = self._views[0]
+        teacher = self._teacher[0]
         x_btd, context = teacher.embed(images)
         states = [x_btd]
         for block, (args, kwargs) in zip(teacher.blocks, context.calls):
@@ -135,7 +139,7 @@ class DistillStep(nn.Module):
     def _teacher_forced(self, states: list[Tensor], context: Context, j: int) -> Tensor:
         """Loss of each layer of phase `j`, one step from the teacher's state before it, all depths in one call."""
         first, last = self.phases.spans[j]
-        if self._views[0].depth_conditioned:
+        if self._teacher[0].depth_conditioned:
             layers = range(first, last + 1)
             return torch.cat([torch.stack(self._one_step(states, context, j, layer)) for layer in layers])
         num, batch = last - first + 1, states[0].shape[0]
@@ -165,6 +169,11 @@ def state_variance(
                 variance.update(teacher.unroll(*teacher.embed(images))[1:])
         variance.reduce(add_ranks)
     return variance.per_token(normalise).to(device)
+
+
+def half_copy(vit: ViT) -> ViT:
+    """A bf16 copy of a model that only gives targets."""
+    return dataclasses.replace(vit, model=copy.deepcopy(vit.model).bfloat16())
 
 
 def _run_block(block: nn.Module, x_btd: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from raptor.data.stream import TrainStream
+from raptor.devices import device_name
 from raptor.distill.recipe import Recipe
 from raptor.distill.schedule import Budget, learning_rate, teacher_forcing
 from raptor.distill.step import DistillStep, state_variance
@@ -49,6 +50,7 @@ class Trainer:
         step_module = DistillStep(
             self.teacher, self.student, self.phases, variance_lt, self.settings.last_phase_weights,
             self.settings.stage2_weights, self.settings.cosine, self.compile_blocks, self.checkpointing, phase,
+            half_teacher=self.precision == "bf16" and self.fabric.device.type == "cuda",
         )  # fmt: skip
         share = self.settings.stage1_share
         plan = stages or [s for s, part in (("stage1", share), ("stage2", 1 - share)) if part > 0]
@@ -210,7 +212,7 @@ class Trainer:
             "num_steps": self.state["num_steps"],
             "seconds": round(self.state["seconds"], 1),
             "validation": scores,
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            "device": device_name(device),
             "image_size": self.teacher.preprocess.size,
         }
 

@@ -13,23 +13,24 @@ factorisation instead.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from raptor.dynamics.parallel import parallel_map
+
 TOLERANCE = 1e-6
 GRAM_LIMIT = 3e-3
-CHUNK = 250  # trajectories fitted together: few enough to stay in the cache
+CHUNK = 200  # trajectories fitted together: few enough to stay in the cache
 
 
 @dataclass
 class BatchedDMD:
     """Fits of N trajectories. Eigenvalues are sorted by falling modulus; entries past r' are NaN.
 
-    eigenvalues, amplitudes: `(N, r)` complex. ranks: `(N,)`, the r' used. singular_values: `(N, L)` of X1.
+    eigenvalues, amplitudes: `(N, r)` complex, r the asked rank or the most L and D allow. ranks: `(N,)`, the r' used. singular_values: `(N, L)` of X1.
     gap: `(N,)`, the singular value r' over the next one (infinite when there is none).
     reconstruction_error: `(N, L+1)`, `|x_t - x̃_t| / |x_t|`; values below about 1e-7 are rounding.
     coefficients: `(N, L, r)` complex, the modes in terms of the columns of X2.
@@ -42,6 +43,7 @@ class BatchedDMD:
     reconstruction_error: np.ndarray
     coefficients: np.ndarray
     rank: int
+    asked_rank: int
 
     @property
     def spectral_radius(self) -> np.ndarray:
@@ -61,10 +63,11 @@ class BatchedDMD:
     @property
     def note(self) -> str | None:
         """Says how many trajectories were truncated below the asked rank, if any."""
-        short = self.ranks[self.ranks < self.rank]
+        short = self.ranks[self.ranks < self.asked_rank]
         if len(short) == 0:
             return None
-        return f"{len(short)} of {len(self.ranks)} trajectories truncated below rank {self.rank}, down to {short.min()}"
+        total = len(self.ranks)
+        return f"{len(short)} of {total} trajectories truncated below rank {self.asked_rank}, down to {short.min()}"
 
     def modes(self, x_nld: Tensor) -> np.ndarray:
         """Exact modes `(N, D, r)` of the trajectories that were fitted."""
@@ -82,28 +85,29 @@ def fit_dmd(x_nld: Tensor, rank: int = 10, tolerance: float = TOLERANCE, gram_li
     if rank < 1:
         raise ValueError(f"the rank must be at least 1, got {rank}")
     x_nld = x_nld.detach().cpu()
-    rank = min(rank, x_nld.shape[1] - 1, x_nld.shape[2])
-    fit = _empty(len(x_nld), x_nld.shape[1] - 1, rank)
+    fit = _empty(x_nld, rank)
     limit = max(gram_limit, tolerance)
-    chunks = torch.arange(len(x_nld)).split(CHUNK)
-    # LAPACK takes small matrices one by one on one core, and torch releases the interpreter meanwhile.
-    with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
-        list(pool.map(lambda rows: _fit_chunk(fit, rows, x_nld[rows].double(), tolerance, limit), chunks))
+    rows, chunks = torch.arange(len(x_nld)).split(CHUNK), x_nld.split(CHUNK)
+    parallel_map(lambda *chunk: _fit_chunk(fit, *chunk, tolerance, limit), rows, chunks)
     return _sorted(fit)
 
 
 def _fit_chunk(fit: BatchedDMD, rows: Tensor, x_nld: Tensor, tolerance: float, limit: float) -> None:
-    norms = torch.linalg.vector_norm(x_nld, dim=2)
+    x_nld = x_nld.double()
+    gram = x_nld @ x_nld.mT
+    norms = gram.diagonal(dim1=1, dim2=2)
     if not bool((torch.isfinite(norms) & (norms > 0)).all()):
         raise ValueError("a trajectory holds a state that is zero or not finite: check the model's states")
     good = torch.zeros(len(rows), dtype=torch.bool)
     if np.isfinite(limit):
-        good = _fit_grams(fit, rows, x_nld @ x_nld.mT, limit)
+        good = _fit_grams(fit, rows, gram, limit)
     if not bool(good.all()):
         _fit_qr(fit, rows[~good], x_nld[~good], tolerance)
 
 
-def _empty(num: int, num_steps: int, rank: int) -> BatchedDMD:
+def _empty(x_nld: Tensor, asked_rank: int) -> BatchedDMD:
+    num, num_steps = len(x_nld), x_nld.shape[1] - 1
+    rank = min(asked_rank, num_steps, x_nld.shape[2])
     nan = complex(np.nan, np.nan)
     return BatchedDMD(
         eigenvalues=np.full((num, rank), nan),
@@ -113,6 +117,7 @@ def _empty(num: int, num_steps: int, rank: int) -> BatchedDMD:
         reconstruction_error=np.zeros((num, num_steps + 1)),
         coefficients=np.full((num, num_steps, rank), nan),
         rank=rank,
+        asked_rank=asked_rank,
     )
 
 
@@ -180,9 +185,8 @@ def _fit_qr(fit: BatchedDMD, rows: Tensor, x_nld: Tensor, tolerance: float) -> N
         operator = u[same, :, :r].mT @ after
         eigenvalues, w = torch.linalg.eig(operator)
         first = torch.linalg.lstsq(after, points[:, :, :1], driver="gelsd").solution
-        amplitudes = torch.linalg.lstsq(_times(after, w), points[:, :, :1].to(w.dtype), driver="gelsd").solution[
-            :, :, 0
-        ]
+        phi = _times(after, w)
+        amplitudes = torch.linalg.lstsq(phi, points[:, :, :1].to(w.dtype), driver="gelsd").solution[:, :, 0]
         rebuilt = after @ _path(operator, first, num_steps + 1)
         error = torch.linalg.vector_norm(points - rebuilt, dim=1) / torch.linalg.vector_norm(points, dim=1)
         _store(fit, rows[same], eigenvalues, amplitudes, _times(scaled, w), error)

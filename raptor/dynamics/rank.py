@@ -3,8 +3,9 @@
 For patches, registers and all tokens the rows of the update matrix are the tokens of one image, and the numbers are
 spread over images. For cls they are the images, since one token is trivially of rank 1: one number for the whole set.
 
-Singular values of an image's updates cost more than a forward pass of a small model, so they are taken on a stated
-number of images, spread evenly over the set (`num_rank_images`); cls uses every image.
+Singular values of an image's updates cost far more than its forward pass on a GPU, so they are taken on a stated number
+of images, spread evenly over the set (`num_rank_images`), and on the CPU, where many small matrices are faster. cls uses
+every image.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from torch import Tensor
 from raptor.dynamics.angles import unit
 from raptor.dynamics.groups import EvenSubset, check_states, measured_groups, take_rows
 from raptor.dynamics.moments import ImageMoments, Spread, jsonable
+from raptor.dynamics.parallel import parallel_map
 from raptor.vit import TokenGroups
 
-RANK_IMAGES = 128
+RANK_IMAGES = 64
+PENDING = 8  # images whose Gram matrices wait on the device before the host takes them
 
 
 @dataclass
@@ -50,11 +53,10 @@ def ranks_from_squares(squares: Tensor) -> tuple[Tensor, Tensor]:
     return stable, torch.where(top > 0, entropy.exp(), 0)
 
 
-def squared_singular_values(updates: Tensor) -> Tensor:
-    """Squared singular values of matrices `(..., T, D)`, from the smaller Gram matrix, in float64."""
+def small_gram(updates: Tensor) -> Tensor:
+    """The smaller Gram matrix of matrices `(..., T, D)`, in float64: its eigenvalues are squared singular values."""
     updates = updates.double()
-    gram = updates @ updates.mT if updates.shape[-2] <= updates.shape[-1] else updates.mT @ updates
-    return torch.linalg.eigvalsh(gram)
+    return updates @ updates.mT if updates.shape[-2] <= updates.shape[-1] else updates.mT @ updates
 
 
 def coherence(updates: Tensor) -> Tensor:
@@ -73,7 +75,9 @@ class Rank:
         self.groups = groups
         self._subset = EvenSubset(num_rank_images, num_images)
         self._spans = {name: s for name, s in measured_groups(groups).items() if name != "cls"}
-        self._moments = ImageMoments()
+        self._coherence, self._ranks = ImageMoments(), ImageMoments()
+        self._pending: list[list[Tensor]] = []
+        self._num_pending = 0
         self._cls = UpdatesOverImages() if groups.cls else None
 
     @torch.no_grad()
@@ -85,31 +89,40 @@ class Rank:
             self._cls.update(cls_lbd[1:] - cls_lbd[:-1])
         rows = self._subset.pick(len(states[0]))
         if rows:
-            self._moments.update(self._measure([take_rows(a, rows) for a in states]))
+            self._measure([take_rows(a, rows) for a in states])
+            self._num_pending += len(rows)
+        if self._num_pending >= PENDING:
+            self._factorise()
 
-    def _measure(self, states: Sequence[Tensor]) -> Tensor:
-        """Stable rank, effective rank and coherence of each image, group and step: `(B, 3, groups, L)`."""
-        by_layer = []
-        before = unit(states[0])
-        for state in states[1:]:
-            now = unit(state)
-            update = now - before
-            by_group = [self._measure_group(update[:, span]) for span in self._spans.values()]
-            by_layer.append(torch.stack(by_group, -1))
-            before = now
-        return torch.stack(by_layer, -1)
+    def _measure(self, states: Sequence[Tensor]) -> None:
+        """Coherence at once; Gram matrices are put aside."""
+        x_lbtd = unit(torch.stack(list(states)))
+        update_bltd = (x_lbtd[1:] - x_lbtd[:-1]).transpose(0, 1)
+        parts = [update_bltd[:, :, span] for span in self._spans.values()]
+        self._coherence.update(torch.stack([coherence(part) for part in parts], 1))
+        self._pending.append([small_gram(part) for part in parts])
 
-    def _measure_group(self, update_btd: Tensor) -> Tensor:
-        stable, effective = ranks_from_squares(squared_singular_values(update_btd))
-        return torch.stack([stable, effective, coherence(update_btd).double()], 1)
+    def _factorise(self) -> None:
+        """Ranks of the images put aside, on the CPU; the one place that waits for the device."""
+        if not self._num_pending:
+            return
+        by_group = []
+        for grams in zip(*self._pending):
+            gram_bl = torch.cat(grams).cpu()
+            squares = torch.stack(parallel_map(torch.linalg.eigvalsh, gram_bl.flatten(0, 1)))
+            by_group.append(torch.stack(ranks_from_squares(squares.unflatten(0, gram_bl.shape[:2])), 1))
+        self._ranks.update(torch.stack(by_group, 2))  # (B, 2, groups, L)
+        self._pending, self._num_pending = [], 0
 
     def result(self) -> RankResult:
-        spread = self._moments.result()
-        names = list(self._spans)
-        stable, effective, coherent = ({name: spread[m, i] for i, name in enumerate(names)} for m in range(3))
+        self._factorise()
+        ranks, coherences = self._ranks.result(), self._coherence.result()
+        stable, effective, coherent = (
+            {name: spread[i] for i, name in enumerate(self._spans)} for spread in (ranks[0], ranks[1], coherences)
+        )
         if self._cls is not None:
             stable["cls"], effective["cls"], coherent["cls"] = self._cls.result()
-        return RankResult(stable, effective, coherent, spread.num_images)
+        return RankResult(stable, effective, coherent, ranks.num_images)
 
 
 class UpdatesOverImages:

@@ -19,8 +19,8 @@ from raptor.dynamics.modes import TOLERANCE, BatchedDMD, fit_dmd, rank_sweep
 from raptor.dynamics.moments import ImageMoments, Spread, jsonable
 from raptor.vit import TokenGroups
 
-TRAJECTORIES = 512
-SHOWN = 64  # trajectories whose eigenvalues go into the JSON
+TRAJECTORIES = 256
+SHOWN = 64  # trajectories that are swept over ranks and whose eigenvalues go into the JSON
 
 
 class PooledDMD:
@@ -88,7 +88,7 @@ class PooledDMD:
 class GroupModes:
     """DMD of one token group: spreads over images, the fits behind them, the pooled fit and the rank sweep.
 
-    sweep: by rank, spreads of the spectral radius, median modulus and reconstruction error.
+    sweep: by rank, on the first 64 trajectories, spreads of the spectral radius, median modulus and reconstruction error.
     """
 
     spectral_radius: Spread
@@ -104,7 +104,7 @@ class GroupModes:
     def to_dict(self) -> dict[str, Any]:
         spreads = ("spectral_radius", "median_modulus", "gap", "singular_values", "reconstruction_error")
         return {name: getattr(self, name).to_dict() for name in spreads} | {
-            "rank": self.fits.rank,
+            "rank": self.fits.asked_rank,
             "ranks_used": jsonable(np.bincount(self.fits.ranks, minlength=self.fits.rank + 1)),
             "note": self.fits.note,
             "eigenvalues": jsonable(self.fits.eigenvalues[:SHOWN]),
@@ -167,7 +167,7 @@ class Modes:
         x_nld = torch.cat(self._kept[name]).cpu()
         fits = fit_dmd(x_nld, self.rank, self.tolerance)
         pooled = self._pooled[name].fit()
-        swept = rank_sweep(x_nld, [r for r in self.sweep if r < x_nld.shape[1]], self.tolerance)
+        swept = rank_sweep(x_nld[:SHOWN], [r for r in self.sweep if r < x_nld.shape[1]], self.tolerance)
         return GroupModes(
             spectral_radius=spread_of(fits.spectral_radius),
             median_modulus=spread_of(fits.median_modulus),

@@ -134,6 +134,7 @@ def test_truncation_below_the_dimension() -> None:
     x_nld = torch.randn(3, 13, 4, dtype=torch.float64)
     fit = fit_dmd(x_nld, rank=10)
     assert fit.ranks.tolist() == [4, 4, 4]
+    assert fit.note is not None and "3 of 3" in fit.note
     for n in range(3):
         assert_equals_pydmd(x_nld[n].numpy(), fit.eigenvalues[n], fit.modes(x_nld)[n], fit.amplitudes[n])
 

@@ -1,0 +1,158 @@
+"""Speed of one distillation step: Raptor's against the step as published, in the same run, on one GPU.
+
+    python benchmarks/distill_step.py --out docs/results/distill_step.json
+
+ViT-B/14-reg shape (261 tokens, dim 768), k = 2, stage 2, the paper's block on both sides, images already on the GPU.
+The step as published: fp32, nn.MultiheadAttention returning weights, plain AdamW, its targets given for free. Ours runs
+the teacher in the same step. TFLOP/s counts teacher forward + 3 x student forward, matrix products only; what
+activation checkpointing computes again is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raptor.distill.losses import token_weights
+from raptor.distill.step import DistillStep
+from raptor.open import open_vit
+from raptor.phases import Phases
+from raptor.surrogate import make_surrogate
+
+PHASES = (7, 5)
+WEIGHTS = {"cls": 0.45, "registers": 0.10, "patches": 0.45}
+
+
+class PublishedBlock(nn.Module):
+    """The paper's block the way its formula reads: attention that returns its weights, no fused kernels."""
+
+    def __init__(self, dim: int, num_heads: int):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attn = nn.MultiheadAttention(dim, num_heads, batch_first=True)
+        self.wi, self.wo = nn.Linear(dim, 8 * dim), nn.Linear(4 * dim, dim)
+        self.g1, self.g2 = nn.Parameter(torch.full((dim,), 1e-5)), nn.Parameter(torch.full((dim,), 1e-5))
+        self.depth = nn.Sequential(nn.Linear(1, 16), nn.SiLU(), nn.Linear(16, 3 * dim))
+
+    def forward(self, x: Tensor, layer: Tensor) -> Tensor:
+        t1, t2, t3 = (self.depth(layer.view(1, 1)) + 1).chunk(3, dim=-1)
+        y = self.norm1(x)
+        x = x + t1 * self.g1 * self.attn(y, y, y, need_weights=True)[0]
+        p, q = self.wi(self.norm2(x)).chunk(2, dim=-1)
+        return t3 * (x + t2 * self.g2 * self.wo(F.silu(p) * q))
+
+
+def published_step(dim: int, num_heads: int, num_layers: int, num_tokens: int, batch: int) -> Callable[[], None]:
+    blocks = nn.ModuleList(PublishedBlock(dim, num_heads) for _ in PHASES).cuda()
+    optimizer = torch.optim.AdamW(blocks.parameters(), lr=1e-4, weight_decay=1e-4)
+    states = [torch.randn(batch, num_tokens, dim, device="cuda") for _ in range(num_layers + 1)]
+    depths = torch.arange(1.0, num_layers + 1, device="cuda")
+    parts = (slice(0, 1), slice(1, 5), slice(5, num_tokens))
+
+    def step() -> None:
+        x, loss = states[0], 0.0
+        for layer in range(num_layers):
+            x = blocks[int(layer >= PHASES[0])](x, depths[layer])
+            errors = [F.mse_loss(x[:, part], states[layer + 1][:, part]) for part in parts]
+            loss = loss + sum(w * e for w, e in zip(WEIGHTS.values(), errors)) / num_layers
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(blocks.parameters(), 1.0)
+        optimizer.step()
+
+    return step
+
+
+def raptor_step(name: str, batch: int, checkpointing: bool = False) -> tuple[Callable[[], None], float]:
+    """Our step and the floating-point operations it has to do."""
+    teacher = open_vit(f"timm/{name}", pretrained=False, num_classes=0, device="cuda")
+    student = make_surrogate(teacher, PHASES, block="paper", conditioning="mlp")
+    variance = torch.ones(teacher.num_layers, teacher.groups.num_tokens)
+    module = DistillStep(
+        teacher, student, Phases.from_lengths(PHASES), variance, WEIGHTS, WEIGHTS,
+        compile_blocks=True, checkpointing=checkpointing, half_teacher=True,
+    )  # fmt: skip
+    assert torch.allclose(token_weights(teacher.groups, WEIGHTS).sum(), torch.tensor(1.0))
+    optimizer = torch.optim.AdamW([p for _, p in module.trained_parameters()], lr=1e-4, weight_decay=1e-4, fused=True)
+    size = teacher.preprocess.size
+    images = [torch.randn(batch, 3, size, size, device="cuda") for _ in range(2)]
+    turn = iter(range(10**9))
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss, _ = module(images[next(turn) % 2], "stage2")
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        for parameters in module.clip_groups("stage2"):
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+
+    d, t, layers = teacher.dim, teacher.groups.num_tokens, teacher.num_layers
+    attention = 4 * t * t * d
+    forward_teacher = layers * (2 * t * 12 * d * d + attention)
+    forward_student = layers * (2 * t * 16 * d * d + attention)
+    return step, batch * float(forward_teacher + 3 * forward_student)
+
+
+def measure(step: Callable[[], None], batch: int, seconds: float) -> dict[str, float]:
+    """Median seconds a step over about `seconds` of running, images/s and peak memory."""
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    times, started = [], time.monotonic()
+    while time.monotonic() - started < seconds:
+        first = time.monotonic()
+        for _ in range(5):
+            step()
+        torch.cuda.synchronize()
+        times.append((time.monotonic() - first) / 5)
+    median = statistics.median(times)
+    return {"seconds": median, "images_per_s": batch / median, "peak_gib": torch.cuda.max_memory_allocated() / 2**30}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default=None)
+    parser.add_argument("--seconds", type=float, default=4.0, help="time a measurement")
+    parser.add_argument("--model", default="vit_base_patch14_reg4_dinov2")
+    args = parser.parse_args()
+    shape = timm.create_model(args.model, num_classes=0)
+    dim, heads, layers = shape.embed_dim, shape.blocks[0].attn.num_heads, len(shape.blocks)
+    tokens = (224 // shape.patch_embed.patch_size[0]) ** 2 + shape.num_prefix_tokens
+    rows: dict[str, dict[str, float]] = {}
+    rows["as published, batch 64"] = measure(published_step(dim, heads, layers, tokens, 64), 64, args.seconds)
+    torch.cuda.empty_cache()
+    for label, batch, again in (
+        ("raptor, batch 64", 64, False),
+        ("raptor, batch 256", 256, False),
+        ("raptor, batch 256, checkpointing", 256, True),
+    ):
+        step, flops = raptor_step(args.model, batch, again)
+        rows[label] = measure(step, batch, args.seconds)
+        rows[label]["tflops"] = flops / rows[label]["seconds"] / 1e12
+        del step
+        torch.cuda.empty_cache()
+    base = rows["as published, batch 64"]["images_per_s"]
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {tokens} tokens, dim {dim}, {layers} blocks")
+    print(f"{'step':36}{'images/s':>10}{'ratio':>8}{'TFLOP/s':>9}{'peak GiB':>10}")
+    for label, row in rows.items():
+        row["ratio"] = row["images_per_s"] / base
+        tflops = f"{row['tflops']:.0f}" if "tflops" in row else ""
+        print(f"{label:36}{row['images_per_s']:10.0f}{row['ratio']:8.1f}{tflops:>9}{row['peak_gib']:10.1f}")
+    if args.out:
+        about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
+        Path(args.out).write_text(json.dumps(about, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Cost of recording a trajectory with its similarity, against the model's bare forward pass, in the same run.
+
+    python benchmarks/trajectory.py --out docs/results/trajectory.json
+
+ViT-B/14-reg, bf16, batch 256 on a GPU. Also: peak memory over 1,000 and 100,000 images, and what holding all states
+would take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from raptor.data.stream import Batch
+from raptor.open import open_vit
+from raptor.similarity import measure_similarity
+from raptor.trajectory import Trajectories, autocast
+
+
+class Repeated:
+    """`num_images` noise images as batches: the same two buffers over and over, so that only the model is measured."""
+
+    def __init__(self, num_images: int, batch: int, size: int, device: str):
+        self.num_batches = max(1, round(num_images / batch))
+        self.buffers = [torch.randn(batch, 3, size, size, device=device) for _ in range(2)]
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        for i in range(self.num_batches):
+            yield Batch(self.buffers[i % 2], None, torch.arange(len(self.buffers[0])))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default=None)
+    parser.add_argument("--model", default="timm/vit_base_patch14_reg4_dinov2")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--images", type=int, default=100_000)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_args()
+    cuda = args.device == "cuda"
+    precision = "bf16" if cuda else "fp32"
+    vit = open_vit(args.model, pretrained=False, num_classes=0, device=args.device)
+    size = vit.preprocess.size
+
+    def sync() -> None:
+        if cuda:
+            torch.cuda.synchronize()
+
+    def bare(num_images: int) -> None:
+        with torch.no_grad(), autocast(precision, vit.device):
+            for batch in Repeated(num_images, args.batch, size, args.device):
+                vit(batch.images)
+
+    def recorded(num_images: int) -> None:
+        batches = Repeated(num_images, args.batch, size, args.device)
+        states = (states for states, _, _ in Trajectories(vit, batches, precision))
+        measure_similarity(states, vit.num_layers, vit.groups)
+
+    def seconds(function, num_images: int) -> float:
+        sync()
+        start = time.monotonic()
+        function(num_images)
+        sync()
+        return time.monotonic() - start
+
+    def peak(num_images: int) -> float:
+        if not cuda:
+            return float("nan")
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        recorded(num_images)
+        return torch.cuda.max_memory_allocated() / 2**30
+
+    few = min(args.images // 10, 40 * args.batch)
+    for function in (bare, recorded):
+        seconds(function, 4 * args.batch)
+    pairs = [(seconds(bare, few), seconds(recorded, few)) for _ in range(5)]
+    ratio = statistics.median(r / b for b, r in pairs)
+    small, large = peak(1000), peak(args.images)
+    held = args.images * vit.num_layers * vit.groups.num_tokens * vit.dim * 2 / 2**30
+    result = {
+        "device": torch.cuda.get_device_name() if cuda else "cpu", "torch": torch.__version__, "model": args.model,
+        "precision": precision, "batch": args.batch, "images_per_s_bare": few / statistics.median(b for b, _ in pairs),
+        "images_per_s_recorded": few / statistics.median(r for _, r in pairs), "time_ratio": ratio,
+        "peak_gib_1000_images": small, f"peak_gib_{args.images}_images": large, "memory_ratio": large / small,
+        "gib_if_all_states_were_held_in_bf16": held,
+    }  # fmt: skip
+    print(json.dumps(result, indent=1))
+    if args.out:
+        Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

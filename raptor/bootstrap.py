@@ -1,0 +1,68 @@
+"""Bootstrap intervals over images: resample the images, measure again, take percentiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+LEVEL = 0.95
+CHUNK = 100  # resamples made at once
+
+
+def resampled_means(values_nm: Array, num_resamples: int, seed: int = 0) -> Array:
+    """Means of M values over N images drawn with replacement, (R, M). Every column sees the same resamples."""
+    rng = np.random.default_rng(seed)
+    num_images = len(values_nm)
+    means = np.empty((num_resamples, values_nm.shape[1]))
+    for start in range(0, num_resamples, CHUNK):
+        rows = min(CHUNK, num_resamples - start)
+        drawn = rng.integers(num_images, size=(rows, num_images)) + num_images * np.arange(rows)[:, None]
+        counts = np.bincount(drawn.ravel(), minlength=rows * num_images).reshape(rows, num_images)
+        means[start : start + rows] = counts @ values_nm / num_images
+    return means
+
+
+def interval(estimates: Array, level: float = LEVEL) -> Array:
+    """Percentile interval of estimates (R, ...): (2, ...), lower and upper end. NaN where there are no resamples."""
+    if len(estimates) == 0:
+        return np.full((2, *estimates.shape[1:]), np.nan)
+    return np.quantile(estimates, [(1 - level) / 2, (1 + level) / 2], axis=0)
+
+
+def statistic_interval(
+    columns: Sequence[Array], statistic: Callable[..., Array], num_resamples: int, seed: int = 0
+) -> Array:
+    """Interval (2, ...) of `statistic(mean of each column)`; columns are (N, ...) of one shape."""
+    shape = columns[0].shape[1:]
+    flat = np.concatenate([c.reshape(len(c), -1) for c in columns], axis=1)
+    means = resampled_means(flat, num_resamples, seed).reshape(num_resamples, len(columns), *shape)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return interval(statistic(*np.moveaxis(means, 1, 0)))
+
+
+def quantile_intervals(
+    values: Array, quantiles: Sequence[float], num_resamples: int, seed: int = 0
+) -> tuple[Array, Array]:
+    """Quantiles over images of values (N, ...) and their bootstrap intervals: (Q, ...) and (Q, 2, ...).
+
+    A resample's quantile is an order statistic of the sample, and which one does not depend on the values: the ranks
+    are resampled once, and their interval read off the sorted values of every column.
+    """
+    num_images = len(values)
+    ordered = np.sort(values, axis=0)
+    places = np.array([max(0, int(np.ceil(q * num_images)) - 1) for q in quantiles])
+    if num_resamples == 0:
+        return ordered[places], np.full((len(places), 2, *values.shape[1:]), np.nan)
+    rng = np.random.default_rng(seed)
+    ranks = np.empty((num_resamples, len(places)), dtype=np.int64)
+    for start in range(0, num_resamples, CHUNK):
+        rows = min(CHUNK, num_resamples - start)
+        drawn = rng.integers(num_images, size=(rows, num_images))
+        drawn.partition(np.unique(places), axis=1)
+        ranks[start : start + rows] = drawn[:, places]
+    ends = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+    bounds = np.quantile(ranks, ends, axis=0, method="nearest").astype(np.int64)
+    return ordered[places], ordered[bounds.T]

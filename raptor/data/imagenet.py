@@ -1,0 +1,88 @@
+"""ImageNet-1k: class folders, with validation images in class folders or flat with the labels in a list."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from raptor.data.folder import FolderImages, ImageData
+from raptor.data.split import Split, choose_split, is_train
+
+INNER_FOLDERS = ("", "Data/CLS-LOC", "ILSVRC/Data/CLS-LOC")
+GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
+SOLUTION = "LOC_val_solution.csv"
+
+
+class ImageNetImages(FolderImages):
+    """`train/<wnid>/x.JPEG` and `val/`, whose images lie in class folders or flat.
+
+    Flat ones get their labels from the devkit (`ILSVRC2012_validation_ground_truth.txt` with its `meta.mat`) or from
+    `LOC_val_solution.csv`. Class indices follow the sorted wnids, as published heads do; the devkit's own numbers do not.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        top = Path(root).expanduser()
+        base = next((top / inner for inner in INNER_FOLDERS if (top / inner / "val").is_dir()), top)
+        if not base.is_dir():
+            raise ValueError(f"no folder {base}; expected ImageNet with train/<wnid>/ and val/")
+        super().__init__(base)
+        self.name = f"imagenet:{root}"
+        labels = self.labels or [-1] * len(self.names)
+        flat = [i for i, (label, part) in enumerate(zip(labels, self.parts)) if label < 0 and not is_train(part)]
+        if flat:
+            self._label_flat(top, labels, flat)
+
+    def _label_flat(self, top: Path, labels: list[int], flat: list[int]) -> None:
+        wnids = _validation_wnids(top)
+        stems = {i: PurePosixPath(self.names[i]).stem for i in flat}
+        missing = [stem for stem in stems.values() if stem not in wnids]
+        if missing:
+            raise ValueError(f"the validation list has no label for {missing[0]}")
+        classes = self.classes or sorted(set(wnids.values()))
+        index = {wnid: i for i, wnid in enumerate(classes)}
+        strange = [wnids[stem] for stem in stems.values() if wnids[stem] not in index]
+        if strange:
+            raise ValueError(f"validation class {strange[0]} has no folder in train/")
+        for i, stem in stems.items():
+            labels[i] = index[wnids[stem]]
+        self.labels, self.classes = labels, classes
+
+
+def open_imagenet(path: str | Path, split: Split = "train", *, limit: int | None = None) -> ImageData:
+    """ImageNet-1k at `path`: images of one split with labels in the order of the sorted wnids."""
+    data = ImageNetImages(path)
+    chosen = data.select(choose_split(data.names, data.parts, split, data.name))
+    return chosen if limit is None else chosen.select(chosen.sample(limit))
+
+
+def _validation_wnids(top: Path) -> dict[str, str]:
+    """File stem to wnid of the flat validation images, from whichever list is below `top` or beside it."""
+    places = [top, *sorted(top.glob("*devkit*")), *sorted(top.parent.glob("*devkit*"))]
+    for folder in places:
+        for inner in ("", "data"):
+            if (folder / inner / GROUND_TRUTH).is_file():
+                return _from_devkit(folder / inner)
+        if (folder / SOLUTION).is_file():
+            return _from_solution(folder / SOLUTION)
+    raise ValueError(f"val/ of {top} is flat; put the devkit ({GROUND_TRUTH}, meta.mat) or {SOLUTION} in {top}")
+
+
+def _from_devkit(folder: Path) -> dict[str, str]:
+    meta = folder / "meta.mat"
+    if not meta.is_file():
+        raise ValueError(f"no {meta}; the devkit's numbers need it to become classes")
+    try:
+        from scipy.io import loadmat
+    except ImportError:
+        raise ValueError("meta.mat needs scipy: pip install scipy") from None
+    synsets: Any = loadmat(meta, squeeze_me=True)["synsets"]
+    wnid_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
+    numbers = [int(word) for word in (folder / GROUND_TRUTH).read_text().split()]
+    return {f"ILSVRC2012_val_{i:08d}": wnid_of[number] for i, number in enumerate(numbers, start=1)}
+
+
+def _from_solution(path: Path) -> dict[str, str]:
+    with path.open(newline="") as lines:
+        rows = list(csv.reader(lines))[1:]
+    return {row[0]: row[1].split()[0] for row in rows if len(row) >= 2}

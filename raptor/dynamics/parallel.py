@@ -1,0 +1,27 @@
+"""Many small factorisations on the CPU: one core each, all cores at work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+
+
+def parallel_map(function: Callable[..., Result], *arguments: Iterable[Any]) -> list[Result]:
+    """`map` on as many threads as torch may use, each with one core for its own linear algebra.
+
+    LAPACK takes small matrices one by one on one core, and torch releases the interpreter meanwhile.
+    """
+    num_threads = torch.get_num_threads()
+    if num_threads == 1:
+        return list(map(function, *arguments))
+    try:
+        with ThreadPoolExecutor(num_threads, initializer=partial(torch.set_num_threads, 1)) as pool:
+            return list(pool.map(function, *arguments))
+    finally:
+        torch.set_num_threads(num_threads)

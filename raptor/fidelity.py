@@ -1,0 +1,212 @@
+"""Certify: how far a surrogate is from its teacher at every layer, on held-out images, beside the null models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raptor.bootstrap import Array, interval, quantile_intervals, resampled_means, statistic_interval
+from raptor.certificate import QUANTILES, Certificate, Cost, Eps
+from raptor.complexity import block_list, count_flops, run_times
+from raptor.curves import Curves, ErrorCurves, finite
+from raptor.data.stream import Batch
+from raptor.heads import Head
+from raptor.null_models import NULL_NAMES, NullModels, fit_null_models
+from raptor.trajectory import autocast
+from raptor.vit import ViT
+
+
+@torch.no_grad()
+def certify(
+    surrogate: ViT,
+    teacher: ViT,
+    batches: Iterable[Batch],
+    *,
+    null_models: bool = True,
+    head: Head | None = None,
+    precision: str = "fp32",
+    bootstrap: int = 1000,
+    seed: int = 0,
+    train_batches: Iterable[Batch] | None = None,
+) -> Certificate:
+    """Certify `surrogate` against `teacher` on held-out `batches`, in one streaming pass over both.
+
+    Args:
+        batches: held-out images (labels, where there are any, give accuracies).
+        null_models: whether to measure the null models too; this adds a pass over `train_batches` and one more forward
+            pass of the teacher's cost.
+        head: from `raptor.heads.resolve_head`; None leaves accuracy and agreement out.
+        precision: `fp32`, or `bf16` autocast for all models alike.
+        bootstrap: resamples of the intervals; 0 for none.
+        train_batches: what the mean and the linear maps of the null models are fitted on; the held-out images
+            themselves when it is None (the nulls are then at their best).
+    """
+    _check_pair(surrogate, teacher)
+    phases = surrogate.phases or (teacher.num_layers,)
+    nulls, notes = None, []
+    if null_models:
+        fitting = batches if train_batches is None else train_batches
+        nulls = fit_null_models(teacher, phases, fitting, precision)
+        which = "held-out" if train_batches is None else "training"
+        notes.append(f"mean and linear maps of the null models fitted on {nulls.num_images} {which} images")
+    if head is None:
+        notes.append("no accuracy or agreement: no head")
+    measured = _measure(surrogate, teacher, batches, nulls, head, precision)
+    curves = measured.curves["surrogate"].result()
+    return Certificate(
+        surrogate=surrogate.name,
+        teacher=teacher.name,
+        phases=phases,
+        image_size=teacher.preprocess.size,
+        precision=precision,
+        device=_device_name(teacher.device),
+        batch_size=len(measured.images),
+        curves=curves,
+        intervals=curve_intervals(curves, bootstrap, seed),
+        quantiles=curve_quantiles(curves, bootstrap, seed),
+        eps=curve_eps(curves, bootstrap, seed),
+        nulls={name: measured.curves[name].result() for name in NULL_NAMES if nulls is not None},
+        predictions=_predictions(measured.right, bootstrap, seed),
+        costs=_costs(surrogate, teacher, measured.images, precision),
+        notes=notes + measured.notes,
+    )
+
+
+@dataclass
+class _Measured:
+    """What one pass leaves: curves of the surrogate and the nulls, per-image hits (B, 1 or 3), and the first images."""
+
+    curves: dict[str, ErrorCurves]
+    right: list[Tensor]
+    images: Tensor
+    notes: list[str]
+
+
+def _measure(
+    surrogate: ViT, teacher: ViT, batches: Iterable[Batch], nulls: NullModels | None, head: Head | None, precision: str
+) -> _Measured:
+    names = ("surrogate", *(NULL_NAMES if nulls is not None else ()))
+    curves = {name: ErrorCurves(teacher.num_layers, teacher.groups) for name in names}
+    data = getattr(batches, "data", None)
+    num_classes = len(getattr(data, "classes", None) or ())
+    scored = head is not None and num_classes in (0, head.num_classes)
+    right: list[Tensor] = []
+    first: Tensor | None = None
+    for batch in batches:
+        images = batch.images.to(teacher.device, non_blocking=True)
+        first = images if first is None else first
+        with autocast(precision, teacher.device):
+            teacher_states, teacher_output = teacher.record(images)
+            student_states, student_output = surrogate.record(images)
+            if head is not None:
+                chosen = head.logits(teacher, teacher_states[-1], teacher_output).argmax(-1)
+                student = head.logits(surrogate, student_states[-1], student_output).argmax(-1)
+                right.append(_hits(chosen, student, batch.labels if scored else None))
+        curves["surrogate"].update(teacher_states, student_states)
+        del student_states
+        if nulls is not None:
+            for name, states in nulls.states(images, teacher_states, precision).items():
+                curves[name].update(teacher_states, states)
+    if first is None:
+        raise ValueError("no images to certify on: the held-out data is empty")
+    notes = []
+    if head is not None and not scored:
+        notes.append(f"no accuracy: the head has {head.num_classes} classes, the data {num_classes}")
+    return _Measured(curves, right, first, notes)
+
+
+def _hits(teacher: Tensor, student: Tensor, labels: Tensor | None) -> Tensor:
+    """Per image: whether both chose the same class and, with labels, whether each was right: (B, 1 or 3)."""
+    hits = [teacher == student]
+    if labels is not None:
+        labels = labels.to(teacher.device)
+        hits += [teacher == labels, student == labels]
+    return torch.stack(hits, dim=1)
+
+
+def _predictions(right: list[Tensor], bootstrap: int, seed: int) -> dict[str, dict[str, float | None]]:
+    if not right:
+        return {}
+    hits = torch.cat(right).double().cpu().numpy()
+    ends = interval(resampled_means(hits, bootstrap, seed))
+    names = ("agreement", "teacher_accuracy", "surrogate_accuracy")[: hits.shape[1]]
+    return {
+        name: {"value": float(hits[:, i].mean()), "lower": finite(ends[0, i]), "upper": finite(ends[1, i])}
+        for i, name in enumerate(names)
+    }
+
+
+def curve_intervals(curves: Curves, bootstrap: int, seed: int = 0) -> dict[str, Array]:
+    """Bootstrap intervals (2, L, G) over images of absolute and relative error, R2 and cosine."""
+    error, norm = curves.image_error, curves.image_norm
+    return {
+        "absolute": statistic_interval([error], lambda e: e, bootstrap, seed),
+        "relative": statistic_interval([error, norm], lambda e, n: e / n, bootstrap, seed),
+        "r2": statistic_interval([error**2, curves.image_deviation], lambda e, d: 1 - e / d, bootstrap, seed),
+        "cosine": statistic_interval([curves.image_cosine], lambda c: c, bootstrap, seed),
+    }
+
+
+def curve_quantiles(curves: Curves, bootstrap: int, seed: int = 0) -> dict[str, tuple[Array, Array]]:
+    """Quantiles over images (Q, L, G) of error, relative error and cosine, with their intervals (Q, 2, L, G)."""
+    values = {"absolute": curves.image_error, "relative": curves.image_relative, "cosine": curves.image_cosine}
+    return {metric: quantile_intervals(v, QUANTILES, bootstrap, seed) for metric, v in values.items()}
+
+
+def curve_eps(curves: Curves, bootstrap: int, seed: int = 0) -> dict[str, dict[str, Eps]]:
+    """The eps that holds for every layer: the largest mean error over depth, and how large it is at 95 % confidence.
+
+    The upper end is the 95th percentile over resamples of that maximum.
+    """
+    shape = curves.image_error.shape[1:]
+    both = np.concatenate([x.reshape(len(x), -1) for x in (curves.image_error, curves.image_norm)], axis=1)
+    error, norm = resampled_means(both, bootstrap, seed).reshape(bootstrap, 2, *shape).swapaxes(0, 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        resampled = {"absolute": error, "relative": error / norm}
+    eps: dict[str, dict[str, Eps]] = {}
+    for metric, estimates in resampled.items():
+        eps[metric] = {}
+        for g, group in enumerate(curves.groups):
+            curve = getattr(curves, metric)[group]
+            upper = np.quantile(estimates[:, :, g].max(1), 0.95) if bootstrap else np.nan
+            eps[metric][group] = {
+                "value": finite(curve.max()),
+                "layer": int(curve.argmax()) + 1,
+                "upper": finite(np.maximum(upper, curve.max())),
+            }
+    return eps
+
+
+def _costs(surrogate: ViT, teacher: ViT, images: Tensor, precision: str) -> dict[str, Cost]:
+    sides = {"surrogate": surrogate, "teacher": teacher}
+    seconds = run_times(sides, images, precision)
+    return {
+        side: Cost(
+            num_parameters=sum(p.numel() for p in vit.model.parameters()),
+            block_parameters=sum(p.numel() for p in block_list(vit).parameters()),
+            flops=count_flops(vit),
+            seconds_per_image=seconds[side],
+        )
+        for side, vit in sides.items()
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _check_pair(surrogate: ViT, teacher: ViT) -> None:
+    for what, ours, theirs in (
+        ("layers", surrogate.num_layers, teacher.num_layers),
+        ("dimensions", surrogate.dim, teacher.dim),
+        ("token groups", surrogate.groups, teacher.groups),
+        ("device", surrogate.device, teacher.device),
+    ):
+        if ours != theirs:
+            raise ValueError(
+                f"{surrogate.name} cannot be certified against {teacher.name}: {what} {ours}, not {theirs}"
+            )

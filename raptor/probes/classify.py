@@ -1,0 +1,149 @@
+"""Classification on cls and mean patch: random resized crops and flips in training, cached features for scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics.functional.classification import multiclass_accuracy
+
+from raptor.data.folder import ImageData
+from raptor.data.preprocess import Preprocess
+from raptor.data.stream import TrainStream, iterate
+from raptor.probes.features import normed_tokens, pooled, view_at
+from raptor.probes.train import Head, choice_split
+from raptor.vit import ViT
+from raptor.weights import read_weights
+
+CROP_SCALE = (0.08, 1.0)
+SCORE_ELEMENTS = 2**26
+
+
+class Classify:
+    """The classification task on one view and layer; see `raptor.probes.train.Task`."""
+
+    metric = "accuracy"
+    higher_is_better = True
+
+    def __init__(
+        self,
+        vit: ViT,
+        layer: int,
+        train_data: ImageData,
+        val_data: ImageData,
+        *,
+        batch_size: int,
+        precision: str,
+        size: int | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        self.device, self.layer, self.precision, self.num_workers = vit.device, layer, precision, num_workers
+        own = vit.preprocess
+        self.preprocess = own if size is None else Preprocess.for_native(size, own.mean, own.std, size=size)
+        self.vit = view_at(vit, self.preprocess.size, self.preprocess.size)
+        classes = _classes(train_data)
+        fit, held = choice_split(train_data.names)
+        self.fit_data = train_data.select(fit)
+        self.batch_size = min(batch_size, len(fit))
+        self.num_outputs = len(classes)
+        split = self.features(train_data.select(held))
+        reported, labels = self.features(val_data)
+        self.parts = {"split": split, "reported": (reported, _same_classes(labels, val_data, classes))}
+        self.num_features = reported.shape[1]
+        self.steps_per_epoch = len(fit) // self.batch_size
+
+    def features(self, data: ImageData) -> tuple[Tensor, Tensor]:
+        """Pooled features (N, F) of centre crops and labels (N,), on the device."""
+        _classes(data)
+        features, labels = [], []
+        for batch in iterate(data, self.preprocess, self.batch_size, device=self.device, num_workers=self.num_workers):
+            features.append(self._pooled(batch.images))
+            assert batch.labels is not None
+            labels.append(batch.labels)
+        return torch.cat(features), torch.cat(labels)
+
+    def _pooled(self, images: Tensor) -> Tensor:
+        return pooled(self.vit, normed_tokens(self.vit, images, self.layer, self.precision))
+
+    def start(self, seed: int) -> None:
+        self.stream = TrainStream(
+            self.fit_data,
+            self.preprocess,
+            self.batch_size,
+            seed=seed,
+            augment="crop",
+            crop_scale=CROP_SCALE,
+            device=self.device,
+            num_workers=self.num_workers,
+        )
+
+    def backward(self, weight_gcf: Tensor, bias_gc: Tensor, step: int) -> None:
+        features_bf = self._pooled(self.stream.batch(step, "probe"))
+        labels_b = self.stream.labels(step, "probe")
+        classification_losses(features_bf, labels_b, weight_gcf, bias_gc).sum().backward()
+
+    def scores(self, weight_gcf: Tensor, bias_gc: Tensor, part: str) -> list[dict[str, float]]:
+        features_nf, labels_n = self.parts[part]
+        chunk = max(1, SCORE_ELEMENTS // bias_gc.numel())
+        with torch.no_grad():
+            guesses = [grid_logits(x, weight_gcf, bias_gc).argmax(dim=-1) for x in features_nf.split(chunk)]
+        guesses_ng = torch.cat(guesses)
+        correct = [
+            multiclass_accuracy(guesses_ng[:, g], labels_n, self.num_outputs, average="micro", validate_args=False)
+            for g in range(guesses_ng.shape[1])
+        ]
+        finite_g = weight_gcf.flatten(1).isfinite().all(dim=1) & bias_gc.isfinite().all(dim=1)
+        accuracy_g = torch.where(finite_g, torch.stack(correct), torch.nan)
+        return [{"accuracy": accuracy} for accuracy in accuracy_g.tolist()]
+
+
+def grid_logits(features_bf: Tensor, weight_gcf: Tensor, bias_gc: Tensor) -> Tensor:
+    """Logits (B, G, C) of every head in one matrix product."""
+    num_heads, num_classes, _ = weight_gcf.shape
+    logits = F.linear(features_bf, weight_gcf.flatten(0, 1), bias_gc.flatten())
+    return logits.view(*features_bf.shape[:-1], num_heads, num_classes)
+
+
+def classification_losses(features_bf: Tensor, labels_b: Tensor, weight_gcf: Tensor, bias_gc: Tensor) -> Tensor:
+    """Mean cross-entropy (G,) of each head over the batch."""
+    logits_bgc = grid_logits(features_bf, weight_gcf, bias_gc)
+    labels_bg = labels_b[:, None].expand(logits_bgc.shape[:2])
+    return F.cross_entropy(logits_bgc.flatten(0, 1), labels_bg.flatten(), reduction="none").view(labels_bg.shape).mean(0)
+
+
+def read_head(source: str | Path | dict[str, Tensor], num_classes: int, num_features: int) -> Head:
+    """A published linear head (`weight` (C, F) and `bias` (C,), perhaps under `linear.`) from a file or a state dict."""
+    state = dict(source) if isinstance(source, dict) else read_weights(str(source))
+    name = "the given head" if isinstance(source, dict) else str(source)
+    weights = [key for key in state if key == "weight" or key.endswith(".weight")]
+    if len(weights) != 1 or state[weights[0]].dim() != 2:
+        raise ValueError(f"{name} is no linear head: expected the keys weight and bias; it has {', '.join(state)}")
+    weight = state[weights[0]].float()
+    bias = state.get(weights[0][: -len("weight")] + "bias", torch.zeros(len(weight))).float()
+    if weight.shape[1] != num_features:
+        hint = "; use the one-layer head, on cls and mean patch" if 2 * weight.shape[1] == 5 * num_features else ""
+        raise ValueError(f"{name} takes {weight.shape[1]} features, but the probe has {num_features}{hint}")
+    if weight.shape[0] != num_classes:
+        raise ValueError(f"{name} knows {weight.shape[0]} classes, but the data has {num_classes}")
+    return weight, bias
+
+
+def _classes(data: ImageData) -> list[str]:
+    if data.labels is None or data.classes is None:
+        raise ValueError(f"{data.name} has no labels; use an image folder with one folder per class")
+    return data.classes
+
+
+def _same_classes(labels: Tensor, data: ImageData, classes: list[str]) -> Tensor:
+    """Labels of `data` renumbered to the order of `classes`."""
+    own = _classes(data)
+    if own == classes:
+        return labels
+    present = [own[i] for i in sorted(set(data.labels or []))]
+    strange = [name for name in present if name not in classes]
+    if strange:
+        raise ValueError(f"class {strange[0]} of {data.name} does not occur in the training data")
+    table = torch.tensor([classes.index(name) if name in classes else -1 for name in own])
+    return table.to(labels.device)[labels]

@@ -1,0 +1,138 @@
+"""What segmentation and depth share: frames, features of patches, a loss per head at a time, scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from raptor.data.dense import DenseData
+from raptor.data.stream import stable_seed
+from raptor.probes.classify import grid_logits
+from raptor.probes.features import normed_tokens, view_at
+from raptor.probes.frames import FrameStore, Geometry, crop_images, draw_boxes
+from raptor.probes.train import choice_split
+from raptor.trajectory import autocast
+from raptor.vit import ViT
+
+MAX_ELEMENTS = 2**28
+"""Numbers in the largest tensor of upsampled logits."""
+
+
+class DenseTask:
+    """A task with a target per pixel; see `raptor.probes.train.Task`. Subclasses say features, loss and scores."""
+
+    metric: str
+    higher_is_better: bool
+    num_outputs: int
+    num_features: int
+    crop_scale = (0.5, 1.0)
+
+    def __init__(
+        self,
+        vit: ViT,
+        layer: int,
+        train_data: DenseData,
+        val_data: DenseData,
+        *,
+        batch_size: int,
+        precision: str,
+        size: int | tuple[int, int] | None = None,
+    ) -> None:
+        if train_data.frame != val_data.frame:
+            raise ValueError(f"targets of {train_data.frame} for training and {val_data.frame} for scores; use one frame")
+        self.device, self.layer, self.precision = vit.device, layer, precision
+        height, width = frame_size(train_data, size)
+        self.geometry = Geometry(height, width, vit.patch_size, train_data.frame)
+        self.vit = view_at(vit, *self.geometry.padded)
+        fit, held = choice_split(train_data.names)
+        stores = (
+            FrameStore(data, (height, width), self.device)
+            for data in (train_data.select(fit), train_data.select(held), val_data)
+        )
+        self.fit, split, reported = stores
+        self.parts = {"split": split, "reported": reported}
+        self.batch_size = min(batch_size, len(fit))
+        self.steps_per_epoch = len(fit) // self.batch_size
+        self.seed = 0
+
+    def features(self, tokens_btd: Tensor) -> Tensor:
+        """Features (B, P, F) of the patches."""
+        raise NotImplementedError
+
+    def loss(self, logits_bhwc: Tensor, targets_bhw: Tensor) -> Tensor:
+        """A head's loss, from logits on the grid of patches and the targets of `train_targets`."""
+        raise NotImplementedError
+
+    def train_targets(self, targets: Tensor, boxes: Tensor) -> Tensor:
+        """Targets of the crops `boxes`, where the loss wants them."""
+        raise NotImplementedError
+
+    def augment(self, images: Tensor, _generator: torch.Generator) -> Tensor:
+        """Changes of colour of the cropped images (B, 3, H, W) in 0..255."""
+        return images
+
+    def start(self, seed: int) -> None:
+        self.seed = seed
+        self._order: tuple[int, Tensor] | None = None
+
+    def indices(self, step: int) -> Tensor:
+        """Training images of a step: each epoch is a permutation drawn from (seed, epoch)."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if self._order is None or self._order[0] != epoch:
+            generator = torch.Generator().manual_seed(stable_seed(self.seed, "probe", "epoch", epoch))
+            self._order = (epoch, torch.randperm(len(self.fit.data), generator=generator))
+        return self._order[1][place * self.batch_size : (place + 1) * self.batch_size]
+
+    def grid_features(self, images: Tensor) -> Tensor:
+        """Features (B, h, w, F) on the grid of patches, of images (B, 3, H, W) in 0..255."""
+        padded = self.geometry.pad(self.vit.preprocess.normalise(images))
+        features = self.features(normed_tokens(self.vit, padded, self.layer, self.precision))
+        return features.view(len(images), *self.geometry.grid, -1)
+
+    def coarse_logits(self, features_bhwf: Tensor, weight_gcf: Tensor, bias_gc: Tensor) -> Tensor:
+        """Logits (B, h, w, G, C) of all heads in one matrix product."""
+        with autocast(self.precision, features_bhwf.device):
+            return grid_logits(features_bhwf, weight_gcf, bias_gc).float()
+
+    def backward(self, weight_gcf: Tensor, bias_gc: Tensor, step: int) -> None:
+        generator = torch.Generator().manual_seed(stable_seed(self.seed, "probe", "crop", step))
+        images_u8, targets = self.fit.batch(self.indices(step))
+        boxes = draw_boxes(len(images_u8), generator, self.crop_scale).to(self.device)
+        images = self.augment(crop_images(images_u8, boxes), generator)
+        targets = self.train_targets(targets, boxes)
+        coarse = self.coarse_logits(self.grid_features(images), weight_gcf, bias_gc)
+        # Upsampled logits are large: they exist for one head at a time, and only their gradient on the grid is kept.
+        gradient = torch.empty_like(coarse)
+        for g in range(coarse.shape[3]):
+            leaf = coarse[..., g, :].detach().contiguous().requires_grad_()
+            self.backward_head(leaf, targets)
+            assert leaf.grad is not None
+            gradient[..., g, :] = leaf.grad
+        coarse.backward(gradient)
+
+    def backward_head(self, logits_bhwc: Tensor, targets: Tensor) -> None:
+        self.loss(logits_bhwc, targets).backward()
+
+    def scored_batches(self, weight_gcf: Tensor, bias_gc: Tensor, part: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Logits (B, h, w, G, C) of the frames of a part, whole and in order, with their targets (B, *frame)."""
+        store = self.parts[part]
+        pixels = self.geometry.target[0] * self.geometry.target[1]
+        num = max(1, min(self.batch_size, MAX_ELEMENTS // (self.num_outputs * pixels)))
+        for indices in torch.arange(len(store.data)).split(num):
+            images, targets = store.batch(indices)
+            with torch.no_grad():
+                yield self.coarse_logits(self.grid_features(images.float()), weight_gcf, bias_gc), targets
+
+
+def frame_size(data: DenseData, size: int | tuple[int, int] | None) -> tuple[int, int]:
+    """Height and width at which images are shown: the data's frame, or that frame with its shorter side at `size`."""
+    if size is None:
+        return data.frame
+    if isinstance(size, tuple):
+        return size
+    if size < 1:
+        raise ValueError(f"size must be at least 1; got {size}")
+    short = min(data.frame)
+    return round(data.frame[0] * size / short), round(data.frame[1] * size / short)

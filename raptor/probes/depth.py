@@ -1,0 +1,148 @@
+"""Depth on patch and cls tokens: 256 bins, upsampled four times, the softmax's expectation; RMSE in metres."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics import MeanSquaredError
+
+from raptor.data.dense import DenseData
+from raptor.probes.dense import DenseTask
+from raptor.probes.features import patches
+from raptor.probes.frames import bilinear, crop_targets, resize
+from raptor.vit import ViT
+
+NUM_BINS = 256
+MIN_DEPTH = 1e-3
+UPSAMPLE = 4
+NO_BIN = -100
+LOG_EPS = 1e-3
+EIGEN_ROWS, EIGEN_COLUMNS, EIGEN_FRAME = (45, 471), (41, 601), (480, 640)
+JITTER = 0.2
+
+
+class Depth(DenseTask):
+    """The depth task. Both losses are taken on the grid four times as fine as the patches, the score on the target's
+    frame: predictions lose their padding before they are resized to it."""
+
+    metric = "rmse"
+    higher_is_better = False
+
+    def __init__(self, vit: ViT, layer: int, train_data: DenseData, val_data: DenseData, **options: Any) -> None:
+        if train_data.max_depth is None or val_data.max_depth is None:
+            raise ValueError("depth needs data with depths; open it with the task depth")
+        super().__init__(vit, layer, train_data, val_data, **options)
+        self.num_outputs, self.num_features = NUM_BINS, vit.dim * (1 + vit.groups.cls)
+        self.max_depth = train_data.max_depth
+        self.bins = bin_depths(self.max_depth).to(self.device)
+        geometry = self.geometry
+        self.places = geometry.cell_centres(UPSAMPLE)
+        self.to_fine = tuple(bilinear(n, n * UPSAMPLE).to(self.device) for n in geometry.grid)
+        self.to_target = tuple(m.to(self.device) for m in geometry.to_target(UPSAMPLE))
+        self.eigen = eigen_crop(train_data.frame) if val_data.eigen_crop else None
+
+    def features(self, tokens_btd: Tensor) -> Tensor:
+        own = patches(self.vit, tokens_btd)
+        if not self.vit.groups.cls:
+            return own
+        return torch.cat([own, tokens_btd[:, :1].expand_as(own)], dim=-1)
+
+    def train_targets(self, targets: Tensor, boxes: Tensor) -> Tensor:
+        return crop_targets(targets, boxes, *self.places, outside=0.0)
+
+    def augment(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        return jitter_colours(images, generator)
+
+    def loss(self, logits_bhwc: Tensor, targets_bhw: Tensor) -> Tensor:
+        fine = resize(logits_bhwc, *self.to_fine)
+        return depth_loss(fine, targets_bhw, self.bins)
+
+    def predict(self, logits_bhwc: Tensor) -> Tensor:
+        """Depths (B, *frame) in metres from logits on the grid of patches."""
+        depth_bhw = expected_depth(resize(logits_bhwc, *self.to_fine), self.bins)
+        return resize(depth_bhw[..., None], *self.to_target)[..., 0]
+
+    def scores(self, weight_gcf: Tensor, bias_gc: Tensor, part: str) -> list[dict[str, float]]:
+        metrics = [_Rmse(self.eigen, self.max_depth, self.device) for _ in range(len(weight_gcf))]
+        for logits_bhwgc, targets in self.scored_batches(weight_gcf, bias_gc, part):
+            for g, metric in enumerate(metrics):
+                metric.update(self.predict(logits_bhwgc[..., g, :]), targets)
+        return [metric.compute() for metric in metrics]
+
+
+class _Rmse:
+    """Root mean square error over the valid pixels, on the whole frame and on the Eigen crop."""
+
+    def __init__(self, eigen: tuple[slice, slice] | None, max_depth: float, device: torch.device) -> None:
+        self.max_depth = max_depth
+        self.areas: dict[str, tuple[slice, slice]] = {"rmse": (slice(None), slice(None))}
+        if eigen is not None:
+            self.areas["rmse_eigen"] = eigen
+        self.metrics = {name: MeanSquaredError(squared=False).to(device).set_dtype(torch.float64) for name in self.areas}
+
+    def update(self, predicted: Tensor, true: Tensor) -> None:
+        for name, (rows, columns) in self.areas.items():
+            p, t = predicted[:, rows, columns].double(), true[:, rows, columns].double()
+            valid = is_valid(t, self.max_depth)
+            self.metrics[name].update(p[valid], t[valid])
+
+    def compute(self) -> dict[str, float]:
+        seen = {name: int(metric.total) > 0 for name, metric in self.metrics.items()}
+        return {name: float(m.compute()) if seen[name] else float("nan") for name, m in self.metrics.items()}
+
+
+def bin_depths(max_depth: float = 10.0) -> Tensor:
+    """The 256 depths (256,), evenly spaced from 1 mm to `max_depth` metres."""
+    return torch.linspace(MIN_DEPTH, max_depth, NUM_BINS)
+
+
+def expected_depth(logits: Tensor, bins: Tensor) -> Tensor:
+    """Depth (...) as the softmax's expectation over the bins of logits (..., 256)."""
+    return logits.softmax(dim=-1) @ bins
+
+
+def is_valid(depths: Tensor, max_depth: float) -> Tensor:
+    """Where there is a reading within range."""
+    return (depths >= MIN_DEPTH) & (depths <= max_depth * (1 + 1e-6))
+
+
+def nearest_bin(depths: Tensor, bins: Tensor) -> Tensor:
+    """Index of the nearest bin; `NO_BIN`, which the cross-entropy ignores, where there is no valid reading."""
+    step = (bins[-1] - bins[0]) / (len(bins) - 1)
+    index = ((depths - bins[0]) / step).round().clamp(0, len(bins) - 1).long()
+    return torch.where(is_valid(depths, bins[-1]), index, NO_BIN)
+
+
+def depth_loss(logits_bhwc: Tensor, true_bhw: Tensor, bins: Tensor) -> Tensor:
+    """10 (mean g^2 - .85 (mean g)^2) + cross-entropy over valid pixels; g is the difference of logarithms."""
+    valid = is_valid(true_bhw, bins[-1])
+    num = valid.sum().clamp(min=1)
+    predicted = expected_depth(logits_bhwc, bins)
+    g = (predicted + LOG_EPS).log() - (torch.where(valid, true_bhw, 1.0) + LOG_EPS).log()
+    g = torch.where(valid, g, 0.0)
+    scale_invariant = g.square().sum() / num - 0.85 * (g.sum() / num).square()
+    labels = nearest_bin(true_bhw, bins).flatten()
+    entropy = F.cross_entropy(logits_bhwc.flatten(0, 2), labels, ignore_index=NO_BIN, reduction="sum") / num
+    return 10 * scale_invariant + entropy
+
+
+def eigen_crop(frame: tuple[int, int]) -> tuple[slice, slice]:
+    """Rows 45-470 and columns 41-600 of 480 x 640, scaled to another frame."""
+    ends = zip((EIGEN_ROWS, EIGEN_COLUMNS), EIGEN_FRAME, frame)
+    rows, columns = (slice(round(a * n / full), round(b * n / full)) for (a, b), full, n in ends)
+    return rows, columns
+
+
+def jitter_colours(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Brightness, contrast and saturation of each image (B, 3, H, W) in 0..255 changed by up to 20 %."""
+    draws = 1 + JITTER * (2 * torch.rand(3, len(images), 1, 1, 1, generator=generator) - 1)
+    brightness, contrast, saturation = draws.to(images.device)
+    images = (images * brightness).clamp(0, 255)
+    weights = torch.tensor([0.299, 0.587, 0.114], device=images.device).view(1, 3, 1, 1)
+    mean = (images * weights).sum(1, keepdim=True).mean(dim=(2, 3), keepdim=True)
+    images = (mean + (images - mean) * contrast).clamp(0, 255)
+    grey = (images * weights).sum(1, keepdim=True)
+    return (grey + (images - grey) * saturation).clamp(0, 255)

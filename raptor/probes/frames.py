@@ -1,0 +1,201 @@
+"""Dense frames on the device: decoded once, cropped and flipped with their targets, padded to whole patches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from raptor.data.augment import draw_crops
+from raptor.data.dense import DenseData
+from raptor.data.stream import CACHE_SHARE
+
+CROP_UNITS = 2**16
+DECODE_CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """From an image of (height, width), padded all round to whole patches, to a grid and back to a target frame."""
+
+    height: int
+    width: int
+    patch: int
+    target: tuple[int, int]
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches along height and width."""
+        return -(-self.height // self.patch), -(-self.width // self.patch)
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        return self.grid[0] * self.patch, self.grid[1] * self.patch
+
+    @property
+    def start(self) -> tuple[int, int]:
+        """Where the image begins in its padded frame: the padding is centred."""
+        return (self.padded[0] - self.height) // 2, (self.padded[1] - self.width) // 2
+
+    def pad(self, images: Tensor) -> Tensor:
+        """(B, 3, height, width) to (B, 3, *padded) with zeros."""
+        top, left = self.start
+        bottom, right = self.padded[0] - self.height - top, self.padded[1] - self.width - left
+        return F.pad(images, (left, right, top, bottom))
+
+    def to_image(self, scale: int = 1) -> tuple[Tensor, Tensor]:
+        """Matrices (height, scale x grid rows) and (width, scale x grid columns): upsample, then take the padding off."""
+        sides = zip(self.grid, self.padded, self.start, (self.height, self.width))
+        rows, columns = (bilinear(n * scale, padded)[start : start + side] for n, padded, start, side in sides)
+        return rows, columns
+
+    def to_target(self, scale: int = 1) -> tuple[Tensor, Tensor]:
+        """As `to_image`, then resized to the target frame."""
+        rows, columns = self.to_image(scale)
+        if self.target == (self.height, self.width):
+            return rows, columns
+        return bilinear(self.height, self.target[0]) @ rows, bilinear(self.width, self.target[1]) @ columns
+
+    def cell_centres(self, scale: int) -> tuple[Tensor, Tensor]:
+        """Where the cells of a grid `scale` times as fine lie, as shares of the image; outside 0..1 in the padding."""
+        sides = zip(self.grid, self.start, (self.height, self.width))
+        rows, columns = (
+            ((torch.arange(n * scale) + 0.5) * self.patch / scale - start) / side for n, start, side in sides
+        )
+        return rows, columns
+
+
+def bilinear(num_in: int, num_out: int) -> Tensor:
+    """The matrix (num_out, num_in) of bilinear resizing along one side, half-pixel centres."""
+    return F.interpolate(torch.eye(num_in)[None], size=num_out, mode="linear", align_corners=False)[0].T.contiguous()
+
+
+def resize(x_bhwc: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """(B, h, w, C) to (B, H, W, C) by two matrix products; equal to bilinear resizing, and so is its gradient."""
+    num, height, width, channels = x_bhwc.shape
+    tall = (rows @ x_bhwc.reshape(num, height, -1)).view(num, -1, width, channels)
+    return columns @ tall
+
+
+def draw_boxes(num_images: int, generator: torch.Generator, scale: tuple[float, float]) -> Tensor:
+    """Random resized crops as shares of the frame: (B, 5) of top, left, height, width, flip."""
+    boxes = draw_crops(num_images, CROP_UNITS, generator, scale).float()
+    return torch.cat([boxes[:, :4] / CROP_UNITS, boxes[:, 4:]], dim=1)
+
+
+def whole_boxes(num_images: int) -> Tensor:
+    """The boxes that leave images as they are."""
+    return torch.tensor([[0.0, 0.0, 1.0, 1.0, 0.0]]).expand(num_images, 5)
+
+
+def crop_images(images_u8: Tensor, boxes: Tensor) -> Tensor:
+    """Each image's box resized to the image's own size: (B, 3, H, W) to float32 in 0..255."""
+    height, width = images_u8.shape[-2:]
+    rows_bh, columns_bw = _sources(
+        boxes, (torch.arange(height) + 0.5) / height, (torch.arange(width) + 0.5) / width
+    )
+    y_bhw = (2 * rows_bh - 1)[:, :, None].expand(-1, -1, width)
+    x_bhw = (2 * columns_bw - 1)[:, None, :].expand(-1, height, -1)
+    places = torch.stack([x_bhw, y_bhw], dim=-1)
+    return F.grid_sample(images_u8.float(), places, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def crop_targets(targets: Tensor, boxes: Tensor, rows: Tensor, columns: Tensor, outside: float) -> Tensor:
+    """Targets (B, H, W) of each box at places (shares of the box), by nearest neighbour: (B, rows, columns).
+
+    Places out of 0..1 lie in the padding and give `outside`.
+    """
+    num, height, width = targets.shape
+    rows_bh, columns_bw = _sources(boxes, rows, columns)
+    y_bh = (rows_bh * height).floor().clamp(0, height - 1).long()
+    x_bw = (columns_bw * width).floor().clamp(0, width - 1).long()
+    images_b = torch.arange(num, device=targets.device)
+    taken = targets[images_b[:, None, None], y_bh[:, :, None], x_bw[:, None, :]]
+    inside = ((rows >= 0) & (rows < 1))[:, None] & ((columns >= 0) & (columns < 1))[None, :]
+    return taken.masked_fill(~inside.to(targets.device), outside)
+
+
+def _sources(boxes: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    top, left, height, width, flip = boxes.unbind(dim=1)
+    rows, columns = rows.to(boxes.device), columns.to(boxes.device)
+    columns_bw = torch.where(flip[:, None] > 0, 1 - columns[None], columns[None])
+    return top[:, None] + height[:, None] * rows[None], left[:, None] + width[:, None] * columns_bw
+
+
+class FrameStore:
+    """Images uint8 (3, *size) and targets of a dense set, kept decoded on the device or the host when they fit."""
+
+    def __init__(
+        self,
+        data: DenseData,
+        size: tuple[int, int],
+        device: torch.device,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.data, self.size, self.device = data, size, device
+        self.dtype = torch.uint8 if data.task == "segment" else torch.float32
+        self.images: Tensor | None = None
+        self.targets: Tensor | None = None
+        num_bytes = len(data) * (3 * size[0] * size[1] + self.dtype.itemsize * data.frame[0] * data.frame[1])
+        draws_on_host = hasattr(data, "draw") and device.type == "cpu"
+        for place in dict.fromkeys([device, torch.device("cpu")]):
+            if not draws_on_host and num_bytes <= CACHE_SHARE * _free_bytes(place):
+                self._fill(place, progress)
+                break
+
+    def _fill(self, place: torch.device, progress: Callable[[int, int], None] | None) -> None:
+        num = len(self.data)
+        images = torch.empty(num, 3, *self.size, dtype=torch.uint8, device=place)
+        targets = torch.empty(num, *self.data.frame, dtype=self.dtype, device=place)
+        for part in torch.arange(num).split(DECODE_CHUNK):
+            images[part], targets[part] = self._read(part, place)
+            if progress is not None:
+                progress(int(part[-1]) + 1, num)
+        self.images, self.targets = images, targets
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Images uint8 (B, 3, *size) and targets (B, *frame) of `indices` (on the host), on the device."""
+        if self.images is None or self.targets is None:
+            return self._read(indices, self.device)
+        own = indices.to(self.images.device)
+        return self.images[own].to(self.device), self.targets[own].to(self.device)
+
+    def _read(self, indices: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        draw = getattr(self.data, "draw", None)
+        if draw is not None:
+            images, targets = draw(indices, device)
+            if images.shape[-2:] != self.size:
+                images = F.interpolate(images.float(), size=self.size, mode="bicubic", antialias=True)
+                images = images.round_().clamp_(0, 255).to(torch.uint8)
+            return images, targets
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            pairs = list(pool.map(self._decode, indices.tolist()))
+        images, targets = (torch.from_numpy(np.stack(part)) for part in zip(*pairs))
+        return images.permute(0, 3, 1, 2).to(device), targets.to(device, self.dtype)
+
+    def _decode(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        image, target = self.data.load(index)
+        height, width = self.size
+        if image.size != (width, height):
+            image = image.resize((width, height), Image.Resampling.BICUBIC)
+        return np.array(image), _nearest(target, self.data.frame)
+
+
+def _nearest(target: np.ndarray, frame: tuple[int, int]) -> np.ndarray:
+    if target.shape == frame:
+        return target
+    rows, columns = (((np.arange(n) + 0.5) * side / n).astype(np.int64) for n, side in zip(frame, target.shape))
+    return target[rows[:, None], columns[None, :]]
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

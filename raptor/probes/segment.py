@@ -1,0 +1,85 @@
+"""Segmentation on patch tokens: a 1x1 head on the grid of patches, bilinear upsampling, mIoU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics.classification import MulticlassJaccardIndex
+
+from raptor.data.dense import IGNORE_INDEX, DenseData
+from raptor.probes.dense import MAX_ELEMENTS, DenseTask
+from raptor.probes.features import patches
+from raptor.probes.frames import crop_targets, resize
+from raptor.vit import ViT
+
+
+class Segment(DenseTask):
+    """The segmentation task; the loss is taken at the image's resolution, the score at the target's."""
+
+    metric = "miou"
+    higher_is_better = True
+
+    def __init__(self, vit: ViT, layer: int, train_data: DenseData, val_data: DenseData, **options: Any) -> None:
+        if train_data.num_classes != val_data.num_classes or not train_data.num_classes:
+            raise ValueError("segmentation needs masks of the same classes for training and scores")
+        super().__init__(vit, layer, train_data, val_data, **options)
+        self.num_outputs, self.num_features = train_data.num_classes, vit.dim
+        geometry = self.geometry
+        self.to_image = tuple(m.to(self.device) for m in geometry.to_image())
+        self.to_target = tuple(m.to(self.device) for m in geometry.to_target())
+        self.places = tuple((torch.arange(n) + 0.5) / n for n in (geometry.height, geometry.width))
+
+    def features(self, tokens_btd: Tensor) -> Tensor:
+        return patches(self.vit, tokens_btd)
+
+    def train_targets(self, targets: Tensor, boxes: Tensor) -> Tensor:
+        return crop_targets(targets, boxes, *self.places, outside=IGNORE_INDEX).long()
+
+    def loss(self, logits_bhwc: Tensor, targets_bhw: Tensor) -> Tensor:
+        num_valid = (targets_bhw != IGNORE_INDEX).sum().clamp(min=1)
+        return self._summed_loss(logits_bhwc, targets_bhw) / num_valid
+
+    def _summed_loss(self, logits_bhwc: Tensor, targets_bhw: Tensor) -> Tensor:
+        fine = resize(logits_bhwc, *self.to_image).flatten(0, 2)
+        return F.cross_entropy(fine, targets_bhw.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+
+    def backward_head(self, logits_bhwc: Tensor, targets: Tensor) -> None:
+        num_valid = (targets != IGNORE_INDEX).sum().clamp(min=1)
+        num = max(1, MAX_ELEMENTS // (self.num_outputs * self.geometry.height * self.geometry.width))
+        for logits, part in zip(logits_bhwc.split(num), targets.split(num)):
+            (self._summed_loss(logits, part) / num_valid).backward()
+
+    def scores(self, weight_gcf: Tensor, bias_gc: Tensor, part: str) -> list[dict[str, float]]:
+        metrics = [iou_metric(self.num_outputs).to(self.device) for _ in range(len(weight_gcf))]
+        for logits_bhwgc, targets in self.scored_batches(weight_gcf, bias_gc, part):
+            for g, metric in enumerate(metrics):
+                guess = resize(logits_bhwgc[..., g, :], *self.to_target).argmax(dim=-1)
+                metric.update(guess, targets.long())
+        finite = [bool(w.isfinite().all() and b.isfinite().all()) for w, b in zip(weight_gcf, bias_gc)]
+        return [mean_iou(metric) if ok else _diverged() for metric, ok in zip(metrics, finite)]
+
+
+def iou_metric(num_classes: int) -> MulticlassJaccardIndex:
+    """A running IoU per class, pixels of `ignore_index` left out."""
+    return MulticlassJaccardIndex(num_classes, average="none", ignore_index=IGNORE_INDEX, validate_args=False)
+
+
+def mean_iou(metric: MulticlassJaccardIndex) -> dict[str, float]:
+    """mIoU over the classes that occur in the targets, their number, and pixel accuracy."""
+    counts = metric.confmat.double()
+    occurs = counts.sum(dim=1) > 0
+    num_classes = int(occurs.sum())
+    if num_classes == 0:
+        return _diverged()
+    return {
+        "miou": float(metric.compute()[occurs].double().mean()),
+        "num_classes": float(num_classes),
+        "pixel_accuracy": float(counts.diagonal().sum() / counts.sum()),
+    }
+
+
+def _diverged() -> dict[str, float]:
+    return {"miou": float("nan"), "num_classes": float("nan"), "pixel_accuracy": float("nan")}

@@ -1,0 +1,211 @@
+"""One backbone pass, a grid of heads: a linear head per learning rate, trained side by side and chosen on a split."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from raptor.data.split import name_share
+from raptor.data.stream import stable_seed
+
+BETAS = (0.9, 0.999)
+EPS = 1e-8
+MAX_NORM = 1.0
+NUM_WARMUP = 100
+FINAL_SHARE = 0.01
+CHOICE_SHARE = 0.1
+INIT_STD = 0.01
+
+Head = tuple[Tensor, Tensor]
+"""weight (C, F) and bias (C,)."""
+
+
+class Task(Protocol):
+    """What a task gives the loop: features inside, losses and scores outside."""
+
+    metric: str
+    higher_is_better: bool
+    num_outputs: int
+    num_features: int
+    steps_per_epoch: int
+    device: torch.device
+
+    def start(self, seed: int) -> None:
+        """Order and augmentations of the training images from here on are those of `seed`."""
+
+    def backward(self, weight_gcf: Tensor, bias_gc: Tensor, step: int) -> None:
+        """Add the gradient of the sum over heads of each head's loss on batch `step`."""
+
+    def scores(self, weight_gcf: Tensor, bias_gc: Tensor, part: str) -> list[dict[str, float]]:
+        """Scores of each head on `split` (the part of train it is chosen on) or `reported`."""
+
+
+@dataclass
+class Pick:
+    """A head of the grid: which, where it stands on the split, and its scores on the reported set."""
+
+    value: float
+    epoch: int
+    split_score: float
+    head: Head
+    reported: dict[str, float]
+
+
+@dataclass
+class Trained:
+    """One seed's run: `split_scores[e][g]` after each of `epochs` (0 is the initial head), and two picks."""
+
+    seed: int
+    epochs: list[int]
+    split_scores: list[list[float]]
+    chosen: Pick
+    last: Pick
+
+
+class HeadGrid:
+    """G linear heads as one parameter, AdamW with a learning rate and a gradient clip for each.
+
+    The same update as `torch.optim.AdamW` after `clip_grad_norm_`, head by head, without a loop over heads.
+    """
+
+    def __init__(self, init: Head, lrs: Sequence[float], weight_decay: float) -> None:
+        num = len(lrs)
+        self.weight = init[0].expand(num, *init[0].shape).clone().requires_grad_()
+        self.bias = init[1].expand(num, *init[1].shape).clone().requires_grad_()
+        self.lr_g = torch.tensor(lrs, dtype=torch.float32, device=init[0].device)
+        self.weight_decay = weight_decay
+        self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in (self.weight, self.bias)]
+        self.num_steps = 0
+
+    def head(self, g: int) -> Head:
+        return self.weight[g].detach().clone(), self.bias[g].detach().clone()
+
+    @torch.no_grad()
+    def step(self, factor: float) -> None:
+        """One update at `factor` times each head's learning rate; gradients are cleared."""
+        self.num_steps += 1
+        params = (self.weight, self.bias)
+        grads = [p.grad for p in params]
+        norm_g = sum(g.flatten(1).square().sum(dim=1) for g in grads if g is not None)
+        clip_g = (MAX_NORM / (torch.as_tensor(norm_g).sqrt() + 1e-6)).clamp(max=1.0)
+        debias = [1 - beta**self.num_steps for beta in BETAS]
+        for p, grad, (mean, square) in zip(params, grads, self.moments):
+            assert grad is not None, "backward comes before step"
+            shape = (-1,) + (1,) * (p.dim() - 1)
+            grad = grad * clip_g.view(shape)
+            lr = (self.lr_g * factor).view(shape)
+            p.mul_(1 - lr * self.weight_decay)
+            mean.lerp_(grad, 1 - BETAS[0])
+            square.mul_(BETAS[1]).addcmul_(grad, grad, value=1 - BETAS[1])
+            p.sub_(lr / debias[0] * mean / ((square / debias[1]).sqrt_() + EPS))
+            p.grad = None
+
+
+def lr_factor(step: int, num_steps: int, share: float | None = None) -> float:
+    """Share of the peak learning rate at `step` (0-based): warm-up of 100 steps (10 % of short runs), then a cosine to
+    1 %. `share` of the run that is over, when time and not the number of steps ends it."""
+    num_warmup = min(NUM_WARMUP, max(1, num_steps // 10))
+    if step < num_warmup:
+        return (step + 1) / num_warmup
+    done = (step - num_warmup) / max(1, num_steps - num_warmup)
+    done = min(1.0, done if share is None else max(done, share))
+    return FINAL_SHARE + (1 - FINAL_SHARE) * (1 + math.cos(math.pi * done)) / 2
+
+
+def grid_around(lr: float) -> list[float]:
+    """Twelve learning rates a quarter of a decade apart, from a tenth of `lr` to 56 times it."""
+    return [lr * 10 ** (-1 + i / 4) for i in range(12)]
+
+
+def choice_split(names: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Indices of train to fit on and, a tenth by a hash of the name, to choose on."""
+    if len(names) < 2:
+        raise ValueError(f"a probe needs at least two training images; got {len(names)}")
+    shares = [name_share("probe:" + name) for name in names]
+    held = [i for i, share in enumerate(shares) if share < CHOICE_SHARE] or [min(range(len(names)), key=shares.__getitem__)]
+    if len(held) == len(names):
+        held = held[:1]
+    out = set(held)
+    return [i for i in range(len(names)) if i not in out], held
+
+
+def random_head(task: Task, seed: int) -> Head:
+    """Small normal weights and zero biases, the same on every device."""
+    generator = torch.Generator().manual_seed(stable_seed(seed, "probe", "head"))
+    weight = torch.randn(task.num_outputs, task.num_features, generator=generator) * INIT_STD
+    return weight.to(task.device), torch.zeros(task.num_outputs, device=task.device)
+
+
+def train_heads(
+    task: Task,
+    lrs: Sequence[float],
+    *,
+    epochs: int,
+    weight_decay: float,
+    seed: int = 0,
+    init: Head | None = None,
+    max_seconds: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Trained:
+    """Train a head per learning rate and choose (learning rate, epoch) on the split of train.
+
+    A given `init` takes part as epoch 0. With `max_seconds` the schedule runs out by the clock if that is first.
+    """
+    task.start(seed)
+    heads = HeadGrid(init or random_head(task, seed), lrs, weight_decay)
+    num_steps = epochs * task.steps_per_epoch
+    choice = _Choice(task, lrs)
+    if init is not None:
+        choice.see(heads, 0)
+    began, share = time.monotonic(), None
+    for step in range(num_steps):
+        task.backward(heads.weight, heads.bias, step)
+        heads.step(lr_factor(step, num_steps, share))
+        if max_seconds is not None:
+            share = (time.monotonic() - began) / max_seconds
+        over = step + 1 == num_steps or (share is not None and share >= 1)
+        if over or (step + 1) % task.steps_per_epoch == 0:
+            choice.see(heads, -(-(step + 1) // task.steps_per_epoch))
+        if progress is not None:
+            progress(step + 1, num_steps)
+        if over:
+            break
+    return choice.finish(seed)
+
+
+class _Choice:
+    """Keeps the best head of the split so far and the best of the last epoch."""
+
+    def __init__(self, task: Task, values: Sequence[float]) -> None:
+        self.task, self.values = task, values
+        self.epochs: list[int] = []
+        self.rows: list[list[float]] = []
+        self.best: Pick | None = None
+        self.last: Pick | None = None
+
+    def see(self, heads: HeadGrid, epoch: int) -> None:
+        row = [s[self.task.metric] for s in self.task.scores(heads.weight.detach(), heads.bias.detach(), "split")]
+        self.epochs.append(epoch)
+        self.rows.append(row)
+        g = max(range(len(row)), key=lambda i: self._rank(row[i]))
+        self.last = Pick(self.values[g], epoch, row[g], heads.head(g), {})
+        if self.best is None or self._rank(row[g]) > self._rank(self.best.split_score):
+            self.best = self.last
+
+    def _rank(self, score: float) -> float:
+        """Higher is better; a head that diverged is the worst."""
+        return -math.inf if math.isnan(score) else (score if self.task.higher_is_better else -score)
+
+    def finish(self, seed: int) -> Trained:
+        assert self.best is not None and self.last is not None
+        picks = [self.best, self.last]
+        weight, bias = (torch.stack([pick.head[i] for pick in picks]) for i in (0, 1))
+        for pick, reported in zip(picks, self.task.scores(weight, bias, "reported")):
+            pick.reported = reported
+        return Trained(seed, self.epochs, self.rows, self.best, self.last)

@@ -1,0 +1,118 @@
+"""The figure of a certificate: R2, relative error and cosine over depth, by token group, beside the null models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from raptor.certificate import Certificate
+from raptor.curves import Array, Curves
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, told apart with any colour vision; dashes and markers say the same again
+GROUP_STYLES = {
+    "all": ("#000000", "o"),
+    "cls": ("#D55E00", "s"),
+    "registers": ("#009E73", "^"),
+    "patches": ("#0072B2", "D"),
+}
+NULL_STYLES = {
+    "identity": ("#999999", ":"),
+    "mean": ("#CC79A7", "-."),
+    "tied": ("#E69F00", "--"),
+    "linear": ("#56B4E9", (0, (5, 1, 1, 1, 1, 1))),
+}
+PANELS = (
+    ("r2", "$R^2$", "R² of the states"),
+    ("relative", r"$E\|a_l-\tilde a_l\|_F\;/\;E\|a_l\|_F$", "Relative error"),
+    ("cosine", "cosine, mean over tokens", "Cosine"),
+)
+FLOOR = {
+    "r2": -1.0,
+    "cosine": -0.25,
+}  # curves below are cut off, so that a diverging null model does not rule the scale
+CEILING = {"relative": 2.0}
+
+
+def figure_certificate(certificate: Certificate) -> Figure:
+    """Three panels over the layers 1..L: the surrogate's curves by group with 95 % bands, null models (all tokens) thin."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 4.2), layout="constrained")
+    for axes, (metric, label, title) in zip(figure.subplots(1, 3), PANELS):
+        _draw_nulls(axes, certificate, metric)
+        _draw_groups(axes, certificate, metric)
+        _draw_phases(axes, certificate.phases)
+        _set_limits(axes, certificate, metric)
+        axes.set(title=title, xlabel="layer $l$", ylabel=label)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    order = sorted(range(len(labels)), key=lambda i: labels[i].startswith("null"))
+    figure.legend(
+        [handles[i] for i in order], [labels[i] for i in order], loc="outside lower center", ncols=8, frameon=False
+    )
+    relative = certificate.eps["relative"]["all"]
+    eps = "" if relative["value"] is None else f"; relative error at most {relative['value']:.3f} at every layer"
+    figure.suptitle(
+        f"{certificate.surrogate}: {certificate.curves.num_images:,} held-out images at {certificate.image_size} px{eps}"
+    )
+    return figure
+
+
+def _layers(curves: Curves) -> Array:
+    return np.arange(1, curves.num_layers + 1, dtype=np.float64)
+
+
+def _draw_groups(axes: Axes, certificate: Certificate, metric: str) -> None:
+    curves = certificate.curves
+    ends = certificate.intervals.get(metric)
+    for g, group in enumerate(curves.groups):
+        colour, marker = GROUP_STYLES[group]
+        name = "all tokens" if group == "all" else group
+        axes.plot(
+            _layers(curves),
+            getattr(curves, metric)[group],
+            color=colour,
+            marker=marker,
+            markersize=4,
+            label=name,
+            zorder=3,
+        )
+        if ends is not None and np.isfinite(ends[..., g]).all():
+            axes.fill_between(_layers(curves), ends[0, :, g], ends[1, :, g], color=colour, alpha=0.15, linewidth=0)
+
+
+def _draw_nulls(axes: Axes, certificate: Certificate, metric: str) -> None:
+    for name, curves in certificate.nulls.items():
+        colour, dashes = NULL_STYLES[name]
+        values = getattr(curves, metric)["all"]
+        axes.plot(
+            _layers(curves), values, color=colour, linestyle=dashes, linewidth=1.6, label=f"null: {name}", zorder=2
+        )
+
+
+def _draw_phases(axes: Axes, phases: tuple[int, ...]) -> None:
+    """A vertical line between the last layer of a phase and the first of the next."""
+    for end in np.cumsum(phases)[:-1]:
+        axes.axvline(end + 0.5, color="#BBBBBB", linewidth=1, zorder=1)
+
+
+def _set_limits(axes: Axes, certificate: Certificate, metric: str) -> None:
+    """The scale of the surrogate and of those null values that stay in sight."""
+    sources = [certificate.curves, *certificate.nulls.values()]
+    values = np.concatenate([getattr(c, metric)[group] for c in sources for group in c.groups])
+    values = values[np.isfinite(values)]
+    low = max(values.min(initial=0), FLOOR.get(metric, -np.inf))
+    high = min(values.max(initial=1 if metric != "relative" else 0), CEILING.get(metric, np.inf))
+    own = np.concatenate([getattr(certificate.curves, metric)[g] for g in certificate.curves.groups])
+    own = own[np.isfinite(own)]
+    low, high = min(low, own.min(initial=low)), max(high, own.max(initial=high))
+    margin = 0.05 * (high - low)
+    axes.set_ylim(low - (margin if low < 0 else 0), high + margin)
+    axes.set_xlim(0.5, certificate.curves.num_layers + 0.5)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#EEEEEE", zorder=0)
