@@ -79,20 +79,52 @@ class PaperBlock(nn.Module):
 
     def forward(self, x_btd: Tensor, modulation: Modulation | None = None, *_args: Any, **_kwargs: Any) -> Tensor:
         m = modulation
-        attended = self.g1 * self.attention(_film(self.norm1(x_btd), m and m.scale1, m and m.shift1))
-        u_btd = x_btd + (attended if m is None else m.t1 * attended)
-        mixed = self.g2 * self.mlp(_film(self.norm2(u_btd), m and m.scale2, m and m.shift2))
-        v_btd = u_btd + (mixed if m is None else m.t2 * mixed)
-        return v_btd if m is None else _film(v_btd, m.t3, m.shift3)
+        if m is not None and m.t1.shape[0] > 1:
+            return self._one_depth_a_row(x_btd, m)
+        scale1, shift1, t1, scale2, shift2, t2, t3, shift3 = _vectors(m)
+        y_btd = _normed_linear(x_btd, self.norm1, self.qkv, scale1, shift1)
+        u_btd = x_btd + _scaled_linear(self.attend(y_btd), self.proj, t1 * self.g1)
+        p_btf, q_btf = _normed_linear(u_btd, self.norm2, self.wi, scale2, shift2).chunk(2, dim=-1)
+        update = _scaled_linear(F.silu(p_btf) * q_btf, self.wo, t3 * t2 * self.g2)
+        return t3 * u_btd + update + shift3
 
-    def attention(self, x_btd: Tensor) -> Tensor:
-        b, t, d = x_btd.shape
-        q, k, v = self.qkv(x_btd).view(b, t, 3, self.num_heads, d // self.num_heads).permute(2, 0, 3, 1, 4).unbind(0)
-        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, d))
+    def _one_depth_a_row(self, x_btd: Tensor, m: Modulation) -> Tensor:
+        """The same, with scales and shifts that differ between rows and so cannot be folded into the weights."""
+        y_btd = self.qkv(_film(self.norm1(x_btd), m.scale1, m.shift1))
+        u_btd = x_btd + (m.t1 * self.g1) * self.proj(self.attend(y_btd))
+        p_btf, q_btf = self.wi(_film(self.norm2(u_btd), m.scale2, m.shift2)).chunk(2, dim=-1)
+        v_btd = u_btd + (m.t2 * self.g2) * self.wo(F.silu(p_btf) * q_btf)
+        return _film(v_btd, m.t3, m.shift3)
 
-    def mlp(self, x_btd: Tensor) -> Tensor:
-        p, q = self.wi(x_btd).chunk(2, dim=-1)
-        return self.wo(F.silu(p) * q)
+    def attend(self, qkv_btf: Tensor) -> Tensor:
+        """Softmax attention over queries, keys and values stacked along the last axis, `(B, T, 3 D)`."""
+        b, t, f = qkv_btf.shape
+        q, k, v = qkv_btf.view(b, t, 3, self.num_heads, f // 3 // self.num_heads).permute(2, 0, 3, 1, 4).unbind(0)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, f // 3)
+
+
+def _vectors(m: Modulation | None) -> tuple[Any, ...]:
+    """The factors of one depth as vectors (D,), with ones and zeros as plain numbers where there are none."""
+    if m is None:
+        return 1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0
+    parts = ((m.scale1, 1.0), (m.shift1, 0.0), (m.t1, 1.0), (m.scale2, 1.0), (m.shift2, 0.0), (m.t2, 1.0), (m.t3, 1.0))
+    return tuple(default if part is None else part.flatten() for part, default in (*parts, (m.shift3, 0.0)))
+
+
+# Scales and shifts along the features are folded into the weights of the linear layer beside them: in the backward
+# pass their gradients then come out of the weight's, and no sum over all tokens is needed for each.
+
+
+def _normed_linear(x: Tensor, norm: nn.LayerNorm, linear: nn.Linear, scale: Any, shift: Any) -> Tensor:
+    """`linear(scale * norm(x) + shift)`."""
+    gain, offset = scale * norm.weight, scale * norm.bias + shift
+    bias = linear.bias + (linear.weight * offset).sum(dim=-1)
+    return F.linear(F.layer_norm(x, norm.normalized_shape, eps=norm.eps), linear.weight * gain, bias)
+
+
+def _scaled_linear(x: Tensor, linear: nn.Linear, scale: Tensor) -> Tensor:
+    """`scale * linear(x)`."""
+    return F.linear(x, scale[:, None] * linear.weight, scale * linear.bias)
 
 
 class CopiedBlock(nn.Module):

@@ -8,7 +8,7 @@ values are a uniform sample.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,10 @@ from torch import Tensor
 from raptor.vit import TokenGroups
 
 Array = NDArray[np.float64]
+Bounds = tuple[tuple[int, int], ...]
 RESERVOIR_IMAGES = 10_000
 METRICS = ("r2", "r2_uniform", "absolute", "relative", "cosine", "bounded_r2", "pearson")
-NUM_IMAGE_VALUES = 6  # per image, layer and group: |s - t|^2, |t|^2, |t - shift|^2, sums of cosine, Pearson, Pearson^2
+NUM_IMAGE_VALUES = 6  # per image, layer and group: |s - t|^2, |t|^2, |t - centre|^2, sums of cosine, Pearson, Pearson^2
 TINY = 1e-30
 
 
@@ -81,36 +82,54 @@ def finite_list(values: Array) -> list[float | None]:
     return [finite(v) for v in values]
 
 
-def layer_sums(
-    t_btd: Tensor, s_btd: Tensor, shift_gd: Tensor, group_of_token: Tensor, bounds: tuple[tuple[int, int], ...]
-) -> tuple[Tensor, Tensor]:
-    """Sums of one layer over one batch, in float32.
+def layer_sums(t_btd: Tensor, s_btd: Tensor, centre_gd: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
+    """Sums of one layer over one batch, in float32 and in as few passes over the states as eager torch allows.
+
+    Products of two vectors come from the norms of both and of their difference, which loses no digits when the two are
+    close; norms come from `var_mean`, which loses none to a large mean.
 
     Args:
         t_btd, s_btd: teacher and student states.
-        shift_gd: a point near each group's mean, the last row that of all tokens.
-        group_of_token: (T,) which row of `shift_gd` a token belongs to.
+        centre_gd: a point near each group's mean, the last row that of all tokens.
         bounds: first token and one past the last of each group.
 
     Returns:
-        per image (B, G + 1, 6), see `NUM_IMAGE_VALUES`, all tokens last; per coordinate (G, 3, D): sums over images and
-        tokens of t - shift, (t - shift)^2 and (s - t)^2.
+        per image (B, G + 1, 6), see `NUM_IMAGE_VALUES`, all tokens last; per coordinate (G, 3, D): mean of t and sum of
+        (t - mean)^2 over the batch's images and tokens, and sum of (s - t)^2.
     """
     t, s = t_btd.float(), s_btd.float()
     error = s - t
-    u = t - shift_gd[group_of_token]
-    u_all = t - shift_gd[-1]
-    t_square, s_square = t.square().sum(-1), s.square().sum(-1)
-    cosine = (t * s).sum(-1) / (t_square.sqrt() * s_square.sqrt()).clamp_min(TINY)
-    t_centred, s_centred = t - t.mean(-1, keepdim=True), s - s.mean(-1, keepdim=True)
-    spread = t_centred.square().sum(-1).sqrt() * s_centred.square().sum(-1).sqrt()
-    pearson = (t_centred * s_centred).sum(-1) / spread.clamp_min(TINY)
-    shared = [error.square().sum(-1), t_square, cosine, pearson, pearson.square()]
-    token_btv = torch.stack([*shared[:2], u.square().sum(-1), *shared[2:]], dim=-1)
-    whole_btv = torch.stack([*shared[:2], u_all.square().sum(-1), *shared[2:]], dim=-1)
-    image_bgv = torch.stack([token_btv[:, a:b].sum(1) for a, b in bounds] + [whole_btv.sum(1)], dim=1)
-    per_coordinate = [x[:, a:b].sum((0, 1)) for a, b in bounds for x in (u, u.square(), error.square())]
-    return image_bgv, torch.stack(per_coordinate).view(len(bounds), 3, -1)
+    t_square, t_spread, s_square, s_spread, e_square, e_spread = (x for v in (t, s, error) for x in _row_squares(v))
+    cosine = _cosine(t_square, s_square, e_square)
+    pearson = _cosine(t_spread, s_spread, e_spread)
+    from_centre_btg = t_square[..., None] - 2 * (t @ centre_gd.T) + centre_gd.square().sum(-1)
+    token_btv = torch.stack([e_square, t_square, torch.zeros_like(cosine), cosine, pearson, pearson.square()], dim=-1)
+    image_bgv = torch.stack([token_btv[:, a:b].sum(1) for a, b in (*bounds, (0, t.shape[1]))], dim=1)
+    for g, (a, b) in enumerate((*bounds, (0, t.shape[1]))):
+        image_bgv[:, g, 2] = from_centre_btg[:, a:b, g].clamp_min(0).sum(1)
+    return image_bgv, torch.stack([_column_sums(t[:, a:b], error[:, a:b]) for a, b in bounds])
+
+
+def _row_squares(x_btd: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared norm of each token, (B, T), about zero and about the mean of its own coordinates."""
+    var, mean = torch.var_mean(x_btd, dim=-1, correction=0)
+    dim = x_btd.shape[-1]
+    return dim * (var + mean.square()), dim * var
+
+
+def _cosine(x_square: Tensor, y_square: Tensor, difference_square: Tensor) -> Tensor:
+    """Cosine of two vectors given the squared norms of both and of their difference; 0 where one is zero."""
+    product = x_square.sqrt() * y_square.sqrt()
+    cosine = 0.5 * (x_square + y_square - difference_square) / product.clamp_min(TINY)
+    return cosine.clamp(-1, 1)
+
+
+def _column_sums(t_btd: Tensor, error_btd: Tensor) -> Tensor:
+    """Per coordinate, (3, D): mean of t, sum of its squared deviations, sum of squared errors."""
+    var, mean = torch.var_mean(t_btd, dim=(0, 1), correction=0)
+    return torch.stack(
+        [mean, var * (t_btd.shape[0] * t_btd.shape[1]), torch.linalg.vector_norm(error_btd, dim=(0, 1)).square()]
+    )
 
 
 class ErrorCurves:
@@ -119,7 +138,6 @@ class ErrorCurves:
     Args:
         num_layers: L.
         groups: the token groups of both models.
-        compiled: whether `layer_sums` is compiled into few passes over memory; by default on a GPU alone.
         reservoir: how many images' own values are kept.
         seed: of the choice of those images.
     """
@@ -129,18 +147,16 @@ class ErrorCurves:
         num_layers: int,
         groups: TokenGroups,
         *,
-        compiled: bool | None = None,
         reservoir: int = RESERVOIR_IMAGES,
         seed: int = 0,
     ) -> None:
         self.num_layers, self.groups = num_layers, groups
         present = list(groups.present())
         self.names = tuple(name for name, _ in present)
-        self.bounds = tuple((s.start, s.stop) for _, s in present)
+        self.bounds: Bounds = tuple((s.start, s.stop) for _, s in present)
         self.num_images = 0
-        self.compiled = compiled
         self._reservoir = Reservoir(reservoir, seed)
-        self._shift: Tensor | None = None  # (L, G + 1, D)
+        self._centre: Tensor | None = None  # (L, G + 1, D)
 
     @torch.no_grad()
     def update(self, teacher_states: Sequence[Tensor], student_states: Sequence[Tensor]) -> None:
@@ -148,23 +164,24 @@ class ErrorCurves:
         self._check(teacher_states, student_states)
         if len(teacher_states[0]) == 0:
             return
-        if self._shift is None:
+        if self._centre is None:
             self._start(teacher_states)
-        assert self._shift is not None
-        rows = [
-            self._layer_sums(t_btd.detach(), s_btd.detach(), shift_gd, self._group_of_token, self.bounds)
-            for t_btd, s_btd, shift_gd in zip(teacher_states[1:], student_states[1:], self._shift)
-        ]
+        assert self._centre is not None
+        with torch.autocast(teacher_states[0].device.type, enabled=False):
+            rows = [
+                layer_sums(t_btd.detach(), s_btd.detach(), centre_gd, self.bounds)
+                for t_btd, s_btd, centre_gd in zip(teacher_states[1:], student_states[1:], self._centre)
+            ]
         image_blgv = torch.stack([image for image, _ in rows], dim=1)
         self._image_sums += image_blgv.sum(0, dtype=torch.float64)
         self._norm_sums += image_blgv[..., :2].sqrt().sum(0, dtype=torch.float64)
-        self._coordinate_sums += torch.stack([coordinate for _, coordinate in rows])
+        self._merge(torch.stack([coordinate for _, coordinate in rows]).double(), len(image_blgv))
         self._reservoir.add(image_blgv)
         self.num_images += len(image_blgv)
 
     def result(self) -> Curves:
         """The curves over everything seen so far."""
-        if self._shift is None:
+        if self._centre is None:
             raise ValueError("no images were measured: the data is empty")
         names = ("all", *self.names)
         total_lgd, residual_lgd = self._squares()
@@ -197,38 +214,35 @@ class ErrorCurves:
     def _token_counts(self) -> Array:
         return np.array([self.groups.num_tokens, *(b - a for a, b in self.bounds)], dtype=np.float64)
 
-    def _squares(self) -> tuple[Array, Array]:
-        """Sums of squares about the mean and of errors, per coordinate: (L, G + 1, D) each, all tokens first.
+    def _merge(self, batch_lgvd: Tensor, num_images: int) -> None:
+        """Add a batch's means and squared deviations to those of all batches before (Chan's formula)."""
+        share = num_images / (self.num_images + num_images)
+        delta = batch_lgvd[:, :, 0] - self._coordinates[:, :, 0]
+        self._coordinates[:, :, 0] += share * delta
+        self._coordinates[:, :, 1:] += batch_lgvd[:, :, 1:]
+        self._coordinates[:, :, 1] += delta.square() * (self._num_tokens * (self.num_images * share))
 
-        The groups' sums are about their own shift; those of all tokens come from merging groups about their means.
-        """
-        assert self._shift is not None
-        first, second, residual = self._coordinate_sums.cpu().numpy().transpose(2, 0, 1, 3)
+    def _squares(self) -> tuple[Array, Array]:
+        """Sums of squares about the mean and of errors, per coordinate: (L, G + 1, D) each, all tokens first."""
+        mean, about_mean, residual = self._coordinates.cpu().numpy().transpose(2, 0, 1, 3)
         count = (self._token_counts()[1:] * self.num_images)[None, :, None]
-        mean = self._shift[:, :-1].double().cpu().numpy() + first / count
-        about_mean = np.maximum(second - first**2 / count, 0)
         grand_mean = (mean * count).sum(1, keepdims=True) / count.sum()
         whole = (about_mean + count * (mean - grand_mean) ** 2).sum(1, keepdims=True)
         residual = np.concatenate([residual.sum(1, keepdims=True), residual], axis=1)
         return np.concatenate([whole, about_mean], axis=1), residual
 
     def _start(self, teacher_states: Sequence[Tensor]) -> None:
-        """Take the first batch's means as shifts, and make the sums on its device."""
-        device, dim = teacher_states[0].device, teacher_states[0].shape[-1]
-        self._shift = torch.stack(
-            [
-                torch.stack([x.float()[:, a:b].mean((0, 1)) for a, b in (*self.bounds, (0, x.shape[1]))])
-                for x in teacher_states[1:]
-            ]
+        """Take the first batch's means as centres, and make the sums on its device."""
+        device, dim, num = teacher_states[0].device, teacher_states[0].shape[-1], len(self.bounds)
+        spans = (*self.bounds, (0, self.groups.num_tokens))
+        self._centre = torch.stack(
+            [torch.stack([x.float()[:, a:b].mean((0, 1)) for a, b in spans]) for x in teacher_states[1:]]
         )
-        num = len(self.bounds)
-        sizes = torch.tensor([b - a for a, b in self.bounds])
-        self._group_of_token = torch.arange(num).repeat_interleave(sizes).to(device)
-        compiled = device.type == "cuda" if self.compiled is None else self.compiled
-        self._layer_sums = _compiled(device) if compiled else layer_sums
-        self._image_sums = torch.zeros(self.num_layers, num + 1, NUM_IMAGE_VALUES, device=device, dtype=torch.float64)
+        double = torch.float64
+        self._num_tokens = torch.tensor([[b - a] for a, b in self.bounds], device=device, dtype=double)  # (G, 1)
+        self._image_sums = torch.zeros(self.num_layers, num + 1, NUM_IMAGE_VALUES, device=device, dtype=double)
         self._norm_sums = self._image_sums[..., :2].clone()
-        self._coordinate_sums = torch.zeros(self.num_layers, num, 3, dim, device=device, dtype=torch.float64)
+        self._coordinates = torch.zeros(self.num_layers, num, 3, dim, device=device, dtype=double)
 
     def _check(self, teacher_states: Sequence[Tensor], student_states: Sequence[Tensor]) -> None:
         for who, states in (("teacher", teacher_states), ("student", student_states)):
@@ -282,19 +296,3 @@ def _coordinate_r2(residual: Array, total: Array) -> Array:
 def _all_first(values: Array, axis: int) -> Array:
     """Move the entry of all tokens, last along `axis`, to the front."""
     return np.roll(values, 1, axis=axis)
-
-
-_COMPILED: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {}
-
-
-def _compiled(device: torch.device) -> Callable[..., tuple[Tensor, Tensor]]:
-    """`layer_sums` compiled, once in a process; as it is where nothing can be compiled."""
-    if device.type not in _COMPILED:
-        fast = torch.compile(layer_sums)
-        x = torch.zeros(2, 2, 8, device=device)
-        try:
-            fast(x, x, x[:, 0], torch.zeros(2, dtype=torch.long, device=device), ((0, 2),))
-        except Exception:  # no compiler on this machine: any of torch's, Triton's or the system's errors
-            fast = layer_sums
-        _COMPILED[device.type] = fast
-    return _COMPILED[device.type]

@@ -32,6 +32,7 @@ def certify(
     bootstrap: int = 1000,
     seed: int = 0,
     train_batches: Iterable[Batch] | None = None,
+    null_every: int = 1,
 ) -> Certificate:
     """Certify `surrogate` against `teacher` on held-out `batches`, in one streaming pass over both.
 
@@ -44,8 +45,11 @@ def certify(
         bootstrap: resamples of the intervals; 0 for none.
         train_batches: what the mean and the linear maps of the null models are fitted on; the held-out images
             themselves when it is None (the nulls are then at their best).
+        null_every: measure the null models on every n-th batch alone, to save their forward passes on large sets.
     """
     _check_pair(surrogate, teacher)
+    if null_every < 1:
+        raise ValueError(f"null_every must be at least 1; got {null_every}")
     phases = surrogate.phases or (teacher.num_layers,)
     nulls, notes = None, []
     if null_models:
@@ -55,7 +59,7 @@ def certify(
         notes.append(f"mean and linear maps of the null models fitted on {nulls.num_images} {which} images")
     if head is None:
         notes.append("no accuracy or agreement: no head")
-    measured = _measure(surrogate, teacher, batches, nulls, head, precision)
+    measured = _measure(surrogate, teacher, batches, nulls, head, precision, null_every)
     curves = measured.curves["surrogate"].result()
     return Certificate(
         surrogate=surrogate.name,
@@ -87,7 +91,13 @@ class _Measured:
 
 
 def _measure(
-    surrogate: ViT, teacher: ViT, batches: Iterable[Batch], nulls: NullModels | None, head: Head | None, precision: str
+    surrogate: ViT,
+    teacher: ViT,
+    batches: Iterable[Batch],
+    nulls: NullModels | None,
+    head: Head | None,
+    precision: str,
+    null_every: int = 1,
 ) -> _Measured:
     names = ("surrogate", *(NULL_NAMES if nulls is not None else ()))
     curves = {name: ErrorCurves(teacher.num_layers, teacher.groups) for name in names}
@@ -96,7 +106,7 @@ def _measure(
     scored = head is not None and num_classes in (0, head.num_classes)
     right: list[Tensor] = []
     first: Tensor | None = None
-    for batch in batches:
+    for index, batch in enumerate(batches):
         images = batch.images.to(teacher.device, non_blocking=True)
         first = images if first is None else first
         with autocast(precision, teacher.device):
@@ -108,12 +118,14 @@ def _measure(
                 right.append(_hits(chosen, student, batch.labels if scored else None))
         curves["surrogate"].update(teacher_states, student_states)
         del student_states
-        if nulls is not None:
+        if nulls is not None and index % null_every == 0:
             for name, states in nulls.states(images, teacher_states, precision).items():
                 curves[name].update(teacher_states, states)
     if first is None:
         raise ValueError("no images to certify on: the held-out data is empty")
     notes = []
+    if null_every > 1 and nulls is not None:
+        notes.append(f"null models measured on {curves['mean'].num_images} of the held-out images")
     if head is not None and not scored:
         notes.append(f"no accuracy: the head has {head.num_classes} classes, the data {num_classes}")
     return _Measured(curves, right, first, notes)

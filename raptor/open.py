@@ -98,7 +98,7 @@ def save_vit(vit: ViT, folder: str | Path) -> Path:
     """Save a model so that `open_vit(folder)` gives it back: every weight as safetensors, how to build it as JSON."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    base = vit.source.get("base", vit.source)
+    base, surrogates = _layers_of(vit.source)
     config = {
         "format": FORMAT,
         "name": vit.name,
@@ -111,12 +111,22 @@ def save_vit(vit: ViT, folder: str | Path) -> Path:
             "registers": vit.groups.registers,
         },
         "num_classes": vit.num_classes,
-        "surrogate": vit.source.get("surrogate"),
+        "surrogate": surrogates[-1] if surrogates else None,
+        "inner_surrogates": surrogates[:-1],
     }
     tensors = {k: v.detach().cpu().contiguous() for k, v in vit.model.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     return folder
+
+
+def _layers_of(source: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The plain model a view comes from, and the surrogates made from it, one of the other, the outermost last."""
+    surrogates: list[dict[str, Any]] = []
+    while "surrogate" in source:
+        surrogates.insert(0, source["surrogate"])
+        source = source["base"]
+    return source, surrogates
 
 
 def load_saved(
@@ -128,7 +138,10 @@ def load_saved(
 ) -> ViT:
     """Open a folder written by `save_vit`. A surrogate of a user's own module needs that module as `teacher`."""
     folder = Path(folder)
-    config = json.loads((folder / "config.json").read_text())
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except ValueError as error:
+        raise ValueError(f"{folder}/config.json is not whole ({error})") from None
     if config.get("format") != FORMAT:
         raise ValueError(f"{folder} holds no raptor model: its config.json says format {config.get('format')!r}")
     if config["base"] is None and teacher is None:
@@ -141,16 +154,16 @@ def load_saved(
     structure = {k: v for k, v in config["structure"].items() if v is not None}
     arguments = forward_arguments(model, images.size)
     vit = inspect_vit(model, config["name"], images, forward_kwargs=arguments, source=base or {}, **structure)
-    if config["surrogate"]:
-        vit = make_surrogate(vit, **config["surrogate"])
-        vit.name = config["name"]
+    for surrogate in [*config.get("inner_surrogates", []), config["surrogate"]]:
+        vit = make_surrogate(vit, **surrogate) if surrogate else vit
+    vit.name = config["name"]
     load_weights(vit.model, read_weights(weights or folder / "model.safetensors"), str(weights or folder))
     vit.num_classes = config["num_classes"]
     return vit
 
 
 def build_base(base: dict[str, Any], fetch: bool = False) -> nn.Module:
-    """The plain model named by `base` (source, constructor arguments, class count), with published weights if `fetch`."""
+    """The plain model named by `base` (source, arguments, class count), with published weights if `fetch`."""
     kind, _, rest = base["source"].partition("/")
     try:
         if kind == "timm":
@@ -285,8 +298,9 @@ def forward_arguments(model: nn.Module, size: int) -> dict[str, Any]:
     kwargs: dict[str, Any] = {}
     if "interpolate_pos_encoding" in accepted and size != _native_size(model):
         kwargs["interpolate_pos_encoding"] = True
-    if "noise" in accepted and hasattr(getattr(model, "config", None), "mask_ratio"):
-        num_patches = (size // model.config.patch_size) ** 2  # type: ignore[union-attr]
+    config: Any = getattr(model, "config", None)
+    if "noise" in accepted and hasattr(config, "mask_ratio"):
+        num_patches = (size // config.patch_size) ** 2
         kwargs["noise"] = torch.arange(num_patches, dtype=torch.float32)[None]
     return kwargs
 

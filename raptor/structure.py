@@ -215,9 +215,10 @@ def _final_norm(calls: list[_Call], last_btd: Tensor, groups: TokenGroups) -> nn
     pooled = [last_btd, last_btd[:, 0], last_btd.mean(1), last_btd[:, groups.slice("patches")].mean(1)]
     for call in calls:
         x = call.inputs
-        if _is_norm(call.module) and isinstance(x, Tensor):
-            if any(x.shape == p.shape and torch.allclose(x, p, atol=1e-5) for p in pooled):
-                return call.module
+        if not _is_norm(call.module) or not isinstance(x, Tensor):
+            continue
+        if any(x.shape == p.shape and torch.allclose(x, p, atol=1e-5) for p in pooled):
+            return call.module
     return nn.Identity()
 
 
@@ -227,9 +228,8 @@ def _num_classes(model: nn.Module, calls: list[_Call], output: Tensor, head: str
         module = model.get_submodule(head)
         return module.out_features if isinstance(module, nn.Linear) else int(output.shape[-1])
     for call in calls:
-        if isinstance(call.module, nn.Linear) and isinstance(call.output, Tensor) and output.ndim == 2:
-            if call.output.shape == output.shape and torch.equal(call.output, output):
-                return call.module.out_features
+        if isinstance(call.module, nn.Linear) and output.ndim == 2 and torch.equal(call.output, output):
+            return call.module.out_features
     # A distilled DeiT averages two heads: no one linear layer made its output, but timm says how many classes it has.
     stated = getattr(model, "num_classes", None)
     return stated if isinstance(stated, int) and output.ndim == 2 and stated == output.shape[-1] else 0

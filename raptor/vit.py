@@ -7,8 +7,9 @@ read with hooks on those blocks, so rotary arguments, drop-path and attention ke
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +46,7 @@ class TokenGroups:
             raise ValueError(f"unknown token group {name!r}: choose from {', '.join(bounds)}")
         return slice(*bounds[name])
 
-    def present(self) -> Iterator[tuple[str, slice]]:
+    def present(self) -> Iterator[tuple[str, builtins.slice]]:
         """Name and slice of each group that has tokens."""
         for name in GROUP_NAMES:
             s = self.slice(name)
@@ -77,7 +78,7 @@ class ViT:
         num_classes: classes of its own head, 0 when it has no classifier.
         depth_conditioned: whether the model passes different arguments to different blocks (rope-mixed models).
         source: how to open it again; empty for a module of the user's own.
-        forward_kwargs: keyword arguments of every call of the model; a tensor among them has one row, repeated per image.
+        forward_kwargs: keyword arguments of every call; a tensor among them has one row, repeated for each image.
         phases: phase lengths when the model is a surrogate, else None.
         returns_tuple: whether its blocks return a tuple around the state.
     """
@@ -126,10 +127,8 @@ class ViT:
         last = self.num_layers
         recorders = [_Recorder(self.returns_tuple, last=layer == last) for layer in range(1, last + 1)]
         with replaced_blocks(self, dict(enumerate(recorders, start=1))):
-            try:
+            with suppress(_LastBlockReached):
                 self.model(images, **per_batch(self.forward_kwargs, images))
-            except _LastBlockReached:
-                pass
         return recorders[0].state, Context([recorder.call for recorder in recorders])
 
     def step(self, layer: int, x_btd: Tensor, context: Context) -> Tensor:

@@ -101,8 +101,8 @@ def _timm_filter(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor
         return state
     from timm.models import vision_transformer
 
-    filter_keys = getattr(module, "checkpoint_filter_fn", vision_transformer.checkpoint_filter_fn)
-    kwargs = {}
+    filter_keys: Any = getattr(module, "checkpoint_filter_fn", vision_transformer.checkpoint_filter_fn)
+    kwargs: dict[str, Any] = {}
     if filter_keys is vision_transformer.checkpoint_filter_fn and any("gamma_" in k for k in state):
         kwargs["adapt_layer_scale"] = True
     return dict(filter_keys(state, model, **kwargs))

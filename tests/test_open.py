@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -152,7 +153,7 @@ def test_recording_changes_nothing(family: str, snapshot) -> None:
     assert same_tensors(weights, vit.model.state_dict())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in vit.model.modules())
     assert [tuple(s.shape) for s in states] == [(3, vit.groups.num_tokens, 48)] * 4
-    assert all(not torch.equal(a, b) for a, b in zip(states, states[1:]))
+    assert all(not torch.equal(a, b) for a, b in pairwise(states))
 
 
 @each_family
@@ -346,9 +347,7 @@ class Unheard(nn.Module):
 @torch.no_grad()
 def test_unheard_of_module_with_everything_given() -> None:
     model, images = Unheard(), Preprocess(size=32, resize=32)
-    vit = open_vit(
-        model, blocks="trunk.stack", norm="last", head="answer", cls=1, registers=1, preprocess=images
-    )
+    vit = open_vit(model, blocks="trunk.stack", norm="last", head="answer", cls=1, registers=1, preprocess=images)
     assert vit.groups == TokenGroups(1, 1, 16)
     assert (vit.num_layers, vit.blocks_path, vit.num_classes, vit.dim) == (5, "trunk.stack", 4, 24)
     assert vit.norm is model.last

@@ -189,7 +189,7 @@ def test_truncated_file(tmp_path: Path, suffix: str, keep: float) -> None:
 @pytest.mark.parametrize("content", [[1, 2], {"epoch": 3}, {}, torch.ones(3)])
 def test_files_without_weights(tmp_path: Path, content: object) -> None:
     torch.save(content, tmp_path / "w.pth")
-    with pytest.raises(ValueError, match="w.pth holds"):
+    with pytest.raises(ValueError, match=r"w\.pth holds"):
         read_weights(tmp_path / "w.pth")
 
 

@@ -18,7 +18,7 @@ class ImageNetImages(FolderImages):
     """`train/<wnid>/x.JPEG` and `val/`, whose images lie in class folders or flat.
 
     Flat ones get their labels from the devkit (`ILSVRC2012_validation_ground_truth.txt` with its `meta.mat`) or from
-    `LOC_val_solution.csv`. Class indices follow the sorted wnids, as published heads do; the devkit's own numbers do not.
+    `LOC_val_solution.csv`. Class indices follow the sorted wnids, as published heads do, not the devkit's numbers.
     """
 
     def __init__(self, root: str | Path) -> None:

@@ -61,7 +61,9 @@ class NyuFolders(DenseData):
         self.pairs = [(path, targets[_key(path)]) for path in images]
         width, height = open_image(files.read(self.pairs[0][1])).size
         parts = [PurePosixPath(path).parts[-3] if len(PurePosixPath(path).parts) > 2 else None for path in images]
-        super().__init__(f"nyuv2:{spec}", task, images, parts, frame=(height, width), **_facts(task, NUM_FOLDER_CLASSES))
+        super().__init__(
+            f"nyuv2:{spec}", task, images, parts, frame=(height, width), **_facts(task, NUM_FOLDER_CLASSES)
+        )
 
     def read(self, position: int) -> tuple[Image.Image, np.ndarray]:
         image_path, target_path = self.pairs[position]
@@ -83,7 +85,7 @@ class NyuCsv(DenseData):
         parts: list[str | None] = []
         for part in ("train", "test"):
             lists = [path for path in files.paths if PurePosixPath(path).name == f"nyu2_{part}.csv"]
-            rows = csv.reader(io.StringIO(files.read(lists[0]).decode())) if lists else []
+            rows: list[list[str]] = list(csv.reader(io.StringIO(files.read(lists[0]).decode()))) if lists else []
             pairs = [(self._place(lists[0], row[0]), self._place(lists[0], row[1])) for row in rows if len(row) >= 2]
             self.pairs += pairs
             parts += [part] * len(pairs)
@@ -152,7 +154,9 @@ class NyuMat(DenseData):
 
     def _class_mapping(self) -> np.ndarray:
         """uint8 from a label of the file (0 is unlabelled) to 0..39, or `ignore_index`."""
-        mapped = np.ravel(_load_mat(self.path.parent / "classMapping40.mat", "the 40 classes")["mapClass"]).astype(np.int64)
+        mapped = np.ravel(_load_mat(self.path.parent / "classMapping40.mat", "the 40 classes")["mapClass"]).astype(
+            np.int64
+        )
         return np.concatenate([[IGNORE_INDEX], np.where(mapped > 0, mapped - 1, IGNORE_INDEX)]).astype(np.uint8)
 
     def read(self, position: int) -> tuple[Image.Image, np.ndarray]:

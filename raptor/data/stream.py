@@ -112,7 +112,9 @@ def stable_seed(*parts: int | str) -> int:
 
 def _to_device(values: Tensor, device: torch.device) -> Tensor:
     # From pinned memory the copy is queued; from ordinary memory the host would wait for it.
-    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
+    if device.type == "cuda" and values.device.type == "cpu":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
 
 
 class _StepBatches:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from raptor.dynamics.basins import Basins, BasinsResult
 from raptor.dynamics.direction import Direction, DirectionResult
+from raptor.dynamics.groups import group_means
 from raptor.dynamics.modes import DMD, BatchedDMD, fit_dmd, rank_sweep
 from raptor.dynamics.moments import QUANTILES, ImageMoments, Spread, jsonable
 from raptor.dynamics.rank import Rank, RankResult
@@ -28,6 +29,7 @@ __all__ = [
     "Stability",
     "StabilityResult",
     "fit_dmd",
+    "group_means",
     "jsonable",
     "rank_sweep",
 ]

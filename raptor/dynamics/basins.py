@@ -69,16 +69,21 @@ class Basins:
         self._kept: dict[str, list[Tensor]] = {name: [] for name, _ in groups.present()}
 
     @torch.no_grad()
-    def update(self, states: Sequence[Tensor], labels: Tensor | Sequence[int]) -> None:
-        """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`, and its labels `(B,)`, best on the host."""
+    def update(
+        self, states: Sequence[Tensor], labels: Tensor | Sequence[int], means: dict[str, Tensor] | None = None
+    ) -> None:
+        """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`, and its labels `(B,)`, best on the host.
+
+        means: the batch's `group_means`, if at hand.
+        """
         check_states(states, self.groups)
         rows = self._choose(labels.tolist() if isinstance(labels, Tensor) else labels)
         if not rows:
             return
-        kept = [take_rows(a, rows) for a in states]
-        for name, x_nld in group_means(kept, self.groups).items():
-            if name in self._kept:
-                self._kept[name].append(x_nld)
+        if means is None:
+            means = group_means(states, self.groups)
+        for name, kept in self._kept.items():
+            kept.append(take_rows(means[name], rows))
 
     def _choose(self, labels: Sequence[int]) -> list[int]:
         rows = []

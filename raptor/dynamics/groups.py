@@ -26,11 +26,10 @@ def check_states(states: Sequence[Tensor], groups: TokenGroups) -> None:
 
 
 def group_means(states: Sequence[Tensor], groups: TokenGroups) -> dict[str, Tensor]:
-    """Raw mean over the tokens of each group, then normalised: `(B, L+1, D)` in float32 or better."""
+    """Raw mean over the tokens of each group and of all, then normalised: `(B, L+1, D)` in float32 or better."""
     wide = torch.float64 if states[0].dtype == torch.float64 else torch.float32
     means = {name: torch.stack([a[:, s].mean(1, dtype=wide) for a in states], 1) for name, s in groups.present()}
-    counts = {name: s.stop - s.start for name, s in groups.present()}
-    total = sum(means[name] * (counts[name] / groups.num_tokens) for name in means)
+    total = sum(mean * (getattr(groups, name) / groups.num_tokens) for name, mean in means.items())
     assert isinstance(total, Tensor)
     return {name: unit(mean) for name, mean in {"all": total, **means}.items()}
 

@@ -30,7 +30,8 @@ CHUNK = 200  # trajectories fitted together: few enough to stay in the cache
 class BatchedDMD:
     """Fits of N trajectories. Eigenvalues are sorted by falling modulus; entries past r' are NaN.
 
-    eigenvalues, amplitudes: `(N, r)` complex, r the asked rank or the most L and D allow. ranks: `(N,)`, the r' used. singular_values: `(N, L)` of X1.
+    eigenvalues, amplitudes: `(N, r)` complex, r the asked rank or the most that L and D allow.
+    ranks: `(N,)`, the r' used. singular_values: `(N, L)` of X1.
     gap: `(N,)`, the singular value r' over the next one (infinite when there is none).
     reconstruction_error: `(N, L+1)`, `|x_t - x̃_t| / |x_t|`; values below about 1e-7 are rounding.
     coefficients: `(N, L, r)` complex, the modes in terms of the columns of X2.
@@ -75,9 +76,16 @@ class BatchedDMD:
         return (after @ torch.from_numpy(self.coefficients)).numpy()
 
 
-def fit_dmd(x_nld: Tensor, rank: int = 10, tolerance: float = TOLERANCE, gram_limit: float = GRAM_LIMIT) -> BatchedDMD:
+def fit_dmd(
+    x_nld: Tensor,
+    rank: int = 10,
+    tolerance: float = TOLERANCE,
+    gram_limit: float = GRAM_LIMIT,
+    with_modes: bool = True,
+) -> BatchedDMD:
     """Fit every trajectory of `(N, L+1, D)` on the CPU in float64.
 
+    with_modes: False leaves out modes and amplitudes (NaN); eigenvalues and errors are the same, a third sooner.
     gram_limit: trajectories with a smaller relative r-th singular value use QR; infinity sends all there.
     """
     if x_nld.ndim != 3 or x_nld.shape[1] < 2:
@@ -88,11 +96,11 @@ def fit_dmd(x_nld: Tensor, rank: int = 10, tolerance: float = TOLERANCE, gram_li
     fit = _empty(x_nld, rank)
     limit = max(gram_limit, tolerance)
     rows, chunks = torch.arange(len(x_nld)).split(CHUNK), x_nld.split(CHUNK)
-    parallel_map(lambda *chunk: _fit_chunk(fit, *chunk, tolerance, limit), rows, chunks)
-    return _sorted(fit)
+    parallel_map(lambda index, x: _fit_chunk(fit, index, x, tolerance, limit, with_modes), rows, chunks)
+    return _sorted(fit, with_modes)
 
 
-def _fit_chunk(fit: BatchedDMD, rows: Tensor, x_nld: Tensor, tolerance: float, limit: float) -> None:
+def _fit_chunk(fit: BatchedDMD, rows: Tensor, x_nld: Tensor, tolerance: float, limit: float, with_modes: bool) -> None:
     x_nld = x_nld.double()
     gram = x_nld @ x_nld.mT
     norms = gram.diagonal(dim1=1, dim2=2)
@@ -100,7 +108,7 @@ def _fit_chunk(fit: BatchedDMD, rows: Tensor, x_nld: Tensor, tolerance: float, l
         raise ValueError("a trajectory holds a state that is zero or not finite: check the model's states")
     good = torch.zeros(len(rows), dtype=torch.bool)
     if np.isfinite(limit):
-        good = _fit_grams(fit, rows, gram, limit)
+        good = _fit_grams(fit, rows, gram, limit, with_modes)
     if not bool(good.all()):
         _fit_qr(fit, rows[~good], x_nld[~good], tolerance)
 
@@ -121,30 +129,35 @@ def _empty(x_nld: Tensor, asked_rank: int) -> BatchedDMD:
     )
 
 
-def _sorted(fit: BatchedDMD) -> BatchedDMD:
+def _sorted(fit: BatchedDMD, with_modes: bool) -> BatchedDMD:
     modulus = np.nan_to_num(np.abs(fit.eigenvalues), nan=-1.0)
     # Conjugate pairs have equal moduli up to rounding: the positive imaginary part comes first.
     order = np.lexsort((-np.nan_to_num(fit.eigenvalues.imag), -np.round(modulus, 10)), axis=1)
+    eigenvalues = np.take_along_axis(fit.eigenvalues, order, 1)
+    if not with_modes:
+        return replace(fit, eigenvalues=eigenvalues)
     return replace(
         fit,
-        eigenvalues=np.take_along_axis(fit.eigenvalues, order, 1),
+        eigenvalues=eigenvalues,
         amplitudes=np.take_along_axis(fit.amplitudes, order, 1),
         coefficients=np.take_along_axis(fit.coefficients, order[:, None], 2),
     )
 
 
-def _store(
-    fit: BatchedDMD, rows: Tensor, eigenvalues: Tensor, amplitudes: Tensor, coefficients: Tensor, error: Tensor
-) -> None:
+def _store(fit: BatchedDMD, rows: Tensor, eigenvalues: Tensor, error: Tensor) -> None:
     index, r = rows.numpy(), eigenvalues.shape[1]
     fit.eigenvalues[index, :r] = eigenvalues.numpy()
-    fit.amplitudes[index, :r] = amplitudes.numpy()
-    fit.coefficients[index, :, :r] = coefficients.numpy()
     fit.reconstruction_error[index] = error.numpy()
     fit.ranks[index] = r
 
 
-def _fit_grams(fit: BatchedDMD, rows: Tensor, gram: Tensor, limit: float) -> Tensor:
+def _store_modes(fit: BatchedDMD, rows: Tensor, amplitudes: Tensor, coefficients: Tensor) -> None:
+    index, r = rows.numpy(), amplitudes.shape[1]
+    fit.amplitudes[index, :r] = amplitudes.numpy()
+    fit.coefficients[index, :, :r] = coefficients.numpy()
+
+
+def _fit_grams(fit: BatchedDMD, rows: Tensor, gram: Tensor, limit: float, with_modes: bool) -> Tensor:
     """Fit what the Gram matrices `(n, L+1, L+1)` can carry; returns the mask of those."""
     rank = fit.rank
     squares, vectors = torch.linalg.eigh(gram[:, :-1, :-1])
@@ -158,15 +171,19 @@ def _fit_grams(fit: BatchedDMD, rows: Tensor, gram: Tensor, limit: float) -> Ten
     scaled = vectors.flip(2)[:, :, :rank] / sigma[:, None, :rank]  # V S^-1
     after = gram[:, 1:, 1:] @ scaled
     operator = scaled.mT @ (gram[:, :-1, 1:] @ scaled)
-    eigenvalues, w = torch.linalg.eig(operator)
     first = torch.linalg.solve_ex(scaled.mT @ after, scaled.mT @ gram[:, 1:, :1]).result  # B^+ x_0, B = X2 V S^-1
-    amplitudes = torch.linalg.solve_ex(w, first.to(w.dtype)).result[:, :, 0]
     weights = (scaled @ _path(operator, first, gram.shape[1])).mT  # of the columns of X2, by step
     inner = torch.linalg.vecdot(weights, gram[:, :, 1:])
     own = torch.linalg.vecdot(weights @ gram[:, 1:, 1:], weights)
     norms = gram.diagonal(dim1=1, dim2=2)
     error = ((norms - 2 * inner + own).clamp_min(0) / norms).sqrt()
-    _store(fit, rows, eigenvalues, amplitudes, _times(scaled, w), error)
+    if with_modes:
+        eigenvalues, w = torch.linalg.eig(operator)
+        amplitudes = torch.linalg.solve_ex(w, first.to(w.dtype)).result[:, :, 0]
+        _store_modes(fit, rows, amplitudes, _times(scaled, w))
+    else:
+        eigenvalues = torch.linalg.eigvals(operator)
+    _store(fit, rows, eigenvalues, error)
     return good
 
 
@@ -189,7 +206,8 @@ def _fit_qr(fit: BatchedDMD, rows: Tensor, x_nld: Tensor, tolerance: float) -> N
         amplitudes = torch.linalg.lstsq(phi, points[:, :, :1].to(w.dtype), driver="gelsd").solution[:, :, 0]
         rebuilt = after @ _path(operator, first, num_steps + 1)
         error = torch.linalg.vector_norm(points - rebuilt, dim=1) / torch.linalg.vector_norm(points, dim=1)
-        _store(fit, rows[same], eigenvalues, amplitudes, _times(scaled, w), error)
+        _store(fit, rows[same], eigenvalues, error)
+        _store_modes(fit, rows[same], amplitudes, _times(scaled, w))
 
 
 def _path(operator: Tensor, first: Tensor, num: int) -> Tensor:
@@ -240,5 +258,5 @@ class DMD:
 
 
 def rank_sweep(x_nld: Tensor, ranks: Sequence[int], tolerance: float = TOLERANCE) -> dict[int, BatchedDMD]:
-    """Fits of the same trajectories at several ranks."""
-    return {rank: fit_dmd(x_nld, rank, tolerance) for rank in ranks}
+    """Fits of the same trajectories at several ranks, without modes."""
+    return {rank: fit_dmd(x_nld, rank, tolerance, with_modes=False) for rank in ranks}

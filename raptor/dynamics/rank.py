@@ -4,8 +4,8 @@ For patches, registers and all tokens the rows of the update matrix are the toke
 spread over images. For cls they are the images, since one token is trivially of rank 1: one number for the whole set.
 
 Singular values of an image's updates cost far more than its forward pass on a GPU, so they are taken on a stated number
-of images, spread evenly over the set (`num_rank_images`), and on the CPU, where many small matrices are faster. cls uses
-every image.
+of images, spread evenly over the set (`num_rank_images`), and on the CPU, where many small matrices are faster.
+cls uses every image.
 """
 
 from __future__ import annotations
@@ -88,11 +88,12 @@ class Rank:
             cls_lbd = unit(torch.stack([a[:, 0] for a in states]))
             self._cls.update(cls_lbd[1:] - cls_lbd[:-1])
         rows = self._subset.pick(len(states[0]))
-        if rows:
-            self._measure([take_rows(a, rows) for a in states])
-            self._num_pending += len(rows)
-        if self._num_pending >= PENDING:
-            self._factorise()
+        for start in range(0, len(rows), PENDING):
+            some = rows[start : start + PENDING]
+            self._measure([take_rows(a, some) for a in states])
+            self._num_pending += len(some)
+            if self._num_pending >= PENDING:
+                self._factorise()
 
     def _measure(self, states: Sequence[Tensor]) -> None:
         """Coherence at once; Gram matrices are put aside."""

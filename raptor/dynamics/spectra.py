@@ -88,7 +88,8 @@ class PooledDMD:
 class GroupModes:
     """DMD of one token group: spreads over images, the fits behind them, the pooled fit and the rank sweep.
 
-    sweep: by rank, on the first 64 trajectories, spreads of the spectral radius, median modulus and reconstruction error.
+    sweep: by rank, on at most 64 trajectories, spreads of the spectral radius, median modulus and reconstruction
+    error.
     """
 
     spectral_radius: Spread
@@ -107,8 +108,8 @@ class GroupModes:
             "rank": self.fits.asked_rank,
             "ranks_used": jsonable(np.bincount(self.fits.ranks, minlength=self.fits.rank + 1)),
             "note": self.fits.note,
-            "eigenvalues": jsonable(self.fits.eigenvalues[:SHOWN]),
-            "amplitudes": jsonable(np.abs(self.fits.amplitudes[:SHOWN])),
+            "eigenvalues": jsonable(self.fits.eigenvalues[shown(len(self.fits.ranks))]),
+            "amplitudes": jsonable(np.abs(self.fits.amplitudes[shown(len(self.fits.ranks))])),
             "pooled": self.pooled.to_dict() | {"reconstruction_error": self.pooled_error.to_dict()},
             "sweep": jsonable(self.sweep),
         }
@@ -149,11 +150,11 @@ class Modes:
         self._pooled = {name: PooledDMD(rank, tolerance) for name in self._kept}
 
     @torch.no_grad()
-    def update(self, states: Sequence[Tensor]) -> None:
-        """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`."""
+    def update(self, states: Sequence[Tensor], means: dict[str, Tensor] | None = None) -> None:
+        """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`; `means` are its `group_means`, if at hand."""
         check_states(states, self.groups)
         rows = self._subset.pick(len(states[0]))
-        for name, x_bld in group_means(states, self.groups).items():
+        for name, x_bld in (means or group_means(states, self.groups)).items():
             self._pooled[name].update(x_bld)
             if rows:
                 self._kept[name].append(take_rows(x_bld, rows))
@@ -167,7 +168,7 @@ class Modes:
         x_nld = torch.cat(self._kept[name]).cpu()
         fits = fit_dmd(x_nld, self.rank, self.tolerance)
         pooled = self._pooled[name].fit()
-        swept = rank_sweep(x_nld[:SHOWN], [r for r in self.sweep if r < x_nld.shape[1]], self.tolerance)
+        swept = rank_sweep(x_nld[shown(len(x_nld))], [r for r in self.sweep if r < x_nld.shape[1]], self.tolerance)
         return GroupModes(
             spectral_radius=spread_of(fits.spectral_radius),
             median_modulus=spread_of(fits.median_modulus),
@@ -179,6 +180,11 @@ class Modes:
             pooled_error=spread_of(pooled.reconstruction_error(x_nld)),
             sweep={rank: _summary(fit) for rank, fit in swept.items()},
         )
+
+
+def shown(num: int) -> slice:
+    """At most 64 of `num` trajectories, evenly spaced."""
+    return slice(None, None, -(-num // SHOWN))
 
 
 def _summary(fit: BatchedDMD) -> dict[str, Spread]:

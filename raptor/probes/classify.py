@@ -12,10 +12,10 @@ from torchmetrics.functional.classification import multiclass_accuracy
 from raptor.data.folder import ImageData
 from raptor.data.preprocess import Preprocess
 from raptor.data.stream import TrainStream, iterate
+from raptor.heads import LinearHead
 from raptor.probes.features import normed_tokens, pooled, view_at
-from raptor.probes.train import Head, choice_split
+from raptor.probes.train import HeadTensors, choice_split
 from raptor.vit import ViT
-from raptor.weights import read_weights
 
 CROP_SCALE = (0.08, 1.0)
 SCORE_ELEMENTS = 2**26
@@ -45,7 +45,8 @@ class Classify:
         self.vit = view_at(vit, self.preprocess.size, self.preprocess.size)
         classes = _classes(train_data)
         fit, held = choice_split(train_data.names)
-        self.fit_data = train_data.select(fit)
+        self.fit_data, self.num_fit = train_data.select(fit), len(fit)
+        self.size = (self.preprocess.size, self.preprocess.size)
         self.batch_size = min(batch_size, len(fit))
         self.num_outputs = len(classes)
         split = self.features(train_data.select(held))
@@ -110,24 +111,22 @@ def classification_losses(features_bf: Tensor, labels_b: Tensor, weight_gcf: Ten
     """Mean cross-entropy (G,) of each head over the batch."""
     logits_bgc = grid_logits(features_bf, weight_gcf, bias_gc)
     labels_bg = labels_b[:, None].expand(logits_bgc.shape[:2])
-    return F.cross_entropy(logits_bgc.flatten(0, 1), labels_bg.flatten(), reduction="none").view(labels_bg.shape).mean(0)
+    return (
+        F.cross_entropy(logits_bgc.flatten(0, 1), labels_bg.flatten(), reduction="none").view(labels_bg.shape).mean(0)
+    )
 
 
-def read_head(source: str | Path | dict[str, Tensor], num_classes: int, num_features: int) -> Head:
-    """A published linear head (`weight` (C, F) and `bias` (C,), perhaps under `linear.`) from a file or a state dict."""
-    state = dict(source) if isinstance(source, dict) else read_weights(str(source))
-    name = "the given head" if isinstance(source, dict) else str(source)
-    weights = [key for key in state if key == "weight" or key.endswith(".weight")]
-    if len(weights) != 1 or state[weights[0]].dim() != 2:
-        raise ValueError(f"{name} is no linear head: expected the keys weight and bias; it has {', '.join(state)}")
-    weight = state[weights[0]].float()
-    bias = state.get(weights[0][: -len("weight")] + "bias", torch.zeros(len(weight))).float()
-    if weight.shape[1] != num_features:
-        hint = "; use the one-layer head, on cls and mean patch" if 2 * weight.shape[1] == 5 * num_features else ""
-        raise ValueError(f"{name} takes {weight.shape[1]} features, but the probe has {num_features}{hint}")
-    if weight.shape[0] != num_classes:
-        raise ValueError(f"{name} knows {weight.shape[0]} classes, but the data has {num_classes}")
-    return weight, bias
+def read_head(source: str | Path | LinearHead, num_classes: int, num_features: int) -> HeadTensors:
+    """A published linear head (`weight` (C, F) and `bias` (C,)) that fits the probe, from a file or a module."""
+    head = source if isinstance(source, LinearHead) else LinearHead.load(source)
+    name = "the given head" if isinstance(source, LinearHead) else str(source)
+    own_features = head.weight.shape[1]
+    if own_features != num_features:
+        hint = "; use the one-layer head, on cls and mean patch" if 2 * own_features == 5 * num_features else ""
+        raise ValueError(f"{name} takes {own_features} features, but the probe has {num_features}{hint}")
+    if head.num_classes != num_classes:
+        raise ValueError(f"{name} knows {head.num_classes} classes, but the data has {num_classes}")
+    return head.weight.clone(), head.bias.clone()
 
 
 def _classes(data: ImageData) -> list[str]:

@@ -41,18 +41,20 @@ class DenseTask:
         size: int | tuple[int, int] | None = None,
     ) -> None:
         if train_data.frame != val_data.frame:
-            raise ValueError(f"targets of {train_data.frame} for training and {val_data.frame} for scores; use one frame")
+            raise ValueError(
+                f"targets of {train_data.frame} for training and {val_data.frame} for scores; use one frame"
+            )
         self.device, self.layer, self.precision = vit.device, layer, precision
-        height, width = frame_size(train_data, size)
+        self.size = height, width = frame_size(train_data, size)
         self.geometry = Geometry(height, width, vit.patch_size, train_data.frame)
         self.vit = view_at(vit, *self.geometry.padded)
         fit, held = choice_split(train_data.names)
-        stores = (
-            FrameStore(data, (height, width), self.device)
-            for data in (train_data.select(fit), train_data.select(held), val_data)
-        )
-        self.fit, split, reported = stores
-        self.parts = {"split": split, "reported": reported}
+        self.num_fit = len(fit)
+        self.fit = FrameStore(train_data.select(fit), self.size, self.device)
+        self.parts = {
+            "split": FrameStore(train_data.select(held), self.size, self.device),
+            "reported": FrameStore(val_data, self.size, self.device),
+        }
         self.batch_size = min(batch_size, len(fit))
         self.steps_per_epoch = len(fit) // self.batch_size
         self.seed = 0
@@ -61,8 +63,8 @@ class DenseTask:
         """Features (B, P, F) of the patches."""
         raise NotImplementedError
 
-    def loss(self, logits_bhwc: Tensor, targets_bhw: Tensor) -> Tensor:
-        """A head's loss, from logits on the grid of patches and the targets of `train_targets`."""
+    def gradient(self, logits_bhwc: Tensor, targets_bhw: Tensor) -> Tensor:
+        """Gradient of a head's loss in its logits on the grid of patches, given the targets of `train_targets`."""
         raise NotImplementedError
 
     def train_targets(self, targets: Tensor, boxes: Tensor) -> Tensor:
@@ -106,14 +108,8 @@ class DenseTask:
         # Upsampled logits are large: they exist for one head at a time, and only their gradient on the grid is kept.
         gradient = torch.empty_like(coarse)
         for g in range(coarse.shape[3]):
-            leaf = coarse[..., g, :].detach().contiguous().requires_grad_()
-            self.backward_head(leaf, targets)
-            assert leaf.grad is not None
-            gradient[..., g, :] = leaf.grad
+            gradient[..., g, :] = self.gradient(coarse[..., g, :].detach(), targets)
         coarse.backward(gradient)
-
-    def backward_head(self, logits_bhwc: Tensor, targets: Tensor) -> None:
-        self.loss(logits_bhwc, targets).backward()
 
     def scored_batches(self, weight_gcf: Tensor, bias_gc: Tensor, part: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Logits (B, h, w, G, C) of the frames of a part, whole and in order, with their targets (B, *frame)."""

@@ -30,9 +30,10 @@ def view_at(vit: ViT, height: int, width: int) -> ViT:
             num_tokens = view.embed(blank)[0].shape[1]
     except (AssertionError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0][:100] if str(error).strip() else type(error).__name__
-        raise ValueError(f"{vit.name} does not take images of {height} x {width} ({reason}); use its own {size}") from None
+        message = f"{vit.name} does not take images of {height} x {width} ({reason}); use its own {size}"
+        raise ValueError(message) from None
     if num_tokens != expected:
-        raise ValueError(f"{vit.name} gives {num_tokens} tokens for {height} x {width}, not {expected}; use its own {size}")
+        raise ValueError(f"{vit.name} gives {num_tokens} tokens for {height} x {width}, not {expected}; use {size}")
     return view
 
 

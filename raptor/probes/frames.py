@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -51,7 +50,7 @@ class Geometry:
         return F.pad(images, (left, right, top, bottom))
 
     def to_image(self, scale: int = 1) -> tuple[Tensor, Tensor]:
-        """Matrices (height, scale x grid rows) and (width, scale x grid columns): upsample, then take the padding off."""
+        """Matrices (height, scale x grid rows) and (width, scale x grid columns): upsample, then unpad."""
         sides = zip(self.grid, self.padded, self.start, (self.height, self.width))
         rows, columns = (bilinear(n * scale, padded)[start : start + side] for n, padded, start, side in sides)
         return rows, columns
@@ -90,17 +89,19 @@ def draw_boxes(num_images: int, generator: torch.Generator, scale: tuple[float, 
     return torch.cat([boxes[:, :4] / CROP_UNITS, boxes[:, 4:]], dim=1)
 
 
-def whole_boxes(num_images: int) -> Tensor:
-    """The boxes that leave images as they are."""
-    return torch.tensor([[0.0, 0.0, 1.0, 1.0, 0.0]]).expand(num_images, 5)
+def pixel_centres(height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Centres of rows and columns as shares of a frame."""
+    return (torch.arange(height) + 0.5) / height, (torch.arange(width) + 0.5) / width
+
+
+def on_device(pair: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    return pair[0].to(device), pair[1].to(device)
 
 
 def crop_images(images_u8: Tensor, boxes: Tensor) -> Tensor:
     """Each image's box resized to the image's own size: (B, 3, H, W) to float32 in 0..255."""
     height, width = images_u8.shape[-2:]
-    rows_bh, columns_bw = _sources(
-        boxes, (torch.arange(height) + 0.5) / height, (torch.arange(width) + 0.5) / width
-    )
+    rows_bh, columns_bw = _sources(boxes, *on_device(pixel_centres(height, width), boxes.device))
     y_bhw = (2 * rows_bh - 1)[:, :, None].expand(-1, -1, width)
     x_bhw = (2 * columns_bw - 1)[:, None, :].expand(-1, height, -1)
     places = torch.stack([x_bhw, y_bhw], dim=-1)
@@ -119,12 +120,11 @@ def crop_targets(targets: Tensor, boxes: Tensor, rows: Tensor, columns: Tensor, 
     images_b = torch.arange(num, device=targets.device)
     taken = targets[images_b[:, None, None], y_bh[:, :, None], x_bw[:, None, :]]
     inside = ((rows >= 0) & (rows < 1))[:, None] & ((columns >= 0) & (columns < 1))[None, :]
-    return taken.masked_fill(~inside.to(targets.device), outside)
+    return taken.masked_fill(~inside, outside)
 
 
 def _sources(boxes: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     top, left, height, width, flip = boxes.unbind(dim=1)
-    rows, columns = rows.to(boxes.device), columns.to(boxes.device)
     columns_bw = torch.where(flip[:, None] > 0, 1 - columns[None], columns[None])
     return top[:, None] + height[:, None] * rows[None], left[:, None] + width[:, None] * columns_bw
 
@@ -132,13 +132,7 @@ def _sources(boxes: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tens
 class FrameStore:
     """Images uint8 (3, *size) and targets of a dense set, kept decoded on the device or the host when they fit."""
 
-    def __init__(
-        self,
-        data: DenseData,
-        size: tuple[int, int],
-        device: torch.device,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> None:
+    def __init__(self, data: DenseData, size: tuple[int, int], device: torch.device) -> None:
         self.data, self.size, self.device = data, size, device
         self.dtype = torch.uint8 if data.task == "segment" else torch.float32
         self.images: Tensor | None = None
@@ -147,17 +141,15 @@ class FrameStore:
         draws_on_host = hasattr(data, "draw") and device.type == "cpu"
         for place in dict.fromkeys([device, torch.device("cpu")]):
             if not draws_on_host and num_bytes <= CACHE_SHARE * _free_bytes(place):
-                self._fill(place, progress)
+                self._fill(place)
                 break
 
-    def _fill(self, place: torch.device, progress: Callable[[int, int], None] | None) -> None:
+    def _fill(self, place: torch.device) -> None:
         num = len(self.data)
         images = torch.empty(num, 3, *self.size, dtype=torch.uint8, device=place)
         targets = torch.empty(num, *self.data.frame, dtype=self.dtype, device=place)
         for part in torch.arange(num).split(DECODE_CHUNK):
             images[part], targets[part] = self._read(part, place)
-            if progress is not None:
-                progress(int(part[-1]) + 1, num)
         self.images, self.targets = images, targets
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics.classification import MulticlassJaccardIndex
 
 from raptor.data.dense import IGNORE_INDEX, DenseData
 from raptor.probes.dense import MAX_ELEMENTS, DenseTask
 from raptor.probes.features import patches
-from raptor.probes.frames import crop_targets, resize
+from raptor.probes.frames import crop_targets, on_device, pixel_centres, resize
 from raptor.vit import ViT
 
 
@@ -28,29 +27,25 @@ class Segment(DenseTask):
         super().__init__(vit, layer, train_data, val_data, **options)
         self.num_outputs, self.num_features = train_data.num_classes, vit.dim
         geometry = self.geometry
-        self.to_image = tuple(m.to(self.device) for m in geometry.to_image())
-        self.to_target = tuple(m.to(self.device) for m in geometry.to_target())
-        self.places = tuple((torch.arange(n) + 0.5) / n for n in (geometry.height, geometry.width))
+        self.to_image = on_device(geometry.to_image(), self.device)
+        self.to_target = on_device(geometry.to_target(), self.device)
+        self.places = on_device(pixel_centres(geometry.height, geometry.width), self.device)
 
     def features(self, tokens_btd: Tensor) -> Tensor:
         return patches(self.vit, tokens_btd)
 
     def train_targets(self, targets: Tensor, boxes: Tensor) -> Tensor:
-        return crop_targets(targets, boxes, *self.places, outside=IGNORE_INDEX).long()
+        return crop_targets(targets, boxes, *self.places, IGNORE_INDEX).long()
 
-    def loss(self, logits_bhwc: Tensor, targets_bhw: Tensor) -> Tensor:
+    def gradient(self, logits_bhwc: Tensor, targets_bhw: Tensor) -> Tensor:
         num_valid = (targets_bhw != IGNORE_INDEX).sum().clamp(min=1)
-        return self._summed_loss(logits_bhwc, targets_bhw) / num_valid
-
-    def _summed_loss(self, logits_bhwc: Tensor, targets_bhw: Tensor) -> Tensor:
-        fine = resize(logits_bhwc, *self.to_image).flatten(0, 2)
-        return F.cross_entropy(fine, targets_bhw.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
-
-    def backward_head(self, logits_bhwc: Tensor, targets: Tensor) -> None:
-        num_valid = (targets != IGNORE_INDEX).sum().clamp(min=1)
         num = max(1, MAX_ELEMENTS // (self.num_outputs * self.geometry.height * self.geometry.width))
-        for logits, part in zip(logits_bhwc.split(num), targets.split(num)):
-            (self._summed_loss(logits, part) / num_valid).backward()
+        rows, columns = self.to_image
+        parts = [
+            resize(entropy_gradient(resize(logits, rows, columns), targets, num_valid), rows.T, columns.T)
+            for logits, targets in zip(logits_bhwc.split(num), targets_bhw.split(num))
+        ]
+        return torch.cat(parts)
 
     def scores(self, weight_gcf: Tensor, bias_gc: Tensor, part: str) -> list[dict[str, float]]:
         metrics = [iou_metric(self.num_outputs).to(self.device) for _ in range(len(weight_gcf))]
@@ -60,6 +55,15 @@ class Segment(DenseTask):
                 metric.update(guess, targets.long())
         finite = [bool(w.isfinite().all() and b.isfinite().all()) for w, b in zip(weight_gcf, bias_gc)]
         return [mean_iou(metric) if ok else _diverged() for metric, ok in zip(metrics, finite)]
+
+
+def entropy_gradient(logits_bhwc: Tensor, labels_bhw: Tensor, num_valid: Tensor) -> Tensor:
+    """Gradient of the cross-entropy, summed over labelled pixels and divided by `num_valid`: softmax less one-hot."""
+    valid = (labels_bhw != IGNORE_INDEX)[..., None]
+    gradient = logits_bhwc.softmax(dim=-1)
+    labels = torch.where(valid, labels_bhw[..., None], 0)
+    gradient.scatter_add_(-1, labels, torch.full_like(labels, -1, dtype=gradient.dtype))
+    return gradient.mul_(valid.to(gradient.dtype) / num_valid)
 
 
 def iou_metric(num_classes: int) -> MulticlassJaccardIndex:

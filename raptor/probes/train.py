@@ -22,7 +22,7 @@ FINAL_SHARE = 0.01
 CHOICE_SHARE = 0.1
 INIT_STD = 0.01
 
-Head = tuple[Tensor, Tensor]
+HeadTensors = tuple[Tensor, Tensor]
 """weight (C, F) and bias (C,)."""
 
 
@@ -53,7 +53,7 @@ class Pick:
     value: float
     epoch: int
     split_score: float
-    head: Head
+    head: HeadTensors
     reported: dict[str, float]
 
 
@@ -74,7 +74,7 @@ class HeadGrid:
     The same update as `torch.optim.AdamW` after `clip_grad_norm_`, head by head, without a loop over heads.
     """
 
-    def __init__(self, init: Head, lrs: Sequence[float], weight_decay: float) -> None:
+    def __init__(self, init: HeadTensors, lrs: Sequence[float], weight_decay: float) -> None:
         num = len(lrs)
         self.weight = init[0].expand(num, *init[0].shape).clone().requires_grad_()
         self.bias = init[1].expand(num, *init[1].shape).clone().requires_grad_()
@@ -83,8 +83,9 @@ class HeadGrid:
         self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in (self.weight, self.bias)]
         self.num_steps = 0
 
-    def head(self, g: int) -> Head:
-        return self.weight[g].detach().clone(), self.bias[g].detach().clone()
+    def tensors(self) -> HeadTensors:
+        """weight (G, C, F) and bias (G, C), without gradients."""
+        return self.weight.detach(), self.bias.detach()
 
     @torch.no_grad()
     def step(self, factor: float) -> None:
@@ -128,14 +129,14 @@ def choice_split(names: Sequence[str]) -> tuple[list[int], list[int]]:
     if len(names) < 2:
         raise ValueError(f"a probe needs at least two training images; got {len(names)}")
     shares = [name_share("probe:" + name) for name in names]
-    held = [i for i, share in enumerate(shares) if share < CHOICE_SHARE] or [min(range(len(names)), key=shares.__getitem__)]
+    held = [i for i, share in enumerate(shares) if share < CHOICE_SHARE] or [shares.index(min(shares))]
     if len(held) == len(names):
         held = held[:1]
     out = set(held)
     return [i for i in range(len(names)) if i not in out], held
 
 
-def random_head(task: Task, seed: int) -> Head:
+def random_head(task: Task, seed: int) -> HeadTensors:
     """Small normal weights and zero biases, the same on every device."""
     generator = torch.Generator().manual_seed(stable_seed(seed, "probe", "head"))
     weight = torch.randn(task.num_outputs, task.num_features, generator=generator) * INIT_STD
@@ -149,7 +150,7 @@ def train_heads(
     epochs: int,
     weight_decay: float,
     seed: int = 0,
-    init: Head | None = None,
+    init: HeadTensors | None = None,
     max_seconds: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Trained:
@@ -158,11 +159,12 @@ def train_heads(
     A given `init` takes part as epoch 0. With `max_seconds` the schedule runs out by the clock if that is first.
     """
     task.start(seed)
-    heads = HeadGrid(init or random_head(task, seed), lrs, weight_decay)
+    weight, bias = init or random_head(task, seed)
+    heads = HeadGrid((weight.to(task.device), bias.to(task.device)), lrs, weight_decay)
     num_steps = epochs * task.steps_per_epoch
-    choice = _Choice(task, lrs)
+    choice = Choice(task, lrs)
     if init is not None:
-        choice.see(heads, 0)
+        choice.see(*heads.tensors(), 0)
     began, share = time.monotonic(), None
     for step in range(num_steps):
         task.backward(heads.weight, heads.bias, step)
@@ -171,7 +173,7 @@ def train_heads(
             share = (time.monotonic() - began) / max_seconds
         over = step + 1 == num_steps or (share is not None and share >= 1)
         if over or (step + 1) % task.steps_per_epoch == 0:
-            choice.see(heads, -(-(step + 1) // task.steps_per_epoch))
+            choice.see(*heads.tensors(), -(-(step + 1) // task.steps_per_epoch))
         if progress is not None:
             progress(step + 1, num_steps)
         if over:
@@ -179,7 +181,7 @@ def train_heads(
     return choice.finish(seed)
 
 
-class _Choice:
+class Choice:
     """Keeps the best head of the split so far and the best of the last epoch."""
 
     def __init__(self, task: Task, values: Sequence[float]) -> None:
@@ -189,12 +191,13 @@ class _Choice:
         self.best: Pick | None = None
         self.last: Pick | None = None
 
-    def see(self, heads: HeadGrid, epoch: int) -> None:
-        row = [s[self.task.metric] for s in self.task.scores(heads.weight.detach(), heads.bias.detach(), "split")]
+    def see(self, weight_gcf: Tensor, bias_gc: Tensor, epoch: int) -> None:
+        """Score the heads as they are after `epoch`."""
+        row = [s[self.task.metric] for s in self.task.scores(weight_gcf, bias_gc, "split")]
         self.epochs.append(epoch)
         self.rows.append(row)
         g = max(range(len(row)), key=lambda i: self._rank(row[i]))
-        self.last = Pick(self.values[g], epoch, row[g], heads.head(g), {})
+        self.last = Pick(self.values[g], epoch, row[g], (weight_gcf[g].clone(), bias_gc[g].clone()), {})
         if self.best is None or self._rank(row[g]) > self._rank(self.best.split_score):
             self.best = self.last
 
@@ -203,6 +206,7 @@ class _Choice:
         return -math.inf if math.isnan(score) else (score if self.task.higher_is_better else -score)
 
     def finish(self, seed: int) -> Trained:
+        """Score the two picks on the reported set: this is the only time it is looked at."""
         assert self.best is not None and self.last is not None
         picks = [self.best, self.last]
         weight, bias = (torch.stack([pick.head[i] for pick in picks]) for i in (0, 1))

@@ -39,7 +39,7 @@ CEILING = {"relative": 2.0}
 
 
 def figure_certificate(certificate: Certificate) -> Figure:
-    """Three panels over the layers 1..L: the surrogate's curves by group with 95 % bands, null models (all tokens) thin."""
+    """Three panels over the layers 1..L: the surrogate by token group with 95 % bands, null models over all tokens."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 4.2), layout="constrained")
@@ -56,10 +56,14 @@ def figure_certificate(certificate: Certificate) -> Figure:
     )
     relative = certificate.eps["relative"]["all"]
     eps = "" if relative["value"] is None else f"; relative error at most {relative['value']:.3f} at every layer"
-    figure.suptitle(
-        f"{certificate.surrogate}: {certificate.curves.num_images:,} held-out images at {certificate.image_size} px{eps}"
-    )
+    images = f"{certificate.curves.num_images:,} held-out images at {certificate.image_size} px"
+    figure.suptitle(f"{certificate.surrogate}: {images}{eps}")
     return figure
+
+
+def _finite(parts: list[Array]) -> Array:
+    values = np.concatenate(parts)
+    return values[np.isfinite(values)]
 
 
 def _layers(curves: Curves) -> Array:
@@ -102,17 +106,16 @@ def _draw_phases(axes: Axes, phases: tuple[int, ...]) -> None:
 
 def _set_limits(axes: Axes, certificate: Certificate, metric: str) -> None:
     """The scale of the surrogate and of those null values that stay in sight."""
-    sources = [certificate.curves, *certificate.nulls.values()]
-    values = np.concatenate([getattr(c, metric)[group] for c in sources for group in c.groups])
-    values = values[np.isfinite(values)]
-    low = max(values.min(initial=0), FLOOR.get(metric, -np.inf))
-    high = min(values.max(initial=1 if metric != "relative" else 0), CEILING.get(metric, np.inf))
-    own = np.concatenate([getattr(certificate.curves, metric)[g] for g in certificate.curves.groups])
-    own = own[np.isfinite(own)]
+    from matplotlib.ticker import MaxNLocator
+
+    own = _finite([getattr(certificate.curves, metric)[group] for group in certificate.curves.groups])
+    drawn = _finite([own, *(getattr(null, metric)["all"] for null in certificate.nulls.values())])
+    low = max(drawn.min(initial=0), FLOOR.get(metric, -np.inf))
+    high = min(drawn.max(initial=0 if metric == "relative" else 1), CEILING.get(metric, np.inf))
     low, high = min(low, own.min(initial=low)), max(high, own.max(initial=high))
     margin = 0.05 * (high - low)
     axes.set_ylim(low - (margin if low < 0 else 0), high + margin)
     axes.set_xlim(0.5, certificate.curves.num_layers + 0.5)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#EEEEEE", zorder=0)

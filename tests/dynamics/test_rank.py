@@ -46,7 +46,7 @@ def test_identical_updates_are_coherent() -> None:
 
 
 def test_rank_by_group_matches_brute_force() -> None:
-    states = [torch.randn(7, GROUPS.num_tokens, 24, generator=torch.Generator().manual_seed(l)) for l in range(4)]
+    states = [torch.randn(19, GROUPS.num_tokens, 24, generator=torch.Generator().manual_seed(l)) for l in range(4)]
     measure = Rank(GROUPS, num_rank_images=100)
     measure.update([a[:5] for a in states])
     measure.update([a[5:] for a in states])
@@ -56,7 +56,7 @@ def test_rank_by_group_matches_brute_force() -> None:
     update = x[:, 1:] - x[:, :-1]
     for name in ("all", "registers", "patches"):
         part = update[:, :, GROUPS.slice(name)]
-        expected = np.array([[brute_force(part[b, l]) for l in range(3)] for b in range(7)])  # (B, L, 3)
+        expected = np.array([[brute_force(part[b, l]) for l in range(3)] for b in range(19)])  # (B, L, 3)
         np.testing.assert_allclose(result.stable_rank[name].mean, expected[..., 0].mean(0), rtol=1e-5)
         np.testing.assert_allclose(result.effective_rank[name].mean, expected[..., 1].mean(0), rtol=1e-5)
         np.testing.assert_allclose(result.coherence[name].mean, expected[..., 2].mean(0), rtol=1e-5)
@@ -66,7 +66,7 @@ def test_rank_by_group_matches_brute_force() -> None:
     np.testing.assert_allclose(result.effective_rank["cls"].mean, over_images[:, 1], rtol=1e-4)
     np.testing.assert_allclose(result.coherence["cls"].mean, over_images[:, 2], rtol=1e-5)
     assert result.stable_rank["cls"].std is None
-    assert result.num_rank_images == 7
+    assert result.num_rank_images == 19
     json.dumps(result.to_dict(), allow_nan=False)
 
 

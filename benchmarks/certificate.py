@@ -1,0 +1,89 @@
+"""Cost of the certificate against the two bare forward passes it needs, side by side in one run.
+
+    python benchmarks/certificate.py --model timm/vit_small_patch14_reg4_dinov2 --device cuda --precision bf16
+
+Prints JSON: seconds of each, and the ratios. Images are noise in memory, so that no reader is timed.
+The null models cost one more forward pass than the certificate alone; both ratios are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+
+import torch
+
+from raptor.data.stream import Batch
+from raptor.fidelity import _measure
+from raptor.null_models import fit_null_models
+from raptor.open import open_vit
+from raptor.surrogate import make_surrogate
+from raptor.trajectory import autocast
+from raptor.vit import ViT
+
+
+def bare_passes(surrogate: ViT, teacher: ViT, batches: list[Batch], precision: str) -> None:
+    for batch in batches:
+        with torch.no_grad(), autocast(precision, teacher.device):
+            teacher(batch.images)
+            surrogate(batch.images)
+
+
+def timed(run, device: torch.device) -> float:
+    begin = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="timm/vit_small_patch14_reg4_dinov2")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--num-batches", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+
+    device = torch.device(options.device)
+    teacher = open_vit(options.model, pretrained=False, device=device)
+    num_layers = teacher.num_layers
+    surrogate = make_surrogate(teacher, (num_layers // 2, num_layers - num_layers // 2))
+    size = teacher.preprocess.size
+    images = torch.randn(options.batch_size, 3, size, size, device=device)
+    batches = [Batch(images, None, torch.arange(len(images)))] * options.num_batches
+    nulls = fit_null_models(teacher, surrogate.phases or (), batches[:1], options.precision)
+
+    def measure(null_models) -> None:
+        with torch.no_grad():
+            measured = _measure(surrogate, teacher, batches, null_models, None, options.precision)
+            for curves in measured.curves.values():
+                curves.result()
+
+    runs = {
+        "bare": lambda: bare_passes(surrogate, teacher, batches, options.precision),
+        "certificate": lambda: measure(None),
+        "certificate with null models": lambda: measure(nulls),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for round_ in range(options.rounds + 1):
+        for name, run in runs.items():
+            spent = timed(run, device)
+            if round_:  # the first round compiles and warms up
+                seconds[name].append(spent)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    ratios = {name: medians[name] / medians["bare"] for name in medians if name != "bare"}
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    print(
+        json.dumps(
+            {**vars(options), "device": where, "image_size": size, "seconds": medians, "ratios": ratios}, indent=1
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

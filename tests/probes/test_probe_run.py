@@ -1,0 +1,238 @@
+"""`probe` end to end on small models and scenes: the choice, the seeds, public heads, surrogates, layers."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from sklearn.linear_model import LogisticRegression, Ridge
+
+from raptor.data.dense import DenseData, SceneFrames, open_dense
+from raptor.data.folder import ImageData
+from raptor.heads import LinearHead
+from raptor.probes import ProbeResult, probe, recovery
+from raptor.probes.classify import Classify
+from raptor.probes.closed_form import logistic_path
+from raptor.probes.depth import Depth
+from raptor.probes.features import normed_tokens, view_at
+from raptor.surrogate import make_surrogate
+from raptor.vit import ViT, pool
+
+NUM = {"classify": (200, 80), "segment": (48, 16), "depth": (32, 12)}
+COLOURS = np.array([[140, 110, 110], [110, 140, 110], [110, 110, 140], [130, 130, 130]])
+
+
+class Coloured(ImageData):
+    """Noisy pictures of four colours that overlap."""
+
+    def __init__(self, split: str, num_images: int) -> None:
+        names = [f"{split}/{i:03d}.png" for i in range(num_images)]
+        super().__init__("coloured", names, [i % 4 for i in range(num_images)], ["r", "g", "b", "w"])
+        self.offset = 0 if split == "train" else 10_000
+
+    def read(self, position: int) -> Image.Image:
+        rng = np.random.default_rng(self.offset + position)
+        base = COLOURS[position % 4] + rng.normal(0, 15, 3)
+        return Image.fromarray((base + rng.normal(0, 30, (24, 24, 3))).clip(0, 255).astype(np.uint8))
+
+
+def data_for(task: str) -> tuple[ImageData | DenseData, ImageData | DenseData]:
+    num_train, num_val = NUM[task]
+    if task == "classify":
+        return Coloured("train", num_train), Coloured("val", num_val)
+    train = open_dense("scenes", "train", task, limit=num_train, size=24)
+    return train, open_dense("scenes", "val", task, limit=num_val, size=24)
+
+
+def run(vit: ViT, task: str, lrs: list[float], **options: object) -> ProbeResult:
+    options = {"epochs": 2, "batch_size": 16, **options}
+    return probe(vit, task, *data_for(task), lrs=lrs, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("task", ["classify", "segment", "depth"])
+def test_a_grid_is_its_heads_trained_alone(vit: ViT, task: str) -> None:
+    lrs = [1e-3, 1e-2, 0.1]
+    together = run(vit, task, lrs)
+    alone = [run(vit, task, [lr]) for lr in lrs]
+    table = np.array(together.runs[0].split_scores)
+    assert table.shape == (2, 3)
+    np.testing.assert_allclose(table, np.hstack([np.array(r.runs[0].split_scores) for r in alone]), rtol=1e-5)
+    chosen = together.runs[0].chosen
+    same = alone[lrs.index(chosen.value)].runs[0]
+    assert chosen.epoch == same.chosen.epoch
+    for mine, theirs in zip(chosen.head, same.chosen.head):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    assert chosen.reported[together.metric] == pytest.approx(same.chosen.reported[together.metric], rel=1e-5)
+
+
+def test_the_choice_is_the_best_of_the_split(vit: ViT) -> None:
+    result = run(vit, "depth", [1e-4, 1e-2, 0.3], epochs=3)
+    seed = result.runs[0]
+    table = np.array(seed.split_scores)
+    epoch, g = np.unravel_index(table.argmin(), table.shape)
+    assert (seed.chosen.value, seed.chosen.epoch) == (result.grid[g], seed.epochs[epoch])
+    assert (seed.last.value, seed.last.epoch) == (result.grid[table[-1].argmin()], 3)
+
+
+class Scrambled(SceneFrames):
+    """Validation scenes with other targets."""
+
+    def draw(self, indices: torch.Tensor, device: str | torch.device = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+        images, targets = super().draw(indices, device)
+        return images, targets.flip(-1, -2) if self.task == "segment" else 11.0 - targets.clamp(max=10)
+
+
+@pytest.mark.parametrize("task", ["classify", "segment", "depth"])
+def test_the_choice_never_sees_the_reported_set(vit: ViT, task: str) -> None:
+    train, val = data_for(task)
+    if isinstance(val, ImageData):
+        other: ImageData | DenseData = copy.copy(val)
+        other.labels = [(label + 1) % 4 for label in val.labels or []]  # type: ignore[union-attr]
+    else:
+        other = Scrambled("val", task, 24).select(range(len(val)))
+    lrs = [1e-3, 1e-2, 0.1]
+    first, second = (probe(vit, task, train, v, lrs=lrs, epochs=2, batch_size=16) for v in (val, other))
+    assert first.runs[0].split_scores == second.runs[0].split_scores
+    assert (first.runs[0].chosen.value, first.runs[0].chosen.epoch) == (
+        second.runs[0].chosen.value,
+        second.runs[0].chosen.epoch,
+    )
+    assert torch.equal(first.head[0], second.head[0])
+    assert first.score != second.score
+
+
+def test_reported_rmse_in_numpy(vit: ViT) -> None:
+    train, val = data_for("depth")
+    assert isinstance(train, DenseData) and isinstance(val, SceneFrames)
+    result = probe(vit, "depth", train, val, lrs=[0.05], epochs=2, batch_size=16)
+    images, true = val.draw(torch.arange(len(val)))
+    tokens = normed_tokens(vit, vit.preprocess.normalise(images), 3, "fp32")
+    features = torch.cat([tokens[:, 3:], tokens[:, :1].expand(-1, 16, -1)], dim=-1).view(-1, 4, 4, 64)
+    weight, bias = result.head
+    fine = torch.nn.functional.interpolate(
+        (features @ weight.T + bias).permute(0, 3, 1, 2), scale_factor=4, mode="bilinear"
+    )
+    depth = (fine.softmax(1) * torch.linspace(1e-3, 12, 256).view(1, -1, 1, 1)).sum(1, keepdim=True)
+    guess = torch.nn.functional.interpolate(depth, size=(24, 24), mode="bilinear")[:, 0]
+    assert result.score == pytest.approx(math.sqrt(float(((guess - true).double() ** 2).mean())), rel=1e-5)
+
+
+def test_seeds_give_mean_and_deviation(vit: ViT) -> None:
+    calls: list[tuple[int, int]] = []
+    result = run(vit, "classify", [1e-3, 0.1], seeds=(0, 1, 2), progress=lambda done, total: calls.append((done, total)))
+    scores = [seed.chosen.reported["accuracy"] for seed in result.runs]
+    assert len({tuple(map(tuple, seed.split_scores)) for seed in result.runs}) == 3
+    assert min(scores) > 0.5, "four colours are easy to tell apart"
+    summary = result.summary("chosen")
+    assert summary["mean"]["accuracy"] == pytest.approx(np.mean(scores))
+    assert summary["deviation"]["accuracy"] == pytest.approx(np.std(scores, ddof=1))
+    assert calls[-1][0] == calls[-1][1] == len(calls)
+
+
+def test_saved_result(vit: ViT, tmp_path: Path) -> None:
+    result = run(vit, "classify", [1e-2, 1e30])
+    folder = result.save(tmp_path / "probe")
+    written = json.loads((folder / "probe.json").read_text())
+    assert written["chosen"]["mean"]["accuracy"] == pytest.approx(result.score)
+    assert written["size"] == [24, 24] and written["grid"][0] == 1e-2
+    head = load_file(folder / "head.safetensors")
+    assert head["weight"].shape == (4, 64) and torch.equal(head["weight"], result.head[0])
+    assert LinearHead.load(folder / "head.safetensors").num_classes == 4
+    assert recovery(result, result) == 1
+
+
+def test_a_diverged_head_is_not_chosen(vit: ViT) -> None:
+    result = run(vit, "segment", [1e-3, 1e38])
+    assert result.runs[0].chosen.value == 1e-3
+    assert result.to_dict()["seeds"][0]["split_scores"][-1][1] is None
+
+
+def test_public_head_takes_part_as_epoch_0(vit: ViT, tmp_path: Path) -> None:
+    path = tmp_path / "head.pth"
+    weight, bias = run(vit, "classify", [], closed_form="ridge").head
+    torch.save({"weight": weight, "bias": bias}, path)
+    ruined = run(vit, "classify", [100.0], init_head=path)
+    assert ruined.runs[0].epochs == [0, 1, 2]
+    assert ruined.runs[0].chosen.epoch == 0 and torch.equal(ruined.head[0], weight)
+    assert ruined.runs[0].last.epoch == 2
+    torch.save({"weight": torch.zeros(4, 160), "bias": bias}, path)
+    with pytest.raises(ValueError, match="one-layer head"):
+        run(vit, "classify", [0.1], init_head=path)
+    with pytest.raises(ValueError, match="knows 1000 classes"):
+        run(vit, "classify", [0.1], init_head=LinearHead(torch.zeros(1000, 64), torch.zeros(1000)))
+
+
+def test_closed_forms_are_scikit_learns(vit: ViT) -> None:
+    train, val = data_for("classify")
+    assert isinstance(train, ImageData) and isinstance(val, ImageData)
+    task = Classify(vit, 3, train, val, batch_size=64, precision="fp32")
+    x, y = (t.numpy().astype(np.float64) for t in task.features(task.fit_data))
+    z = (x - x.mean(0)) / x.std(0)
+    for (weight, bias), penalty in zip(logistic_path(torch.tensor(x), torch.tensor(y).long(), 4, [0.1, 0.01]), [0.1, 0.01]):
+        reference = LogisticRegression(C=1 / (penalty * len(x)), tol=1e-8, max_iter=5000).fit(z, y)
+        mine = torch.softmax(torch.tensor(x).float() @ weight.T + bias, dim=1).numpy()
+        np.testing.assert_allclose(mine, reference.predict_proba(z), atol=2e-4)
+    result = probe(vit, "classify", train, val, lrs=[30.0], closed_form="ridge")
+    reference = Ridge(alpha=30.0).fit(z, np.eye(4)[y.astype(int)])
+    features, labels = task.features(val)
+    guess = reference.predict((features.numpy() - x.mean(0)) / x.std(0)).argmax(1)
+    assert result.score == pytest.approx((guess == labels.numpy()).mean())
+
+
+def test_surrogates_layers_and_models_without_cls(vit: ViT, bare_vit: ViT) -> None:
+    surrogate = make_surrogate(vit, [2, 1])
+    images = torch.randn(2, 3, 24, 24)
+    for view in (vit, surrogate, bare_vit):
+        states, _ = view.record(images)
+        for layer in (0, 2, 3):
+            expected = view.norm(states[layer])
+            torch.testing.assert_close(normed_tokens(view, images, layer, "fp32"), expected, rtol=1e-5, atol=1e-5)
+    result = run(surrogate, "segment", [1e-2], layer=2, epochs=1)
+    assert result.layer == 2 and "k=2" in result.model
+    assert run(bare_vit, "depth", [1e-2], epochs=1).head[0].shape == (256, 32)
+    assert run(bare_vit, "classify", [1e-2], epochs=1).head[0].shape == (4, 32)
+    with pytest.raises(ValueError, match="layer 4"):
+        run(vit, "classify", [1e-2], layer=4)
+
+
+def test_other_sizes_pad_and_stay_finite(vit: ViT) -> None:
+    result = run(vit, "depth", [1e-2], size=27, epochs=1)
+    assert result.size == (27, 27) and math.isfinite(result.score)
+    train, val = data_for("depth")
+    assert isinstance(train, DenseData) and isinstance(val, DenseData)
+    task = Depth(vit, 3, train, val, batch_size=8, precision="fp32", size=27)
+    assert task.geometry.padded == (30, 30) and task.geometry.grid == (5, 5)
+    assert task.predict(torch.zeros(1, 5, 5, 256)).shape == (1, 24, 24)
+    big = run(vit, "classify", [1e-2], size=36, epochs=1)
+    assert big.size == (36, 36)
+    tokens = normed_tokens(view_at(vit, 36, 36), torch.zeros(1, 3, 36, 36), 3, "fp32")
+    assert tokens.shape == (1, 3 + 36, 32) and pool(tokens, vit.groups).shape == (1, 64)
+
+
+def test_time_ends_a_run(vit: ViT) -> None:
+    result = run(vit, "classify", [1e-2], epochs=10_000, max_seconds=0.5)
+    assert result.seconds < 10 and 1 <= result.runs[0].last.epoch < 10_000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "sort"}, "unknown task"),
+        ({"task": "depth", "closed_form": "ridge"}, "for the task classify"),
+        ({"closed_form": "lasso"}, "unknown closed form"),
+        ({"epochs": 0}, "at least one epoch"),
+        ({"lrs": [-1.0]}, "above 0"),
+        ({"size": (24, 24)}, "square"),
+    ],
+)
+def test_bad_input_is_named(vit: ViT, options: dict, message: str) -> None:
+    task = options.pop("task", "classify")
+    with pytest.raises(ValueError, match=message):
+        run(vit, task, options.pop("lrs", [1e-2]), **options) if task != "sort" else probe(vit, task, "scenes")
