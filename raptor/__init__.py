@@ -1,1 +1,54 @@
-"""Raptor."""
+"""Raptor: Vision Transformers as recurrent dynamical systems.
+
+    from raptor import open_vit, find_phases, make_surrogate
+    from raptor.commands import phases, distill, evaluate, probe, dynamics, report
+
+Everything is loaded on first use, so importing raptor is quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+_PLACES = {
+    "open_vit": "raptor.open",
+    "save_vit": "raptor.open",
+    "list_models": "raptor.open",
+    "open_data": "raptor.data",
+    "iterate": "raptor.data",
+    "Preprocess": "raptor.data",
+    "ViT": "raptor.vit",
+    "TokenGroups": "raptor.vit",
+    "Trajectories": "raptor.trajectory",
+    "perturb": "raptor.trajectory",
+    "swap_blocks": "raptor.trajectory",
+    "replace_block": "raptor.trajectory",
+    "measure_similarity": "raptor.similarity",
+    "Phases": "raptor.phases",
+    "find_phases": "raptor.phases",
+    "random_phases": "raptor.phases",
+    "choose_k": "raptor.phases",
+    "make_surrogate": "raptor.surrogate",
+    "certify": "raptor.fidelity",
+    "train_teacher": "raptor.teachers",
+}
+
+__all__ = sorted(_PLACES)
+
+if TYPE_CHECKING:
+    from raptor.data import Preprocess, iterate, open_data
+    from raptor.fidelity import certify
+    from raptor.open import list_models, open_vit, save_vit
+    from raptor.phases import Phases, choose_k, find_phases, random_phases
+    from raptor.similarity import measure_similarity
+    from raptor.surrogate import make_surrogate
+    from raptor.teachers import train_teacher
+    from raptor.trajectory import Trajectories, perturb, replace_block, swap_blocks
+    from raptor.vit import TokenGroups, ViT
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACES:
+        return getattr(import_module(_PLACES[name]), name)
+    raise AttributeError(f"module 'raptor' has no attribute {name!r}")

@@ -40,16 +40,23 @@ class DepthMLP(nn.Module):
         nn.init.normal_(self.w2.bias, std=1e-4)
 
     def forward(self, depth: Tensor) -> Modulation:
-        t = self.w2(F.silu(self.w1(depth.reshape(-1, 1, 1)))) + 1
+        # Not in bf16: near 1 it knows no factor closer than 1/256.
+        with torch.autocast(depth.device.type, enabled=False):
+            t = self.w2(F.silu(self.w1(depth.reshape(-1, 1, 1)))) + 1
         return Modulation(*t.chunk(3, dim=-1))
 
 
 class DepthTable(nn.Module):
     """A learned row of scales and shifts for each depth `first..last`; past the last depth its last row is held."""
 
+    first: Tensor
+    last: Tensor
+
     def __init__(self, dim: int, first: int, last: int):
         super().__init__()
-        self.first, self.last = first, last
+        # Tensors, since a compiled block would be made anew for each phase's numbers.
+        self.register_buffer("first", torch.tensor(float(first)), persistent=False)
+        self.register_buffer("last", torch.tensor(float(last)), persistent=False)
         self.rows = nn.Parameter(torch.zeros(last - first + 1, 8 * dim))
 
     def forward(self, depth: Tensor) -> Modulation:
@@ -137,6 +144,9 @@ class CopiedBlock(nn.Module):
     def __init__(self, teacher: ViT, layer: int, modulated: bool):
         super().__init__()
         self.block = copy.deepcopy(teacher.blocks[layer - 1])
+        own = getattr(self.block, "own", None)
+        if own is not None:  # a step of a surrogate, whose weights its model holds
+            own()
         self.block.requires_grad_(True)
         self.points: list[str] = _modulation_points(teacher, layer) if modulated else []
         for name in self.points:
@@ -153,8 +163,10 @@ class CopiedBlock(nn.Module):
         if m is None:
             return first_tensor(self.block(x_btd, *args, **kwargs))
         self._set(m)
-        state = first_tensor(self.block(x_btd, *args, **kwargs))
-        self._set(None)
+        try:
+            state = first_tensor(self.block(x_btd, *args, **kwargs))
+        finally:
+            self._set(None)
         if not self.points:
             state = x_btd + m.t1 * (state - x_btd)
         return _film(state, m.t3, m.shift3)

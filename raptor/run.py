@@ -13,11 +13,15 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 import yaml
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -28,12 +32,17 @@ class RunError(ValueError):
     """Something about a run folder that its user has to decide; the message is one line."""
 
 
+class Interrupted(RunError):
+    """Ctrl-C or SIGTERM stopped a run after its checkpoint was written."""
+
+
 class Run:
     """A run folder held by this process.
 
     Args:
         folder: made when it is not there.
-        config: everything that decides the result. A folder made with another config is refused, not overwritten.
+        config: everything that decides the result. A folder that holds something made with another config is refused,
+            not overwritten.
         resume: whether a folder that has a checkpoint may be continued.
         writer: False on the ranks that only read (they neither lock nor write).
     """
@@ -44,15 +53,26 @@ class Run:
         self._lock: TextIO | None = None
         if not writer:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(self.folder)
-        config_path = self.folder / "config.yaml"
-        if config_path.exists():
-            _refuse_changes(config_path, config)
-            if not resume and self.latest() is not None:
-                raise RunError(f"{self.folder} already holds a run: choose another --out, or allow --resume")
+        with self.writing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(self.folder)
+        try:
+            self._claim(config, resume)
+        except BaseException:
+            self.close()
+            raise
+
+    def _claim(self, config: Mapping[str, Any], resume: bool) -> None:
+        """Refuse a folder that holds another run's work; else make it this run's."""
+        path = self.folder / "config.yaml"
+        holds_work = self.latest() is not None or (self.folder / "summary.json").exists()
+        if holds_work and not resume:
+            raise RunError(f"{self.folder} already holds a run: choose another --out, or allow --resume")
+        if holds_work:
+            _refuse_changes(path, config)
         else:
-            write_text(config_path, yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False))
+            with self.writing():
+                write_text(path, yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False))
 
     def close(self) -> None:
         if self._lock is not None:
@@ -67,65 +87,65 @@ class Run:
 
     def latest(self) -> Path | None:
         """The newest whole checkpoint, or None."""
-        pointer = self.folder / "checkpoint" / "latest"
-        return pointer.parent / pointer.read_text().strip() if pointer.exists() else None
+        return latest_checkpoint(self.folder)
 
-    def save_checkpoint(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Write a checkpoint beside the others, then point `latest` at it; an interruption leaves the last one good."""
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turns a failed write (a full disk) into one line that names the last good checkpoint."""
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            where = self.latest()
+            kept = f"; the last good checkpoint is {where}" if where else "; no checkpoint was written yet"
+            number = errno.ENOSPC if "No space left" in str(error) else getattr(error, "errno", None)
+            reason = "the disk is full" if number == errno.ENOSPC else str(error)
+            raise RunError(f"cannot write to {self.folder}: {reason}{kept}") from None
+
+    def save_checkpoint(self, number: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Write a checkpoint beside the others, then point `latest` at it; an interruption leaves the last one good.
+
+        number: names the checkpoint, and rises over a run.
+        """
         if not self.writer:
             return
         root = self.folder / "checkpoint"
-        final, partial = root / f"step-{step}", root / f"step-{step}.tmp"
-        try:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, partial / "tensors.safetensors")
-            size = (partial / "tensors.safetensors").stat().st_size
-            write_text(partial / "state.json", json.dumps({**state, "step": step, "tensor_bytes": size}))
-            _sync(partial / "tensors.safetensors")
-            if final.exists():
-                shutil.rmtree(final)
-            os.rename(partial, final)
-            write_text(root / "latest", final.name)
-        except OSError as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise _disk_error(error, root, self.latest()) from None
-        for old in sorted(root.glob("step-*"), key=lambda p: p.stat().st_mtime)[:-KEPT_CHECKPOINTS]:
+        final, partial = root / f"step-{number}", root / f"step-{number}.tmp"
+        with self.writing():
+            try:
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
+                path = partial / "tensors.safetensors"
+                save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, path)
+                _sync(path)
+                write_text(partial / "state.json", json.dumps({**state, "tensor_bytes": path.stat().st_size}))
+                if final.exists():
+                    shutil.rmtree(final)
+                os.rename(partial, final)
+                write_text(root / "latest", final.name)
+            except (OSError, SafetensorError):
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+        for old in _checkpoints(root)[:-KEPT_CHECKPOINTS]:
             if old != final:
                 shutil.rmtree(old, ignore_errors=True)
 
     def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Tensors and state of the newest checkpoint; None when there is none."""
-        path = self.latest()
-        if path is None:
-            return None
-        hint = (
-            f"delete {path} and write the name of an older one into {path.parent / 'latest'}, or choose another --out"
-        )
-        try:
-            state = json.loads((path / "state.json").read_text())
-            tensors_path = path / "tensors.safetensors"
-            if tensors_path.stat().st_size != state["tensor_bytes"]:
-                raise RunError(f"checkpoint {path} is truncated: {hint}")
-            return load_file(tensors_path), state
-        except (OSError, KeyError, json.JSONDecodeError) as error:
-            raise RunError(f"checkpoint {path} cannot be read ({type(error).__name__}): {hint}") from None
+        return load_checkpoint(self.folder)
 
     def log(self, **values: Any) -> None:
         """Append one line to metrics.jsonl."""
         if self.writer:
-            try:
-                with (self.folder / "metrics.jsonl").open("a") as file:
-                    file.write(json.dumps(values) + "\n")
-            except OSError as error:
-                raise _disk_error(error, self.folder, self.latest()) from None
+            with self.writing(), (self.folder / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(values) + "\n")
 
     def cut_metrics(self, keep: int) -> None:
         """Drop the lines of metrics.jsonl past the first `keep`: those after the checkpoint that is resumed."""
         path = self.folder / "metrics.jsonl"
         if self.writer and path.exists():
             lines = path.read_text().splitlines(keepends=True)
-            write_text(path, "".join(lines[:keep]))
+            with self.writing():
+                write_text(path, "".join(lines[:keep]))
 
     def num_logged(self) -> int:
         path = self.folder / "metrics.jsonl"
@@ -133,12 +153,65 @@ class Run:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         if self.writer:
-            write_text(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+            with self.writing():
+                write_text(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+
+
+class StopSignal:
+    """Inside the context Ctrl-C and SIGTERM set `given`, for a loop to read between steps; a second one acts at once."""
+
+    def __init__(self) -> None:
+        self.given = False
+        self._old: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignal:
+        if threading.current_thread() is threading.main_thread():
+            self._old = {number: signal.signal(number, self._set) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+        self._old = {}
+
+    def _set(self, *_signal: object) -> None:
+        self.given = True
+        self.__exit__()
+
+
+def latest_checkpoint(folder: str | Path) -> Path | None:
+    """The newest whole checkpoint of a run folder, or None."""
+    pointer = Path(folder) / "checkpoint" / "latest"
+    return pointer.parent / pointer.read_text().strip() if pointer.exists() else None
+
+
+def load_checkpoint(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Tensors and state of the newest checkpoint of a run folder; None when there is none."""
+    path = latest_checkpoint(folder)
+    if path is None:
+        return None
+    try:
+        state = json.loads((path / "state.json").read_text())
+        tensors_path = path / "tensors.safetensors"
+        if tensors_path.stat().st_size != state["tensor_bytes"]:
+            raise RunError(f"checkpoint {path} is truncated: {_way_out(path)}")
+        return load_file(tensors_path), state
+    except (OSError, KeyError, UnicodeDecodeError, json.JSONDecodeError, SafetensorError) as error:
+        raise RunError(f"checkpoint {path} cannot be read ({type(error).__name__}): {_way_out(path)}") from None
 
 
 def read_summary(folder: str | Path) -> dict[str, Any] | None:
     path = Path(folder) / "summary.json"
     return read_json(path) if path.exists() else None
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """The config a run folder was made with."""
+    path = Path(folder) / "config.yaml"
+    try:
+        return yaml.safe_load(path.read_text()) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RunError(f"{path} cannot be read ({type(error).__name__}): choose another --out") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -172,18 +245,23 @@ def _lock(folder: Path) -> TextIO:
     return file
 
 
+def _checkpoints(root: Path) -> list[Path]:
+    """The whole checkpoints under `root`, oldest first."""
+    numbers = {path: path.name.removeprefix("step-") for path in root.glob("step-*")}
+    return sorted((p for p, number in numbers.items() if number.isdigit()), key=lambda p: int(numbers[p]))
+
+
+def _way_out(path: Path) -> str:
+    others = [p.name for p in _checkpoints(path.parent) if p != path]
+    older = f"write {others[-1]} into {path.parent / 'latest'}, or " if others else ""
+    return f"{older}choose another --out"
+
+
 def _refuse_changes(path: Path, config: Mapping[str, Any]) -> None:
-    old = yaml.safe_load(path.read_text()) or {}
-    new = json.loads(json.dumps(config))
+    old, new = read_config(path.parent), json.loads(json.dumps(config))
     changed = [f"{k}: {old.get(k)} -> {new.get(k)}" for k in sorted({*old, *new}) if old.get(k) != new.get(k)]
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise RunError(
             f"{path.parent} holds a run with another config ({'; '.join(changed[:3])}{more}): choose another --out"
         )
-
-
-def _disk_error(error: OSError, where: Path, latest: Path | None) -> RunError:
-    kept = f"; the last good checkpoint is {latest}" if latest else "; no checkpoint was written yet"
-    reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)
-    return RunError(f"cannot write to {where}: {reason}{kept}")

@@ -87,6 +87,10 @@ class Step(nn.Module):
     def tied(self) -> TiedBlock:
         return self._tied[0]
 
+    def own(self) -> None:
+        """Register the block as this step's own, for a step copied out of its model."""
+        self.block = self.tied
+
     def forward(self, x_btd: Tensor, *args: Any, **kwargs: Any) -> Any:
         state = self.tied(x_btd, self.depth, *args, **kwargs)
         return (state,) if self.returns_tuple else state

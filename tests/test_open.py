@@ -245,6 +245,8 @@ def test_transformers_weights_that_lack_the_pooler_are_not_made_up(tmp_path: Pat
     shake(transformers.ViTModel(transformers.ViTConfig(**AT_16), add_pooling_layer=False)).save_pretrained(tmp_path)
     first, second = open_vit(f"hf/{tmp_path}"), open_vit(f"hf/{tmp_path}")
     assert torch.equal(first(noise_images(first)), second(noise_images(first)))
+    again = open_vit(save_vit(first, tmp_path / "saved"))
+    assert torch.equal(again(noise_images(first)), first(noise_images(first)))
 
 
 def test_default_size_is_224_whatever_the_native_one() -> None:

@@ -15,6 +15,13 @@ from raptor.data.dense import IGNORE_INDEX, DenseData, Files
 from raptor.data.folder import open_image
 
 MAX_DEPTH = 10.0
+CLASS_NAMES = """
+    wall, floor, cabinet, bed, chair, sofa, table, door, window, bookshelf, picture, counter, blinds, desk, shelves,
+    curtain, dresser, pillow, mirror, floor mat, clothes, ceiling, books, refrigerator, television, paper, towel,
+    shower curtain, box, whiteboard, person, night stand, toilet, sink, lamp, bathtub, bag, other structure,
+    other furniture, other prop
+"""
+CLASSES = [name.strip() for name in CLASS_NAMES.split(",")]
 NUM_FOLDER_CLASSES = 39
 """Of the 40 classes, label 39 of the folder layout mixes one with "unlabelled" and is left out."""
 
@@ -127,8 +134,7 @@ class NyuMat(DenseData):
         num_images, _, width, height = images.shape
         parts = self._parts(num_images)
         names = [f"{i:04d}" for i in range(num_images)]
-        num_classes = 0 if self.mapping is None else int(self.mapping[self.mapping < IGNORE_INDEX].max()) + 1
-        super().__init__(f"nyuv2:{path}", task, names, parts, frame=(height, width), **_facts(task, num_classes))
+        super().__init__(f"nyuv2:{path}", task, names, parts, frame=(height, width), **_facts(task, len(CLASSES)))
 
     @cached_property
     def _file(self) -> Any:
@@ -170,7 +176,7 @@ class NyuMat(DenseData):
 def _facts(task: str, num_classes: int) -> dict[str, Any]:
     if task == "depth":
         return {"max_depth": MAX_DEPTH, "eigen_crop": True}
-    return {"classes": [f"class {i}" for i in range(1, num_classes + 1)]}
+    return {"classes": CLASSES[:num_classes]}
 
 
 def _load_mat(path: Path, what: str) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Distilled:
 
 def distill(
     model: str | Path | nn.Module | ViT,
-    data: str = "scenes",
+    data: str | tuple[ImageData, ImageData] = "scenes",
     *,
     k: int | str = 3,
     phases: Sequence[int] | None = None,
@@ -82,7 +82,8 @@ def distill(
 
     Args:
         model: what to distil: timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, a folder or a module.
-        data: images to train on: a folder, zip archives, scenes, cifar10, hf/NAME:split, wds/PATTERN.
+        data: images to train on: a folder, zip archives, scenes, cifar10, hf/NAME:split, wds/PATTERN (in Python also a
+            pair of opened data, training and held-out).
         k: number of tied blocks, or `auto` for the smallest that passes `target`.
         phases: phase lengths, e.g. 7 3 2, instead of max-cut on the teacher's similarity.
         target: with k=auto, `recovery=.95` or `r2=.6` on held-out images.
@@ -126,8 +127,12 @@ def distill(
     device = pick_device(device)
     precision = pick_precision(precision, device)
     teacher = open_vit(model, weights=weights, size=size, device="cpu")
-    train_data = open_data(data, "train", limit=limit, size=teacher.preprocess.size, skip_bad=skip_bad)
-    val_data = open_data(data, "val", limit=val_images, size=teacher.preprocess.size, skip_bad=skip_bad)
+    if isinstance(data, str):
+        side = teacher.preprocess.size
+        train_data = open_data(data, "train", limit=limit, size=side, skip_bad=skip_bad)
+        val_data = open_data(data, "val", limit=val_images, size=side, skip_bad=skip_bad)
+    else:
+        train_data, val_data = data
     fabric = _fabric(device, precision)
     teacher.to(fabric.device)
     if phases is None:
@@ -142,7 +147,7 @@ def distill(
     )  # fmt: skip
     name = out or f"runs/{str(model).replace('/', '_') if not isinstance(model, nn.Module | ViT) else teacher.name}"
     config = dict(
-        model=str(model) if isinstance(model, str | Path) else teacher.name, weights=weights, data=data, limit=limit,
+        model=str(model) if isinstance(model, str | Path) else teacher.name, weights=weights, data=train_data.name, limit=limit,
         size=teacher.preprocess.size, seed=seed, start=start, recipe=dataclasses.asdict(settings),
         precision=precision, batch_size=settings.batch_size,
     )  # fmt: skip

@@ -101,6 +101,8 @@ class DenseTask:
     def backward(self, weight_gcf: Tensor, bias_gc: Tensor, step: int) -> None:
         generator = torch.Generator().manual_seed(stable_seed(self.seed, "probe", "crop", step))
         images_u8, targets = self.fit.batch(self.indices(step))
+        if (step + 1) % self.steps_per_epoch:
+            self.fit.prefetch(self.indices(step + 1))
         boxes = draw_boxes(len(images_u8), generator, self.crop_scale).to(self.device)
         images = self.augment(crop_images(images_u8, boxes), generator)
         targets = self.train_targets(targets, boxes)

@@ -21,7 +21,7 @@ def view_at(vit: ViT, height: int, width: int) -> ViT:
             kwargs["interpolate_pos_encoding"] = True
         if "noise" in kwargs:
             num_patches = (height // vit.patch_size) * (width // vit.patch_size)
-            kwargs["noise"] = torch.arange(num_patches, dtype=torch.float32)[None]
+            kwargs["noise"] = torch.arange(num_patches, dtype=torch.float32, device=vit.device)[None]
     view = dataclasses.replace(vit, forward_kwargs=kwargs)
     blank = torch.zeros(1, 3, height, width, device=vit.device)
     expected = vit.groups.cls + vit.groups.registers + (height // vit.patch_size) * (width // vit.patch_size)

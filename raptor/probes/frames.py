@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -137,6 +137,8 @@ class FrameStore:
         self.dtype = torch.uint8 if data.task == "segment" else torch.float32
         self.images: Tensor | None = None
         self.targets: Tensor | None = None
+        self._pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+        self._ahead: dict[int, Future[tuple[np.ndarray, np.ndarray]]] = {}
         num_bytes = len(data) * (3 * size[0] * size[1] + self.dtype.itemsize * data.frame[0] * data.frame[1])
         draws_on_host = hasattr(data, "draw") and device.type == "cpu"
         for place in dict.fromkeys([device, torch.device("cpu")]):
@@ -159,6 +161,11 @@ class FrameStore:
         own = indices.to(self.images.device)
         return self.images[own].to(self.device), self.targets[own].to(self.device)
 
+    def prefetch(self, indices: Tensor) -> None:
+        """Begin to decode `indices` for the next `batch`, where they are not kept decoded."""
+        if self.images is None and not hasattr(self.data, "draw"):
+            self._ahead = {i: self._pool.submit(self._decode, i) for i in indices.tolist()}
+
     def _read(self, indices: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         draw = getattr(self.data, "draw", None)
         if draw is not None:
@@ -167,8 +174,9 @@ class FrameStore:
                 images = F.interpolate(images.float(), size=self.size, mode="bicubic", antialias=True)
                 images = images.round_().clamp_(0, 255).to(torch.uint8)
             return images, targets
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            pairs = list(pool.map(self._decode, indices.tolist()))
+        ahead, self._ahead = self._ahead, {}
+        waiting = [ahead.get(i) or self._pool.submit(self._decode, i) for i in indices.tolist()]
+        pairs = [decoded.result() for decoded in waiting]
         images, targets = (torch.from_numpy(np.stack(part)) for part in zip(*pairs))
         return images.permute(0, 3, 1, 2).to(device), targets.to(device, self.dtype)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -17,6 +18,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from raptor.data.dense import DenseData, SceneFrames, open_dense
 from raptor.data.folder import ImageData
 from raptor.heads import LinearHead
+from raptor.open import open_vit
 from raptor.probes import ProbeResult, probe, recovery
 from raptor.probes.classify import Classify
 from raptor.probes.closed_form import logistic_path
@@ -126,7 +128,9 @@ def test_reported_rmse_in_numpy(vit: ViT) -> None:
 
 def test_seeds_give_mean_and_deviation(vit: ViT) -> None:
     calls: list[tuple[int, int]] = []
-    result = run(vit, "classify", [1e-3, 0.1], seeds=(0, 1, 2), progress=lambda done, total: calls.append((done, total)))
+    result = run(
+        vit, "classify", [1e-3, 0.1], seeds=(0, 1, 2), progress=lambda done, total: calls.append((done, total))
+    )
     scores = [seed.chosen.reported["accuracy"] for seed in result.runs]
     assert len({tuple(map(tuple, seed.split_scores)) for seed in result.runs}) == 3
     assert min(scores) > 0.5, "four colours are easy to tell apart"
@@ -175,7 +179,9 @@ def test_closed_forms_are_scikit_learns(vit: ViT) -> None:
     task = Classify(vit, 3, train, val, batch_size=64, precision="fp32")
     x, y = (t.numpy().astype(np.float64) for t in task.features(task.fit_data))
     z = (x - x.mean(0)) / x.std(0)
-    for (weight, bias), penalty in zip(logistic_path(torch.tensor(x), torch.tensor(y).long(), 4, [0.1, 0.01]), [0.1, 0.01]):
+    for (weight, bias), penalty in zip(
+        logistic_path(torch.tensor(x), torch.tensor(y).long(), 4, [0.1, 0.01]), [0.1, 0.01]
+    ):
         reference = LogisticRegression(C=1 / (penalty * len(x)), tol=1e-8, max_iter=5000).fit(z, y)
         mine = torch.softmax(torch.tensor(x).float() @ weight.T + bias, dim=1).numpy()
         np.testing.assert_allclose(mine, reference.predict_proba(z), atol=2e-4)
@@ -216,6 +222,50 @@ def test_other_sizes_pad_and_stay_finite(vit: ViT) -> None:
     assert tokens.shape == (1, 3 + 36, 32) and pool(tokens, vit.groups).shape == (1, 64)
 
 
+@pytest.mark.parametrize("task", ["segment", "depth"])
+def test_real_frames(vit: ViT, task: str) -> None:
+    folder = Path(__file__).parents[3] / "shared" / "data"
+    if not (folder / "nyuv2-train.zip").is_file():
+        pytest.skip("the real NYUv2 frames are not at hand")
+    train = open_dense(f"nyuv2:{folder / 'nyuv2-train.zip'}", "all", task, limit=40)
+    val = open_dense(f"nyuv2:{folder / 'nyuv2-test.zip'}", "all", task, limit=12)
+    result = probe(vit, task, train, val, size=45, lrs=[1e-3, 3e-2], epochs=3, batch_size=8)
+    assert result.size == (45, 60) and result.num_images["reported"] == 12
+    scores = result.summary("chosen")["mean"]
+    if task == "depth":
+        true = np.stack([val.load(i)[1] for i in range(12)])
+        guess_of_5_metres = math.sqrt(((true[true > 0] - 5.0) ** 2).mean())
+        assert scores["rmse"] < guess_of_5_metres and 0 < scores["rmse_eigen"] < guess_of_5_metres
+    else:
+        assert 0 < scores["miou"] < 1 and 1 < scores["num_classes"] <= 39
+
+
+@pytest.mark.parametrize("task", ["classify", "segment", "depth"])
+def test_half_precision_is_near(vit: ViT, task: str) -> None:
+    exact, half = (run(vit, task, [1e-2], precision=precision) for precision in ("fp32", "bf16"))
+    assert half.settings["precision"] == "bf16" and half.head[0].dtype == torch.float32
+    difference = (half.head[0] - exact.head[0]).norm() / exact.head[0].norm()
+    assert 0 < difference < 0.1
+    assert half.score == pytest.approx(exact.score, rel=0.15)
+
+
+def test_a_transformers_model_at_another_size() -> None:
+    transformers = pytest.importorskip("transformers")
+    options = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    model = transformers.ViTModel(transformers.ViTConfig(**options, image_size=24, patch_size=6))
+    view = view_at(open_vit(model, size=24), 30, 42)
+    assert normed_tokens(view, torch.randn(2, 3, 30, 42), 2, "fp32").shape == (2, 1 + 5 * 7, 32)
+
+
+def test_a_model_of_one_size_says_so() -> None:
+    torch.manual_seed(0)
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=24, patch_size=6, embed_dim=32, depth=2, num_heads=2, num_classes=0
+    )
+    with pytest.raises(ValueError, match="does not take images of 30 x 42"):
+        view_at(open_vit(model, size=24), 30, 42)
+
+
 def test_time_ends_a_run(vit: ViT) -> None:
     result = run(vit, "classify", [1e-2], epochs=10_000, max_seconds=0.5)
     assert result.seconds < 10 and 1 <= result.runs[0].last.epoch < 10_000
@@ -236,3 +286,28 @@ def test_bad_input_is_named(vit: ViT, options: dict, message: str) -> None:
     task = options.pop("task", "classify")
     with pytest.raises(ValueError, match=message):
         run(vit, task, options.pop("lrs", [1e-2]), **options) if task != "sort" else probe(vit, task, "scenes")
+
+
+def test_data_must_fit_the_task(vit: ViT) -> None:
+    train, val = data_for("depth")
+    with pytest.raises(ValueError, match="not opened for segment"):
+        probe(vit, "segment", train, val)
+    with pytest.raises(ValueError, match="open_data"):
+        probe(vit, "classify", train, val)
+    with pytest.raises(ValueError, match="give val_data"):
+        probe(vit, "depth", train)
+    bare = Coloured("train", 20)
+    bare.labels = None
+    with pytest.raises(ValueError, match="no labels"):
+        probe(vit, "classify", bare, bare)
+    other = Coloured("val", 20)
+    other.classes = ["w", "b", "g", "x"]
+    with pytest.raises(ValueError, match="class x"):
+        probe(vit, "classify", Coloured("train", 20), other)
+    other.classes, other.labels = ["w", "b", "g", "r"], [3 - label for label in other.labels or []]
+    renamed, plain = (probe(vit, "classify", Coloured("train", 80), v, closed_form="ridge") for v in (other, data_20()))
+    assert renamed.score == plain.score
+
+
+def data_20() -> ImageData:
+    return Coloured("val", 20)

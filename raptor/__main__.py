@@ -1,0 +1,7 @@
+"""`python -m raptor` is the command."""
+
+import sys
+
+from raptor.cli import main
+
+sys.exit(main())

@@ -1,0 +1,188 @@
+"""The command. A thin table: each verb is a typed function, and its options are that function's arguments.
+
+Only the chosen verb's module is imported, so `raptor --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any, NoReturn
+
+COMMANDS = {
+    "demo": ("raptor.commands.demo:demo", "everything below on the built-in default; ends with report.html"),
+    "models": ("raptor.commands.models:models", "what can be opened"),
+    "phases": ("raptor.commands.phases:phases", "layer-layer similarity and the phases depth falls into"),
+    "distill": ("raptor.commands.distill:distill", "rewrite a ViT as k recurrent blocks"),
+    "evaluate": ("raptor.commands.evaluate:evaluate", "the certificate: how faithful a surrogate is, layer by layer"),
+    "probe": ("raptor.commands.probe:probe", "linear probes: classify, segment, depth"),
+    "dynamics": ("raptor.commands.dynamics:dynamics", "depth as a dynamical system"),
+    "report": ("raptor.commands.report:report", "one interactive page of a run folder"),
+    "explore": ("raptor.commands.explore:explore", "a local page to try images and perturbations"),
+    "train-teacher": ("raptor.commands.train_teacher:train_teacher", "train a small ViT to study"),
+    "reproduce": ("raptor.commands.reproduce:reproduce", "a table or figure of the paper, by name"),
+}
+
+EXAMPLES = {
+    "demo": ["raptor demo --out runs/demo"],
+    "models": ["raptor models dinov2", "raptor models '*siglip*'"],
+    "phases": [
+        "raptor phases scenes --data scenes --k 2 3 4",
+        "raptor phases timm/vit_base_patch14_reg4_dinov2.lvd142m timm/deit3_base_patch16_224.fb_in1k --data photos/",
+    ],
+    "distill": [
+        "raptor distill scenes --data scenes --k 3 --budget 60s --out runs/scenes-k3",
+        "raptor distill timm/vit_base_patch14_reg4_dinov2.lvd142m --data imagenet/ --k 3 --recipe paper",
+    ],
+    "evaluate": ["raptor evaluate runs/scenes-k3 --data scenes"],
+    "probe": ["raptor probe runs/scenes-k3 --task depth --data scenes"],
+    "dynamics": ["raptor dynamics scenes --data scenes", "raptor dynamics runs/scenes-k3 --data scenes"],
+    "report": ["raptor report runs/scenes-k3"],
+    "explore": ["raptor explore runs/scenes-k3"],
+    "train-teacher": ["raptor train-teacher --data scenes --size 48 --patch 8 --dim 128 --depth 12 --heads 4"],
+    "reproduce": ["raptor reproduce figure1 --data photos/", "raptor reproduce list"],
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and give its exit code: 0, or 2 with one line when the input was wrong."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if words[0] in ("-V", "--version"):
+        print(f"raptor {version('raptor-vit')}")
+        return 0
+    try:
+        return run_command(words[0], words[1:])
+    except (ValueError, FileNotFoundError, PermissionError) as error:
+        print(f"raptor: {str(error).strip()}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("raptor: stopped", file=sys.stderr)
+        return 130
+
+
+def overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = ["Vision Transformers as recurrent dynamical systems.", "", "usage: raptor COMMAND [OPTIONS]", ""]
+    lines += [f"  {name:{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join([*lines, "", "raptor COMMAND --help shows a command's options with examples."])
+
+
+def run_command(name: str, words: list[str]) -> int:
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f": did you mean {close[0]}?" if close else f": choose from {', '.join(COMMANDS)}"
+        raise ValueError(f"unknown command {name!r}{hint}")
+    where, _ = COMMANDS[name]
+    module, _, function_name = where.partition(":")
+    function = getattr(import_module(module), function_name)
+    parser = build_parser(name, function)
+    words = [_with_underscores(w) for w in words]
+    if name in OPTIONAL_FIRST_WORD and words and not words[0].startswith("-"):
+        words = [f"{OPTIONAL_FIRST_WORD[name]}={words[0]}", *words[1:]]
+    options = parser.parse_args(join_lists(words, parser)).as_dict()
+    as_json = options.pop("json")
+    result = function(**{k: v for k, v in options.items() if k != "config"})
+    if as_json and result is not None:
+        print(json.dumps(result.to_dict() if hasattr(result, "to_dict") else result, default=str))
+    elif hasattr(result, "text"):
+        print(result.text())
+    return 0
+
+
+OPTIONAL_FIRST_WORD = {"models": "--filter"}
+
+
+def build_parser(name: str, function: Callable[..., Any]) -> Any:
+    """A parser whose options are the function's arguments, its help their docstrings."""
+    from argparse import RawDescriptionHelpFormatter
+
+    from jsonargparse import ArgumentParser, DefaultHelpFormatter
+
+    class Formatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
+        pass
+
+    class Parser(ArgumentParser):
+        def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # type: ignore[override]
+            raise ValueError(explain(str(message), self))
+
+    examples = "\n".join(f"  {e}" for e in EXAMPLES.get(name, []))
+    parser = Parser(
+        formatter_class=Formatter,
+        usage=f"raptor {name} [OPTIONS]",
+        prog=f"raptor {name}", description=f"{COMMANDS[name][1]}.\n\nexamples:\n{examples}", exit_on_error=True
+    )
+    parser.add_argument("--config", action="config", help="a YAML file of options; those on the command line win")
+    parser.add_function_arguments(function, as_positional=True, fail_untyped=False)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    return parser
+
+
+def list_options(parser: Any) -> tuple[list[str], bool]:
+    """Options that take several values, and whether the positional argument does."""
+    names, positional = [], False
+    for action in parser._actions:
+        kind = str(getattr(action, "_typehint", ""))
+        if "list[" in kind.lower() or "sequence[" in kind.lower() or "tuple[" in kind.lower():
+            if action.option_strings:
+                names += [o for o in action.option_strings if o.startswith("--")]
+            else:
+                positional = True
+    return names, positional
+
+
+def join_lists(words: list[str], parser: Any) -> list[str]:
+    """`--k 2 3 4` as `--k=[2,3,4]`, and several leading words as one list where the command takes several."""
+    names, positional = list_options(parser)
+    joined: list[str] = []
+    i = 0
+    if positional and words and not words[0].startswith("-"):
+        while i < len(words) and not words[i].startswith("-"):
+            i += 1
+        joined.append(json.dumps(words[:i]))
+    while i < len(words):
+        if words[i] in names:
+            values, option = [], words[i]
+            i += 1
+            while i < len(words) and not _is_option(words[i]):
+                values += [v for v in words[i].strip("[]").split(",") if v] if words[i][:1] == "[" else [words[i]]
+                i += 1
+            joined.append(f"{option}=[{','.join(values)}]")
+        else:
+            joined.append(words[i])
+            i += 1
+    return joined
+
+
+def _with_underscores(word: str) -> str:
+    """`--num-images` is `--num_images`: the same names as in Python, written either way."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return "--" + name[2:].replace("-", "_") + equals + value
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and not word[1:2].isdigit() and word[1:2] != "."
+
+
+def explain(message: str, parser: Any) -> str:
+    """A parser's message as one line, with the nearest option where one was unknown."""
+    line = " ".join(message.split())
+    if "nrecognized arguments" in line or "does not accept" in line or "No action for" in line:
+        unknown = next((w for w in line.split() if w.startswith("--")), "")
+        options = [o for action in parser._actions for o in action.option_strings if o.startswith("--")]
+        close = difflib.get_close_matches(unknown.split("=")[0], options, n=1)
+        hint = f": did you mean {close[0]}?" if close else f"; see {parser.prog} --help"
+        return f"unknown option {unknown or line}{hint}"
+    return line[:300]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,5 @@
+"""raptor distill: see raptor.distill."""
+
+from raptor.distill import distill
+
+__all__ = ["distill"]

@@ -1,0 +1,63 @@
+"""The layer-layer heatmaps with phases outlined, one model beside the other (the paper's Figures 1 and 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from raptor.report.style import PALETTE, use_style
+
+
+def figure_phases(entries: Sequence[dict[str, Any]]) -> Any:
+    """One heatmap a model (entries as in phases.json); each k's phases outlined in its own colour."""
+    plt = use_style()
+    columns = min(4, len(entries))
+    rows = -(-len(entries) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(3.6 * columns, 4.1 * rows), squeeze=False)
+    low = min(float(np.min(e["similarity"][e["tokens"]])) for e in entries)
+    image = None
+    for ax, entry in zip(axes.flat, entries):
+        image = draw_heatmap(ax, entry, low)
+    for ax in list(axes.flat)[len(entries) :]:
+        ax.axis("off")
+    figure.colorbar(image, ax=axes, shrink=0.7, label="cosine of the same token at two layers")
+    return figure
+
+
+def draw_heatmap(ax: Any, entry: dict[str, Any], low: float | None = None) -> Any:
+    """The similarity that was cut, layers 1..L both ways, with an outline a phase for every k."""
+    matrix = np.asarray(entry["similarity"][entry["tokens"]])
+    num = len(matrix)
+    vmin = matrix.min() if low is None else low
+    image = ax.imshow(matrix, cmap="Greys_r", vmin=vmin, vmax=1, extent=(0.5, num + 0.5, num + 0.5, 0.5))
+    for i, (k, found) in enumerate(entry["phases"].items()):
+        start, inset = 0.5, 0.09 * i
+        for j, length in enumerate(found["lengths"]):
+            ax.add_patch(
+                _outline(start + inset, length - 2 * inset, PALETTE[(i + 1) % len(PALETTE)], k if j == 0 else None)
+            )
+            start += length
+    ax.set_title(_title(entry), fontsize=9)
+    ax.set_xlabel("layer")
+    ax.set_ylabel("layer")
+    ticks = np.unique(np.linspace(1, num, min(num, 7)).round().astype(int))
+    ax.set_xticks(ticks)
+    ax.set_yticks(ticks)
+    ax.spines[:].set_visible(False)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=4, handlelength=1.0, columnspacing=1.0)
+    return image
+
+
+def _outline(start: float, length: float, colour: str, k: str | None) -> Any:
+    from matplotlib.patches import Rectangle
+
+    label = f"k = {k}" if k else None
+    return Rectangle((start, start), length, length, fill=False, edgecolor=colour, linewidth=1.8, label=label)
+
+
+def _title(entry: dict[str, Any]) -> str:
+    name = entry.get("title") or entry["model"]["name"].removeprefix("timm/")
+    lengths = next(iter(entry["phases"].values()), {"lengths": []})["lengths"]
+    return f"{name}\n{' | '.join(map(str, lengths))}"

@@ -1,0 +1,75 @@
+"""One look for every figure: colours told apart with any colour vision, phase lines, saving as PNG and SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# Okabe and Ito's colours.
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+YELLOW, BLUE, VERMILION, PURPLE, GREY = "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#999999"
+
+PALETTE = (BLACK, VERMILION, BLUE, GREEN, ORANGE, PURPLE, SKY, YELLOW)
+GROUP_COLOURS = {"all": BLACK, "cls": VERMILION, "registers": GREEN, "patches": BLUE}
+GROUP_MARKERS = {"all": "o", "cls": "s", "registers": "^", "patches": "D"}
+CLASS_COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW)
+LINE_COLOUR = "#BBBBBB"
+
+STYLE: dict[str, Any] = {
+    "figure.constrained_layout.use": True,
+    "figure.dpi": 110,
+    "savefig.dpi": 160,
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.labelsize": 9,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": "#EEEEEE",
+    "lines.linewidth": 1.6,
+    "lines.markersize": 3.5,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "raptor",
+}
+
+
+def use_style() -> Any:
+    """matplotlib's pyplot with the project's look set."""
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update(STYLE)
+    return plt
+
+
+def phase_lines(ax: Any, boundaries: Sequence[int], offset: float = 0.5) -> None:
+    """A thin vertical line after each layer of `boundaries`, where a new phase begins.
+
+    offset: 0.5 where layers 1..L stand at whole numbers, so that a line falls between two of them; 0 where states
+    `a_0..a_L` do, so that it falls on the state that ends a phase.
+    """
+    for boundary in boundaries:
+        ax.axvline(boundary + offset, color=LINE_COLOUR, linewidth=1, zorder=1)
+
+
+def whole_numbers(ax: Any) -> None:
+    """Ticks at whole layers alone."""
+    from matplotlib.ticker import MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def save_figure(figure: Any, path: str | Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Write `path`.png and `path`.svg, the same bytes for the same figure, close it, and give the files written."""
+    plt = use_style()
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files = [path.with_name(f"{path.name}.{kind}") for kind in formats]
+    for file in files:
+        figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+    plt.close(figure)
+    return files
