@@ -258,10 +258,18 @@ def _way_out(path: Path) -> str:
 
 
 def _refuse_changes(path: Path, config: Mapping[str, Any]) -> None:
-    old, new = read_config(path.parent), json.loads(json.dumps(config))
+    old, new = _flat(read_config(path.parent)), _flat(json.loads(json.dumps(config)))
     changed = [f"{k}: {old.get(k)} -> {new.get(k)}" for k in sorted({*old, *new}) if old.get(k) != new.get(k)]
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise RunError(
             f"{path.parent} holds a run with another config ({'; '.join(changed[:3])}{more}): choose another --out"
         )
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested entries by their dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

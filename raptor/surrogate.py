@@ -138,7 +138,8 @@ def make_surrogate(
         name=f"raptor k={len(spec.phases)} of {teacher.name}",
         norm=_same_place(teacher.norm, teacher.model, model),
         phases=spec.phases,
-        source={"base": teacher.source, "surrogate": dataclasses.asdict(spec)},
+        source={"base": teacher.source, "surrogate": dataclasses.asdict(spec), "teacher": dict(teacher.opened)},
+        opened={},
     )
 
 

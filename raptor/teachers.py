@@ -15,11 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from raptor.builders import IMAGENET, build_base
 from raptor.data import ImageData, Preprocess, iterate, open_data
 from raptor.data.stream import TrainStream, stable_seed
 from raptor.devices import device_name, pick_device, pick_precision
 from raptor.distill.schedule import Budget, learning_rate
-from raptor.open import IMAGENET, build_base, save_vit
+from raptor.open import save_vit
 from raptor.progress import Progress
 from raptor.run import Run, RunError, read_summary
 from raptor.structure import inspect_vit

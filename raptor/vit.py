@@ -78,6 +78,7 @@ class ViT:
         num_classes: classes of its own head, 0 when it has no classifier.
         depth_conditioned: whether the model passes different arguments to different blocks (rope-mixed models).
         source: how to open it again; empty for a module of the user's own.
+        opened: what `open_vit` was called with, for a teacher that a surrogate has to name.
         forward_kwargs: keyword arguments of every call; a tensor among them has one row, repeated for each image.
         phases: phase lengths when the model is a surrogate, else None.
         returns_tuple: whether its blocks return a tuple around the state.
@@ -95,6 +96,7 @@ class ViT:
     num_classes: int = 0
     depth_conditioned: bool = False
     source: dict[str, Any] = field(default_factory=dict)
+    opened: dict[str, Any] = field(default_factory=dict)
     forward_kwargs: dict[str, Any] = field(default_factory=dict)
     phases: tuple[int, ...] | None = None
     returns_tuple: bool = False

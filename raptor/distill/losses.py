@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from raptor.vit import TokenGroups
+from raptor.vit import GROUP_NAMES, TokenGroups
 
 NORMALISATIONS = ("none", "layer", "group")
 
@@ -21,6 +21,9 @@ def token_weights(groups: TokenGroups, weights: Mapping[str, float] | None) -> T
     w_t = torch.zeros(groups.num_tokens)
     if weights is None:
         return w_t + 1 / groups.num_tokens
+    unknown = sorted(set(weights) - set(GROUP_NAMES))
+    if unknown:
+        raise ValueError(f"unknown token group {unknown[0]!r}: choose from {', '.join(GROUP_NAMES)}")
     given = {name: float(weights.get(name, 0.0)) for name, _ in groups.present()}
     total = sum(given.values())
     if total <= 0 or min(given.values()) < 0:
@@ -30,15 +33,16 @@ def token_weights(groups: TokenGroups, weights: Mapping[str, float] | None) -> T
     return w_t
 
 
-def weighted_error(student_btd: Tensor, teacher_btd: Tensor, w_t: Tensor, cosine: float = 0.0) -> Tensor:
-    """Mean over images of the token-weighted mean squared error; `cosine` adds that much of `1 - cos` a token."""
+def weighted_error(student_btd: Tensor, teacher_btd: Tensor, w_t: Tensor, cosine_t: Tensor | None = None) -> Tensor:
+    """Mean over images of the sum over tokens of `w_t` times the squared error's mean over coordinates.
+
+    `cosine_t` (T,) adds that much of `1 - cos` a token.
+    """
     s_btd, t_btd = student_btd.float(), teacher_btd.float()
-    error_bt = (s_btd - t_btd).square().mean(dim=-1)
-    loss = (error_bt * w_t).sum(dim=-1).mean()
-    if cosine:
-        cos_bt = torch.cosine_similarity(s_btd, t_btd, dim=-1)
-        loss = loss + cosine * ((1 - cos_bt) * (w_t / w_t.sum())).sum(dim=-1).mean()
-    return loss
+    error_bt = (s_btd - t_btd).square().mean(dim=-1) * w_t
+    if cosine_t is not None:
+        error_bt = error_bt + (1 - torch.cosine_similarity(s_btd, t_btd, dim=-1)) * cosine_t
+    return error_bt.sum(dim=-1).mean()
 
 
 class StateVariance:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from raptor.data.stream import TrainStream
@@ -57,8 +58,8 @@ class DistillStep(nn.Module):
         super().__init__()
         self.shared_blocks = shared_blocks(student)
         self._teacher = (half_copy(teacher) if half_teacher else teacher,)  # in a tuple: not this module's to register
+        teacher.model.eval()
         self.phases = phases
-        self.cosine = cosine
         self.checkpointing = checkpointing
         self.trained = list(range(phases.k)) if phase is None else [phase - 1]
         for j, block in enumerate(self.shared_blocks):
@@ -69,13 +70,17 @@ class DistillStep(nn.Module):
         joint = token_weights(teacher.groups, stage2_weights).to(teacher.device)
         first_of_last = phases.spans[-1][0]
         stage1 = torch.stack([last if layer >= first_of_last else plain for layer in range(1, phases.num_layers + 1)])
-        self.weights = {"stage1": stage1 / self.variance_lt, "stage2": joint / self.variance_lt}
+        tokens = {"stage1": stage1, "stage2": joint.expand_as(stage1)}
+        self.weights = {name: (w_lt / self.variance_lt).unbind() for name, w_lt in tokens.items()}
+        self.cosine = {name: (cosine * w_lt).unbind() if cosine else None for name, w_lt in tokens.items()}
+        self.one_call = not teacher.depth_conditioned and not _image_arguments(self._teacher[0])
         self.depths = torch.arange(1, phases.num_layers + 1, dtype=torch.float32, device=teacher.device)
         self._run_block = torch.compile(_run_block) if compile_blocks else _run_block
         self._advance = torch.compile(_advance) if compile_blocks else _advance
 
     def forward(self, images: Tensor, stage: str, lam: float = 0.0) -> tuple[Tensor, Tensor]:
-        """The loss to minimise and the loss of every layer, `(L,)`: autoregressive, or mixed with teacher forcing."""
+        """The loss to minimise and that of every trained layer, (L,) or a phase's: autoregressive, or mixed with
+        teacher forcing."""
         states, context = self.teacher_states(images)
         if stage == "stage2":
             return self._joint(states, context)
@@ -106,54 +111,55 @@ class DistillStep(nn.Module):
         return layer_losses.mean(), layer_losses
 
     def _separate(self, states: list[Tensor], context: Context, lam: float) -> tuple[Tensor, Tensor]:
-        total = states[0].new_zeros((), dtype=torch.float32)
-        layer_losses = states[0].new_zeros(self.phases.num_layers, dtype=torch.float32)
+        mixed = []
         for j in self.trained:
-            first, last = self.phases.spans[j]
             parts = []
             if lam < 1:
                 parts.append((1 - lam) * torch.stack(self._autoregress(states, context, [j], "stage1")))
             if lam > 0:
                 parts.append(lam * self._teacher_forced(states, context, j))
-            mixed = torch.stack(parts).sum(dim=0)
-            total = total + mixed.mean()
-            layer_losses[first - 1 : last] = mixed.detach()
-        return total, layer_losses
+            mixed.append(torch.stack(parts).sum(dim=0))
+        return torch.stack([losses.mean() for losses in mixed]).sum(), torch.cat(mixed)
 
     def _autoregress(self, states: list[Tensor], context: Context, phases: Sequence[int], stage: str) -> list[Tensor]:
         """Loss of each layer of `phases`, run on from the teacher's state at the first one's start."""
-        x_btd, losses = states[self.phases.spans[phases[0]][0] - 1], []
+        x_btd, losses = states[self.phases.start(phases[0])], []
         for j in phases:
             first, last = self.phases.spans[j]
             for layer in range(first, last + 1):
-                args, kwargs = context.calls[layer - 1]
-                inputs = (self.shared_blocks[j], x_btd, self.depths[layer - 1], args, kwargs)
-                target = (states[layer], self.weights[stage][layer - 1], self.cosine)
-                if self.checkpointing:
-                    x_btd, loss = checkpoint(self._advance, *inputs, *target, use_reentrant=False)
-                else:
-                    x_btd, loss = self._advance(*inputs, *target)
+                x_btd, loss = self._step(states, context, j, layer, stage, x_btd)
                 losses.append(loss)
         return losses
 
     def _teacher_forced(self, states: list[Tensor], context: Context, j: int) -> Tensor:
         """Loss of each layer of phase `j`, one step from the teacher's state before it, all depths in one call."""
         first, last = self.phases.spans[j]
-        if self._teacher[0].depth_conditioned:
-            layers = range(first, last + 1)
-            return torch.cat([torch.stack(self._one_step(states, context, j, layer)) for layer in layers])
-        num, batch = last - first + 1, states[0].shape[0]
-        args, kwargs = _repeat_rows(context.calls[first - 1], num, batch)
+        layers = range(first, last + 1)
+        if not self.one_call:
+            losses = [self._step(states, context, j, layer, "stage1", states[layer - 1])[1] for layer in layers]
+            return torch.stack(losses)
+        batch = states[0].shape[0]
+        args, kwargs = context.calls[first - 1]
         depth_n = self.depths[first - 1 : last].repeat_interleave(batch)
         out_ntd = self._run_block(self.shared_blocks[j], torch.cat(states[first - 1 : last]), (depth_n, *args), kwargs)
-        out = out_ntd.unflatten(0, (num, batch)).unbind(0)
-        weights = self.weights["stage1"][first - 1 : last]
-        return torch.stack([weighted_error(out[i], states[first + i], weights[i], self.cosine) for i in range(num)])
+        outs = out_ntd.unflatten(0, (len(layers), batch)).unbind(0)
+        losses = [weighted_error(out, states[layer], *self._target(layer, "stage1")) for layer, out in zip(layers, outs)]
+        return torch.stack(losses)
 
-    def _one_step(self, states: list[Tensor], context: Context, j: int, layer: int) -> list[Tensor]:
-        args, kwargs = context.calls[layer - 1]
-        inputs = (self.shared_blocks[j], states[layer - 1], self.depths[layer - 1], args, kwargs)
-        return [self._advance(*inputs, states[layer], self.weights["stage1"][layer - 1], self.cosine)[1]]
+    def _step(
+        self, states: list[Tensor], context: Context, j: int, layer: int, stage: str, x_btd: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The state after `layer` by block `j` from `x_btd`, and its loss."""
+        inputs = (self.shared_blocks[j], x_btd, self.depths[layer - 1], *context.calls[layer - 1])
+        target = (states[layer], *self._target(layer, stage))
+        if self.checkpointing:
+            return checkpoint(self._advance, *inputs, *target, use_reentrant=False)
+        return self._advance(*inputs, *target)
+
+    def _target(self, layer: int, stage: str) -> tuple[Tensor, Tensor | None]:
+        """The weights (T,) of the squared error and of the cosine."""
+        cosine = self.cosine[stage]
+        return self.weights[stage][layer - 1], None if cosine is None else cosine[layer - 1]
 
 
 def state_variance(
@@ -182,19 +188,19 @@ def _run_block(block: nn.Module, x_btd: Tensor, args: tuple[Any, ...], kwargs: d
 
 def _advance(
     tied: TiedBlock, x_btd: Tensor, depth: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any],
-    target_btd: Tensor, w_t: Tensor, cosine: float,
+    target_btd: Tensor, w_t: Tensor, cosine_t: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The next state and its loss, in one function so that one compiled graph holds both."""
     out_btd = tied(x_btd, depth, *args, **kwargs)
-    return out_btd, weighted_error(out_btd, target_btd, w_t, cosine)
+    return out_btd, weighted_error(out_btd, target_btd, w_t, cosine_t)
 
 
-def _repeat_rows(call: tuple[tuple[Any, ...], dict[str, Any]], num: int, batch: int) -> Any:
-    """A block's further arguments for `num` stacked batches: what has a row an image is repeated, the rest is shared."""
-
-    def repeat(value: Any) -> Any:
-        has_rows = isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == batch > 1
-        return torch.cat([value] * num) if has_rows else value
-
-    args, kwargs = call
-    return tuple(repeat(a) for a in args), {k: repeat(v) for k, v in kwargs.items()}
+@torch.no_grad()
+def _image_arguments(teacher: ViT) -> bool:
+    """Whether the model passes its blocks anything, beside the state, that has a row an image."""
+    size, weight = teacher.preprocess.size, next(teacher.model.parameters())
+    shapes = []
+    for batch in (2, 3):
+        _, context = teacher.embed(torch.zeros(batch, 3, size, size).to(weight))
+        shapes.append([leaf.shape for leaf in tree_leaves(context.calls) if isinstance(leaf, Tensor)])
+    return shapes[0] != shapes[1]

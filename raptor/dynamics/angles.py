@@ -27,11 +27,12 @@ def chord_angle(chord: Tensor) -> Tensor:
 
 
 def angle(x: Tensor, y: Tensor) -> Tensor:
-    """Angle in radians between `x` and `y` along the last axis, accurate at both ends of [0, pi].
+    """Angle in radians between `x` and `y` along the last axis, accurate at both ends of [0, pi]."""
+    return unit_angle(unit(x), unit(y))
 
-    Kahan's form: twice the arctangent of `|x̂ - ŷ| / |x̂ + ŷ|`.
-    """
-    x, y = unit(x), unit(y)
+
+def unit_angle(x: Tensor, y: Tensor) -> Tensor:
+    """`angle` of unit vectors, in Kahan's form: twice the arctangent of `|x - y| / |x + y|`."""
     return 2 * torch.atan2(torch.linalg.vector_norm(x - y, dim=-1), torch.linalg.vector_norm(x + y, dim=-1))
 
 

@@ -4,13 +4,14 @@ For patches, registers and all tokens the rows of the update matrix are the toke
 spread over images. For cls they are the images, since one token is trivially of rank 1: one number for the whole set.
 
 Singular values of an image's updates cost far more than its forward pass on a GPU, so they are taken on a stated number
-of images, spread evenly over the set (`num_rank_images`), and on the CPU, where many small matrices are faster.
-cls uses every image.
+of images, spread evenly over the set (`num_rank_images`), and on the CPU, where many small matrices are faster. When
+the states are on a GPU a thread of its own does it meanwhile. cls uses every image.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +79,8 @@ class Rank:
         self._coherence, self._ranks = ImageMoments(), ImageMoments()
         self._pending: list[list[Tensor]] = []
         self._num_pending = 0
+        self._worker: ThreadPoolExecutor | None = None
+        self._jobs: list[Future[None]] = []
         self._cls = UpdatesOverImages() if groups.cls else None
 
     @torch.no_grad()
@@ -104,19 +107,32 @@ class Rank:
         self._pending.append([small_gram(part) for part in parts])
 
     def _factorise(self) -> None:
-        """Ranks of the images put aside, on the CPU; the one place that waits for the device."""
-        if not self._num_pending:
+        """Ranks of the images put aside: at once, or on the worker when their matrices are on a GPU."""
+        pending, self._pending, self._num_pending = self._pending, [], 0
+        if not pending:
             return
+        if pending[0][0].device.type == "cpu":
+            return self._take_ranks(pending)
+        self._worker = self._worker or ThreadPoolExecutor(1)  # one thread, so that images stay in order
+        self._jobs.append(self._worker.submit(self._take_ranks, pending))
+
+    def _take_ranks(self, pending: list[list[Tensor]]) -> None:
         by_group = []
-        for grams in zip(*self._pending):
+        for grams in zip(*pending):
             gram_bl = torch.cat(grams).cpu()
+            if not bool(gram_bl.isfinite().all()):
+                raise ValueError("an update along depth is not finite: check the model's weights, or use fp32")
             squares = torch.stack(parallel_map(torch.linalg.eigvalsh, gram_bl.flatten(0, 1)))
             by_group.append(torch.stack(ranks_from_squares(squares.unflatten(0, gram_bl.shape[:2])), 1))
         self._ranks.update(torch.stack(by_group, 2))  # (B, 2, groups, L)
-        self._pending, self._num_pending = [], 0
 
     def result(self) -> RankResult:
         self._factorise()
+        for job in self._jobs:
+            job.result()
+        if self._worker is not None:
+            self._worker.shutdown()
+        self._jobs, self._worker = [], None
         ranks, coherences = self._ranks.result(), self._coherence.result()
         stable, effective, coherent = (
             {name: spread[i] for i, name in enumerate(self._spans)} for spread in (ranks[0], ranks[1], coherences)

@@ -7,7 +7,8 @@ reported with it; the main figure is `angle / eps`, which does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raptor.dynamics.angles import angle, as_float
+from raptor.dynamics.angles import as_float, unit, unit_angle
 from raptor.dynamics.groups import check_states, measured_groups
 from raptor.dynamics.moments import ImageMoments, Spread, jsonable
 from raptor.vit import TokenGroups
@@ -26,6 +27,19 @@ KINDS = ("relative", "paper")
 RunFrom = Callable[[int, Tensor], Sequence[Tensor]]
 
 
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """No gradients, no autocast and no TF32: what small angles need."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "ieee"
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        matmul.fp32_precision = before
+
+
 @dataclass
 class StabilityResult:
     """Responses to perturbations. Axes: target (what is perturbed), group (what is measured), eps, injection layer.
@@ -33,7 +47,8 @@ class StabilityResult:
     angle_per_eps, d_per_eps: spreads of shape `(targets, groups, eps, layers)`, at the last layer.
     path: mean angle in radians at every layer, `(targets, groups, eps, layers, L+1)`, NaN before the injection.
       Its entry at the injection layer itself is the size of the perturbation as an angle.
-    num_block_calls: blocks run on perturbed states, per batch; divided by L, the forward passes it costs.
+    num_block_calls: blocks run on perturbed states, per batch; divided by L, the forward passes it costs (one more
+      pass, of the first batch, is for the noise floor).
     noise_floor: `(groups,)`, angle at the last layer with no perturbation at all; smaller angles mean nothing.
     """
 
@@ -80,11 +95,11 @@ def seeded_generator(device: torch.device, *key: int) -> torch.Generator:
     return torch.Generator(device).manual_seed((int(state[0]) << 31) ^ int(state[1]))
 
 
-def path_angles(path: Sequence[Tensor], states: Sequence[Tensor], spans: Sequence[slice]) -> Tensor:
-    """Angle and `1 - cos` between two trajectories, averaged over each span's tokens: `(B, 2, spans, layers)`."""
+def path_angles(path: Sequence[Tensor], units: Sequence[Tensor], spans: Sequence[slice]) -> Tensor:
+    """Angle and `1 - cos` between a path and unit states, averaged over each span's tokens: `(B, 2, spans, layers)`."""
     by_layer = []
-    for perturbed, clean in zip(path, states, strict=True):
-        angle_bt = angle(perturbed, clean)
+    for perturbed, clean in zip(path, units, strict=True):
+        angle_bt = unit_angle(unit(perturbed), clean)
         both_b2t = torch.stack([angle_bt, 2 * torch.sin(angle_bt / 2).square()], 1)
         by_layer.append(torch.stack([both_b2t[..., span].mean(-1) for span in spans], -1))
     return torch.stack(by_layer, -1)
@@ -140,26 +155,34 @@ class Stability:
             self.layers = list(range(len(states) - 1))
         if not all(0 <= layer < len(states) for layer in self.layers):
             raise ValueError(f"injection layers {self.layers} do not fit a model of {len(states) - 1} blocks")
+        units = [unit(state) for state in states]
         if self._floor is None:
             clean = run_from(0, states[0])
-            self._floor = path_angles(clean[-1:], states[-1:], list(self._spans.values()))[:, 0].mean(0)[:, 0]
-        angles = [self._respond(states, run_from, target) for target in self.targets]
+            self._floor = path_angles(clean[-1:], units[-1:], list(self._spans.values()))[:, 0].mean(0)[:, 0]
+        angles = [self._respond(states, units, run_from, target) for target in self.targets]
         both = torch.stack(angles, 2)  # (B, 2, targets, groups, eps, layers, L+1)
         self._last.update(both[..., -1])
         self._path.update(both[:, 0])
-        self.num_block_calls = sum(len(states) - 1 - layer for layer in self.layers) * len(self.eps) * len(self.targets)
+        self.num_block_calls = self.count_block_calls(len(states) - 1)
         self.num_batches += 1
 
-    def _respond(self, states: Sequence[Tensor], run_from: RunFrom, target: str) -> Tensor:
+    def count_block_calls(self, num_blocks: int) -> int:
+        """Blocks run on perturbed states for each batch of a model of `num_blocks`."""
+        layers = range(num_blocks) if self.layers is None else self.layers
+        return sum(num_blocks - layer for layer in layers) * len(self.eps) * len(self.targets)
+
+    def _respond(self, states: Sequence[Tensor], units: list[Tensor], run_from: RunFrom, target: str) -> Tensor:
         """Response of every image to each size and layer: `(B, 2, groups, eps, layers, L+1)`."""
         assert self.layers is not None
         by_eps = []
         for i in range(len(self.eps)):
-            by_layer = [self._follow(states, run_from, target, i, layer) for layer in self.layers]
+            by_layer = [self._follow(states, units, run_from, target, i, layer) for layer in self.layers]
             by_eps.append(torch.stack(by_layer, 3))
         return torch.stack(by_eps, 3)
 
-    def _follow(self, states: Sequence[Tensor], run_from: RunFrom, target: str, eps_index: int, layer: int) -> Tensor:
+    def _follow(
+        self, states: Sequence[Tensor], units: list[Tensor], run_from: RunFrom, target: str, eps_index: int, layer: int
+    ) -> Tensor:
         """Angle and `1 - cos` along one perturbed path, NaN before `layer`: `(B, 2, groups, L+1)`."""
         state_btd = as_float(states[layer])
         # The target is not in the key: every target meets the same directions.
@@ -168,7 +191,7 @@ class Stability:
         path = run_from(layer, state_btd + added)
         if len(path) != len(states) - layer:
             raise ValueError(f"run_from({layer}, ·) gave {len(path)} states, expected {len(states) - layer}")
-        angles = path_angles(path, states[layer:], list(self._spans.values()))
+        angles = path_angles(path, units[layer:], list(self._spans.values()))
         return torch.nn.functional.pad(angles, (layer, 0), value=float("nan"))
 
     def result(self) -> StabilityResult:

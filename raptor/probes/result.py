@@ -50,6 +50,12 @@ class ProbeResult:
         best = max(range(len(scores)), key=lambda i: -math.inf if math.isnan(scores[i]) else sign * scores[i])
         return self.runs[best].chosen.head
 
+    @property
+    def at_edge(self) -> bool:
+        """Whether a chosen value is the smallest or largest of its grid: a wider grid may then do better."""
+        ends = (min(self.grid), max(self.grid))
+        return len(self.grid) > 1 and any(run.chosen.value in ends and run.chosen.epoch > 0 for run in self.runs)
+
     def summary(self, which: str) -> dict[str, dict[str, Any]]:
         """Mean and deviation over seeds of each reported score, for `chosen` or `last`."""
         picks = [_picked(run, which) for run in self.runs]
@@ -70,6 +76,7 @@ class ProbeResult:
             "closed_form": self.closed_form,
             "num_images": self.num_images,
             "settings": self.settings,
+            "at_edge": self.at_edge,
             "seconds": round(self.seconds, 3),
             "chosen": self.summary("chosen"),
             "last": self.summary("last"),

@@ -120,8 +120,8 @@ def lr_factor(step: int, num_steps: int, share: float | None = None) -> float:
 
 
 def grid_around(lr: float) -> list[float]:
-    """Twelve learning rates a quarter of a decade apart, from a tenth of `lr` to 56 times it."""
-    return [lr * 10 ** (-1 + i / 4) for i in range(12)]
+    """Twelve learning rates a third of a decade apart, from a tenth of `lr` (meant for long runs) to 464 times it."""
+    return [lr * 10 ** (-1 + i / 3) for i in range(12)]
 
 
 def choice_split(names: Sequence[str]) -> tuple[list[int], list[int]]:

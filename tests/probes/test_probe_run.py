@@ -80,6 +80,7 @@ def test_the_choice_is_the_best_of_the_split(vit: ViT) -> None:
     table = np.array(seed.split_scores)
     epoch, g = np.unravel_index(table.argmin(), table.shape)
     assert (seed.chosen.value, seed.chosen.epoch) == (result.grid[g], seed.epochs[epoch])
+    assert result.at_edge == (g != 1)
     assert (seed.last.value, seed.last.epoch) == (result.grid[table[-1].argmin()], 3)
 
 

@@ -54,7 +54,7 @@ def test_schedule_by_hand() -> None:
 def test_grid_holds_the_tasks_own_rate() -> None:
     grid = grid_around(1e-3)
     assert len(grid) == 12 and any(math.isclose(lr, 1e-3) for lr in grid)
-    assert all(math.isclose(b / a, 10**0.25) for a, b in pairwise(grid))
+    assert all(math.isclose(b / a, 10 ** (1 / 3)) for a, b in pairwise(grid))
 
 
 def test_choice_split_is_a_tenth_by_name() -> None:

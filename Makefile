@@ -1,0 +1,34 @@
+# Everything a fresh machine needs is made by `make setup`; the other targets call it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: setup demo test test-browser lint clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable '.[test]'
+	touch $(STAMP)
+
+demo: setup
+	$(BIN)/raptor demo --out runs/demo
+
+test: setup lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not browser'
+	$(MAKE) test-browser
+
+test-browser: setup
+	@command -v chromium >/dev/null 2>&1 || (command -v apt-get >/dev/null 2>&1 && [ "$$(id -u)" = 0 ] && \
+		apt-get update -qq && apt-get install -y -qq chromium >/dev/null) || true
+	$(BIN)/python -m pytest -m browser
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,335 @@
+"""What depth can bear: layer swaps, phases run shorter and longer, a surrogate run past its last layer.
+
+Every intervention starts from the clean state where it first differs and runs the model's own blocks, each with the
+arguments that the model passes at that place, in fp32. Its effect is the angle between the last state and the clean
+one, per token, averaged over each group, and the share of images whose predicted class stays the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raptor.dynamics.angles import as_float, unit, unit_angle
+from raptor.dynamics.groups import measured_groups
+from raptor.dynamics.moments import ImageMoments, Spread, jsonable
+from raptor.dynamics.stability import full_precision
+from raptor.phases import Phases
+from raptor.surrogate import Step, surrogate_spec
+from raptor.vit import Context, ViT, first_tensor
+
+BATCH = 32
+
+Predict = Callable[[Tensor], Tensor]
+"""A last state `(B, T, D)` to logits `(B, classes)`."""
+Advance = Callable[[], None]
+Plan = Sequence[tuple[int, int]]
+"""Blocks to run, each with the layer whose arguments it gets, both numbered 1..L."""
+
+
+@dataclass
+class Swaps:
+    """Every pair of blocks (i < j) exchanged.
+
+    angle: by group, the turn of the last state in radians, of shape `(pairs,)`. agreement: `(pairs,)` or None.
+    within, across: means over pairs inside one phase and over pairs of two; matched: both over equal distances j - i,
+    each distance once, since pairs of two phases are further apart.
+    """
+
+    pairs: list[tuple[int, int]]
+    phases: tuple[int, ...]
+    angle: dict[str, Spread]
+    agreement: Spread | None
+    num_images: int
+
+    def compare(self, values: np.ndarray) -> dict[str, float]:
+        """Means of `(pairs,)` values within and across phases, plain and at equal distance."""
+        phases = Phases(self.phases)
+        same = np.array([phases.phase_of(i) == phases.phase_of(j) for i, j in self.pairs])
+        distance = np.array([j - i for i, j in self.pairs])
+        both = [d for d in np.unique(distance) if same[distance == d].any() and (~same)[distance == d].any()]
+        matched = {
+            name: _mean([values[(distance == d) & kind].mean() for d in both])
+            for name, kind in (("within_matched", same), ("across_matched", ~same))
+        }
+        return {"within": _mean(values[same]), "across": _mean(values[~same])} | matched
+
+    def finding(self) -> str:
+        turn = self.compare(self.angle["all"].mean)
+        text = f"Swapping two blocks turns the last state by {turn['within']:.2f} rad within a phase"
+        text += f" and {turn['across']:.2f} rad across phases"
+        if np.isfinite(turn["within_matched"]):
+            text += f" (at equal distance {turn['within_matched']:.2f} and {turn['across_matched']:.2f})"
+        if self.agreement is not None:
+            kept = self.compare(self.agreement.mean)
+            text += f"; {kept['within']:.0%} and {kept['across']:.0%} of predictions stay"
+        return text + "."
+
+    def to_dict(self) -> dict[str, Any]:
+        compared = {name: self.compare(spread.mean) for name, spread in self.angle.items()}
+        if self.agreement is not None:
+            compared["agreement"] = self.compare(self.agreement.mean)
+        head = {"pairs": self.pairs, "phases": list(self.phases), "num_images": self.num_images}
+        values = {"angle": self.angle, "agreement": self.agreement, "compared": compared}
+        return head | jsonable(values) | {"finding": self.finding()}
+
+
+@dataclass
+class Repetition:
+    """Each phase run n-1, n, n+1 and 2n times, the phases after it as usual.
+
+    A teacher's phase is run n + m times by running its last m blocks once more; a surrogate's by repeating its last
+    step, at that step's depth. n - 1 leaves out the last.
+    counts: by phase. angle, exit_angle: by phase and group, the turn of the last state and of the state that leaves the
+    phase, `(counts,)`. agreement: by phase, or None.
+    """
+
+    phases: tuple[int, ...]
+    counts: list[list[int]]
+    angle: list[dict[str, Spread]]
+    exit_angle: list[dict[str, Spread]]
+    agreement: list[Spread] | None
+    num_images: int
+
+    def turn(self, phase: int, count: int, group: str = "all") -> float:
+        """The mean turn of the last state when `phase` (0..k-1) runs `count` times."""
+        return float(self.angle[phase][group].mean[self.counts[phase].index(count)])
+
+    def finding(self) -> str:
+        extra = [self.turn(j, n + 1) for j, n in enumerate(self.phases)]
+        fewer = [self.turn(j, n - 1) for j, n in enumerate(self.phases)]
+        twice = [self.turn(j, 2 * n) for j, n in enumerate(self.phases)]
+        text = f"One step more turns the last state by {_range(extra)} rad, one fewer by {_range(fewer)}"
+        text += f", twice as many by {_range(twice)}; phase {int(np.argmax(twice)) + 1} bears it least"
+        if self.agreement is not None:
+            kept = [s.mean[self.counts[j].index(2 * n)] for j, (n, s) in enumerate(zip(self.phases, self.agreement))]
+            text += f". With a phase doubled {_range(kept, percent=True)} of predictions stay"
+        return text + "."
+
+    def to_dict(self) -> dict[str, Any]:
+        return jsonable(self) | {"finding": self.finding()}
+
+
+@dataclass
+class Extrapolation:
+    """A surrogate run past its last layer L with its last tied block: everything here is extrapolation.
+
+    layers: L..L+extra. By group: norm and angle to `a_L` at each of them; speed of each step, `(extra,)`.
+    agreement: with the prediction at L, or None. conditioning: what the depth does past L.
+    """
+
+    layers: list[int]
+    norm: dict[str, Spread]
+    angle: dict[str, Spread]
+    speed: dict[str, Spread]
+    agreement: Spread | None
+    conditioning: str
+    num_images: int
+
+    def finding(self) -> str:
+        speed, norm, angle = (getattr(self, name)["all"].mean for name in ("speed", "norm", "angle"))
+        last = self.layers[-1]
+        word = (
+            "settles" if speed[-1] < speed[0] / 2 else "keeps turning" if speed[-1] < 2 * speed[0] else "turns faster"
+        )
+        text = f"Past layer {self.layers[0]} the state {word}: {speed[0]:.3f} rad at the first extra step, "
+        text += f"{speed[-1]:.3f} at layer {last}, {angle[-1]:.2f} rad away in all, norm x{norm[-1] / norm[0]:.2f}"
+        if self.agreement is not None:
+            text += f"; {self.agreement.mean[-1]:.0%} of predictions stay"
+        return text + " (extrapolation)."
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"extrapolation": True} | jsonable(self) | {"finding": self.finding()}
+
+
+def run_blocks(vit: ViT, x_btd: Tensor, context: Context, plan: Plan) -> Tensor:
+    """The state after running, in order, each block of `plan` at its place."""
+    for block, place in plan:
+        args, kwargs = context.calls[place - 1]
+        x_btd = first_tensor(vit.blocks[block - 1](x_btd, *args, **kwargs))
+    return x_btd
+
+
+def swap_plan(first: int, second: int, num_layers: int) -> list[tuple[int, int]]:
+    """Blocks from layer `first` on, with `first` and `second` exchanged."""
+    exchanged = {first: second, second: first}
+    return [(exchanged.get(layer, layer), layer) for layer in range(first, num_layers + 1)]
+
+
+def repetition_plan(vit: ViT, span: tuple[int, int], count: int) -> list[tuple[int, int]]:
+    """Blocks of a phase (first and last layer) when it runs `count` times."""
+    first, last = span
+    num = last - first + 1
+    own = [(layer, layer) for layer in range(first, min(last, first + count - 1) + 1)]
+    again = range(num + 1, count + 1)
+    if vit.phases is not None:
+        return own + [(last, last) for _ in again]
+    return own + [(last - (count - m), last - (count - m)) for m in again]
+
+
+def default_predict(vit: ViT) -> Predict | None:
+    """The model's own head, if it has one."""
+    return vit.finish if vit.num_classes else None
+
+
+class Effects:
+    """Turn of the last state and agreement, collected over interventions and batches."""
+
+    def __init__(self, vit: ViT, predict: Predict | None) -> None:
+        self.spans = measured_groups(vit.groups)
+        self.predict = predict
+        self._angles, self._kept = ImageMoments(), ImageMoments(reservoir=0)
+
+    def clean(self, last_btd: Tensor) -> None:
+        """Start a batch with its clean last state."""
+        self._unit = unit(last_btd)
+        self._class = None if self.predict is None else self.predict(last_btd).argmax(-1)
+        self._batch: list[tuple[Tensor, Tensor | None]] = []
+
+    def turn(self, state_btd: Tensor, unit_btd: Tensor) -> Tensor:
+        """Angle to a unit state by group: `(B, groups)`."""
+        angle_bt = unit_angle(unit(state_btd), unit_btd)
+        return torch.stack([angle_bt[:, span].mean(-1) for span in self.spans.values()], -1)
+
+    def add(self, last_btd: Tensor) -> None:
+        """One more intervention on this batch."""
+        same = None if self.predict is None else (self.predict(last_btd).argmax(-1) == self._class).float()
+        self._batch.append((self.turn(last_btd, self._unit), same))
+
+    def end(self) -> None:
+        """End the batch."""
+        self._angles.update(torch.stack([turn for turn, _ in self._batch], -1))
+        if self.predict is not None:
+            self._kept.update(torch.stack([same for _, same in self._batch if same is not None], -1))
+
+    def angle(self) -> dict[str, Spread]:
+        return by_group(self._angles, self.spans)
+
+    def agreement(self) -> Spread | None:
+        return self._kept.result() if self.predict is not None else None
+
+
+def by_group(moments: ImageMoments, spans: dict[str, slice]) -> dict[str, Spread]:
+    spread = moments.result()
+    return {name: spread[i] for i, name in enumerate(spans)}
+
+
+def clean_batches(vit: ViT, images: Tensor) -> Iterator[tuple[list[Tensor], Context]]:
+    """Clean states and block arguments of `images`, a few at a time."""
+    for some in images.to(vit.device).split(BATCH):
+        a_0, context = vit.embed(some)
+        yield vit.unroll(a_0, context), context
+
+
+def measure_swaps(
+    vit: ViT, images: Tensor, phases: Sequence[int], predict: Predict | None = None, advance: Advance | None = None
+) -> Swaps:
+    """Exchange every pair of blocks on `images` (N, 3, H, W).
+
+    Args:
+        phases: phase lengths, to tell pairs within a phase from pairs across.
+        predict: a head; by default the model's own.
+        advance: called after each of the `L (L - 1) / 2` pairs of each batch of 32 images.
+    """
+    lengths = _checked(vit, phases)
+    pairs = list(combinations(range(1, vit.num_layers + 1), 2))
+    effects = Effects(vit, predict or default_predict(vit))
+    with full_precision(vit.device):
+        for states, context in clean_batches(vit, images):
+            effects.clean(states[-1])
+            for i, j in pairs:
+                effects.add(run_blocks(vit, states[i - 1], context, swap_plan(i, j, vit.num_layers)))
+                if advance is not None:
+                    advance()
+            effects.end()
+    return Swaps(pairs, lengths, effects.angle(), effects.agreement(), len(images))
+
+
+def measure_repetition(vit: ViT, images: Tensor, phases: Sequence[int], predict: Predict | None = None) -> Repetition:
+    """Run each phase n-1, n, n+1 and 2n times on `images`."""
+    lengths = _checked(vit, phases)
+    counts = [sorted({n - 1, n, n + 1, 2 * n}) for n in lengths]
+    spans = Phases(lengths).spans
+    predict = predict or default_predict(vit)
+    effects, exits = ([Effects(vit, p) for _ in lengths] for p in (predict, None))
+    with full_precision(vit.device):
+        for states, context in clean_batches(vit, images):
+            for j, (first, last) in enumerate(spans):
+                effects[j].clean(states[-1])
+                exits[j].clean(states[last])
+                for count in counts[j]:
+                    plan = repetition_plan(vit, (first, last), count)
+                    out = run_blocks(vit, states[first - 1], context, plan)
+                    exits[j].add(out)
+                    effects[j].add(vit.unroll(out, context, start=last)[-1])
+                effects[j].end()
+                exits[j].end()
+    kept = [spread for e in effects if (spread := e.agreement()) is not None]
+    return Repetition(
+        lengths, counts, [e.angle() for e in effects], [e.angle() for e in exits], kept or None, len(images)
+    )
+
+
+def measure_extrapolation(
+    vit: ViT, images: Tensor, num_extra: int | None = None, predict: Predict | None = None
+) -> Extrapolation:
+    """Run a surrogate `num_extra` steps past its L layers (by default L more) on `images`."""
+    spec = surrogate_spec(vit)
+    tied = vit.blocks[-1]
+    assert isinstance(tied, Step)
+    num_extra = vit.num_layers if num_extra is None else num_extra
+    if num_extra < 1:
+        raise ValueError(f"extrapolation needs at least one extra step, got {num_extra}")
+    layers = list(range(vit.num_layers, vit.num_layers + num_extra + 1))
+    steps = [Step(tied.tied, layer).to(vit.device) for layer in layers[1:]]
+    effects = Effects(vit, predict or default_predict(vit))
+    norms, speeds = ImageMoments(), ImageMoments()
+    with full_precision(vit.device):
+        for states, context in clean_batches(vit, images):
+            args, kwargs = context.calls[-1]
+            effects.clean(states[-1])
+            path = [states[-1]]
+            for step in steps:
+                path.append(first_tensor(step(path[-1], *args, **kwargs)))
+            for state in path:
+                effects.add(state)
+            effects.end()
+            norms.update(torch.stack([_norms(state, effects.spans) for state in path], -1))
+            turns = [effects.turn(now, unit(before)) for before, now in zip(path, path[1:])]
+            speeds.update(torch.stack(turns, -1))
+    held = {
+        "table": "the table holds its last row",
+        "mlp": "the MLP is evaluated at depths past the last",
+        "none": "the block knows no depth",
+    }[spec.conditioning]
+    spans = effects.spans
+    return Extrapolation(
+        layers, by_group(norms, spans), effects.angle(), by_group(speeds, spans), effects.agreement(), held, len(images)
+    )
+
+
+def _norms(state_btd: Tensor, spans: dict[str, slice]) -> Tensor:
+    norm_bt = torch.linalg.vector_norm(as_float(state_btd), dim=-1)
+    return torch.stack([norm_bt[:, span].mean(-1) for span in spans.values()], -1)
+
+
+def _checked(vit: ViT, phases: Sequence[int]) -> tuple[int, ...]:
+    lengths = Phases.from_lengths(phases).lengths
+    if sum(lengths) != vit.num_layers:
+        raise ValueError(f"phases {list(lengths)} do not sum to the {vit.num_layers} blocks of {vit.name}")
+    return lengths
+
+
+def _mean(values: Any) -> float:
+    return float(np.mean(values)) if len(values) else float("nan")
+
+
+def _range(values: Sequence[float], percent: bool = False) -> str:
+    low, high = (f"{v:.0%}" if percent else f"{v:.2f}" for v in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,206 @@
+"""The whole suite in one pass over the images: direction, rank, modes, basins, and stability on a few of them.
+
+What it costs beside the forward pass, for states of B images, T tokens and D coordinates at L+1 layers:
+
+- direction reads three states a layer and writes one when compiled; eager, eleven passes over memory;
+- the group means behind modes and basins read every state once; what follows works on `(B, L+1, D)`;
+- the pooled modes take `8 L D^2` multiplications an image (of its group means) in float64, cls updates `L D^2`;
+- ranks take `rank_images` images alone, each 2 L Gram matrices `T x T`; a host thread factorises them meanwhile;
+- stability takes `stability_images` images, kept and followed at the end in fp32: one clean pass, and for every target,
+  size and injection layer l the L - l blocks after it. These passes are counted in the result.
+
+Nothing in the loop waits for the device. Memory does not grow with the number of images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raptor.data.stream import Batch
+from raptor.dynamics.basins import Basins, BasinsResult
+from raptor.dynamics.direction import Direction, DirectionResult
+from raptor.dynamics.groups import EvenSubset, group_means, take_rows
+from raptor.dynamics.rank import RANK_IMAGES, Rank, RankResult
+from raptor.dynamics.spectra import Modes, ModesResult
+from raptor.dynamics.stability import EPS, Stability, StabilityResult, full_precision
+from raptor.trajectory import Trajectories
+from raptor.vit import ViT
+
+STABILITY_IMAGES = 64
+STABILITY_BATCH = 32  # part of what the random directions depend on
+COMPILE_IMAGES = 10_000
+
+
+@dataclass
+class DynamicsResult:
+    """Every measure of one model. basins and stability are None where they were not asked for or not possible.
+
+    num_images: images in the one pass. num_stability_images: those that were perturbed.
+    perturbation_passes: forward passes that each perturbed image took, blocks run over L.
+    notes: what was left out, and why.
+    """
+
+    model: dict[str, Any]
+    num_images: int
+    direction: DirectionResult
+    rank: RankResult
+    modes: ModesResult
+    basins: BasinsResult | None
+    stability: StabilityResult | None
+    num_stability_images: int
+    perturbation_passes: float
+    precision: str
+    notes: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        measures = ("direction", "rank", "modes", "basins", "stability")
+        parts = {name: getattr(self, name) for name in measures}
+        return {
+            "model": self.model,
+            "num_images": self.num_images,
+            "num_stability_images": self.num_stability_images,
+            "perturbation_passes": self.perturbation_passes,
+            "precision": {"states": self.precision, "stability": "fp32"},
+            "notes": self.notes,
+        } | {name: None if part is None else part.to_dict() for name, part in parts.items()}
+
+
+def measure_dynamics(
+    vit: ViT,
+    batches: Iterable[Batch],
+    *,
+    num_images: int,
+    classes: Sequence[int] | None = None,
+    stability_images: int = STABILITY_IMAGES,
+    rank_images: int = RANK_IMAGES,
+    eps: Sequence[float] = EPS,
+    precision: str = "fp32",
+    seed: int = 0,
+    compile: bool | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> DynamicsResult:
+    """Measure a teacher or a surrogate over `batches`.
+
+    Args:
+        batches: such as `raptor.data.iterate(...)`, on the model's device.
+        num_images: how many images they hold; the subsets are spread evenly over them.
+        classes: labels whose basins are followed; None leaves basins out.
+        stability_images: images that are perturbed; 0 leaves stability out.
+        rank_images: images whose updates are factorised.
+        eps: sizes of the perturbations, as shares of each token's norm.
+        precision: `fp32` or `bf16` for the states; stability always runs in fp32.
+        seed: of the perturbations.
+        compile: fuse the direction measure; by default on a GPU from 10,000 images on.
+        progress: called with (forward passes of one image done, all of them), perturbation passes included.
+    """
+    if compile is None:
+        compile = vit.device.type == "cuda" and num_images >= COMPILE_IMAGES
+    direction = Direction(vit.groups, compile=compile)
+    rank = Rank(vit.groups, rank_images, num_images)
+    modes = Modes(vit.groups, num_images=num_images)
+    basins = Basins(vit.groups, classes) if classes is not None else None
+    stability = Stability(vit.groups, eps, seed=seed) if stability_images else None
+    subset = EvenSubset(stability_images, num_images) if stability is not None else None
+    count = PassCount(vit, stability, num_images, min(stability_images, num_images), progress)
+    to_perturb: list[Tensor] = []
+    num_seen = 0
+    for states, _, batch in Trajectories(vit, batches, precision):
+        means = group_means(states, vit.groups)
+        direction.update(states)
+        rank.update(states)
+        modes.update(states, means)
+        if basins is not None:
+            basins.update(states, host_labels(batches, batch), means)
+        if subset is not None and (rows := subset.pick(len(batch.images))):
+            to_perturb.append(take_rows(batch.images, rows))
+        num_seen += len(batch.images)
+        count.add(len(batch.images))
+    if num_seen == 0:
+        raise ValueError("there are no images to measure")
+    measured = direction.result()
+    check_finite(vit, measured)
+    if stability is not None:
+        follow_perturbed(vit, stability, torch.cat(to_perturb), count)
+    found, notes = basins_or_note(basins)
+    return DynamicsResult(
+        model=vit.describe(),
+        num_images=num_seen,
+        direction=measured,
+        rank=rank.result(),
+        modes=modes.result(),
+        basins=found,
+        stability=None if stability is None else stability.result(),
+        num_stability_images=0 if subset is None else subset.num_kept,
+        perturbation_passes=0.0 if stability is None else stability.num_block_calls / vit.num_layers,
+        precision=precision,
+        notes=notes,
+    )
+
+
+def follow_perturbed(vit: ViT, stability: Stability, images: Tensor, count: PassCount | None = None) -> None:
+    """Perturb `images` and follow them, in full fp32 and in batches of `STABILITY_BATCH`."""
+
+    def run_from(layer: int, x_btd: Tensor) -> list[Tensor]:
+        if count is not None:
+            count.add(len(x_btd) * (vit.num_layers - layer) / vit.num_layers)
+        return vit.unroll(x_btd, context, start=layer)
+
+    with full_precision(vit.device):
+        for some in images.to(vit.device).split(STABILITY_BATCH):
+            a_0, context = vit.embed(some)
+            stability.update(run_from(0, a_0), run_from)
+
+
+class PassCount:
+    """Tells `progress` how many forward passes of one image are done."""
+
+    def __init__(
+        self,
+        vit: ViT,
+        stability: Stability | None,
+        num_images: int,
+        num_perturbed: int,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        passes = 0 if stability is None else 1 + stability.count_block_calls(vit.num_layers) / vit.num_layers
+        floor = 0 if stability is None else min(num_perturbed, STABILITY_BATCH)
+        self.total = round(num_images + num_perturbed * passes + floor)
+        self.done = 0.0
+        self.progress = progress
+
+    def add(self, num: float) -> None:
+        self.done += num
+        if self.progress is not None:
+            self.progress(round(self.done), self.total)
+
+
+def host_labels(batches: Iterable[Batch], batch: Batch) -> list[int]:
+    """The labels of a batch, from the data itself where it is at hand: reading them off a device would wait for it."""
+    table = getattr(getattr(batches, "data", None), "labels", None)
+    if table is not None:
+        return [int(table[i]) for i in batch.indices.tolist()]
+    if batch.labels is None:
+        raise ValueError("basins need labels: use data with classes, or leave classes out")
+    return [int(label) for label in batch.labels.tolist()]
+
+
+def check_finite(vit: ViT, direction: DirectionResult) -> None:
+    """Refuse states that are not finite, naming the first layer."""
+    bad = np.flatnonzero(~np.isfinite(direction.norm["all"].mean))
+    if len(bad):
+        raise ValueError(f"the states of {vit.name} are not finite from layer {bad[0]} on: check weights, or use fp32")
+
+
+def basins_or_note(basins: Basins | None) -> tuple[BasinsResult | None, list[str]]:
+    if basins is None:
+        return None, []
+    try:
+        return basins.result(), []
+    except ValueError as error:
+        return None, [f"no basins: {error}"]

@@ -1,0 +1,122 @@
+"""Similarity of layers and the phases cut from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raptor.report.charts import GROUP_NAMES, Chart, Control, Section, finite_values, number
+from raptor.report.results import Results, chosen_phases
+
+LEAD = (
+    "Each cell compares the same token after two blocks. Bright squares on the diagonal are stretches of depth that do "
+    "much the same thing: the phases."
+)
+
+
+def similarity(results: Results) -> Section:
+    section = Section("similarity", "Depth falls into phases", LEAD)
+    entries = (results.get("phases") or {}).get("models") or []
+    if not entries:
+        section.hint = f"raptor phases MODEL --out {results.folder}"
+        return section
+    section.charts = [_heatmap(entries)]
+    section.charts += [chart for chart in (_gains(entries), _outliers(entries)) if chart.series]
+    return section
+
+
+def _heatmap(entries: list[dict[str, Any]]) -> Chart:
+    names = _names(entries)
+    maps, ks, tokens = [], set(), {}
+    for name, entry in zip(names, entries):
+        matrices = dict(entry["similarity"])
+        if entry.get("cka"):
+            matrices["cka"] = entry["cka"]
+        cuts = {k: cut["lengths"] for k, cut in (entry.get("phases") or {}).items()}
+        ks |= {int(k) for k in cuts}
+        for group, matrix in matrices.items():
+            tokens.setdefault(group, {"cka": "linear CKA"}.get(group, GROUP_NAMES.get(group, group)))
+            maps.append({"name": name, "z": matrix, "cuts": cuts, "when": {"model": name, "tokens": group}})
+    first = entries[0]
+    start = str(len(chosen_phases(first) or [0, 0]))
+    controls = [Control("tokens", "Tokens", list(tokens.items()), first.get("tokens", "all"))]
+    if len(entries) > 1:
+        controls.insert(0, Control("model", "Model", [(n, n) for n in names], names[0]))
+    if ks:
+        options = [(str(k), f"{k} phases") for k in sorted(ks)]
+        controls.append(Control("k", "Phases k", options, start, slider=True))
+    values = [v for row in first["similarity"][first["tokens"]] for v in row]
+    alt = (
+        f"Layer by layer similarity of {names[0]}, {len(first['similarity']['all'])} layers, values from "
+        f"{number(min(finite_values(values)))} to 1; cut into phases "
+        f"{' | '.join(map(str, chosen_phases(first) or []))}."
+    )
+    images = f"{number(first['num_images'])} images of {first.get('data', 'the data')} at {first['image_size']} px"
+    return Chart(
+        id="similarity",
+        kind="heatmap",
+        title="Similarity between layers",
+        caption=f"Look for squares: move k and see where depth is cut. Mean over {images}.",
+        alt=alt,
+        series=maps,
+        x={"label": "layer l"},
+        y={"label": "layer m"},
+        controls=controls,
+        extra={"unit": "cosine similarity", "readout": True},
+        wide=True,
+    )
+
+
+def _gains(entries: list[dict[str, Any]]) -> Chart:
+    series = [
+        {"name": name, "x": list(range(2, len(e["gains"]) + 2)), "y": e["gains"], "colour": f"palette-{i}"}
+        for i, (name, e) in enumerate(zip(_names(entries), entries))
+        if e.get("gains")
+    ]
+    gains = entries[0].get("gains") or [0]
+    chosen = entries[0].get("chosen_k")
+    return Chart(
+        id="gains",
+        kind="lines",
+        title="What each further cut gains",
+        caption="Look for the bend: cuts after it separate layers that were already alike.",
+        alt=f"The first cut gains {number(gains[0])}, the last {number(gains[-1])}; the bend suggests k = {chosen}.",
+        series=series,
+        x={"label": "number of phases k", "integer": True},
+        y={"label": "distance across the cut", "from_zero": True},
+        extra={"mark": chosen},
+    )
+
+
+def _outliers(entries: list[dict[str, Any]]) -> Chart:
+    series = []
+    for i, (name, entry) in enumerate(zip(_names(entries), entries)):
+        outliers = entry.get("outliers") or {}
+        prefix = f"{name}: " if len(entries) > 1 else ""
+        for j, what in enumerate(("coordinates", "tokens")):
+            if outliers.get(what):
+                layers = list(range(1, len(outliers[what]) + 1))
+                series.append({
+                    "name": f"{prefix}top 1 % of {what}", "x": layers, "y": outliers[what],
+                    "colour": f"palette-{2 * i + j}", "side": "surrogate" if j else "teacher",
+                })  # fmt: skip
+    highest = max((max(finite_values(s["y"]), default=0.0) for s in series), default=0.0)
+    return Chart(
+        id="outliers",
+        kind="lines",
+        title="Do a few values rule the cosines?",
+        caption="Near 0 is healthy; near 1 the similarity is that of a few huge coordinates or tokens.",
+        alt=f"Share of the squared norm in the top 1 % of coordinates and of tokens, at most {number(highest)}.",
+        series=series,
+        x={"label": "layer", "integer": True},
+        y={"label": "share of squared norm", "range": [0, 1]},
+        phases=chosen_phases(entries[0]) if len(entries) == 1 else None,
+    )
+
+
+def _names(entries: list[dict[str, Any]]) -> list[str]:
+    """Names of the models, told apart by a number where two are the same."""
+    names: list[str] = []
+    for entry in entries:
+        name = str(entry["model"]["name"])
+        names.append(f"{name} ({len(names) + 1})" if name in names else name)
+    return names
