@@ -79,9 +79,9 @@ def run_command(name: str, words: list[str]) -> int:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f": did you mean {close[0]}?" if close else f": choose from {', '.join(COMMANDS)}"
         raise ValueError(f"unknown command {name!r}{hint}")
-    where, _ = COMMANDS[name]
-    module, _, function_name = where.partition(":")
-    function = getattr(import_module(module), function_name)
+    function, words = find_function(name, words)
+    if function is None:
+        return 0
     parser = build_parser(name, function)
     words = [_with_underscores(w) for w in words]
     if name in OPTIONAL_FIRST_WORD and words and not words[0].startswith("-"):
@@ -94,6 +94,17 @@ def run_command(name: str, words: list[str]) -> int:
     elif hasattr(result, "text"):
         print(result.text())
     return 0
+
+
+def find_function(name: str, words: list[str]) -> tuple[Callable[..., Any] | None, list[str]]:
+    """The function of a command and its words; for `reproduce`, the named experiment's own function."""
+    module, _, function_name = COMMANDS[name][0].partition(":")
+    function = getattr(import_module(module), function_name)
+    if name != "reproduce":
+        return function, words
+    if not words or words[0] in ("list", "-h", "--help"):
+        return function("list"), []
+    return import_module(module).experiment(words[0]), words[1:]
 
 
 OPTIONAL_FIRST_WORD = {"models": "--filter"}

@@ -158,7 +158,7 @@ class Run:
 
 
 class StopSignal:
-    """Inside the context Ctrl-C and SIGTERM set `given`, for a loop to read between steps; a second one acts at once."""
+    """Inside the context Ctrl-C and SIGTERM set `given`, which a loop reads between steps; a second acts at once."""
 
     def __init__(self) -> None:
         self.given = False

@@ -1,12 +1,8 @@
-"""Train a ViT from scratch to study: any timm shape, registers, and the paper's stochastic depth.
-
-Stochastic depth here drops a whole block, per sample, with the same probability at every depth, the first included
-(timm's `drop_path_rate` ramps up over depth and drops attention and MLP separately). Kept updates are not rescaled
-unless asked: at p = .9 the factor would be 10.
-"""
+"""Train a ViT from scratch to study: any timm shape, registers, and the paper's stochastic depth."""
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -22,58 +18,14 @@ from raptor.devices import device_name, pick_device, pick_precision
 from raptor.distill.schedule import Budget, learning_rate
 from raptor.open import save_vit
 from raptor.progress import Progress
-from raptor.run import Run, RunError, read_summary
+from raptor.run import Interrupted, Run, RunError, StopSignal, read_summary
+from raptor.stochastic import StochasticDepth
 from raptor.structure import inspect_vit
 from raptor.trajectory import autocast
-from raptor.vit import ViT, first_tensor
+from raptor.vit import ViT
 
 LOG_EVERY = 20
 NUM_CHECKPOINTS = 10
-
-
-class StochasticBlock(nn.Module):
-    """A block whose update is dropped for the samples that `keep` marks with 0."""
-
-    keep: Tensor
-
-    def __init__(self, block: nn.Module, batch_size: int, scale: float):
-        super().__init__()
-        self.block = block
-        self.scale = scale
-        self.register_buffer("keep", torch.ones(batch_size, 1, 1), persistent=False)
-
-    def forward(self, x_btd: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        out_btd = first_tensor(self.block(x_btd, *args, **kwargs))
-        if not self.training:
-            return out_btd
-        return x_btd + (self.keep * self.scale).to(x_btd.dtype) * (out_btd - x_btd)
-
-
-class StochasticDepth:
-    """Whole-block stochastic depth over a model's blocks, as a function of (seed, step)."""
-
-    def __init__(self, blocks: nn.Sequential | nn.ModuleList, p: float, batch_size: int, rescale: bool, seed: int):
-        if not 0 <= p < 1:
-            raise ValueError(f"the drop probability must be in [0, 1), not {p}")
-        self.blocks, self.p, self.seed = blocks, p, seed
-        scale = 1 / (1 - p) if rescale else 1.0
-        for name, block in list(blocks.named_children()):
-            setattr(blocks, name, StochasticBlock(block, batch_size, scale))
-
-    def draw(self, step: int) -> None:
-        """Set which samples keep which block at this step."""
-        first = next(self.blocks.children())
-        assert isinstance(first, StochasticBlock)
-        generator = torch.Generator().manual_seed(stable_seed(self.seed, "stochastic depth", step))
-        keep_lb = (torch.rand(len(self.blocks), len(first.keep), generator=generator) >= self.p).float()
-        keep_lb = keep_lb.to(first.keep.device, non_blocking=True)
-        for block, keep_b in zip(self.blocks.children(), keep_lb):
-            block.keep.copy_(keep_b[:, None, None])  # type: ignore[union-attr, operator]
-
-    def remove(self) -> None:
-        """Put the plain blocks back."""
-        for name, block in list(self.blocks.named_children()):
-            setattr(self.blocks, name, block.block)
 
 
 def train_teacher(
@@ -143,8 +95,9 @@ def train_teacher(
     if train_data.labels is None or not train_data.classes:
         raise ValueError(f"{data} has no labels: a teacher is trained to classify")
     base = {"source": f"timm/{shape}", "kwargs": kwargs, "num_classes": len(train_data.classes)}
-    torch.manual_seed(seed)
-    model = build_base(base)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build_base(base)
     native = size or int(model.patch_embed.img_size[0])  # type: ignore[union-attr, index]
     preprocess = Preprocess.for_native(native, *IMAGENET, size=native)
     vit = inspect_vit(model, f"timm/{shape} trained on {data}", preprocess, source=base).to(device)
@@ -178,6 +131,7 @@ def evaluate(vit: ViT, data: ImageData, precision: str = "fp32", num_workers: in
     """Accuracy of the model's own head on `data`."""
     right, num = torch.zeros((), device=vit.device), 0
     for batch in iterate(data, vit.preprocess, 256, device=vit.device, num_workers=num_workers):
+        assert batch.labels is not None
         with autocast(precision, vit.device):
             right += (vit(batch.images).argmax(-1) == batch.labels).sum()
         num += len(batch.images)
@@ -217,11 +171,10 @@ def _fit(vit: ViT, run: Run, stream: TrainStream, config: dict[str, Any], compil
     optimizer = torch.optim.AdamW(groups, lr=config["lr"], betas=(0.9, 0.98), fused=device.type == "cuda")
     names = {id(p): n for n, p in model.named_parameters()}
     start, seconds, num_steps = 0, 0.0, None
-    saved = run.load_checkpoint()
-    if saved is not None:
-        tensors, state = saved
+    tensors, state = run.load_checkpoint() or ({}, {"num_logged": 0})
+    run.cut_metrics(state["num_logged"])
+    if tensors:
         start, seconds, num_steps = state["step"] + 1, state["seconds"], state["num_steps"]
-        run.cut_metrics(state["num_logged"])
         _restore(model, optimizer, names, tensors)
     dropped = StochasticDepth(vit.blocks, config["drop"], config["batch_size"], config["rescale"], config["seed"])
     model.to(device)
@@ -234,23 +187,27 @@ def _fit(vit: ViT, run: Run, stream: TrainStream, config: dict[str, Any], compil
     bar.start_at(start)
     save_every = max(1, num_steps // NUM_CHECKPOINTS)
     losses, began = [], time.monotonic()
-    for step in range(start, num_steps):
-        losses.append(step_once(step, num_steps))
-        last = step == num_steps - 1
-        if len(losses) == LOG_EVERY or last or (step + 1) % save_every == 0:
-            loss = float(torch.stack(losses).mean())  # the only sync of the loop
-            if loss != loss or loss == float("inf"):
-                raise RunError(f"the loss is not finite near step {step}; the last good checkpoint is {run.latest()}")
-            now = time.monotonic()
-            seconds, began, losses = seconds + now - began, now, []
-            run.log(step=step, num_steps=num_steps, loss=round(loss, 5), seconds=round(seconds, 2))
-            bar.note = f"loss {loss:.3f}"
-            if (step + 1) % save_every == 0 or last:
-                plain = {k.replace(".block.", ".", 1): v for k, v in model.state_dict().items()}
-                tensors = {f"model.{k}": v for k, v in plain.items()} | _optimizer_tensors(optimizer, names)
-                state = {"seconds": seconds, "num_steps": num_steps, "num_logged": run.num_logged()}
-                run.save_checkpoint(step, tensors, state)
-        bar.advance()
+    with StopSignal() as stop:
+        for step in range(start, num_steps):
+            losses.append(step_once(step, num_steps))
+            stopped = stop.given
+            save = stopped or (step + 1) % save_every == 0 or step == num_steps - 1
+            if save or (step + 1) % LOG_EVERY == 0:
+                loss = float(torch.stack(losses).mean())  # the only sync of the loop
+                if not math.isfinite(loss):
+                    raise RunError(
+                        f"the loss is not finite near step {step}; the last good checkpoint is {run.latest()}"
+                    )
+                now = time.monotonic()
+                seconds, began, losses = seconds + now - began, now, []
+                run.log(step=step, num_steps=num_steps, loss=round(loss, 5), seconds=round(seconds, 2))
+                bar.note = f"loss {loss:.3f}"
+                if save:
+                    state = {"step": step, "seconds": seconds, "num_steps": num_steps, "num_logged": run.num_logged()}
+                    run.save_checkpoint(step, _checkpoint_tensors(model, optimizer, names), state)
+                if stopped:
+                    raise Interrupted(f"stopped after step {step}; the same command goes on from there")
+            bar.advance()
     bar.finish()
     dropped.remove()
     model.eval()
@@ -299,10 +256,11 @@ def _count_steps(config: dict[str, Any], stream: TrainStream, model: nn.Module, 
     return max(1, round(budget.amount / sorted(times[4:])[4]))
 
 
-def _optimizer_tensors(optimizer: Any, names: dict[int, str]) -> dict[str, Tensor]:
-    return {
-        f"optimizer.{key}.{names[id(p)]}": value for p, state in optimizer.state.items() for key, value in state.items()
-    }
+def _checkpoint_tensors(model: nn.Module, optimizer: Any, names: dict[int, str]) -> dict[str, Tensor]:
+    tensors = {f"model.{k.replace('.block.', '.', 1)}": v for k, v in model.state_dict().items()}
+    for p, state in optimizer.state.items():
+        tensors |= {f"optimizer.{key}.{names[id(p)]}": value for key, value in state.items()}
+    return tensors
 
 
 def _restore(model: nn.Module, optimizer: Any, names: dict[int, str], tensors: dict[str, Tensor]) -> None:

@@ -6,6 +6,7 @@ import difflib
 from pathlib import Path
 
 from raptor.data.folder import BadImage, FolderImages, ImageData
+from raptor.data.memory import InMemory
 from raptor.data.preprocess import Preprocess
 from raptor.data.split import Split, choose_split
 from raptor.data.stream import Batch, ImageStream, TrainStream, iterate, load_uint8
@@ -15,6 +16,7 @@ __all__ = [
     "Batch",
     "ImageData",
     "ImageStream",
+    "InMemory",
     "Preprocess",
     "TrainStream",
     "iterate",
@@ -22,7 +24,7 @@ __all__ = [
     "open_data",
 ]
 
-ACCEPTED = "a folder, a .zip, scenes, cifar10[:PATH], cifar100[:PATH], hf/NAME[:SPLIT] or wds/PATTERN"
+ACCEPTED = "a folder, a .zip, scenes, cifar10[:PATH], cifar100[:PATH], imagenet:PATH, hf/NAME[:SPLIT] or wds/PATTERN"
 
 
 def open_data(
@@ -39,7 +41,7 @@ def open_data(
 
     Args:
         spec: a folder (`train/<class>/x.jpg`, `<class>/x.jpg` or flat), `scenes`, `cifar10[:PATH]`, `cifar100[:PATH]`,
-            `hf/NAME[:SPLIT]`, `wds/PATTERN` (tar shards, `wds/shard-{0000..0009}.tar`), or zip archives of a folder
+            `imagenet:PATH` (also with a flat validation folder and the devkit's list), `hf/NAME[:SPLIT]`, `wds/PATTERN` (tar shards, `wds/shard-{0000..0009}.tar`), or zip archives of a folder
             (several joined by commas, or a glob).
         split: `train`, `val` (the data's own validation split, else 5 % by a hash of the file name) or `all`.
         limit: at most so many images: a fixed sample spread over the data.
@@ -67,6 +69,10 @@ def _open_reader(spec: str, root: str | None, download: bool) -> ImageData:
         from raptor.data.cifar import CifarImages
 
         return CifarImages(kind, path or None, root=root, download=download)
+    if kind == "imagenet" and path:
+        from raptor.data.imagenet import ImageNetImages
+
+        return ImageNetImages(_below(root, path))
     if spec.startswith("hf/") and len(spec) > 3:
         from raptor.data.hub import HubImages
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +18,17 @@ from typing import Any
 from torch import nn
 
 from raptor.data import ImageData, iterate, open_data
-from raptor.data.stream import TrainStream
 from raptor.devices import pick_device, pick_precision
-from raptor.distill.recipe import Recipe, resolve_recipe
+from raptor.distill.job import Job
+from raptor.distill.recipe import resolve_recipe
+from raptor.distill.start import start_from, take_phases
+from raptor.distill.track import check_tracker
 from raptor.distill.trainer import Trainer, load_blocks
-from raptor.distill.validation import Validator
 from raptor.open import open_vit, save_vit
 from raptor.phases import Phases, find_phases
-from raptor.run import Run, RunError, read_summary
+from raptor.run import Run, read_summary
 from raptor.similarity import measure_similarity
-from raptor.surrogate import make_surrogate, shared_blocks
+from raptor.surrogate import make_surrogate
 from raptor.trajectory import Trajectories
 from raptor.vit import ViT
 
@@ -39,6 +41,9 @@ class Distilled:
     teacher: ViT
     folder: Path
     summary: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"folder": str(self.folder), **self.summary}
 
 
 def distill(
@@ -89,8 +94,8 @@ def distill(
         target: with k=auto, `recovery=.95` or `r2=.6` on held-out images.
         recipe: paper, authors, default, quick, or a YAML file; the options below override it.
         out: run folder; continued when it already holds this run.
-        stage: `all`, `1` or `2`.
-        phase: train only this phase (1..k) of stage 1, as an independent job; stage 2 picks up all of them.
+        stage: `all`, `1` or `2`; one stage alone keeps its share of the budget.
+        phase: train only this phase (1..k) of stage 1, as an independent job; `--stage 2` then picks up all of them.
         start: a surrogate folder or built-in to start from instead of the recipe's initial blocks.
         budget: 120s, 5m, 3000steps or 20epochs, in all; the recipe says how the stages share it.
         batch_size: images a step over all devices together.
@@ -122,11 +127,13 @@ def distill(
         normalise=normalise, augment=augment, stage1_share=stage1_share,
     )  # fmt: skip
     settings = resolve_recipe(recipe, given)
-    if stage not in ("all", "1", "2"):
-        raise ValueError(f"unknown stage {stage!r}: choose from all, 1, 2")
+    wanted = _check_options(k, phases, target, stage, phase)
+    check_tracker(track)
     device = pick_device(device)
     precision = pick_precision(precision, device)
     teacher = open_vit(model, weights=weights, size=size, device="cpu")
+    if phases is not None and sum(phases) != teacher.num_layers:
+        raise ValueError(f"phases {list(phases)} do not sum to the {teacher.num_layers} blocks of {teacher.name}")
     if isinstance(data, str):
         side = teacher.preprocess.size
         train_data = open_data(data, "train", limit=limit, size=side, skip_bad=skip_bad)
@@ -135,103 +142,105 @@ def distill(
         train_data, val_data = data
     fabric = _fabric(device, precision)
     teacher.to(fabric.device)
-    if phases is None:
-        matrix = _similarity_matrix(teacher, train_data, phase_images, num_workers, precision)
-    else:
-        matrix = None
-    common = dict(
-        teacher=teacher, settings=settings, train_data=train_data, val_data=val_data, fabric=fabric, seed=seed,
-        stage=stage, phase=phase, start=start, head=head, precision=precision, num_workers=num_workers,
-        compile_blocks=device == "cuda" if compile is None else compile, checkpointing=checkpointing,
-        resume=resume, track=track,
+    job = Job(
+        teacher, settings, train_data, val_data, fabric, precision=precision,
+        stage="1" if phase is not None else stage, phase=phase, start=start, head=head, seed=seed,
+        num_workers=num_workers, compile_blocks=device == "cuda" if compile is None else compile,
+        checkpointing=checkpointing, resume=resume, track=track,
     )  # fmt: skip
-    name = out or f"runs/{str(model).replace('/', '_') if not isinstance(model, nn.Module | ViT) else teacher.name}"
+    job.stages()
+    name = str(model) if isinstance(model, str | Path) else teacher.name
     config = dict(
-        model=str(model) if isinstance(model, str | Path) else teacher.name, weights=weights, data=train_data.name, limit=limit,
-        size=teacher.preprocess.size, seed=seed, start=start, recipe=dataclasses.asdict(settings),
-        precision=precision, batch_size=settings.batch_size,
+        model=name, weights=weights, data=data if isinstance(data, str) else train_data.name, limit=limit,
+        size=teacher.preprocess.size, seed=seed, start=start, recipe=dataclasses.asdict(settings), precision=precision,
     )  # fmt: skip
-    if k == "auto":
-        return _smallest_k(target, matrix, teacher, Path(name), config, common)
-    if target is not None:
-        raise ValueError("--target goes with --k auto")
-    found = Phases.from_lengths(list(phases)) if phases is not None else find_phases(matrix, int(k), min_length=1)
-    if sum(found.lengths) != teacher.num_layers:
+    root = f"runs/{name.replace('/', '_')}"
+    if phases is not None:
+        found = Phases.from_lengths(list(phases))
+        return _distill_one(job, found, Path(out or f"{root}-k{found.k}"), config)
+    matrix = _similarity_matrix(teacher, train_data, phase_images, num_workers, precision)
+    if wanted is not None:
+        return _smallest_k(job, *wanted, matrix, Path(out or f"{root}-auto"), config)
+    return _distill_one(job, find_phases(matrix, int(k), min_length=1), Path(out or f"{root}-k{k}"), config)
+
+
+def _check_options(
+    k: int | str, phases: Sequence[int] | None, target: str | None, stage: str, phase: int | None
+) -> tuple[str, float] | None:
+    """The target of `k="auto"` (its name and value), None for a fixed k; what does not go together is refused."""
+    if stage not in ("all", "1", "2"):
+        raise ValueError(f"unknown stage {stage!r}: choose from all, 1, 2")
+    if phase is not None and stage == "2":
+        raise ValueError("--phase is a job of stage 1: leave out --stage 2")
+    if k != "auto":
+        if target is not None:
+            raise ValueError("--target goes with --k auto")
+        if not str(k).isdigit():
+            raise ValueError(f"cannot read k={k!r}: write a number of blocks, or auto")
+        return None
+    if phases is not None or phase is not None or stage == "2":
         raise ValueError(
-            f"phases {list(found.lengths)} do not sum to the {teacher.num_layers} blocks of {teacher.name}"
+            "--k auto cuts its own phases and trains each k whole: leave out --phases, --phase and --stage 2"
         )
-    folder = Path(out or f"{name}-k{found.k}")
-    return _distill_one(found, folder, config, **common)
-
-
-def _smallest_k(
-    target: str | None, matrix: Any, teacher: ViT, root: Path, config: dict[str, Any], common: dict[str, Any]
-) -> Distilled:
-    """Train k = 1, 2, ... until a trained surrogate passes the target."""
     name, _, value = (target or "").partition("=")
-    if name not in ("recovery", "r2") or not value:
-        raise ValueError("--k auto needs --target recovery=.95 or r2=.6")
-    if matrix is None:
-        raise ValueError("--k auto cuts its own phases: leave out --phases")
-    result = None
-    for num in range(1, teacher.num_layers + 1):
-        found = find_phases(matrix, num, min_length=1)
-        result = _distill_one(found, root / f"k{num}", config, **common)
-        score = result.summary["validation"].get("recovery" if name == "recovery" else "r2_last")
+    try:
+        if name in ("recovery", "r2"):
+            return name, float(value)
+    except ValueError:
+        pass
+    raise ValueError("--k auto needs --target recovery=.95 or r2=.6")
+
+
+def _smallest_k(job: Job, name: str, value: float, matrix: Any, root: Path, config: dict[str, Any]) -> Distilled:
+    """Train k = 1, 2, ... until a trained surrogate passes the target."""
+    key = {"recovery": "recovery", "r2": "r2_last"}[name]
+    for k in range(1, job.teacher.num_layers + 1):
+        phases = find_phases(matrix, k, min_length=1)
+        result = _distill_one(job, phases, root / f"k{k}", config)
+        score = result.summary["validation"].get(key)
         if score is None:
-            raise ValueError("recovery needs a head: data with labels, a teacher with its own, or --head FILE")
-        print(f"k={num}  phases {found}  {name} {score:.3f}  (target {float(value):g})")
-        if score >= float(value):
-            break
-    assert result is not None
-    return result
+            raise ValueError("recovery needs labelled data: give some, or --target r2=.6")
+        if job.fabric.is_global_zero:
+            print(f"k={k}  phases {phases}  {name} {score:.3f}  (target {value:g})", file=sys.stderr)
+        if score >= value:
+            return result
+    raise ValueError(
+        f"no k passes {name}={value:g}: at k={k} it is {score:.3f} ({result.folder}); give a larger --budget"
+    )
 
 
-def _distill_one(
-    found: Phases, folder: Path, config: dict[str, Any], *, teacher: ViT, settings: Recipe, train_data: ImageData,
-    val_data: ImageData, fabric: Any, seed: int, stage: str, phase: int | None, start: str | None, head: str | None,
-    precision: str, num_workers: int, compile_blocks: bool, checkpointing: bool, resume: bool, track: str | None,
-) -> Distilled:  # fmt: skip
-    if phase is not None and not 1 <= phase <= found.k:
-        raise ValueError(f"phase {phase} is not one of 1..{found.k}")
-    if phase is not None and stage == "all":
-        stage = "1"
-    config = {**config, "phases": list(found.lengths), "stage": stage, "phase": phase}
-    run_folder = folder / f"phase-{phase}" if phase is not None else folder
-    with Run(run_folder, config, resume=resume, writer=fabric.is_global_zero) as run:
+def _distill_one(job: Job, phases: Phases, folder: Path, config: dict[str, Any]) -> Distilled:
+    if job.phase is not None and not 1 <= job.phase <= phases.k:
+        raise ValueError(f"phase {job.phase} is not one of 1..{phases.k}")
+    config = {**config, "phases": list(phases.lengths), "stage": job.stage, "phase": job.phase}
+    run_folder = folder if job.phase is None else folder / f"phase-{job.phase}"
+    with Run(run_folder, config, resume=job.resume, writer=job.fabric.is_global_zero) as run:
         student = make_surrogate(
-            teacher,
-            found.lengths,
-            block=settings.block,
-            conditioning=settings.conditioning,
-            copy=settings.copy,
-            seed=seed,
+            job.teacher,
+            phases.lengths,
+            block=job.recipe.block,
+            conditioning=job.recipe.conditioning,
+            copy=job.recipe.copy,
+            seed=job.seed,
         )
-        if start is not None:
-            _start_from(student, start)
-        if stage == "2":
-            _load_phases(student, folder)
-        done = read_summary(run_folder)
-        if done is not None and run.latest() is not None:
-            tensors, _ = run.load_checkpoint() or ({}, {})
-            load_blocks(student, tensors)
-            return Distilled(student, teacher, run_folder, done)
-        stream = TrainStream(
-            train_data, teacher.preprocess, settings.batch_size, seed=seed, augment=settings.augment,
-            crop_scale=settings.crop_scale, device=fabric.device, rank=fabric.global_rank,
-            world_size=fabric.world_size, num_workers=num_workers,
-        )  # fmt: skip
-        validator = Validator(teacher, train_data, val_data, precision, num_workers, head, run_folder)
-        trainer = Trainer(fabric, run, teacher, student, found, settings, stream, validator, seed)
-        trainer.compile_blocks, trainer.checkpointing, trainer.precision = compile_blocks, checkpointing, precision
-        trainer.tracker = _tracker(track, run_folder) if fabric.is_global_zero else None
-        summary = trainer.fit(["stage1"] if stage == "1" else ["stage2"] if stage == "2" else None, phase)
-        fabric.barrier()
-        if fabric.is_global_zero:
-            if phase is None:
-                save_vit(student, run_folder / "surrogate")
+        done, saved = read_summary(run_folder), run.load_checkpoint()
+        if done is not None and saved is not None:
+            load_blocks(student, saved[0])
+            return Distilled(student, job.teacher, run_folder, done)
+        if done is not None:
+            start_from(student, str(run_folder), job.teacher)
+            return Distilled(student, job.teacher, run_folder, done)
+        if saved is None and job.start is not None:
+            start_from(student, job.start, job.teacher)
+        elif saved is None and job.stage == "2":
+            take_phases(student, folder, config)
+        summary = job.fabric.broadcast(Trainer(job, run, student, phases).fit())
+        if job.fabric.is_global_zero:
+            if job.phase is None:
+                with run.writing():
+                    save_vit(student, run_folder / "surrogate")
             run.write_summary(summary)
-    return Distilled(student, teacher, run_folder, summary)
+    return Distilled(student, job.teacher, run_folder, summary)
 
 
 def _similarity_matrix(vit: ViT, data: ImageData, num_images: int, num_workers: int, precision: str) -> Any:
@@ -254,41 +263,3 @@ def _fabric(device: str, precision: str) -> Any:
     )
     fabric.launch()
     return fabric
-
-
-def _start_from(student: ViT, start: str) -> None:
-    other = open_vit(start)
-    if other.phases != student.phases:
-        raise ValueError(f"{start} has phases {other.phases}, this run {student.phases}: give --phases to match")
-    student.model.shared_blocks.load_state_dict(shared_blocks(other).state_dict())  # type: ignore[union-attr]
-
-
-def _load_phases(student: ViT, folder: Path) -> None:
-    """Take each phase's block from its stage-1 job."""
-    blocks = shared_blocks(student)
-    for j in range(len(blocks)):
-        job = folder / f"phase-{j + 1}"
-        if not (job / "checkpoint" / "latest").exists():
-            raise RunError(f"stage 2 needs every phase: {job} has no checkpoint; run --phase {j + 1} first")
-        name = (job / "checkpoint" / "latest").read_text().strip()
-        from safetensors.torch import load_file
-
-        tensors = load_file(job / "checkpoint" / name / "tensors.safetensors")
-        own = {n: v for n, v in tensors.items() if n.startswith(f"block.{j}.")}
-        blocks[j].load_state_dict({n.removeprefix(f"block.{j}."): v for n, v in own.items()})
-
-
-def _tracker(track: str | None, folder: Path) -> Any:
-    if track is None:
-        return None
-    if track == "wandb":
-        import wandb
-
-        run = wandb.init(project="raptor", dir=str(folder), name=folder.name)
-        return lambda values, step: run.log(values, step=step)
-    if track == "tensorboard":
-        from torch.utils.tensorboard import SummaryWriter
-
-        writer = SummaryWriter(str(folder / "tensorboard"))
-        return lambda values, step: [writer.add_scalar(k, v, step) for k, v in values.items()]
-    raise ValueError(f"unknown tracker {track!r}: choose from wandb, tensorboard")

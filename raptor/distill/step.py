@@ -143,18 +143,20 @@ class DistillStep(nn.Module):
         depth_n = self.depths[first - 1 : last].repeat_interleave(batch)
         out_ntd = self._run_block(self.shared_blocks[j], torch.cat(states[first - 1 : last]), (depth_n, *args), kwargs)
         outs = out_ntd.unflatten(0, (len(layers), batch)).unbind(0)
-        losses = [weighted_error(out, states[layer], *self._target(layer, "stage1")) for layer, out in zip(layers, outs)]
+        losses = [
+            weighted_error(out, states[layer], *self._target(layer, "stage1")) for layer, out in zip(layers, outs)
+        ]
         return torch.stack(losses)
 
     def _step(
         self, states: list[Tensor], context: Context, j: int, layer: int, stage: str, x_btd: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The state after `layer` by block `j` from `x_btd`, and its loss."""
-        inputs = (self.shared_blocks[j], x_btd, self.depths[layer - 1], *context.calls[layer - 1])
-        target = (states[layer], *self._target(layer, stage))
+        inputs: tuple[Any, ...] = (self.shared_blocks[j], x_btd, self.depths[layer - 1], *context.calls[layer - 1])
+        inputs += (states[layer], *self._target(layer, stage))
         if self.checkpointing:
-            return checkpoint(self._advance, *inputs, *target, use_reentrant=False)
-        return self._advance(*inputs, *target)
+            return checkpoint(self._advance, *inputs, use_reentrant=False)
+        return self._advance(*inputs)
 
     def _target(self, layer: int, stage: str) -> tuple[Tensor, Tensor | None]:
         """The weights (T,) of the squared error and of the cosine."""

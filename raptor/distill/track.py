@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-TRACKERS = {"wandb": "wandb", "tensorboard": "tensorboard"}
+TRACKERS = ("wandb", "tensorboard")
 Tracker = Callable[[Mapping[str, float], int], object]
 
 
@@ -14,7 +14,7 @@ def check_tracker(track: str | None) -> None:
     """Refuse a tracker that is unknown or not installed, before any work is done."""
     if track is not None and track not in TRACKERS:
         raise ValueError(f"unknown tracker {track!r}: choose from {', '.join(TRACKERS)}")
-    if track is not None and find_spec(TRACKERS[track]) is None:
+    if track is not None and find_spec(track) is None:
         raise ValueError(f"{track} is not installed: pip install 'raptor-vit[track]'")
 
 
@@ -30,5 +30,10 @@ def open_tracker(track: str | None, folder: Path) -> Tracker | None:
         from torch.utils.tensorboard import SummaryWriter
 
         writer = SummaryWriter(str(folder / "tensorboard"))
-        return lambda values, step: [writer.add_scalar(key, value, step) for key, value in values.items()]
+
+        def add_scalars(values: Mapping[str, float], step: int) -> None:
+            for key, value in values.items():
+                writer.add_scalar(key, value, step)
+
+        return add_scalars
     return None

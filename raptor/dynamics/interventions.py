@@ -7,30 +7,24 @@ one, per token, averaged over each group, and the share of images whose predicte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from raptor.dynamics.angles import as_float, unit, unit_angle
-from raptor.dynamics.groups import measured_groups
+from raptor.dynamics.angles import as_float, unit
+from raptor.dynamics.effects import Effects, Predict, by_group, clean_batches, default_predict, run_blocks
 from raptor.dynamics.moments import ImageMoments, Spread, jsonable
 from raptor.dynamics.stability import full_precision
 from raptor.phases import Phases
 from raptor.surrogate import Step, surrogate_spec
-from raptor.vit import Context, ViT, first_tensor
+from raptor.vit import ViT, first_tensor
 
-BATCH = 32
-
-Predict = Callable[[Tensor], Tensor]
-"""A last state `(B, T, D)` to logits `(B, classes)`."""
 Advance = Callable[[], None]
-Plan = Sequence[tuple[int, int]]
-"""Blocks to run, each with the layer whose arguments it gets, both numbered 1..L."""
 
 
 @dataclass
@@ -71,13 +65,26 @@ class Swaps:
             text += f"; {kept['within']:.0%} and {kept['across']:.0%} of predictions stay"
         return text + "."
 
+    def matrix(self, values: np.ndarray) -> np.ndarray:
+        """`(pairs,)` values as a symmetric `(L, L)` matrix with NaN on its diagonal."""
+        num = sum(self.phases)
+        square = np.full((num, num), np.nan)
+        for (i, j), value in zip(self.pairs, values):
+            square[i - 1, j - 1] = square[j - 1, i - 1] = value
+        return square
+
     def to_dict(self) -> dict[str, Any]:
-        compared = {name: self.compare(spread.mean) for name, spread in self.angle.items()}
+        """Matrices of means, block against block; comparisons; deviations over images."""
+        means = {f"turn_{name}": spread.mean for name, spread in self.angle.items()}
         if self.agreement is not None:
-            compared["agreement"] = self.compare(self.agreement.mean)
-        head = {"pairs": self.pairs, "phases": list(self.phases), "num_images": self.num_images}
-        values = {"angle": self.angle, "agreement": self.agreement, "compared": compared}
-        return head | jsonable(values) | {"finding": self.finding()}
+            means["agreement"] = self.agreement.mean
+        return {
+            "finding": self.finding(),
+            "num_images": self.num_images,
+            "phases": list(self.phases),
+            "compared": jsonable({name: self.compare(values) for name, values in means.items()}),
+            "deviations": {f"turn_{name}": jsonable(self.matrix(s.std)) for name, s in self.angle.items()},  # type: ignore[arg-type]
+        } | {name: jsonable(self.matrix(values)) for name, values in means.items()}
 
 
 @dataclass
@@ -112,8 +119,23 @@ class Repetition:
             text += f". With a phase doubled {_range(kept, percent=True)} of predictions stay"
         return text + "."
 
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each phase and count."""
+        rows = []
+        for j, counts in enumerate(self.counts):
+            for c, count in enumerate(counts):
+                row: dict[str, Any] = {"phase": j + 1, "length": self.phases[j], "times": count}
+                row |= {f"turn_{name}": float(spread.mean[c]) for name, spread in self.angle[j].items()}
+                row["exit_turn_all"] = float(self.exit_angle[j]["all"].mean[c])
+                if self.agreement is not None:
+                    row["agreement"] = float(self.agreement[j].mean[c])
+                rows.append(row)
+        return rows
+
     def to_dict(self) -> dict[str, Any]:
-        return jsonable(self) | {"finding": self.finding()}
+        spreads = {"turn": jsonable(self.angle), "exit_turn": jsonable(self.exit_angle)}
+        head = {"finding": self.finding(), "num_images": self.num_images, "phases": list(self.phases)}
+        return head | {"rows": self.rows(), "spreads": spreads}
 
 
 @dataclass
@@ -145,15 +167,19 @@ class Extrapolation:
         return text + " (extrapolation)."
 
     def to_dict(self) -> dict[str, Any]:
-        return {"extrapolation": True} | jsonable(self) | {"finding": self.finding()}
-
-
-def run_blocks(vit: ViT, x_btd: Tensor, context: Context, plan: Plan) -> Tensor:
-    """The state after running, in order, each block of `plan` at its place."""
-    for block, place in plan:
-        args, kwargs = context.calls[place - 1]
-        x_btd = first_tensor(vit.blocks[block - 1](x_btd, *args, **kwargs))
-    return x_btd
+        """Means over all tokens layer by layer, L first (it has no speed); spreads by group."""
+        names = {"turn": self.angle, "norm": self.norm, "speed": self.speed}
+        lists = {"turn": self.angle["all"].mean, "speed": [None, *self.speed["all"].mean], "norm": self.norm["all"].mean}
+        if self.agreement is not None:
+            lists["agreement"] = self.agreement.mean
+        return {
+            "finding": self.finding(),
+            "extrapolation": True,
+            "conditioning": self.conditioning,
+            "num_images": self.num_images,
+            "layers": self.layers,
+            "spreads": jsonable(names),
+        } | jsonable(lists)
 
 
 def swap_plan(first: int, second: int, num_layers: int) -> list[tuple[int, int]]:
@@ -171,60 +197,6 @@ def repetition_plan(vit: ViT, span: tuple[int, int], count: int) -> list[tuple[i
     if vit.phases is not None:
         return own + [(last, last) for _ in again]
     return own + [(last - (count - m), last - (count - m)) for m in again]
-
-
-def default_predict(vit: ViT) -> Predict | None:
-    """The model's own head, if it has one."""
-    return vit.finish if vit.num_classes else None
-
-
-class Effects:
-    """Turn of the last state and agreement, collected over interventions and batches."""
-
-    def __init__(self, vit: ViT, predict: Predict | None) -> None:
-        self.spans = measured_groups(vit.groups)
-        self.predict = predict
-        self._angles, self._kept = ImageMoments(), ImageMoments(reservoir=0)
-
-    def clean(self, last_btd: Tensor) -> None:
-        """Start a batch with its clean last state."""
-        self._unit = unit(last_btd)
-        self._class = None if self.predict is None else self.predict(last_btd).argmax(-1)
-        self._batch: list[tuple[Tensor, Tensor | None]] = []
-
-    def turn(self, state_btd: Tensor, unit_btd: Tensor) -> Tensor:
-        """Angle to a unit state by group: `(B, groups)`."""
-        angle_bt = unit_angle(unit(state_btd), unit_btd)
-        return torch.stack([angle_bt[:, span].mean(-1) for span in self.spans.values()], -1)
-
-    def add(self, last_btd: Tensor) -> None:
-        """One more intervention on this batch."""
-        same = None if self.predict is None else (self.predict(last_btd).argmax(-1) == self._class).float()
-        self._batch.append((self.turn(last_btd, self._unit), same))
-
-    def end(self) -> None:
-        """End the batch."""
-        self._angles.update(torch.stack([turn for turn, _ in self._batch], -1))
-        if self.predict is not None:
-            self._kept.update(torch.stack([same for _, same in self._batch if same is not None], -1))
-
-    def angle(self) -> dict[str, Spread]:
-        return by_group(self._angles, self.spans)
-
-    def agreement(self) -> Spread | None:
-        return self._kept.result() if self.predict is not None else None
-
-
-def by_group(moments: ImageMoments, spans: dict[str, slice]) -> dict[str, Spread]:
-    spread = moments.result()
-    return {name: spread[i] for i, name in enumerate(spans)}
-
-
-def clean_batches(vit: ViT, images: Tensor) -> Iterator[tuple[list[Tensor], Context]]:
-    """Clean states and block arguments of `images`, a few at a time."""
-    for some in images.to(vit.device).split(BATCH):
-        a_0, context = vit.embed(some)
-        yield vit.unroll(a_0, context), context
 
 
 def measure_swaps(
@@ -301,7 +273,7 @@ def measure_extrapolation(
                 effects.add(state)
             effects.end()
             norms.update(torch.stack([_norms(state, effects.spans) for state in path], -1))
-            turns = [effects.turn(now, unit(before)) for before, now in zip(path, path[1:])]
+            turns = [effects.turn(now, unit(before)) for before, now in pairwise(path)]
             speeds.update(torch.stack(turns, -1))
     held = {
         "table": "the table holds its last row",

@@ -57,7 +57,7 @@ class Results:
             return dict(summary["teacher"])
         if phases and phases.get("models"):
             return dict(phases["models"][0]["model"])
-        model = (dynamics or {}).get("model")
+        model = (dynamics or {}).get("model") or ((dynamics or {}).get("teacher") or {}).get("model")
         return dict(model) if isinstance(model, dict) else {}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from raptor.report.charts import Chart, Section, finite_values, number
-from raptor.report.markup import bullet_list, table
+from raptor.report.markup import bullet_list, escape, table
 from raptor.report.results import Results
 
 LEAD = "If depth is recurrence, blocks of one phase may change places, and a tied block may run on. Break it and see."
@@ -92,7 +92,7 @@ def _row_table(title: str, rows: list[dict[str, Any]]) -> str:
     head = list(dict.fromkeys(key for row in rows for key in row))
     head = [key for key in head if all(_is_plain(row.get(key)) for row in rows)]
     cells = [[_cell(row.get(key)) for key in head] for row in rows[:200]]
-    return f"<h4>{title}</h4>" + table([_words(key) for key in head], cells) if head else ""
+    return f"<h4>{escape(title)}</h4>" + table([_words(key) for key in head], cells) if head else ""
 
 
 def _title(title: str, key: str, name: str) -> str:

@@ -1,0 +1,70 @@
+"""raptor report: one interactive page of a run folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from raptor.report.page import build_page
+from raptor.report.results import Results, read_results
+from raptor.run import RunError, write_text
+
+
+def report(
+    run: str,
+    *,
+    out: str | None = None,
+    images: int = 4,
+    data: str = "scenes",
+    open_models: bool = True,
+    device: str = "auto",
+) -> Path:
+    """One self-contained page of whatever a run folder holds.
+
+    Args:
+        run: a run folder: the --out of phases, distill, evaluate, probe or dynamics.
+        out: where the page goes; RUN/report.html by default.
+        images: how many images to show through depth; 0 for none.
+        data: where those images come from (the data of the run's config, if it has one, comes first).
+        open_models: whether to open the run's models for that; false shows only what was measured before.
+        device: auto, cpu or cuda.
+    """
+    if images < 0:
+        raise ValueError(f"--images must be 0 or more, got {images}")
+    results = read_results(Path(run))
+    if images == 0:
+        results.files.pop("images", None)
+        results.notes["images"] = "No images were asked for."
+    elif open_models:
+        _add_strips(results, images, data, device)
+    page = build_page(results)
+    path = Path(out) if out else results.folder / "report.html"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, page)
+    print(f"page written to {path} ({len(page.encode()) / 1e6:.1f} MB)", file=sys.stderr)
+    return path
+
+
+def _add_strips(results: Results, num_images: int, data: str, device: str) -> None:
+    """Measure images.json unless it is there already; a model that cannot be opened leaves a note instead."""
+    known = results.get("images")
+    if known and known.get("num_images") == num_images:
+        return
+    from raptor.devices import pick_device
+    from raptor.provenance import provenance
+    from raptor.report.strips import measure_strips, open_run
+
+    started, device = time.monotonic(), pick_device(device)
+    data = str(results.config.get("data") or data)
+    try:
+        teacher, surrogate = open_run(results.folder, results.config, device)
+        found = measure_strips(teacher, surrogate, data, num_images)
+    except RunError:
+        raise
+    except (ValueError, OSError) as error:
+        results.notes["images"] = f"The images could not be followed ({' '.join(str(error).split())})."
+        return
+    results.files["images"] = {**found, **provenance(started, device)}
+    write_text(results.folder / "images.json", json.dumps(results.files["images"]))

@@ -1,0 +1,31 @@
+"""raptor reproduce: a table or figure of the paper, by name. `raptor reproduce list` names them all."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+EXPERIMENTS = {
+    "figure1": "layer-layer similarity of seven families, side by side",
+    "budgets": "the default recipe against the paper's at the same short budget, over k",
+}
+
+
+def experiment(name: str) -> Callable[..., Any]:
+    """The function that runs the named experiment; its arguments are the command's options."""
+    if name not in EXPERIMENTS:
+        close = difflib.get_close_matches(name, EXPERIMENTS, n=1)
+        hint = f": did you mean {close[0]}?" if close else f": choose from {', '.join(EXPERIMENTS)}"
+        raise ValueError(f"unknown experiment {name!r}{hint}")
+    return import_module(f"raptor.experiments.{name.replace('-', '_')}").run
+
+
+def reproduce(name: str, **options: Any) -> Any:
+    """Run an experiment by name, with that experiment's own options; `list` prints the names."""
+    if name == "list":
+        width = max(map(len, EXPERIMENTS))
+        print("\n".join(f"  {key:{width}}  {text}" for key, text in EXPERIMENTS.items()))
+        return None
+    return experiment(name)(**options)

@@ -1,0 +1,82 @@
+"""Effects of an intervention on depth: the turn of the last state by token group, and predictions that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from raptor.dynamics.angles import unit, unit_angle
+from raptor.dynamics.groups import measured_groups
+from raptor.dynamics.moments import ImageMoments, Spread
+from raptor.vit import Context, ViT, first_tensor
+
+BATCH = 32
+
+Predict = Callable[[Tensor], Tensor]
+"""A last state `(B, T, D)` to logits `(B, classes)`."""
+Plan = Sequence[tuple[int, int]]
+"""Blocks to run, each with the layer whose arguments it gets, both numbered 1..L."""
+
+
+def run_blocks(vit: ViT, x_btd: Tensor, context: Context, plan: Plan) -> Tensor:
+    """The state after running, in order, each block of `plan` at its place."""
+    for block, place in plan:
+        args, kwargs = context.calls[place - 1]
+        x_btd = first_tensor(vit.blocks[block - 1](x_btd, *args, **kwargs))
+    return x_btd
+
+
+def default_predict(vit: ViT) -> Predict | None:
+    """The model's own head, if it has one."""
+    return vit.finish if vit.num_classes else None
+
+
+class Effects:
+    """Turn of the last state and agreement, collected over interventions and batches."""
+
+    def __init__(self, vit: ViT, predict: Predict | None) -> None:
+        self.spans = measured_groups(vit.groups)
+        self.predict = predict
+        self._angles, self._kept = ImageMoments(), ImageMoments(reservoir=0)
+
+    def clean(self, last_btd: Tensor) -> None:
+        """Start a batch with its clean last state."""
+        self._unit = unit(last_btd)
+        self._class = last_btd if self.predict is None else self.predict(last_btd).argmax(-1)
+        self._batch: list[tuple[Tensor, Tensor | None]] = []
+
+    def turn(self, state_btd: Tensor, unit_btd: Tensor) -> Tensor:
+        """Angle to a unit state by group: `(B, groups)`."""
+        angle_bt = unit_angle(unit(state_btd), unit_btd)
+        return torch.stack([angle_bt[:, span].mean(-1) for span in self.spans.values()], -1)
+
+    def add(self, last_btd: Tensor) -> None:
+        """One more intervention on this batch."""
+        same = None if self.predict is None else self.predict(last_btd).argmax(-1).eq(self._class).float()
+        self._batch.append((self.turn(last_btd, self._unit), same))
+
+    def end(self) -> None:
+        """End the batch."""
+        self._angles.update(torch.stack([turn for turn, _ in self._batch], -1))
+        if self.predict is not None:
+            self._kept.update(torch.stack([same for _, same in self._batch if same is not None], -1))
+
+    def angle(self) -> dict[str, Spread]:
+        return by_group(self._angles, self.spans)
+
+    def agreement(self) -> Spread | None:
+        return self._kept.result() if self.predict is not None else None
+
+
+def by_group(moments: ImageMoments, spans: dict[str, slice]) -> dict[str, Spread]:
+    spread = moments.result()
+    return {name: spread[i] for i, name in enumerate(spans)}
+
+
+def clean_batches(vit: ViT, images: Tensor) -> Iterator[tuple[list[Tensor], Context]]:
+    """Clean states and block arguments of `images`, a few at a time."""
+    for some in images.to(vit.device).split(BATCH):
+        a_0, context = vit.embed(some)
+        yield vit.unroll(a_0, context), context

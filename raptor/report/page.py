@@ -1,0 +1,139 @@
+"""The page: one self-contained file from a run folder, with no need of a network."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from collections.abc import Callable
+from functools import lru_cache
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from raptor.report.charts import Chart, Control, Section, rounded
+from raptor.report.markup import command, paragraph, safe_json
+from raptor.report.results import Results
+from raptor.report.sections import SECTIONS
+from raptor.run import RunError
+
+HERE = Path(__file__).parent
+MAX_DATA = 2_000_000
+MAX_PAGE = 6_000_000
+# Nothing may be fetched; plotly's WebGL code makes functions from text.
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
+    "font-src data:"
+)
+
+
+def build_page(results: Results) -> str:
+    """The whole HTML page of `results`; RunError when a file has not the form it should have."""
+    sections = [build_section(make, results) for make in SECTIONS]
+    charts = {chart.id: chart.to_dict() for section in sections for chart in section.charts}
+    data = safe_json({
+        "charts": charts,
+        "sections": {s.id: [c.id for c in s.charts] for s in sections},
+        "controls": {s.id: [_control(c) for c in s.controls] for s in sections},
+        "images": rounded(results.get("images")),
+        "phases": results.phase_lengths,
+        "name": results.folder.resolve().name,
+    })  # fmt: skip
+    if len(data.encode()) > MAX_DATA:
+        raise ValueError(f"the page's data would take {len(data) / 1e6:.1f} MB of 2: use fewer models or --images 2")
+    page = _page(results, sections, data)
+    assert len(page.encode()) < MAX_PAGE, "the page is too large"
+    return page
+
+
+def build_section(make: Callable[[Results], Section], results: Results) -> Section:
+    """One section; a file that is JSON but of another form is damage, and named as such."""
+    try:
+        return make(results)
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError, StopIteration) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise RunError(
+            f"{results.folder} cannot be shown: the results for {make.__name__!r} have not the expected form "
+            f"({reason}): run the command that made them again"
+        ) from error
+
+
+def _page(results: Results, sections: list[Section], data: str) -> str:
+    title = results.facts.get("name") or results.folder.resolve().name
+    links = "".join(f'<a href="#{s.id}">{escape(s.title)}</a>' for s in sections)
+    body = "".join(_section(section) for section in sections)
+    scripts = "".join(f"<script>{_text(name)}</script>" for name in ("draw.js", "strip.js", "page.js"))
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
+        f"<title>{escape(str(title))} · depth as a dynamical system</title><style>{_text('page.css')}</style></head><body>"
+        '<a class="skip" href="#glance">Skip to the results</a>'
+        f'<header class="bar"><span class="brand">raptor</span><nav aria-label="Sections">{links}</nav>'
+        '<button id="theme" type="button" aria-label="Switch between light and dark">◐</button></header>'
+        f'<main><div class="title"><p class="kicker">Depth as a dynamical system</p><h1>{escape(str(title))}</h1></div>'
+        f"{body}</main>"
+        "<footer>One file, no network. Colours of Okabe and Ito.</footer>"
+        '<noscript><p class="hint">The figures need JavaScript.</p></noscript>'
+        f'<script type="application/json" id="data">{data}</script>'
+        f'<script type="application/octet-stream" id="plotly">{plotly_packed()}</script>{scripts}</body></html>'
+    )
+
+
+def _section(section: Section) -> str:
+    head = f'<section id="{section.id}"><h2>{escape(section.title)}</h2>'
+    if section.hint and not section.charts and not section.html and not section.after:
+        return f'{head}{_hint(section)}</section>'
+    lead = paragraph(section.lead, "lead") if section.lead else ""
+    controls = f'<div class="controls" data-section="{section.id}"></div>' if section.controls else ""
+    charts = "".join(_chart(chart) for chart in section.charts)
+    grid = f'<div class="grid">{charts}</div>' if charts else ""
+    notes = paragraph(section.hint_reason, "caption") if section.hint_reason and not section.hint else ""
+    hint = _hint(section) if section.hint else ""
+    return f"{head}{lead}{section.html}{controls}{grid}{section.after}{notes}{hint}</section>"
+
+
+def _hint(section: Section) -> str:
+    assert section.hint is not None
+    reason = escape(section.hint_reason or "Not measured in this run.")
+    return f'<p class="hint">{reason} Add it with {command(section.hint)}</p>'
+
+
+def _chart(chart: Chart) -> str:
+    buttons = "".join(
+        f'<button type="button" data-download="{kind}" aria-label="Download {escape(chart.title)} as {kind.upper()}">'
+        f"{kind.upper()}</button>"
+        for kind in ("png", "svg", "csv")
+    )
+    wide = " wide" if chart.wide else ""
+    readout = '<p class="readout" aria-live="polite"></p>' if chart.extra.get("readout") or chart.kind == "paths" else ""
+    return (
+        f'<figure class="chart{wide}" id="chart-{chart.id}" data-chart="{chart.id}"><div class="chart-head">'
+        f'<h3>{escape(chart.title)}</h3><div class="downloads">{buttons}</div></div>'
+        f'<div class="controls" data-controls="{chart.id}"></div>'
+        f'<div class="plot {chart.kind}" role="img" aria-label="{escape(chart.alt)}"></div>{readout}'
+        f"<figcaption>{escape(chart.caption)}</figcaption>"
+        '<details class="data"><summary>Data table</summary><div class="scroll" tabindex="0"></div></details></figure>'
+    )
+
+
+def _control(control: Control) -> dict[str, Any]:
+    return {
+        "name": control.name, "label": control.label, "options": control.options, "start": control.start,
+        "slider": control.slider,
+    }  # fmt: skip
+
+
+def _text(name: str) -> str:
+    """A file of this folder; a script must not hold the end of a script."""
+    text = (HERE / name).read_text(encoding="utf-8")
+    assert "</script" not in text and "</style" not in text
+    return text
+
+
+@lru_cache(maxsize=1)
+def plotly_packed() -> str:
+    """plotly.min.js, gzip then base64: 2.0 MB instead of 4.8; the page unpacks it with DecompressionStream."""
+    from plotly.offline import get_plotlyjs
+
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()

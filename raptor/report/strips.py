@@ -1,0 +1,160 @@
+"""Patch tokens as colours through depth: teacher above surrogate, for a few images.
+
+At every layer three principal components are fitted on the teacher's patch tokens, and both models are projected on
+them, so that the same colour means the same state. Components have no natural order or sign: each layer's are rotated
+onto those of the layer after it (Procrustes on the same tokens), starting from the last, so that colours flow.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from raptor.data import iterate, open_data
+from raptor.open import open_vit, saved_folder
+from raptor.vit import ViT
+
+NUM_FIT = 64  # images the components are fitted on, the shown ones among them
+SPREAD = 2.5  # standard deviations from the middle of a colour channel to its end
+PICTURE_SIDE = 128
+
+
+def measure_strips(teacher: ViT, surrogate: ViT | None, data: str, num_images: int) -> dict[str, Any]:
+    """The colours of `num_images` held-out images of `data`, as images.json holds them (PNGs in base64).
+
+    Each model's maps are one PNG a picture: the L+1 layers side by side, one pixel a patch.
+    """
+    if not teacher.groups.patches:
+        raise ValueError(f"{teacher.name} has no patch tokens to colour")
+    images = open_data(data, "val", limit=max(NUM_FIT, num_images), size=teacher.preprocess.size)
+    batch = next(iter(iterate(images, teacher.preprocess, max(NUM_FIT, num_images), device=teacher.device)))
+    chosen = _spread_over_classes(batch.labels, min(num_images, len(batch.images)))
+    with torch.no_grad():
+        patches = _patches(teacher, batch.images)
+        own = None if surrogate is None else _patches(surrogate, batch.images[chosen])
+    colours, bases, explained = teacher_colours(patches)
+    classes = images.classes
+    rows = []
+    for row, i in enumerate(chosen):
+        entry: dict[str, Any] = {
+            "name": str(images.names[int(batch.indices[i])]),
+            "label": None if batch.labels is None or not classes else str(classes[int(batch.labels[i])]),
+            "image": png(_picture(batch.images[i], teacher)),
+            "teacher": png(_sprite([c[i] for c in colours], teacher.grid)),
+            "surrogate": None,
+            "cosine": None,
+        }
+        if own is not None:
+            theirs = [project(states[row], *basis) for states, basis in zip(own, bases)]
+            entry["surrogate"] = png(_sprite(theirs, teacher.grid))
+            pairs = zip(patches, own)
+            entry["cosine"] = [float(torch.cosine_similarity(t[i], s[row], dim=-1).mean()) for t, s in pairs]
+        rows.append(entry)
+    return {
+        "data": data,
+        "num_images": len(rows),
+        "grid": list(teacher.grid),
+        "num_layers": teacher.num_layers,
+        "teacher": teacher.name,
+        "surrogate": None if surrogate is None else surrogate.name,
+        "explained": explained,
+        "images": rows,
+    }
+
+
+def open_run(folder: Path, config: dict[str, Any], device: str) -> tuple[ViT, ViT | None]:
+    """Teacher and surrogate of a run folder: the surrogate saved there, the teacher named in its config."""
+    saved = saved_folder(str(folder))
+    name = config.get("model")
+    options = {key: config[key] for key in ("weights", "size") if config.get(key) is not None}
+    if saved is None:
+        if name is None:
+            raise ValueError(f"{folder} holds no model, and no config.yaml that names one")
+        return open_vit(str(name), device=device, **options), None
+    own = open_vit(str(folder), device=device)
+    if not own.phases:
+        return own, None
+    if name is None:
+        raise ValueError(f"{folder} holds a surrogate, but no config.yaml that names its teacher")
+    return open_vit(str(name), device=device, **options), own
+
+
+def teacher_colours(patches: Sequence[Tensor]) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]], list[float]]:
+    """Colours (N, P, 3) in 0..1 of every layer's tokens (N, P, D), the (mean, axes) behind them, variance explained."""
+    bases: list[tuple[Tensor, Tensor]] = []
+    explained: list[float] = []
+    after: Tensor | None = None
+    for x_npd in reversed(patches):
+        points = x_npd.flatten(0, 1).double()
+        mean, axes, share = components(points)
+        scores = (points - mean) @ axes
+        if after is not None:
+            u, _, vh = torch.linalg.svd(scores.mT @ after)
+            axes = axes @ (u @ vh)
+            scores = scores @ (u @ vh)
+        after = scores
+        bases.insert(0, (mean, axes))
+        explained.insert(0, share)
+    colours = [project(x_npd, *basis) for x_npd, basis in zip(patches, bases)]
+    return colours, bases, explained
+
+
+def components(points_nd: Tensor, num: int = 3) -> tuple[Tensor, Tensor, float]:
+    """Mean (D,), axes (D, num) that give scores of unit variance, and their share of the variance."""
+    mean = points_nd.mean(0)
+    centred = points_nd - mean
+    variances, vectors = torch.linalg.eigh(centred.mT @ centred / len(points_nd))
+    top, axes = variances.flip(0)[:num].clamp_min(0), vectors.flip(1)[:, :num]
+    largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
+    scale = top.sqrt().clamp_min(1e-12)
+    return mean, axes * largest.sign() / scale, float(top.sum() / variances.clamp_min(0).sum().clamp_min(1e-30))
+
+
+def project(x_pd: Tensor, mean: Tensor, axes: Tensor) -> Tensor:
+    """Colours (..., 3) in 0..1 of tokens (..., D)."""
+    return (0.5 + (x_pd.double() - mean) @ axes / (2 * SPREAD)).clamp(0, 1)
+
+
+def png(rgb_hwc: Tensor) -> str:
+    """A picture (H, W, 3) in 0..1 as a PNG in base64."""
+    file = io.BytesIO()
+    Image.fromarray((255 * rgb_hwc).round().to(torch.uint8).cpu().numpy()).save(file, "PNG", optimize=True)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _patches(vit: ViT, images: Tensor) -> list[Tensor]:
+    """States of the patch tokens, (B, P, D) for each of the L+1 layers."""
+    states, _ = vit.record(images)
+    return [state[:, vit.groups.slice("patches")].float() for state in states]
+
+
+def _sprite(colours: Sequence[Tensor], grid: tuple[int, int]) -> Tensor:
+    return torch.cat([c.reshape(*grid, 3) for c in colours], dim=1)
+
+
+def _picture(image_chw: Tensor, vit: ViT) -> Tensor:
+    """A normalised image back in 0..1, (H, W, 3), at most 128 px wide."""
+    mean, std = (torch.tensor(v, device=image_chw.device).view(3, 1, 1) for v in (vit.preprocess.mean, vit.preprocess.std))
+    picture = (image_chw * std + mean).clamp(0, 1)
+    if picture.shape[-1] > PICTURE_SIDE:
+        picture = torch.nn.functional.interpolate(picture[None], PICTURE_SIDE, mode="area")[0]
+    return picture.permute(1, 2, 0)
+
+
+def _spread_over_classes(labels: Tensor | None, num: int) -> list[int]:
+    """Positions of `num` images, of different classes as far as there are any."""
+    if labels is None:
+        return list(range(num))
+    seen: dict[int, int] = {}
+    order = []
+    for i, label in enumerate(labels.tolist()):
+        order.append((seen.get(label, 0), i))
+        seen[label] = seen.get(label, 0) + 1
+    return sorted(i for _, i in sorted(order)[:num])
