@@ -51,7 +51,9 @@ class Dynamics:
         for side in ("teacher", "surrogate"):
             model = self.measured[side]
             if model is not None:
-                lines.append(f"{side}: {model['model']['name']}, {model['num_images']} images of {self.measured['data']}")
+                lines.append(
+                    f"{side}: {model['model']['name']}, {model['num_images']} images of {self.measured['data']}"
+                )
                 lines += [f"  {line}" for line in model["findings"] + model["notes"]]
         if self.interventions is not None:
             lines += ["interventions:", *(f"  {line}" for line in self.interventions["findings"])]
@@ -138,9 +140,9 @@ def dynamics(
             rank_images=rank_images, eps=eps, precision=precision, seed=seed, progress=_shown(bar),
         )  # fmt: skip
         bar.finish()
-        sides[side] = found.to_dict() | {"findings": find(found, lengths)}
         if chosen is None and classes:
             found.notes.append("no basins: the data has fewer than two classes with two images")
+        sides[side] = found.to_dict() | {"findings": find(found, lengths)}
     facts = {"data": data, "split": split, "image_size": main.preprocess.size, "num_images": batches.num_images,
              "phases": list(lengths), "class_names": _class_names(batches.data, chosen), "seed": seed}  # fmt: skip
     measured = {"provenance": provenance(started, device)} | facts | sides | {"bad_images": list(batches.data.bad)}

@@ -41,8 +41,9 @@ def open_data(
 
     Args:
         spec: a folder (`train/<class>/x.jpg`, `<class>/x.jpg` or flat), `scenes`, `cifar10[:PATH]`, `cifar100[:PATH]`,
-            `imagenet:PATH` (also with a flat validation folder and the devkit's list), `hf/NAME[:SPLIT]`, `wds/PATTERN` (tar shards, `wds/shard-{0000..0009}.tar`), or zip archives of a folder
-            (several joined by commas, or a glob).
+            `imagenet:PATH` (also with a flat validation folder and the devkit's list), `hf/NAME[:SPLIT]`,
+            `wds/PATTERN` (tar shards, `wds/shard-{0000..0009}.tar`), or zip archives of a folder (several joined by
+            commas, or a glob).
         split: `train`, `val` (the data's own validation split, else 5 % by a hash of the file name) or `all`.
         limit: at most so many images: a fixed sample spread over the data.
         size: the side at which scenes are drawn; other data keep their own.

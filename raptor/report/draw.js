@@ -1,0 +1,271 @@
+"use strict";
+// Charts as plotly traces and layouts, in the colours of the theme.
+
+const EVERY = "every group";
+const SYMBOLS = { all: "circle", cls: "square", registers: "triangle-up", patches: "diamond", pooled: "cross" };
+const PALETTE = {
+  light: ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a6f00", "#14171c"],
+  dark: ["#56b4e9", "#f0803c", "#2fc39b", "#e29cc3", "#e69f00", "#9fd3f5", "#f0e442", "#eceff3"],
+};
+const RAMP = ["#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30"];
+
+const theme = () => document.documentElement.dataset.theme;
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+// Plotly reads a little HTML in its texts: names must reach it as text.
+const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+const short = (v) => (v == null ? "–" : Math.abs(v) >= 1e4 || (v !== 0 && Math.abs(v) < 1e-3) ? v.toExponential(2) : String(+v.toPrecision(4)));
+
+function colourOf(key) {
+  const [kind, index] = [key.slice(0, key.lastIndexOf("-")), key.slice(key.lastIndexOf("-") + 1)];
+  if (kind === "palette") return PALETTE[theme()][Number(index) % 8];
+  if (kind === "ramp") {
+    const place = Math.min(RAMP.length - 1, Math.round(Number(index) * (RAMP.length - 1)));
+    return theme() === "dark" ? RAMP[Math.max(2, place)] : RAMP[Math.min(6, place)];
+  }
+  return css(key) || css("ink");
+}
+
+function withAlpha(colour, alpha) {
+  const hex = colour.replace("#", "");
+  const part = (i) => parseInt(hex.slice(i, i + 2), 16);
+  return `rgba(${part(0)},${part(2)},${part(4)},${alpha})`;
+}
+
+function shown(series, values) {
+  return series.filter((s) =>
+    Object.entries(s.when || {}).every(([name, allowed]) => values[name] === undefined || [].concat(allowed).includes(values[name])),
+  );
+}
+
+function axis(spec, values = []) {
+  const out = {
+    title: { text: plain(spec.label || ""), standoff: 8, font: { size: 12, color: css("soft") } },
+    gridcolor: css("grid"), zeroline: false, linecolor: css("line"), tickfont: { size: 11, color: css("soft") },
+    automargin: true, fixedrange: true,
+  };
+  if (spec.log) Object.assign(out, { type: "log", dtick: undefined, exponentformat: "power" });
+  if (spec.range) out.range = spec.log ? spec.range.map(Math.log10) : spec.range;
+  if (spec.from_zero) out.rangemode = "tozero";
+  if (spec.integer && values.length) {
+    const [low, high] = [Math.min(...values), Math.max(...values)];
+    Object.assign(out, { range: [low - 0.5, high + 0.5], dtick: Math.max(1, Math.ceil((high - low) / 14)), tick0: low, showgrid: false });
+  }
+  return out;
+}
+
+function baseLayout() {
+  return {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, dragmode: false,
+    margin: { l: 8, r: 10, t: 12, b: 8 }, font: { family: css("sans"), color: css("ink"), size: 12 },
+    hoverlabel: { bgcolor: css("paper"), bordercolor: css("line"), font: { color: css("ink"), family: css("sans"), size: 12 } },
+    shapes: [],
+  };
+}
+
+function phaseBands(chart, values) {
+  const [low, high] = [Math.min(...values) - 0.5, Math.max(...values) + 0.5];
+  let start = 0;
+  return (chart.phases || []).map((length, j) => {
+    const [x0, x1] = [start + chart.offset, start + length + chart.offset];
+    start += length;
+    return {
+      type: "rect", xref: "x", yref: "paper", x0: Math.max(x0, low), x1: Math.min(x1, high), y0: 0, y1: 1,
+      fillcolor: withAlpha(css(`phase-${j % 7}`), theme() === "dark" ? 0.13 : 0.12), line: { width: 0 }, layer: "below",
+    };
+  });
+}
+
+function band(s, colour) {
+  const keep = s.x.map((_, i) => i).filter((i) => s.lower[i] != null && s.upper[i] != null);
+  return {
+    type: "scatter", mode: "lines", hoverinfo: "skip", showlegend: false, line: { width: 0 }, fill: "toself",
+    fillcolor: withAlpha(colour, 0.16), x: [...keep.map((i) => s.x[i]), ...keep.map((i) => s.x[i]).reverse()],
+    y: [...keep.map((i) => s.lower[i]), ...keep.map((i) => s.upper[i]).reverse()],
+  };
+}
+
+function lineTrace(s) {
+  const colour = colourOf(s.colour);
+  const isNull = s.side === "null", open = s.side === "surrogate";
+  return {
+    type: "scatter", name: plain(s.name), x: s.x, y: s.y, connectgaps: false,
+    mode: isNull || s.plain ? "lines" : "lines+markers",
+    line: { color: colour, width: isNull ? 1.6 : 2.2, dash: isNull ? "dot" : open ? "dash" : "solid" },
+    marker: { symbol: (SYMBOLS[s.colour] || "circle") + (open ? "-open" : ""), size: s.x.length > 24 ? 4 : 6.5, color: colour },
+    hovertemplate: "%{y:.4~g}",
+  };
+}
+
+function drawLines(chart, series) {
+  const layout = baseLayout(), xs = series.flatMap((s) => s.x);
+  const few = series.filter((s) => s.side !== "null").length <= 2;
+  const bands = few ? series.filter((s) => s.lower && s.upper).map((s) => band(s, colourOf(s.colour))) : [];
+  Object.assign(layout, { xaxis: axis(chart.x, xs), yaxis: axis(chart.y), hovermode: "x unified" });
+  layout.shapes = phaseBands(chart, xs);
+  if (chart.extra.line != null) layout.shapes.push(rule("y", chart.extra.line));
+  if (chart.extra.mark != null) layout.shapes.push(rule("x", chart.extra.mark));
+  return { traces: [...bands, ...series.map(lineTrace)], layout };
+}
+
+function rule(direction, value) {
+  const across = { y: { xref: "paper", x0: 0, x1: 1, yref: "y", y0: value, y1: value }, x: { yref: "paper", y0: 0, y1: 1, xref: "x", x0: value, x1: value } };
+  return { type: "line", ...across[direction], line: { color: css("soft"), width: 1.4, dash: "dot" }, layer: "below" };
+}
+
+function drawBars(chart, series) {
+  const layout = baseLayout();
+  Object.assign(layout, { xaxis: axis(chart.x), yaxis: axis(chart.y), barmode: "group", bargap: 0.45, bargroupgap: 0.12 });
+  layout.xaxis.showgrid = false;
+  layout.xaxis.type = "category";
+  if (chart.extra.line != null) layout.shapes.push({ ...rule("y", chart.extra.line), layer: "above" });
+  const traces = series.map((s) => ({
+    type: "bar", name: plain(s.name), x: s.x.map(plain), y: s.y, marker: { color: colourOf(s.colour), cornerradius: 5 },
+    text: s.y.map((v) => (v == null ? "–" : String(+v.toPrecision(3)))), textposition: "auto", cliponaxis: false,
+    hovertemplate: "%{x}: %{y:.4~g}<extra>%{fullData.name}</extra>",
+  }));
+  return { traces, layout };
+}
+
+function drawPoints(chart, series) {
+  const layout = baseLayout();
+  Object.assign(layout, { xaxis: axis(chart.x), yaxis: axis(chart.y), hovermode: "closest" });
+  if (chart.extra.circle) {
+    layout.shapes = [{ type: "circle", x0: -1, x1: 1, y0: -1, y1: 1, line: { color: css("soft"), width: 1.2, dash: "dot" }, layer: "below" }];
+    Object.assign(layout.xaxis, { range: [-1.25, 1.25], dtick: 0.5, constrain: "domain" });
+    Object.assign(layout.yaxis, { range: [-1.25, 1.25], dtick: 0.5, scaleanchor: "x" });
+  }
+  if (chart.extra.large) {
+    layout.xaxis.range = [0, 1.3 * Math.max(...series.flatMap((s) => s.x))];
+    layout.yaxis.range = [0, 1.25 * Math.max(...series.flatMap((s) => s.y))];
+  }
+  const traces = series.map((s) => ({
+    type: "scatter", mode: chart.extra.large ? "markers+text" : "markers", name: plain(s.name), x: s.x, y: s.y,
+    text: chart.extra.large ? s.x.map(() => plain(s.name)) : undefined, textposition: "middle right",
+    customdata: (s.text || s.x.map(() => "")).map(plain),
+    marker: {
+      color: colourOf(s.colour), opacity: chart.extra.large ? 1 : 0.6, size: chart.extra.large ? 18 : 6,
+      symbol: (SYMBOLS[s.colour] || "circle") + (s.side === "surrogate" ? "-open" : ""), line: { width: s.side === "surrogate" ? 2 : 0 },
+    },
+    hovertemplate: "%{x:.4~g}, %{y:.4~g} %{customdata}<extra>%{fullData.name}</extra>",
+  }));
+  return { traces, layout };
+}
+
+function drawHeatmap(chart, series, values) {
+  const layout = baseLayout(), map = series[0];
+  if (!map) return { traces: [], layout };
+  const labels = map.z.map((_, i) => i + 1);
+  const scale = [[0, css("low")], [1, css("high")]];
+  Object.assign(layout, { xaxis: axis(chart.x, labels), yaxis: axis(chart.y, labels) });
+  Object.assign(layout.xaxis, { constrain: "domain", side: "bottom" });
+  Object.assign(layout.yaxis, { scaleanchor: "x", constrain: "domain", range: [labels.length + 0.5, 0.5] });
+  layout.shapes = outlines(map.cuts[values.k]);
+  const unit = values.tokens === "cka" ? "linear CKA" : chart.extra.unit;
+  const traces = [{
+    type: "heatmap", z: map.z, x: map.z[0].map((_, i) => i + 1), y: labels, colorscale: scale, xgap: 1, ygap: 1,
+    colorbar: { thickness: 10, len: 0.85, outlinewidth: 0, tickfont: { size: 11, color: css("soft") }, title: { text: plain(unit), side: "right", font: { size: 12, color: css("soft") } } },
+    hovertemplate: `layer %{y} and layer %{x}<br>${plain(unit)} %{z:.4f}<extra></extra>`,
+  }];
+  return { traces, layout };
+}
+
+function outlines(lengths) {
+  let start = 0;
+  return (lengths || []).map((length) => {
+    const [low, high] = [start + 0.5, start + length + 0.5];
+    start += length;
+    return { type: "rect", x0: low, x1: high, y0: low, y1: high, line: { color: css("focus"), width: 3 } };
+  });
+}
+
+function drawPaths(chart, series, values, solid) {
+  const depth = Number(values.depth), layout = baseLayout(), axes = series[0] ? series[0].axes : ["", "", ""];
+  const traces = series.flatMap((s) => {
+    const colour = colourOf(s.colour), name = plain(s.name);
+    const upTo = (list) => list.slice(0, depth + 1);
+    const kind = solid ? { type: "scatter3d" } : { type: "scatter" };
+    const whole = { ...kind, name, x: s.x, y: s.y, mode: "lines", opacity: 0.3, hoverinfo: "skip", showlegend: false, line: { color: colour, width: solid ? 3 : 1.5 } };
+    const past = {
+      ...kind, name, x: upTo(s.x), y: upTo(s.y), mode: "lines+markers", line: { color: colour, width: solid ? 6 : 2.5 },
+      marker: { color: colour, size: upTo(s.x).map((_, i) => (i === depth ? (solid ? 10 : 14) : solid ? 2.5 : 4)), opacity: 1, line: { width: 0 } },
+      text: upTo(s.x).map((_, i) => `layer ${i}`), hovertemplate: "%{text}<extra>%{fullData.name}</extra>",
+    };
+    if (solid) { whole.z = s.z; past.z = upTo(s.z); }
+    return [whole, past];
+  });
+  layout.uirevision = `${values.model}-${values.tokens}`;
+  const flat = (i) => ({ ...axis({ label: axes[i] }) });
+  if (!solid) return { traces, layout: { ...layout, xaxis: flat(0), yaxis: flat(1), hovermode: "closest" } };
+  const solidAxis = (i) => ({
+    title: { text: plain(axes[i]), font: { size: 12, color: css("soft") } }, gridcolor: css("line"), zeroline: false,
+    tickfont: { size: 10, color: css("soft") }, backgroundcolor: "rgba(0,0,0,0)", nticks: 5,
+    range: reach(series.flatMap((s) => [s.x, s.y, s.z][i])),
+  });
+  layout.scene = { xaxis: solidAxis(0), yaxis: solidAxis(1), zaxis: solidAxis(2), dragmode: "orbit", aspectmode: "cube", camera: { eye: { x: 1.35, y: 1.35, z: 0.8 } } };
+  layout.margin = { l: 0, r: 0, t: 0, b: 0 };
+  return { traces, layout };
+}
+
+function reach(values) {
+  const [low, high] = [Math.min(...values), Math.max(...values)], margin = 0.06 * (high - low || 1);
+  return [low - margin, high + margin];
+}
+
+let webgl = null;
+function hasWebgl() {
+  if (webgl === null) {
+    const canvas = document.createElement("canvas");
+    webgl = Boolean(canvas.getContext("webgl") || canvas.getContext("experimental-webgl"));
+  }
+  return webgl;
+}
+
+function figureOf(chart, values, hidden) {
+  const series = shown(chart.series, values).filter((s) => !hidden.has(s.name));
+  if (chart.kind === "bars") return drawBars(chart, series);
+  if (chart.kind === "points") return drawPoints(chart, series);
+  if (chart.kind === "heatmap") return drawHeatmap(chart, series, values);
+  if (chart.kind === "paths") return drawPaths(chart, series, values, hasWebgl());
+  return drawLines(chart, series);
+}
+
+// Tables and CSV ---------------------------------------------------------------------------------------------------
+
+function csvCell(value) {
+  if (value == null) return "";
+  if (typeof value === "number") return String(value);
+  let text = String(value);
+  if (/^[=+\-@\t\r]/.test(text)) text = `'${text}`; // a spreadsheet would run it
+  return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
+}
+
+const toCsv = (rows) => rows.map((row) => row.map(csvCell).join(",")).join("\r\n") + "\r\n";
+
+// Every value of the chart, in long form, with the controls' values as columns.
+function longRows(chart) {
+  const names = [...new Set(chart.series.flatMap((s) => Object.keys(s.when || {})))];
+  const labels = Object.fromEntries(chart.controls.map((c) => [c.name, Object.fromEntries(c.options)]));
+  const chosen = (s) => names.map((n) => { const v = [].concat((s.when || {})[n] ?? "")[0]; return n === "eps" ? Number(labels.eps[v]) : v; });
+  if (chart.kind === "heatmap") {
+    const rows = chart.series.flatMap((s) => s.z.flatMap((row, i) => row.map((v, j) => [...chosen(s), i + 1, j + 1, v])));
+    return [[...names, chart.y.label, chart.x.label, chart.extra.unit], ...rows];
+  }
+  if (chart.kind === "paths") {
+    const rows = chart.series.flatMap((s) => s.x.map((x, i) => [...chosen(s), s.name, i, x, s.y[i], s.z[i]]));
+    return [[...names, "class", "layer", "PC1", "PC2", "PC3"], ...rows];
+  }
+  const spread = chart.series.some((s) => s.lower);
+  const rows = chart.series.flatMap((s) => s.x.map((x, i) => [...chosen(s), s.name, x, s.y[i], ...(spread ? [s.lower?.[i], s.upper?.[i]] : [])]));
+  return [[...names, "series", chart.x.label, chart.y.label || "value", ...(spread ? ["lower", "upper"] : [])], ...rows];
+}
+
+// What is on view, in wide form: one row an x, one column a series.
+function wideRows(chart, values) {
+  const series = shown(chart.series, values);
+  if (chart.kind === "heatmap") return series.length ? [["layer", ...series[0].z[0].map((_, j) => j + 1)], ...series[0].z.map((row, i) => [i + 1, ...row])] : [];
+  if (chart.kind === "paths") return [["class, layer", "PC1", "PC2", "PC3"], ...series.flatMap((s) => s.x.map((x, i) => [`${s.name}, ${i}`, x, s.y[i], s.z[i]]))];
+  if (chart.kind === "points") return [["series", chart.x.label, chart.y.label], ...series.flatMap((s) => s.x.map((x, i) => [s.name, x, s.y[i]]))];
+  const xs = [...new Set(series.flatMap((s) => s.x))];
+  if (xs.every((x) => typeof x === "number")) xs.sort((a, b) => a - b);
+  return [[chart.x.label, ...series.map((s) => s.name)], ...xs.map((x) => [x, ...series.map((s) => s.y[s.x.indexOf(x)] ?? null)])];
+}
