@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any, NoReturn
+from types import UnionType
+from typing import Any, NoReturn, Union, get_args, get_origin
 
 COMMANDS = {
     "demo": ("raptor.commands.demo:demo", "everything below on the built-in default; ends with report.html"),
@@ -127,7 +128,9 @@ def build_parser(name: str, function: Callable[..., Any]) -> Any:
     parser = Parser(
         formatter_class=Formatter,
         usage=f"raptor {name} [OPTIONS]",
-        prog=f"raptor {name}", description=f"{COMMANDS[name][1]}.\n\nexamples:\n{examples}", exit_on_error=True
+        prog=f"raptor {name}",
+        description=f"{COMMANDS[name][1]}.\n\nexamples:\n{examples}",
+        exit_on_error=True,
     )
     parser.add_argument("--config", action="config", help="a YAML file of options; those on the command line win")
     parser.add_function_arguments(function, as_positional=True, fail_untyped=False)
@@ -139,13 +142,18 @@ def list_options(parser: Any) -> tuple[list[str], bool]:
     """Options that take several values, and whether the positional argument does."""
     names, positional = [], False
     for action in parser._actions:
-        kind = str(getattr(action, "_typehint", ""))
-        if "list[" in kind.lower() or "sequence[" in kind.lower() or "tuple[" in kind.lower():
-            if action.option_strings:
-                names += [o for o in action.option_strings if o.startswith("--")]
-            else:
-                positional = True
+        if takes_list(getattr(action, "_typehint", None)):
+            names += [o for o in action.option_strings if o.startswith("--")]
+            positional = positional or not action.option_strings
     return names, positional
+
+
+def takes_list(kind: Any) -> bool:
+    """Whether a type is a list, or a list or None, and nothing else."""
+    if get_origin(kind) in (list, tuple, Sequence):
+        return True
+    inner = [k for k in get_args(kind) if k is not type(None)] if get_origin(kind) in (Union, UnionType) else []
+    return bool(inner) and all(takes_list(k) for k in inner)
 
 
 def join_lists(words: list[str], parser: Any) -> list[str]:

@@ -30,7 +30,7 @@ NUM_CHECKPOINTS = 10
 
 def train_teacher(
     shape: str = "vit_tiny_patch16_224",
-    data: str = "scenes",
+    data: str | tuple[ImageData, ImageData] = "scenes",
     *,
     out: str = "runs/teacher",
     size: int | None = None,
@@ -64,7 +64,7 @@ def train_teacher(
 
     Args:
         shape: a timm model name that gives the architecture; the options below change its shape.
-        data: labelled images.
+        data: labelled images (in Python also a pair of opened data, training and held-out).
         out: run folder; continued when it already holds this run.
         size: image size (by default the data's own for scenes, else the shape's).
         patch, dim, depth, heads: patch side in pixels, width, number of blocks, attention heads.
@@ -90,21 +90,25 @@ def train_teacher(
     }
     if registers:
         kwargs |= {"reg_tokens": registers, "no_embed_class": True}
-    train_data = open_data(data, "train", limit=limit, size=size)
-    val_data = open_data(data, "val", limit=val_images, size=size)
+    if isinstance(data, str):
+        train_data = open_data(data, "train", limit=limit, size=size)
+        val_data = open_data(data, "val", limit=val_images, size=size)
+    else:
+        train_data, val_data = data
+    data_name = data if isinstance(data, str) else train_data.name
     if train_data.labels is None or not train_data.classes:
-        raise ValueError(f"{data} has no labels: a teacher is trained to classify")
+        raise ValueError(f"{data_name} has no labels: a teacher is trained to classify")
     base = {"source": f"timm/{shape}", "kwargs": kwargs, "num_classes": len(train_data.classes)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build_base(base)
     native = size or int(model.patch_embed.img_size[0])  # type: ignore[union-attr, index]
     preprocess = Preprocess.for_native(native, *IMAGENET, size=native)
-    vit = inspect_vit(model, f"timm/{shape} trained on {data}", preprocess, source=base).to(device)
+    vit = inspect_vit(model, f"timm/{shape} trained on {data_name}", preprocess, source=base).to(device)
     config: dict[str, Any] = dict(
-        shape=shape, data=data, kwargs=kwargs, drop=drop, rescale=rescale, budget=budget, batch_size=batch_size, lr=lr,
-        weight_decay=weight_decay, warmup=warmup, smoothing=smoothing, mixup=mixup, cutmix=cutmix, augment=augment,
-        crop_scale=list(crop_scale), limit=limit, seed=seed, precision=precision,
+        shape=shape, data=data_name, kwargs=kwargs, drop=drop, rescale=rescale, budget=budget, batch_size=batch_size,
+        lr=lr, weight_decay=weight_decay, warmup=warmup, smoothing=smoothing, mixup=mixup, cutmix=cutmix,
+        augment=augment, crop_scale=list(crop_scale), limit=limit, seed=seed, precision=precision,
     )  # fmt: skip
     compiled = device == "cuda" if compile is None else compile
     with Run(out, config, resume=resume) as run:

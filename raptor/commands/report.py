@@ -27,7 +27,7 @@ def report(
         run: a run folder: the --out of phases, distill, evaluate, probe or dynamics.
         out: where the page goes; RUN/report.html by default.
         images: how many images to show through depth; 0 for none.
-        data: where those images come from (the data of the run's config, if it has one, comes first).
+        data: where those images come from; at its default, the data of the run's own config where there is one.
         open_models: whether to open the run's models for that; false shows only what was measured before.
         device: auto, cpu or cuda.
     """
@@ -49,15 +49,15 @@ def report(
 
 def _add_strips(results: Results, num_images: int, data: str, device: str) -> None:
     """Measure images.json unless it is there already; a model that cannot be opened leaves a note instead."""
+    data = str(results.config.get("data") or data) if data == "scenes" else data
     known = results.get("images")
-    if known and known.get("num_images") == num_images:
+    if known and known.get("num_images") == num_images and known.get("data") == data:
         return
     from raptor.devices import pick_device
     from raptor.provenance import provenance
     from raptor.report.strips import measure_strips, open_run
 
     started, device = time.monotonic(), pick_device(device)
-    data = str(results.config.get("data") or data)
     try:
         teacher, surrogate = open_run(results.folder, results.config, device)
         found = measure_strips(teacher, surrogate, data, num_images)

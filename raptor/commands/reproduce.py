@@ -9,6 +9,14 @@ from typing import Any
 
 EXPERIMENTS = {
     "figure1": "layer-layer similarity of seven families, side by side",
+    "table1": "classification, segmentation and depth probes, the teacher against k = 2, 3, 4",
+    "figure5": "accuracy as a share of the teacher's, and R2, against k, from table1",
+    "stochastic-depth": "similarity, R2 and accuracy against stochastic depth p (Figure 4)",
+    "partitions": "max-cut against random contiguous partitions (Figure 3)",
+    "untrained": "a trained, an untrained and an overfitted teacher (Figure 11)",
+    "swaps": "two blocks exchanged, within a phase and across phases",
+    "ablation": "what each ingredient of the training adds (Table 2)",
+    "claims": "paper says / we measured / agrees?, from the results of the experiments above",
     "budgets": "the default recipe against the paper's at the same short budget, over k",
 }
 

@@ -43,9 +43,25 @@ def resolve_recipe(name: str, given: dict[str, Any]) -> Recipe:
     unknown = sorted(set(values) - known)
     if unknown:
         raise ValueError(f"recipe {name} has unknown entries: {', '.join(unknown)}")
-    settings = Recipe(**values)
+    settings = Recipe(**{key: _number(key, value) for key, value in values.items()})
     settings.crop_scale = tuple(settings.crop_scale)  # type: ignore[assignment]
     Budget.parse(settings.budget)
     if settings.batch_size < 1 or settings.lr <= 0 or not 0 <= settings.stage1_share <= 1:
         raise ValueError("batch_size must be at least 1, lr positive and stage1_share between 0 and 1")
     return settings
+
+
+def _number(name: str, value: Any) -> Any:
+    """A recipe's entry as the number it should be: YAML takes `1e-3` for a word."""
+    kind = next(f.type for f in dataclasses.fields(Recipe) if f.name == name)
+    if kind not in ("int", "float"):
+        return value
+    try:
+        number = float(value)
+        if kind == "int" and number == int(number):
+            return int(number)
+        if kind == "float" and number == number:
+            return number
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ValueError(f"{name} must be {'a whole number' if kind == 'int' else 'a number'}, not {value!r}")

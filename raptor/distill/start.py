@@ -6,17 +6,18 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from raptor.open import open_vit
-from raptor.run import RunError, load_checkpoint, read_config, read_summary
+from raptor.open import open_vit, saved_folder
+from raptor.run import RunError, load_checkpoint, read_config, read_json, read_summary
 from raptor.surrogate import shared_blocks, surrogate_spec
 from raptor.vit import ViT
 
 
 def start_from(student: ViT, start: str, teacher: ViT) -> None:
     """Take the blocks of the surrogate that `start` names."""
-    # A module of the user's own is needed to open its surrogate; a copy, so that the teacher stays as it is.
-    own = None if teacher.source else copy.deepcopy(teacher.model)
-    other = open_vit(start, teacher=own)
+    folder = saved_folder(start)
+    of_own_module = folder is not None and read_json(folder / "config.json").get("base") is None
+    # A copy of that module, so that the teacher stays as it is whatever the folder holds.
+    other = open_vit(start, teacher=copy.deepcopy(teacher.model) if of_own_module else None)
     if other.phases is None:
         raise ValueError(f"{start} is not a surrogate: --start takes the folder of one")
     theirs, ours = surrogate_spec(other), surrogate_spec(student)

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from raptor.blocks import Modulation
 from raptor.data.stream import TrainStream
 from raptor.distill.losses import StateVariance, token_weights, weighted_error
 from raptor.phases import Phases
-from raptor.surrogate import TiedBlock, shared_blocks
+from raptor.surrogate import shared_blocks
 from raptor.trajectory import autocast
 from raptor.vit import Context, ViT, first_tensor
 
@@ -56,9 +57,9 @@ class DistillStep(nn.Module):
         half_teacher: bool = False,
     ):
         super().__init__()
+        teacher.model.eval()
         self.shared_blocks = shared_blocks(student)
         self._teacher = (half_copy(teacher) if half_teacher else teacher,)  # in a tuple: not this module's to register
-        teacher.model.eval()
         self.phases = phases
         self.checkpointing = checkpointing
         self.trained = list(range(phases.k)) if phase is None else [phase - 1]
@@ -125,38 +126,49 @@ class DistillStep(nn.Module):
         """Loss of each layer of `phases`, run on from the teacher's state at the first one's start."""
         x_btd, losses = states[self.phases.start(phases[0])], []
         for j in phases:
-            first, last = self.phases.spans[j]
-            for layer in range(first, last + 1):
-                x_btd, loss = self._step(states, context, j, layer, stage, x_btd)
+            for layer, modulation in self._modulations(j):
+                x_btd, loss = self._step(states, context, stage, layer, x_btd, modulation)
                 losses.append(loss)
         return losses
 
     def _teacher_forced(self, states: list[Tensor], context: Context, j: int) -> Tensor:
         """Loss of each layer of phase `j`, one step from the teacher's state before it, all depths in one call."""
-        first, last = self.phases.spans[j]
-        layers = range(first, last + 1)
         if not self.one_call:
-            losses = [self._step(states, context, j, layer, "stage1", states[layer - 1])[1] for layer in layers]
-            return torch.stack(losses)
-        batch = states[0].shape[0]
+            steps = [self._step(states, context, "stage1", n, states[n - 1], m) for n, m in self._modulations(j)]
+            return torch.stack([loss for _, loss in steps])
+        first, last = self.phases.spans[j]
+        layers, batch = range(first, last + 1), states[0].shape[0]
         args, kwargs = context.calls[first - 1]
-        depth_n = self.depths[first - 1 : last].repeat_interleave(batch)
-        out_ntd = self._run_block(self.shared_blocks[j], torch.cat(states[first - 1 : last]), (depth_n, *args), kwargs)
+        modulation = _modulation(self.shared_blocks[j], self.depths[first - 1 : last].repeat_interleave(batch))
+        x_ntd = torch.cat(states[first - 1 : last])
+        out_ntd = self._run_block(self.shared_blocks[j].block, x_ntd, (modulation, *args), kwargs)  # type: ignore[arg-type]
         outs = out_ntd.unflatten(0, (len(layers), batch)).unbind(0)
-        losses = [
-            weighted_error(out, states[layer], *self._target(layer, "stage1")) for layer, out in zip(layers, outs)
-        ]
-        return torch.stack(losses)
+        targets = [(states[layer], *self._target(layer, "stage1")) for layer in layers]
+        return torch.stack([weighted_error(out, *target) for out, target in zip(outs, targets)])
 
     def _step(
-        self, states: list[Tensor], context: Context, j: int, layer: int, stage: str, x_btd: Tensor
+        self, states: list[Tensor], context: Context, stage: str, layer: int, x_btd: Tensor, modulation: Any
     ) -> tuple[Tensor, Tensor]:
-        """The state after `layer` by block `j` from `x_btd`, and its loss."""
-        inputs: tuple[Any, ...] = (self.shared_blocks[j], x_btd, self.depths[layer - 1], *context.calls[layer - 1])
-        inputs += (states[layer], *self._target(layer, stage))
+        """The state after `layer` from `x_btd`, the one before it, and its loss."""
+        block = self.shared_blocks[self.phases.phase_of(layer)].block
+        inputs = (block, x_btd, modulation, *context.calls[layer - 1], states[layer], *self._target(layer, stage))
         if self.checkpointing:
             return checkpoint(self._advance, *inputs, use_reentrant=False)
-        return self._advance(*inputs)
+        return self._advance(*inputs)  # type: ignore[arg-type]
+
+    def _modulations(self, j: int) -> list[tuple[int, Modulation | None]]:
+        """Each layer of phase `j` with its modulation.
+
+        Looked up here, for the whole phase at once, since a compiled block that looked it up in a table would be
+        compiled again for each phase.
+        """
+        first, last = self.phases.spans[j]
+        layers = range(first, last + 1)
+        modulation = _modulation(self.shared_blocks[j], self.depths[first - 1 : last])
+        if modulation is None:
+            return [(layer, None) for layer in layers]
+        parts = [[None] * len(layers) if part is None else part.split(1) for part in modulation]
+        return [(layer, Modulation(*row)) for layer, row in zip(layers, zip(*parts))]
 
     def _target(self, layer: int, stage: str) -> tuple[Tensor, Tensor | None]:
         """The weights (T,) of the squared error and of the cosine."""
@@ -188,12 +200,16 @@ def _run_block(block: nn.Module, x_btd: Tensor, args: tuple[Any, ...], kwargs: d
     return first_tensor(block(x_btd, *args, **kwargs))
 
 
+def _modulation(tied: nn.Module, depth_n: Tensor) -> Modulation | None:
+    return None if tied.conditioning is None else tied.conditioning(depth_n)  # type: ignore[operator]
+
+
 def _advance(
-    tied: TiedBlock, x_btd: Tensor, depth: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any],
+    block: nn.Module, x_btd: Tensor, modulation: Modulation | None, args: tuple[Any, ...], kwargs: dict[str, Any],
     target_btd: Tensor, w_t: Tensor, cosine_t: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The next state and its loss, in one function so that one compiled graph holds both."""
-    out_btd = tied(x_btd, depth, *args, **kwargs)
+    out_btd = block(x_btd, modulation, *args, **kwargs)
     return out_btd, weighted_error(out_btd, target_btd, w_t, cosine_t)
 
 

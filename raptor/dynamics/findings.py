@@ -29,7 +29,7 @@ def find(result: DynamicsResult, phases: Sequence[int] | None = None) -> list[st
 def direction_findings(direction: DirectionResult, phases: Sequence[int] | None) -> list[str]:
     norm, gamma, speed = direction.norm["all"].mean, direction.gamma, direction.speed
     groups = [name for name in speed if name != "all"]
-    arrived = {g: int(np.flatnonzero(gamma[g].mean >= ARRIVED)[0]) for g in groups}
+    arrived = {g: arrival(gamma[g].mean) for g in groups}
     mean_speed = {g: float(speed[g].mean.mean()) for g in groups}
     lines = [
         f"norm: {norm[0]:.3g} at layer 0, {norm[-1]:.3g} at layer {len(norm) - 1}; "
@@ -42,6 +42,12 @@ def direction_findings(direction: DirectionResult, phases: Sequence[int] | None)
     if phases is not None and len(phases) > 1:
         lines.append(boundary_finding(speed["all"].mean, phases))
     return lines
+
+
+def arrival(gamma: np.ndarray) -> int:
+    """The layer from which gamma stays at `ARRIVED` or above."""
+    below = np.flatnonzero(gamma < ARRIVED)
+    return int(below[-1]) + 1 if len(below) else 0
 
 
 def boundary_finding(speed: np.ndarray, phases: Sequence[int]) -> str:
@@ -86,13 +92,16 @@ def mode_findings(modes: ModesResult) -> list[str]:
     radius = {g: float(m.spectral_radius.mean) for g, m in groups.items()}
     median = {g: float(m.median_modulus.mean) for g, m in groups.items()}
     return [
-        f"modes: spectral radius {_listed(radius, '{:.3f}')}; median modulus {_listed(median, '{:.3f}')} (mean over images)"
+        f"modes, mean over images: spectral radius {_listed(radius, '{:.3f}')}; "
+        f"median modulus {_listed(median, '{:.3f}')}"
     ]
 
 
 def basin_findings(basins: BasinsResult) -> list[str]:
     ends = {g: f"{b.accuracy[0]:.0%} to {b.accuracy[-1]:.0%}" for g, b in basins.groups.items()}
-    ratio = {g: f"{b.scatter_ratio[0]:.2f} to {b.scatter_ratio[-1]:.2f}" for g, b in basins.groups.items()}
+    # Tokens that do not depend on the image have no scatter at layer 0.
+    finite = {g: b.scatter_ratio[np.isfinite(b.scatter_ratio)] for g, b in basins.groups.items()}
+    ratio = {g: f"{r[0]:.2f} to {r[-1]:.2f}" for g, r in finite.items() if len(r)}
     return [
         f"basins of {len(basins.classes)} classes: nearest class mean {_listed(ends, '{}')}; "
         f"between/within scatter {_listed(ratio, '{}')}"

@@ -169,11 +169,8 @@ class Extrapolation:
     def to_dict(self) -> dict[str, Any]:
         """Means over all tokens layer by layer, L first (it has no speed); spreads by group."""
         names = {"turn": self.angle, "norm": self.norm, "speed": self.speed}
-        lists = {
-            "turn": self.angle["all"].mean,
-            "speed": [None, *self.speed["all"].mean],
-            "norm": self.norm["all"].mean,
-        }
+        lists = {name: spreads["all"].mean for name, spreads in names.items()}
+        lists["speed"] = np.array([np.nan, *lists["speed"]])
         if self.agreement is not None:
             lists["agreement"] = self.agreement.mean
         return {

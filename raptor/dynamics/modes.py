@@ -72,8 +72,18 @@ class BatchedDMD:
 
     def modes(self, x_nld: Tensor) -> np.ndarray:
         """Exact modes `(N, D, r)` of the trajectories that were fitted."""
-        after = x_nld[:, 1:].double().cpu().mT.to(torch.complex128)
-        return (after @ torch.from_numpy(self.coefficients)).numpy()
+        after = x_nld[:, 1:].detach().cpu()
+        modes = np.empty((len(after), after.shape[2], self.rank), dtype=np.complex128)
+        chunks = [slice(start, start + CHUNK) for start in range(0, len(after), CHUNK)]
+
+        def expand(rows: slice) -> None:
+            coefficients = torch.from_numpy(self.coefficients[rows])
+            both = torch.cat([coefficients.real, coefficients.imag], 2)  # real and imaginary parts in one product
+            parts = torch.bmm(after[rows].double().mT, both).numpy()
+            modes[rows].real, modes[rows].imag = np.split(parts, 2, axis=2)
+
+        parallel_map(expand, chunks)
+        return modes
 
 
 def fit_dmd(

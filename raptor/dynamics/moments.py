@@ -127,5 +127,6 @@ class ImageMoments:
         quantiles = None
         if self._kept is not None:
             kept = self._kept[: min(self.num_images, self.reservoir)].cpu().numpy().astype(np.float64)
-            quantiles = np.quantile(kept, QUANTILES, axis=0)
+            with np.errstate(invalid="ignore"):  # between two infinite values a quantile is not a number
+                quantiles = np.quantile(kept, QUANTILES, axis=0)
         return Spread(self._mean.cpu().numpy(), std, quantiles, self.num_images)

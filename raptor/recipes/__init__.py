@@ -22,7 +22,10 @@ def load_recipe(name: str) -> dict[str, Any]:
         close = difflib.get_close_matches(name, recipe_names(), n=1)
         hint = f": did you mean {close[0]}?" if close else f": choose from {', '.join(recipe_names())}, or a YAML file"
         raise ValueError(f"unknown recipe {name!r}{hint}")
-    values = yaml.safe_load(path.read_text()) or {}
+    try:
+        values = yaml.safe_load(path.read_text()) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not a recipe: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} is not a recipe: it holds a {type(values).__name__}")
     return values

@@ -32,7 +32,8 @@ class Chart:
         kind: lines, bars, points, heatmap or paths; what `draw.js` does with `series`.
         caption: one line saying what to look for.
         alt: the figure in words, with numbers.
-        x, y: axes: label with unit, and optionally `log`, `range`, `integer`.
+        x, y: axes: label with unit, and optionally `log`, `range`, `integer`, `from_zero`, or `clip`: limits that
+            null models may not push out.
         series: each `{name, x, y, ...}`; with `when` it shows only where the controls have those values.
         phases: phase lengths whose bands are drawn behind lines over depth.
         offset: the layer at which phase bands start: .5 where x is a state, -.5 where x is a step.
@@ -62,10 +63,13 @@ class Chart:
 class Section:
     """A part of the argument: a heading, a lead, then HTML made here, controls for all its charts, and the charts.
 
+    `nav` is its name in the bar. `after` is HTML below the charts.
+
     `hint` stands in for a part that was not measured: the command that adds it.
     """
 
     id: str
+    nav: str
     title: str
     lead: str = ""
     html: str = ""
@@ -91,9 +95,10 @@ def rounded(value: Any) -> Any:
     return value
 
 
-def series_style(group: str, side: str = "teacher") -> dict[str, str]:
-    """Colour by token group, dashes and open markers for the surrogate."""
-    return {"colour": group, "side": side}
+def series_name(group: str, side: str) -> dict[str, str]:
+    """How a curve of a token group on one side is called, coloured and drawn: the surrogate dashed, markers open."""
+    base = GROUP_NAMES.get(group, group)
+    return {"name": base + (", surrogate" if side == "surrogate" else ""), "base": base, "colour": group, "side": side}
 
 
 def group_control(groups: Sequence[str], every: bool = True) -> Control:
@@ -116,7 +121,7 @@ def number(value: Any, digits: int = 3) -> str:
 
 
 def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
+    return "–" if value is None else f"{100 * value:.1f}\u00a0%"
 
 
 def finite_values(values: Sequence[Any]) -> list[float]:

@@ -43,7 +43,7 @@ function axis(spec, values = []) {
     gridcolor: css("grid"), zeroline: false, linecolor: css("line"), tickfont: { size: 11, color: css("soft") },
     automargin: true, fixedrange: true,
   };
-  if (spec.log) Object.assign(out, { type: "log", dtick: undefined, exponentformat: "power" });
+  if (spec.log) Object.assign(out, { type: "log", tickformat: "~g", nticks: 7 });
   if (spec.range) out.range = spec.log ? spec.range.map(Math.log10) : spec.range;
   if (spec.from_zero) out.rangemode = "tozero";
   if (spec.integer && values.length) {
@@ -98,13 +98,27 @@ function lineTrace(s) {
 
 function drawLines(chart, series) {
   const layout = baseLayout(), xs = series.flatMap((s) => s.x);
+  const y = { ...chart.y, label: chart.y.label || series[0]?.unit };
   const few = series.filter((s) => s.side !== "null").length <= 2;
   const bands = few ? series.filter((s) => s.lower && s.upper).map((s) => band(s, colourOf(s.colour))) : [];
-  Object.assign(layout, { xaxis: axis(chart.x, xs), yaxis: axis(chart.y), hovermode: "x unified" });
+  Object.assign(layout, { xaxis: axis(chart.x, xs), yaxis: axis(y), hovermode: "x unified" });
+  if (chart.y.clip) layout.yaxis.range = clipped(chart.y.clip, series);
   layout.shapes = phaseBands(chart, xs);
   if (chart.extra.line != null) layout.shapes.push(rule("y", chart.extra.line));
   if (chart.extra.mark != null) layout.shapes.push(rule("x", chart.extra.mark));
   return { traces: [...bands, ...series.map(lineTrace)], layout };
+}
+
+// The range of all curves, but null models may not push it past the limits.
+function clipped([low, high], series) {
+  const ends = (list) => [Math.min(...list), Math.max(...list)];
+  const values = (list) => list.flatMap((s) => s.y).filter((v) => v != null);
+  const own = ends(values(series.filter((s) => s.side !== "null"))), all = ends(values(series));
+  const bottom = Math.min(Math.max(low, all[0]), own[0], low >= 0 ? low : Infinity);
+  const top = Math.max(Math.min(high, all[1]), own[1], high === 1 ? 1 : -Infinity);
+  if (!isFinite(bottom) || !isFinite(top)) return [low, high];
+  const margin = 0.05 * (top - bottom);
+  return [bottom === 0 ? 0 : bottom - margin, top + margin];
 }
 
 function rule(direction, value) {
@@ -120,7 +134,7 @@ function drawBars(chart, series) {
   if (chart.extra.line != null) layout.shapes.push({ ...rule("y", chart.extra.line), layer: "above" });
   const traces = series.map((s) => ({
     type: "bar", name: plain(s.name), x: s.x.map(plain), y: s.y, marker: { color: colourOf(s.colour), cornerradius: 5 },
-    text: s.y.map((v) => (v == null ? "–" : String(+v.toPrecision(3)))), textposition: "auto", cliponaxis: false,
+    text: s.y.map((v) => (v == null ? "–" : String(+v.toPrecision(3)))), textposition: "outside", textangle: 0, cliponaxis: false,
     hovertemplate: "%{x}: %{y:.4~g}<extra>%{fullData.name}</extra>",
   }));
   return { traces, layout };
@@ -140,7 +154,7 @@ function drawPoints(chart, series) {
   }
   const traces = series.map((s) => ({
     type: "scatter", mode: chart.extra.large ? "markers+text" : "markers", name: plain(s.name), x: s.x, y: s.y,
-    text: chart.extra.large ? s.x.map(() => plain(s.name)) : undefined, textposition: "middle right",
+    text: chart.extra.large ? s.x.map(() => plain(s.name)) : undefined, textposition: "top center",
     customdata: (s.text || s.x.map(() => "")).map(plain),
     marker: {
       color: colourOf(s.colour), opacity: chart.extra.large ? 1 : 0.6, size: chart.extra.large ? 18 : 6,
@@ -158,13 +172,13 @@ function drawHeatmap(chart, series, values) {
   const scale = [[0, css("low")], [1, css("high")]];
   Object.assign(layout, { xaxis: axis(chart.x, labels), yaxis: axis(chart.y, labels) });
   Object.assign(layout.xaxis, { constrain: "domain", side: "bottom" });
-  Object.assign(layout.yaxis, { scaleanchor: "x", constrain: "domain", range: [labels.length + 0.5, 0.5] });
+  Object.assign(layout.yaxis, { scaleanchor: "x", constrain: "domain", range: [map.z.length + 0.5, 0.5] });
   layout.shapes = outlines(map.cuts[values.k]);
-  const unit = values.tokens === "cka" ? "linear CKA" : chart.extra.unit;
+  const unit = map.unit || chart.extra.unit, what = chart.extra.what || "layers";
   const traces = [{
     type: "heatmap", z: map.z, x: map.z[0].map((_, i) => i + 1), y: labels, colorscale: scale, xgap: 1, ygap: 1,
-    colorbar: { thickness: 10, len: 0.85, outlinewidth: 0, tickfont: { size: 11, color: css("soft") }, title: { text: plain(unit), side: "right", font: { size: 12, color: css("soft") } } },
-    hovertemplate: `layer %{y} and layer %{x}<br>${plain(unit)} %{z:.4f}<extra></extra>`,
+    colorbar: { orientation: "h", thickness: 9, len: 0.9, y: -0.13, yanchor: "top", outlinewidth: 0, nticks: 6, tickfont: { size: 11, color: css("soft") }, title: { text: plain(unit), side: "bottom", font: { size: 12, color: css("soft") } } },
+    hovertemplate: `${what} %{y} and %{x}<br>${plain(unit)} %{z:.4f}<extra></extra>`,
   }];
   return { traces, layout };
 }
@@ -201,7 +215,7 @@ function drawPaths(chart, series, values, solid) {
     tickfont: { size: 10, color: css("soft") }, backgroundcolor: "rgba(0,0,0,0)", nticks: 5,
     range: reach(series.flatMap((s) => [s.x, s.y, s.z][i])),
   });
-  layout.scene = { xaxis: solidAxis(0), yaxis: solidAxis(1), zaxis: solidAxis(2), dragmode: "orbit", aspectmode: "cube", camera: { eye: { x: 1.35, y: 1.35, z: 0.8 } } };
+  layout.scene = { xaxis: solidAxis(0), yaxis: solidAxis(1), zaxis: solidAxis(2), dragmode: "orbit", aspectmode: "cube", camera: { eye: { x: 1.2, y: 1.35, z: 0.6 }, center: { x: 0, y: 0, z: -0.18 } } };
   layout.margin = { l: 0, r: 0, t: 0, b: 0 };
   return { traces, layout };
 }
@@ -221,7 +235,7 @@ function hasWebgl() {
 }
 
 function figureOf(chart, values, hidden) {
-  const series = shown(chart.series, values).filter((s) => !hidden.has(s.name));
+  const series = shown(chart.series, values).filter((s) => !hidden.has(s.base || s.name) && !hidden.has(`side:${s.side}`));
   if (chart.kind === "bars") return drawBars(chart, series);
   if (chart.kind === "points") return drawPoints(chart, series);
   if (chart.kind === "heatmap") return drawHeatmap(chart, series, values);
@@ -248,7 +262,7 @@ function longRows(chart) {
   const chosen = (s) => names.map((n) => { const v = [].concat((s.when || {})[n] ?? "")[0]; return n === "eps" ? Number(labels.eps[v]) : v; });
   if (chart.kind === "heatmap") {
     const rows = chart.series.flatMap((s) => s.z.flatMap((row, i) => row.map((v, j) => [...chosen(s), i + 1, j + 1, v])));
-    return [[...names, chart.y.label, chart.x.label, chart.extra.unit], ...rows];
+    return [[...names, `${chart.y.label} (row)`, `${chart.x.label} (column)`, "value"], ...rows];
   }
   if (chart.kind === "paths") {
     const rows = chart.series.flatMap((s) => s.x.map((x, i) => [...chosen(s), s.name, i, x, s.y[i], s.z[i]]));

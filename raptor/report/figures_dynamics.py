@@ -35,15 +35,18 @@ def figure_speed(measured: Measured) -> Any:
 
 
 def figure_stable_rank(measured: Measured) -> Any:
-    return _over_steps(measured, "rank", "stable_rank", "Stable rank of updates", "stable rank", log=True)
+    return _over_images(_over_steps(measured, "rank", "stable_rank", "Stable rank of updates", "stable rank", log=True))
 
 
 def figure_effective_rank(measured: Measured) -> Any:
-    return _over_steps(measured, "rank", "effective_rank", "Effective rank of updates", "effective rank", log=True)
+    figure = _over_steps(measured, "rank", "effective_rank", "Effective rank of updates", "effective rank", log=True)
+    return _over_images(figure)
 
 
 def figure_coherence(measured: Measured) -> Any:
-    return _over_steps(measured, "rank", "coherence", "Coherence of updates", "mean cosine with the mean update")
+    return _over_images(
+        _over_steps(measured, "rank", "coherence", "Coherence of updates", "mean cosine with the mean update")
+    )
 
 
 def figure_paths(measured: Measured) -> Any:
@@ -113,6 +116,7 @@ def figure_perturbed_path(measured: Measured, eps_index: int | None = None) -> A
                 ax.plot(path, color=colour, linestyle=dashes, label=label)
                 ax.plot(layer, path[layer], "o", color=colour, markersize=4)
         ax.set(title=group, yscale="log", ylabel="angle to the clean path (rad)" if group == groups[0] else "")
+        _plain_log_ticks(ax)
         _states_axis(ax, measured)
     figure.suptitle(f"Perturbed paths, all tokens moved by {first['eps'][e]:g} of their norm", fontsize=10)
     _legend(figure, axes[0, 0])
@@ -146,6 +150,7 @@ def figure_sensitivity(measured: Measured, eps_index: int = 0) -> Any:
     axes[1].set(title="The group alone perturbed")
     for ax in axes:
         ax.set_yscale("log")
+        _plain_log_ticks(ax)
         _states_axis(ax, measured, "layer of the perturbation")
         ax.yaxis.set_tick_params(labelleft=True)
     _legend(figure, axes[0])
@@ -161,6 +166,8 @@ def figure_eigenvalues(measured: Measured) -> Any:
         len(sides), len(groups), figsize=(3.1 * len(groups), 3.2 * len(sides)), squeeze=False, sharex=True, sharey=True
     )
     turn = np.linspace(0, 2 * np.pi, 400)
+    everything = [_points(m[g]["eigenvalues"] + [m[g]["pooled"]["eigenvalues"]]) for _, m in sides for g in groups]
+    limit = 1.06 * max(1, *(np.abs(np.array(points)).max() for points in everything))
     for row, (side, modes) in zip(axes, sides):
         for ax, group in zip(row, groups):
             ax.plot(np.cos(turn), np.sin(turn), color="#999999", linewidth=1, zorder=1)
@@ -170,15 +177,19 @@ def figure_eigenvalues(measured: Measured) -> Any:
             ax.plot(*fitted, ".", color=colour, markersize=3, alpha=0.35, markeredgewidth=0, label="one fit an image")
             ax.plot(*pooled, "D", color="white", markeredgecolor=colour, markersize=5, label="one fit for all images")
             radius = modes[group]["spectral_radius"]["mean"]
-            ax.set_title(f"{group}{_suffix(side, measured)}: spectral radius {radius:.3f}")
-            ax.set(aspect="equal")
+            ax.set(title=f"{_label(group, side, measured)}\nmean spectral radius {radius:.3f}", aspect="equal")
+            ax.set(xlim=(-limit, limit), ylim=(-limit, limit))
             ax.axhline(0, color="#EEEEEE", zorder=0)
             ax.axvline(0, color="#EEEEEE", zorder=0)
     for ax in axes[-1]:
         ax.set_xlabel("Re $\\lambda$")
     for ax in axes[:, 0]:
         ax.set_ylabel("Im $\\lambda$")
-    _legend(figure, axes[0, 0], colour="#555555")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    legend = figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    for handle in legend.legend_handles:
+        handle.set(color="#555555", alpha=1, markersize=6)
+    legend.legend_handles[1].set_markerfacecolor("white")
     return figure
 
 
@@ -214,7 +225,7 @@ def figure_rank_sweep(measured: Measured) -> Any:
             style = dict(color=GROUP_COLOURS[group], linestyle=dashes, marker=".", label=_label(group, side, measured))
             left.plot(ranks, error, **style)
             right.plot(ranks, modulus, **style)
-    left.set(title="Reconstruction error", ylabel="relative error, mean over layers", yscale="log")
+    left.set(title="Reconstruction error", ylabel="relative error, mean over layers", ylim=(0, None))
     right.set(title="Median modulus", ylabel="median $|\\lambda|$")
     for ax in (left, right):
         ax.set_xlabel("DMD rank")
@@ -265,6 +276,8 @@ def _over_states(measured: Measured, name: str, title: str, label: str, log: boo
             spread = model["direction"][name][group]
             _draw(ax, range(len(spread["mean"])), spread, group, side, dashes, measured)
     ax.set(title=title, ylabel=label, yscale="log" if log else "linear")
+    if log:
+        _plain_log_ticks(ax)
     _states_axis(ax, measured)
     _legend(figure, ax)
     return figure
@@ -288,16 +301,22 @@ def _over_steps(measured: Measured, measure: str, name: str, title: str, label: 
 
 
 def _draw(
-    ax: Any, x: Sequence[int], spread: dict[str, Any], group: str, side: str, dashes: Any, measured: Measured
+    ax: Any, layers: Sequence[int], spread: dict[str, Any], group: str, side: str, dashes: Any, measured: Measured
 ) -> None:
     """A curve and the band of the middle half of the images."""
-    colour, x = GROUP_COLOURS[group], np.array(list(x))
+    colour, x = GROUP_COLOURS[group], np.array(layers)
     y = np.array(spread["mean"], dtype=float)
     ax.plot(x, y, color=colour, linestyle=dashes, label=_label(group, side, measured), zorder=3)
     quantiles = spread.get("quantiles") or {}
     if "q25" in quantiles:
         low, high = (np.array(quantiles[q], dtype=float) for q in ("q25", "q75"))
         ax.fill_between(x, low, high, color=colour, alpha=0.18 if side == "teacher" else 0.08, linewidth=0, zorder=2)
+
+
+def _over_images(figure: Any) -> Any:
+    """Says what the rows of the update matrices are."""
+    figure.axes[0].set_title(figure.axes[0].get_title() + "\n(of one image's tokens; cls: of all images)")
+    return figure
 
 
 def _states_axis(ax: Any, measured: Measured, label: str = "layer $l$") -> None:
@@ -309,10 +328,10 @@ def _states_axis(ax: Any, measured: Measured, label: str = "layer $l$") -> None:
 
 def _plain_log_ticks(ax: Any) -> None:
     """Numbers such as 2, 5 and 10 on a logarithmic axis that spans little."""
-    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     ax.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
-    ax.yaxis.set_major_formatter(ScalarFormatter())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 
@@ -342,15 +361,13 @@ def _points(eigenvalues: Any) -> tuple[list[float], list[float]]:
     return [p[0] for p in pairs], [p[1] for p in pairs]
 
 
-def _legend(figure: Any, ax: Any, colour: str | None = None) -> None:
+def _legend(figure: Any, ax: Any) -> None:
     """The legend of `ax` under the whole figure, where it covers nothing."""
     handles, labels = ax.get_legend_handles_labels()
-    columns = 3 if len(labels) % 3 == 0 else min(len(labels), 4)
+    columns = 3 if len(labels) % 3 == 0 else min(len(labels), 5)
     half = len(labels) // 2
     if len(labels) in (4, 6, 8) and labels[half].endswith("surrogate"):
         columns = half  # one row a model
         order = [i for pair in zip(range(half), range(half, 2 * half)) for i in pair]
         handles, labels = [handles[i] for i in order], [labels[i] for i in order]
-    legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.6)
-    for text in legend.get_texts() if colour else []:
-        text.set_color(colour)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.6)

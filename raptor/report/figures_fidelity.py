@@ -8,18 +8,14 @@ import numpy as np
 
 from raptor.certificate import Certificate
 from raptor.curves import Array, Curves
+from raptor.report.style import GROUP_COLOURS, GROUP_MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart with any colour vision; dashes and markers say the same again
-GROUP_STYLES = {
-    "all": ("#000000", "o"),
-    "cls": ("#D55E00", "s"),
-    "registers": ("#009E73", "^"),
-    "patches": ("#0072B2", "D"),
-}
+# dashes and markers say again what colours say
+GROUP_STYLES = {group: (colour, GROUP_MARKERS[group]) for group, colour in GROUP_COLOURS.items()}
 NULL_STYLES = {
     "identity": ("#999999", ":"),
     "mean": ("#CC79A7", "-."),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from raptor.report.style import BLACK, BLUE, GREY, LINE_COLOUR, ORANGE, PALETTE, use_style, whole_numbers
+from raptor.report.style import BLACK, BLUE, GREEN, LINE_COLOUR, ORANGE, PALETTE, use_style, whole_numbers
 
 SIDES = ("teacher", "surrogate")
 Changed = dict[str, Any]
@@ -50,7 +50,8 @@ def figure_repetition(changed: Changed) -> Any:
             rows = [row for row in found["rows"] if row["phase"] == j + 1]
             ratio = [row["times"] / length for row in rows]
             style = dict(
-                color=PALETTE[1 + j % (len(PALETTE) - 1)], marker="o", linestyle="-" if side == "teacher" else (0, (4, 2)),
+                color=PALETTE[1 + j % (len(PALETTE) - 1)], marker="o",
+                linestyle="-" if side == "teacher" else (0, (4, 2)),
                 markerfacecolor=None if side == "teacher" else "white",
                 label=f"phase {j + 1} ({length} blocks)" + (f", {side}" if len(sides) > 1 else ""),
             )  # fmt: skip
@@ -80,9 +81,9 @@ def figure_extrapolation(changed: Changed) -> Any:
     panels = [
         ("turn", "angle to $a_L$ (rad)", BLUE),
         ("speed", "turn in one step (rad)", ORANGE),
-        ("norm", "norm", BLACK),
+        ("norm", "mean token norm", BLACK),
     ]
-    panels += [("agreement", "predictions kept (%)", GREY)] if "agreement" in found else []
+    panels += [("agreement", "predictions kept (%)", GREEN)] if "agreement" in found else []
     figure, axes = plt.subplots(1, len(panels), figsize=(2.7 * len(panels), 3.0), squeeze=False)
     for ax, (name, label, colour) in zip(axes[0], panels):
         values = np.array(found[name], dtype=float) * (100 if name == "agreement" else 1)

@@ -23,7 +23,7 @@ function draw(id) {
   const chart = page.charts[id], values = valuesOf(id), box = figure(id), plot = box.querySelector(".plot");
   const { traces, layout } = figureOf(chart, values, state.hidden[id]);
   Plotly.react(plot, traces, layout, { displayModeBar: false, responsive: true, scrollZoom: false });
-  drawLegend(id, shown(chart.series, values));
+  if (chart.kind !== "heatmap") drawLegend(id, shown(chart.series, values));
   const readout = box.querySelector(".readout");
   if (readout) readout.textContent = readoutOf(chart, values);
   if (box.querySelector("details.data").open) fillTable(id);
@@ -45,22 +45,35 @@ function readoutOf(chart, values) {
 }
 
 function drawLegend(id, series) {
-  const box = figure(id), names = [...new Map(series.map((s) => [s.name, s])).values()];
+  const box = figure(id), names = legendItems(series);
   let legend = box.querySelector(".legend");
   if (!legend) {
     legend = element("div", { className: "legend", role: "group", "aria-label": "Show or hide curves" });
     box.querySelector(".plot").after(legend);
   }
-  const key = names.map((s) => s.name).join("\n") + theme();
+  const key = names.map((s) => s.key).join("\n") + theme();
   if (legend.dataset.key === key) return;
   legend.dataset.key = key;
-  legend.hidden = page.charts[id].kind === "heatmap" || names.length < 2;
+  legend.hidden = names.length < 2 || page.charts[id].extra.large === true;
   legend.replaceChildren(...names.map((s) => legendButton(id, s)));
+}
+
+// One entry a curve; where teacher and surrogate share their colours, one a colour and one a side.
+function legendItems(series) {
+  const items = new Map();
+  for (const s of series) {
+    const key = s.base || s.name;
+    if (!items.has(key)) items.set(key, { key, text: key, colour: s.colour, side: s.base && s.side !== "null" ? "teacher" : s.side });
+  }
+  if (series.some((s) => s.base && s.side === "surrogate")) {
+    for (const side of ["teacher", "surrogate"]) items.set(`side:${side}`, { key: `side:${side}`, text: side, colour: "soft", side });
+  }
+  return [...items.values()];
 }
 
 function legendButton(id, s) {
   const hidden = state.hidden[id];
-  const button = element("button", { type: "button", "aria-pressed": String(!hidden.has(s.name)) });
+  const button = element("button", { type: "button", "aria-pressed": String(!hidden.has(s.key)) });
   const mark = document.createElementNS(SVG, "svg"), stroke = document.createElementNS(SVG, "line");
   mark.setAttribute("width", 22);
   mark.setAttribute("height", 8);
@@ -68,10 +81,10 @@ function legendButton(id, s) {
   const dash = { surrogate: "5 3", null: "2 2" }[s.side] || "none";
   for (const [k, v] of Object.entries({ x1: 0, x2: 22, y1: 4, y2: 4, stroke: colourOf(s.colour), "stroke-width": 3, "stroke-dasharray": dash })) stroke.setAttribute(k, v);
   mark.append(stroke);
-  button.append(mark, s.name);
+  button.append(mark, s.text);
   button.addEventListener("click", () => {
-    if (hidden.has(s.name)) hidden.delete(s.name); else hidden.add(s.name);
-    button.setAttribute("aria-pressed", String(!hidden.has(s.name)));
+    if (hidden.has(s.key)) hidden.delete(s.key); else hidden.add(s.key);
+    button.setAttribute("aria-pressed", String(!hidden.has(s.key)));
     draw(id);
   });
   return button;

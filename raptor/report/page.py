@@ -59,7 +59,7 @@ def build_section(make: Callable[[Results], Section], results: Results) -> Secti
 
 def _page(results: Results, sections: list[Section], data: str) -> str:
     title = results.facts.get("name") or results.folder.resolve().name
-    links = "".join(f'<a href="#{s.id}">{escape(s.title)}</a>' for s in sections)
+    links = "".join(f'<a href="#{s.id}">{escape(s.nav)}</a>' for s in sections)
     body = "".join(_section(section) for section in sections)
     scripts = "".join(f"<script>{_text(name)}</script>" for name in ("draw.js", "strip.js", "page.js"))
     return (
@@ -67,7 +67,8 @@ def _page(results: Results, sections: list[Section], data: str) -> str:
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
-        f"<title>{escape(str(title))} · depth as a dynamical system</title><style>{_text('page.css')}</style></head><body>"
+        f"<title>{escape(str(title))} · depth as a dynamical system</title>"
+        f"<style>{_text('page.css')}</style></head><body>"
         '<a class="skip" href="#glance">Skip to the results</a>'
         f'<header class="bar"><span class="brand">raptor</span><nav aria-label="Sections">{links}</nav>'
         '<button id="theme" type="button" aria-label="Switch between light and dark">◐</button></header>'
@@ -83,7 +84,7 @@ def _page(results: Results, sections: list[Section], data: str) -> str:
 def _section(section: Section) -> str:
     head = f'<section id="{section.id}"><h2>{escape(section.title)}</h2>'
     if section.hint and not section.charts and not section.html and not section.after:
-        return f'{head}{_hint(section)}</section>'
+        return f"{head}{_hint(section)}</section>"
     lead = paragraph(section.lead, "lead") if section.lead else ""
     controls = f'<div class="controls" data-section="{section.id}"></div>' if section.controls else ""
     charts = "".join(_chart(chart) for chart in section.charts)
@@ -106,7 +107,9 @@ def _chart(chart: Chart) -> str:
         for kind in ("png", "svg", "csv")
     )
     wide = " wide" if chart.wide else ""
-    readout = '<p class="readout" aria-live="polite"></p>' if chart.extra.get("readout") or chart.kind == "paths" else ""
+    readout = (
+        '<p class="readout" aria-live="polite"></p>' if chart.extra.get("readout") or chart.kind == "paths" else ""
+    )
     return (
         f'<figure class="chart{wide}" id="chart-{chart.id}" data-chart="{chart.id}"><div class="chart-head">'
         f'<h3>{escape(chart.title)}</h3><div class="downloads">{buttons}</div></div>'

@@ -18,12 +18,13 @@ from PIL import Image
 from torch import Tensor
 
 from raptor.data import iterate, open_data
-from raptor.open import open_vit, saved_folder
+from raptor.open import open_pair, open_vit, saved_folder
 from raptor.vit import ViT
 
 NUM_FIT = 64  # images the components are fitted on, the shown ones among them
-SPREAD = 2.5  # standard deviations from the middle of a colour channel to its end
+SPREAD = 2.0  # standard deviations from the middle of a colour channel to its end
 PICTURE_SIDE = 128
+MAX_GRID = 24  # finer grids of patches are averaged down, to keep the page small
 
 
 def measure_strips(teacher: ViT, surrogate: ViT | None, data: str, num_images: int) -> dict[str, Any]:
@@ -70,20 +71,14 @@ def measure_strips(teacher: ViT, surrogate: ViT | None, data: str, num_images: i
 
 
 def open_run(folder: Path, config: dict[str, Any], device: str) -> tuple[ViT, ViT | None]:
-    """Teacher and surrogate of a run folder: the surrogate saved there, the teacher named in its config."""
-    saved = saved_folder(str(folder))
-    name = config.get("model")
+    """Teacher and surrogate of a run folder: the models saved there, else the one its config names."""
     options = {key: config[key] for key in ("weights", "size") if config.get(key) is not None}
-    if saved is None:
-        if name is None:
-            raise ValueError(f"{folder} holds no model, and no config.yaml that names one")
-        return open_vit(str(name), device=device, **options), None
-    own = open_vit(str(folder), device=device)
-    if not own.phases:
-        return own, None
-    if name is None:
-        raise ValueError(f"{folder} holds a surrogate, but no config.yaml that names its teacher")
-    return open_vit(str(name), device=device, **options), own
+    if saved_folder(str(folder)) is not None:
+        surrogate, teacher = open_pair(folder, teacher=config.get("model"), device=device, **options)
+        return teacher, surrogate
+    if config.get("model") is None:
+        raise ValueError(f"{folder} holds no model, and no config.yaml that names one")
+    return open_vit(str(config["model"]), device=device, **options), None
 
 
 def teacher_colours(patches: Sequence[Tensor]) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]], list[float]]:
@@ -136,12 +131,18 @@ def _patches(vit: ViT, images: Tensor) -> list[Tensor]:
 
 
 def _sprite(colours: Sequence[Tensor], grid: tuple[int, int]) -> Tensor:
-    return torch.cat([c.reshape(*grid, 3) for c in colours], dim=1)
+    """Maps (P, 3) of every layer side by side, (H, (L+1) W, 3)."""
+    maps = torch.stack([c.reshape(*grid, 3) for c in colours]).permute(0, 3, 1, 2)
+    if max(grid) > MAX_GRID:
+        maps = torch.nn.functional.interpolate(maps, [min(side, MAX_GRID) for side in grid], mode="area")
+    return torch.cat(list(maps.permute(0, 2, 3, 1)), dim=1)
 
 
 def _picture(image_chw: Tensor, vit: ViT) -> Tensor:
     """A normalised image back in 0..1, (H, W, 3), at most 128 px wide."""
-    mean, std = (torch.tensor(v, device=image_chw.device).view(3, 1, 1) for v in (vit.preprocess.mean, vit.preprocess.std))
+    mean, std = (
+        torch.tensor(v, device=image_chw.device).view(3, 1, 1) for v in (vit.preprocess.mean, vit.preprocess.std)
+    )
     picture = (image_chw * std + mean).clamp(0, 1)
     if picture.shape[-1] > PICTURE_SIDE:
         picture = torch.nn.functional.interpolate(picture[None], PICTURE_SIDE, mode="area")[0]

@@ -42,7 +42,7 @@ def use_style() -> Any:
     """matplotlib's pyplot with the project's look set."""
     import matplotlib.pyplot as plt
 
-    plt.rcParams.update(STYLE)
+    plt.rcParams.update(STYLE)  # type: ignore[arg-type]
     return plt
 
 

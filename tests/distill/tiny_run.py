@@ -1,8 +1,9 @@
-"""A teacher and a run small enough to repeat many times. As a script: one `distill` run with options given as JSON."""
+"""A teacher and a run small enough to repeat many times. As a script: runs given as JSON."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from raptor.distill import Distilled, distill
+from raptor.distill import Distilled, distill, trainer
 from raptor.open import open_vit
 from raptor.vit import ViT
 
@@ -20,7 +21,7 @@ RECIPE = dict(
     last_phase_weights=dict(cls=0.34, registers=0.33, patches=0.33),
     stage2_weights=dict(cls=0.45, registers=0.10, patches=0.45), budget="12steps", augment="crop",
 )  # fmt: skip
-OPTIONS = dict(phases=[2, 2], limit=64, val_images=8, device="cpu")
+OPTIONS = dict(phases=[2, 2], limit=64, val_images=8, phase_images=32, device="cpu")
 
 
 def tiny_teacher(depth: int = 4, **changes: Any) -> ViT:
@@ -38,9 +39,11 @@ def tiny_teacher(depth: int = 4, **changes: Any) -> ViT:
 
 
 def write_recipe(folder: Path, **changes: Any) -> str:
-    """A recipe file; JSON is YAML."""
+    """A recipe file; JSON is YAML. Several processes may write the same one at once."""
     path = folder / "recipe.yaml"
-    path.write_text(json.dumps({**RECIPE, **changes}))
+    own = folder / f"recipe-{os.getpid()}"
+    own.write_text(json.dumps({**RECIPE, **changes}))
+    os.replace(own, path)
     return str(path)
 
 
@@ -60,10 +63,26 @@ def blocks_of(result: Distilled) -> dict[str, Tensor]:
     return result.surrogate.model.shared_blocks.state_dict()  # type: ignore[union-attr, operator]
 
 
-if __name__ == "__main__":
+def run_and_report(out: Path, options: dict[str, Any], report: Path) -> None:
+    """A run in a process of its own, with few checkpoints; what went wrong is left in `report`."""
     torch.set_num_threads(1)
-    given = json.loads(sys.argv[2])
-    done = tiny_run(Path(sys.argv[1]), **given)
-    rank = getattr(torch.distributed, "get_rank", int)() if torch.distributed.is_initialized() else 0
-    total = sum(float(v.double().abs().sum()) for v in blocks_of(done).values())
-    print(f"checksum {rank} {total!r}", flush=True)
+    trainer.NUM_CHECKPOINTS = 4
+    try:
+        tiny_run(out, **options)
+    except ValueError as error:
+        report.write_text(str(error))
+
+
+def main() -> None:
+    """Runs one after the other, given as JSON {out: options}; each rank leaves what it ended with beside `out`."""
+    torch.set_num_threads(1)
+    for out, options in json.loads(sys.argv[1]).items():
+        done = tiny_run(Path(out), **options)
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        total = sum(float(v.double().abs().sum()) for v in blocks_of(done).values())
+        report = {"checksum": total, "r2": done.summary["validation"]["r2_last"], "folder": str(done.folder)}
+        Path(f"{out}-rank{rank}.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -7,14 +7,18 @@ from typing import Any
 from raptor.report.charts import GROUP_NAMES, Chart, Control, Section, number, percent
 from raptor.report.results import Results
 
-LEAD = "Images of one class start together with all others and end in a basin of their own. Turn the plot; move the depth."
+LEAD = (
+    "Images of one class start together with all others and end in a basin of their own. Turn the plot; move the depth."
+)
 GROUPS = ("cls", "patches", "registers")
 
 
 def basins(results: Results) -> Section:
-    section = Section("basins", "Class basins", LEAD)
+    section = Section("basins", "Basins", "Class basins", LEAD)
     measured = results.get("dynamics") or {}
-    found = {side: measured[side]["basins"] for side in ("teacher", "surrogate") if (measured.get(side) or {}).get("basins")}
+    found = {
+        side: measured[side]["basins"] for side in ("teacher", "surrogate") if (measured.get(side) or {}).get("basins")
+    }
     if not found:
         section.hint = f"raptor dynamics {results.folder} --data DATA --out {results.folder}"
         return section
@@ -51,7 +55,9 @@ def _paths(found: dict[str, Any], measured: dict[str, Any]) -> Chart:
                     "name": name, "x": x, "y": y, "z": z, "colour": f"palette-{i}", "axes": axes,
                     "when": {"tokens": [group], "model": [side]},
                 })  # fmt: skip
-    controls = [Control("depth", "Depth", [(str(l), f"layer {l}") for l in range(num_states)], str(num_states - 1), True)]
+    controls = [
+        Control("depth", "Depth", [(str(l), f"layer {l}") for l in range(num_states)], str(num_states - 1), True)
+    ]
     if len(found) > 1:
         controls.insert(0, Control("model", "Model", [(side, side) for side in found], "teacher"))
     names = class_names(measured, next(iter(found.values())))
@@ -67,8 +73,18 @@ def _paths(found: dict[str, Any], measured: dict[str, Any]) -> Chart:
 def _curves(found: dict[str, Any], phases: list[int] | None) -> list[Chart]:
     charts = []
     for quantity, title, unit, caption in (
-        ("accuracy", "Nearest class mean", "accuracy (%)", "Look for the layer where classes become readable. Dotted: chance."),
-        ("scatter_ratio", "Separation", "between / within scatter", "Above 1, classes lie further apart than they are wide."),
+        (
+            "accuracy",
+            "Nearest class mean",
+            "accuracy (%)",
+            "Look for the layer where classes become readable. Dotted: chance.",
+        ),
+        (
+            "scatter_ratio",
+            "Separation",
+            "between / within scatter",
+            "Above 1, classes lie further apart than they are wide.",
+        ),
     ):
         scale = 100 if quantity == "accuracy" else 1
         series = [

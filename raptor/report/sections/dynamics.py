@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from raptor.report.charts import EVERY, GROUP_NAMES, Chart, Section, finite_values, group_control, number
+from raptor.report.charts import EVERY, Chart, Section, finite_values, group_control, number, series_name
+from raptor.report.markup import bullet_list
 from raptor.report.results import Results
 from raptor.report.sections.modes import mode_charts
 from raptor.report.sections.stability import stability_charts
@@ -36,7 +37,7 @@ PANELS: tuple[Panel, ...] = (
 
 
 def dynamics(results: Results) -> Section:
-    section = Section("dynamics", "Depth as a dynamical system", LEAD)
+    section = Section("dynamics", "Dynamics", "Depth as a dynamical system", LEAD)
     measured = results.get("dynamics")
     if not measured:
         section.hint = f"raptor dynamics {results.folder} --data DATA --out {results.folder}"
@@ -50,12 +51,24 @@ def dynamics(results: Results) -> Section:
     more: tuple[Callable[..., list[Chart]], ...] = (stability_charts, mode_charts)
     for charts in more:
         section.charts += charts(sides, phases)
-    missing = [name for name in ("direction", "rank", "stability", "modes") if name not in sides.get("teacher", {})]
+    section.html = _findings(sides)
+    known = sides.get("teacher") or {}
+    missing = [name for name in ("direction", "rank", "stability", "modes") if not known.get(name)]
     if missing or "surrogate" not in sides:
         section.hint = f"raptor dynamics {results.folder} --data DATA --out {results.folder}"
         lacking = missing + ([] if "surrogate" in sides else ["the surrogate"])
         section.hint_reason = f"Not measured: {', '.join(lacking)}."
     return section
+
+
+def _findings(sides: dict[str, Any]) -> str:
+    """The findings of each side in words, folded away."""
+    html = ""
+    for side, measures in sides.items():
+        lines = [*(measures.get("findings") or []), *(measures.get("notes") or [])]
+        if lines:
+            html += f"<details><summary>In words: the {side}</summary>{bullet_list(lines)}</details>"
+    return html
 
 
 def _groups(sides: dict[str, Any]) -> list[str]:
@@ -76,7 +89,7 @@ def _panel(
     for side, measures in sides.items():
         spreads = (measures.get(measure) or {}).get(quantity) or {}
         for group in GROUPS:
-            if group in spreads:
+            if group in spreads.keys():  # noqa: SIM118 - a list here is damage, and must not pass
                 spread = spreads[group]
                 series.append({**line(group, side, spread["mean"], spread), "when": {"tokens": [group, EVERY]}})
     return Chart(
@@ -88,10 +101,9 @@ def _panel(
 
 def line(group: str, side: str, values: list[Any], spread: dict[str, Any] | None = None) -> dict[str, Any]:
     """A curve over depth from index 0, with the middle half of the images as its band where it is known."""
-    name = GROUP_NAMES.get(group, group) + (", surrogate" if side == "surrogate" else "")
     quantiles = (spread or {}).get("quantiles") or {}
     return {
-        "name": name, "x": list(range(len(values))), "y": values, "colour": group, "side": side,
+        **series_name(group, side), "x": list(range(len(values))), "y": values,
         "lower": quantiles.get("q25"), "upper": quantiles.get("q75"),
     }  # fmt: skip
 

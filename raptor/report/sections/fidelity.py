@@ -10,12 +10,14 @@ from raptor.report.results import Results
 
 LEAD = (
     "Run from the same first state, the surrogate must follow its teacher through every layer, not only arrive. "
-    "Grey curves are null models: what comes for free."
+    "Dotted curves are null models: what comes for free."
 )
 METRICS = (
     ("r2", "R² of the states", "R²", "1 is perfect. Look for the surrogate staying above every null model.", (-1, 1)),
-    ("relative", "Relative error", "E|a − ã| / E|a|", "0 is perfect. Look for errors that build up with depth.", (0, 2)),
-    ("cosine", "Direction", "mean cosine over tokens", "1 is perfect. Look for a token group that turns away.", (-0.25, 1)),
+    ("relative", "Relative error", "E|a − ã| / E|a|", "0 is perfect. Look for errors that build up with depth.",
+     (0, 2)),
+    ("cosine", "Direction", "mean cosine over tokens", "1 is perfect. Look for a token group that turns away.",
+     (-0.25, 1)),
     ("bounded_r2", "Shape, up to scale and offset", "squared correlation",
      "1 is perfect. Far above the plain R² where the surrogate is right but for its scale.", (0, 1)),
 )  # fmt: skip
@@ -28,7 +30,7 @@ NULLS = {
 
 
 def fidelity(results: Results) -> Section:
-    section = Section("fidelity", "Surrogate against teacher", LEAD)
+    section = Section("fidelity", "Fidelity", "Surrogate against teacher", LEAD)
     certificate, summary = results.get("certificate"), results.get("summary")
     measured = certificate or (summary or {}).get("validation")
     if not measured or not measured.get("curves"):
@@ -62,23 +64,14 @@ def _curve(
                 "name": NULLS.get(name, f"null: {name}"), "x": layers, "y": null[group][metric],
                 "colour": f"null-{name}", "side": "null", "when": {"tokens": [group]},
             })  # fmt: skip
-    own = finite_values([v for s in series if s.get("side") != "null" for v in s["y"]])
-    low, high = limits
-    band = [min([low if low >= 0 else max(low, min(_drawn(series), default=low)), *own]), max([high, *own])]
-    if metric == "relative":
-        band = [0, min(max(_drawn(series), default=1) * 1.05, max([2.0, *own]))]
     first = measured["curves"].get("all") or next(iter(measured["curves"].values()))
     known = finite_values(first[metric])
     alt = f"{title} over {len(first[metric])} layers, all tokens: from {number(known[0] if known else None)} at the "
     alt += f"first layer to {number(known[-1] if known else None)} at the last."
     return Chart(
         id=f"fidelity-{metric.replace('_', '-')}", kind="lines", title=title, caption=caption, alt=alt, series=series,
-        x={"label": "layer", "integer": True}, y={"label": label, "range": band}, phases=phases,
+        x={"label": "layer", "integer": True}, y={"label": label, "clip": limits}, phases=phases,
     )  # fmt: skip
-
-
-def _drawn(series: list[dict[str, Any]]) -> list[float]:
-    return finite_values([v for s in series for v in s["y"]])
 
 
 def _costs(certificate: dict[str, Any]) -> Chart | None:
@@ -90,14 +83,17 @@ def _costs(certificate: dict[str, Any]) -> Chart | None:
             "name": side, "x": [cost["flops"] / 1e9], "y": [cost["block_parameters"] / 1e6], "colour": f"side-{side}",
             "text": [f"{1e3 * cost['seconds_per_image']:.2f} ms an image"], "side": side,
         }
-        for side, cost in costs.items()
+        for side in ("teacher", "surrogate")
+        for cost in [costs[side]]
     ]  # fmt: skip
-    teacher, surrogate = costs["teacher"], costs["surrogate"]
+    words = [
+        f"{side}: {costs[side]['block_parameters'] / 1e6:.2f} M and {costs[side]['flops'] / 1e9:.3g} GFLOPs"
+        for side in ("teacher", "surrogate")
+    ]
     return Chart(
         id="costs", kind="points", title="Parameters against FLOPs",
         caption="Look for a fall straight down: fewer parameters for the same work.",
-        alt=f"Teacher: {teacher['block_parameters'] / 1e6:.2f} M block parameters and {teacher['flops'] / 1e9:.3g} GFLOPs; "
-        f"surrogate: {surrogate['block_parameters'] / 1e6:.2f} M and {surrogate['flops'] / 1e9:.3g} GFLOPs.",
+        alt=f"Block parameters and FLOPs. {'; '.join(words)}.",
         series=series, x={"label": "GFLOPs an image", "from_zero": True},
         y={"label": "block parameters (M)", "from_zero": True}, extra={"large": True},
     )  # fmt: skip
@@ -130,7 +126,10 @@ def _tables(certificate: dict[str, Any], summary: dict[str, Any]) -> str:
         value = percent(entry["value"])
         rows.append((name.replace("_", " "), value, f"{percent(entry.get('lower'))} to {percent(entry.get('upper'))}"))
     validation = summary.get("validation") or {}
-    for name, label in (("recovery_head", "accuracy kept, teacher's head"), ("recovery", "accuracy kept, refitted probe")):
+    for name, label in (
+        ("recovery_head", "accuracy kept, teacher's head"),
+        ("recovery", "accuracy kept, refitted probe"),
+    ):
         if validation.get(name) is not None:
             rows.append((label, percent(validation[name]), "on the run's validation images"))
     if rows:
@@ -150,7 +149,7 @@ def _tables(certificate: dict[str, Any], summary: dict[str, Any]) -> str:
 
 
 def _cost_rows(costs: dict[str, Any]) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for label, name, scale in (
         ("parameters (M)", "num_parameters", 1e6),
         ("block parameters (M)", "block_parameters", 1e6),
@@ -158,5 +157,5 @@ def _cost_rows(costs: dict[str, Any]) -> list[tuple[str, ...]]:
         ("milliseconds an image", "seconds_per_image", 1e-3),
     ):
         old, new = costs["teacher"][name] / scale, costs["surrogate"][name] / scale
-        rows.append((label, number(old), number(new), number(new / old if old else None)))
+        rows.append((label, number(old), number(new), f"{new / old:.2f}" if old else "–"))
     return rows

@@ -18,7 +18,7 @@ def glance(results: Results) -> Section:
     if num_layers:
         html += depth_drawing(int(num_layers), results.phase_lengths)
         html += paragraph(_reading(results, int(num_layers)), "drawing-note")
-    return Section("glance", "At a glance", html=html + cards(_cards(results, facts)))
+    return Section("glance", "Glance", "At a glance", html=html + cards(_cards(results, facts)))
 
 
 def verdict(results: Results) -> str:
@@ -64,7 +64,9 @@ def _surrogate_verdict(results: Results) -> str:
     verb = "stands in" if k == 1 else "stand in"
     parts = [f"{blocks} {verb} for the {sum(lengths)} blocks of {name}"]
     if found["r2_last"] is not None:
-        parts.append(f"R² {found['r2_last']:.2f} at the last layer, {found['r2_lowest']:.2f} at the lowest")
+        lowest = found["r2_lowest"]
+        where = "layer, its lowest" if lowest == found["r2_last"] else f"layer and at least {lowest:.2f} at every other"
+        parts.append(f"R² {found['r2_last']:.2f} at the last {where}")
     if found["relative"] is not None:
         parts.append(f"relative error at most {found['relative']:.2f} at any layer")
     if found["agreement"] is not None:
@@ -118,7 +120,7 @@ def _reading(results: Results, num_layers: int) -> str:
     if not lengths or sum(lengths) != num_layers:
         return f"The {num_layers} blocks of the model, from input (left) to output (right)."
     if results.get("certificate") or results.get("summary"):
-        return "Above, the teacher's blocks, coloured by phase. Below, the surrogate: each block repeats with tied weights."
+        return "Above, the teacher's blocks, coloured by phase. Below, the surrogate: each block repeats, weights tied."
     return "Above, the model's blocks, coloured by phase. Below, what a surrogate would be: one tied block a phase."
 
 

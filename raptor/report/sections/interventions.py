@@ -1,133 +1,124 @@
-"""Interventions: blocks swapped, repeated, run on past the end.
-
-What was measured differs from one intervention to the next, so this section goes by shape: a matrix becomes a heatmap,
-lists of equal length become curves, rows become a table, single numbers another.
-"""
+"""Interventions: blocks swapped, phases run shorter and longer, a surrogate run past its last layer."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from raptor.report.charts import Chart, Section, finite_values, number
-from raptor.report.markup import bullet_list, escape, table
+from raptor.report.charts import GROUP_NAMES, Chart, Control, Section, finite_values, number
+from raptor.report.markup import bullet_list
 from raptor.report.results import Results
 
 LEAD = "If depth is recurrence, blocks of one phase may change places, and a tied block may run on. Break it and see."
-AXES = ("layers", "layer", "steps", "counts", "repetitions", "times", "pairs", "extra", "distance", "num_steps")
-CAPTIONS = {
-    "swaps": "Look for squares: swaps within a phase should cost little, across phases a lot.",
-    "repetition": "Look for how far a block can be repeated before the states leave the path.",
-    "extrapolation": "Look for states that settle when the last block runs on.",
-}
+Sides = dict[str, dict[str, Any]]
 
 
 def interventions(results: Results) -> Section:
-    section = Section("interventions", "Interventions", LEAD)
+    section = Section("interventions", "Interventions", "Interventions", LEAD)
     measured = results.get("interventions")
     if not measured:
-        section.hint = f"raptor dynamics {results.folder} --data DATA --out {results.folder} --interventions true"
+        section.hint = f"raptor dynamics {results.folder} --data DATA --interventions true"
         return section
     if measured.get("findings"):
         section.html = bullet_list(measured["findings"])
-    for side in ("teacher", "surrogate"):
-        for name, entry in (measured.get(side) or {}).items():
-            charts, html = _shown(side, str(name), entry, results.phase_lengths)
-            section.charts += charts
-            section.after += html
+    sides = {side: measured[side] for side in ("teacher", "surrogate") if measured.get(side)}
+    made = [
+        _swaps(_part(sides, "swaps")),
+        _repetition(_part(sides, "repetition")),
+        _past(_part(sides, "extrapolation")),
+    ]
+    section.charts = [chart for chart in made if chart]
     return section
 
 
-def _shown(side: str, name: str, entry: Any, phases: list[int] | None) -> tuple[list[Chart], str]:
-    """Charts and tables of one intervention."""
-    title, caption = f"{_words(name).capitalize()}, {side}", CAPTIONS.get(name, "")
-    if _rows(entry):
-        return [], _row_table(title, entry)
-    if not isinstance(entry, dict):
-        entry = {name: entry}
-    charts = [
-        _matrix_chart(f"{name}-{side}-{key}", _title(title, key, name), caption, key, value)
-        for key, value in entry.items()
-        if _matrix(value)
-    ]
-    curves = _curves(f"{name}-{side}", title, caption, entry, phases)
-    html = "".join(_row_table(_title(title, key, name), value) for key, value in entry.items() if _rows(value))
-    numbers = [(_words(key), number(value)) for key, value in entry.items() if _is_number(value)]
-    if numbers:
-        html += table((title, "value"), numbers)
-    return charts + ([curves] if curves else []), html
+def _part(sides: Sides, name: str) -> Sides:
+    return {side: parts[name] for side, parts in sides.items() if parts.get(name)}
 
 
-def _matrix_chart(id: str, title: str, caption: str, key: str, matrix: list[list[Any]]) -> Chart:
-    values = finite_values([v for row in matrix for v in row])
-    return Chart(
-        id=_slug(id), kind="heatmap", title=title, caption=caption, series=[{"name": title, "z": matrix, "cuts": {}}],
-        alt=f"{title}: {len(matrix)} by {len(matrix[0])} values from {number(min(values, default=None))} to "
-        f"{number(max(values, default=None))}.",
-        x={"label": "block"}, y={"label": "block"}, extra={"unit": _words(key)},
-    )  # fmt: skip
+def _words(measure: str) -> str:
+    """`turn_cls` as `turn of cls`, `agreement` as it is."""
+    name, _, group = measure.partition("_")
+    return f"{name} of {GROUP_NAMES.get(group, group)}" if group else name
 
 
-def _curves(id: str, title: str, caption: str, entry: dict[str, Any], phases: list[int] | None) -> Chart | None:
-    lists = {key: value for key, value in entry.items() if _numbers(value)}
-    axis = next((key for key in AXES if key in lists), None)
-    length = len(lists[axis]) if axis else max((len(v) for v in lists.values()), default=0)
-    ys = {key: value for key, value in lists.items() if key != axis and len(value) == length}
-    if length < 2 or not ys:
+def _unit(measure: str) -> str:
+    units = {"agreement": "share of predictions that stay", "norm": "|x|", "speed": "radians a step"}
+    return units.get(measure, "turn of the last state (radians)")
+
+
+def _controls(found: Sides, measures: list[str], start: str) -> list[Control]:
+    options = [(m, _words(m)) for m in measures]
+    controls = [Control("measure", "Measure", options, start if start in measures else measures[0])]
+    sides = [(side, side) for side in found]
+    return [Control("model", "Model", sides, sides[0][0]), *controls] if len(sides) > 1 else controls
+
+
+def _swaps(found: Sides) -> Chart | None:
+    if not found:
         return None
-    x = lists[axis] if axis else list(range(1, length + 1))
-    by_depth = axis in ("layers", "layer")
+    first = next(iter(found.values()))
+    measures = [m for m, value in first.items() if m.startswith("turn_") or (m == "agreement" and value)]
+    lengths = first["phases"]
     series = [
-        {"name": _words(key), "x": x, "y": value, "colour": f"palette-{i}"}
-        for i, (key, value) in enumerate(ys.items())
-    ]
-    ends = "; ".join(f"{s['name']} from {number(s['y'][0])} to {number(s['y'][-1])}" for s in series)
+        {"name": side, "z": swaps[m], "cuts": {"phases": lengths}, "unit": _unit(m),
+         "when": {"model": [side], "measure": [m]}}
+        for side, swaps in found.items()
+        for m in measures
+        if m in swaps
+    ]  # fmt: skip
+    compared = first["compared"]["turn_all"]
     return Chart(
-        id=_slug(id), kind="lines", title=title, caption=caption, alt=f"{title}: {ends}.", series=series,
-        x={"label": _words(axis or "index"), "integer": True}, y={"label": _words(next(iter(ys))) if len(ys) == 1 else ""},
-        phases=phases if by_depth else None,
+        id="swaps", kind="heatmap", title="Two blocks swapped", series=series,
+        caption="Look at the squares: a swap within a phase should cost less than one across.",
+        alt=f"Turn of the last state when two blocks are swapped: {number(compared['within'])} radians within a phase, "
+        f"{number(compared['across'])} across phases.",
+        x={"label": "block", "integer": True}, y={"label": "block", "integer": True},
+        controls=[*_controls(found, measures, "turn_all"), Control("k", "Phases", [("phases", "phases")], "phases")],
+        extra={"unit": _unit("turn"), "what": "blocks"},
     )  # fmt: skip
 
 
-def _row_table(title: str, rows: list[dict[str, Any]]) -> str:
-    head = list(dict.fromkeys(key for row in rows for key in row))
-    head = [key for key in head if all(_is_plain(row.get(key)) for row in rows)]
-    cells = [[_cell(row.get(key)) for key in head] for row in rows[:200]]
-    return f"<h4>{escape(title)}</h4>" + table([_words(key) for key in head], cells) if head else ""
+def _repetition(found: Sides) -> Chart | None:
+    if not found:
+        return None
+    rows = next(iter(found.values()))["rows"]
+    measures = [m for m in rows[0] if m.startswith("turn_") or m == "agreement"]
+    series = []
+    for side, repetition in found.items():
+        for phase in sorted({row["phase"] for row in repetition["rows"]}):
+            own = [row for row in repetition["rows"] if row["phase"] == phase]
+            for m in measures:
+                series.append({
+                    "name": f"phase {phase} (× {own[0]['length']})", "x": [row["times"] / row["length"] for row in own],
+                    "y": [row.get(m) for row in own], "colour": f"palette-{phase - 1}", "unit": _unit(m),
+                    "when": {"model": [side], "measure": [m]},
+                })  # fmt: skip
+    turns = finite_values([row["turn_all"] for row in rows])
+    return Chart(
+        id="repetition", kind="lines", title="A phase run shorter and longer", series=series,
+        caption="1 is the model as it is. Look for a flat curve: a phase that bears being run on.",
+        alt=f"Turn of the last state as each phase runs one time fewer to twice as often: at most {number(max(turns))} "
+        "radians.",
+        x={"label": "times the phase runs, over its own count"}, y={"label": "", "from_zero": True},
+        controls=_controls(found, measures, "turn_all"), extra={"mark": 1},
+    )  # fmt: skip
 
 
-def _title(title: str, key: str, name: str) -> str:
-    return title if key == name else f"{title}: {_words(key)}"
-
-
-def _words(name: str) -> str:
-    return str(name).replace("_", " ")
-
-
-def _slug(text: str) -> str:
-    return "".join(c if c.isascii() and c.isalnum() else "-" for c in text)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, int | float | str | bool) or _numbers(value)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(number(v) for v in value)
-    return number(value) if value is None or _is_number(value) else str(value)
-
-
-def _numbers(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(v is None or _is_number(v) for v in value)
-
-
-def _matrix(value: Any) -> bool:
-    return isinstance(value, list) and len(value) > 1 and all(_numbers(r) and len(r) == len(value[0]) for r in value)
-
-
-def _rows(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
+def _past(found: Sides) -> Chart | None:
+    if not found:
+        return None
+    first = next(iter(found.values()))
+    measures = [m for m in ("speed", "turn", "norm", "agreement") if first.get(m)]
+    series = [
+        {"name": _words(m), "x": past["layers"], "y": past[m], "colour": f"side-{side}", "unit": _unit(m),
+         "when": {"model": [side], "measure": [m]}}
+        for side, past in found.items()
+        for m in measures
+    ]  # fmt: skip
+    speeds = finite_values(first["speed"])
+    return Chart(
+        id="extrapolation", kind="lines", title="Run on past the last layer", series=series,
+        caption="The surrogate's last block keeps running. Look for a speed that falls: the state settles.",
+        alt=f"Past layer {first['layers'][0]} the speed goes from {number(speeds[0])} to {number(speeds[-1])} radians.",
+        x={"label": "layer", "integer": True}, y={"label": "", "from_zero": True},
+        controls=_controls(found, measures, "speed"), wide=True,
+    )  # fmt: skip

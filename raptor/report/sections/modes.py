@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from raptor.report.charts import EVERY, GROUP_NAMES, Chart, number
+from raptor.report.charts import EVERY, Chart, number, series_name
 
 GROUPS = ("all", "cls", "registers", "patches")
-MAX_POINTS = 320  # eigenvalues drawn for one group of one side
+MAX_POINTS = 96  # eigenvalues drawn for one group of one side
 
 
 def mode_charts(sides: dict[str, Any], phases: list[int] | None) -> list[Chart]:
@@ -17,10 +17,6 @@ def mode_charts(sides: dict[str, Any], phases: list[int] | None) -> list[Chart]:
         if measures.get("modes")
     }
     return [_eigenvalues(found), _spectrum(found), _reconstruction(found, phases), _sweep(found)] if found else []
-
-
-def _name(group: str, side: str) -> str:
-    return GROUP_NAMES.get(group, group) + (", surrogate" if side == "surrogate" else "")
 
 
 def _each(found: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
@@ -33,16 +29,16 @@ def _eigenvalues(found: dict[str, Any]) -> Chart:
         flat = [v for row in modes["eigenvalues"] for v in row if v and v[0] is not None and v[1] is not None]
         flat = flat[:: -(-len(flat) // MAX_POINTS) or 1]
         series.append({
-            "name": _name(group, side), "x": [v[0] for v in flat], "y": [v[1] for v in flat], "colour": group,
-            "side": side, "when": {"tokens": [group, EVERY]},
+            **series_name(group, side), "x": [v[0] for v in flat], "y": [v[1] for v in flat],
+            "when": {"tokens": [group, EVERY]},
         })  # fmt: skip
     side, group, first = _each(found)[0]
     radius, modulus = first["spectral_radius"]["mean"], first["median_modulus"]["mean"]
     return Chart(
         id="eigenvalues", kind="points", title="DMD eigenvalues", series=series,
         caption="Inside the circle contracts, the angle rotates. Look for a cluster near +1.",
-        alt=f"Eigenvalues on the complex plane; {_name(group, side)}: mean spectral radius {number(radius)}, "
-        f"median modulus {number(modulus)}.",
+        alt=f"Eigenvalues on the complex plane; {series_name(group, side)['name']}: mean spectral radius "
+        f"{number(radius)}, median modulus {number(modulus)}.",
         x={"label": "real part"}, y={"label": "imaginary part"}, extra={"circle": True},
     )  # fmt: skip
 
@@ -54,7 +50,7 @@ def _spectrum(found: dict[str, Any]) -> Chart:
         values = spread["mean"]
         top = values[0] or 1.0
         series.append({
-            "name": _name(group, side), "x": list(range(1, len(values) + 1)), "colour": group, "side": side,
+            **series_name(group, side), "x": list(range(1, len(values) + 1)),
             "y": [None if v is None else v / top for v in values], "when": {"tokens": [group, EVERY]},
         })  # fmt: skip
     return Chart(
@@ -68,18 +64,18 @@ def _spectrum(found: dict[str, Any]) -> Chart:
 def _reconstruction(found: dict[str, Any], phases: list[int] | None) -> Chart:
     series = []
     for side, group, modes in _each(found):
-        for kind, spread in (("image", modes["reconstruction_error"]), ("pooled", modes["pooled"]["reconstruction_error"])):
-            if kind == "pooled" and side == "teacher" or kind == "image":
-                name = _name(group, side) + (", one pooled fit" if kind == "pooled" else "")
-                series.append({
-                    "name": name, "x": list(range(len(spread["mean"]))), "y": spread["mean"], "colour": group,
-                    "side": "null" if kind == "pooled" else side,
-                    "when": {"tokens": [group] if kind == "pooled" else [group, EVERY]},
-                })  # fmt: skip
+        values = modes["reconstruction_error"]["mean"]
+        layers = list(range(len(values)))
+        when = {"tokens": [group, EVERY]}
+        series.append({**series_name(group, side), "x": layers, "y": values, "when": when})
+        if side == "teacher":
+            pooled = {"name": "one pooled fit", "base": "one pooled fit", "colour": group, "side": "null"}
+            values = modes["pooled"]["reconstruction_error"]["mean"]
+            series.append({**pooled, "x": layers, "y": values, "when": {"tokens": [group]}})
     rank = _each(found)[0][2].get("rank")
     return Chart(
         id="reconstruction", kind="lines", title="Rebuilt by a linear operator", series=series, phases=phases,
-        caption=f"Error of t steps of a rank-{rank} linear map. Small is nearly linear; ten modes of twelve steps fit almost anything.",
+        caption=f"Error of t steps of a rank-{rank} linear map. Small is nearly linear, but a high rank fits anything.",
         alt=f"Reconstruction error of exact DMD at rank {rank} over depth, by token group.",
         x={"label": "layer", "integer": True}, y={"label": "relative error", "from_zero": True},
     )  # fmt: skip
@@ -92,8 +88,8 @@ def _sweep(found: dict[str, Any]) -> Chart:
         ranks = sorted(sweep, key=int)
         if ranks:
             series.append({
-                "name": _name(group, side), "x": [int(r) for r in ranks],
-                "y": [sweep[r]["median_modulus"]["mean"] for r in ranks], "colour": group, "side": side,
+                **series_name(group, side), "x": [int(r) for r in ranks],
+                "y": [sweep[r]["median_modulus"]["mean"] for r in ranks],
                 "when": {"tokens": [group, EVERY]},
             })  # fmt: skip
     return Chart(

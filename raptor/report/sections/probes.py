@@ -8,11 +8,13 @@ from raptor.report.charts import Chart, Section, number, percent
 from raptor.report.markup import table
 from raptor.report.results import TASKS, Results
 
-LEAD = "One linear head on frozen features, trained alike on both sides: do the surrogate's states still hold the answers?"
+LEAD = (
+    "One linear head on frozen features, trained alike on both sides: do the surrogate's states still hold the answers?"
+)
 
 
 def probes(results: Results) -> Section:
-    section = Section("probes", "Linear probes", LEAD)
+    section = Section("probes", "Probes", "Linear probes", LEAD)
     found = {task: results.files[f"probe-{task}"] for task in TASKS if f"probe-{task}" in results.files}
     missing = [task for task in TASKS if task not in found]
     if missing:

@@ -13,10 +13,12 @@ LEAD = (
 
 
 def seen(results: Results) -> Section:
-    section = Section("seen", "What the model sees", LEAD)
+    section = Section("seen", "Images", "What the model sees", LEAD)
     images = results.get("images")
     if not images or not images.get("images"):
-        section.hint = f"raptor report {results.folder} --data DATA"
+        has_model = (results.folder / "surrogate").is_dir() or results.config.get("model")
+        verb = "report {} --data DATA" if has_model else "distill MODEL --data DATA --k 3 --out {}"
+        section.hint = f"raptor {verb.format(results.folder)}"
         section.hint_reason = results.notes.get("images", "")
         return section
     section.html = '<div id="strip" class="strip"></div>'
@@ -30,5 +32,6 @@ def _caption(images: dict[str, object]) -> str:
     ends = [finite_values(row["cosine"])[-1] for row in rows if row.get("cosine")]
     text = f"Images of {images.get('data', 'the data')}. Look for objects that appear out of the ground."
     if ends:
-        text += f" At the last layer the mean cosine between teacher and surrogate patches is {number(sum(ends) / len(ends))}."
+        mean = number(sum(ends) / len(ends))
+        text += f" At the last layer the mean cosine between teacher and surrogate patches is {mean}."
     return text

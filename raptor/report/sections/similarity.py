@@ -8,25 +8,27 @@ from raptor.report.charts import GROUP_NAMES, Chart, Control, Section, finite_va
 from raptor.report.results import Results, chosen_phases
 
 LEAD = (
-    "Each cell compares the same token after two blocks. Bright squares on the diagonal are stretches of depth that do "
+    "Each cell compares the same token after two blocks. Squares along the diagonal are stretches of depth that do "
     "much the same thing: the phases."
 )
 
 
 def similarity(results: Results) -> Section:
-    section = Section("similarity", "Depth falls into phases", LEAD)
+    section = Section("similarity", "Phases", "Depth falls into phases", LEAD)
     entries = (results.get("phases") or {}).get("models") or []
     if not entries:
         section.hint = f"raptor phases MODEL --out {results.folder}"
         return section
-    section.charts = [_heatmap(entries)]
-    section.charts += [chart for chart in (_gains(entries), _outliers(entries)) if chart.series]
+    section.charts = [_heatmap(entries, results.phase_lengths)]
+    section.charts += [chart for chart in (_gains(entries), _outliers(entries, results.phase_lengths)) if chart.series]
     return section
 
 
-def _heatmap(entries: list[dict[str, Any]]) -> Chart:
+def _heatmap(entries: list[dict[str, Any]], phases: list[int] | None) -> Chart:
     names = _names(entries)
-    maps, ks, tokens = [], set(), {}
+    maps: list[dict[str, Any]] = []
+    ks: set[int] = set()
+    tokens: dict[str, str] = {}
     for name, entry in zip(names, entries):
         matrices = dict(entry["similarity"])
         if entry.get("cka"):
@@ -34,10 +36,13 @@ def _heatmap(entries: list[dict[str, Any]]) -> Chart:
         cuts = {k: cut["lengths"] for k, cut in (entry.get("phases") or {}).items()}
         ks |= {int(k) for k in cuts}
         for group, matrix in matrices.items():
-            tokens.setdefault(group, {"cka": "linear CKA"}.get(group, GROUP_NAMES.get(group, group)))
-            maps.append({"name": name, "z": matrix, "cuts": cuts, "when": {"model": name, "tokens": group}})
+            tokens[group] = "linear CKA" if group == "cka" else str(GROUP_NAMES.get(group, group))
+            unit = "linear CKA" if group == "cka" else "cosine similarity"
+            when = {"model": [name], "tokens": [group]}
+            maps.append({"name": name, "z": matrix, "cuts": cuts, "unit": unit, "when": when})
     first = entries[0]
-    start = str(len(chosen_phases(first) or [0, 0]))
+    cut = phases if phases and len(phases) in ks else chosen_phases(first) or []
+    start = str(len(cut))
     controls = [Control("tokens", "Tokens", list(tokens.items()), first.get("tokens", "all"))]
     if len(entries) > 1:
         controls.insert(0, Control("model", "Model", [(n, n) for n in names], names[0]))
@@ -48,7 +53,7 @@ def _heatmap(entries: list[dict[str, Any]]) -> Chart:
     alt = (
         f"Layer by layer similarity of {names[0]}, {len(first['similarity']['all'])} layers, values from "
         f"{number(min(finite_values(values)))} to 1; cut into phases "
-        f"{' | '.join(map(str, chosen_phases(first) or []))}."
+        f"{' | '.join(map(str, cut))}."
     )
     images = f"{number(first['num_images'])} images of {first.get('data', 'the data')} at {first['image_size']} px"
     return Chart(
@@ -58,11 +63,10 @@ def _heatmap(entries: list[dict[str, Any]]) -> Chart:
         caption=f"Look for squares: move k and see where depth is cut. Mean over {images}.",
         alt=alt,
         series=maps,
-        x={"label": "layer l"},
-        y={"label": "layer m"},
+        x={"label": "layer l", "integer": True},
+        y={"label": "layer m", "integer": True},
         controls=controls,
         extra={"unit": "cosine similarity", "readout": True},
-        wide=True,
     )
 
 
@@ -78,7 +82,7 @@ def _gains(entries: list[dict[str, Any]]) -> Chart:
         id="gains",
         kind="lines",
         title="What each further cut gains",
-        caption="Look for the bend: cuts after it separate layers that were already alike.",
+        caption="Look for the bend: later cuts separate layers that were alike. Dotted: the k it suggests.",
         alt=f"The first cut gains {number(gains[0])}, the last {number(gains[-1])}; the bend suggests k = {chosen}.",
         series=series,
         x={"label": "number of phases k", "integer": True},
@@ -87,7 +91,7 @@ def _gains(entries: list[dict[str, Any]]) -> Chart:
     )
 
 
-def _outliers(entries: list[dict[str, Any]]) -> Chart:
+def _outliers(entries: list[dict[str, Any]], phases: list[int] | None) -> Chart:
     series = []
     for i, (name, entry) in enumerate(zip(_names(entries), entries)):
         outliers = entry.get("outliers") or {}
@@ -109,7 +113,7 @@ def _outliers(entries: list[dict[str, Any]]) -> Chart:
         series=series,
         x={"label": "layer", "integer": True},
         y={"label": "share of squared norm", "range": [0, 1]},
-        phases=chosen_phases(entries[0]) if len(entries) == 1 else None,
+        phases=phases if len(entries) == 1 else None,
     )
 
 

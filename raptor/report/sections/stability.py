@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from raptor.report.charts import EVERY, GROUP_NAMES, Chart, Control, number
+from raptor.report.charts import EVERY, GROUP_NAMES, Chart, Control, number, series_name
 
 MAX_PATHS = 8
 
@@ -34,8 +34,7 @@ def _sensitivity(found: dict[str, Any], phases: list[int] | None) -> Chart:
                     ends = {end: q[t][g][e] for end, name in (("lower", "q25"), ("upper", "q75"))
                             if (q := quantiles.get(name))}  # fmt: skip
                     series.append({
-                        "name": GROUP_NAMES.get(group, group) + (", surrogate" if side == "surrogate" else ""),
-                        "x": measured["layers"], "y": spread["mean"][t][g][e], "colour": group, "side": side,
+                        **series_name(group, side), "x": measured["layers"], "y": spread["mean"][t][g][e],
                         "when": {"target": [target], "eps": [str(e)], "tokens": [group, EVERY]}, **ends,
                     })  # fmt: skip
     first = next(iter(found.values()))
@@ -71,6 +70,7 @@ def _paths(found: dict[str, Any], phases: list[int] | None) -> Chart:
                     path = measured["path"][t][g][e][i]
                     series.append({
                         "name": f"from layer {layers[i]}" + (", surrogate" if side == "surrogate" else ""),
+                        "base": f"from layer {layers[i]}",
                         "x": list(range(len(path))), "y": path, "colour": f"ramp-{i / max(len(layers) - 1, 1):.3f}",
                         "side": side, "when": {"target": [target], "eps": [str(e)]},
                     })  # fmt: skip

@@ -1,0 +1,222 @@
+"""Cost of the dynamics suite against the passes it cannot do without, and of batched DMD against PyDMD, in one run.
+
+    python benchmarks/dynamics.py --out docs/results/dynamics-benchmark.json
+    python benchmarks/dynamics.py --only dmd --threads 2
+
+suite: `measure_dynamics` over `--images` noise images, divided by the bare forward pass over the same images plus the
+perturbation passes that the suite asks for (the same blocks run from the same layers in fp32, nothing measured). Also
+without stability, against the bare forward pass alone. Compiling happens in a first run and is stated apart.
+
+dmd: the same float64 trajectories fitted by `fit_dmd` all at once and by PyDMD in a loop, at the same rank, with the
+same number of threads (torch's and numpy's alike). Both give eigenvalues, amplitudes and modes ("with modes"); the
+second ratio leaves modes and amplitudes out of ours alone, which is what the suite's rank sweep uses. Eigenvalues are
+compared in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+
+from raptor.data.stream import Batch
+from raptor.dynamics import Stability, fit_dmd
+from raptor.dynamics.measure import STABILITY_BATCH, measure_dynamics
+from raptor.dynamics.stability import full_precision
+from raptor.open import open_vit
+from raptor.trajectory import autocast
+from raptor.vit import ViT
+
+
+class Repeated:
+    """`num_images` noise images as batches: the same two buffers over and over, so that only the model is measured."""
+
+    def __init__(self, num_images: int, batch: int, size: int, device: str, num_classes: int = 10):
+        self.sizes = [min(batch, num_images - start) for start in range(0, num_images, batch)]
+        self.buffers = [torch.randn(batch, 3, size, size, device=device) for _ in range(2)]
+        self.num_classes = num_classes
+
+    def __iter__(self) -> Iterator[Batch]:
+        for i, num in enumerate(self.sizes):
+            labels = torch.arange(num) % self.num_classes  # on the host, as data keeps them
+            yield Batch(self.buffers[i % 2][:num], labels, torch.arange(num))
+
+
+def seconds(function: Callable[[], Any], device: str) -> float:
+    _sync(device)
+    start = time.monotonic()
+    function()
+    _sync(device)
+    return time.monotonic() - start
+
+
+def _sync(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def bare_pass(vit: ViT, batches: Repeated, precision: str) -> None:
+    with torch.no_grad(), autocast(precision, vit.device):
+        for batch in batches:
+            vit(batch.images)
+
+
+def perturbation_passes(vit: ViT, images: torch.Tensor) -> int:
+    """What stability has to run on `images`: clean, once more for the noise floor, and from every layer; blocks run."""
+    stability = Stability(vit.groups)
+    num_paths = len(stability.eps) * len(stability.targets)
+    num_blocks = 0
+    with full_precision(vit.device):
+        for i, some in enumerate(images.split(STABILITY_BATCH)):
+            a_0, context = vit.embed(some)
+            states = vit.unroll(a_0, context)
+            for start in [0] * (i == 0) + [layer for layer in range(vit.num_layers) for _ in range(num_paths)]:
+                vit.unroll(states[start], context, start=start)
+                num_blocks += vit.num_layers - start
+    return num_blocks
+
+
+def measure_suite(args: argparse.Namespace) -> dict[str, Any]:
+    device, precision = args.device, "bf16" if args.device == "cuda" else "fp32"
+    vit = open_vit(args.model, pretrained=False, num_classes=0, device=device)
+    size, num = vit.preprocess.size, args.images
+    batches = Repeated(num, args.batch, size, device)
+
+    def suite(stability_images: int, compile: bool) -> None:
+        measure_dynamics(
+            vit, batches, num_images=num, classes=range(5), stability_images=stability_images, precision=precision,
+            rank_images=min(64, num), compile=compile,
+        )  # fmt: skip
+
+    cuda = device == "cuda"
+    images = torch.cat([b.images for b in Repeated(args.stability_images, args.batch, size, device)])
+    num_blocks = perturbation_passes(vit, images)  # also warms up
+    bare_pass(vit, batches, precision)
+    first = seconds(lambda: suite(0, cuda), device)
+    result: dict[str, Any] = {"model": args.model, "precision": precision, "images": num, "batch": args.batch}
+    times: dict[str, list[float]] = {}
+    runs: dict[str, Callable[[], Any]] = {
+        "bare": lambda: bare_pass(vit, batches, precision),
+        "perturbations": lambda: perturbation_passes(vit, images),
+        "suite_without_stability_eager": lambda: suite(0, False),
+        "suite_eager": lambda: suite(args.stability_images, False),
+    }
+    if cuda:
+        runs["suite_without_stability_compiled"] = lambda: suite(0, True)
+        runs["suite_compiled"] = lambda: suite(args.stability_images, True)
+    for _ in range(args.repeats):
+        for name, function in runs.items():
+            times.setdefault(name, []).append(seconds(function, device))
+    median = {name: statistics.median(values) for name, values in times.items()}
+    needed = median["bare"] + median["perturbations"]
+    kinds = ("eager", "compiled") if cuda else ("eager",)
+    return result | {
+        "stability_images": args.stability_images,
+        "perturbation_passes_per_image": Stability(vit.groups).count_block_calls(vit.num_layers) / vit.num_layers,
+        "perturbation_blocks_run": num_blocks,
+        "seconds": median,
+        "seconds_to_compile": max(0.0, first - median["suite_without_stability_compiled"]) if cuda else None,
+        "ratio_to_bare_plus_perturbations": {kind: median[f"suite_{kind}"] / needed for kind in kinds},
+        "ratio_without_stability_to_bare": {
+            kind: median[f"suite_without_stability_{kind}"] / median["bare"] for kind in kinds
+        },
+    }
+
+
+def trajectories(num: int, dim: int, num_steps: int = 12, seed: int = 0) -> torch.Tensor:
+    """Smooth unit-norm paths with a spectrum like a ViT's: a slow turn plus updates that shrink with depth."""
+    generator = torch.Generator().manual_seed(seed)
+    updates = torch.randn(num, num_steps + 1, dim, generator=generator, dtype=torch.float64)
+    updates *= 0.9 ** torch.arange(num_steps + 1)[:, None]
+    x_nld = updates.cumsum(1)
+    return x_nld / x_nld.norm(dim=-1, keepdim=True)
+
+
+def pydmd_loop(x_nld: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues `(N, r)` and mode norms of PyDMD's exact DMD, one trajectory after the other."""
+    from pydmd import DMD
+
+    eigenvalues, norms = [], []
+    for x_ld in x_nld:
+        dmd = DMD(svd_rank=rank, exact=True)
+        dmd.fit(x_ld.T)
+        eigenvalues.append(dmd.eigs)
+        norms.append(np.linalg.norm(dmd.modes, axis=0))
+    return np.array(eigenvalues), np.array(norms)
+
+
+def largest_difference(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Largest distance between two spectra, each eigenvalue to the nearest of the other."""
+    distance = np.abs(ours[:, :, None] - theirs[:, None, :])
+    return float(max(distance.min(1).max(), distance.min(2).max()))
+
+
+def measure_dmd(args: argparse.Namespace, dim: int) -> dict[str, Any]:
+    warnings.filterwarnings("ignore")
+    x_nld = trajectories(args.trajectories, dim)
+    x = x_nld.numpy()
+    fits: dict[str, Any] = {}
+
+    def with_modes() -> None:
+        fit = fit_dmd(x_nld, args.rank)
+        fits["ours"], fits["modes"] = fit, fit.modes(x_nld)
+
+    def without_modes() -> None:
+        fit_dmd(x_nld, args.rank, with_modes=False)
+
+    def theirs() -> None:
+        fits["theirs"] = pydmd_loop(x, args.rank)
+
+    for warm in (with_modes, without_modes):
+        warm()
+    pydmd_loop(x[:5], args.rank)
+    times = [[seconds(f, "cpu") for f in (theirs, with_modes, without_modes)] for _ in range(args.repeats)]
+    loop, batched, lean = (min(column) for column in zip(*times))  # best of, as each is short
+    difference = largest_difference(fits["ours"].eigenvalues, fits["theirs"][0])
+    assert difference < 1e-8, f"eigenvalues differ by {difference}"
+    return {
+        "dim": dim, "layers": 12, "rank": args.rank, "trajectories": args.trajectories, "threads": args.threads,
+        "pydmd_ms_each": 1e3 * loop / len(x), "ours_with_modes_ms_each": 1e3 * batched / len(x),
+        "ours_without_modes_ms_each": 1e3 * lean / len(x), "speedup_with_modes": loop / batched,
+        "speedup_without_modes": loop / lean, "largest_eigenvalue_difference": difference,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default=None)
+    parser.add_argument("--only", choices=("suite", "dmd"), default=None)
+    parser.add_argument("--model", default="timm/vit_small_patch14_reg4_dinov2")
+    parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--stability-images", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--trajectories", type=int, default=2000)
+    parser.add_argument("--rank", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    threadpool_limits(args.threads, user_api="blas")  # numpy's BLAS, which PyDMD uses
+    device = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
+    result: dict[str, Any] = {"device": device, "torch": torch.__version__, "threads": args.threads}
+    if args.only != "dmd":
+        result["suite"] = measure_suite(args)
+    if args.only != "suite":
+        result["dmd"] = [measure_dmd(args, dim) for dim in (384, 768)]
+    print(json.dumps(result, indent=1))
+    if args.out:
+        Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+"""A sweep: named cells, each a result in a file of its own, run in any order and by several processes at once.
+
+FOLDER/cells/NAME.json    the result of a finished cell, written whole
+FOLDER/cells/NAME.claim   locked by the process that works on the cell; the lock goes when that process does
+FOLDER/cells/NAME.error   why the cell failed last time; it is tried again by the next command
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from raptor.progress import clock
+from raptor.run import Interrupted, RunError, read_json, write_text
+
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measurement of a sweep. `options` decide its result and are kept beside it."""
+
+    name: str
+    options: dict[str, Any]
+
+
+Work = Callable[[Cell], dict[str, Any]]
+"""Does a cell and gives its result as JSON holds it; picklable, since other processes call it too."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Cells in the order they are to be done, and the folder that holds their results."""
+
+    folder: Path
+    cells: tuple[Cell, ...]
+
+    def path(self, name: str, kind: str = "json") -> Path:
+        return self.folder / "cells" / f"{name}.{kind}"
+
+    def results(self) -> dict[str, dict[str, Any]]:
+        """The results that are there, by cell, in the order of the cells."""
+        found = {c.name: read_json(self.path(c.name)) for c in self.cells if self.path(c.name).exists()}
+        return {name: saved["result"] for name, saved in found.items()}
+
+    def seconds(self) -> list[float]:
+        """How long each finished cell took."""
+        return [read_json(self.path(c.name))["seconds"] for c in self.cells if self.path(c.name).exists()]
+
+    def missing(self) -> list[Cell]:
+        return [cell for cell in self.cells if not self.path(cell.name).exists()]
+
+    def missing_names(self) -> list[str]:
+        return [cell.name for cell in self.missing()]
+
+    def failed(self) -> dict[str, str]:
+        """Why each failed cell failed."""
+        return {c.name: self.path(c.name, "error").read_text() for c in self.missing() if self._has_error(c)}
+
+    def _has_error(self, cell: Cell) -> bool:
+        return self.path(cell.name, "error").exists()
+
+    def check_options(self) -> None:
+        """Refuse results that were made with other options."""
+        for cell in self.cells:
+            if not self.path(cell.name).exists():
+                continue
+            old, new = read_json(self.path(cell.name))["options"], json.loads(json.dumps(cell.options))
+            changed = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k)]
+            if changed:
+                what = "; ".join(f"{k}: {old.get(k)} -> {new.get(k)}" for k in changed[:3])
+                raise RunError(f"{self.path(cell.name)} was made with other options ({what}): choose another --out")
+
+    def select(self, names: str | None) -> Sweep:
+        """Only the cells named in `names`, separated by commas; all for None."""
+        if names is None:
+            return self
+        wanted = [name.strip() for name in names.split(",") if name.strip()]
+        known = {cell.name for cell in self.cells}
+        strange = [name for name in wanted if name not in known]
+        if strange or not wanted:
+            missing = strange[0] if strange else names
+            raise ValueError(f"no cell {missing!r}: choose from {', '.join(cell.name for cell in self.cells)}")
+        return Sweep(self.folder, tuple(cell for cell in self.cells if cell.name in wanted))
+
+
+def run_sweep(
+    sweep: Sweep, work: Work, *, jobs: int = 1, cells: str | None = None, max_seconds: float | None = None
+) -> dict[str, dict[str, Any]]:
+    """Do the cells that have no result yet; gives the results of the whole sweep, by cell.
+
+    Args:
+        work: does one cell.
+        jobs: processes that work at the same time on this machine. Other commands on the same folder may help.
+        cells: only these, separated by commas.
+        max_seconds: stop after so long; a training run writes its checkpoint and goes on with the next command.
+    """
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    sweep.check_options()
+    chosen = sweep.select(cells)
+    (sweep.folder / "cells").mkdir(parents=True, exist_ok=True)
+    deadline = None if max_seconds is None else time.time() + max_seconds
+    if chosen.missing():
+        if jobs == 1:
+            do_cells(chosen, work, deadline, jobs)
+        else:
+            _do_in_processes(chosen, work, deadline, min(jobs, len(chosen.missing())))
+    for name, reason in chosen.failed().items():
+        _say(f"cell {name} failed: {reason.strip().splitlines()[-1]} (see {chosen.path(name, 'error')})")
+    return sweep.results()
+
+
+def do_cells(sweep: Sweep, work: Work, deadline: float | None = None, jobs: int = 1, parent: int | None = None) -> None:
+    """Do, in this process, every cell that has no result and that no other process works on.
+
+    deadline: a `time.time()` to stop at. parent: the process that started this one; without it no new cell is begun.
+    """
+    with stopping(deadline):
+        try:
+            for cell in sweep.cells:
+                if _is_past(deadline) or parent not in (None, os.getppid()):
+                    raise Interrupted("no time left, or nobody to work for")
+                _do_cell(sweep, cell, work, jobs)
+        except (Interrupted, KeyboardInterrupt):
+            _say(f"stopped with {len(sweep.missing())} cells left: the same command goes on from there")
+            if not _is_past(deadline):
+                raise KeyboardInterrupt from None
+
+
+def _is_past(deadline: float | None) -> bool:
+    return deadline is not None and time.time() >= deadline
+
+
+def _do_cell(sweep: Sweep, cell: Cell, work: Work, jobs: int) -> None:
+    with claim(sweep.path(cell.name, "claim")) as mine:
+        if not mine or sweep.path(cell.name).exists():
+            return
+        began = time.monotonic()
+        sweep.path(cell.name, "error").unlink(missing_ok=True)
+        try:
+            result = work(cell)
+        except Interrupted:
+            raise
+        except Exception:  # one bad cell must not cost the others
+            write_text(sweep.path(cell.name, "error"), traceback.format_exc())
+            return
+        seconds = round(time.monotonic() - began, 2)
+        saved = {"cell": cell.name, "options": cell.options, "seconds": seconds, "result": plain(result)}
+        write_text(sweep.path(cell.name), json.dumps(saved, allow_nan=False))
+        _say(f"{cell.name} in {clock(seconds)}; {time_left(sweep, jobs)}")
+
+
+def time_left(sweep: Sweep, jobs: int) -> str:
+    """How many cells are done and how long the rest will take, from the mean of those done."""
+    seconds, num_left = sweep.seconds(), len(sweep.missing())
+    text = f"{len(seconds)} of {len(sweep.cells)} cells"
+    if seconds and num_left:
+        left = sum(seconds) / len(seconds) * -(-num_left // jobs)
+        text += f", about {clock(left)} left"
+    return text
+
+
+@contextmanager
+def claim(path: Path) -> Iterator[bool]:
+    """Whether this process may work on what `path` stands for.
+
+    The claim is a lock on the file, so that it ends with the process that holds it, however that ends.
+    """
+    file: TextIO = path.open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)  # a forked process may still hold the file open
+        file.close()
+
+
+@contextmanager
+def stopping(deadline: float | None) -> Iterator[None]:
+    """Inside, SIGTERM and the deadline (`time.time()`) interrupt as Ctrl-C does; training loops end at a checkpoint."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGALRM)
+    old = [signal.signal(signal.SIGTERM, _interrupt), signal.signal(signal.SIGALRM, _pass_on)]
+    if deadline is not None:
+        signal.setitimer(signal.ITIMER_REAL, max(0.001, deadline - time.time()))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in zip(numbers, old):
+            signal.signal(number, handler)
+
+
+def _interrupt(*_signal: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _pass_on(*_signal: object) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)  # a training loop listens for this one
+
+
+def _do_in_processes(sweep: Sweep, work: Work, deadline: float | None, jobs: int) -> None:
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_worker, args=(sweep, work, deadline, jobs, os.getpid())) for _ in range(jobs)]
+    with stopping(None):
+        try:
+            for worker in workers:
+                worker.start()
+            while any(worker.is_alive() for worker in workers):
+                time.sleep(POLL_SECONDS)
+        except KeyboardInterrupt:
+            for worker in workers:
+                if worker.is_alive():
+                    worker.terminate()
+            raise
+        finally:
+            for worker in workers:
+                worker.join()
+    codes = [worker.exitcode for worker in workers if worker.exitcode]
+    if codes and sweep.missing():
+        _say(f"{len(codes)} of {jobs} processes ended early (exit {codes[0]}): the same command goes on from there")
+
+
+def _worker(sweep: Sweep, work: Work, deadline: float | None, jobs: int, parent: int) -> None:
+    os.setpgrp()  # Ctrl-C reaches the parent alone, which passes it on once: twice would not wait for a checkpoint
+    try:
+        do_cells(sweep, work, deadline, jobs, parent)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@dataclass
+class Outcome:
+    """What an experiment leaves: NAME.json in its folder, a table to print, and figures."""
+
+    name: str
+    folder: Path
+    values: dict[str, Any]
+    table: str
+    figures: list[Path]
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.values
+
+    def text(self) -> str:
+        return "\n".join([self.table, f"written to {self.folder}/{self.name}.json"])
+
+
+def write_outcome(
+    name: str, folder: Path, started: float, device: str, values: dict[str, Any], table: str, figures: list[Path]
+) -> Outcome:
+    """Write NAME.json and NAME.md, and give the outcome."""
+    from raptor.provenance import provenance
+
+    values = plain({**provenance(started, device), "experiment": name, **values})
+    write_text(folder / f"{name}.json", json.dumps(values, indent=1, allow_nan=False) + "\n")
+    write_text(folder / f"{name}.md", table + "\n")
+    return Outcome(name, folder, values, table, figures)
+
+
+def plain(value: Any) -> Any:
+    """A result as JSON holds it: numbers that are not finite as None."""
+    if isinstance(value, dict):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table as Markdown: numbers to three digits, None as a dash."""
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return "\n".join([*lines, *("| " + " | ".join(map(_shown, row)) + " |" for row in rows)])
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,183 @@
+"""The paper's claims against our numbers: "paper says / we measured / agrees?", computed from the experiments' JSON."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from raptor.experiments.cells import markdown, plain
+from raptor.experiments.verdicts import (
+    Claim,
+    claims_ablation,
+    claims_partitions,
+    claims_stochastic_depth,
+    claims_swaps,
+    claims_table1,
+    claims_untrained,
+)
+from raptor.run import read_json, write_text
+
+Values = dict[str, Any]
+
+
+class Section(NamedTuple):
+    """One experiment on the page."""
+
+    title: str
+    question: str
+    claims: Callable[[Values | None], list[Claim]]
+    figure: str
+
+
+SECTIONS = {
+    "stochastic-depth": Section(
+        "When block recurrence emerges",
+        "Teachers trained from scratch with more and more stochastic depth, and a raptor of each.",
+        claims_stochastic_depth,
+        "stochastic-depth",
+    ),
+    "untrained": Section(
+        "Whether training makes it",
+        "A trained teacher, the weights it started from, and a twin that learned few images by heart.",
+        claims_untrained,
+        "untrained",
+    ),
+    "partitions": Section(
+        "Whether it matters where depth is cut",
+        "The same teacher, the same budget, and different contiguous partitions.",
+        claims_partitions,
+        "partitions",
+    ),
+    "swaps": Section(
+        "Whether phases are functional",
+        "Every pair of blocks exchanged, within a phase and across phases.",
+        claims_swaps,
+        "swaps",
+    ),
+    "ablation": Section(
+        "What each ingredient adds",
+        "The same total steps a row; rows 1 to 4 are stage-1 blocks chained, rows 1 to 5 under the untouched head.",
+        claims_ablation,
+        "ablation",
+    ),
+    "table1": Section(
+        "How much a surrogate keeps",
+        "Linear probes of the teacher and of surrogates, several distillation seeds each.",
+        claims_table1,
+        "figure5",
+    ),
+}
+
+
+@dataclass
+class Page:
+    """The claims table and the page around it."""
+
+    claims: list[Claim]
+    path: Path
+    table: str
+
+    def to_dict(self) -> Values:
+        return plain({"claims": [claim._asdict() for claim in self.claims], "path": str(self.path)})
+
+    def text(self) -> str:
+        return f"{self.table}\nwritten to {self.path}"
+
+
+def run(*, results: str = "docs/results", out: str | None = None) -> Page:
+    """Write the page "paper says / we measured / agrees?" from the JSON files the experiments left.
+
+    Args:
+        results: folder that holds them, in itself or in folders inside it.
+        out: the page; by default experiments.md in that folder.
+    """
+    folder = Path(results)
+    if not folder.is_dir():
+        raise ValueError(f"no folder {folder}: give --results, where the experiments wrote their JSON")
+    path = Path(out) if out else folder / "experiments.md"
+    found = find_results(folder)
+    every = [claim for name, section in SECTIONS.items() for claim in _claims(name, section, found)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, page(found, path.parent))
+    return Page(every, path, claims_table(every))
+
+
+def find_results(folder: Path) -> dict[str, list[tuple[Path, Values]]]:
+    """The experiments' JSON files under `folder`, by experiment."""
+    found: dict[str, list[tuple[Path, Values]]] = defaultdict(list)
+    for path in sorted([*folder.glob("*.json"), *folder.glob("*/*.json")]):
+        values = read_json(path)
+        if isinstance(values, dict) and values.get("experiment") in SECTIONS:
+            found[values["experiment"]].append((path, values))
+    return found
+
+
+def page(found: dict[str, list[tuple[Path, Values]]], base: Path) -> str:
+    """The whole page, figures and files linked relative to `base`."""
+    every = [claim for name, section in SECTIONS.items() for claim in _claims(name, section, found)]
+    parts = [
+        "# The paper's small-scale experiments, run again",
+        "Every number on this page is computed from the JSON files named below by `raptor reproduce claims`. "
+        'What has not been run says "not run"; its recipe is in `raptor/recipes`.',
+        "## Paper says / we measured / agrees?",
+        claims_table(every),
+    ]
+    for name, section in SECTIONS.items():
+        parts += [f"## {section.title}", section.question]
+        for path, values in found.get(name, []):
+            parts += _shown(path, values, section, base)
+        if not found.get(name):
+            parts.append(f"Not run: `raptor reproduce {name} --help` says how.")
+    return "\n\n".join(parts) + "\n"
+
+
+def claims_table(claims: list[Claim]) -> str:
+    return markdown(
+        ("experiment", "paper says", "we measured", "agrees?"),
+        [[c.where, c.says, c.measured, c.agrees] for c in claims],
+    )
+
+
+def _claims(name: str, section: Section, found: dict[str, list[tuple[Path, Values]]]) -> list[Claim]:
+    runs = found.get(name) or [(Path(), None)]
+    return [
+        claim._replace(where=name if values is None else f"{name}, {run_label(values)}")
+        for _, values in runs
+        for claim in section.claims(values)
+    ]
+
+
+def _shown(path: Path, values: Values, section: Section, base: Path) -> list[str]:
+    """One run: how it was made, its table and its figure."""
+    where = path.relative_to(base) if path.is_relative_to(base) else path
+    parts = [f"### {run_label(values)}", f"`{values['command']}` on {values['device']} ([{where}]({where}))."]
+    if values.get("missing"):
+        parts.append(f"Not run yet: {', '.join(values['missing'])}.")
+    table = path.with_suffix(".md")
+    if table.exists():
+        parts.append(table.read_text().strip())
+    image = path.with_name(f"{section.figure}.png")
+    if image.exists():
+        parts.append(f"![{section.title}]({where.parent / image.name})")
+    return parts
+
+
+def run_label(values: Values) -> str:
+    """What a run was made on, in a few words: its teacher if it names one, and its data."""
+    settings = values.get("settings", {})
+    model = settings.get("model")
+    names = [Path(model).name if model and model.startswith("timm/") else None, data_label(settings.get("data", ""))]
+    return ", ".join(name for name in names if name)
+
+
+def data_label(spec: str) -> str:
+    """The data's own name, without its folder, archive parts and ending: `tiny-imagenet-100`."""
+    if spec.startswith(("cifar10", "cifar100")):
+        return spec.partition(":")[0]
+    last = Path(spec.split(",")[0].rstrip("/")).name
+    last = re.sub(r"\.(zip|tar)$", "", last)
+    return re.sub(r"[-_](train|val|test|\*|\{).*$", "", last).rstrip("-_*")

@@ -1,0 +1,39 @@
+"""Figure 5: accuracy as a share of the teacher's, and R2, against k; drawn from the results of table1."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from raptor.experiments.cells import Outcome, markdown, write_outcome
+from raptor.experiments.small import sweep_results
+from raptor.experiments.table1 import shown
+
+
+def run(*, table: str = "runs/table1", out: str | None = None) -> Outcome:
+    """Draw accuracy as a share of the teacher's, and R2, against k from the results of `raptor reproduce table1`.
+
+    Args:
+        table: folder that holds table1.json.
+        out: folder for the figure; by default the same.
+    """
+    from raptor.report.figures_experiments import figure_recovery
+    from raptor.report.style import save_figure
+
+    started = time.monotonic()
+    rows = sweep_results(table, "table1")["rows"]
+    students = [row for row in rows if row["k"] != "teacher"]
+    if not students or len(students) == len(rows):
+        raise ValueError(f"{table} needs the teacher and at least one k: finish raptor reproduce table1 first")
+    folder = Path(out or table)
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = save_figure(figure_recovery(rows), folder / "figure5")
+    points = [_point(row) for row in students]
+    lines = [[p["k"], shown(p["recovery"], percent=True), shown(p["r2"]), shown(p["bounded_r2"])] for p in points]
+    text = markdown(("k", "accuracy, share of the teacher's", "R2 last layer", "bounded R2"), lines)
+    return write_outcome("figure5", folder, started, "cpu", {"points": points}, text, figures)
+
+
+def _point(row: dict[str, Any]) -> dict[str, Any]:
+    return {"k": int(row["k"]), "recovery": row["scores"]["classify"]["recovery"], **row["r2"]["all"]}

@@ -1,0 +1,95 @@
+"""Statistics of the experiments: z-scores, correlations with bootstrap intervals, and how a curve goes with p."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from raptor.bootstrap import interval
+
+Array = NDArray[np.float64]
+NUM_RESAMPLES = 10_000
+
+
+def off_diagonal_mean(matrix: ArrayLike) -> float:
+    """Mean entry of a layer-layer matrix (L, L) off its diagonal."""
+    m = np.asarray(matrix, dtype=np.float64)
+    return float(m[~np.eye(len(m), dtype=bool)].mean())
+
+
+def within_phases_mean(matrix: ArrayLike, lengths: Sequence[int]) -> float | None:
+    """Mean entry off the diagonal of pairs of layers in one phase; None when every phase is one layer."""
+    m = np.asarray(matrix, dtype=np.float64)
+    phase = np.repeat(np.arange(len(lengths)), lengths)
+    pairs = (phase[:, None] == phase[None, :]) & ~np.eye(len(m), dtype=bool)
+    return float(m[pairs].mean()) if pairs.any() else None
+
+
+def z_score(value: float, sample: Sequence[float]) -> dict[str, Any]:
+    """How far `value` lies from the mean of `sample`, in its sample deviations; and the share of the sample below it.
+
+    z is None where the sample has fewer than two values or does not vary.
+    """
+    x = np.asarray(sample, dtype=np.float64)
+    mean = float(x.mean()) if len(x) else None
+    deviation = float(x.std(ddof=1)) if len(x) > 1 else None
+    z = (value - mean) / deviation if mean is not None and deviation else None
+    below = float((x < value).mean()) if len(x) else None
+    return {"value": float(value), "mean": mean, "deviation": deviation, "z": z, "below": below, "num": len(x)}
+
+
+def ranks(values: ArrayLike) -> Array:
+    """Ranks 1..N along the last axis, ties given their mean rank."""
+    x = np.asarray(values, dtype=np.float64)
+    below = (x[..., None, :] < x[..., :, None]).sum(-1)
+    equal = (x[..., None, :] == x[..., :, None]).sum(-1)
+    return below + (equal + 1) / 2.0
+
+
+def pearson(x: Array, y: Array) -> Array:
+    """Correlation along the last axis; NaN where one side does not vary."""
+    x, y = x - x.mean(-1, keepdims=True), y - y.mean(-1, keepdims=True)
+    scale = np.sqrt((x**2).sum(-1) * (y**2).sum(-1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(scale > 0, (x * y).sum(-1) / scale, np.nan)
+
+
+def correlation(x: Sequence[float], y: Sequence[float], seed: int = 0) -> dict[str, Any]:
+    """Pearson's and Spearman's correlation of pairs, each with a 95 % percentile interval over resampled pairs.
+
+    A resample in which one side does not vary has no correlation and is left out. None where there are fewer than three
+    pairs or one side does not vary.
+    """
+    a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    assert a.shape == b.shape and a.ndim == 1
+    found: dict[str, Any] = {"num": len(a)}
+    drawn = np.random.default_rng(seed).integers(max(1, len(a)), size=(NUM_RESAMPLES, len(a)))
+    for name, turn in (("pearson", np.asarray), ("spearman", ranks)):
+        value = float(pearson(turn(a), turn(b))) if len(a) > 2 else np.nan
+        if not np.isfinite(value):
+            found[name] = None
+            continue
+        resampled = pearson(turn(a[drawn]), turn(b[drawn]))
+        lower, upper = interval(resampled[np.isfinite(resampled)])
+        found[name] = {"value": value, "lower": float(lower), "upper": float(upper)}
+    return found
+
+
+def permutation_p(x: Sequence[float], y: Sequence[float], seed: int = 0) -> float | None:
+    """Share of random pairings with a Spearman correlation at least as large (one-sided), counting the real one."""
+    a, b = ranks(x), ranks(y)
+    real = pearson(a, b)
+    if len(a) < 3 or not np.isfinite(real):
+        return None
+    rng = np.random.default_rng(seed)
+    shuffled = rng.permuted(np.tile(b, (NUM_RESAMPLES, 1)), axis=1)
+    return float(((pearson(a[None], shuffled) >= real - 1e-12).sum() + 1) / (NUM_RESAMPLES + 1))
+
+
+def trend(x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
+    """How y goes with x: correlations, and the one-sided chance of a rise (and a fall) as strong."""
+    rise, fall = permutation_p(x, y), permutation_p(x, [-v for v in y])
+    return {**correlation(x, y), "p_rise": rise, "p_fall": fall, "first": float(y[0]), "last": float(y[-1])}

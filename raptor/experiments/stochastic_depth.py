@@ -1,0 +1,176 @@
+"""Figure 4: does stochastic depth make a ViT more block-recurrent?
+
+Teachers are trained from scratch with p = 0 .. .9, the whole block dropped per sample with the same p at every depth;
+a k = 3 raptor of each is trained autoregressively alone.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from raptor.devices import pick_device
+from raptor.experiments.cells import Cell, Outcome, Sweep, markdown, run_sweep, write_outcome
+from raptor.experiments.small import (
+    Machine,
+    describe_similarity,
+    layer_similarity,
+    make_raptor,
+    small_pair,
+    small_shape,
+    small_teacher,
+    teacher_scores,
+)
+from raptor.experiments.statistics import correlation, trend
+
+COLUMNS = (
+    "p", "seed", "phases", "similarity", "within phases", "teacher", "train", "raptor", "raptor, probe", "R2 last",
+    "bounded R2 last", "bounded cls", "bounded patches",
+)  # fmt: skip
+
+
+def run(
+    *,
+    data: str,
+    p: list[float] = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9],  # noqa: B006
+    seeds: list[int] = [0],  # noqa: B006
+    more_seeds: list[int] = [1],  # noqa: B006
+    more_p: list[float] = [0.0, 0.3, 0.6, 0.9],  # noqa: B006
+    k: int = 3,
+    size: int = 64,
+    patch: int = 8,
+    dim: int = 192,
+    depth: int = 12,
+    heads: int = 3,
+    registers: int = 0,
+    rescale: bool = False,
+    teacher_budget: str = "40epochs",
+    teacher_batch: int = 512,
+    teacher_lr: float = 1e-3,
+    raptor_budget: str = "1500steps",
+    raptor_batch: int = 256,
+    recipe: str = "default",
+    limit: int | None = None,
+    val_images: int | None = None,
+    out: str = "runs/stochastic-depth",
+    jobs: int = 1,
+    cells: str | None = None,
+    max_seconds: float | None = None,
+    device: str = "auto",
+    num_workers: int = 0,
+    compile: bool | None = None,
+) -> Outcome:
+    """Train teachers with stochastic depth and a raptor of each; similarity, R2 and accuracy against p (Figure 4).
+
+    Args:
+        data: labelled images.
+        p: drop probabilities.
+        seeds: of teacher and raptor, at every p.
+        more_seeds, more_p: further seeds at these p, done last.
+        k: blocks of each raptor.
+        size, patch, dim, depth, heads, registers: the teacher's shape.
+        rescale: divide kept updates by 1 - p.
+        teacher_budget, teacher_batch, teacher_lr: training of a teacher.
+        raptor_budget, raptor_batch, recipe: training of a raptor, in the joint autoregressive stage alone.
+        limit: use only this many training images.
+        val_images: use only this many held-out images.
+        out: folder; cells that are already there are not done again.
+        jobs: processes that work at the same time. With budgets in seconds they share the machine unevenly.
+        cells: only these, separated by commas (such as p0.3-s0).
+        max_seconds: stop cleanly after so long.
+        device: auto, cpu or cuda.
+        num_workers: processes that decode images, once a job.
+        compile: compile the blocks; by default on a GPU only.
+    """
+    started = time.monotonic()
+    machine = Machine(Path(out), pick_device(device), num_workers, compile)
+    common = dict(
+        data=data, k=k, **small_shape(size, patch, dim, depth, heads, registers), rescale=rescale,
+        teacher_budget=teacher_budget, teacher_batch=teacher_batch, teacher_lr=teacher_lr, raptor_budget=raptor_budget,
+        raptor_batch=raptor_batch, recipe=recipe, limit=limit, val_images=val_images,
+    )  # fmt: skip
+    pairs = [(q, seed) for seed in seeds for q in p] + [(q, seed) for seed in more_seeds for q in more_p]
+    plan = {cell_name(q, seed): Cell(cell_name(q, seed), {**common, "drop": q, "seed": seed}) for q, seed in pairs}
+    sweep = Sweep(Path(out), tuple(plan.values()))
+    results = run_sweep(sweep, partial(one_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
+    rows = [{"cell": name, **result} for name, result in results.items()]
+    values = {"settings": common, "rows": rows, "statistics": statistics(rows), "missing": sweep.missing_names()}
+    figures = _draw(values, Path(out)) if rows else []
+    return write_outcome("stochastic-depth", Path(out), started, machine.device, values, table(rows), figures)
+
+
+def cell_name(p: float, seed: int) -> str:
+    return f"p{p:g}-s{seed}"
+
+
+def one_cell(machine: Machine, cell: Cell) -> dict[str, Any]:
+    """Train one teacher and its raptor."""
+    options = cell.options
+    pair = small_pair(options, machine)
+    folder = machine.folder / "teachers" / cell.name
+    teacher = small_teacher(options, pair, folder, machine)
+    similarity = describe_similarity(layer_similarity(teacher, pair[0], machine), options["k"])
+    raptor = make_raptor(
+        teacher, pair, similarity["phases"], machine.folder / "raptors" / cell.name, machine, recipe=options["recipe"],
+        budget=options["raptor_budget"], batch_size=options["raptor_batch"], stage1_share=0.0, seed=options["seed"],
+    )  # fmt: skip
+    return {
+        "p": options["drop"],
+        "seed": options["seed"],
+        "teacher": teacher_scores(teacher, pair, folder, machine),
+        "similarity": similarity,
+        "raptor": raptor,
+    }
+
+
+def statistics(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Trends against p, and the correlation of similarity with the last layer's R2."""
+    if len(rows) < 3:
+        return {}
+    rows = sorted(rows, key=lambda row: (row["p"], row["seed"]))
+    p = [row["p"] for row in rows]
+    columns = {name: [measure(row) for row in rows] for name, measure in MEASURES.items()}
+    pairs = [(x, y) for x in ("similarity", "within_phases") for y in ("bounded_r2", "r2")]
+    return {
+        "trends": {name: trend(p, column) for name, column in columns.items()},
+        "correlations": {f"{x}/{y}": correlation(columns[x], columns[y]) for x, y in pairs},
+    }
+
+
+MEASURES = {
+    "similarity": lambda row: row["similarity"]["off_diagonal"],
+    "within_phases": lambda row: row["similarity"]["within_phases"],
+    "bounded_r2": lambda row: row["raptor"]["bounded_r2_last"],
+    "r2": lambda row: row["raptor"]["r2_last"],
+    "bounded_r2_cls": lambda row: row["raptor"]["curves"]["cls"]["bounded_r2"][-1],
+    "bounded_r2_patches": lambda row: row["raptor"]["curves"]["patches"]["bounded_r2"][-1],
+    "teacher": lambda row: row["teacher"]["accuracy"],
+    "raptor": lambda row: row["raptor"]["accuracy"],
+    "gap": lambda row: row["teacher"]["accuracy"] - row["raptor"]["accuracy"],
+    "recovery": lambda row: row["raptor"]["accuracy"] / max(row["teacher"]["accuracy"], 1e-9),
+}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    ordered = sorted(rows, key=lambda row: (row["seed"], row["p"]))
+    return markdown(
+        COLUMNS,
+        [
+            [
+                f"{row['p']:g}", row["seed"], "+".join(map(str, row["raptor"]["phases"])),
+                MEASURES["similarity"](row), MEASURES["within_phases"](row), row["teacher"]["accuracy"],
+                row["teacher"]["train_accuracy"], row["raptor"]["accuracy"], row["raptor"]["probe"],
+                *(MEASURES[name](row) for name in ("r2", "bounded_r2", "bounded_r2_cls", "bounded_r2_patches")),
+            ]
+            for row in ordered
+        ],
+    )  # fmt: skip
+
+
+def _draw(values: dict[str, Any], folder: Path) -> list[Path]:
+    from raptor.report.figures_experiments import figure_stochastic_depth
+    from raptor.report.style import save_figure
+
+    return save_figure(figure_stochastic_depth(values["rows"], values["statistics"]), folder / "stochastic-depth")

@@ -1,0 +1,170 @@
+"""Figure 11: is block recurrence made by training? A trained teacher, the same one untrained, and one that overfits."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from raptor.data import ImageData
+from raptor.devices import pick_device
+from raptor.distill.schedule import Budget
+from raptor.experiments.cells import Cell, Outcome, Sweep, markdown, run_sweep, write_outcome
+from raptor.experiments.small import (
+    Machine,
+    Pair,
+    describe_similarity,
+    layer_similarity,
+    make_raptor,
+    small_pair,
+    small_shape,
+    small_teacher,
+    teacher_scores,
+    untrained_teacher,
+)
+from raptor.experiments.stochastic_depth import cell_name
+from raptor.run import read_summary
+from raptor.vit import ViT
+
+KINDS = ("trained", "untrained", "overfitted")
+COLUMNS = (
+    "teacher", "seed", "phases", "accuracy", "train", "similarity", "within phases", "within phases, cls",
+    "cls R2", "cls bounded R2", "cls correlation", "patches R2", "patches bounded R2",
+)  # fmt: skip
+
+
+def run(
+    *,
+    data: str,
+    teachers: str = "runs/stochastic-depth",
+    p: float = 0.3,
+    seeds: list[int] = [0],  # noqa: B006
+    k: int = 3,
+    size: int = 64,
+    patch: int = 8,
+    dim: int = 192,
+    depth: int = 12,
+    heads: int = 3,
+    registers: int = 0,
+    rescale: bool = False,
+    teacher_budget: str = "40epochs",
+    teacher_batch: int = 512,
+    teacher_lr: float = 1e-3,
+    overfit_images: int = 5000,
+    raptor_budget: str = "1500steps",
+    raptor_batch: int = 256,
+    recipe: str = "default",
+    limit: int | None = None,
+    val_images: int | None = None,
+    out: str = "runs/untrained",
+    jobs: int = 1,
+    cells: str | None = None,
+    max_seconds: float | None = None,
+    device: str = "auto",
+    num_workers: int = 0,
+    compile: bool | None = None,
+) -> Outcome:
+    """A trained teacher, its untrained start and an overfitted twin: similarity, and how well a raptor follows each.
+
+    Args:
+        data: labelled images.
+        teachers: folder of a stochastic-depth sweep; its teacher at `p` is taken if it is there, else trained here.
+        p: stochastic depth of the trained teacher.
+        seeds: of teacher and raptor.
+        k: blocks of each raptor.
+        size, patch, dim, depth, heads, registers: the teacher's shape.
+        rescale: divide kept updates by 1 - p.
+        teacher_budget, teacher_batch, teacher_lr: training of a teacher.
+        overfit_images: the overfitted twin sees only these, without augmentation, smoothing or stochastic depth.
+        raptor_budget, raptor_batch, recipe: training of a raptor, in the joint autoregressive stage alone.
+        limit: use only this many training images.
+        val_images: use only this many held-out images.
+        out: folder; cells that are already there are not done again.
+        jobs: processes that work at the same time.
+        cells: only these, separated by commas (such as untrained-s0).
+        max_seconds: stop cleanly after so long.
+        device: auto, cpu or cuda.
+        num_workers: processes that decode images, once a job.
+        compile: compile the blocks; by default on a GPU only.
+    """
+    started = time.monotonic()
+    machine = Machine(Path(out), pick_device(device), num_workers, compile)
+    common = dict(
+        data=data, k=k, **small_shape(size, patch, dim, depth, heads, registers), rescale=rescale,
+        teacher_budget=teacher_budget, teacher_batch=teacher_batch, teacher_lr=teacher_lr, raptor_budget=raptor_budget,
+        raptor_batch=raptor_batch, recipe=recipe, limit=limit, val_images=val_images, teachers=teachers,
+        overfit_images=overfit_images, p=p,
+    )  # fmt: skip
+    sweep = Sweep(
+        Path(out),
+        tuple(Cell(f"{kind}-s{s}", {**common, "kind": kind, "seed": s}) for s in seeds for kind in KINDS),
+    )
+    results = run_sweep(sweep, partial(one_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
+    rows = list(results.values())
+    values = {"settings": common, "rows": rows, "missing": sweep.missing_names()}
+    figures = _draw(values, Path(out)) if rows else []
+    return write_outcome("untrained", Path(out), started, machine.device, values, table(rows), figures)
+
+
+def one_cell(machine: Machine, cell: Cell) -> dict[str, Any]:
+    """Make one teacher and train its raptor."""
+    options = cell.options
+    pair = small_pair(options, machine)
+    teacher, folder, seen = _teacher(options, pair, machine, machine.folder / "teachers" / cell.name)
+    similarity = describe_similarity(layer_similarity(teacher, pair[0], machine), options["k"])
+    raptor = make_raptor(
+        teacher, pair, similarity["phases"], machine.folder / "raptors" / cell.name, machine, recipe=options["recipe"],
+        budget=options["raptor_budget"], batch_size=options["raptor_batch"], stage1_share=0.0, seed=options["seed"],
+    )  # fmt: skip
+    return {
+        "kind": options["kind"],
+        "seed": options["seed"],
+        "teacher": teacher_scores(teacher, (seen, pair[1]), folder, machine),
+        "similarity": similarity,
+        "raptor": raptor,
+    }
+
+
+def _teacher(options: dict[str, Any], pair: Pair, machine: Machine, folder: Path) -> tuple[ViT, Path, ImageData]:
+    """The cell's teacher, its run folder and the images it was trained on."""
+    train, held_out = pair
+    if options["kind"] == "untrained":
+        return untrained_teacher(options, len(train.classes or ()), machine.device), folder, train
+    if options["kind"] == "trained":
+        swept = Path(options["teachers"]) / "teachers" / cell_name(options["p"], options["seed"])
+        folder = swept if read_summary(swept) is not None else folder
+        return small_teacher({**options, "drop": options["p"]}, pair, folder, machine), folder, train
+    few = train.select(train.sample(min(options["overfit_images"], len(train))))
+    steps = _in_steps(options["teacher_budget"], len(train) // options["teacher_batch"])
+    plain = {**options, "drop": 0.0, "augment": "none", "smoothing": 0.0, "teacher_budget": steps}
+    return small_teacher(plain, (few, held_out), folder, machine), folder, few
+
+
+def _in_steps(budget: str, steps_per_epoch: int) -> str:
+    """A budget of epochs as steps, so that fewer images do not mean fewer of them."""
+    parsed = Budget.parse(budget)
+    return f"{max(1, round(parsed.amount * steps_per_epoch))}steps" if parsed.unit == "epochs" else budget
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    return markdown(
+        COLUMNS,
+        [
+            [
+                row["kind"], row["seed"], "+".join(map(str, row["raptor"]["phases"])), row["teacher"]["accuracy"],
+                row["teacher"]["train_accuracy"], row["similarity"]["off_diagonal"],
+                row["similarity"]["within_phases"], row["similarity"]["means"]["cls"]["within_phases"],
+                *(row["raptor"]["curves"]["cls"][name][-1] for name in ("r2", "bounded_r2", "pearson")),
+                *(row["raptor"]["curves"]["patches"][name][-1] for name in ("r2", "bounded_r2")),
+            ]
+            for row in rows
+        ],
+    )  # fmt: skip
+
+
+def _draw(values: dict[str, Any], folder: Path) -> list[Path]:
+    from raptor.report.figures_experiments import figure_untrained
+    from raptor.report.style import save_figure
+
+    return save_figure(figure_untrained(values["rows"]), folder / "untrained")

@@ -1,0 +1,270 @@
+"""Each claim of the paper as a rule over an experiment's values: what was measured, and whether it agrees.
+
+The rules, stated once: a rise with p needs Spearman's rho of at least .6 and a one-sided permutation p below .05 (`no`
+when rho is not positive); a strong correlation needs r of at least .7 and an interval above 0; else `partly`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from statistics import fmean
+from typing import Any, NamedTuple
+
+Values = dict[str, Any]
+NOT_RUN = "not run"
+STRONG_RHO, STRONG_R, MAX_P = 0.6, 0.7, 0.05
+NEAR_Z = 0.8
+PAPER_RECOVERY = {
+    "classify": {"2": 81.2 / 84.5, "3": 83.0 / 84.5, "4": 83.2 / 84.5},
+    "segment": {"2": 39.6 / 47.5, "3": 43.0 / 47.5, "4": 43.6 / 47.5},
+    "depth": {"2": 0.578 / 0.648, "3": 0.578 / 0.618, "4": 0.578 / 0.607},
+}
+
+
+class Claim(NamedTuple):
+    """One line of the table."""
+
+    says: str
+    measured: str = NOT_RUN
+    agrees: str = NOT_RUN
+    where: str = ""
+
+
+def claims_stochastic_depth(values: Values | None) -> list[Claim]:
+    """Similarity, R2 and accuracy against p, and their association."""
+    titles = {
+        "similarity": "layer-layer similarity (mean off the diagonal) rises with p",
+        "within_phases": "similarity within phases rises with p",
+        "bounded_r2": "teacher-student R2 (bounded) of the last layer rises with p",
+        "r2": "the same, plain R2",
+    }
+    peak, gap = "teacher accuracy peaks at a middle p", "the accuracy gap between teacher and raptor closes with p"
+    strong = "similarity and R2 (bounded) correlate strongly"
+    if not values or not values.get("statistics"):
+        return [Claim(says) for says in (*titles.values(), peak, gap, strong)]
+    trends = values["statistics"]["trends"]
+    claims = [Claim(says, _trend_text(trends[name]), rises(trends[name])) for name, says in titles.items()]
+    share = f"; share of the teacher's accuracy kept: {_trend_text(trends['recovery'])}"
+    claims.append(accuracy_peak(values["rows"], peak))
+    claims.append(Claim(gap, _trend_text(trends["gap"]) + share, falls(trends["gap"])))
+    found = values["statistics"]["correlations"]["similarity/bounded_r2"]
+    return [*claims, Claim(strong, _correlation_text(found), correlates(found))]
+
+
+def rises(trend: Values) -> str:
+    rho = (trend["spearman"] or {}).get("value")
+    return _monotone(rho, trend["p_rise"])
+
+
+def falls(trend: Values) -> str:
+    rho = (trend["spearman"] or {}).get("value")
+    return _monotone(None if rho is None else -rho, trend["p_fall"])
+
+
+def _monotone(rho: float | None, p: float | None) -> str:
+    if rho is None or p is None or rho <= 0:
+        return "no"
+    return "yes" if rho >= STRONG_RHO and p < MAX_P else "partly"
+
+
+def correlates(found: Values) -> str:
+    r = found["pearson"]
+    if r is None or r["value"] <= 0:
+        return "no"
+    return "yes" if r["value"] >= STRONG_R and r["lower"] > 0 else "partly"
+
+
+def accuracy_peak(rows: list[Values], says: str) -> Claim:
+    """The p with the best mean accuracy over seeds: a peak when it is neither the smallest nor the largest p."""
+    by_p = defaultdict(list)
+    for row in rows:
+        by_p[row["p"]].append(row["teacher"]["accuracy"])
+    mean = {p: fmean(values) for p, values in sorted(by_p.items())}
+    best = max(mean, key=lambda p: mean[p])
+    low, high = min(mean), max(mean)
+    text = f"best at p = {best:g}: {mean[best]:.1%}; p = {low:g}: {mean[low]:.1%}; p = {high:g}: {mean[high]:.1%}"
+    return Claim(says, text, "yes" if low < best < high else "no")
+
+
+def claims_partitions(values: Values | None) -> list[Claim]:
+    """Where max-cut stands among random partitions, in their deviations, for each k."""
+    says = "max-cut beats random contiguous partitions in accuracy, near or above one standard deviation (k = {})"
+    if not values or not values["rows"]:
+        return [Claim(says.format("2, 3, 4"))]
+    claims = []
+    for k, ways in values["statistics"].items():
+        if "maxcut" not in ways:
+            claims.append(Claim(says.format(k)))
+            continue
+        accuracy, r2 = ways["maxcut"].get("accuracy"), ways["maxcut"].get("r2_last")
+        text = f"accuracy {_z_text(accuracy, True)}; R2 {_z_text(r2)}"
+        claims.append(Claim(says.format(k), text, beats((accuracy or {}).get("z"))))
+    return claims
+
+
+def beats(z: float | None) -> str:
+    if z is None or z <= 0:
+        return "no"
+    return "yes" if z >= NEAR_Z else "partly"
+
+
+def claims_untrained(values: Values | None) -> list[Claim]:
+    """Trained against untrained, and untrained against overfitted."""
+    phases = "training increases similarity within phases (p = .3, k = 3)"
+    follows = "training increases reconstruction of the output cls ({} R2)"
+    easier = "untrained ViTs are easier to reconstruct than overfitted ones ({} R2, output cls)"
+    metrics = {"bounded": "bounded_r2", "plain": "r2"}
+    names = [phases, *(follows.format(m) for m in metrics), *(easier.format(m) for m in metrics)]
+    found = _by_kind(values["rows"]) if values else {}
+    if not values or not {"trained", "untrained"} <= set(found):
+        return [Claim(says) for says in names]
+    claims = [_larger(phases, found, "trained", "untrained", lambda r: r["similarity"]["within_phases"])]
+    for says, a, b in ((follows, "trained", "untrained"), (easier, "untrained", "overfitted")):
+        for name, metric in metrics.items():
+            if b not in found:
+                claims.append(Claim(says.format(name)))
+                continue
+            measure = lambda r, m=metric: r["raptor"]["curves"]["cls"][m][-1]  # noqa: E731
+            claims.append(_larger(says.format(name), found, a, b, measure))
+    return claims
+
+
+def _by_kind(rows: list[Values]) -> dict[str, list[Values]]:
+    found = defaultdict(list)
+    for row in rows:
+        found[row["kind"]].append(row)
+    return found
+
+
+def _larger(says: str, found: dict[str, list[Values]], a: str, b: str, measure: Any) -> Claim:
+    """Whether a measure is larger for `a` than for `b`: for every seed, for the mean alone, or not."""
+    of_a, of_b = ([measure(row) for row in found[kind]] for kind in (a, b))
+    if None in (*of_a, *of_b):
+        return Claim(says, f"{a} or {b} has no finite value", "no")
+    text = f"{a} {fmean(of_a):.3f}, {b} {fmean(of_b):.3f} ({len(of_a)} and {len(of_b)} seeds)"
+    agrees = "yes" if min(of_a) > max(of_b) else "partly" if fmean(of_a) > fmean(of_b) else "no"
+    return Claim(says, text, agrees)
+
+
+def claims_swaps(values: Values | None) -> list[Claim]:
+    """Accuracy kept after swapping blocks, mean over pairs and over the teachers that learned something."""
+    within, across = (
+        "swapping two blocks within a phase costs little",
+        "swapping two blocks across phases breaks the model",
+    )
+    rows = [r for r in values["rows"] if r.get("accuracy", 0) > 2 * r.get("chance", 1)] if values else []
+    if not rows:
+        return [Claim(within), Claim(across)]
+    kept = {kind: _kept(rows, kind) for kind in ("within", "across", "within_matched", "across_matched")}
+    matched = f"at equal distance {_percent(kept['within_matched'])} within, {_percent(kept['across_matched'])} across"
+    inside, outside = kept["within"], kept["across"]
+    text = f"{{}} of the accuracy kept, mean over pairs and {len(rows)} teachers ({matched})"
+    little = "no" if inside is None or inside < 0.75 else "yes" if inside >= 0.9 else "partly"
+    breaks = "no" if outside is None or outside > 0.75 else "yes" if outside <= 0.5 else "partly"
+    return [
+        Claim(within, text.format(_percent(inside)), little),
+        Claim(across, text.format(_percent(outside)), breaks),
+    ]
+
+
+def _kept(rows: list[Values], kind: str) -> float | None:
+    shares = [r["compared_accuracy"][kind] / r["accuracy"] for r in rows if r["compared_accuracy"][kind] is not None]
+    return fmean(shares) if shares else None
+
+
+def claims_ablation(values: Values | None) -> list[Claim]:
+    """Whether each row of Table 2 improves on the one before it."""
+    collapse = "teacher forcing alone collapses (3.9 of 84.5 %)"
+    steps = {
+        "2": "the autoregressive loss brings the largest gain (+ 68.8 points)",
+        "3": "depth scaling adds (+ 2.5)",
+        "4": "weighting cls in the last phase adds (+ 1.5)",
+        "5": "the joint stage adds (+ 5.7)",
+        "6": "fitting the probe again adds (+ .6)",
+    }
+    lines = {line["number"]: line for line in (values or {}).get("table", []) if line["accuracy"] is not None}
+    first = lines.get("1")
+    share = first["accuracy"] / max(first["teacher_accuracy"], 1e-9) if first else None
+    verdict = NOT_RUN if share is None else "yes" if share <= 0.2 else "partly" if share <= 0.5 else "no"
+    text = NOT_RUN if first is None else f"{first['accuracy']:.1%} of the teacher's {first['teacher_accuracy']:.1%}"
+    claims = [Claim(collapse, text, verdict)]
+    gains = {
+        n: lines[n]["accuracy"] - lines[str(int(n) - 1)]["accuracy"]
+        for n in steps
+        if {n, str(int(n) - 1)} <= set(lines)
+    }
+    for number, says in steps.items():
+        if number not in gains:
+            claims.append(Claim(says))
+            continue
+        gain = gains[number]
+        good = gain > 0 and (number != "2" or gain == max(gains.values()))
+        agrees = "yes" if good else "partly" if gain > 0 else "no"
+        claims.append(Claim(says, f"{100 * gain:+.1f} points, to {lines[number]['accuracy']:.1%}", agrees))
+    return claims
+
+
+def claims_table1(values: Values | None) -> list[Claim]:
+    """Recovery of each task at each k beside the paper's, and whether accuracy and R2 rise with k."""
+    titles = {"classify": "ImageNet-1k accuracy", "segment": "ADE20K mIoU", "depth": "NYUv2 RMSE"}
+    rows = {row["k"]: row for row in (values or {}).get("rows", []) if row["k"] != "teacher"}
+    claims = []
+    for task, title in titles.items():
+        for k, paper in PAPER_RECOVERY[task].items():
+            says = f"k = {k} keeps {paper:.1%} of the teacher's {title}"
+            found = rows.get(k, {}).get("scores", {}).get(task, {}).get("recovery", {})
+            if found.get("mean") is None:
+                claims.append(Claim(says))
+                continue
+            near = found["mean"] - paper
+            agrees = "yes" if near >= -0.02 else "partly" if near >= -0.06 else "no"
+            spread = "" if found["deviation"] is None else f" ± {100 * found['deviation']:.1f}"
+            claims.append(Claim(says, f"{100 * found['mean']:.1f}{spread} %", agrees))
+    return [*claims, _rises_with_k(rows)]
+
+
+def _rises_with_k(rows: dict[str, Values]) -> Claim:
+    says = "accuracy and R2 rise with k (Figure 5)"
+    if len(rows) < 2:
+        return Claim(says)
+    ordered = [rows[k] for k in sorted(rows, key=int)]
+    accuracy = [row["scores"]["classify"]["mean"] for row in ordered]
+    r2 = [row["r2"]["all"]["r2"]["mean"] for row in ordered]
+    if None in (*accuracy, *r2):
+        return Claim(says, "a score is not finite", "no")
+    up = [all(a < b for a, b in zip(v, v[1:])) for v in (accuracy, r2)]
+    shown = [", ".join(f"{x:.3f}" for x in v) for v in (accuracy, r2)]
+    agrees = "yes" if all(up) else "partly" if any(up) or accuracy[-1] > accuracy[0] else "no"
+    return Claim(says, f"accuracy {shown[0]}; R2 {shown[1]}", agrees)
+
+
+def _trend_text(trend: Values) -> str:
+    rho, p = trend["spearman"], trend["p_rise"]
+    ends = f"{trend['first']:.3f} at the smallest p, {trend['last']:.3f} at the largest"
+    if rho is None or p is None:
+        return ends
+    smaller = min(p, trend["p_fall"])
+    return f"{ends}; Spearman {_interval(rho)} (one-sided p {smaller:.4f}, {trend['num']} runs)"
+
+
+def _correlation_text(found: Values) -> str:
+    if found["pearson"] is None:
+        return f"undefined over {found['num']} runs"
+    return f"Pearson {_interval(found['pearson'])}, Spearman {_interval(found['spearman'])}, {found['num']} runs"
+
+
+def _interval(found: Values) -> str:
+    return f"{found['value']:.2f} [{found['lower']:.2f}, {found['upper']:.2f}]"
+
+
+def _z_text(found: Values | None, percent: bool = False) -> str:
+    if not found or found["mean"] is None or found["deviation"] is None:
+        return NOT_RUN
+    number = (lambda v: f"{v:.1%}") if percent else (lambda v: f"{v:.3f}")
+    z = "no spread" if found["z"] is None else f"z = {found['z']:+.2f}"
+    sample = f"random {number(found['mean'])} ± {number(found['deviation'])}, {found['num']} of them"
+    return f"{number(found['value'])} ({sample}; {z}; above {found['below']:.0%} of them)"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"

@@ -1,0 +1,84 @@
+"""The command: quick help, one-line errors with exit code 2, lists as people write them, the same names as Python."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from raptor.cli import COMMANDS, EXAMPLES, build_parser, join_lists, main
+
+
+def test_help_lists_every_command(capsys):
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in COMMANDS)
+
+
+def test_help_and_version_import_nothing_heavy():
+    code = "import sys; from raptor.cli import main; main(['--help']); main(['--version']); "
+    code += "print([m for m in ('torch', 'timm', 'numpy', 'jsonargparse') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["phaess"], "did you mean phases?"),
+        (["phases", "scenes", "--num-imges", "3"], "did you mean --num_images?"),
+        (["phases"], "models"),
+        (["phases", "scenes", "--k", "two"], "two"),
+        (["phases", "resnet18"], "did you mean 'timm/resnet18'"),
+        (["phases", "scenes", "--data", "nowhere"], "unknown data 'nowhere'"),
+        (["phases", "scenes", "--device", "tpu"], "unknown device"),
+        (["distill", "scenes", "--budget", "soon"], "cannot read the budget"),
+        (["distill", "scenes", "--recipe", "papr"], "did you mean paper?"),
+        (["evaluate", "scenes"], "is no surrogate"),
+        (["probe", "scenes", "--task", "dream"], "unknown task"),
+        (["reproduce", "budgts"], "did you mean budgets?"),
+        (["models", "zzz"], "no model matches"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(words, message, capsys):
+    assert main(words) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("raptor: ") and message in error
+    assert "\n" not in error
+
+
+def phases_parser():
+    return build_parser("phases", import_module("raptor.commands.phases").phases)
+
+
+def test_lists_are_written_as_words():
+    joined = join_lists(["a", "b", "--k", "2", "3", "--out", "x"], phases_parser())
+    assert joined == ['["a", "b"]', "--k=[2,3]", "--out", "x"]
+
+
+def test_options_are_the_functions_arguments():
+    function = import_module("raptor.commands.phases").phases
+    options = {action.dest for action in phases_parser()._actions}
+    assert set(inspect.signature(function).parameters) <= options
+
+
+def test_every_command_has_a_module_and_an_example():
+    for name, (where, _) in COMMANDS.items():
+        module, _, function = where.partition(":")
+        assert callable(getattr(import_module(module), function)), name
+        assert EXAMPLES[name], name
+
+
+def test_phases_writes_what_it_prints(tmp_path, capsys):
+    out = str(tmp_path / "run")
+    assert main(["phases", "scenes", "--num-images", "32", "--k", "2", "3", "--out", out, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    saved = json.loads((tmp_path / "run" / "phases.json").read_text())
+    assert saved["models"] == printed["models"]
+    assert [sum(p["lengths"]) for p in saved["models"][0]["phases"].values()] == [12, 12]
+    assert saved["models"][0]["image_size"] == 48
+    assert (tmp_path / "run" / "figures" / "phases.png").stat().st_size > 1000

@@ -1,0 +1,76 @@
+"""A small run folder with every part, measured from the built-in teacher and an untrained surrogate of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from raptor.commands.dynamics import intervene
+from raptor.commands.phases import study_phases
+from raptor.complexity import levin_bounds
+from raptor.data import iterate, open_data
+from raptor.dynamics.measure import measure_dynamics
+from raptor.fidelity import certify
+from raptor.open import open_vit, save_vit
+from raptor.probes import probe, recovery
+from raptor.surrogate import make_surrogate
+
+PHASES = (3, 3, 6)
+ABOUT = {"command": "raptor test", "versions": {"raptor": "0.1.0"}, "device": "cpu", "seconds": 1.5}
+
+
+@pytest.fixture(scope="session")
+def full_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("full") / "run"
+    folder.mkdir()
+    teacher = open_vit("scenes")
+    surrogate = make_surrogate(teacher, PHASES)
+    save_vit(surrogate, folder / "surrogate")
+    (folder / "config.yaml").write_text(yaml.safe_dump({"model": "scenes", "data": "scenes", "seed": 0}))
+    train, val = open_data("scenes", "train", limit=60), open_data("scenes", "val", limit=24)
+    batches = iterate(val, teacher.preprocess, 24)
+
+    def write(name: str, values: dict[str, Any]) -> None:
+        (folder / f"{name}.json").write_text(json.dumps({"provenance": ABOUT, **values}))
+
+    entry = study_phases(teacher, batches, k=(2, 3, 4))
+    write("phases", {"models": [{**entry, "data": "scenes"}]})
+    write("certificate", certify(surrogate, teacher, batches, bootstrap=20).to_dict())
+    write("complexity", levin_bounds(surrogate, teacher))
+    found = {s: probe(v, "classify", train, val, closed_form="ridge") for s, v in (("teacher", teacher), ("surrogate", surrogate))}
+    results = {side: result.to_dict() for side, result in found.items()}
+    write("probe-classify", {"task": "classify", "results": results, "recovery": recovery(found["surrogate"], found["teacher"])})
+    labels = sorted({c for c in val.labels if val.labels.count(c) > 1})[:3]
+    sides = {
+        side: measure_dynamics(vit, batches, num_images=24, classes=labels, stability_images=1, rank_images=2, eps=(1e-2,))
+        for side, vit in (("teacher", teacher), ("surrogate", surrogate))
+    }  # fmt: skip
+    names = {str(c): val.classes[c] for c in labels}
+    facts = {"data": "scenes", "num_images": 24, "phases": list(PHASES), "class_names": names}
+    write("dynamics", {**facts, **{side: result.to_dict() for side, result in sides.items()}})
+    with torch.no_grad():
+        images = next(iter(batches)).images[:1]
+        write("interventions", intervene(teacher, surrogate, images, PHASES, None))
+    return folder
+
+
+@pytest.fixture
+def run_of(full_run: Path, tmp_path: Path) -> Callable[..., Path]:
+    """A copy of the run folder with some of its files alone."""
+
+    def copy(*names: str) -> Path:
+        folder = tmp_path / "run"
+        folder.mkdir()
+        for name in names:
+            source = full_run / name
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
+        return folder
+
+    return copy

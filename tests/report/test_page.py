@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from plotly.offline import get_plotlyjs
+
+from raptor.commands.report import report
+from raptor.report.charts import number, rounded
+from raptor.report.markup import safe_json, table
+from raptor.report.sections.glance import within_across
+from raptor.report.strips import components, png, project, teacher_colours
+from raptor.run import RunError
+
+RunOf = Callable[..., Path]
+SECTIONS = ("glance", "similarity", "fidelity", "probes", "dynamics", "basins", "interventions", "seen", "made")
+EVIL = '<script>alert("x")</script>'
+
+
+def page_data(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    assert found is not None
+    return json.loads(found.group(1))
+
+
+def hints(page: str) -> dict[str, bool]:
+    """Section -> whether it is nothing but a hint."""
+    parts = re.findall(r'<section id="(\w+)"><h2>[^<]*</h2>(.*?)</section>', page, re.S)
+    return {name: body.startswith('<p class="hint">') for name, body in parts}
+
+
+@pytest.fixture(scope="module")
+def full_page(full_run: Path) -> str:
+    return report(str(full_run), images=2).read_text()
+
+
+def test_whole_run_gives_every_section_in_order(full_page: str, full_run: Path) -> None:
+    assert tuple(hints(full_page)) == SECTIONS
+    assert not any(hints(full_page).values())
+    assert len(full_page.encode()) < 6_000_000
+    certificate = json.loads((full_run / "certificate.json").read_text())
+    last = certificate["curves"]["all"]["r2"][-1]
+    assert f"R² {last:.2f} at the last" in full_page
+    assert "Three tied blocks (3 | 3 | 6) stand in for the 12 blocks" in full_page
+
+
+def test_data_are_small_and_equal_to_the_files(full_page: str, full_run: Path) -> None:
+    data = page_data(full_page)
+    assert len(json.dumps(data)) < 2_000_000
+    saved = json.loads((full_run / "phases.json").read_text())["models"][0]
+    heatmap = next(s for s in data["charts"]["similarity"]["series"] if s["when"]["tokens"] == ["cls"])
+    assert heatmap["z"] == rounded(saved["similarity"]["cls"])
+    assert heatmap["cuts"]["3"] == saved["phases"]["3"]["lengths"]
+    speed = json.loads((full_run / "dynamics.json").read_text())["surrogate"]["direction"]["speed"]["cls"]["mean"]
+    curve = next(s for s in data["charts"]["dynamics-speed"]["series"] if (s["colour"], s["side"]) == ("cls", "surrogate"))
+    assert curve["y"] == rounded(speed)
+
+
+def test_nothing_is_fetched(full_page: str) -> None:
+    class Sources(HTMLParser):
+        found: list[str] = []
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            self.found += [v or "" for k, v in attrs if k in ("src", "href", "srcset", "data", "action")]
+
+    parser = Sources()
+    parser.feed(full_page)
+    assert parser.found and all(v.startswith(("#", "data:")) for v in parser.found)
+    packed = re.search(r'id="plotly">([^<]*)</script>', full_page)
+    assert packed is not None and gzip.decompress(base64.b64decode(packed.group(1))).decode() == get_plotlyjs()
+
+
+@pytest.mark.parametrize(
+    ("names", "whole"),
+    [
+        (["phases.json"], {"similarity"}),
+        (["dynamics.json"], {"dynamics", "basins"}),
+        (["certificate.json"], {"fidelity"}),
+        (["probe-classify.json"], {"probes"}),
+        (["interventions.json"], {"interventions"}),
+        (["complexity.json"], set()),
+    ],
+)
+def test_a_part_alone_gives_its_section_and_hints(run_of: RunOf, names: list[str], whole: set[str]) -> None:
+    folder = run_of(*names)
+    page = report(str(folder)).read_text()
+    shown = {name for name, hint in hints(page).items() if not hint}
+    assert shown == whole | {"glance", "made"}
+    for verb in ("phases MODEL", "distill MODEL", "dynamics"):
+        section = {"phases MODEL": "similarity", "distill MODEL": "fidelity", "dynamics": "dynamics"}[verb]
+        assert (f"raptor {verb}" in page) or section in whole
+
+
+def test_summary_alone_gives_curves_and_asks_for_the_certificate(run_of: RunOf, full_run: Path) -> None:
+    folder = run_of()
+    curves = json.loads((full_run / "certificate.json").read_text())["curves"]
+    summary = {"phases": [3, 3, 6], "validation": {"curves": curves, "agreement": 0.5}, "seconds": 3.0}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    page = report(str(folder)).read_text()
+    assert "fidelity-r2" in page_data(page)["charts"] and f"raptor evaluate {folder}" in page
+
+
+def test_models_that_cannot_be_opened_leave_a_note(run_of: RunOf) -> None:
+    folder = run_of("phases.json")
+    (folder / "config.yaml").write_text("model: timm/no_such_vit\n")
+    page = report(str(folder)).read_text()
+    assert hints(page)["seen"] and "no_such_vit" in page
+    assert not (folder / "images.json").exists()
+    assert "No images were asked for" in report(str(folder), images=0).read_text()
+
+
+def test_damage_is_one_line_and_no_page(run_of: RunOf) -> None:
+    folder = run_of("phases.json", "dynamics.json")
+    path = folder / "dynamics.json"
+    text = path.read_text()
+    wrong = json.loads(text)
+    wrong["teacher"]["direction"]["norm"] = [1, 2]
+    for broken in (text[: len(text) // 2], "[1, 2]", "", json.dumps(wrong)):
+        path.write_text(broken)
+        with pytest.raises(RunError) as error:
+            report(str(folder))
+        assert "\n" not in str(error.value) and str(folder) in str(error.value)
+        assert not (folder / "report.html").exists()
+    path.write_text(text)
+    (folder / "config.yaml").write_text("a: [1\nb: {")
+    with pytest.raises(RunError, match=r"config\.yaml cannot be read"):
+        report(str(folder))
+
+
+def test_folder_without_results_says_how_to_start(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="raptor phases MODEL --out"):
+        report(str(tmp_path))
+    with pytest.raises(RunError, match="no folder"):
+        report(str(tmp_path / "nowhere"))
+
+
+def test_interrupted_metrics_lose_their_last_line_alone(run_of: RunOf) -> None:
+    folder = run_of("phases.json")
+    lines = [json.dumps({"stage": "stage1", "step": i, "loss": 1.0 / (i + 1)}) for i in range(4)]
+    (folder / "metrics.jsonl").write_text("\n".join([*lines, '{"stage": "sta']))
+    series = page_data(report(str(folder)).read_text())["charts"]["training"]["series"]
+    assert [s["y"] for s in series] == [[1.0, 0.5, 0.33333, 0.25]]
+    (folder / "metrics.jsonl").write_text("\n".join([lines[0], "nonsense", lines[1]]))
+    with pytest.raises(RunError, match="line 2"):
+        report(str(folder))
+
+
+def test_names_are_text_everywhere(run_of: RunOf) -> None:
+    folder = run_of("phases.json", "dynamics.json", "probe-classify.json", "interventions.json")
+    for path in folder.glob("*.json"):
+        values = json.loads(path.read_text())
+        values["provenance"]["command"] = EVIL
+        if path.stem == "phases":
+            values["models"][0]["model"]["name"] = EVIL
+            values["models"][0]["data"] = EVIL
+        if path.stem == "dynamics":
+            values["class_names"] = dict.fromkeys(values["class_names"], EVIL)
+        if path.stem == "interventions":
+            values["findings"] = [EVIL]
+        path.write_text(json.dumps(values))
+    (folder / "config.yaml").write_text(f"model: '{EVIL}'\n")
+    page = report(str(folder)).read_text()
+    assert "<script>alert" not in page
+    assert page.count("&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt;") >= 6
+    names = {s["name"] for s in page_data(page)["charts"]["basin-paths"]["series"]}
+    assert names == {EVIL}
+
+
+def test_safe_json_closes_no_script() -> None:
+    value = {"</script><!--": "a\u2028b & <b>"}
+    text = safe_json(value)
+    assert "<" not in text and "\u2028" not in text and json.loads(text) == value
+    with pytest.raises(ValueError):
+        safe_json(float("nan"))
+
+
+def test_numbers_for_text_and_pages() -> None:
+    assert [number(v) for v in (0.123456, 12, 1234.5, None, float("nan"), 123456)] == ["0.123", "12", "1,234", "–", "–", "123,456"]
+    assert rounded({"a": [1.23456789, float("inf"), 3, True, "x"]}) == {"a": [1.2346, None, 3, True, "x"]}
+    assert "<b>" not in table(("<b>",), [("<b>", "<b>")])
+
+
+def test_within_and_across_by_hand() -> None:
+    matrix = [[1, 0.9, 0.1, 0.2], [0.9, 1, 0.3, 0.4], [0.1, 0.3, 1, 0.7], [0.2, 0.4, 0.7, 1]]
+    within, across = within_across(matrix, [2, 2])
+    assert within == pytest.approx((0.9 + 0.7) / 2) and across == pytest.approx((0.1 + 0.2 + 0.3 + 0.4) / 4)
+
+
+def test_components_are_those_of_scikit_learn() -> None:
+    from sklearn.decomposition import PCA
+
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(200, 8, generator=generator, dtype=torch.float64) * torch.tensor([5.0, 3, 2, 1, 1, 1, 1, 1])
+    mean, axes, share = components(points)
+    reference = PCA(3, whiten=True).fit(points.numpy())
+    scores = ((points - mean) @ axes).numpy()
+    expected = reference.transform(points.numpy()) * (200 / 199) ** 0.5
+    for i in range(3):
+        same = min(abs(scores[:, i] - expected[:, i]).max(), abs(scores[:, i] + expected[:, i]).max())
+        assert same < 1e-9
+    assert share == pytest.approx(reference.explained_variance_ratio_.sum())
+
+
+def test_colours_do_not_jump_when_axes_turn() -> None:
+    """Layers that are rotations of one another look the same: the components are rotated onto each other."""
+    generator = torch.Generator().manual_seed(1)
+    last = torch.randn(4, 9, 6, generator=generator, dtype=torch.float64) * torch.tensor([4.0, 2, 1.5, 0.1, 0.1, 0.1])
+    turned = torch.linalg.qr(torch.randn(6, 6, generator=generator, dtype=torch.float64)).Q
+    colours, bases, explained = teacher_colours([3 * last @ turned, last @ turned.mT, last])
+    assert len(colours) == len(bases) == len(explained) == 3
+    for other in colours[:2]:
+        assert torch.allclose(other, colours[2], atol=1e-8)
+    assert torch.allclose(project(last, *bases[2]), colours[2])
+
+
+def test_strips_hold_one_map_a_layer(full_page: str, full_run: Path) -> None:
+    saved = json.loads((full_run / "images.json").read_text())
+    assert saved["num_images"] == len(saved["images"]) == 2 and saved["num_layers"] == 12
+    for row in saved["images"]:
+        for side in ("teacher", "surrogate"):
+            assert Image.open(io.BytesIO(base64.b64decode(row[side]))).size == (13 * 6, 6)
+        assert row["cosine"][0] == pytest.approx(1, abs=1e-6) and row["cosine"][-1] < 0.999
+    assert page_data(full_page)["images"]["images"][0]["teacher"] == saved["images"][0]["teacher"]
+
+
+def test_png_keeps_its_pixels() -> None:
+    colours = torch.tensor([[[0.0, 0.5, 1.0], [1.0, 0.0, 0.25]]])
+    picture = Image.open(io.BytesIO(base64.b64decode(png(colours))))
+    assert [picture.getpixel((x, 0)) for x in (0, 1)] == [(0, 128, 255), (255, 0, 64)]
