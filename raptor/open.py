@@ -100,17 +100,18 @@ def open_pair(
     *,
     teacher: str | Path | nn.Module | ViT | None = None,
     weights: str | None = None,
+    pretrained: bool = True,
     size: int | None = None,
     device: str | torch.device = "cpu",
 ) -> tuple[ViT | None, ViT]:
     """A surrogate and its teacher, or None and the model when `source` is no surrogate.
 
     The teacher is the one the surrogate says it was made from, unless `teacher` names another; `weights` are the
-    teacher's.
+    teacher's. `pretrained=False` gives a plain model's untrained twin.
     """
     inner = teacher if isinstance(teacher, nn.Module | ViT) else None
     own_weights = None if _is_surrogate(source) else weights
-    view = open_vit(source, teacher=inner, size=size, weights=own_weights, device=device)
+    view = open_vit(source, teacher=inner, size=size, weights=own_weights, pretrained=pretrained, device=device)
     if not view.phases:
         return None, view
     made_from = dict(view.source.get("teacher") or {})

@@ -194,10 +194,10 @@ def load_checkpoint(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, An
         state = json.loads((path / "state.json").read_text())
         tensors_path = path / "tensors.safetensors"
         if tensors_path.stat().st_size != state["tensor_bytes"]:
-            raise RunError(f"checkpoint {path} is truncated: {_way_out(path)}")
+            raise RunError(f"checkpoint {path} is truncated: {_way_out(folder, path)}")
         return load_file(tensors_path), state
     except (OSError, KeyError, UnicodeDecodeError, json.JSONDecodeError, SafetensorError) as error:
-        raise RunError(f"checkpoint {path} cannot be read ({type(error).__name__}): {_way_out(path)}") from None
+        raise RunError(f"checkpoint {path} cannot be read ({type(error).__name__}): {_way_out(folder, path)}") from None
 
 
 def read_summary(folder: str | Path) -> dict[str, Any] | None:
@@ -251,9 +251,10 @@ def _checkpoints(root: Path) -> list[Path]:
     return sorted((p for p, number in numbers.items() if number.isdigit()), key=lambda p: int(numbers[p]))
 
 
-def _way_out(path: Path) -> str:
-    others = [p.name for p in _checkpoints(path.parent) if p != path]
-    older = f"write {others[-1]} into {path.parent / 'latest'}, or " if others else ""
+def _way_out(folder: str | Path, path: Path) -> str:
+    root = Path(folder) / "checkpoint"
+    others = [p.name for p in _checkpoints(root) if p != path]
+    older = f"write {others[-1]} into {root / 'latest'}, or " if others else ""
     return f"{older}choose another --out"
 
 

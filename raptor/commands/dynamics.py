@@ -78,6 +78,7 @@ def dynamics(
     train_images: int = 1000,
     head_file: str | None = None,
     weights: str | None = None,
+    pretrained: bool = True,
     size: int | None = None,
     split: str = "val",
     batch_size: int = 64,
@@ -108,6 +109,7 @@ def dynamics(
         train_images: training images of a ridge head, for a teacher that has none of its own.
         head_file: a linear head instead.
         weights: a local weight file for the teacher.
+        pretrained: fetch published weights; false gives an untrained twin.
         size: image size.
         split: val (held out), train or all.
         batch_size: images a forward pass.
@@ -120,7 +122,9 @@ def dynamics(
     started = time.monotonic()
     device = pick_device(device)
     precision = pick_precision(precision, device)
-    surrogate, main = open_pair(model, teacher=teacher, weights=weights, size=size, device=device)
+    surrogate, main = open_pair(
+        model, teacher=teacher, weights=weights, pretrained=pretrained, size=size, device=device
+    )
     folder = Path(out or (model if Path(model).is_dir() else f"runs/dynamics-{_slug(model)}"))
 
     def stream(part: str, limit: int) -> ImageStream:

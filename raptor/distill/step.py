@@ -79,7 +79,7 @@ class DistillStep(nn.Module):
         self._run_block = torch.compile(_run_block) if compile_blocks else _run_block
         self._advance = torch.compile(_advance) if compile_blocks else _advance
 
-    def forward(self, images: Tensor, stage: str, lam: float = 0.0) -> tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor, stage: str, lam: float | Tensor = 0.0) -> tuple[Tensor, Tensor]:
         """The loss to minimise and that of every trained layer, (L,) or a phase's: autoregressive, or mixed with
         teacher forcing."""
         states, context = self.teacher_states(images)
@@ -111,13 +111,14 @@ class DistillStep(nn.Module):
         layer_losses = torch.stack(losses)
         return layer_losses.mean(), layer_losses
 
-    def _separate(self, states: list[Tensor], context: Context, lam: float) -> tuple[Tensor, Tensor]:
+    def _separate(self, states: list[Tensor], context: Context, lam: float | Tensor) -> tuple[Tensor, Tensor]:
         mixed = []
+        both = isinstance(lam, Tensor)  # its value is the device's affair
         for j in self.trained:
             parts = []
-            if lam < 1:
+            if both or lam < 1:
                 parts.append((1 - lam) * torch.stack(self._autoregress(states, context, [j], "stage1")))
-            if lam > 0:
+            if both or lam > 0:
                 parts.append(lam * self._teacher_forced(states, context, j))
             mixed.append(torch.stack(parts).sum(dim=0))
         return torch.stack([losses.mean() for losses in mixed]).sum(), torch.cat(mixed)
@@ -153,7 +154,7 @@ class DistillStep(nn.Module):
         block = self.shared_blocks[self.phases.phase_of(layer)].block
         inputs = (block, x_btd, modulation, *context.calls[layer - 1], states[layer], *self._target(layer, stage))
         if self.checkpointing:
-            return checkpoint(self._advance, *inputs, use_reentrant=False)
+            return checkpoint(self._advance, *inputs, use_reentrant=False, preserve_rng_state=False)
         return self._advance(*inputs)  # type: ignore[arg-type]
 
     def _modulations(self, j: int) -> list[tuple[int, Modulation | None]]:

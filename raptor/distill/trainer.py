@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from raptor.devices import device_name
+from raptor.distill.graphs import GraphedStep
 from raptor.distill.job import Job
 from raptor.distill.schedule import Budget, learning_rate, teacher_forcing
 from raptor.distill.step import DistillStep, state_variance
@@ -23,7 +24,7 @@ from raptor.surrogate import shared_blocks
 from raptor.vit import ViT, replaced_blocks
 
 LOG_EVERY = 20
-NUM_CHECKPOINTS = 20
+NUM_CHECKPOINTS = 8
 NUM_VALIDATIONS = 4
 
 
@@ -36,6 +37,7 @@ class Stage:
     wrapped: Any
     optimizer: Any
     num_steps: int = 0
+    graphs: dict[bool, GraphedStep] = field(default_factory=dict)
 
     def named(self) -> list[tuple[str, nn.Parameter]]:
         return self.module.trained_parameters()
@@ -131,13 +133,24 @@ class Trainer:
             group["lr"] = learning_rate(step, num_steps, recipe.lr, recipe.min_lr, recipe.warmup)
         stage1 = stage.name == "stage1"
         lam = teacher_forcing(step, num_steps, recipe.lam, recipe.lam_until) if stage1 else 0.0
-        loss, layer_losses = stage.wrapped(self.stream.batch(step, stage=stage.name), stage.name, lam)
-        stage.optimizer.zero_grad(set_to_none=True)
-        self.fabric.backward(loss)
+        images = self.stream.batch(step, stage=stage.name)
+        if self.fabric.device.type == "cuda" and self.fabric.world_size == 1:
+            layer_losses = self._graph(stage, images, forcing=lam > 0)(images, lam)
+        else:
+            loss, layer_losses = stage.wrapped(images, stage.name, lam)
+            stage.optimizer.zero_grad(set_to_none=True)
+            self.fabric.backward(loss)
         for parameters in stage.module.clip_groups(stage.name):
             torch.nn.utils.clip_grad_norm_(parameters, recipe.clip)
         stage.optimizer.step()
         return layer_losses.detach()
+
+    def _graph(self, stage: Stage, images: Tensor, forcing: bool) -> GraphedStep:
+        """The captured forward and backward pass, with teacher forcing or without; the one not in use is let go."""
+        if forcing not in stage.graphs:
+            stage.graphs.clear()
+            stage.graphs[forcing] = GraphedStep(stage.module, stage.name, images, forcing, self.job.precision)
+        return stage.graphs[forcing]
 
     def _count_steps(self, stage: Stage, share: float) -> int:
         """Steps of this stage. A budget of seconds is turned into steps by timing a few, which are then undone."""
@@ -151,15 +164,29 @@ class Trainer:
         num = 16 if cuda else 4
         for i in range(num if cuda else 1):  # compilation and caches
             self._train_step(stage, i, num)
-        began = self._clock()
-        for i in range(num):  # a run in small, so that steps with teacher forcing have their share
-            self._train_step(stage, i, num)
-        seconds = torch.tensor((self._clock() - began) / num, device=self.fabric.device)
+        seconds = torch.tensor(self._mean_seconds(stage, num), device=self.fabric.device)
         with torch.no_grad():
             for parameter, value in saved:
                 parameter.copy_(value)
         stage.moments().clear()
         return max(1, round(budget.amount * share / float(self.fabric.all_reduce(seconds, reduce_op="mean"))))
+
+    def _mean_seconds(self, stage: Stage, num: int) -> float:
+        """Seconds a step, over a run in small, so that steps with teacher forcing have their share.
+
+        The first of each kind is not timed: on a GPU it captures the graph.
+        """
+        forced = [teacher_forcing(i, num, self.recipe.lam, self.recipe.lam_until) > 0 for i in range(num)]
+        kinds = [stage.name == "stage1" and f for f in forced]
+        mean = 0.0
+        for kind in set(kinds):
+            steps = [i for i, k in enumerate(kinds) if k == kind]
+            self._train_step(stage, steps[0], num)
+            began = self._clock()
+            for i in steps:
+                self._train_step(stage, i, num)
+            mean += (self._clock() - began) / num
+        return mean
 
     def _clock(self) -> float:
         if self.fabric.device.type == "cuda":

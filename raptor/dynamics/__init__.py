@@ -1,10 +1,20 @@
-"""Dynamics along depth: direction, rank, modes, basins and stability of a ViT's states."""
+"""Dynamics along depth: direction, rank, modes, basins and stability of a ViT's states, and interventions on them."""
 
 from __future__ import annotations
 
 from raptor.dynamics.basins import Basins, BasinsResult
 from raptor.dynamics.direction import Direction, DirectionResult
+from raptor.dynamics.findings import find
 from raptor.dynamics.groups import group_means
+from raptor.dynamics.interventions import (
+    Extrapolation,
+    Repetition,
+    Swaps,
+    measure_extrapolation,
+    measure_repetition,
+    measure_swaps,
+)
+from raptor.dynamics.measure import DynamicsResult, measure_dynamics
 from raptor.dynamics.modes import DMD, BatchedDMD, fit_dmd, rank_sweep
 from raptor.dynamics.moments import QUANTILES, ImageMoments, Spread, jsonable
 from raptor.dynamics.rank import Rank, RankResult
@@ -19,17 +29,26 @@ __all__ = [
     "BatchedDMD",
     "Direction",
     "DirectionResult",
+    "DynamicsResult",
+    "Extrapolation",
     "ImageMoments",
     "Modes",
     "ModesResult",
     "PooledDMD",
     "Rank",
     "RankResult",
+    "Repetition",
     "Spread",
     "Stability",
     "StabilityResult",
+    "Swaps",
+    "find",
     "fit_dmd",
     "group_means",
     "jsonable",
+    "measure_dynamics",
+    "measure_extrapolation",
+    "measure_repetition",
+    "measure_swaps",
     "rank_sweep",
 ]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from raptor.dynamics.groups import check_states, group_means, take_rows
 from raptor.dynamics.moments import jsonable
+from raptor.dynamics.parallel import on_host_if_small, parallel_map
 from raptor.vit import TokenGroups
 
 PER_CLASS = 200
@@ -102,7 +103,8 @@ class Basins:
         note = f"left out, with fewer than two images: classes {missing}" if missing else None
         rows = [i for i, label in enumerate(self._labels) if label in classes]
         labels = torch.tensor([classes.index(self._labels[i]) for i in rows])
-        groups = {name: group_basins(take_rows(torch.cat(kept), rows), labels) for name, kept in self._kept.items()}
+        found = parallel_map(lambda kept: group_basins(take_rows(torch.cat(kept), rows), labels), self._kept.values())
+        groups = dict(zip(self._kept, found))
         return BasinsResult(groups, labels.numpy(), classes, note)
 
 
@@ -134,7 +136,7 @@ def principal_paths(x_nld: Tensor, num_components: int = 3) -> tuple[Tensor, Ten
     """
     points = x_nld.flatten(0, 1)
     points = points - points.mean(0)
-    variances, vectors = torch.linalg.eigh(points.mT @ points)
+    variances, vectors = (t.to(points.device) for t in torch.linalg.eigh(on_host_if_small(points.mT @ points)))
     axes = vectors.flip(1)[:, :num_components]
     largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
     paths = (points @ (axes * largest.sign())).unflatten(0, x_nld.shape[:2])

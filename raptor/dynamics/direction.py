@@ -72,7 +72,7 @@ class Direction:
         self._batch_size = self._batch_size or len(states[0])
         step = self._compiled if self._compiled is not None and len(states[0]) == self._batch_size else direction_means
         last = unit(states[-1])
-        now, means = last, []  # the first state has none before it: its speed is dropped in the end
+        now, means = unit(states[0]), []  # the first state has none before it: its speed of 0 is dropped in the end
         for state in states:
             mean_b3g, now = step(state, now, last, self._bounds)
             means.append(mean_b3g)

@@ -9,12 +9,14 @@ What it costs beside the forward pass, for states of B images, T tokens and D co
 - stability takes `stability_images` images, kept and followed at the end in fp32: one clean pass, and for every target,
   size and injection layer l the L - l blocks after it. These passes are counted in the result.
 
-Nothing in the loop waits for the device. Memory does not grow with the number of images.
+Nothing in the loop waits for the device, and the last factorisations run on the host while a GPU follows perturbations.
+Memory does not grow with the number of images.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,15 +127,19 @@ def measure_dynamics(
         raise ValueError("there are no images to measure")
     measured = direction.result()
     check_finite(vit, measured)
-    if stability is not None:
-        follow_perturbed(vit, stability, torch.cat(to_perturb), count)
-    found, notes = basins_or_note(basins)
+    with ThreadPoolExecutor(1) as pool:
+        finish = pool.submit(lambda: (rank.result(), modes.result(), *basins_or_note(basins)))
+        if vit.device.type == "cpu":
+            finish.result()  # both want the same cores; beside a GPU the host factorises meanwhile
+        if stability is not None:
+            follow_perturbed(vit, stability, torch.cat(to_perturb), count)
+        ranks, mode_fits, found, notes = finish.result()
     return DynamicsResult(
         model=vit.describe(),
         num_images=num_seen,
         direction=measured,
-        rank=rank.result(),
-        modes=modes.result(),
+        rank=ranks,
+        modes=mode_fits,
         basins=found,
         stability=None if stability is None else stability.result(),
         num_stability_images=0 if subset is None else subset.num_kept,

@@ -167,7 +167,8 @@ class UpdatesOverImages:
         """Stable rank, effective rank and coherence by step, without deviation: one number for the set."""
         if self._second is None or self._sum is None or self._unit_sum is None:
             raise ValueError("no images were measured: call update with at least one batch first")
-        stable, effective = ranks_from_squares(torch.linalg.eigvalsh(self._second))
+        squares = torch.stack(parallel_map(torch.linalg.eigvalsh, self._second.cpu()))
+        stable, effective = ranks_from_squares(squares)
         # The mean of the cosines with the mean update is the cosine-free product of two running means.
         coherent = torch.linalg.vecdot(self._unit_sum / self.num_images, unit(self._sum))
         return self._spread(stable), self._spread(effective), self._spread(coherent)

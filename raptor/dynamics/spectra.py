@@ -17,6 +17,7 @@ from torch import Tensor
 from raptor.dynamics.groups import EvenSubset, check_states, group_means, measured_groups, take_rows
 from raptor.dynamics.modes import TOLERANCE, BatchedDMD, fit_dmd, rank_sweep
 from raptor.dynamics.moments import ImageMoments, Spread, jsonable
+from raptor.dynamics.parallel import on_host_if_small, parallel_map
 from raptor.vit import TokenGroups
 
 TRAJECTORIES = 256
@@ -52,7 +53,7 @@ class PooledDMD:
     def fit(self) -> PooledDMD:
         if self._before is None or self._across is None:
             raise ValueError("no images were measured: call update with at least one batch first")
-        squares, vectors = (t.cpu() for t in torch.linalg.eigh(self._before))
+        squares, vectors = (t.cpu() for t in torch.linalg.eigh(on_host_if_small(self._before)))
         sigma = squares.flip(0).clamp_min(0).sqrt()
         numerical_rank = int((sigma > max(self.tolerance, 1e-7) * sigma[0]).sum())
         r = self.rank_used = min(self.rank, numerical_rank)
@@ -162,7 +163,7 @@ class Modes:
     def result(self) -> ModesResult:
         if not self._subset.num_kept:
             raise ValueError("no images were measured: call update with at least one batch first")
-        return ModesResult({name: self._fit(name) for name in self._kept}, self.tolerance)
+        return ModesResult(dict(zip(self._kept, parallel_map(self._fit, self._kept))), self.tolerance)
 
     def _fit(self, name: str) -> GroupModes:
         x_nld = torch.cat(self._kept[name]).cpu()

@@ -171,8 +171,8 @@ def own_linear_head(vit: ViT, pair: Pair, machine: Machine) -> LinearHead | None
     layers = [m for m in vit.model.modules() if isinstance(m, torch.nn.Linear) and m.out_features == vit.num_classes]
     if not layers or not vit.groups.cls or layers[-1].in_features != vit.dim:
         return None
-    weight, bias = layers[-1].weight.detach(), layers[-1].bias
-    bias = weight.new_zeros(len(weight)) if bias is None else bias.detach()
+    weight = layers[-1].weight.detach()
+    bias = weight.new_zeros(len(weight)) if layers[-1].bias is None else layers[-1].bias.detach()
     head = LinearHead(torch.cat([weight, torch.zeros_like(weight)], dim=1), bias).to(vit.device)
     images = next(iter(iterate(pair[1], vit.preprocess, 8, device=vit.device, limit=8))).images
     states, output = vit.record(images)

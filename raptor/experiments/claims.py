@@ -143,7 +143,7 @@ def claims_table(claims: list[Claim]) -> str:
 
 
 def _claims(name: str, section: Section, found: dict[str, list[tuple[Path, Values]]]) -> list[Claim]:
-    runs = found.get(name) or [(Path(), None)]
+    runs: list[tuple[Path, Values | None]] = [*found.get(name, [])] or [(Path(), None)]
     return [
         claim._replace(where=name if values is None else f"{name}, {run_label(values)}")
         for _, values in runs
@@ -176,8 +176,9 @@ def run_label(values: Values) -> str:
 
 def data_label(spec: str) -> str:
     """The data's own name, without its folder, archive parts and ending: `tiny-imagenet-100`."""
-    if spec.startswith(("cifar10", "cifar100")):
-        return spec.partition(":")[0]
+    kind = spec.partition(":")[0]
+    if kind in ("cifar10", "cifar100", "imagenet"):
+        return kind
     last = Path(spec.split(",")[0].rstrip("/")).name
     last = re.sub(r"\.(zip|tar)$", "", last)
     return re.sub(r"[-_](train|val|test|\*|\{).*$", "", last).rstrip("-_*")

@@ -118,7 +118,9 @@ def statistics(rows: list[dict[str, Any]]) -> dict[str, Any]:
     random = [row for row in rows if row["way"] == "random"]
     chosen = [row for row in rows if row["way"] != "random"]
     return {
-        row["way"]: {m: z_score(row[m], [r[m] for r in random]) for m in MEASURES if row[m] is not None}
+        row["way"]: {
+            m: z_score(row[m], [r[m] for r in random if r[m] is not None]) for m in MEASURES if row[m] is not None
+        }
         for row in chosen
     }
 
@@ -128,7 +130,7 @@ def table(values: dict[str, Any]) -> str:
     rows = []
     for k, ways in values["statistics"].items():
         for way, found in ways.items():
-            accuracy, r2 = found.get("accuracy", {}), found["r2_last"]
+            accuracy, r2 = found.get("accuracy", {}), found.get("r2_last", {})
             lengths = "+".join(map(str, values["partitions"][k][way]))
             rows.append([k, way, lengths, *_five(accuracy), *_five(r2)])
     names = [f"{what}{part}" for what in ("accuracy", "R2 last") for part in ("", ", random mean", " sd", ", z")]

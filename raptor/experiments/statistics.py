@@ -92,4 +92,10 @@ def permutation_p(x: Sequence[float], y: Sequence[float], seed: int = 0) -> floa
 def trend(x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
     """How y goes with x: correlations, and the one-sided chance of a rise (and a fall) as strong."""
     rise, fall = permutation_p(x, y), permutation_p(x, [-v for v in y])
-    return {**correlation(x, y), "p_rise": rise, "p_fall": fall, "first": float(y[0]), "last": float(y[-1])}
+    return {
+        **correlation(x, y),
+        "p_rise": rise,
+        "p_fall": fall,
+        "first": y[0] if y else None,
+        "last": y[-1] if y else None,
+    }

@@ -130,13 +130,19 @@ def statistics(rows: list[dict[str, Any]]) -> dict[str, Any]:
     if len(rows) < 3:
         return {}
     rows = sorted(rows, key=lambda row: (row["p"], row["seed"]))
-    p = [row["p"] for row in rows]
-    columns = {name: [measure(row) for row in rows] for name, measure in MEASURES.items()}
+    columns = {"p": [row["p"] for row in rows]}
+    columns |= {name: [measure(row) for row in rows] for name, measure in MEASURES.items()}
     pairs = [(x, y) for x in ("similarity", "within_phases") for y in ("bounded_r2", "r2")]
     return {
-        "trends": {name: trend(p, column) for name, column in columns.items()},
-        "correlations": {f"{x}/{y}": correlation(columns[x], columns[y]) for x, y in pairs},
+        "trends": {name: trend(*_known(columns["p"], columns[name])) for name in MEASURES},
+        "correlations": {f"{x}/{y}": correlation(*_known(columns[x], columns[y])) for x, y in pairs},
     }
+
+
+def _known(x: list[Any], y: list[Any]) -> tuple[list[float], list[float]]:
+    """The pairs of which both are finite: a raptor that diverged has no R2."""
+    both = [(a, b) for a, b in zip(x, y) if a is not None and b is not None]
+    return [a for a, _ in both], [b for _, b in both]
 
 
 MEASURES = {

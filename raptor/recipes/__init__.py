@@ -12,7 +12,8 @@ FOLDER = Path(__file__).parent
 
 
 def recipe_names() -> list[str]:
-    return sorted(p.stem for p in FOLDER.glob("*.yaml"))
+    """The recipes of a distillation; the other files are options of other commands."""
+    return sorted(p.stem for p in FOLDER.glob("*.yaml") if "block" in yaml.safe_load(p.read_text()))
 
 
 def load_recipe(name: str) -> dict[str, Any]:

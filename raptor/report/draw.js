@@ -174,10 +174,11 @@ function drawHeatmap(chart, series, values) {
   Object.assign(layout.xaxis, { constrain: "domain", side: "bottom" });
   Object.assign(layout.yaxis, { scaleanchor: "x", constrain: "domain", range: [map.z.length + 0.5, 0.5] });
   layout.shapes = outlines(map.cuts[values.k]);
+  layout.margin.b = 104; // the axis, and the colour bar below it
   const unit = map.unit || chart.extra.unit, what = chart.extra.what || "layers";
   const traces = [{
     type: "heatmap", z: map.z, x: map.z[0].map((_, i) => i + 1), y: labels, colorscale: scale, xgap: 1, ygap: 1,
-    colorbar: { orientation: "h", thickness: 9, len: 0.9, y: -0.13, yanchor: "top", outlinewidth: 0, nticks: 6, tickfont: { size: 11, color: css("soft") }, title: { text: plain(unit), side: "bottom", font: { size: 12, color: css("soft") } } },
+    colorbar: { orientation: "h", thickness: 9, len: 0.9, yref: "container", y: 0.01, yanchor: "bottom", outlinewidth: 0, nticks: 6, tickfont: { size: 11, color: css("soft") }, title: { text: plain(unit), side: "bottom", font: { size: 12, color: css("soft") } } },
     hovertemplate: `${what} %{y} and %{x}<br>${plain(unit)} %{z:.4f}<extra></extra>`,
   }];
   return { traces, layout };

@@ -96,7 +96,9 @@ def figure_untrained(rows: Rows) -> Any:
 def figure_swaps(rows: Rows) -> Any:
     """Accuracy after swapping each pair of blocks, as a matrix a teacher; and its means within and across phases."""
     plt = use_style()
-    shown = [row for row in rows if "swapped_accuracy" in row][:HEATMAP_COLUMNS] or list(rows)[:HEATMAP_COLUMNS]
+    scored = [row for row in rows if "swapped_accuracy" in row] or list(rows)
+    places = np.unique(np.linspace(0, len(scored) - 1, min(HEATMAP_COLUMNS, len(scored))).round().astype(int))
+    shown = [scored[i] for i in places]
     figure = plt.figure(figsize=(3.0 * len(shown) + 4, 3.4))
     left, right = figure.subfigures(1, 2, width_ratios=[3.0 * len(shown), 4])
     image = None
@@ -110,8 +112,8 @@ def figure_swaps(rows: Rows) -> Any:
         heights = [_kept(row, kind) for row in rows]
         ax.bar(np.arange(len(rows)) + shift, heights, 0.4, color=colour, label=f"{kind} phases")
     ax.set_xticks(range(len(rows)), names, rotation=60, fontsize=7)
-    _label(ax, "mean over pairs", "", "accuracy kept" if "accuracy" in shown[0] else "turn (rad)")
-    ax.legend()
+    _label(ax, "", "", "mean over pairs")
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     return figure
 
 
@@ -129,7 +131,7 @@ def figure_ablation(lines: Rows) -> Any:
     ax.set_yticks(places, [f"{line['number']}  {line['row']}" for line in lines])
     ax.invert_yaxis()
     _label(ax, "", "accuracy, % of the teacher's", "")
-    ax.legend(loc="lower right")
+    ax.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=2)
     return figure
 
 

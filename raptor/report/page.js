@@ -2,6 +2,7 @@
 // The page itself: unpack plotly, build controls, draw, download, switch the theme.
 
 const page = JSON.parse(document.getElementById("data").textContent);
+const PRINT_WIDTH = 680; // of a sheet of A4 between its margins, in CSS pixels
 const state = { section: {}, chart: {}, hidden: {} };
 const sectionOf = {};
 for (const [section, ids] of Object.entries(page.sections)) ids.forEach((id) => (sectionOf[id] = section));
@@ -20,6 +21,7 @@ const valuesOf = (id) => ({ ...state.section[sectionOf[id]], ...state.chart[id] 
 const figure = (id) => document.getElementById(`chart-${id}`);
 
 function draw(id) {
+  if (typeof Plotly === "undefined") return; // not unpacked yet; everything is drawn when it is
   const chart = page.charts[id], values = valuesOf(id), box = figure(id), plot = box.querySelector(".plot");
   const { traces, layout } = figureOf(chart, values, state.hidden[id]);
   Plotly.react(plot, traces, layout, { displayModeBar: false, responsive: true, scrollZoom: false });
@@ -97,7 +99,8 @@ function buildControl(control, values, changed, scope) {
   values[control.name] = control.options.some(([v]) => v === control.start) ? control.start : control.options[0][0];
   if (control.options.length < 2 && !control.slider) return null;
   if (control.slider) return slider(control, values, set);
-  const long = control.options.length > 5 || control.options.some(([, label]) => label.length > 18);
+  const labels = control.options.map(([, label]) => label);
+  const long = labels.join("").length > 48 || labels.some((label) => label.length > 20);
   return long ? chooser(control, values, set) : choices(control, values, set, scope);
 }
 
@@ -195,10 +198,6 @@ function setTheme(name) {
   document.getElementById("theme").setAttribute("aria-pressed", String(name === "dark"));
 }
 
-function remembered() {
-  try { return localStorage.getItem("raptor-theme"); } catch { return null; }
-}
-
 function watchSections() {
   const links = new Map([...document.querySelectorAll(".bar nav a")].map((a) => [a.hash.slice(1), a]));
   const observer = new IntersectionObserver((entries) => entries.filter((e) => e.isIntersecting).forEach((e) => {
@@ -208,32 +207,47 @@ function watchSections() {
   document.querySelectorAll("main section").forEach((s) => observer.observe(s));
 }
 
-async function start() {
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  setTheme(remembered() || (dark.matches ? "dark" : "light"));
-  buildControls();
-  watchSections();
-  if (page.images && document.getElementById("strip")) new Strip(document.getElementById("strip"), page.images);
-  await unpackPlotly();
-  const ids = Object.values(page.sections).flat();
-  for (const id of ids) {
-    draw(id);
-    await new Promise((done) => setTimeout(done));
-  }
+function listen(ids) {
   const switchTo = (name) => { setTheme(name); ids.forEach(draw); };
   document.getElementById("theme").addEventListener("click", () => {
     const name = theme() === "dark" ? "light" : "dark";
-    try { localStorage.setItem("raptor-theme", name); } catch { /* not every browser stores for files */ }
+    try { localStorage.setItem("raptor-theme", name); } catch { /* then it is forgotten */ }
     switchTo(name);
   });
-  dark.addEventListener("change", (event) => { if (!remembered()) switchTo(event.matches ? "dark" : "light"); });
+  systemDark.addEventListener("change", (event) => { if (!remembered()) switchTo(event.matches ? "dark" : "light"); });
   for (const id of ids) {
     figure(id).querySelectorAll("[data-download]").forEach((b) => b.addEventListener("click", () => download(id, b.dataset.download)));
     figure(id).querySelector("details.data").addEventListener("toggle", () => fillTable(id));
   }
   let before = null;
-  addEventListener("beforeprint", () => { before = theme(); if (before === "dark") switchTo("light"); });
-  addEventListener("afterprint", () => { if (before === "dark") switchTo("dark"); });
+  addEventListener("beforeprint", () => {
+    document.documentElement.style.setProperty("--print-zoom", Math.min(1, PRINT_WIDTH / document.querySelector("main").clientWidth));
+    document.querySelectorAll(".plot").forEach((p) => (p.style.minHeight = `${p.clientHeight}px`));
+    before = theme();
+    if (before === "dark") switchTo("light");
+  });
+  addEventListener("afterprint", () => {
+    document.querySelectorAll(".plot").forEach((p) => (p.style.minHeight = ""));
+    if (before === "dark") switchTo("dark");
+  });
+}
+
+async function start() {
+  const ids = Object.values(page.sections).flat();
+  setTheme(theme());
+  buildControls();
+  listen(ids);
+  watchSections();
+  if (page.images && document.getElementById("strip")) new Strip(document.getElementById("strip"), page.images);
+  if (!("DecompressionStream" in window)) {
+    document.querySelector("main").prepend(element("p", { className: "hint", textContent: "This browser is too old to unpack the figures. The tables below each of them still work." }));
+    return;
+  }
+  await unpackPlotly();
+  for (const id of ids) {
+    draw(id);
+    await new Promise((done) => setTimeout(done));
+  }
   document.documentElement.dataset.ready = "true";
 }
 

@@ -68,7 +68,7 @@ def _page(results: Results, sections: list[Section], data: str) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
         f"<title>{escape(str(title))} · depth as a dynamical system</title>"
-        f"<style>{_text('page.css')}</style></head><body>"
+        f"<style>{_text('page.css')}</style><script>{_text('theme.js')}</script></head><body>"
         '<a class="skip" href="#glance">Skip to the results</a>'
         f'<header class="bar"><span class="brand">raptor</span><nav aria-label="Sections">{links}</nav>'
         '<button id="theme" type="button" aria-label="Switch between light and dark">◐</button></header>'

@@ -47,7 +47,7 @@ class Strip {
   pictures() {
     const images = this.found.images;
     const grid = element("div", { className: "pictures" });
-    grid.style.gridTemplateColumns = innerWidth > 760 ? `5.5rem repeat(${images.length}, minmax(0, 1fr))` : `repeat(${images.length}, minmax(0, 1fr))`;
+    grid.style.setProperty("--images", images.length);
     this.buttons = images.map((row, i) => {
       const picture = element("img", { src: `data:image/png;base64,${row.image}`, alt: `Input image: ${row.label || row.name}` });
       const button = element("button", { type: "button", "aria-pressed": "false" }, picture);

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 from pathlib import Path
@@ -12,8 +13,9 @@ from raptor.commands.dynamics import choose_classes, dynamics
 from raptor.data.folder import ImageData
 from raptor.open import open_vit, save_vit
 from raptor.recipes import load_recipe
-from raptor.report.figures_dynamics import FIGURES
+from raptor.report.figures_dynamics import FIGURES, figure_speed
 from raptor.report.figures_interventions import INTERVENTION_FIGURES
+from raptor.report.style import save_figure
 from raptor.surrogate import make_surrogate
 from tests.conftest import tiny_timm
 
@@ -32,7 +34,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     save_vit(tiny_timm("vit_small_patch14_reg4_dinov2", reg_tokens=2, num_classes=5), folder / "tiny")
     save_vit(make_surrogate(open_vit(folder / "tiny"), (1, 3)), folder / "surrogate")
-    result = dynamics(str(folder), **SMALL, device="cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        one_format = functools.partial(save_figure, formats=("svg",))
+        patch.setattr("raptor.report.figures_dynamics.save_figure", one_format)
+        result = dynamics(str(folder), **SMALL, device="cpu")
     assert result.folder == folder
     return folder
 
@@ -55,8 +60,14 @@ def test_run_folder_gives_both_sides(run: Path) -> None:
 
 def test_every_panel_is_drawn(run: Path) -> None:
     names = {*FIGURES, *INTERVENTION_FIGURES}
-    assert {p.stem for p in (run / "figures").glob("*.png")} == names
     assert {p.stem for p in (run / "figures").glob("*.svg")} == names
+
+
+def test_figures_are_saved_twice_and_with_the_same_bytes(run: Path, tmp_path: Path) -> None:
+    measured = json.loads((run / "dynamics.json").read_text())
+    files = save_figure(figure_speed(measured), tmp_path / "speed")
+    assert [f.name for f in files] == ["speed.png", "speed.svg"] and all(f.stat().st_size > 1000 for f in files)
+    assert files[1].read_bytes() == (run / "figures" / "dynamics-speed.svg").read_bytes()
 
 
 def test_the_same_command_twice_gives_the_same_numbers(run: Path, tmp_path: Path, monkeypatch) -> None:

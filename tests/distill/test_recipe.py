@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from raptor.distill.job import Job
 from raptor.distill.recipe import resolve_recipe
 from raptor.distill.trainer import Stage, Trainer
 from raptor.open import open_vit
-from raptor.recipes import load_recipe, recipe_names
+from raptor.recipes import FOLDER, recipe_names
 from raptor.run import RunError
 
 LAST = {"cls": 0.34, "registers": 0.33, "patches": 0.33}
@@ -59,7 +58,7 @@ def test_one_stage_alone_is_as_long_as_beside_the_other():
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_is_whole_and_says_its_command(name):
     resolve_recipe(name, {})
-    text = (Path(load_recipe.__globals__["FOLDER"]) / f"{name}.yaml").read_text()
+    text = (FOLDER / f"{name}.yaml").read_text()
     header = "\n".join(line for line in text.splitlines() if line.startswith("#"))
     assert "raptor distill" in header
     assert set(yaml.safe_load(text)) >= set(RECIPE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 from tiny_run import blocks_of, metrics, run_and_report, tiny_run, tiny_teacher
 from torch import Tensor, nn
 
+from raptor import run as run_module
 from raptor.open import open_vit
 from raptor.run import RunError
 
@@ -144,6 +146,23 @@ def test_a_rate_that_blows_up_never_leaves_a_bad_checkpoint(tmp_path):
         tiny_run(tmp_path / "run", lr=1e30)
     for path in (tmp_path / "run").rglob("tensors.safetensors"):
         assert all(v.isfinite().all() for v in load_file(path).values())
+
+
+def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, monkeypatch):
+    plain, calls = run_module.save_file, []
+
+    def save(tensors: dict[str, Tensor], path: Path) -> None:
+        calls.append(path)
+        if len(calls) == 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        plain(tensors, path)
+
+    monkeypatch.setattr(run_module, "save_file", save)
+    with pytest.raises(RunError, match=r"the disk is full; the last good checkpoint is .*step-2$") as error:
+        tiny_run(tmp_path / "run")
+    assert "\n" not in str(error.value)
+    tiny_run(tmp_path / "run")
+    assert surrogate_bytes(tmp_path / "run") == surrogate_bytes_of(tmp_path)
 
 
 def test_a_truncated_checkpoint_is_named_and_left_alone(tmp_path):

@@ -115,6 +115,16 @@ def test_stage_1_is_the_sum_over_phases_of_the_mixture(block, conditioning, lam)
     assert loss.item() == pytest.approx(sum_of_phase_means(expected, (1, 3)), rel=2e-4)
 
 
+def test_lambda_as_a_tensor_gives_the_same_loss():
+    teacher = tiny_teacher()
+    step = make_step(teacher, student_of(teacher, (1, 3)))
+    images = images_for(teacher)
+    with torch.no_grad():
+        for lam in (0.0, 0.3, 1.0):
+            number, tensor = (step(images, "stage1", value)[0] for value in (lam, torch.tensor(lam)))
+            assert tensor.item() == pytest.approx(number.item(), rel=1e-6)
+
+
 @pytest.mark.parametrize("cosine", [0.0, 0.5])
 @pytest.mark.parametrize(("block", "conditioning"), KINDS)
 def test_stage_2_is_the_mean_over_all_layers_run_end_to_end(block, conditioning, cosine):

@@ -44,12 +44,20 @@ def full_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write("phases", {"models": [{**entry, "data": "scenes"}]})
     write("certificate", certify(surrogate, teacher, batches, bootstrap=20).to_dict())
     write("complexity", levin_bounds(surrogate, teacher))
-    found = {s: probe(v, "classify", train, val, closed_form="ridge") for s, v in (("teacher", teacher), ("surrogate", surrogate))}
+    found = {
+        s: probe(v, "classify", train, val, closed_form="ridge")
+        for s, v in (("teacher", teacher), ("surrogate", surrogate))
+    }
     results = {side: result.to_dict() for side, result in found.items()}
-    write("probe-classify", {"task": "classify", "results": results, "recovery": recovery(found["surrogate"], found["teacher"])})
+    write(
+        "probe-classify",
+        {"task": "classify", "results": results, "recovery": recovery(found["surrogate"], found["teacher"])},
+    )
     labels = sorted({c for c in val.labels if val.labels.count(c) > 1})[:3]
     sides = {
-        side: measure_dynamics(vit, batches, num_images=24, classes=labels, stability_images=1, rank_images=2, eps=(1e-2,))
+        side: measure_dynamics(
+            vit, batches, num_images=24, classes=labels, stability_images=1, rank_images=2, eps=(1e-2,)
+        )
         for side, vit in (("teacher", teacher), ("surrogate", surrogate))
     }  # fmt: skip
     names = {str(c): val.classes[c] for c in labels}

@@ -62,7 +62,9 @@ def test_data_are_small_and_equal_to_the_files(full_page: str, full_run: Path) -
     assert heatmap["z"] == rounded(saved["similarity"]["cls"])
     assert heatmap["cuts"]["3"] == saved["phases"]["3"]["lengths"]
     speed = json.loads((full_run / "dynamics.json").read_text())["surrogate"]["direction"]["speed"]["cls"]["mean"]
-    curve = next(s for s in data["charts"]["dynamics-speed"]["series"] if (s["colour"], s["side"]) == ("cls", "surrogate"))
+    curve = next(
+        s for s in data["charts"]["dynamics-speed"]["series"] if (s["colour"], s["side"]) == ("cls", "surrogate")
+    )
     assert curve["y"] == rounded(speed)
 
 
@@ -137,6 +139,19 @@ def test_damage_is_one_line_and_no_page(run_of: RunOf) -> None:
         report(str(folder))
 
 
+def test_page_stays_small_and_refuses_what_is_too_large(run_of: RunOf) -> None:
+    folder = run_of("phases.json")
+    path = folder / "phases.json"
+    saved = json.loads(path.read_text())
+    matrix = torch.rand(40, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64).tolist()
+    entry = saved["models"][0] | {"similarity": dict.fromkeys(saved["models"][0]["similarity"], matrix), "phases": {}}
+    path.write_text(json.dumps({**saved, "models": [entry] * 20}))
+    assert report(str(folder)).stat().st_size < 6_000_000
+    path.write_text(json.dumps({**saved, "models": [entry] * 60}))
+    with pytest.raises(ValueError, match="fewer models"):
+        report(str(folder))
+
+
 def test_folder_without_results_says_how_to_start(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="raptor phases MODEL --out"):
         report(str(tmp_path))
@@ -185,7 +200,14 @@ def test_safe_json_closes_no_script() -> None:
 
 
 def test_numbers_for_text_and_pages() -> None:
-    assert [number(v) for v in (0.123456, 12, 1234.5, None, float("nan"), 123456)] == ["0.123", "12", "1,234", "–", "–", "123,456"]
+    assert [number(v) for v in (0.123456, 12, 1234.5, None, float("nan"), 123456)] == [
+        "0.123",
+        "12",
+        "1,234",
+        "–",
+        "–",
+        "123,456",
+    ]
     assert rounded({"a": [1.23456789, float("inf"), 3, True, "x"]}) == {"a": [1.2346, None, 3, True, "x"]}
     assert "<b>" not in table(("<b>",), [("<b>", "<b>")])
 

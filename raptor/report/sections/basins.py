@@ -7,9 +7,7 @@ from typing import Any
 from raptor.report.charts import GROUP_NAMES, Chart, Control, Section, number, percent
 from raptor.report.results import Results
 
-LEAD = (
-    "Images of one class start together with all others and end in a basin of their own. Turn the plot; move the depth."
-)
+LEAD = "Do images of one class end in a basin of their own? Turn the plot, and move through depth."
 GROUPS = ("cls", "patches", "registers")
 
 

@@ -24,11 +24,11 @@ STATE, STEP = "layer", "step from layer l to l + 1"
 PANELS: tuple[Panel, ...] = (
     ("direction", "norm", "Norm", STATE, "Look for growth, and for groups that grow faster.", "|x|", {"log": True}),
     ("direction", "gamma", "Directional convergence", STATE,
-     "Look for an S-shape: registers reach their final direction first, cls last.", "cosine with the last layer", {}),
+     "Look for an S-shape, and for the group that arrives first.", "cosine with the last layer", {}),
     ("direction", "speed", "Angular speed", STEP,
      "Look for jumps where a phase ends, and a late turn of cls.", "radians a layer", {"from_zero": True}),
     ("rank", "stable_rank", "Stable rank of updates", STEP,
-     "Look for a fall: late updates share few directions.", "stable rank", {"from_zero": True}),
+     "Look for a fall: fewer and fewer directions shared by all tokens.", "stable rank", {"from_zero": True}),
     ("rank", "effective_rank", "Effective rank of updates", STEP,
      "The same with small directions counted too.", "effective rank", {"from_zero": True}),
     ("rank", "coherence", "Coherence of updates", STEP,

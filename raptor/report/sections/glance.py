@@ -137,7 +137,7 @@ def _cards(results: Results, facts: dict[str, Any]) -> list[tuple[str, str, str]
         items.append((f"{surrogate['num_parameters'] / 1e6:.2f} M", "parameters", "surrogate"))
     found = fidelity_numbers(results)
     if found["r2_last"] is not None:
-        items.append((f"{found['r2_last']:.3f}", "R² of the last layer", f"lowest {found['r2_lowest']:.3f}"))
+        items.append((f"{found['r2_last']:.3f}", "R², last layer", f"lowest {found['r2_lowest']:.3f}"))
     if found["recovery"] is not None:
         scores = f"{percent(found['surrogate_accuracy'])} of {percent(found['teacher_accuracy'])}"
         items.append((percent(found["recovery"]), "accuracy kept", scores))

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from raptor.experiments.cells import Cell, Sweep, claim, do_cells, markdown, plain, run_sweep, time_left
+from raptor.run import RunError
+
+
+def three(folder: Path, **options) -> Sweep:
+    return Sweep(folder, tuple(Cell(name, {"value": i, **options}) for i, name in enumerate("abc")))
+
+
+def square(calls: list[str], cell: Cell) -> dict:
+    calls.append(cell.name)
+    return {"square": cell.options["value"] ** 2, "nothing": float("nan")}
+
+
+def test_a_sweep_keeps_each_result_in_its_own_file_and_does_nothing_twice(tmp_path: Path) -> None:
+    calls: list[str] = []
+    work = partial(square, calls)
+    assert run_sweep(three(tmp_path), work, cells="c,a") == {
+        "a": {"square": 0, "nothing": None},
+        "c": {"square": 4, "nothing": None},
+    }
+    assert calls == ["a", "c"]
+    assert list(run_sweep(three(tmp_path), work)) == ["a", "b", "c"]
+    assert calls == ["a", "c", "b"]
+    saved = json.loads((tmp_path / "cells" / "b.json").read_text())
+    assert saved["options"] == {"value": 1} and saved["result"]["square"] == 1
+
+
+def test_results_made_with_other_options_are_refused(tmp_path: Path) -> None:
+    run_sweep(three(tmp_path, steps=10), partial(square, []), cells="a")
+    with pytest.raises(RunError, match=r"steps: 10 -> 20.*another --out"):
+        run_sweep(three(tmp_path, steps=20), partial(square, []))
+
+
+def test_unknown_cells_and_jobs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no cell 'x': choose from a, b, c"):
+        run_sweep(three(tmp_path), partial(square, []), cells="a,x")
+    with pytest.raises(ValueError, match="jobs must be at least 1"):
+        run_sweep(three(tmp_path), partial(square, []), jobs=0)
+
+
+def breaks_on_b(folder: Path, cell: Cell) -> dict:
+    if cell.name == "b" and not (folder / "mended").exists():
+        raise RuntimeError("no luck")
+    return {"name": cell.name}
+
+
+def test_a_cell_that_fails_costs_no_other_and_is_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    sweep, work = three(tmp_path), partial(breaks_on_b, tmp_path)
+    assert list(run_sweep(sweep, work)) == ["a", "c"]
+    assert "cell b failed: RuntimeError: no luck" in capsys.readouterr().err
+    assert sweep.missing_names() == ["b"] and "no luck" in sweep.failed()["b"]
+    (tmp_path / "mended").touch()
+    assert list(run_sweep(sweep, work)) == ["a", "b", "c"]
+    assert sweep.failed() == {}
+
+
+HOLDER = """
+import fcntl, sys, time
+file = open(sys.argv[1], "a")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_claim_holds_while_its_process_lives_and_not_longer(tmp_path: Path) -> None:
+    sweep, calls = three(tmp_path), []
+    (tmp_path / "cells").mkdir()
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, sweep.path("a", "claim")], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        with claim(sweep.path("a", "claim")) as mine:
+            assert not mine
+        do_cells(sweep, partial(square, calls))
+        assert calls == ["b", "c"]
+    finally:
+        holder.kill()
+        holder.wait()
+    do_cells(sweep, partial(square, calls))
+    assert calls == ["b", "c", "a"]
+
+
+def slow(seconds: float, cell: Cell) -> dict:
+    if cell.name == "b":
+        time.sleep(seconds)
+    return {"name": cell.name}
+
+
+def test_max_seconds_stops_cleanly_in_the_middle_of_a_cell(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    began = time.monotonic()
+    results = run_sweep(three(tmp_path), partial(slow, 30), max_seconds=0.3)
+    assert time.monotonic() - began < 5
+    assert list(results) == ["a"]
+    assert "stopped with 2 cells left" in capsys.readouterr().err
+    assert list(run_sweep(three(tmp_path), partial(slow, 0))) == ["a", "b", "c"]
+
+
+def meet(folder: Path, cell: Cell) -> dict:
+    """Waits until two processes are at work, so that it ends only if they work at the same time."""
+    (folder / f"pid-{os.getpid()}").touch()
+    deadline = time.monotonic() + 60
+    while len(list(folder.glob("pid-*"))) < 2:
+        assert time.monotonic() < deadline, "alone"
+        time.sleep(0.02)
+    with (folder / f"done-{cell.name}").open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    return {"pid": os.getpid()}
+
+
+def test_two_jobs_share_the_cells_and_do_each_once(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path, tuple(Cell(str(i), {}) for i in range(6)))
+    results = run_sweep(sweep, partial(meet, tmp_path), jobs=2)
+    assert len(results) == 6
+    assert os.getpid() not in {result["pid"] for result in results.values()}
+    assert len(list(tmp_path.glob("pid-*"))) == 2
+    for name, result in results.items():
+        assert (tmp_path / f"done-{name}").read_text() == f"{result['pid']}\n"
+
+
+def test_time_left_comes_from_the_cells_that_are_done(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path, tuple(Cell(str(i), {}) for i in range(5)))
+    (tmp_path / "cells").mkdir()
+    for name, seconds in (("0", 10.0), ("1", 30.0)):
+        sweep.path(name).write_text(json.dumps({"options": {}, "seconds": seconds, "result": {}}))
+    # Three cells of 20 s are left: two rounds of two processes.
+    assert time_left(sweep, jobs=2) == "2 of 5 cells, about 40 s left"
+    assert time_left(sweep, jobs=1) == "2 of 5 cells, about 1 min 00 s left"
+
+
+def test_tables_and_plain_values() -> None:
+    assert markdown(("a", "b"), [[0.12345, None]]) == "| a | b |\n|---|---|\n| 0.123 | – |"
+    assert plain({"x": [1.0, float("inf")], 2: (None,)}) == {"x": [1.0, None], "2": [None]}

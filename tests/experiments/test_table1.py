@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from raptor.experiments import figure5, table1
+
+
+def test_table1_and_figure5(sweep_folder: Path, tiny: SimpleNamespace, tmp_path: Path) -> None:
+    model = str(sweep_folder / "teachers" / "p0-s0" / "teacher")
+    done = table1.run(
+        **tiny.images, model=model, segment="scenes", depth="scenes", k=[2], seeds=[0, 1], budget="4steps",
+        batch_size=16, classify_epochs=1, segment_epochs=1, depth_epochs=1, out=str(tmp_path),
+    )  # fmt: skip
+    assert list(done.values["cells"]) == ["teacher", "k2-s0", "k2-s1"]
+    teacher, k2 = done.values["rows"]
+    scores = [done.values["cells"][f"k2-s{s}"]["probes"]["depth"]["score"] for s in (0, 1)]
+    assert k2["scores"]["depth"]["mean"] == pytest.approx(sum(scores) / 2)
+    assert k2["scores"]["depth"]["deviation"] == pytest.approx(abs(scores[0] - scores[1]) / 2**0.5)
+    of_teacher = teacher["scores"]["depth"]["mean"]
+    assert k2["scores"]["depth"]["recovery"]["mean"] == pytest.approx(sum(of_teacher / s for s in scores) / 2)
+    miou = [done.values["cells"][c]["probes"]["segment"]["score"] for c in ("teacher", "k2-s0", "k2-s1")]
+    assert k2["scores"]["segment"]["recovery"]["mean"] == pytest.approx(sum(miou[1:]) / 2 / miou[0])
+    assert k2["num_seeds"] == 2 and k2["scores"]["classify"]["size"] == [32, 32]
+    drawn = figure5.run(table=str(tmp_path), out=str(tmp_path / "drawn"))
+    assert (tmp_path / "drawn" / "figure5.png").exists()
+    assert drawn.values["points"][0]["r2"]["mean"] == k2["r2"]["all"]["r2"]["mean"]
+
+
+def test_figure5_asks_for_table1(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="run raptor reproduce table1"):
+        figure5.run(table=str(tmp_path))
+
+
+def test_spreads_leave_out_nothing_silently() -> None:
+    assert table1.spread([1.0, 3.0]) == {"mean": 2.0, "deviation": pytest.approx(2**0.5)}
+    assert table1.spread([1.0]) == {"mean": 1.0, "deviation": None}
+    assert table1.spread([1.0, None]) == {"mean": None, "deviation": None}
+    assert table1.shown({"mean": 0.9612, "deviation": 0.004}, percent=True) == "96.1 ± 0.4 %"

@@ -1,0 +1,261 @@
+"""The run folder: nothing is overwritten, a failed write is one line, what a checkpoint holds comes back."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors import SafetensorError
+
+from raptor import run as run_module
+from raptor.run import Interrupted, Run, RunError, StopSignal, load_checkpoint, read_config, read_json, read_summary
+
+CONFIG = {"model": "scenes", "recipe": {"lr": 1e-3, "crop_scale": (0.35, 1.0)}, "seed": 0}
+TENSORS = {"w": torch.arange(6.0).view(2, 3), "step": torch.tensor(3.0)}
+
+
+def test_a_checkpoint_comes_back(tmp_path):
+    tensors = {**TENSORS, "half": torch.randn(3).bfloat16(), "turned": torch.randn(2, 3).T}
+    with Run(tmp_path / "a" / "b", CONFIG) as run:
+        assert run.load_checkpoint() is None
+        run.save_checkpoint(7, tensors, {"step": 2, "stage": "stage2"})
+        loaded, state = run.load_checkpoint() or ({}, {})
+    assert state["step"] == 2 and state["stage"] == "stage2"
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[k], v) and loaded[k].dtype == v.dtype for k, v in tensors.items())
+    assert run.latest() == tmp_path / "a" / "b" / "checkpoint" / "step-7"
+
+
+def test_the_two_newest_are_kept_whatever_their_dates(tmp_path):
+    with Run(tmp_path, CONFIG) as run:
+        for number in (8, 9, 10, 11):
+            run.save_checkpoint(number, TENSORS, {})
+            os.utime(tmp_path / "checkpoint" / f"step-{number}", (10_000 - number, 10_000 - number))
+    names = {p.name for p in (tmp_path / "checkpoint").iterdir()}
+    assert names == {"step-10", "step-11", "latest"}
+
+
+def test_a_save_that_was_killed_half_way_does_not_count(tmp_path):
+    with Run(tmp_path, CONFIG) as run:
+        run.save_checkpoint(1, TENSORS, {"step": 1})
+        partial = tmp_path / "checkpoint" / "step-2.tmp"
+        partial.mkdir()
+        (partial / "tensors.safetensors").write_bytes(b"\0" * 10)
+        assert (run.load_checkpoint() or ({}, {}))[1]["step"] == 1
+        run.save_checkpoint(2, TENSORS, {"step": 2})
+        assert (run.load_checkpoint() or ({}, {}))[1]["step"] == 2
+        assert not partial.exists()
+    orphan = tmp_path / "checkpoint" / "step-3"
+    orphan.mkdir()
+    assert (load_checkpoint(tmp_path) or ({}, {}))[1]["step"] == 2
+
+
+def test_the_config_is_written_and_compared(tmp_path):
+    with Run(tmp_path, CONFIG) as run:
+        run.save_checkpoint(1, TENSORS, {})
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["recipe"] == {"lr": 1e-3, "crop_scale": [0.35, 1.0]}
+    Run(tmp_path, CONFIG).close()
+    changed = {**CONFIG, "recipe": {**CONFIG["recipe"], "lr": 2e-3}, "seed": 1}  # type: ignore[dict-item]
+    with pytest.raises(RunError, match=r"another config \(recipe\.lr: 0\.001 -> 0\.002; seed: 0 -> 1\)") as error:
+        Run(tmp_path, changed)
+    assert "\n" not in str(error.value)
+    Run(tmp_path, CONFIG).close()  # the refusal let go of the lock
+
+
+def test_a_folder_with_nothing_to_lose_takes_a_new_config(tmp_path):
+    Run(tmp_path, CONFIG).close()
+    Run(tmp_path, {**CONFIG, "seed": 5}).close()
+    assert read_config(tmp_path)["seed"] == 5
+    (tmp_path / "config.yaml").write_text("{half a conf")
+    Run(tmp_path, CONFIG).close()
+    assert read_config(tmp_path)["seed"] == 0
+    with Run(tmp_path, CONFIG) as run:
+        run.write_summary({"ok": 1})
+    with pytest.raises(RunError, match="seed: 0 -> 5"):
+        Run(tmp_path, {**CONFIG, "seed": 5})
+    assert read_summary(tmp_path) == {"ok": 1}
+
+
+def test_resume_can_be_forbidden(tmp_path):
+    Run(tmp_path, CONFIG, resume=False).close()
+    with Run(tmp_path, CONFIG, resume=False) as run:
+        run.save_checkpoint(1, TENSORS, {})
+    with pytest.raises(RunError, match="already holds a run"):
+        Run(tmp_path, CONFIG, resume=False)
+
+
+def test_a_folder_is_held_by_one_process(tmp_path):
+    with Run(tmp_path, CONFIG):
+        with pytest.raises(RunError, match="in use by another process"):
+            Run(tmp_path, CONFIG)
+        reader = Run(tmp_path, CONFIG, writer=False)
+        reader.save_checkpoint(1, TENSORS, {})
+        reader.log(a=1)
+        reader.write_summary({})
+        assert {p.name for p in tmp_path.iterdir()} == {"config.yaml", "lock"}
+    Run(tmp_path, CONFIG).close()
+
+
+def test_a_path_that_cannot_be_a_folder_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RunError, match="cannot write to") as error:
+        Run(tmp_path / "file" / "run", CONFIG)
+    assert "\n" not in str(error.value)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch, failure):
+    with Run(tmp_path, CONFIG) as run:
+        run.save_checkpoint(1, TENSORS, {"step": 1})
+
+        def save(_tensors: object, path: Path) -> None:
+            path.write_bytes(b"half")
+            raise failure
+
+        monkeypatch.setattr(run_module, "save_file", save)
+        with pytest.raises(RunError, match=r"the disk is full; the last good checkpoint is .*step-1$"):
+            run.save_checkpoint(2, TENSORS, {"step": 2})
+        assert {p.name for p in (tmp_path / "checkpoint").iterdir()} == {"step-1", "latest"}
+        assert (run.load_checkpoint() or ({}, {}))[1]["step"] == 1
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a small disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_really_fills_up(small_disk):
+    big = {"w": torch.zeros(200_000)}
+    with Run(small_disk / "run", CONFIG) as run:
+        with pytest.raises(RunError, match="the disk is full; no checkpoint was written yet"):
+            run.save_checkpoint(1, big, {})
+        run.save_checkpoint(1, TENSORS, {"step": 1})
+        with pytest.raises(RunError, match=r"the disk is full; the last good checkpoint is .*step-1$"):
+            run.save_checkpoint(2, big, {})
+        assert (run.load_checkpoint() or ({}, {}))[1]["step"] == 1
+        with pytest.raises(RunError, match="the disk is full"):
+            run.write_summary({"long": "x" * 500_000})
+        assert read_summary(small_disk / "run") is None
+        with pytest.raises(RunError, match="the disk is full"):
+            run.log(long="x" * 500_000)
+
+
+def damage(path: Path, how: str) -> None:
+    if how == "truncated":
+        path.write_bytes(path.read_bytes()[:-5])
+    elif how == "overwritten":
+        path.write_bytes(b"\xff" * path.stat().st_size)
+    elif how == "missing":
+        path.unlink()
+    else:
+        path.write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("tensors.safetensors", "truncated"),
+        ("tensors.safetensors", "overwritten"),
+        ("tensors.safetensors", "missing"),
+        ("state.json", "truncated"),
+        ("state.json", "overwritten"),
+        ("state.json", "missing"),
+        ("state.json", "half"),
+    ],
+)
+def test_a_damaged_checkpoint_is_one_line_with_a_way_out(tmp_path, name, how):
+    with Run(tmp_path, CONFIG) as run:
+        run.save_checkpoint(1, TENSORS, {"step": 1})
+        run.save_checkpoint(2, TENSORS, {"step": 2})
+        damage(tmp_path / "checkpoint" / "step-2" / name, how)
+        with pytest.raises(RunError, match=r"checkpoint .*step-2 .*write step-1 into .*latest, or choose") as error:
+            run.load_checkpoint()
+        assert "\n" not in str(error.value)
+        (tmp_path / "checkpoint" / "latest").write_text("step-1")
+        assert (run.load_checkpoint() or ({}, {}))[1]["step"] == 1
+
+
+def test_an_empty_pointer_is_not_a_reason_to_delete_anything(tmp_path):
+    with Run(tmp_path, CONFIG) as run:
+        run.save_checkpoint(1, TENSORS, {"step": 1})
+        (tmp_path / "checkpoint" / "latest").write_text("")
+        with pytest.raises(RunError, match="write step-1 into") as error:
+            run.load_checkpoint()
+    assert "delete" not in str(error.value)
+
+
+def test_metrics_are_cut_back(tmp_path):
+    with Run(tmp_path, CONFIG) as run:
+        for step in range(5):
+            run.log(step=step)
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 5, "lo')
+        run.cut_metrics(3)
+        assert run.num_logged() == 3
+        run.log(step=3)
+        lines = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        assert lines == [0, 1, 2, 3]
+        run.cut_metrics(0)
+        assert run.num_logged() == 0
+
+
+def test_damaged_json_names_its_file(tmp_path):
+    (tmp_path / "summary.json").write_text("{")
+    with pytest.raises(RunError, match=r"summary\.json cannot be read"):
+        read_summary(tmp_path)
+    with pytest.raises(RunError, match=r"nothing\.json cannot be read"):
+        read_json(tmp_path / "nothing.json")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_a_flag_and_the_second_acts(number):
+    before = signal.getsignal(number)
+    seen = []
+    signal.signal(number, lambda *_: seen.append(1))
+    try:
+        with StopSignal() as stop:
+            assert not stop.given
+            signal.raise_signal(number)
+            assert stop.given and not seen
+            signal.raise_signal(number)
+            assert seen == [1]
+        signal.raise_signal(number)
+        assert seen == [1, 1]
+    finally:
+        signal.signal(number, before)
+
+
+def test_signals_are_left_alone_off_the_main_thread():
+    before = signal.getsignal(signal.SIGINT)
+    states = []
+
+    def work() -> None:
+        with StopSignal() as stop:
+            states.append((stop.given, signal.getsignal(signal.SIGINT) is before))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert states == [(False, True)]
+    assert issubclass(Interrupted, ValueError)
