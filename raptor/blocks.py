@@ -91,7 +91,7 @@ class PaperBlock(nn.Module):
         scale1, shift1, t1, scale2, shift2, t2, t3, shift3 = _vectors(m)
         (y_btd,) = _normed_linear(x_btd, self.norm1, self.qkv, scale1, shift1)
         u_btd = x_btd + _scaled_linear(self.attend(y_btd), self.proj, t1 * self.g1)
-        p_btf, q_btf = _normed_linear(u_btd, self.norm2, self.wi, scale2, shift2, parts=2)
+        p_btf, q_btf = _normed_linear(u_btd, self.norm2, self.wi, scale2, shift2)[0].chunk(2, dim=-1)
         update = _scaled_linear(F.silu(p_btf) * q_btf, self.wo, t3 * t2 * self.g2)
         return t3 * u_btd + update + shift3
 

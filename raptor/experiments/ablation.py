@@ -16,7 +16,8 @@ import yaml
 
 from raptor.data import iterate
 from raptor.devices import pick_device
-from raptor.experiments.cells import Cell, Outcome, Sweep, markdown, run_sweep, write_outcome
+from raptor.experiments.cells import Cell, Sweep, run_sweep
+from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import Machine, Pair, best_teacher, layer_similarity, load_pair, make_raptor
 from raptor.heads import LinearHead
 from raptor.open import open_vit
@@ -53,7 +54,7 @@ def run(
     size: int | None = None,
     k: int = 3,
     base: str = "default",
-    budget: str = "1500steps",
+    budget: str = "1000steps",
     batch_size: int = 256,
     refit_epochs: int = 5,
     seeds: list[int] = [0],  # noqa: B006

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import multiprocessing
 import os
 import signal
@@ -17,12 +16,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from raptor.experiments.outcome import plain
 from raptor.progress import clock
 from raptor.run import Interrupted, RunError, read_json, write_text
 
@@ -131,10 +131,14 @@ def do_cells(sweep: Sweep, work: Work, deadline: float | None = None, jobs: int 
     """
     with stopping(deadline):
         try:
-            for cell in sweep.cells:
+            tried: set[str] = set()
+            for cell in (*sweep.cells, *sweep.cells):  # the second time for cells whose process has died since
+                if cell.name in tried:
+                    continue
                 if _is_past(deadline) or parent not in (None, os.getppid()):
                     raise Interrupted("no time left, or nobody to work for")
-                _do_cell(sweep, cell, work, jobs)
+                if _do_cell(sweep, cell, work, jobs):
+                    tried.add(cell.name)
         except (Interrupted, KeyboardInterrupt):
             _say(f"stopped with {len(sweep.missing())} cells left: the same command goes on from there")
             if not _is_past(deadline):
@@ -145,10 +149,11 @@ def _is_past(deadline: float | None) -> bool:
     return deadline is not None and time.time() >= deadline
 
 
-def _do_cell(sweep: Sweep, cell: Cell, work: Work, jobs: int) -> None:
+def _do_cell(sweep: Sweep, cell: Cell, work: Work, jobs: int) -> bool:
+    """Do a cell unless it is done or another process works on it; False in that last case."""
     with claim(sweep.path(cell.name, "claim")) as mine:
         if not mine or sweep.path(cell.name).exists():
-            return
+            return mine
         began = time.monotonic()
         sweep.path(cell.name, "error").unlink(missing_ok=True)
         try:
@@ -157,11 +162,12 @@ def _do_cell(sweep: Sweep, cell: Cell, work: Work, jobs: int) -> None:
             raise
         except Exception:  # one bad cell must not cost the others
             write_text(sweep.path(cell.name, "error"), traceback.format_exc())
-            return
+            return True
         seconds = round(time.monotonic() - began, 2)
         saved = {"cell": cell.name, "options": cell.options, "seconds": seconds, "result": plain(result)}
         write_text(sweep.path(cell.name), json.dumps(saved, allow_nan=False))
         _say(f"{cell.name} in {clock(seconds)}; {time_left(sweep, jobs)}")
+    return True
 
 
 def time_left(sweep: Sweep, jobs: int) -> str:
@@ -252,53 +258,3 @@ def _worker(sweep: Sweep, work: Work, deadline: float | None, jobs: int, parent:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-@dataclass
-class Outcome:
-    """What an experiment leaves: NAME.json in its folder, a table to print, and figures."""
-
-    name: str
-    folder: Path
-    values: dict[str, Any]
-    table: str
-    figures: list[Path]
-
-    def to_dict(self) -> dict[str, Any]:
-        return self.values
-
-    def text(self) -> str:
-        return "\n".join([self.table, f"written to {self.folder}/{self.name}.json"])
-
-
-def write_outcome(
-    name: str, folder: Path, started: float, device: str, values: dict[str, Any], table: str, figures: list[Path]
-) -> Outcome:
-    """Write NAME.json and NAME.md, and give the outcome."""
-    from raptor.provenance import provenance
-
-    values = plain({**provenance(started, device), "experiment": name, **values})
-    write_text(folder / f"{name}.json", json.dumps(values, indent=1, allow_nan=False) + "\n")
-    write_text(folder / f"{name}.md", table + "\n")
-    return Outcome(name, folder, values, table, figures)
-
-
-def plain(value: Any) -> Any:
-    """A result as JSON holds it: numbers that are not finite as None."""
-    if isinstance(value, dict):
-        return {str(key): plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table as Markdown: numbers to three digits, None as a dash."""
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return "\n".join([*lines, *("| " + " | ".join(map(_shown, row)) + " |" for row in rows)])
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from raptor.experiments.cells import Outcome, markdown, write_outcome
+from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import sweep_results
 from raptor.experiments.table1 import shown
 

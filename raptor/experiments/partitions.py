@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from raptor.devices import pick_device
-from raptor.experiments.cells import Cell, Outcome, Sweep, markdown, run_sweep, write_outcome
+from raptor.experiments.cells import Cell, Sweep, run_sweep
+from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import Machine, best_teacher, layer_similarity, load_pair, make_raptor
 from raptor.experiments.statistics import z_score
 from raptor.open import open_vit
@@ -28,7 +29,7 @@ def run(
     weights: str | None = None,
     k: list[int] = [2, 3, 4],  # noqa: B006
     num_random: int = 10,
-    budget: str = "600steps",
+    budget: str = "400steps",
     batch_size: int = 256,
     recipe: str = "default",
     seed: int = 0,

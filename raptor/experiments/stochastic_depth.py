@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from raptor.devices import pick_device
-from raptor.experiments.cells import Cell, Outcome, Sweep, markdown, run_sweep, write_outcome
+from raptor.experiments.cells import Cell, Sweep, run_sweep
+from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import (
     Machine,
     describe_similarity,
@@ -46,10 +47,10 @@ def run(
     heads: int = 3,
     registers: int = 0,
     rescale: bool = False,
-    teacher_budget: str = "40epochs",
+    teacher_budget: str = "20epochs",
     teacher_batch: int = 512,
     teacher_lr: float = 1e-3,
-    raptor_budget: str = "1500steps",
+    raptor_budget: str = "1000steps",
     raptor_batch: int = 256,
     recipe: str = "default",
     limit: int | None = None,

@@ -13,7 +13,8 @@ import torch
 from raptor.data import iterate
 from raptor.devices import pick_device
 from raptor.dynamics.interventions import measure_swaps
-from raptor.experiments.cells import Cell, Outcome, Sweep, markdown, run_sweep, write_outcome
+from raptor.experiments.cells import Cell, Sweep, run_sweep
+from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import Machine, layer_similarity, load_pair, sweep_results
 from raptor.open import open_vit
 from raptor.phases import find_phases

@@ -11,7 +11,8 @@ from typing import Any
 
 from raptor.data.dense import open_dense
 from raptor.devices import pick_device
-from raptor.experiments.cells import Cell, Outcome, Sweep, markdown, run_sweep, write_outcome
+from raptor.experiments.cells import Cell, Sweep, run_sweep
+from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import Machine, layer_similarity, load_pair, make_raptor
 from raptor.open import open_vit
 from raptor.phases import find_phases

@@ -10,7 +10,8 @@ from typing import Any
 from raptor.data import ImageData
 from raptor.devices import pick_device
 from raptor.distill.schedule import Budget
-from raptor.experiments.cells import Cell, Outcome, Sweep, markdown, run_sweep, write_outcome
+from raptor.experiments.cells import Cell, Sweep, run_sweep
+from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import (
     Machine,
     Pair,
@@ -48,11 +49,11 @@ def run(
     heads: int = 3,
     registers: int = 0,
     rescale: bool = False,
-    teacher_budget: str = "40epochs",
+    teacher_budget: str = "20epochs",
     teacher_batch: int = 512,
     teacher_lr: float = 1e-3,
     overfit_images: int = 5000,
-    raptor_budget: str = "1500steps",
+    raptor_budget: str = "1000steps",
     raptor_batch: int = 256,
     recipe: str = "default",
     limit: int | None = None,

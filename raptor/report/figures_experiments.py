@@ -124,7 +124,7 @@ def figure_ablation(lines: Rows) -> Any:
     plt = use_style()
     figure, ax = plt.subplots(figsize=(6.5, 0.45 * len(lines) + 1.3))
     places = np.arange(len(lines))
-    ours = [100 * line["accuracy"] / line["teacher_accuracy"] for line in lines]
+    ours = [100 * _number(line["accuracy"]) / (line["teacher_accuracy"] or np.nan) for line in lines]
     paper = [100 * PAPER[line["number"]] / 84.5 for line in lines]
     ax.barh(places - 0.2, ours, 0.4, color=BLUE, label="measured")
     ax.barh(places + 0.2, paper, 0.4, color=GREY, label="paper, ImageNet-1k, of 84.5 %")
@@ -188,7 +188,7 @@ def _layer_curves(ax: Any, rows: Rows, group: str) -> None:
     from matplotlib import colormaps
 
     for row in rows:
-        curve = row["raptor"]["curves"][group]["bounded_r2"]
+        curve = [_number(v) for v in row["raptor"]["curves"][group]["bounded_r2"]]
         label = f"p = {row['p']:g}" if row in (rows[0], rows[-1]) else None
         colour = colormaps["cividis"](row["p"] / max(0.9, rows[-1]["p"]))
         ax.plot(range(1, len(curve) + 1), curve, color=colour, label=label)
@@ -201,10 +201,11 @@ def _against_p(ax: Any, rows: Rows, label: str, measure: Callable[[Any], float],
     """Every run as a point, the mean over seeds as a line."""
     by_p = defaultdict(list)
     for row in rows:
-        by_p[row["p"]].append(measure(row))
+        by_p[row["p"]].append(_number(measure(row)))
     order = sorted(by_p)
     ax.plot(order, [np.mean(by_p[p]) for p in order], color=colour, label=label)
-    ax.plot([row["p"] for row in rows], [measure(row) for row in rows], marker, color=colour, linestyle="none")
+    values = [_number(measure(row)) for row in rows]
+    ax.plot([row["p"] for row in rows], values, marker, color=colour, linestyle="none")
     ax.legend()
 
 
@@ -217,7 +218,7 @@ def _last_r2(ax: Any, rows: Rows) -> None:
 
 def _association(ax: Any, rows: Rows, statistics: dict[str, Any]) -> None:
     x = [row["similarity"]["off_diagonal"] for row in rows]
-    y = [row["raptor"]["bounded_r2_last"] for row in rows]
+    y = [_number(row["raptor"]["bounded_r2_last"]) for row in rows]
     dots = ax.scatter(x, y, c=[row["p"] for row in rows], cmap="cividis", s=28, edgecolor=BLACK, linewidth=0.5)
     ax.figure.colorbar(dots, ax=ax, label="p")
     found = statistics.get("correlations", {}).get("similarity/bounded_r2", {}).get("pearson")
@@ -248,7 +249,7 @@ def _bars(ax: Any, rows: Rows, kinds: Sequence[str], measures: dict[str, Callabl
     """A group of bars a measure, one bar a kind of teacher (mean over seeds, each seed a dot)."""
     width = 0.8 / len(kinds)
     for i, kind in enumerate(kinds):
-        found = [[measure(r) for r in rows if r["kind"] == kind] for measure in measures.values()]
+        found = [[_number(measure(r)) for r in rows if r["kind"] == kind] for measure in measures.values()]
         places = np.arange(len(measures)) + (i - (len(kinds) - 1) / 2) * width
         ax.bar(places, [np.mean(v) for v in found], width, color=KIND_COLOURS.get(kind, PURPLE), label=kind)
         for place, values in zip(places, found):
@@ -278,13 +279,17 @@ def _kept(row: dict[str, Any], kind: str) -> float:
     """Share of the accuracy kept (else the turn), mean over pairs; NaN where there is no such pair."""
     if "accuracy" in row:
         value = row["compared_accuracy"][kind]
-        return np.nan if value is None else value / max(row["accuracy"], 1e-9)
-    value = row["compared"]["all"][kind]
+        return _number(value) / max(row["accuracy"], 1e-9)
+    return _number(row["compared"]["all"][kind])
+
+
+def _number(value: float | None) -> float:
+    """NaN, which is not drawn, for what has no finite value."""
     return np.nan if value is None else value
 
 
 def _errors(ax: Any, x: Sequence[int], found: Rows, label: str, colour: str, marker: str, scale: float = 1) -> None:
-    mean = [scale * (f["mean"] if f["mean"] is not None else np.nan) for f in found]
+    mean = [scale * _number(f["mean"]) for f in found]
     deviation = [scale * (f["deviation"] or 0.0) for f in found]
     ax.errorbar(x, mean, deviation, color=colour, marker=marker, capsize=3, label=label)
 

@@ -144,7 +144,7 @@ def test_budgets_of_steps_and_epochs(tmp_path, budget, each):
 
 def test_a_budget_of_seconds_is_kept_and_what_was_timed_is_undone(tmp_path):
     result = tiny_run(tmp_path / "run", budget="2s", stage1_share=0.0)
-    assert 0.7 < result.summary["seconds"] < 6
+    assert 0.3 < result.summary["seconds"] < 12
     steps = result.summary["num_steps"]["stage2"]
     exact = tiny_run(tmp_path / "exact", budget=f"{steps}steps", stage1_share=0.0)
     ours, theirs = blocks_of(result), blocks_of(exact)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from raptor.experiments.cells import Cell, Sweep, claim, do_cells, markdown, plain, run_sweep, time_left
+from raptor.experiments.cells import Cell, Sweep, claim, do_cells, run_sweep, time_left
+from raptor.experiments.outcome import markdown, plain
 from raptor.run import RunError
 
 
@@ -127,6 +128,24 @@ def test_two_jobs_share_the_cells_and_do_each_once(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("pid-*"))) == 2
     for name, result in results.items():
         assert (tmp_path / f"done-{name}").read_text() == f"{result['pid']}\n"
+
+
+def die_once(folder: Path, cell: Cell) -> dict:
+    """The process that first works on cell 0 dies without a word."""
+    meet(folder, cell)
+    if cell.name == "0" and not (folder / "died").exists():
+        (folder / "died").touch()
+        os._exit(9)
+    time.sleep(0.1)
+    return {"pid": os.getpid()}
+
+
+def test_another_process_takes_over_the_cell_of_one_that_died(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    sweep = Sweep(tmp_path, tuple(Cell(str(i), {}) for i in range(4)))
+    results = run_sweep(sweep, partial(die_once, tmp_path), jobs=2)
+    assert list(results) == ["0", "1", "2", "3"]
+    first, second = (tmp_path / "done-0").read_text().split()
+    assert first != second and {r["pid"] for r in results.values()} == {int(second)}
 
 
 def test_time_left_comes_from_the_cells_that_are_done(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from raptor.data import TrainStream, iterate, open_data
 from raptor.experiments import stochastic_depth
 from raptor.experiments.small import best_teacher, untrained_teacher
 from raptor.open import open_vit
+from raptor.report.figures_experiments import figure_stochastic_depth
+from raptor.report.style import save_figure
 
 
 def rows_of(folder: Path) -> dict[str, dict]:
@@ -71,6 +73,16 @@ def test_figures_tables_and_the_best_teacher(sweep_folder: Path) -> None:
     rows = rows_of(sweep_folder)
     best = Path(best_teacher(sweep_folder)).parent.name
     assert rows[best]["teacher"]["accuracy"] == max(row["teacher"]["accuracy"] for row in rows.values())
+
+
+def test_a_raptor_that_diverged_is_still_drawn(sweep_folder: Path) -> None:
+    rows = list(rows_of(sweep_folder).values())
+    rows[0]["raptor"]["bounded_r2_last"] = None
+    for curves in rows[0]["raptor"]["curves"].values():
+        for metric in curves:
+            curves[metric][-1] = None
+    figure = figure_stochastic_depth(rows, stochastic_depth.statistics(rows))
+    assert len(save_figure(figure, sweep_folder / "diverged", ("png",))) == 1
 
 
 def test_the_untrained_teacher_is_where_training_starts(tiny: SimpleNamespace, tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""What an experiment leaves: NAME.json with where it came from, NAME.md, and figures."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raptor.run import write_text
+
+
+@dataclass
+class Outcome:
+    """What an experiment leaves: NAME.json in its folder, a table to print, and figures."""
+
+    name: str
+    folder: Path
+    values: dict[str, Any]
+    table: str
+    figures: list[Path]
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.values
+
+    def text(self) -> str:
+        return "\n".join([self.table, f"written to {self.folder}/{self.name}.json"])
+
+
+def write_outcome(
+    name: str, folder: Path, started: float, device: str, values: dict[str, Any], table: str, figures: list[Path]
+) -> Outcome:
+    """Write NAME.json and NAME.md, and give the outcome."""
+    from raptor.provenance import provenance
+
+    values = plain({**provenance(started, device), "experiment": name, **values})
+    write_text(folder / f"{name}.json", json.dumps(values, allow_nan=False) + "\n")
+    write_text(folder / f"{name}.md", table + "\n")
+    return Outcome(name, folder, values, table, figures)
+
+
+def plain(value: Any) -> Any:
+    """A result as JSON holds it: numbers that are not finite as None."""
+    if isinstance(value, dict):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table as Markdown: numbers to three digits, None as a dash."""
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return "\n".join([*lines, *("| " + " | ".join(map(_shown, row)) + " |" for row in rows)])
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
