@@ -9,7 +9,7 @@ Everything is loaded on first use, so importing raptor is quick.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 _PLACES = {
     "open_vit": "raptor.open",
@@ -35,17 +35,6 @@ _PLACES = {
 }
 
 __all__ = sorted(_PLACES)
-
-if TYPE_CHECKING:
-    from raptor.data import Preprocess, iterate, open_data
-    from raptor.fidelity import certify
-    from raptor.open import list_models, open_vit, save_vit
-    from raptor.phases import Phases, choose_k, find_phases, random_phases
-    from raptor.similarity import measure_similarity
-    from raptor.surrogate import make_surrogate
-    from raptor.teachers import train_teacher
-    from raptor.trajectory import Trajectories, perturb, replace_block, swap_blocks
-    from raptor.vit import TokenGroups, ViT
 
 
 def __getattr__(name: str) -> Any:

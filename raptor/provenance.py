@@ -17,7 +17,7 @@ def provenance(started: float, device: str | torch.device = "cpu") -> dict[str, 
     """What every result file carries; `started` is `time.monotonic()` at the start of the work."""
     from importlib.metadata import PackageNotFoundError, version
 
-    versions = {"torch": torch.__version__}
+    versions = {"torch": str(torch.__version__)}
     for package, name in (("raptor-vit", "raptor"), ("timm", "timm")):
         try:
             versions[name] = version(package)

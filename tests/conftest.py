@@ -4,37 +4,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tiny_models import tiny_timm
 from torch import Tensor, nn
 
-from raptor.open import open_vit
 from raptor.vit import ViT
 
 torch.set_num_threads(1)
-
-
-def shake(model: nn.Module, seed: int = 0, size: float = 0.1) -> nn.Module:
-    """Move every parameter, so that layer scales of 1e-5, zero heads and zero tokens cannot hide a mistake."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter), alpha=size)
-    return model
-
-
-def noise_images(vit: ViT, num: int = 3, seed: int = 1) -> Tensor:
-    """`num` noise images of the size the view takes."""
-    size = vit.preprocess.size
-    return torch.randn(num, 3, size, size, generator=torch.Generator().manual_seed(seed))
-
-
-def tiny_timm(name: str = "vit_tiny_patch16_224", depth: int = 4, shaken: bool = True, **kwargs) -> ViT:
-    """A timm model of dim 48 and a 2x2 grid with random weights."""
-    patch = 14 if "patch14" in name else 16
-    options = dict(pretrained=False, embed_dim=48, num_heads=3, depth=depth, size=2 * patch) | kwargs
-    vit = open_vit(f"timm/{name}", **options)
-    if shaken:
-        shake(vit.model)
-    return vit
 
 
 @pytest.fixture
@@ -53,7 +28,3 @@ def rotary() -> ViT:
 def snapshot() -> Callable[[nn.Module], dict[str, Tensor]]:
     """A copy of a module's state dict."""
     return lambda model: {k: v.clone() for k, v in model.state_dict().items()}
-
-
-def same_tensors(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)

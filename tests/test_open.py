@@ -15,7 +15,7 @@ import timm
 import torch
 import torchvision
 import transformers
-from conftest import noise_images, same_tensors, shake, tiny_timm
+from tiny_models import noise_images, same_tensors, shake, tiny_timm
 from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess

@@ -13,8 +13,8 @@ import timm
 import torch
 import torchvision
 import transformers
-from conftest import noise_images, same_tensors, shake, tiny_timm
 from safetensors.torch import load_file, save_file
+from tiny_models import noise_images, same_tensors, shake, tiny_timm
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 import torch
-from conftest import noise_images, same_tensors, tiny_timm
+from tiny_models import noise_images, same_tensors, tiny_timm
 from torch import Tensor, nn
 
 from raptor.data import open_data

@@ -10,8 +10,8 @@ import pytest
 import timm
 import torch
 import transformers
-from conftest import noise_images, same_tensors, shake, tiny_timm
 from safetensors.torch import save_file
+from tiny_models import noise_images, same_tensors, shake, tiny_timm
 from torch import Tensor, nn
 
 from raptor.open import open_vit, save_vit

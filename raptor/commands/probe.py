@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raptor.data import open_data
-from raptor.data.dense import open_dense
+from raptor.data import ImageData, open_data
+from raptor.data.dense import DenseData, open_dense
 from raptor.devices import pick_device, pick_precision
 from raptor.open import open_pair
 from raptor.probes import ProbeResult, recovery
@@ -96,15 +96,14 @@ def probe(
         raise ValueError(f"unknown task {task!r}: choose from classify, segment, depth")
     surrogate, of_teacher = open_pair(model, teacher=teacher, weights=weights, size=size, device=device)
     side = of_teacher.preprocess.size
+    train_data: ImageData | DenseData
+    val_data: ImageData | DenseData
     if task == "classify":
-        train_data, val_data = (
-            open_data(data, s, limit=n, size=side) for s, n in (("train", limit), ("val", val_images))
-        )  # type: ignore[arg-type]
+        train_data = open_data(data, "train", limit=limit, size=side)
+        val_data = open_data(data, "val", limit=val_images, size=side)
     else:
-        train_data, val_data = (  # type: ignore[assignment]
-            open_dense(data, s, task, limit=n, size=side)  # type: ignore[arg-type]
-            for s, n in (("train", limit), ("val", val_images))
-        )
+        train_data = open_dense(data, "train", task, limit=limit, size=side)
+        val_data = open_dense(data, "val", task, limit=val_images, size=side)
     folder = Path(out or (model if Path(model).is_dir() else f"runs/probe-{model.replace('/', '_')}"))
     folder.mkdir(parents=True, exist_ok=True)
     results = {}

@@ -76,8 +76,8 @@ class DistillStep(nn.Module):
         self.cosine = {name: (cosine * w_lt).unbind() if cosine else None for name, w_lt in tokens.items()}
         self.one_call = not teacher.depth_conditioned and not _image_arguments(self._teacher[0])
         self.depths = torch.arange(1, phases.num_layers + 1, dtype=torch.float32, device=teacher.device)
-        self._run_block = torch.compile(_run_block, dynamic=False) if compile_blocks else _run_block
-        self._advance = torch.compile(_advance, dynamic=False) if compile_blocks else _advance
+        self._run_block = torch.compile(_run_block) if compile_blocks else _run_block
+        self._advance = torch.compile(_advance) if compile_blocks else _advance
 
     def forward(self, images: Tensor, stage: str, lam: float | Tensor = 0.0) -> tuple[Tensor, Tensor]:
         """The loss to minimise and that of every trained layer, (L,) or a phase's: autoregressive, or mixed with

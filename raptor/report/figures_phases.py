@@ -59,5 +59,5 @@ def _outline(start: float, length: float, colour: str, k: str | None) -> Any:
 
 def _title(entry: dict[str, Any]) -> str:
     name = entry.get("title") or entry["model"]["name"].removeprefix("timm/")
-    lengths = next(iter(entry["phases"].values()), {"lengths": []})["lengths"]
+    lengths: list[int] = next(iter(entry["phases"].values()), {"lengths": []})["lengths"]
     return f"{name}\n{' | '.join(map(str, lengths))}"
