@@ -13,7 +13,9 @@ from raptor.vit import ViT, first_tensor
 
 
 class Modulation(NamedTuple):
-    """Per-depth factors, each (1 or B, 1, D) or None: what multiplies and shifts each part of a block.
+    """Per-depth factors, each (D,), (1, 1, D), (B, 1, D) with one depth a row, or None.
+
+    They multiply and shift the parts of a block.
 
     `t1`, `t2` scale the two branches, `t3` the output, as the paper names them. The rest exist with a table alone:
     scales and shifts after the two norms, and a shift of the output.
@@ -86,7 +88,7 @@ class PaperBlock(nn.Module):
 
     def forward(self, x_btd: Tensor, modulation: Modulation | None = None, *_args: Any, **_kwargs: Any) -> Tensor:
         m = modulation
-        if m is not None and m.t1.shape[0] > 1:
+        if m is not None and m.t1.ndim == 3 and m.t1.shape[0] > 1:
             return self._one_depth_a_row(x_btd, m)
         scale1, shift1, t1, scale2, shift2, t2, t3, shift3 = _vectors(m)
         (y_btd,) = _normed_linear(x_btd, self.norm1, self.qkv, scale1, shift1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from raptor.commands.explore import class_names, describe
+from raptor.verbs.explore import class_names, describe
 from raptor.data.scenes import Scenes
 from raptor.explore import explore_image, figure_explored, read_image
 from raptor.open import open_vit
@@ -65,6 +65,6 @@ def test_files_that_are_not_images_are_refused(tmp_path):
 
 def test_the_page_builds_where_gradio_is_installed(vit):
     pytest.importorskip("gradio")
-    from raptor.commands.explore import build_page
+    from raptor.verbs.explore import build_page
 
     assert build_page({"teacher": vit}, class_names(vit)) is not None

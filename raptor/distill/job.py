@@ -26,7 +26,8 @@ class Job:
     stage: str = "all"
     phase: int | None = None
     start: str | None = None
-    head: str | None = None
+    head_file: str | None = None
+    head_images: int = 5000
     seed: int = 0
     num_workers: int = 0
     compile_blocks: bool = False
@@ -55,5 +56,6 @@ class Job:
 
     def validator(self, folder: Path) -> Validator:
         return Validator(
-            self.teacher, self.train_data, self.val_data, self.precision, self.num_workers, self.head, folder
-        )
+            self.teacher, self.train_data, self.val_data, self.precision, self.num_workers, self.head_file, folder,
+            self.head_images,
+        )  # fmt: skip

@@ -69,10 +69,11 @@ def distill(
     stage1_share: float | None = None,
     weights: str | None = None,
     size: int | None = None,
-    head: str | None = None,
+    head_file: str | None = None,
     limit: int | None = None,
     phase_images: int = 1024,
     val_images: int = 1024,
+    head_images: int = 5000,
     seed: int = 0,
     device: str = "auto",
     precision: str = "auto",
@@ -108,10 +109,11 @@ def distill(
         stage1_share: share of the budget that stage 1 gets.
         weights: a local weight file for the teacher.
         size: image size.
-        head: a linear head file, for accuracy and agreement of a teacher that has none.
+        head_file: a linear head, for accuracy and agreement of a teacher that has none.
         limit: use only this many training images.
         phase_images: images for the similarity that the phases are cut from.
         val_images: held-out images for the validation curve.
+        head_images: training images that ridge probes are fitted on.
         seed: of initialisation, data order and crops.
         device: auto, cpu or cuda.
         precision: auto, fp32 or bf16.
@@ -144,7 +146,7 @@ def distill(
     teacher.to(fabric.device)
     job = Job(
         teacher, settings, train_data, val_data, fabric, precision=precision,
-        stage="1" if phase is not None else stage, phase=phase, start=start, head=head, seed=seed,
+        stage="1" if phase is not None else stage, phase=phase, start=start, head_file=head_file, head_images=head_images, seed=seed,
         num_workers=num_workers, compile_blocks=device == "cuda" if compile is None else compile,
         checkpointing=checkpointing, resume=resume, track=track,
     )  # fmt: skip

@@ -158,7 +158,7 @@ class DistillStep(nn.Module):
         return self._advance(*inputs)  # type: ignore[arg-type]
 
     def _modulations(self, j: int) -> list[tuple[int, Modulation | None]]:
-        """Each layer of phase `j` with its modulation.
+        """Each layer of phase `j` with its modulation, as vectors (D,).
 
         Looked up here, for the whole phase at once, since a compiled block that looked it up in a table would be
         compiled again for each phase.
@@ -168,7 +168,7 @@ class DistillStep(nn.Module):
         modulation = _modulation(self.shared_blocks[j], self.depths[first - 1 : last])
         if modulation is None:
             return [(layer, None) for layer in layers]
-        parts = [[None] * len(layers) if part is None else part.split(1) for part in modulation]
+        parts = [[None] * len(layers) if part is None else part.flatten(1).unbind() for part in modulation]
         return [(layer, Modulation(*row)) for layer, row in zip(layers, zip(*parts))]
 
     def _target(self, layer: int, stage: str) -> tuple[Tensor, Tensor | None]:

@@ -19,6 +19,7 @@ from raptor.distill.step import DistillStep, state_variance
 from raptor.distill.track import Tracker, open_tracker
 from raptor.phases import Phases
 from raptor.progress import Progress
+from raptor.provenance import provenance
 from raptor.run import Interrupted, Run, RunError, StopSignal
 from raptor.surrogate import shared_blocks
 from raptor.vit import ViT, replaced_blocks
@@ -56,6 +57,7 @@ class Trainer:
         self.stream = job.stream()
         self.validator = job.validator(run.folder)
         self.stop = StopSignal()
+        self.started = time.monotonic()
         self.tracker: Tracker | None = open_tracker(job.track, run.folder) if self.fabric.is_global_zero else None
         self.state: dict[str, Any] = {"stage": None, "num_steps": {}, "seconds": 0.0, "validations": []}
 
@@ -295,6 +297,7 @@ class Trainer:
             "num_steps": self.state["num_steps"],
             "seconds": round(self.state["seconds"], 1),
             "validation": scores,
+            "provenance": provenance(self.started, self.fabric.device),
             "device": device_name(self.fabric.device),
             "image_size": self.job.teacher.preprocess.size,
         }

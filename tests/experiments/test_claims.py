@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raptor.commands.reproduce import EXPERIMENTS, experiment
+from raptor.verbs.reproduce import EXPERIMENTS, experiment
 from raptor.distill.recipe import resolve_recipe
 from raptor.experiments import claims
 from raptor.experiments.stochastic_depth import statistics

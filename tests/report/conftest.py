@@ -12,8 +12,8 @@ import pytest
 import torch
 import yaml
 
-from raptor.commands.dynamics import intervene
-from raptor.commands.phases import study_phases
+from raptor.verbs.dynamics import intervene
+from raptor.verbs.phases import study_phases
 from raptor.complexity import levin_bounds
 from raptor.data import iterate, open_data
 from raptor.dynamics.measure import measure_dynamics

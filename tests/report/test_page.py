@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from plotly.offline import get_plotlyjs
 
-from raptor.commands.report import report
+from raptor.verbs.report import report
 from raptor.report.charts import number, rounded
 from raptor.report.markup import safe_json, table
 from raptor.report.sections.glance import within_across

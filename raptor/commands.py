@@ -1,7 +1,9 @@
 """The verbs of the command, as Python functions with the same argument names.
 
-from raptor.commands import phases
-phases(["scenes"], data="scenes", k=[2, 3])
+    from raptor.commands import phases
+    phases(["scenes"], data="scenes", k=[2, 3])
+
+Each verb's module is imported on first use.
 """
 
 from __future__ import annotations
@@ -17,5 +19,5 @@ VERBS = (
 
 def __getattr__(name: str) -> Any:
     if name in VERBS:
-        return getattr(import_module(f"raptor.commands.{name}"), name)
+        return getattr(import_module(f"raptor.verbs.{name}"), name)
     raise AttributeError(f"module 'raptor.commands' has no attribute {name!r}")

@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from raptor.commands.distill import distill
-from raptor.commands.dynamics import dynamics
-from raptor.commands.evaluate import evaluate
-from raptor.commands.phases import phases
-from raptor.commands.probe import probe
-from raptor.commands.report import report
+from raptor.verbs.distill import distill
+from raptor.verbs.dynamics import dynamics
+from raptor.verbs.evaluate import evaluate
+from raptor.verbs.phases import phases
+from raptor.verbs.probe import probe
+from raptor.verbs.report import report
 from raptor.data import open_data
 from raptor.distill.validation import Validator
 from raptor.open import open_pair
@@ -21,7 +21,7 @@ from raptor.progress import clock
 def demo(
     out: str = "runs/demo",
     *,
-    budget: str = "30s",
+    budget: str = "25s",
     from_scratch: bool = False,
     num_images: int = 512,
     device: str = "auto",
@@ -51,8 +51,8 @@ def demo(
     recovered = {}
     for task in ("classify", "segment", "depth"):
         done = probe(
-            out, task=task, data="scenes", limit=1500, val_images=num_images, epochs=4, batch_size=128, max_seconds=9,
-            device=device,
+            out, task=task, data="scenes", lrs=[1e-3, 1e-2, 1e-1], limit=1500, val_images=num_images, epochs=4,
+            batch_size=64, max_seconds=9, device=device,
         )  # fmt: skip
         recovered[task] = done.recovery or 0.0
         print(done.text().splitlines()[-2])
@@ -72,9 +72,9 @@ def _distil(k: int, out: str, budget: str, from_scratch: bool, device: str) -> t
     surrogate, teacher = open_pair(f"scenes-k{k}", device="cpu")
     assert surrogate is not None and surrogate.phases is not None
     options: dict[str, Any] = dict(phases=surrogate.phases, start=start, recipe="quick", budget=budget, device=device)
-    train, held_out = (open_data("scenes", s, limit=n, size=48) for s, n in (("train", 2000), ("val", 1000)))  # type: ignore[arg-type]
+    train, held_out = (open_data("scenes", s, limit=n, size=48) for s, n in (("train", 2000), ("val", 500)))  # type: ignore[arg-type]
     before = Validator(teacher, train, held_out).validate(surrogate) if start else {"accuracy": float("nan")}
-    done = distill("scenes", "scenes", out=out, val_images=1000, **options)
+    done = distill("scenes", "scenes", out=out, val_images=500, head_images=1000, **options)
     after = done.summary["validation"]
     print(
         f"k={k}: accuracy {before['accuracy']:.1%} as shipped, {after['accuracy']:.1%} after {budget} here, "

@@ -52,7 +52,7 @@ def test_bad_input_is_one_line_and_exit_code_2(words, message, capsys):
 
 
 def phases_parser():
-    return build_parser("phases", import_module("raptor.commands.phases").phases)
+    return build_parser("phases", import_module("raptor.verbs.phases").phases)
 
 
 def test_lists_are_written_as_words():
@@ -61,7 +61,7 @@ def test_lists_are_written_as_words():
 
 
 def test_options_are_the_functions_arguments():
-    function = import_module("raptor.commands.phases").phases
+    function = import_module("raptor.verbs.phases").phases
     options = {action.dest for action in phases_parser()._actions}
     assert set(inspect.signature(function).parameters) <= options
 
@@ -82,3 +82,10 @@ def test_phases_writes_what_it_prints(tmp_path, capsys):
     assert [sum(p["lengths"]) for p in saved["models"][0]["phases"].values()] == [12, 12]
     assert saved["models"][0]["image_size"] == 48
     assert (tmp_path / "run" / "figures" / "phases.png").stat().st_size > 1000
+
+
+def test_python_has_the_same_verbs_as_functions():
+    from raptor import commands
+
+    for name in COMMANDS:
+        assert inspect.isfunction(getattr(commands, name.replace("-", "_"))), name

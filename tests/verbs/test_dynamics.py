@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from raptor.cli import main
-from raptor.commands.dynamics import choose_classes, dynamics
+from raptor.verbs.dynamics import choose_classes, dynamics
 from raptor.data.folder import ImageData
 from raptor.open import open_vit, save_vit
 from raptor.recipes import load_recipe
