@@ -2,15 +2,18 @@
 
     python benchmarks/trajectory.py --out docs/results/trajectory.json
 
-ViT-B/14-reg, bf16, batch 256 on a GPU. Also: peak memory over 1,000 and 100,000 images, and what holding all states
-would take.
+ViT-B/14-reg, bf16, batch 256 on a GPU. Also: peak memory over 1,000 and 100,000 images (on a CPU, of a fresh process
+each), and what holding all states would take.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +41,11 @@ class Repeated:
             yield Batch(self.buffers[i % 2], None, torch.arange(len(self.buffers[0])))
 
 
+def own_peak(command: list[str]) -> float:
+    """GiB at the peak of a process of its own that runs `command`."""
+    return float(subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True).stdout)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=None)
@@ -45,10 +53,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--images", type=int, default=100_000)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--peak-of", type=int, default=None, help="record this many images, print the peak, no more")
     args = parser.parse_args()
     cuda = args.device == "cuda"
     precision = "bf16" if cuda else "fp32"
-    vit = open_vit(args.model, pretrained=False, num_classes=0, device=args.device)
+    random = {"pretrained": False, "num_classes": 0} if args.model.startswith("timm/") else {}
+    vit = open_vit(args.model, device=args.device, **random)
     size = vit.preprocess.size
 
     def sync() -> None:
@@ -74,12 +84,16 @@ def main() -> None:
 
     def peak(num_images: int) -> float:
         if not cuda:
-            return float("nan")
+            return own_peak([*sys.argv, "--peak-of", str(num_images)])
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         recorded(num_images)
         return torch.cuda.max_memory_allocated() / 2**30
 
+    if args.peak_of is not None:
+        recorded(args.peak_of)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+        return
     few = min(args.images // 10, 40 * args.batch)
     for function in (bare, recorded):
         seconds(function, 4 * args.batch)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from raptor.verbs.explore import class_names, describe
 from raptor.data.scenes import Scenes
 from raptor.explore import explore_image, figure_explored, read_image
 from raptor.open import open_vit
+from raptor.verbs.explore import class_names, describe
 
 
 @pytest.fixture(scope="module")

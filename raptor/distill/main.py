@@ -146,7 +146,8 @@ def distill(
     teacher.to(fabric.device)
     job = Job(
         teacher, settings, train_data, val_data, fabric, precision=precision,
-        stage="1" if phase is not None else stage, phase=phase, start=start, head_file=head_file, head_images=head_images, seed=seed,
+        stage="1" if phase is not None else stage, phase=phase, start=start,
+        head_file=head_file, head_images=head_images, seed=seed,
         num_workers=num_workers, compile_blocks=device == "cuda" if compile is None else compile,
         checkpointing=checkpointing, resume=resume, track=track,
     )  # fmt: skip

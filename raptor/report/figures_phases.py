@@ -42,7 +42,7 @@ def draw_heatmap(ax: Any, entry: dict[str, Any], low: float | None = None) -> An
     ax.set_title(_title(entry), fontsize=9)
     ax.set_xlabel("layer")
     ax.set_ylabel("layer")
-    ticks = np.unique(np.linspace(1, num, min(num, 7)).round().astype(int))
+    ticks = np.arange(1, num + 1, -(-num // 8))
     ax.set_xticks(ticks)
     ax.set_yticks(ticks)
     ax.spines[:].set_visible(False)

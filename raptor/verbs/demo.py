@@ -6,16 +6,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+from raptor.data import open_data
+from raptor.distill.validation import Validator
+from raptor.open import open_pair
+from raptor.progress import clock
 from raptor.verbs.distill import distill
 from raptor.verbs.dynamics import dynamics
 from raptor.verbs.evaluate import evaluate
 from raptor.verbs.phases import phases
 from raptor.verbs.probe import probe
 from raptor.verbs.report import report
-from raptor.data import open_data
-from raptor.distill.validation import Validator
-from raptor.open import open_pair
-from raptor.progress import clock
 
 
 def demo(

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raptor.verbs.reproduce import EXPERIMENTS, experiment
 from raptor.distill.recipe import resolve_recipe
 from raptor.experiments import claims
 from raptor.experiments.stochastic_depth import statistics
@@ -22,6 +21,7 @@ from raptor.experiments.verdicts import (
     claims_untrained,
 )
 from raptor.recipes import FOLDER, recipe_names
+from raptor.verbs.reproduce import EXPERIMENTS, experiment
 
 
 def sweep_row(p: float, similarity: float, r2: float, teacher: float, raptor: float) -> dict:

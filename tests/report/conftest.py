@@ -12,8 +12,6 @@ import pytest
 import torch
 import yaml
 
-from raptor.verbs.dynamics import intervene
-from raptor.verbs.phases import study_phases
 from raptor.complexity import levin_bounds
 from raptor.data import iterate, open_data
 from raptor.dynamics.measure import measure_dynamics
@@ -21,6 +19,8 @@ from raptor.fidelity import certify
 from raptor.open import open_vit, save_vit
 from raptor.probes import probe, recovery
 from raptor.surrogate import make_surrogate
+from raptor.verbs.dynamics import intervene
+from raptor.verbs.phases import study_phases
 
 PHASES = (3, 3, 6)
 ABOUT = {"command": "raptor test", "versions": {"raptor": "0.1.0"}, "device": "cpu", "seconds": 1.5}

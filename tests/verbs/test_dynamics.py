@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from raptor.cli import main
-from raptor.verbs.dynamics import choose_classes, dynamics
 from raptor.data.folder import ImageData
 from raptor.open import open_vit, save_vit
 from raptor.recipes import load_recipe
@@ -17,6 +16,7 @@ from raptor.report.figures_dynamics import FIGURES, figure_speed
 from raptor.report.figures_interventions import INTERVENTION_FIGURES
 from raptor.report.style import save_figure
 from raptor.surrogate import make_surrogate
+from raptor.verbs.dynamics import choose_classes, dynamics
 from tests.conftest import tiny_timm
 
 SMALL = dict(num_images=48, classes=2, stability_images=1, rank_images=2, eps=(1e-2,), intervention_images=1)
