@@ -44,6 +44,7 @@ function axis(spec, values = []) {
     automargin: true, fixedrange: true,
   };
   if (spec.log) Object.assign(out, { type: "log", tickformat: "~g", nticks: 7 });
+  if (spec.log && spec.spread > 10) out.dtick = "D2"; // 1, 2, 5 a decade; every digit would overlap
   if (spec.range) out.range = spec.log ? spec.range.map(Math.log10) : spec.range;
   if (spec.from_zero) out.rangemode = "tozero";
   if (spec.integer && values.length) {
@@ -98,7 +99,9 @@ function lineTrace(s) {
 
 function drawLines(chart, series) {
   const layout = baseLayout(), xs = series.flatMap((s) => s.x);
-  const y = { ...chart.y, label: chart.y.label || series[0]?.unit };
+  const positive = series.flatMap((s) => s.y).filter((v) => v > 0);
+  const spread = Math.max(...positive) / Math.min(...positive);
+  const y = { ...chart.y, label: chart.y.label || series[0]?.unit, spread };
   const few = series.filter((s) => s.side !== "null").length <= 2;
   const bands = few ? series.filter((s) => s.lower && s.upper).map((s) => band(s, colourOf(s.colour))) : [];
   Object.assign(layout, { xaxis: axis(chart.x, xs), yaxis: axis(y), hovermode: "x unified" });
