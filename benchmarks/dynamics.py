@@ -29,9 +29,9 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from raptor.data.stream import Batch
+from raptor.devices import full_precision
 from raptor.dynamics import Stability, fit_dmd
 from raptor.dynamics.measure import STABILITY_BATCH, measure_dynamics
-from raptor.dynamics.stability import full_precision
 from raptor.open import open_vit
 from raptor.trajectory import autocast
 from raptor.vit import ViT

@@ -212,9 +212,10 @@ def num_heads_of(block: nn.Module, dim: int) -> int:
 
 
 def _film(x: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+    # A bf16 x is promoted: bf16 factors near 1 would be off by up to 1/256.
     if scale is not None:
-        x = x * scale.to(x.dtype)
-    return x if shift is None else x + shift.to(x.dtype)
+        x = x * scale
+    return x if shift is None else x + shift
 
 
 def _modulation_points(teacher: ViT, layer: int) -> list[str]:

@@ -60,12 +60,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         return run_command(words[0], words[1:])
-    except (ValueError, FileNotFoundError, PermissionError) as error:
-        print(f"raptor: {str(error).strip()}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("raptor: stopped", file=sys.stderr)
         return 130
+    except Exception as error:
+        if not is_users(error):
+            raise
+        print("raptor:", one_line(error), file=sys.stderr)
+        return 2
+
+
+def is_users(error: Exception) -> bool:
+    """Whether the input or the machine is at fault, not the program. torch's error by name: it may not be imported."""
+    return isinstance(error, (ValueError, OSError)) or type(error).__name__ == "OutOfMemoryError"
+
+
+def one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    if type(error).__name__ == "OutOfMemoryError":
+        return f"the GPU's memory is full: lower --batch_size ({text[:120]})"
+    return text
 
 
 def overview() -> str:

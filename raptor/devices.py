@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -30,3 +34,27 @@ def pick_precision(precision: str, device: str) -> str:
 def device_name(device: str | torch.device) -> str:
     """The device as summaries name it."""
     return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu"
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """No gradients, no autocast and no TF32, whatever the caller trains with: what measuring needs."""
+    switches = _tf32_switches()
+    before = [getattr(where, name) for where, name, _ in switches]
+    for where, name, off in switches:
+        setattr(where, name, off)
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        for (where, name, _), value in zip(switches, before):
+            setattr(where, name, value)
+
+
+def _tf32_switches() -> list[tuple[Any, str, Any]]:
+    """Owner, name and off value of each TF32 switch. Newer torch refuses to read the old ones once a new one is set."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    if hasattr(matmul, "fp32_precision"):
+        conv: Any = cudnn.conv  # type: ignore[attr-defined]
+        return [(matmul, "fp32_precision", "ieee"), (conv, "fp32_precision", "ieee")]
+    return [(matmul, "allow_tf32", False), (cudnn, "allow_tf32", False)]

@@ -11,8 +11,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from raptor.dynamics.angles import angle
-from raptor.report.style import use_style
+from raptor.dynamics.angles import angle, unit
 from raptor.trajectory import perturb
 from raptor.vit import ViT, recording
 
@@ -25,8 +24,8 @@ class Explored:
 
     Attributes:
         path, perturbed_path: the group's mean state on the unit sphere, (L+1, D).
-        speed: angle between the group's mean states at successive layers, (L,), in radians.
-        deviation: angle between plain and perturbed state at each layer, (L+1,), in radians.
+        speed: angle between a token's states at successive layers, averaged over the group, (L,), in radians.
+        deviation: angle between a token's plain and perturbed states, averaged likewise, (L+1,), in radians.
         prediction, perturbed_prediction: class and probability, or None without a head.
     """
 
@@ -67,12 +66,13 @@ def explore_image(vit: ViT, image: Image.Image, layer: int, group: str, eps: flo
     states = list(states)
     with perturb(vit, layer, change, group), recording(vit) as moved:
         moved_output = vit(pixels)
-    plain, other = (_path(s, vit, group) for s in (states, moved))
+    where = vit.groups.slice(group)
+    plain_ltd, moved_ltd = (torch.stack([x_btd[0, where] for x_btd in s]).float() for s in (states, moved))
     return Explored(
-        path=plain.cpu().numpy(),
-        perturbed_path=other.cpu().numpy(),
-        speed=angle(plain[1:], plain[:-1]).cpu().numpy(),
-        deviation=angle(plain, other).cpu().numpy(),
+        path=unit(plain_ltd.mean(1)).cpu().numpy(),
+        perturbed_path=unit(moved_ltd.mean(1)).cpu().numpy(),
+        speed=angle(plain_ltd[1:], plain_ltd[:-1]).mean(1).cpu().numpy(),
+        deviation=angle(plain_ltd, moved_ltd).mean(1).cpu().numpy(),
         prediction=_prediction(vit, output),
         perturbed_prediction=_prediction(vit, moved_output),
     )
@@ -80,10 +80,20 @@ def explore_image(vit: ViT, image: Image.Image, layer: int, group: str, eps: flo
 
 def figure_explored(results: dict[str, Explored], layer: int, group: str) -> Any:
     """Three panels: the paths in the plane of the teacher's two main directions, the speed, the deviation."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    from raptor.report.style import STYLE
+
+    with rc_context(STYLE):  # type: ignore[arg-type]
+        figure = Figure(figsize=(12, 3.8))  # pyplot would keep its own for as long as the page is served
+        _draw(figure.subplots(1, 3), results, layer, group)
+    return figure
+
+
+def _draw(axes: Any, results: dict[str, Explored], layer: int, group: str) -> None:
     from raptor.report.style import PALETTE
 
-    plt = use_style()
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.8))
     first = next(iter(results.values()))
     centre = first.path.mean(0)
     plane = np.linalg.svd(first.path - centre, full_matrices=False)[2][:2]
@@ -92,20 +102,15 @@ def figure_explored(results: dict[str, Explored], layer: int, group: str) -> Any
             xy = (path - centre) @ plane.T
             axes[0].plot(xy[:, 0], xy[:, 1], style, color=colour, label=label, marker=".", markersize=4)
         axes[1].plot(np.arange(1, len(found.speed) + 1), found.speed, color=colour, label=name)
-        axes[2].semilogy(np.arange(len(found.deviation)), np.maximum(found.deviation, 1e-8), color=colour, label=name)
+        after = np.arange(layer, len(found.deviation))
+        axes[2].semilogy(after, np.maximum(found.deviation[layer:], 1e-8), color=colour, marker=".", label=name)
     axes[0].set(title=f"path of {group} through depth", xlabel="first direction", ylabel="second direction")
     axes[1].set(title="angular speed", xlabel="layer", ylabel="radians a layer")
     axes[2].set(title=f"deviation after a perturbation at layer {layer}", xlabel="layer", ylabel="radians")
+    axes[2].set_xlim(0, len(first.deviation) - 1)
     axes[2].axvline(layer, color="0.6", linestyle=":")
-    axes[0].legend()
+    axes[0].legend(loc="best", fontsize=7)
     axes[1].legend()
-    return figure
-
-
-def _path(states: list[Tensor], vit: ViT, group: str) -> Tensor:
-    where = vit.groups.slice(group)
-    mean_ld = torch.stack([x_btd[0, where].float().mean(0) for x_btd in states])
-    return mean_ld / mean_ld.norm(dim=-1, keepdim=True)
 
 
 def _prediction(vit: ViT, output: Tensor) -> tuple[int, float] | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -49,12 +51,13 @@ class LinearHead(nn.Module):
         with torch.autocast(features_nf.device.type, enabled=False):
             return F.linear(features_nf.float(), self.weight, self.bias)
 
-    def save(self, path: str | Path) -> Path:
-        """Write weight and bias as safetensors."""
+    def save(self, path: str | Path, fitted_on: dict[str, str] | None = None) -> Path:
+        """Write weight and bias as safetensors, with what it was fitted on as metadata."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {"weight": self.weight.cpu(), "bias": self.bias.cpu()}
-        save_file(tensors, path, metadata={} if self.alpha is None else {"alpha": str(self.alpha)})
+        alpha = {} if self.alpha is None else {"alpha": str(self.alpha)}
+        save_file(tensors, path, metadata=alpha | (fitted_on or {}))
         return path
 
     @classmethod
@@ -64,7 +67,13 @@ class LinearHead(nn.Module):
         if not path.is_file():
             raise ValueError(f"no head at {path}: give a safetensors file with weight (C, F) and bias (C,)")
         safe = path.suffix == ".safetensors"
-        tensors = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            tensors = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
+        except (SafetensorError, UnpicklingError, RuntimeError, EOFError) as error:
+            reason = str(error).strip().split("\n")[0]
+            raise ValueError(f"{path} is no linear head: it cannot be read ({reason[:100]})") from None
+        if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+            raise ValueError(f"{path} is no linear head: it holds no named tensors")
         found = {name.rsplit(".", 1)[-1]: tensor for name, tensor in tensors.items()}
         if len(tensors) > 2 or set(found) not in ({"weight", "bias"}, {"weight"}):
             raise ValueError(
@@ -186,7 +195,8 @@ def resolve_head(
     """The head for accuracy and agreement, or None; and a sentence saying which, or why none.
 
     The model's own; else the one in `file`; else a ridge probe on the teacher's features of `train_batches`, when these
-    have labels. `cache` is where the ridge probe is kept (in the run folder): it is read from there if it exists.
+    have labels. `cache` is where the ridge probe is kept (in the run folder): it is read from there unless it was
+    fitted on other images or another teacher.
     """
     if teacher.num_classes:
         unused = f"; {file} is not used" if file else ""
@@ -194,7 +204,10 @@ def resolve_head(
     if file is not None:
         linear = LinearHead.load(file)
         return Head("file", linear.num_classes, linear), f"the head in {file}"
-    if cache is not None and Path(cache).is_file():
+    data = getattr(train_batches, "data", None)
+    num_classes = num_classes or len(getattr(data, "classes", None) or ()) or None
+    fitted_on = _fitted_on(teacher, train_batches, num_classes)
+    if cache is not None and Path(cache).is_file() and _is_fitted_on(cache, fitted_on):
         linear = LinearHead.load(cache)
         return Head("ridge", linear.num_classes, linear), f"the ridge probe kept in {Path(cache).name}"
     if train_batches is None:
@@ -202,7 +215,6 @@ def resolve_head(
             None,
             f"no accuracy or agreement: {teacher.name} has no head, none was given and there is no training data",
         )
-    data = getattr(train_batches, "data", None)
     if data is not None and data.labels is None:
         return (
             None,
@@ -211,12 +223,32 @@ def resolve_head(
     features, labels, _ = collect_features(teacher, train_batches, precision)
     if labels is None:
         return None, f"no accuracy or agreement: {teacher.name} has no head, none was given and the data has no labels"
-    num_classes = num_classes or len(getattr(data, "classes", None) or ()) or int(labels.max()) + 1
-    linear = fit_ridge(features, labels, num_classes)
+    linear = fit_ridge(features, labels, num_classes or int(labels.max()) + 1)
     if cache is not None:
-        linear.save(cache)
+        linear.save(cache, fitted_on)
     found = f"a ridge probe on the teacher's features of {len(features)} training images (alpha {linear.alpha:g})"
-    return Head("ridge", num_classes, linear), found
+    return Head("ridge", linear.num_classes, linear), found
+
+
+def _fitted_on(teacher: ViT, batches: Iterable[Batch] | None, num_classes: int | None) -> dict[str, str]:
+    """What decides a ridge probe, as far as it is known before a pass over the images."""
+    known = {
+        "teacher": teacher.name,
+        "size": teacher.preprocess.size,
+        "data": getattr(getattr(batches, "data", None), "name", None),
+        "num_images": getattr(batches, "num_images", None),
+        "num_classes": num_classes,
+    }
+    return {name: str(value) for name, value in known.items() if value is not None}
+
+
+def _is_fitted_on(path: str | Path, wanted: dict[str, str]) -> bool:
+    try:
+        with safe_open(path, framework="pt") as file:
+            kept = file.metadata() or {}
+    except SafetensorError:
+        return False
+    return all(kept.get(name) == value for name, value in wanted.items())
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:

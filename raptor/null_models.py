@@ -8,14 +8,14 @@ linear     one least-squares linear map (with offset) per phase, applied to its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from raptor.data.stream import Batch
+from raptor.devices import full_precision
 from raptor.surrogate import SurrogateSpec, make_surrogate
 from raptor.trajectory import Trajectories, autocast
 from raptor.vit import TokenGroups, ViT
@@ -56,7 +56,7 @@ class NullModels:
 
     def _linear(self, start: Tensor) -> list[Tensor]:
         states = [start.float()]
-        with full_products(start.device):
+        with full_precision(start.device):
             for num_repeats, matrix in zip(self.phases, self.maps):
                 for _ in range(num_repeats):
                     states.append(states[-1] @ matrix[:-1] + matrix[-1])
@@ -92,18 +92,6 @@ def _group_means(mean_ltd: Tensor, groups: TokenGroups) -> Tensor:
     return torch.cat(parts, dim=1).float()
 
 
-@contextmanager
-def full_products(device: torch.device) -> Iterator[None]:
-    """Inside the context float32 matrix products keep float32's digits, whatever autocast or TF32 setting is around."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 class LinearFit:
     """Least squares of y on x with an offset, streaming: D x D normal equations, never the rows.
 
@@ -126,7 +114,7 @@ class LinearFit:
             self._cross = torch.zeros(dim + 1, out, device=x.device, dtype=torch.float64)
         x_mean, x_scale, y_mean = self._start
         z = torch.cat([(x - x_mean) / x_scale, x.new_ones(len(x), 1)], dim=1)
-        with full_products(x.device):
+        with full_precision(x.device):
             self._gram += z.T @ z
             self._cross += z.T @ (y - y_mean)
 

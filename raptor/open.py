@@ -42,7 +42,7 @@ def open_vit(
     head: str | None = None,
     cls: int | None = None,
     registers: int | None = None,
-    preprocess: Preprocess | None = None,
+    preprocess: Preprocess | dict[str, Any] | None = None,
     teacher: nn.Module | ViT | None = None,
     device: str | torch.device = "cpu",
     **model_kwargs: Any,
@@ -57,28 +57,35 @@ def open_vit(
         num_classes: classes of the head; by default the published ones, or what the weight file holds.
         blocks, norm, head: dotted paths in a model whose structure cannot be guessed.
         cls, registers: counts of these tokens, where they cannot be guessed.
-        preprocess: how images are prepared, where the model does not say.
+        preprocess: how images are prepared, where the model does not say (also as `Preprocess.to_dict` gives it).
         teacher: the module a surrogate of your own module was made from.
         model_kwargs: further arguments of the model's constructor (timm) or configuration (transformers).
     """
+    prepared = Preprocess.from_dict(preprocess) if isinstance(preprocess, dict) else preprocess
+    structure: dict[str, Any] = dict(blocks=blocks, norm=norm, head=head, cls=cls, registers=registers)
+    built = dict(num_classes=num_classes, pretrained=None if pretrained else False, **model_kwargs)
     if isinstance(source, ViT):
+        _refuse("a model that is already opened", weights=weights, size=size, preprocess=prepared, **structure, **built)
         return source.to(device)
-    given: dict[str, Any] = dict(blocks=blocks, norm=norm, head=head, cls=cls, registers=registers)
     if isinstance(source, nn.Module):
+        _refuse("a module of your own", **built)
         if weights is not None:
             load_weights(source, read_weights(weights), weights)
-        images = preprocess or model_preprocess(source, size)
+        images = _resized(prepared, size) if prepared else model_preprocess(source, size)
         arguments = forward_arguments(source, images.size)
-        return inspect_vit(source, type(source).__name__, images, forward_kwargs=arguments, **given).to(device)
+        return inspect_vit(source, type(source).__name__, images, forward_kwargs=arguments, **structure).to(device)
     text = str(source)
     folder = saved_folder(text)
     if folder is not None:
+        _refuse(f"{text}, which is saved with its own", preprocess=prepared, **structure, **built)
         view = load_saved(folder, teacher=teacher, size=size, weights=weights)
         view.opened = {"model": text, "weights": weights, "size": size}
         return view.to(device)
     kind, _, rest = text.partition("/")
     if kind not in ("timm", "hf", "hub") or not rest:
         raise ValueError(_unknown(text))
+    opened = {"model": text, "weights": weights, "size": size, "pretrained": pretrained, **model_kwargs}
+    opened |= _given(num_classes=num_classes, preprocess=prepared and prepared.to_dict(), **structure)
     state = read_weights(weights) if weights else None
     if state is not None and num_classes is None:
         num_classes = head_classes(state)
@@ -87,11 +94,12 @@ def open_vit(
     model = build_base(base, fetch=fetch)
     if state is not None:
         load_weights(model, state, str(weights))
-    images = preprocess or model_preprocess(model, size)
-    view = inspect_vit(model, text, images, forward_kwargs=forward_arguments(model, images.size), source=base, **given)
+    images = _resized(prepared, size) if prepared else model_preprocess(model, size)
+    arguments = forward_arguments(model, images.size)
+    view = inspect_vit(model, text, images, forward_kwargs=arguments, source=base, **structure)
     if is_embedding_head(text):
         view.num_classes = 0
-    view.opened = {"model": text, "weights": weights, "size": size, "pretrained": pretrained, **model_kwargs}
+    view.opened = opened
     return view.to(device)
 
 
@@ -102,28 +110,48 @@ def open_pair(
     weights: str | None = None,
     pretrained: bool = True,
     size: int | None = None,
+    blocks: str | None = None,
+    norm: str | None = None,
+    cls: int | None = None,
+    registers: int | None = None,
     device: str | torch.device = "cpu",
 ) -> tuple[ViT | None, ViT]:
     """A surrogate and its teacher, or None and the model when `source` is no surrogate.
 
     The teacher is the one the surrogate says it was made from, unless `teacher` names another; `weights` are the
-    teacher's. `pretrained=False` gives a plain model's untrained twin.
+    teacher's, and so are `blocks`, `norm`, `cls` and `registers` (as in `open_vit`). `pretrained=False` gives a plain
+    model's untrained twin.
     """
     inner = teacher if isinstance(teacher, nn.Module | ViT) else None
-    own_weights = None if _is_surrogate(source) else weights
-    view = open_vit(source, teacher=inner, size=size, weights=own_weights, pretrained=pretrained, device=device)
+    of_teacher = _given(weights=weights, blocks=blocks, norm=norm, cls=cls, registers=registers)
+    own = {} if _is_surrogate(source) else of_teacher
+    view = open_vit(source, teacher=inner, size=size, pretrained=pretrained, device=device, **own)
     if not view.phases:
         return None, view
     made_from = dict(view.source.get("teacher") or {})
     if teacher is None and not made_from.get("model"):
         raise ValueError(f"{source} does not say what its teacher was opened as: name it with --teacher")
     if teacher is not None:
-        made_from = {"model": teacher, "weights": weights}
-    if weights is not None:
-        made_from["weights"] = weights
-    if size is not None:
-        made_from["size"] = size
+        made_from = {"model": teacher}
+    made_from |= _given(size=size, **of_teacher)
     return view, open_vit(made_from.pop("model"), device=device, **made_from)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _refuse(what: str, **options: Any) -> None:
+    """Options that would be passed over in silence are an error."""
+    names = list(_given(**options))
+    if names:
+        raise ValueError(f"{', '.join(names)} cannot be given for {what}: leave {'them' if names[1:] else 'it'} out")
+
+
+def _resized(images: Preprocess, size: int | None) -> Preprocess:
+    if size is None or size == images.size:
+        return images
+    return Preprocess.for_native(max(size, images.size), images.mean, images.std, size=size)
 
 
 def _is_surrogate(source: str | Path | ViT) -> bool:
@@ -188,9 +216,7 @@ def load_saved(
         raise ValueError(f"{folder} was made from a module of your own: open it with teacher=that module")
     base = config["base"]
     model = build_base(base) if teacher is None else (teacher.model if isinstance(teacher, ViT) else teacher)
-    images = Preprocess.from_dict(config["preprocess"])
-    if size is not None and size != images.size:
-        images = Preprocess.for_native(max(size, images.size), images.mean, images.std, size=size)
+    images = _resized(Preprocess.from_dict(config["preprocess"]), size)
     structure = {k: v for k, v in config["structure"].items() if v is not None}
     arguments = forward_arguments(model, images.size)
     vit = inspect_vit(model, config["name"], images, forward_kwargs=arguments, source=base or {}, **structure)

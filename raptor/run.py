@@ -222,6 +222,11 @@ def read_json(path: Path) -> dict[str, Any]:
         raise RunError(f"{path} cannot be read ({error}): run the command that made it again") from None
 
 
+def slug(name: str) -> str:
+    """A model's name as part of a folder's name: `timm/vit` is `timm_vit`."""
+    return "".join(c if c.isalnum() or c in "-._" else "_" for c in name).strip("._") or "model"
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a small file so that a reader sees the old one or the new one, never a part."""
     partial = path.with_name(path.name + ".tmp")

@@ -9,7 +9,6 @@ on the device and looked at every `check_every` batches).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from raptor.cka import LinearCKA
+from raptor.devices import full_precision
+from raptor.outliers import Outliers, OutlierShares
+from raptor.states import POOLED, at_least_float32, check_states, double, float_type, pool
+
 if TYPE_CHECKING:
     from raptor.vit import TokenGroups
 
 Array = NDArray[np.float64]
-POOLED = ("cls", "patches")  # the vectors of an image: its cls token and its mean patch
 MAX_CHUNK = 2**27  # how many numbers of the stacked states are held at once
 
 
@@ -54,16 +57,16 @@ class CosineSimilarity:
     @torch.no_grad()
     def update(self, states: Sequence[Tensor], pooled: dict[str, Tensor] | None = None) -> Tensor:
         """Add a batch; `pooled` is `pool(states, groups)` if at hand. Returns the tokens' squared norms, (B, T, L)."""
-        _check_states(states, self.num_layers, self.groups.num_tokens)
+        check_states(states, self.num_layers, self.groups.num_tokens)
         pooled = pool(states, self.groups) if pooled is None else pooled
         gram_btll = torch.cat([_gram(self._standardise(x_btld)) for x_btld in _chunks(states)])
         cosine_btll, energy_btl = _cosines(gram_btll)
-        self._token_tll = self._token_tll + _double(cosine_btll.sum(0))
+        self._token_tll = self._token_tll + double(cosine_btll.sum(0))
         self._bad.watch_input(states[0])
         self._bad.watch(energy_btl.flatten(0, 1))
         for x_bld in pooled.values():
             cosine_bll, energy_bl = _cosines(_gram(self._standardise(x_bld)))
-            self._pooled_ll = self._pooled_ll + _double(cosine_bll.sum(0))
+            self._pooled_ll = self._pooled_ll + double(cosine_bll.sum(0))
             self._bad.watch(energy_bl)
         self.num_images += len(states[0])
         self._bad.next_batch()
@@ -101,9 +104,9 @@ class CoordinateStatistics:
 
     @torch.no_grad()
     def update(self, states: Sequence[Tensor]) -> None:
-        _check_states(states, self.num_layers)
-        moments = [torch.var_mean(_at_least_float32(x).flatten(0, 1), dim=0, correction=0) for x in states[1:]]
-        variance_ld, mean_ld = (_double(torch.stack(m)) for m in zip(*moments))
+        check_states(states, self.num_layers)
+        moments = [torch.var_mean(at_least_float32(x).flatten(0, 1), dim=0, correction=0) for x in states[1:]]
+        variance_ld, mean_ld = (double(torch.stack(m)) for m in zip(*moments))
         # Chan's merge: no cancellation where a coordinate's mean is far larger than its spread.
         new = states[0].shape[0] * states[0].shape[1]
         total = self.count + new
@@ -140,110 +143,6 @@ class CoordinateStatistics:
         if self.count == 0:
             raise ValueError("no images were measured: update the statistics before using them")
         self._bad.check()
-
-
-@dataclass(frozen=True)
-class Outliers:
-    """Share of the squared norm, per layer, in the top 1 % of coordinates and of tokens (rounded up, at least one).
-
-    Coordinates are ranked by their energy over all the data, tokens within each image. `even_*` is the share that
-    the same number of coordinates or tokens would hold if all were alike.
-    """
-
-    coordinates: Array
-    tokens: Array
-    even_coordinates: float
-    even_tokens: float
-
-    def to_dict(self) -> dict[str, Any]:
-        even = {"even_coordinates": self.even_coordinates, "even_tokens": self.even_tokens}
-        return {"coordinates": self.coordinates.tolist(), "tokens": self.tokens.tolist(), **even}
-
-    @classmethod
-    def from_dict(cls, saved: dict[str, Any]) -> Outliers:
-        coordinates, tokens = np.asarray(saved["coordinates"]), np.asarray(saved["tokens"])
-        return cls(coordinates, tokens, saved["even_coordinates"], saved["even_tokens"])
-
-
-class OutlierShares:
-    """Accumulates what `Outliers` reports."""
-
-    def __init__(self, num_layers: int) -> None:
-        self.num_layers = num_layers
-        self._coordinate_ld = self._token_l = torch.zeros((), dtype=torch.float64)
-        self._num_tokens = 0
-
-    @torch.no_grad()
-    def update(self, states: Sequence[Tensor], energy_btl: Tensor | None = None) -> None:
-        """Add a batch; `energy_btl`, the tokens' squared norms (B, T, L), if at hand."""
-        _check_states(states, self.num_layers)
-        if energy_btl is None:
-            norms = [torch.linalg.vector_norm(x, dim=2, dtype=_float_type(x)) for x in states[1:]]
-            energy_btl = torch.stack(norms, dim=2).square()
-        self._num_tokens = energy_btl.shape[1]
-        top_blt = energy_btl.transpose(1, 2).contiguous().topk(_one_percent(self._num_tokens), sorted=False).values
-        self._token_l = self._token_l + _double(top_blt.sum(2)).sum(0)
-        # vector_norm squares and sums in one reading; over images first, which is the faster axis.
-        norms_ltd = torch.stack([torch.linalg.vector_norm(x, dim=0, dtype=_float_type(x)) for x in states[1:]])
-        self._coordinate_ld = self._coordinate_ld + _double(norms_ltd.square().sum(1))
-
-    def result(self) -> Outliers:
-        if self._num_tokens == 0:
-            raise ValueError("no images were measured: the data is empty")
-        dim, total_l = self._coordinate_ld.shape[1], self._coordinate_ld.sum(1)
-        top_l = self._coordinate_ld.topk(_one_percent(dim)).values.sum(1)
-        return Outliers(
-            coordinates=(top_l / total_l).cpu().numpy(),
-            tokens=(self._token_l / total_l).cpu().numpy(),
-            even_coordinates=_one_percent(dim) / dim,
-            even_tokens=_one_percent(self._num_tokens) / self._num_tokens,
-        )
-
-
-class LinearCKA:
-    """Minibatch linear CKA with the unbiased HSIC estimator (Nguyen et al. 2021). Samples are the images of a batch.
-
-    `features`: `cls`, `patches` (the mean patch) or `both` (concatenated; whichever the model has). HSIC is averaged
-    over batches, each counting once, and the ratio is taken at the end. The estimator needs 4 images: a smaller batch
-    is skipped and counted in `num_skipped_images`. The value depends a little on the batch size, as the estimator's
-    variance does, so state it.
-    """
-
-    def __init__(self, num_layers: int, groups: TokenGroups, features: str = "both") -> None:
-        if features not in (*POOLED, "both"):
-            raise ValueError(f"unknown CKA features {features!r}: choose from cls, patches, both")
-        present = [name for name, _ in groups.present() if name in POOLED and features in (name, "both")]
-        if not present:
-            raise ValueError(f"this model has no tokens for CKA features {features!r}: choose another group")
-        self.num_layers, self.groups, self.names = num_layers, groups, present
-        self.num_batches = self.num_skipped_images = 0
-        self._hsic_ll = torch.zeros((), dtype=torch.float64)
-
-    @torch.no_grad()
-    def update(self, states: Sequence[Tensor], pooled: dict[str, Tensor] | None = None) -> None:
-        """Add a batch; `pooled` is `pool(states, groups)` if at hand."""
-        _check_states(states, self.num_layers, self.groups.num_tokens)
-        if len(states[0]) < 4:
-            self.num_skipped_images += len(states[0])
-            return
-        pooled = pool(states, self.groups) if pooled is None else pooled
-        features_bld = torch.cat([pooled[name] for name in self.names], dim=2)
-        hsic_ll = _unbiased_hsic(_double(features_bld).transpose(0, 1))
-        self._hsic_ll = self._hsic_ll + hsic_ll
-        self.num_batches += 1
-
-    def result(self) -> Array:
-        """(L, L)."""
-        if self.num_batches == 0:
-            raise ValueError("CKA needs at least one batch of 4 images: use a larger batch size")
-        hsic_ll = (self._hsic_ll / self.num_batches).cpu().numpy()
-        own_l = np.diagonal(hsic_ll)
-        if not (own_l > 0).all():
-            layer = int(np.flatnonzero(~(own_l > 0))[0]) + 1
-            raise ValueError(
-                f"CKA is undefined: the features of layer {layer} are the same for all images, or not finite"
-            )
-        return hsic_ll / np.sqrt(np.outer(own_l, own_l))
 
 
 @dataclass(frozen=True)
@@ -288,7 +187,7 @@ def measure_similarity(
     cka = None if cka_features is None else LinearCKA(num_layers, groups, cka_features)
     outliers = OutlierShares(num_layers)
     for states in trajectories:
-        _check_states(states, num_layers, groups.num_tokens)
+        check_states(states, num_layers, groups.num_tokens)
         pooled = pool(states, groups)
         energy_btl = cosine.update(states, pooled)
         outliers.update(states, energy_btl if statistics is None else None)
@@ -297,16 +196,6 @@ def measure_similarity(
     matrices = cosine.result()
     cka_ll = cka.result() if cka is not None and cka.num_batches > 0 else None
     return SimilarityResult(matrices, cka_ll, outliers.result(), cosine.num_images)
-
-
-@torch.no_grad()
-def pool(states: Sequence[Tensor], groups: TokenGroups) -> dict[str, Tensor]:
-    """The vectors of an image at layers 1..L: `cls` and `patches` (the mean patch), those present, each (B, L, D)."""
-    return {
-        name: torch.stack([x[:, where].mean(1, dtype=_float_type(x)) for x in states[1:]], dim=1)
-        for name, where in groups.present()
-        if name in POOLED
-    }
 
 
 class _BadStates:
@@ -322,7 +211,7 @@ class _BadStates:
         self._note(slice(1, None), ~torch.isfinite(energy_nl.amax(0)), energy_nl.amin(0) == 0)
 
     def watch_input(self, a_0: Tensor) -> None:
-        finite = torch.isfinite(torch.linalg.vector_norm(a_0, dtype=_float_type(a_0))).view(1)
+        finite = torch.isfinite(torch.linalg.vector_norm(a_0, dtype=float_type(a_0))).view(1)
         self._note(slice(0, 1), ~finite, torch.zeros_like(finite))
 
     def _note(self, layers: slice, not_finite_l: Tensor, zero_l: Tensor) -> None:
@@ -362,11 +251,11 @@ def _chunks(states: Sequence[Tensor]) -> Iterator[Tensor]:
 def _gram(x: Tensor) -> Tensor:
     """(…, L, D) to the Gram matrix of the layers' vectors, (…, L, L), in float32 or better."""
     x_nld = x.flatten(0, -3)
-    with _full_precision(x.device):
+    with full_precision(x.device):
         if x.is_cuda and torch.version.hip is None and x.dtype in (torch.bfloat16, torch.float16):
             gram_nll = torch.bmm(x_nld, x_nld.mT, out_dtype=torch.float32)
         else:
-            x_nld = _at_least_float32(x_nld)
+            x_nld = at_least_float32(x_nld)
             gram_nll = torch.bmm(x_nld, x_nld.mT)
     return gram_nll.view(*x.shape[:-1], x.shape[-2])
 
@@ -376,58 +265,3 @@ def _cosines(gram: Tensor) -> tuple[Tensor, Tensor]:
     energy = gram.diagonal(dim1=-2, dim2=-1).clone()
     inverse = energy.rsqrt()
     return gram.mul_(inverse[..., :, None]).mul_(inverse[..., None, :]), energy
-
-
-@contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
-    """No autocast and no TF32, whatever the caller trains with."""
-    matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "ieee"
-    try:
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        matmul.fp32_precision = before
-
-
-def _unbiased_hsic(features_lnd: Tensor) -> Tensor:
-    """HSIC_1 between every two layers, (L, L), from n images' features with a linear kernel; n >= 4."""
-    n = features_lnd.shape[1]
-    # The estimator does not change when features are centred; centring keeps its terms from cancelling.
-    centred_lnd = features_lnd - features_lnd.mean(1, keepdim=True)
-    kernel_lnn = centred_lnd @ centred_lnd.mT
-    kernel_lnn.diagonal(dim1=1, dim2=2).zero_()
-    rows_ln = kernel_lnn.sum(2)
-    total_l = rows_ln.sum(1)
-    flat_l = kernel_lnn.flatten(1)
-    trace_ll = flat_l @ flat_l.T
-    return (trace_ll + torch.outer(total_l, total_l) / ((n - 1) * (n - 2)) - 2 / (n - 2) * rows_ln @ rows_ln.T) / (
-        n * (n - 3)
-    )
-
-
-def _float_type(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(_float_type(x))
-
-
-def _double(x: Tensor) -> Tensor:
-    """float64 on the same device; Apple's GPUs have none, so there on the CPU."""
-    return (x.cpu() if x.device.type == "mps" else x).double()
-
-
-def _one_percent(count: int) -> int:
-    return -(-count // 100)
-
-
-def _check_states(states: Sequence[Tensor], num_layers: int, num_tokens: int | None = None) -> None:
-    if len(states) != num_layers + 1:
-        raise ValueError(f"expected the {num_layers + 1} states a_0..a_{num_layers}, got {len(states)}")
-    if num_tokens is not None and states[0].shape[1] != num_tokens:
-        raise ValueError(f"states have {states[0].shape[1]} tokens, but the token groups hold {num_tokens}")
-    if len(states[0]) == 0:
-        raise ValueError("a batch of states has no images")

@@ -130,7 +130,6 @@ def make_surrogate(
     ]
     _put_blocks(model, teacher.blocks_path, steps)
     model.shared_blocks = shared
-    model.to(teacher.device)
     model.eval()
     return dataclasses.replace(
         teacher,
@@ -140,7 +139,7 @@ def make_surrogate(
         phases=spec.phases,
         source={"base": teacher.source, "surrogate": dataclasses.asdict(spec), "teacher": dict(teacher.opened)},
         opened={},
-    )
+    ).to(teacher.device)
 
 
 def surrogate_spec(vit: ViT) -> SurrogateSpec:

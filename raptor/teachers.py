@@ -16,7 +16,7 @@ from raptor.data import ImageData, Preprocess, iterate, open_data
 from raptor.data.stream import TrainStream, stable_seed
 from raptor.devices import device_name, pick_device, pick_precision
 from raptor.distill.schedule import Budget, learning_rate
-from raptor.open import save_vit
+from raptor.open import open_vit, save_vit
 from raptor.progress import Progress
 from raptor.run import Interrupted, Run, RunError, StopSignal, read_summary
 from raptor.stochastic import StochasticDepth
@@ -26,6 +26,7 @@ from raptor.vit import ViT
 
 LOG_EVERY = 20
 NUM_CHECKPOINTS = 10
+SCENES_SIZE = 48
 
 
 def train_teacher(
@@ -59,6 +60,7 @@ def train_teacher(
     compile: bool | None = None,
     num_workers: int = 0,
     resume: bool = True,
+    skip_bad: bool = False,
 ) -> ViT:
     """Train a ViT classifier from scratch and save it to OUT/teacher, where open_vit finds it.
 
@@ -66,7 +68,7 @@ def train_teacher(
         shape: a timm model name that gives the architecture; the options below change its shape.
         data: labelled images (in Python also a pair of opened data, training and held-out).
         out: run folder; continued when it already holds this run.
-        size: image size (by default the data's own for scenes, else the shape's).
+        size: image size (by default 48 for scenes, else the shape's).
         patch, dim, depth, heads: patch side in pixels, width, number of blocks, attention heads.
         registers: register tokens.
         drop: stochastic depth p: each block is dropped per sample with this probability, the same at every depth.
@@ -81,8 +83,11 @@ def train_teacher(
         val_images: use only this many held-out images.
         seed: of initialisation, order, augmentation and drops.
         device, precision, compile, num_workers, resume: as in distill.
+        skip_bad: pass over unreadable images instead of stopping.
     """
     device, precision = pick_device(device), pick_precision(precision, device)
+    if data == "scenes" and size is None:
+        size = SCENES_SIZE
     kwargs = {
         k: v
         for k, v in dict(img_size=size, patch_size=patch, embed_dim=dim, depth=depth, num_heads=heads).items()
@@ -91,8 +96,8 @@ def train_teacher(
     if registers:
         kwargs |= {"reg_tokens": registers, "no_embed_class": True}
     if isinstance(data, str):
-        train_data = open_data(data, "train", limit=limit, size=size)
-        val_data = open_data(data, "val", limit=val_images, size=size)
+        train_data = open_data(data, "train", limit=limit, size=size, skip_bad=skip_bad)
+        val_data = open_data(data, "val", limit=val_images, size=size, skip_bad=skip_bad)
     else:
         train_data, val_data = data
     data_name = data if isinstance(data, str) else train_data.name
@@ -120,13 +125,14 @@ def train_teacher(
             seconds = _fit(vit, run, stream, config, compiled, num_workers)
             scores = {"accuracy": evaluate(vit, val_data, precision, num_workers), "seconds": round(seconds, 1)}
             save_vit(vit, Path(out) / "teacher")
-            run.write_summary({"teacher": vit.describe(), **scores, "device": device_name(device)})
+            bad_images = sorted({*train_data.bad, *val_data.bad})
+            facts = {"teacher": vit.describe(), **scores, "device": device_name(device), "bad_images": bad_images}
+            run.write_summary(facts)
+        elif (saved := run.load_checkpoint()) is not None:
+            tensors = saved[0].items()
+            vit.model.load_state_dict({k.removeprefix("model."): v for k, v in tensors if k.startswith("model.")})
         else:
-            saved = run.load_checkpoint()
-            assert saved is not None
-            vit.model.load_state_dict(
-                {k.removeprefix("model."): v for k, v in saved[0].items() if k.startswith("model.")}
-            )
+            vit.model.load_state_dict(open_vit(Path(out) / "teacher").model.state_dict())
     return vit
 
 

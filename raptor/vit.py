@@ -118,6 +118,8 @@ class ViT:
 
     def to(self, device: torch.device | str) -> ViT:
         self.model.to(device)
+        tensors = {k: v.to(device) for k, v in self.forward_kwargs.items() if isinstance(v, Tensor)}
+        self.forward_kwargs = {**self.forward_kwargs, **tensors}
         return self
 
     def __call__(self, images: Tensor) -> Tensor:

@@ -48,6 +48,26 @@ def test_no_perturbation_changes_nothing(vit, image):
     assert found.prediction == pytest.approx(found.perturbed_prediction)
 
 
+def test_speed_is_the_mean_of_the_tokens_own_angles(vit, image):
+    found = explore_image(vit, image[0], layer=3, group="patches", eps=0.1)
+    with torch.no_grad():
+        states, _ = vit.record(vit.preprocess(image[0])[None])
+    x = np.stack([s[0, vit.groups.slice("patches")].double().numpy() for s in states])
+    x /= np.linalg.norm(x, axis=-1, keepdims=True)
+    expected = np.arccos((x[1:] * x[:-1]).sum(-1)).mean(1)
+    np.testing.assert_allclose(found.speed, expected, rtol=1e-4)
+
+
+def test_figures_are_not_kept(vit, image):
+    import matplotlib.pyplot as plt
+
+    found = {"teacher": explore_image(vit, image[0], layer=3, group="cls", eps=0.1)}
+    before = plt.get_fignums()
+    figure = figure_explored(found, 3, "cls")
+    assert plt.get_fignums() == before
+    assert figure.axes[1].get_lines()[0].get_linewidth() == 1.6  # the project's look
+
+
 def test_figure_and_text(vit, image):
     found = {"teacher": explore_image(vit, image[0], layer=3, group="patches", eps=0.1)}
     assert len(figure_explored(found, 3, "patches").axes) == 3

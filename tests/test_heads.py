@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -145,3 +146,44 @@ def test_order_of_heads(tmp_path: Path) -> None:
     assert none is None and "no labels" in reason
     none, reason = resolve_head(vit)
     assert none is None and "no training data" in reason
+
+
+class Stream(list):
+    """Batches that say which images they are of, as an image stream does."""
+
+    def __init__(self, name: str, num_batches: int, classes: tuple[str, ...] = ("a", "b")) -> None:
+        super().__init__(tiny_batches(num_batches))
+        self.data = SimpleNamespace(name=name, labels=[0], classes=list(classes))
+        self.num_images = 8 * num_batches
+
+
+def test_a_kept_ridge_head_is_fitted_again_for_other_images(tmp_path: Path) -> None:
+    vit, cache = tiny_vit(), tmp_path / "head.safetensors"
+    _, reason = resolve_head(vit, Stream("photos", 2), cache=cache)
+    assert "16 training images" in reason
+    assert "kept in" in resolve_head(vit, Stream("photos", 2), cache=cache)[1]
+    for other in (Stream("drawings", 2), Stream("drawings", 3), Stream("drawings", 3, ("a", "b", "c"))):
+        head, reason = resolve_head(vit, other, cache=cache)
+        assert head is not None and head.num_classes == len(other.data.classes)
+        assert f"{other.num_images} training images" in reason
+        assert "kept in" in resolve_head(vit, other, cache=cache)[1]
+    vit.name = "another teacher"
+    assert "training images" in resolve_head(vit, other, cache=cache)[1]
+    cache.write_bytes(b"junk")
+    assert "training images" in resolve_head(vit, other, cache=cache)[1]
+
+
+@pytest.mark.parametrize("name", ["head.safetensors", "head.pth"])
+@pytest.mark.parametrize("junk", [b"", b"not a head at all", b"\x80\x04\x95junk"])
+def test_a_junk_head_is_one_line(tmp_path: Path, name: str, junk: bytes) -> None:
+    (tmp_path / name).write_bytes(junk)
+    with pytest.raises(ValueError, match="is no linear head") as error:
+        LinearHead.load(tmp_path / name)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_without_named_tensors_is_no_head(tmp_path: Path) -> None:
+    for holds in (torch.zeros(3), {"weight": 3}):
+        torch.save(holds, tmp_path / "head.pth")
+        with pytest.raises(ValueError, match="no named tensors"):
+            LinearHead.load(tmp_path / "head.pth")

@@ -19,8 +19,9 @@ from tiny_models import noise_images, same_tensors, shake, tiny_timm
 from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess
-from raptor.open import list_models, open_vit, save_vit
+from raptor.open import list_models, open_pair, open_vit, save_vit
 from raptor.structure import NotAViT
+from raptor.surrogate import make_surrogate
 from raptor.vit import TokenGroups, ViT, pool
 
 transformers.logging.set_verbosity_error()
@@ -484,3 +485,53 @@ def test_list_models() -> None:
     assert list_models("no such model") == []
     assert "scenes" in list_models()
     assert not [n for n in list_models() if n.startswith(("timm/resnet", "timm/swin", "timm/samvit"))]
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("view", dict(size=32), "size cannot be given for a model that is already opened"),
+        ("view", dict(blocks="blocks", cls=1), "blocks, cls cannot be given"),
+        ("scenes", dict(blocks="blocks"), "blocks cannot be given for scenes"),
+        ("scenes", dict(registers=2, norm="norm"), "norm, registers cannot be given"),
+        ("scenes", dict(pretrained=False), "pretrained cannot be given"),
+        ("scenes", dict(num_classes=3, depth=4), "num_classes, depth cannot be given"),
+        ("module", dict(num_classes=3), "num_classes cannot be given for a module of your own"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(source: str, options: dict, message: str) -> None:
+    sources = {"view": open_vit("scenes"), "module": Unheard(), "scenes": "scenes"}
+    with pytest.raises(ValueError, match=message):
+        open_vit(sources[source], **options)
+
+
+TINY = dict(patch_size=8, embed_dim=24, depth=3, num_heads=2, img_size=32)
+
+
+@torch.no_grad()
+def test_a_pair_reopens_the_teacher_as_it_was_opened(tmp_path: Path) -> None:
+    prepared = Preprocess(size=32, resize=40, interpolation="bilinear", mean=(0.1, 0.2, 0.3))
+    name = "timm/vit_tiny_patch16_224"
+    kwargs = dict(num_classes=5, blocks="blocks", norm="norm", cls=0, registers=1, preprocess=prepared, **TINY)
+    first = open_vit(name, pretrained=False, **kwargs)
+    torch.save(first.model.state_dict(), tmp_path / "weights.pth")
+    teacher = open_vit(name, weights=str(tmp_path / "weights.pth"), **kwargs)
+    save_vit(make_surrogate(teacher, (1, 2)), tmp_path / "run")
+    surrogate, again = open_pair(tmp_path / "run")
+    assert surrogate is not None and surrogate.phases == (1, 2)
+    assert again.groups == teacher.groups == TokenGroups(0, 1, 16)
+    assert (again.preprocess, again.num_classes) == (prepared, 5)
+    assert torch.equal(again(noise_images(teacher)), teacher(noise_images(teacher)))
+    # What is said now wins over what was said then.
+    _, other = open_pair(tmp_path / "run", cls=1, registers=0)
+    assert other.groups == TokenGroups(1, 0, 16)
+
+
+def test_structure_options_of_a_plain_model_and_of_a_named_teacher(tmp_path: Path) -> None:
+    none, vit = open_pair("timm/vit_tiny_patch16_224", pretrained=False, cls=0, registers=1)
+    assert none is None and (vit.groups.cls, vit.groups.registers) == (0, 1)
+    save_vit(make_surrogate(open_vit(vit.model), (6, 6)), tmp_path / "own")
+    with pytest.raises(ValueError, match="teacher=that module"):
+        open_pair(tmp_path / "own")
+    _, named = open_pair(tmp_path / "own", teacher=vit.model, cls=0, registers=1)
+    assert (named.groups.cls, named.groups.registers) == (0, 1)

@@ -16,7 +16,17 @@ import yaml
 from safetensors import SafetensorError
 
 from raptor import run as run_module
-from raptor.run import Interrupted, Run, RunError, StopSignal, load_checkpoint, read_config, read_json, read_summary
+from raptor.run import (
+    Interrupted,
+    Run,
+    RunError,
+    StopSignal,
+    load_checkpoint,
+    read_config,
+    read_json,
+    read_summary,
+    slug,
+)
 
 CONFIG = {"model": "scenes", "recipe": {"lr": 1e-3, "crop_scale": (0.35, 1.0)}, "seed": 0}
 TENSORS = {"w": torch.arange(6.0).view(2, 3), "step": torch.tensor(3.0)}
@@ -259,3 +269,10 @@ def test_signals_are_left_alone_off_the_main_thread():
     thread.join()
     assert states == [(False, True)]
     assert issubclass(Interrupted, ValueError)
+
+
+def test_a_slug_is_one_folders_name():
+    assert slug("timm/vit_base.fb in1k") == "timm_vit_base.fb_in1k"
+    assert slug("hub/facebook/dino:vit") == "hub_facebook_dino_vit"
+    assert slug("../up/") == "up"
+    assert slug("..") == "model"

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from raptor import similarity as module
+from raptor.cka import LinearCKA
+from raptor.outliers import OutlierShares
 from raptor.similarity import (
     CoordinateStatistics,
     CosineSimilarity,
-    LinearCKA,
     NonFiniteStates,
-    OutlierShares,
     SimilarityResult,
     measure_similarity,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 from itertools import combinations, pairwise
@@ -18,7 +19,7 @@ from tiny_models import noise_images, same_tensors, shake, tiny_timm
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-from raptor.blocks import DepthMLP, PaperBlock
+from raptor.blocks import DepthMLP, PaperBlock, _film
 from raptor.open import open_vit, save_vit
 from raptor.surrogate import block_parameters, make_surrogate, shared_blocks, surrogate_spec
 from raptor.trajectory import perturb, swap_blocks
@@ -697,3 +698,16 @@ def test_a_failed_forward_leaves_nothing_behind(teacher: ViT) -> None:
     with pytest.raises(RuntimeError):
         shared_blocks(surrogate)[0](torch.randn(2, 7, 47), torch.tensor(1.0))
     copy.deepcopy(surrogate.model)
+
+
+def test_factors_are_never_rounded_to_the_states_precision() -> None:
+    scaled = _film(torch.ones(1, 1, 4).bfloat16(), torch.full((4,), 1.001), torch.full((4,), 1e-4))
+    assert torch.allclose(scaled, torch.full((1, 1, 4), 1.0011), atol=1e-6)
+
+
+def test_moving_a_view_moves_the_tensors_of_its_calls(teacher: ViT) -> None:
+    teacher = dataclasses.replace(teacher, forward_kwargs={"noise": torch.zeros(1, 4), "ratio": 0})
+    surrogate = make_surrogate(teacher, [4], block="paper", conditioning="mlp")
+    surrogate.to("meta")
+    assert surrogate.forward_kwargs["noise"].device.type == "meta" and surrogate.forward_kwargs["ratio"] == 0
+    assert teacher.forward_kwargs["noise"].device.type == "cpu"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -17,6 +20,7 @@ from raptor.open import open_vit
 from raptor.run import Interrupted, RunError
 from raptor.stochastic import StochasticDepth
 from raptor.teachers import mixed_batch, train_teacher
+from raptor.verbs import train_teacher as verb
 
 TINY = dict(
     size=24, patch=8, dim=32, depth=3, heads=2, registers=2, budget="12steps", batch_size=8, limit=64, val_images=16,
@@ -270,8 +274,6 @@ def test_a_teacher_that_diverges_stops(tmp_path):
 
 def test_wrong_input_is_one_line(tmp_path):
     (tmp_path / "flat").mkdir()
-    from PIL import Image
-
     for i in range(4):
         Image.new("RGB", (24, 24)).save(tmp_path / "flat" / f"{i}.png")
     with pytest.raises(ValueError, match="has no labels"):
@@ -280,3 +282,37 @@ def test_wrong_input_is_one_line(tmp_path):
         train(tmp_path / "other", drop=1.0)
     with pytest.raises(ValueError, match="cannot read the budget"):
         train(tmp_path / "third", budget="long")
+
+
+def test_a_finished_teacher_is_given_back_without_its_checkpoints(tmp_path):
+    first = train(tmp_path / "run", budget="3steps").model.state_dict()
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    assert same(train(tmp_path / "run", budget="3steps").model.state_dict(), first)
+
+
+def test_scenes_are_48_pixels_unless_a_size_is_given(tmp_path):
+    vit = train(tmp_path / "run", budget="1steps", size=None)
+    assert vit.preprocess.size == 48 and vit.grid == (6, 6)
+
+
+def test_the_verb_says_accuracy_and_folder(tmp_path):
+    done = verb.train_teacher("vit_tiny_patch16_224", out=str(tmp_path / "run"), **{**TINY, "budget": "2steps"})
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert done.to_dict() == {"folder": str(tmp_path / "run"), **summary}
+    assert f"accuracy {summary['accuracy']:.1%}" in done.text() and str(tmp_path / "run") in done.text()
+    assert inspect.signature(verb.train_teacher) == inspect.signature(train_teacher)
+
+
+def test_images_passed_over_are_named_in_the_summary(tmp_path):
+    for i in range(24):
+        path = tmp_path / "images" / ("val" if i % 4 == 0 else "train") / "ab"[i % 2 == 0] / f"{i:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((24, 24), 60).convert("RGB").save(path)
+        if i in (4, 7):
+            path.write_bytes(b"broken")
+    options = {**TINY, "budget": "2steps", "limit": None}
+    with pytest.raises(ValueError, match=r"07\.png"):
+        train_teacher(data=str(tmp_path / "images"), out=str(tmp_path / "strict"), **options)
+    train_teacher(data=str(tmp_path / "images"), out=str(tmp_path / "run"), skip_bad=True, **options)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [name[-6:] for name in summary["bad_images"]] == ["07.png", "04.png"]

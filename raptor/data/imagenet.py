@@ -6,8 +6,8 @@ import csv
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from raptor.data.folder import FolderImages, ImageData
-from raptor.data.split import Split, choose_split, is_train
+from raptor.data.folder import FolderImages
+from raptor.data.split import is_train
 
 INNER_FOLDERS = ("", "Data/CLS-LOC", "ILSVRC/Data/CLS-LOC")
 GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
@@ -47,13 +47,6 @@ class ImageNetImages(FolderImages):
         for i, stem in stems.items():
             labels[i] = index[wnids[stem]]
         self.labels, self.classes = labels, classes
-
-
-def open_imagenet(path: str | Path, split: Split = "train", *, limit: int | None = None) -> ImageData:
-    """ImageNet-1k at `path`: images of one split with labels in the order of the sorted wnids."""
-    data = ImageNetImages(path)
-    chosen = data.select(choose_split(data.names, data.parts, split, data.name))
-    return chosen if limit is None else chosen.select(chosen.sample(limit))
 
 
 def _validation_wnids(top: Path) -> dict[str, str]:

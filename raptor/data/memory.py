@@ -10,6 +10,7 @@ from torch import Tensor
 from raptor.data.decode import Progress, load_uint8
 from raptor.data.folder import ImageData
 from raptor.data.preprocess import Preprocess
+from raptor.data.stream import to_device
 
 
 class Drawn(NamedTuple):
@@ -34,5 +35,6 @@ class InMemory(ImageData):
 
     def draw(self, indices: Tensor, device: str | torch.device = "cpu") -> Drawn:
         """Images `indices` (B,) as uint8 (B, 3, S, S) on `device`."""
-        where = torch.tensor([self.positions[i] for i in indices.tolist()], device=self.images.device)
-        return Drawn(self.images.index_select(0, where).to(device, non_blocking=True))
+        where = torch.tensor([self.positions[i] for i in indices.tolist()])
+        chosen = self.images.index_select(0, to_device(where, self.images.device))
+        return Drawn(to_device(chosen, torch.device(device)))

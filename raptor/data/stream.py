@@ -61,7 +61,7 @@ class ImageStream:
             num_done += num_seen
             if len(indices):
                 images = self.preprocess.normalise(images_u8)
-                own = None if labels is None else _to_device(labels[indices], self.device)
+                own = None if labels is None else to_device(labels[indices], self.device)
                 yield Batch(images, own, indices)
             if self.progress is not None:
                 self.progress(num_done, self.num_images)
@@ -110,8 +110,8 @@ def stable_seed(*parts: int | str) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def _to_device(values: Tensor, device: torch.device) -> Tensor:
-    # From pinned memory the copy is queued; from ordinary memory the host would wait for it.
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """`values` on `device`, the copy queued: from pinned memory, since from ordinary memory the host would wait."""
     if device.type == "cuda" and values.device.type == "cpu":
         values = values.pin_memory()
     return values.to(device, non_blocking=True)
@@ -141,8 +141,9 @@ class TrainStream:
         batch_size: the global batch, over all ranks.
         augment: `none` for the centre crop of every analysis, `crop` for random resized crops and flips.
         crop_scale: the share of the image's area that a random crop covers.
-        cache: `memory` keeps all images decoded as uint8, on the device if they fit there; `none` decodes each time
-            with `num_workers` reading ahead; `auto` keeps them when they take at most 30 % of what is free.
+        cache: `memory` keeps all images decoded as uint8, on the device if they take at most 30 % of what is free
+            there; `none` decodes each time with `num_workers` reading ahead; `auto` keeps them when they take at most
+            30 % of what is free on the device or the host.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class TrainStream:
         self._label_table = None if data.labels is None else torch.tensor(data.labels).to(self.device)
         self.images: Tensor | None = None
         if cache == "memory" or (cache == "auto" and self._pays_to_cache(world_size)):
-            store = self.device if self._num_bytes() <= _free_bytes(self.device) else torch.device("cpu")
+            store = self.device if self._fits_device() else torch.device("cpu")
             everything = list(range(len(data)))
             self.images, num_rows = fill_uint8(data, preprocess, everything, store, num_workers, progress, replace=True)
             if num_rows < len(data):
@@ -185,11 +186,17 @@ class TrainStream:
     def _num_bytes(self) -> int:
         return 3 * self.preprocess.resize**2 * len(self.data)
 
+    def _fits_device(self) -> bool:
+        return self._num_bytes() <= CACHE_SHARE * _free_bytes(self.device)
+
     def _pays_to_cache(self, world_size: int) -> bool:
         if hasattr(self.data, "draw") and self.device.type == "cpu":
             return False  # drawing ahead on the CPU would only delay the first step
+        held = getattr(self.data, "images", None)
+        if isinstance(held, Tensor) and held.device.type == self.device.type:
+            return False  # it is there already
         on_host = CACHE_SHARE * _free_bytes(torch.device("cpu")) / world_size
-        return self._num_bytes() <= max(CACHE_SHARE * _free_bytes(self.device), on_host)
+        return self._fits_device() or self._num_bytes() <= on_host
 
     def indices(self, step: int, stage: str = "stage1") -> Tensor:
         """This rank's image indices (B_local,) at a step, on the CPU."""
@@ -210,20 +217,20 @@ class TrainStream:
         images_u8 = self._uint8_batch(step, stage)
         if self.augment == "none":
             return self.preprocess.normalise(self.preprocess.crop(images_u8))
-        crops = _to_device(self.crops(step, stage), self.device)
+        crops = to_device(self.crops(step, stage), self.device)
         return self.preprocess.normalise(random_resized_crop(images_u8, crops, self.preprocess.size))
 
     def labels(self, step: int, stage: str = "stage1") -> Tensor:
         """Labels (B_local,) of the same images, on the device."""
         if self._label_table is None:
             raise ValueError(f"{self.data.name} has no labels; use an image folder with one folder per class")
-        return self._label_table[_to_device(self.indices(step, stage), self.device)]
+        return self._label_table[to_device(self.indices(step, stage), self.device)]
 
     def _uint8_batch(self, step: int, stage: str) -> Tensor:
         """uint8 (B_local, 3, resize, resize) on the device."""
         if self.images is not None:
-            own = _to_device(self.indices(step, stage), self.images.device)
-            return _to_device(self.images.index_select(0, own), self.device)
+            own = to_device(self.indices(step, stage), self.images.device)
+            return to_device(self.images.index_select(0, own), self.device)
         draw = getattr(self.data, "draw", None)
         if draw is not None:
             return self.preprocess.fit(draw(self.indices(step, stage), self.device).images)

@@ -1,5 +1,6 @@
 """Two-stage distillation of a ViT into k tied blocks."""
 
-from raptor.distill.main import Distilled, distill
+from raptor.distill.distilled import Distilled
+from raptor.distill.main import distill
 
 __all__ = ["Distilled", "distill"]

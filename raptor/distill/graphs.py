@@ -7,12 +7,20 @@ so the whole of forward and backward can be captured; clipping and the optimizer
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
-from raptor.distill.step import DistillStep
+from raptor.distill.step import DistillStep, Parts
 
 NUM_WARM = 3
+
+
+class WaitsForHost(RuntimeError):
+    """The step copies something to the host or waits for it, so it cannot be captured."""
 
 
 class GraphedStep:
@@ -22,33 +30,37 @@ class GraphedStep:
         module: the step, on a GPU.
         stage: `stage1` or `stage2`.
         images: a batch like every later one.
-        forcing: whether teacher forcing is part of the loss (its share lambda may then change from step to step).
+        parts: which of the two losses are in it; lambda, where both are, may change from step to step.
         precision: `bf16` or `fp32`.
     """
 
-    def __init__(self, module: DistillStep, stage: str, images: Tensor, forcing: bool, precision: str):
-        self.module, self.stage, self.precision = module, stage, precision
+    def __init__(self, module: DistillStep, stage: str, images: Tensor, parts: Parts, precision: str):
+        self.module, self.stage, self.parts, self.precision = module, stage, parts, precision
         self.images = images.clone()
-        self.lam = torch.zeros((), device=images.device) if forcing else None
+        self.lam = torch.zeros((), device=images.device)
         parameters = [p for _, p in module.trained_parameters()]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(NUM_WARM):
-                self._run()
-        torch.cuda.current_stream().wait_stream(side)
+        try:
+            with torch.cuda.stream(side):
+                for _ in range(NUM_WARM - 1):  # compilation may wait for the host
+                    self._run()
+                with _no_host_sync():
+                    self._run()
+        finally:
+            torch.cuda.current_stream().wait_stream(side)
         for p in parameters:
             p.grad = None
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        # thread_local: a thread that pins memory for a loader may call CUDA meanwhile.
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self.layer_losses = self._run()
         self.grads = [p.grad for p in parameters]
 
     def __call__(self, images: Tensor, lam: float) -> Tensor:
         """Run on `images`; gives the loss of every layer and leaves the gradients in place."""
         self.images.copy_(images, non_blocking=True)
-        if self.lam is not None:
-            self.lam.fill_(lam)
+        self.lam.fill_(lam)
         for (_, p), grad in zip(self.module.trained_parameters(), self.grads):
             p.grad = grad
         self.graph.replay()
@@ -57,6 +69,22 @@ class GraphedStep:
     def _run(self) -> Tensor:
         enabled = self.precision == "bf16"
         with torch.autocast("cuda", torch.bfloat16, enabled=enabled, cache_enabled=False):
-            loss, layer_losses = self.module(self.images, self.stage, 0.0 if self.lam is None else self.lam)
+            loss, layer_losses = self.module(self.images, self.stage, self.lam, self.parts)
         loss.backward()
         return layer_losses.detach()
+
+
+@contextmanager
+def _no_host_sync() -> Iterator[None]:
+    """Inside, a call that waits for the device is a `WaitsForHost`."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(action="ignore"):  # that not every wait is found
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    except RuntimeError as error:
+        if "synchroniz" not in str(error):
+            raise
+        raise WaitsForHost(str(error)) from None
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)

@@ -31,6 +31,7 @@ class Job:
     seed: int = 0
     num_workers: int = 0
     compile_blocks: bool = False
+    graph: bool | None = None
     checkpointing: bool = False
     resume: bool = True
     track: str | None = None
@@ -45,6 +46,13 @@ class Job:
                 f"stage1_share={self.recipe.stage1_share:g} leaves nothing for stage {self.stage}: change one of them"
             )
         return plan
+
+    def graphed(self) -> bool:
+        """Whether forward and backward pass run as a CUDA graph: by default on a single GPU."""
+        single = self.fabric.device.type == "cuda" and self.fabric.world_size == 1
+        if self.graph and not single:
+            raise ValueError("a CUDA graph needs a single GPU: leave out --graph")
+        return single if self.graph is None else self.graph
 
     def stream(self) -> TrainStream:
         """This rank's training batches."""

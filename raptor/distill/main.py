@@ -11,7 +11,6 @@ import dataclasses
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +18,27 @@ from torch import nn
 
 from raptor.data import ImageData, iterate, open_data
 from raptor.devices import pick_device, pick_precision
+from raptor.distill.distilled import Distilled
 from raptor.distill.job import Job
 from raptor.distill.recipe import resolve_recipe
+from raptor.distill.resume import load_blocks
 from raptor.distill.start import start_from, take_phases
 from raptor.distill.track import check_tracker
-from raptor.distill.trainer import Trainer, load_blocks
+from raptor.distill.trainer import Trainer
 from raptor.open import open_vit, save_vit
 from raptor.phases import Phases, find_phases
-from raptor.run import Run, read_summary
+from raptor.run import Run, read_summary, slug
 from raptor.similarity import measure_similarity
 from raptor.surrogate import make_surrogate
 from raptor.trajectory import Trajectories
 from raptor.vit import ViT
 
 
-@dataclass
-class Distilled:
-    """What a distillation gives: the surrogate, its teacher, its run folder and the summary written there."""
-
-    surrogate: ViT
-    teacher: ViT
-    folder: Path
-    summary: dict[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"folder": str(self.folder), **self.summary}
-
-
 def distill(
     model: str | Path | nn.Module | ViT,
     data: str | tuple[ImageData, ImageData] = "scenes",
     *,
-    k: int | str = 3,
+    k: int | str | None = None,
     phases: Sequence[int] | None = None,
     target: str | None = None,
     recipe: str = "default",
@@ -78,6 +66,7 @@ def distill(
     device: str = "auto",
     precision: str = "auto",
     compile: bool | None = None,
+    graph: bool | None = None,
     checkpointing: bool = False,
     num_workers: int = 0,
     resume: bool = True,
@@ -90,7 +79,7 @@ def distill(
         model: what to distil: timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, a folder or a module.
         data: images to train on: a folder, zip archives, scenes, cifar10, hf/NAME:split, wds/PATTERN (in Python also a
             pair of opened data, training and held-out).
-        k: number of tied blocks, or `auto` for the smallest that passes `target`.
+        k: number of tied blocks (3 unless `phases` are given), or `auto` for the smallest that passes `target`.
         phases: phase lengths, e.g. 7 3 2, instead of max-cut on the teacher's similarity.
         target: with k=auto, `recovery=.95` or `r2=.6` on held-out images.
         recipe: paper, authors, default, quick, or a YAML file; the options below override it.
@@ -118,6 +107,7 @@ def distill(
         device: auto, cpu or cuda.
         precision: auto, fp32 or bf16.
         compile: compile the blocks; by default on a GPU only.
+        graph: run each step as a CUDA graph; by default on a single GPU.
         checkpointing: recompute activations in the backward pass to save memory.
         num_workers: processes that decode images.
         resume: continue a run that was interrupted.
@@ -149,26 +139,31 @@ def distill(
         stage="1" if phase is not None else stage, phase=phase, start=start,
         head_file=head_file, head_images=head_images, seed=seed,
         num_workers=num_workers, compile_blocks=device == "cuda" if compile is None else compile,
-        checkpointing=checkpointing, resume=resume, track=track,
+        graph=graph, checkpointing=checkpointing, resume=resume, track=track,
     )  # fmt: skip
     job.stages()
+    job.graphed()
     name = str(model) if isinstance(model, str | Path) else teacher.name
     config = dict(
         model=name, weights=weights, data=data if isinstance(data, str) else train_data.name, limit=limit,
         size=teacher.preprocess.size, seed=seed, start=start, recipe=dataclasses.asdict(settings), precision=precision,
     )  # fmt: skip
-    root = f"runs/{name.replace('/', '_')}"
+    root = f"runs/{slug(name)}"
     if phases is not None:
         found = Phases.from_lengths(list(phases))
         return _distill_one(job, found, Path(out or f"{root}-k{found.k}"), config)
-    matrix = _similarity_matrix(teacher, train_data, phase_images, num_workers, precision)
+    matrix = None
+    if fabric.is_global_zero:
+        matrix = _similarity_matrix(teacher, train_data, phase_images, num_workers, precision)
+    matrix = fabric.broadcast(matrix)  # measured once, so that every rank cuts at the same places
     if wanted is not None:
         return _smallest_k(job, *wanted, matrix, Path(out or f"{root}-auto"), config)
-    return _distill_one(job, find_phases(matrix, int(k), min_length=1), Path(out or f"{root}-k{k}"), config)
+    found = find_phases(matrix, 3 if k is None else int(k), min_length=1)
+    return _distill_one(job, found, Path(out or f"{root}-k{found.k}"), config)
 
 
 def _check_options(
-    k: int | str, phases: Sequence[int] | None, target: str | None, stage: str, phase: int | None
+    k: int | str | None, phases: Sequence[int] | None, target: str | None, stage: str, phase: int | None
 ) -> tuple[str, float] | None:
     """The target of `k="auto"` (its name and value), None for a fixed k; what does not go together is refused."""
     if stage not in ("all", "1", "2"):
@@ -178,8 +173,10 @@ def _check_options(
     if k != "auto":
         if target is not None:
             raise ValueError("--target goes with --k auto")
-        if not str(k).isdigit():
+        if k is not None and not str(k).isdigit():
             raise ValueError(f"cannot read k={k!r}: write a number of blocks, or auto")
+        if k is not None and phases is not None and int(k) != len(phases):
+            raise ValueError(f"--k {k} contradicts the {len(phases)} phases of --phases: leave out one of them")
         return None
     if phases is not None or phase is not None or stage == "2":
         raise ValueError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,21 @@ from raptor.trajectory import autocast
 from raptor.vit import Context, ViT, first_tensor
 
 VARIANCE_BATCHES = 8
+# Gradients that belong to one product (SwiGLU's halves; queries, keys and values) are written in place, side by side;
+# put together afterwards, each of their inputs would be read twice.
+COMPILE_OPTIONS: dict[str, Any] = {"max_pointwise_cat_inputs": 1}
+
+
+class Parts(NamedTuple):
+    """Which losses a step of stage 1 computes: on the block's own states, and from the teacher's."""
+
+    autoregressive: bool
+    forced: bool
+
+    @classmethod
+    def of(cls, lam: float) -> Parts:
+        """Those that `lam`, the share of teacher forcing, leaves a weight above zero."""
+        return cls(lam < 1, lam > 0)
 
 
 class DistillStep(nn.Module):
@@ -76,16 +91,20 @@ class DistillStep(nn.Module):
         self.cosine = {name: (cosine * w_lt).unbind() if cosine else None for name, w_lt in tokens.items()}
         self.one_call = not teacher.depth_conditioned and not _image_arguments(self._teacher[0])
         self.depths = torch.arange(1, phases.num_layers + 1, dtype=torch.float32, device=teacher.device)
-        self._run_block = torch.compile(_run_block) if compile_blocks else _run_block
-        self._advance = torch.compile(_advance) if compile_blocks else _advance
+        self._run_block = torch.compile(_run_block, options=COMPILE_OPTIONS) if compile_blocks else _run_block
+        self._advance = torch.compile(_advance, options=COMPILE_OPTIONS) if compile_blocks else _advance
 
-    def forward(self, images: Tensor, stage: str, lam: float | Tensor = 0.0) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, images: Tensor, stage: str, lam: float | Tensor = 0.0, parts: Parts | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The loss to minimise and that of every trained layer, (L,) or a phase's: autoregressive, or mixed with
-        teacher forcing."""
+        teacher forcing. A `lam` that is a tensor keeps its value to the device, so `parts` says what to compute."""
+        if parts is None:
+            parts = Parts(True, True) if isinstance(lam, Tensor) else Parts.of(lam)
         states, context = self.teacher_states(images)
         if stage == "stage2":
             return self._joint(states, context)
-        return self._separate(states, context, lam)
+        return self._separate(states, context, lam, parts)
 
     @torch.no_grad()
     def teacher_states(self, images: Tensor) -> tuple[list[Tensor], Context]:
@@ -111,21 +130,25 @@ class DistillStep(nn.Module):
         layer_losses = torch.stack(losses)
         return layer_losses.mean(), layer_losses
 
-    def _separate(self, states: list[Tensor], context: Context, lam: float | Tensor) -> tuple[Tensor, Tensor]:
+    def _separate(
+        self, states: list[Tensor], context: Context, lam: float | Tensor, parts: Parts
+    ) -> tuple[Tensor, Tensor]:
         mixed = []
-        both = isinstance(lam, Tensor)  # its value is the device's affair
         for j in self.trained:
-            parts = []
-            if both or lam < 1:
-                parts.append((1 - lam) * torch.stack(self._autoregress(states, context, [j], "stage1")))
-            if both or lam > 0:
-                parts.append(lam * self._teacher_forced(states, context, j))
-            mixed.append(torch.stack(parts).sum(dim=0))
+            weighted = []
+            if parts.autoregressive:
+                weighted.append((1 - lam) * torch.stack(self._autoregress(states, context, [j], "stage1")))
+            if parts.forced:
+                weighted.append(lam * self._teacher_forced(states, context, j))
+            mixed.append(torch.stack(weighted).sum(dim=0))
         return torch.stack([losses.mean() for losses in mixed]).sum(), torch.cat(mixed)
 
     def _autoregress(self, states: list[Tensor], context: Context, phases: Sequence[int], stage: str) -> list[Tensor]:
-        """Loss of each layer of `phases`, run on from the teacher's state at the first one's start."""
-        x_btd, losses = states[self.phases.start(phases[0])], []
+        """Loss of each layer of `phases`, run on from the teacher's state at the first one's start.
+
+        The student's own stream is fp32, whatever the teacher's states are.
+        """
+        x_btd, losses = states[self.phases.start(phases[0])].float(), []
         for j in phases:
             for layer, modulation in self._modulations(j):
                 x_btd, loss = self._step(states, context, stage, layer, x_btd, modulation)
@@ -135,13 +158,14 @@ class DistillStep(nn.Module):
     def _teacher_forced(self, states: list[Tensor], context: Context, j: int) -> Tensor:
         """Loss of each layer of phase `j`, one step from the teacher's state before it, all depths in one call."""
         if not self.one_call:
-            steps = [self._step(states, context, "stage1", n, states[n - 1], m) for n, m in self._modulations(j)]
+            modulations = self._modulations(j)
+            steps = [self._step(states, context, "stage1", n, states[n - 1].float(), m) for n, m in modulations]
             return torch.stack([loss for _, loss in steps])
         first, last = self.phases.spans[j]
         layers, batch = range(first, last + 1), states[0].shape[0]
         args, kwargs = context.calls[first - 1]
         modulation = _modulation(self.shared_blocks[j], self.depths[first - 1 : last].repeat_interleave(batch))
-        x_ntd = torch.cat(states[first - 1 : last])
+        x_ntd = torch.cat(states[first - 1 : last]).float()
         out_ntd = self._run_block(self.shared_blocks[j].block, x_ntd, (modulation, *args), kwargs)  # type: ignore[arg-type]
         outs = out_ntd.unflatten(0, (len(layers), batch)).unbind(0)
         targets = [(states[layer], *self._target(layer, "stage1")) for layer in layers]
@@ -194,7 +218,7 @@ def state_variance(
 
 def half_copy(vit: ViT) -> ViT:
     """A bf16 copy of a model that only gives targets."""
-    return dataclasses.replace(vit, model=copy.deepcopy(vit.model).bfloat16())
+    return dataclasses.replace(vit, model=copy.deepcopy(vit.model).bfloat16()).to(vit.device)
 
 
 def _run_block(block: nn.Module, x_btd: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

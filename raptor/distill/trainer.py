@@ -5,47 +5,28 @@ from __future__ import annotations
 import math
 import time
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from raptor.devices import device_name
-from raptor.distill.graphs import GraphedStep
 from raptor.distill.job import Job
+from raptor.distill.resume import checkpoint_tensors, load_blocks, restore_optimizer
 from raptor.distill.schedule import Budget, learning_rate, teacher_forcing
-from raptor.distill.step import DistillStep, state_variance
+from raptor.distill.stage import Stage
+from raptor.distill.step import DistillStep, Parts, state_variance
+from raptor.distill.timing import mean_seconds
 from raptor.distill.track import Tracker, open_tracker
 from raptor.phases import Phases
 from raptor.progress import Progress
 from raptor.provenance import provenance
 from raptor.run import Interrupted, Run, RunError, StopSignal
-from raptor.surrogate import shared_blocks
 from raptor.vit import ViT, replaced_blocks
 
 LOG_EVERY = 20
 NUM_CHECKPOINTS = 8
 NUM_VALIDATIONS = 4
-
-
-@dataclass
-class Stage:
-    """One stage while it trains: the step module, bare and as Fabric wraps it, and its optimizer."""
-
-    name: str
-    module: DistillStep
-    wrapped: Any
-    optimizer: Any
-    num_steps: int = 0
-    graphs: dict[bool, GraphedStep] = field(default_factory=dict)
-
-    def named(self) -> list[tuple[str, nn.Parameter]]:
-        return self.module.trained_parameters()
-
-    def moments(self) -> dict[nn.Parameter, dict[str, Tensor]]:
-        """The optimizer's state of each parameter."""
-        return getattr(self.optimizer, "optimizer", self.optimizer).state
 
 
 class Trainer:
@@ -120,8 +101,9 @@ class Trainer:
             fused=self.fabric.device.type == "cuda",
         )
         if tensors:
-            _restore_optimizer(optimizer, named, tensors)
-        stage = Stage(name, module, *self.fabric.setup(module, optimizer))
+            restore_optimizer(optimizer, named, tensors)
+        wrapped, optimizer = self.fabric.setup(module, optimizer)
+        stage = Stage(name, module, wrapped, optimizer, self.job.precision, self.job.graphed())
         if name not in self.state["num_steps"]:
             self.state["num_steps"][name] = self._count_steps(stage, share)
         stage.num_steps = self.state["num_steps"][name]
@@ -133,26 +115,18 @@ class Trainer:
         recipe = self.recipe
         for group in stage.optimizer.param_groups:
             group["lr"] = learning_rate(step, num_steps, recipe.lr, recipe.min_lr, recipe.warmup)
-        stage1 = stage.name == "stage1"
-        lam = teacher_forcing(step, num_steps, recipe.lam, recipe.lam_until) if stage1 else 0.0
         images = self.stream.batch(step, stage=stage.name)
-        if self.fabric.device.type == "cuda" and self.fabric.world_size == 1:
-            layer_losses = self._graph(stage, images, forcing=lam > 0)(images, lam)
-        else:
-            loss, layer_losses = stage.wrapped(images, stage.name, lam)
-            stage.optimizer.zero_grad(set_to_none=True)
-            self.fabric.backward(loss)
+        layer_losses = stage.backward(images, self._lam(stage, step, num_steps), self.fabric.backward)
         for parameters in stage.module.clip_groups(stage.name):
             torch.nn.utils.clip_grad_norm_(parameters, recipe.clip)
         stage.optimizer.step()
         return layer_losses.detach()
 
-    def _graph(self, stage: Stage, images: Tensor, forcing: bool) -> GraphedStep:
-        """The captured forward and backward pass, with teacher forcing or without; the one not in use is let go."""
-        if forcing not in stage.graphs:
-            stage.graphs.clear()
-            stage.graphs[forcing] = GraphedStep(stage.module, stage.name, images, forcing, self.job.precision)
-        return stage.graphs[forcing]
+    def _lam(self, stage: Stage, step: int, num_steps: int) -> float:
+        """The share of teacher forcing at a step."""
+        if stage.name != "stage1":
+            return 0.0
+        return teacher_forcing(step, num_steps, self.recipe.lam, self.recipe.lam_until)
 
     def _count_steps(self, stage: Stage, share: float) -> int:
         """Steps of this stage. A budget of seconds is turned into steps by timing a few, which are then undone."""
@@ -162,38 +136,17 @@ class Trainer:
             total = budget.amount * (per_epoch if budget.unit == "epochs" else 1)
             return max(1, round(total * share))
         saved = [(p, p.detach().clone()) for _, p in stage.named()]
-        cuda = self.fabric.device.type == "cuda"
-        num = 16 if cuda else 4
-        for i in range(num if cuda else 1):  # compilation and caches
-            self._train_step(stage, i, num)
-        seconds = torch.tensor(self._mean_seconds(stage, num), device=self.fabric.device)
+        mean = mean_seconds(
+            lambda step, num: self._train_step(stage, step, num),
+            lambda step, num: Parts.of(self._lam(stage, step, num)),
+            self.fabric.device,
+        )
+        seconds = torch.tensor(mean, device=self.fabric.device)
         with torch.no_grad():
             for parameter, value in saved:
                 parameter.copy_(value)
         stage.moments().clear()
         return max(1, round(budget.amount * share / float(self.fabric.all_reduce(seconds, reduce_op="mean"))))
-
-    def _mean_seconds(self, stage: Stage, num: int) -> float:
-        """Seconds a step, over a run in small, so that steps with teacher forcing have their share.
-
-        The first of each kind is not timed: on a GPU it captures the graph.
-        """
-        forced = [teacher_forcing(i, num, self.recipe.lam, self.recipe.lam_until) > 0 for i in range(num)]
-        kinds = [stage.name == "stage1" and f for f in forced]
-        mean = 0.0
-        for kind in set(kinds):
-            steps = [i for i, k in enumerate(kinds) if k == kind]
-            self._train_step(stage, steps[0], num)
-            began = self._clock()
-            for i in steps:
-                self._train_step(stage, i, num)
-            mean += (self._clock() - began) / num
-        return mean
-
-    def _clock(self) -> float:
-        if self.fabric.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.monotonic()
 
     def _stop_asked(self, step: int) -> bool:
         """Whether Ctrl-C or SIGTERM came; several ranks agree on it, now and then."""
@@ -272,10 +225,9 @@ class Trainer:
         self.state["step"] = step
         if not self.fabric.is_global_zero:
             return
-        tensors = {f"block.{n}": p for n, p in shared_blocks(self.student).state_dict().items()}
+        tensors = checkpoint_tensors(self.student, stage.named(), stage.moments())
         tensors["variance"] = stage.module.variance_lt
-        for n, p in stage.named():
-            tensors |= {f"optimizer.{key}.{n}": value for key, value in stage.moments()[p].items()}
+        self.state["bad_images"] = self._bad_images()
         self.run.save_checkpoint(self._total(step), tensors, {**self.state, "num_logged": self.run.num_logged()})
 
     def _bar(self, name: str, start: int, num_steps: int) -> Progress:
@@ -285,7 +237,14 @@ class Trainer:
             bar.live, bar.interval = False, math.inf
         return bar
 
+    def _bad_images(self) -> list[str]:
+        """Names of the images that were passed over since the run began."""
+        return sorted({*self.state.get("bad_images", ()), *self.job.train_data.bad, *self.job.val_data.bad})
+
     def _summary(self) -> dict[str, Any]:
+        each = [self._bad_images()] * self.fabric.world_size
+        if self.fabric.world_size > 1:  # each rank reads images of its own
+            torch.distributed.all_gather_object(each, self._bad_images())
         if not self.fabric.is_global_zero:
             return {}
         with self._measured():
@@ -300,17 +259,5 @@ class Trainer:
             "provenance": provenance(self.started, self.fabric.device),
             "device": device_name(self.fabric.device),
             "image_size": self.job.teacher.preprocess.size,
+            "bad_images": sorted({*self._bad_images(), *(name for names in each for name in names)}),
         }
-
-
-def load_blocks(student: ViT, tensors: dict[str, Tensor]) -> None:
-    """Put the blocks of a checkpoint into a surrogate."""
-    state = {n.removeprefix("block."): v for n, v in tensors.items() if n.startswith("block.")}
-    shared_blocks(student).load_state_dict(state)
-
-
-def _restore_optimizer(optimizer: Any, named: list[tuple[str, nn.Parameter]], tensors: dict[str, Tensor]) -> None:
-    for n, p in named:
-        for key in ("step", "exp_avg", "exp_avg_sq"):
-            value = tensors[f"optimizer.{key}.{n}"]
-            optimizer.state[p][key] = value if key == "step" and not optimizer.defaults["fused"] else value.to(p.device)

@@ -1,7 +1,7 @@
-"""Angles and `1 - cos` that stay accurate for nearly parallel vectors.
+"""Angles that stay accurate for nearly parallel vectors.
 
-`arccos` of a float32 cosine cannot see angles below about 3e-4 rad, and `1 - cos` loses half its digits. Both are
-computed here from the chord between the unit vectors, whose relative error stays near 1e-5 at 1e-4 rad in float32.
+`arccos` of a float32 cosine cannot see angles below about 3e-4 rad. Angles are computed here from the chord between
+the unit vectors, whose relative error stays near 1e-5 at 1e-4 rad in float32.
 """
 
 from __future__ import annotations
@@ -34,8 +34,3 @@ def angle(x: Tensor, y: Tensor) -> Tensor:
 def unit_angle(x: Tensor, y: Tensor) -> Tensor:
     """`angle` of unit vectors, in Kahan's form: twice the arctangent of `|x - y| / |x + y|`."""
     return 2 * torch.atan2(torch.linalg.vector_norm(x - y, dim=-1), torch.linalg.vector_norm(x + y, dim=-1))
-
-
-def one_minus_cos(x: Tensor, y: Tensor) -> Tensor:
-    """`1 - cos` of the angle between `x` and `y` along the last axis, as half the squared chord."""
-    return (unit(x) - unit(y)).square().sum(-1) / 2

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raptor.devices import full_precision
 from raptor.dynamics.angles import as_float, unit
 from raptor.dynamics.effects import Effects, Predict, by_group, clean_batches, default_predict, run_blocks
 from raptor.dynamics.moments import ImageMoments, Spread, jsonable
-from raptor.dynamics.stability import full_precision
 from raptor.phases import Phases
 from raptor.surrogate import Step, surrogate_spec
 from raptor.vit import ViT, first_tensor

@@ -25,12 +25,13 @@ import torch
 from torch import Tensor
 
 from raptor.data.stream import Batch
+from raptor.devices import full_precision
 from raptor.dynamics.basins import Basins, BasinsResult
 from raptor.dynamics.direction import Direction, DirectionResult
 from raptor.dynamics.groups import EvenSubset, group_means, take_rows
 from raptor.dynamics.rank import RANK_IMAGES, Rank, RankResult
 from raptor.dynamics.spectra import Modes, ModesResult
-from raptor.dynamics.stability import EPS, Stability, StabilityResult, full_precision
+from raptor.dynamics.stability import EPS, Stability, StabilityResult
 from raptor.trajectory import Trajectories
 from raptor.vit import ViT
 

@@ -7,8 +7,7 @@ reported with it; the main figure is `angle / eps`, which does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,19 +24,6 @@ EPS = (1e-3, 1e-2, 1e-1)
 KINDS = ("relative", "paper")
 
 RunFrom = Callable[[int, Tensor], Sequence[Tensor]]
-
-
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """No gradients, no autocast and no TF32: what small angles need."""
-    matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "ieee"
-    try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        matmul.fp32_precision = before
 
 
 @dataclass

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from raptor.data import InMemory, open_data
 from raptor.devices import pick_device
 from raptor.distill import distill
+from raptor.experiments.cells import Cell, Sweep, run_sweep
+from raptor.experiments.outcome import Outcome, markdown, write_outcome
+from raptor.experiments.small import Machine, load_pair
 from raptor.open import open_vit
-from raptor.provenance import provenance
-from raptor.run import read_json, write_text
 from raptor.surrogate import block_parameters
 
 COLUMNS = ("recipe", "k", "phases", "parameters_m", "recovery", "recovery_head", "agreement", "r2_last", "r2_lowest")
-
-
-@dataclass
-class BudgetTable:
-    """Rows of the comparison, one a run, as budgets.json holds them."""
-
-    rows: list[dict[str, Any]]
-    folder: Path
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"rows": self.rows, "folder": str(self.folder)}
-
-    def text(self) -> str:
-        lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-        for row in self.rows:
-            cells = [f"{row[c]:.3f}" if isinstance(row[c], float) else str(row[c]) for c in COLUMNS]
-            lines.append("| " + " | ".join(cells) + " |")
-        return "\n".join(lines)
+SCORES = ("recovery", "recovery_head", "agreement", "r2_last", "r2_lowest", "probe", "teacher_probe", "r2", "cosine")
 
 
 def run(
@@ -49,9 +31,11 @@ def run(
     val_images: int = 4000,
     seed: int = 0,
     out: str = "runs/budgets",
+    cells: str | None = None,
+    max_seconds: float | None = None,
     device: str = "auto",
     num_workers: int = 0,
-) -> BudgetTable:
+) -> Outcome:
     """Train the default recipe at each k, and the paper's beside it, for the same time; one table.
 
     Args:
@@ -65,47 +49,46 @@ def run(
         val_images: held-out images.
         seed: of every run.
         out: folder; runs that are already there are not done again.
+        cells: only these, separated by commas (such as default-k3).
+        max_seconds: stop cleanly after so long.
         device: auto, cpu or cuda.
         num_workers: processes that decode images.
     """
     started = time.monotonic()
-    device = pick_device(device)
-    teacher = open_vit(model, weights=weights, device=device)
-    opened = [
-        open_data(data, split, limit=num, size=teacher.preprocess.size)  # type: ignore[arg-type]
-        for split, num in (("train", limit), ("val", val_images))
-    ]
-    train, held_out = (InMemory(part, teacher.preprocess, device, num_workers) for part in opened)
-    folder = Path(out)
-    rows = []
-    for recipe, num in [("default", n) for n in k] + [("paper", n) for n in paper_k]:
-        result = folder / f"{recipe}-k{num}.json"
-        if not result.exists():
-            row = _one(teacher, (train, held_out), recipe, num, budget, seed, folder, device)
-            write_text(result, json.dumps(row))
-        rows.append(read_json(result))
-        print(BudgetTable(rows[-1:], folder).text().splitlines()[-1], flush=True)
-    about = {"provenance": provenance(started, device), "teacher": teacher.describe(), "budget": budget, "rows": rows}
-    write_text(folder / "budgets.json", json.dumps(about, indent=1) + "\n")
-    return BudgetTable(rows, folder)
+    machine = Machine(Path(out), pick_device(device), num_workers)
+    common = dict(
+        model=model, weights=weights, data=data, budget=budget, limit=limit, val_images=val_images, seed=seed
+    )  # fmt: skip
+    pairs = [("default", num) for num in k] + [("paper", num) for num in paper_k]
+    plan = [Cell(f"{recipe}-k{num}", {**common, "recipe": recipe, "k": num}) for recipe, num in pairs]
+    sweep = Sweep(Path(out), tuple(plan))
+    rows = list(run_sweep(sweep, partial(one_cell, machine), cells=cells, max_seconds=max_seconds).values())
+    values = {"settings": common, "rows": rows, "missing": sweep.missing_names()}
+    table = markdown(COLUMNS, [[row[column] for column in COLUMNS] for row in rows])
+    return write_outcome("budgets", Path(out), started, machine.device, values, table, [])
 
 
-def _one(
-    teacher: Any, data: Any, recipe: str, k: int, budget: str, seed: int, folder: Path, device: str
-) -> dict[str, Any]:
+def one_cell(machine: Machine, cell: Cell) -> dict[str, Any]:
+    """Distil one surrogate."""
+    options = cell.options
+    teacher = open_vit(options["model"], weights=options["weights"], device=machine.device)
+    pair = load_pair(
+        options["data"], teacher.preprocess, options["limit"], options["val_images"], machine.device,
+        machine.num_workers,
+    )  # fmt: skip
     done = distill(
-        teacher, data, k=k, recipe=recipe, budget=budget, seed=seed, out=str(folder / f"{recipe}-k{k}"), device=device
-    )
+        teacher, pair, k=options["k"], recipe=options["recipe"], budget=options["budget"], seed=options["seed"],
+        out=str(machine.folder / cell.name), device=machine.device,
+    )  # fmt: skip
     scores = done.summary["validation"]
-    kept = ("recovery", "recovery_head", "agreement", "r2_last", "r2_lowest", "probe", "teacher_probe", "r2", "cosine")
     return {
-        "recipe": recipe,
-        "k": k,
+        "recipe": options["recipe"],
+        "k": options["k"],
         "phases": "+".join(map(str, done.summary["phases"])),
         "parameters_m": block_parameters(done.surrogate) / 1e6,
         "teacher_parameters_m": block_parameters(teacher) / 1e6,
         "num_steps": done.summary["num_steps"],
         "seconds": done.summary["seconds"],
         "device": done.summary["device"],
-        **{name: scores.get(name) for name in kept},
+        **{name: scores.get(name) for name in SCORES},
     }

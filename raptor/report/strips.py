@@ -72,12 +72,12 @@ def measure_strips(teacher: ViT, surrogate: ViT | None, data: str, num_images: i
 
 def open_run(folder: Path, config: dict[str, Any], device: str) -> tuple[ViT, ViT | None]:
     """Teacher and surrogate of a run folder: the models saved there, else the one its config names."""
-    options = {key: config[key] for key in ("weights", "size") if config.get(key) is not None}
     if saved_folder(str(folder)) is not None:
-        surrogate, teacher = open_pair(folder, teacher=config.get("model"), device=device, **options)
+        surrogate, teacher = open_pair(folder, device=device)
         return teacher, surrogate
     if config.get("model") is None:
         raise ValueError(f"{folder} holds no model, and no config.yaml that names one")
+    options = {key: config[key] for key in ("weights", "size") if config.get(key) is not None}
     return open_vit(str(config["model"]), device=device, **options), None
 
 

@@ -23,7 +23,7 @@ from raptor.open import open_pair
 from raptor.phases import Phases, find_phases
 from raptor.progress import Progress
 from raptor.provenance import provenance
-from raptor.run import write_text
+from raptor.run import slug, write_text
 from raptor.similarity import measure_similarity
 from raptor.trajectory import Trajectories
 from raptor.vit import ViT
@@ -80,6 +80,10 @@ def dynamics(
     weights: str | None = None,
     pretrained: bool = True,
     size: int | None = None,
+    blocks: str | None = None,
+    norm: str | None = None,
+    cls: int | None = None,
+    registers: int | None = None,
     split: str = "val",
     batch_size: int = 64,
     seed: int = 0,
@@ -111,6 +115,10 @@ def dynamics(
         weights: a local weight file for the teacher.
         pretrained: fetch published weights; false gives an untrained twin.
         size: image size.
+        blocks: dotted path of the block list, for a model whose structure cannot be guessed.
+        norm: dotted path of the final norm, likewise.
+        cls: number of cls tokens (0 or 1), likewise.
+        registers: number of register tokens, likewise.
         split: val (held out), train or all.
         batch_size: images a forward pass.
         seed: of the perturbations.
@@ -123,9 +131,10 @@ def dynamics(
     device = pick_device(device)
     precision = pick_precision(precision, device)
     surrogate, main = open_pair(
-        model, teacher=teacher, weights=weights, pretrained=pretrained, size=size, device=device
-    )
-    folder = Path(out or (model if Path(model).is_dir() else f"runs/dynamics-{_slug(model)}"))
+        model, teacher=teacher, weights=weights, pretrained=pretrained, size=size, blocks=blocks, norm=norm, cls=cls,
+        registers=registers, device=device,
+    )  # fmt: skip
+    folder = Path(out or (model if Path(model).is_dir() else f"runs/dynamics-{slug(model)}"))
 
     def stream(part: str, limit: int) -> ImageStream:
         images = open_data(data, part, limit=limit, size=main.preprocess.size, skip_bad=skip_bad)  # type: ignore[arg-type]
@@ -154,8 +163,12 @@ def dynamics(
     write_text(folder / "dynamics.json", json.dumps(measured, allow_nan=False))
     changed = None
     if interventions:
+        try:
+            training = stream("train", train_images)
+        except ValueError:  # held-out images alone: no ridge head can be fitted, and `reason` says so
+            training = None
         head, reason = resolve_head(
-            main, stream("train", train_images), file=head_file, cache=folder / "head.safetensors", precision=precision
+            main, training, file=head_file, cache=folder / "head.safetensors", precision=precision
         )
         images = first_images(batches, intervention_images)
         changed = {"provenance": provenance(started, device)} | facts | {"num_images": len(images), "head": reason}
@@ -242,7 +255,3 @@ def _class_names(data: ImageData, chosen: Sequence[int] | None) -> dict[str, str
     if chosen is None or data.classes is None:
         return None
     return {str(label): data.classes[label] for label in chosen}
-
-
-def _slug(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-._" else "_" for c in name).strip("_")

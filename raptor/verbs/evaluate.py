@@ -18,7 +18,7 @@ from raptor.heads import resolve_head
 from raptor.open import open_pair
 from raptor.progress import Progress
 from raptor.provenance import provenance
-from raptor.run import write_text
+from raptor.run import slug, write_text
 from raptor.trajectory import Trajectories
 from raptor.vit import ViT
 
@@ -55,6 +55,10 @@ def evaluate(
     teacher: str | None = None,
     weights: str | None = None,
     size: int | None = None,
+    blocks: str | None = None,
+    norm: str | None = None,
+    cls: int | None = None,
+    registers: int | None = None,
     head_file: str | None = None,
     null_models: bool = True,
     bootstrap: int = 1000,
@@ -76,6 +80,10 @@ def evaluate(
         teacher: what the teacher is, where the run does not say.
         weights: a local weight file for the teacher.
         size: image size.
+        blocks: dotted path of the block list, for a teacher whose structure cannot be guessed.
+        norm: dotted path of the final norm, likewise.
+        cls: number of cls tokens (0 or 1), likewise.
+        registers: number of register tokens, likewise.
         head_file: a linear head, for a teacher that has none of its own.
         null_models: also measure the null models (adds about a forward pass).
         bootstrap: resamples of the intervals.
@@ -90,10 +98,13 @@ def evaluate(
     started = time.monotonic()
     device = pick_device(device)
     precision = pick_precision(precision, device)
-    surrogate, model = open_pair(run, teacher=teacher, weights=weights, size=size, device=device)
+    surrogate, model = open_pair(
+        run, teacher=teacher, weights=weights, size=size, blocks=blocks, norm=norm, cls=cls, registers=registers,
+        device=device,
+    )  # fmt: skip
     if surrogate is None:
         raise ValueError(f"{run} is no surrogate: make one with raptor distill {run}")
-    folder = Path(out or (run if Path(run).is_dir() else f"runs/{run}"))
+    folder = Path(out or (run if Path(run).is_dir() else f"runs/evaluate-{slug(run)}"))
     folder.mkdir(parents=True, exist_ok=True)
     bar = Progress("certificate", num_images, "images")
 
@@ -115,11 +126,13 @@ def evaluate(
     complexity = {
         **levin_bounds(surrogate, model),
         "quantisation": quantisation_error(
-            surrogate, lambda vit: _short_errors(vit, model, stream("val", 256), precision)
+            surrogate, lambda vit: _short_errors(vit, model, stream("val", min(256, num_images)), precision)
         ),
     }
     about = provenance(started, device)
-    write_text(folder / "certificate.json", json.dumps({"provenance": about, "data": data, **certificate.to_dict()}))
+    bad = sorted({*held_out.data.bad, *training.data.bad})
+    found = {"provenance": about, "data": data, "bad_images": bad, **certificate.to_dict()}
+    write_text(folder / "certificate.json", json.dumps(found))
     write_text(folder / "complexity.json", json.dumps({"provenance": about, **complexity}))
     from raptor.report.figures_fidelity import figure_certificate
     from raptor.report.style import save_figure

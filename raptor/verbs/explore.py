@@ -66,7 +66,7 @@ def build_page(views: dict[str, ViT], classes: list[str]) -> Any:
                 log_eps = gr.Slider(-4, 0, value=-1, step=0.25, label="perturbation, log10 of the token's norm")
                 button = gr.Button("Run", variant="primary")
             with gr.Column(scale=2):
-                plot = gr.Plot(label="through depth")
+                plot = gr.Plot(show_label=False)
                 text = gr.Markdown()
         inputs = [image, layer, group, log_eps]
         button.click(show, inputs, [plot, text], api_name="show")

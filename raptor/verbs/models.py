@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from raptor.open import list_models
 
 
-def models(filter: str = "") -> None:
+@dataclass
+class Models:
+    """Names that can be opened."""
+
+    names: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"models": self.names}
+
+    def text(self) -> str:
+        others = "hf/REPO (transformers), hub/REPO:ENTRY (torch.hub), a run folder, your module"
+        return "\n".join([*self.names, "", f"{len(self.names)} names. Also: {others}."])
+
+
+def models(filter: str = "") -> Models:
     """List the names that can be opened.
 
     Args:
@@ -14,5 +31,4 @@ def models(filter: str = "") -> None:
     names = list_models(filter)
     if not names:
         raise ValueError(f"no model matches {filter!r}: try a shorter part of its name, such as dinov2")
-    print("\n".join(names))
-    print(f"\n{len(names)} names. Also: hf/REPO (transformers), hub/REPO:ENTRY (torch.hub), a run folder, your module.")
+    return Models(names)

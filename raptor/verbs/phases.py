@@ -9,14 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from raptor.data import iterate, open_data
 from raptor.devices import pick_device, pick_precision
 from raptor.open import open_vit
-from raptor.phases import choose_k, find_phases
+from raptor.phases import choose_k, find_phases, num_partitions
 from raptor.progress import track
 from raptor.provenance import provenance
-from raptor.run import write_text
+from raptor.run import slug, write_text
 from raptor.similarity import CoordinateStatistics, measure_similarity
+from raptor.states import POOLED
 from raptor.trajectory import Trajectories
 from raptor.vit import ViT
 
@@ -113,13 +116,15 @@ def phases(
         )
         for name in models
     ]  # fmt: skip
+    for vit in opened:
+        check_cuts(vit, k, method, score, min_length, tokens)
     entries = []
     for vit in opened:
         images = open_data(data, split, limit=num_images, size=vit.preprocess.size, skip_bad=skip_bad)  # type: ignore[arg-type]
         batches = iterate(images, vit.preprocess, batch_size, device=device, num_workers=num_workers)
         entry = study_phases(vit, batches, k, method, score, min_length, tokens, standardise, precision)
         entries.append({**entry, "data": data, "bad_images": list(images.bad)})
-    folder = Path(out or f"runs/phases-{_slug(models[0])}")
+    folder = Path(out or f"runs/phases-{slug(models[0])}")
     folder.mkdir(parents=True, exist_ok=True)
     result = PhasesResult(entries, folder)
     found = {"provenance": provenance(started, device), "models": entries}
@@ -143,6 +148,7 @@ def study_phases(
     precision: str = "fp32",
 ) -> dict[str, Any]:
     """Similarity and phases of one model over `batches`, as phases.json holds them."""
+    check_cuts(vit, k, method, score, min_length, tokens)
     statistics = None
     if standardise:
         statistics = CoordinateStatistics(vit.num_layers, vit.name)
@@ -152,8 +158,6 @@ def study_phases(
     measured = measure_similarity(
         (states for states, _, _ in trajectories), vit.num_layers, vit.groups, statistics=statistics, model=vit.name
     )
-    if tokens not in measured.matrices:
-        raise ValueError(f"{vit.name} has no {tokens!r} tokens: choose from {', '.join(measured.matrices)}")
     matrix = measured.matrices[tokens]
     found = {num: find_phases(matrix, num, method=method, score=score, min_length=min_length) for num in k}
     chosen = choose_k(matrix, min_length=min_length)
@@ -174,16 +178,21 @@ def study_phases(
     }
 
 
+def check_cuts(vit: ViT, k: Sequence[int], method: str, score: str, min_length: int, tokens: str) -> None:
+    """Refuse what cannot be cut before any image is read."""
+    present = [name for name, _ in vit.groups.present()]
+    known = ["all", *present, *(["pooled"] if set(POOLED) & set(present) else [])]
+    if tokens not in known:
+        raise ValueError(f"{vit.name} has no {tokens!r} tokens: choose from {', '.join(known)}")
+    find_phases(np.eye(vit.num_layers), 1, method, score)
+    for num in k:
+        num_partitions(vit.num_layers, num, min_length)
+
+
 def within_and_across(matrix: Any, lengths: Sequence[int]) -> tuple[float, float]:
     """Mean similarity of different layers of the same phase, and of layers of different phases."""
-    import numpy as np
-
     phase = np.repeat(np.arange(len(lengths)), lengths)
     same = phase[:, None] == phase[None, :]
     other = ~np.eye(len(phase), dtype=bool)
     mean = [float(np.mean(matrix[mask])) if mask.any() else float("nan") for mask in (same & other, ~same)]
     return mean[0], mean[1]
-
-
-def _slug(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-._" else "_" for c in name).strip("_")

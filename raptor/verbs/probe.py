@@ -16,7 +16,7 @@ from raptor.probes import ProbeResult, recovery
 from raptor.probes import probe as train_probe
 from raptor.progress import Progress
 from raptor.provenance import provenance
-from raptor.run import write_text
+from raptor.run import slug, write_text
 
 
 @dataclass
@@ -60,6 +60,10 @@ def probe(
     teacher: str | None = None,
     weights: str | None = None,
     size: int | None = None,
+    blocks: str | None = None,
+    norm: str | None = None,
+    cls: int | None = None,
+    registers: int | None = None,
     out: str | None = None,
     device: str = "auto",
     precision: str = "auto",
@@ -83,7 +87,11 @@ def probe(
         val_images: use only this many held-out images.
         teacher: what the teacher is, where the run does not say.
         weights: a local weight file for the teacher.
-        size: image size.
+        size: image size; of frames (segment, depth) the shorter side.
+        blocks: dotted path of the block list, for a model whose structure cannot be guessed.
+        norm: dotted path of the final norm, likewise.
+        cls: number of cls tokens (0 or 1), likewise.
+        registers: number of register tokens, likewise.
         out: folder for probe-TASK.json and the heads; by default the run's own.
         device: auto, cpu or cuda.
         precision: auto, fp32 or bf16.
@@ -94,8 +102,12 @@ def probe(
     precision = pick_precision(precision, device)
     if task not in ("classify", "segment", "depth"):
         raise ValueError(f"unknown task {task!r}: choose from classify, segment, depth")
-    surrogate, of_teacher = open_pair(model, teacher=teacher, weights=weights, size=size, device=device)
-    side = of_teacher.preprocess.size
+    # Frames of the dense tasks are padded to whole patches, so any size of theirs will do, and the model keeps its own.
+    surrogate, of_teacher = open_pair(
+        model, teacher=teacher, weights=weights, size=size if task == "classify" else None, blocks=blocks, norm=norm,
+        cls=cls, registers=registers, device=device,
+    )  # fmt: skip
+    side = size or of_teacher.preprocess.size
     train_data: ImageData | DenseData
     val_data: ImageData | DenseData
     if task == "classify":
@@ -104,7 +116,7 @@ def probe(
     else:
         train_data = open_dense(data, "train", task, limit=limit, size=side)
         val_data = open_dense(data, "val", task, limit=val_images, size=side)
-    folder = Path(out or (model if Path(model).is_dir() else f"runs/probe-{model.replace('/', '_')}"))
+    folder = Path(out or (model if Path(model).is_dir() else f"runs/probe-{slug(model)}"))
     folder.mkdir(parents=True, exist_ok=True)
     results = {}
     for name, vit in {"teacher": of_teacher, "surrogate": surrogate}.items():

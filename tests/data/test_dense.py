@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
+from raptor.data import open_data
 from raptor.data.dense import open_dense
 from raptor.data.folder import BadImage
-from raptor.data.imagenet import open_imagenet
 from raptor.data.scenes import Scenes
 from raptor.probes.frames import FrameStore
 
@@ -199,7 +199,7 @@ def make_imagenet(root: Path) -> None:
 def test_imagenet_flat_validation_by_the_devkit(tmp_path: Path) -> None:
     make_imagenet(tmp_path)
     with pytest.raises(ValueError, match="is flat"):
-        open_imagenet(tmp_path, "val")
+        open_data(f"imagenet:{tmp_path}", "val")
     devkit = tmp_path / "ILSVRC2012_devkit_t12" / "data"
     devkit.mkdir(parents=True)
     # The devkit numbers classes in its own order: 1 is the dog, which sorts last.
@@ -207,9 +207,9 @@ def test_imagenet_flat_validation_by_the_devkit(tmp_path: Path) -> None:
     kinds = [("ILSVRC2012_ID", "O"), ("WNID", "O"), ("num_children", "O")]
     savemat(devkit / "meta.mat", {"synsets": np.array(rows, dtype=kinds).reshape(-1, 1)})
     (devkit / "ILSVRC2012_validation_ground_truth.txt").write_text("1\n3\n2\n")
-    val = open_imagenet(tmp_path, "val")
+    val = open_data(f"imagenet:{tmp_path}", "val")
     assert val.labels == [2, 1, 0] and val.classes == ["n01440764", "n01443537", "n02102040"]
-    train = open_imagenet(tmp_path, "train")
+    train = open_data(f"imagenet:{tmp_path}", "train")
     assert train.labels == [0, 1, 2] and train.classes == val.classes
     assert val.load(0).size == (8, 6)
 
@@ -221,9 +221,9 @@ def test_imagenet_kaggle_list_and_class_folders(tmp_path: Path) -> None:
         f"ILSVRC2012_val_{i:08d},{wnid} 1 2 3 4" for i, wnid in ((2, "n02102040"), (1, "n01443537"), (3, "n01440764"))
     ]
     (tmp_path / "LOC_val_solution.csv").write_text("\n".join(lines))
-    assert open_imagenet(tmp_path, "val").labels == [1, 2, 0]
+    assert open_data(f"imagenet:{tmp_path}", "val").labels == [1, 2, 0]
     for path in sorted((inner / "val").iterdir()):
         folder = inner / "val" / "n01443537"
         folder.mkdir(exist_ok=True)
         path.rename(folder / path.name)
-    assert open_imagenet(tmp_path, "val").labels == [1, 1, 1]
+    assert open_data(f"imagenet:{tmp_path}", "val").labels == [1, 1, 1]

@@ -8,6 +8,8 @@ import torch
 from PIL import Image
 
 from raptor.data import BadImage, ImageData, Preprocess, TrainStream, iterate, load_uint8, open_data
+from raptor.data import stream as stream_module
+from raptor.data.memory import InMemory
 from raptor.data.stream import stable_seed
 
 PREPROCESS = Preprocess(size=12, resize=14)
@@ -145,6 +147,27 @@ def test_bad_images_in_training(folder: Path, tmp_path: Path, cache: str) -> Non
     assert torch.equal(images[order.index(bad)], PREPROCESS(data.load(heir)))
     kept = load_uint8(data, PREPROCESS)
     assert len(kept) == 22
+
+
+@pytest.mark.parametrize(("share", "where"), [(0.31, "cpu"), (0.29, "meta")])
+def test_the_cache_takes_at_most_its_share_of_the_device(
+    data: ImageData, monkeypatch: pytest.MonkeyPatch, share: float, where: str
+) -> None:
+    """`meta` stands for a device with memory of its own."""
+    monkeypatch.setattr(stream_module, "_free_bytes", lambda device: 23 * 3 * 14 * 14 / share)
+    cached = TrainStream(data, PREPROCESS, 4, cache="memory", device="meta").images
+    assert cached is not None and cached.device.type == where
+
+
+def test_images_in_memory_are_not_kept_twice(data: ImageData) -> None:
+    held = InMemory(data, PREPROCESS)
+    assert TrainStream(held, PREPROCESS, 4, device="meta").images is not None
+    expected = TrainStream(data, PREPROCESS, 4, seed=3).batch(2)
+    assert torch.equal(TrainStream(held, PREPROCESS, 4, seed=3).batch(2), expected)
+    held.images = held.images.to("meta")
+    assert TrainStream(held, PREPROCESS, 4, device="meta").images is None
+    drawn = held.select([5, 2, 9]).draw(torch.tensor([1, 0]), "meta").images
+    assert drawn.device.type == "meta" and drawn.shape == (2, 3, 14, 14)
 
 
 def test_wrong_settings_are_refused(data: ImageData) -> None:

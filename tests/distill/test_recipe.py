@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
+from PIL import Image
 from tiny_run import RECIPE, blocks_of, metrics, tiny_run, tiny_teacher, write_recipe
 
 from raptor.distill import distill
@@ -84,6 +85,8 @@ def test_options_go_over_the_recipe():
         (dict(k="auto", phases=None, target="r2=high"), "--k auto needs --target"),
         (dict(k="auto", phases=None, target="loss=1"), "--k auto needs --target"),
         (dict(k="auto", target="r2=.5"), "leave out --phases"),
+        (dict(k=3), "--k 3 contradicts the 2 phases of --phases"),
+        (dict(graph=True), "a CUDA graph needs a single GPU"),
         (dict(phases=[2, 3]), r"phases \[2, 3\] do not sum to the 4 blocks"),
         (dict(phase=3), r"phase 3 is not one of 1\.\.2"),
         (dict(batch_size=0), "batch_size must be at least 1"),
@@ -249,3 +252,32 @@ def test_opened_data_can_be_given(tmp_path):
         out=str(tmp_path / "given"), device="cpu",
     )  # fmt: skip
     assert all(torch.equal(blocks_of(named)[n], v) for n, v in blocks_of(given).items())
+
+
+def test_k_may_repeat_the_phases_and_is_three_without_them(tmp_path):
+    assert tiny_run(tmp_path / "same", k=2, budget="2steps").surrogate.phases == (2, 2)
+    assert len(tiny_run(tmp_path / "three", phases=None, budget="2steps").surrogate.phases or ()) == 3
+
+
+def test_a_result_says_its_scores_and_folder(tmp_path):
+    done = tiny_run(tmp_path / "run", budget="2steps")
+    scores, text = done.summary["validation"], done.text()
+    assert "phases 2 2" in text and text.endswith(f"run folder {tmp_path / 'run'}")
+    assert f"{scores['r2_last']:.3f}" in text and f"recovery {scores['recovery']:.1%}" in text
+    assert f"ridge probe {scores['probe']:.1%} (teacher {scores['teacher_probe']:.1%})" in text
+    assert "unreadable" not in text and done.summary["bad_images"] == []
+
+
+def test_images_passed_over_are_named_in_the_summary(tmp_path):
+    for name in [*(f"train/{i:02d}" for i in range(16)), *(f"val/{i:02d}" for i in range(4))]:
+        path = tmp_path / "images" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((24, 24), 60).save(path)
+        if name in ("train/05", "val/02"):
+            path.write_bytes(b"broken")
+    options = dict(recipe=write_recipe(tmp_path), phases=[2, 2], budget="4steps", device="cpu")
+    with pytest.raises(ValueError, match=r"train/05\.png"):
+        distill(tiny_teacher(), str(tmp_path / "images"), out=str(tmp_path / "strict"), **options)
+    done = distill(tiny_teacher(), str(tmp_path / "images"), out=str(tmp_path / "run"), skip_bad=True, **options)
+    assert done.summary["bad_images"] == ["train/05.png", "val/02.png"]
+    assert "2 unreadable images" in done.text()

@@ -12,7 +12,7 @@ from tiny_run import tiny_teacher
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 
-from raptor.distill.step import DistillStep
+from raptor.distill.step import DistillStep, Parts
 from raptor.open import open_vit
 from raptor.phases import Phases
 from raptor.surrogate import make_surrogate, shared_blocks
@@ -123,6 +123,35 @@ def test_lambda_as_a_tensor_gives_the_same_loss():
         for lam in (0.0, 0.3, 1.0):
             number, tensor = (step(images, "stage1", value)[0] for value in (lam, torch.tensor(lam)))
             assert tensor.item() == pytest.approx(number.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(("lam", "unused"), [(0.0, "_teacher_forced"), (1.0, "_autoregress")])
+def test_a_loss_without_weight_is_not_computed(monkeypatch, lam, unused):
+    """Times zero it could still be NaN."""
+    teacher = tiny_teacher()
+    step = make_step(teacher, student_of(teacher, (1, 3)))
+    images = images_for(teacher)
+    with torch.no_grad():
+        expected = step(images, "stage1", lam)[1]
+        monkeypatch.setattr(step, unused, None)
+        for value in (lam, torch.tensor(lam)):
+            assert torch.equal(step(images, "stage1", value, Parts.of(lam))[1], expected)
+
+
+@pytest.mark.parametrize("lam", [0.0, 1.0])
+@pytest.mark.parametrize("make", [tiny_teacher, lambda: rotary("vit_small_patch16_rope_mixed_224")])
+@torch.no_grad()
+def test_the_students_stream_is_fp32_beside_a_half_teacher(make, lam):
+    teacher = make()
+    student = student_of(teacher, (1, 3))
+    step = make_step(teacher, student, half_teacher=True)
+    seen = []
+    for tied in shared_blocks(student):
+        tied.block.register_forward_hook(lambda _m, args, out: seen.extend((args[0].dtype, out.dtype)))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert step.teacher_states(images_for(teacher))[0][0].dtype == torch.bfloat16
+        step(images_for(teacher).bfloat16(), "stage1", lam)
+    assert seen and set(seen) == {torch.float32}
 
 
 @pytest.mark.parametrize("cosine", [0.0, 0.5])
@@ -251,7 +280,7 @@ def test_recomputed_activations_change_nothing(stage, lam):
 
 def compiled_with(monkeypatch: pytest.MonkeyPatch, backend: CompileCounter) -> None:
     torch._dynamo.reset()
-    monkeypatch.setattr(torch, "compile", lambda f: PLAIN_COMPILE(f, backend=backend, fullgraph=True))
+    monkeypatch.setattr(torch, "compile", lambda f, **_: PLAIN_COMPILE(f, backend=backend, fullgraph=True))
 
 
 @pytest.mark.parametrize(("block", "conditioning"), KINDS)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from raptor.distill import Distilled, distill, trainer
+from raptor.distill import main as distill_main
 from raptor.open import open_vit
 from raptor.vit import ViT
 
@@ -76,11 +77,14 @@ def run_and_report(out: Path, options: dict[str, Any], report: Path) -> None:
 def main() -> None:
     """Runs one after the other, given as JSON {out: options}; each rank leaves what it ended with beside `out`."""
     torch.set_num_threads(1)
+    if os.environ.get("RANK", "0") != "0":
+        distill_main._similarity_matrix = None  # type: ignore[assignment]
     for out, options in json.loads(sys.argv[1]).items():
         done = tiny_run(Path(out), **options)
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         total = sum(float(v.double().abs().sum()) for v in blocks_of(done).values())
         report = {"checksum": total, "r2": done.summary["validation"]["r2_last"], "folder": str(done.folder)}
+        report["phases"] = done.surrogate.phases
         Path(f"{out}-rank{rank}.json").write_text(json.dumps(report))
 
 

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from tiny_models import noise_images, shake
 from torch import Tensor
 
 from raptor.dynamics.interventions import (
@@ -19,7 +20,6 @@ from raptor.dynamics.moments import Spread
 from raptor.surrogate import make_surrogate, shared_blocks
 from raptor.trajectory import swap_blocks
 from raptor.vit import ViT
-from tests.conftest import noise_images, shake
 
 NUM = 6
 

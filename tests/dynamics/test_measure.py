@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from tiny_models import noise_images
 
 from raptor.data.stream import Batch
 from raptor.dynamics import Basins, Direction, Modes, Rank, Stability
@@ -12,7 +13,6 @@ from raptor.dynamics.findings import arrival, boundary_finding, find
 from raptor.dynamics.measure import measure_dynamics
 from raptor.surrogate import make_surrogate
 from raptor.vit import ViT
-from tests.conftest import noise_images
 
 
 def batches_of(vit: ViT, sizes: tuple[int, ...] = (5, 4, 3), labelled: bool = True) -> list[Batch]:

@@ -42,6 +42,10 @@ def test_help_and_version_import_nothing_heavy():
         (["probe", "scenes", "--task", "dream"], "unknown task"),
         (["reproduce", "budgts"], "did you mean budgets?"),
         (["models", "zzz"], "no model matches"),
+        (["phases", "scenes", "--tokens", "pixels"], "has no 'pixels' tokens"),
+        (["phases", "scenes", "--k", "2", "7"], "k=7 phases"),
+        (["phases", "scenes", "--method", "guess"], "unknown method"),
+        (["phases", "scenes", "--registers", "2"], "registers cannot be given"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(words, message, capsys):
@@ -49,6 +53,56 @@ def test_bad_input_is_one_line_and_exit_code_2(words, message, capsys):
     error = capsys.readouterr().err.strip()
     assert error.startswith("raptor: ") and message in error
     assert "\n" not in error
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space\nleft on device"), "[Errno 28] No space left on device"),
+        (type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory.\nTried"), "memory is full"),
+    ],
+)
+def test_the_machines_errors_are_one_line_too(error, message, monkeypatch, capsys):
+    def fail(*_words):
+        raise error
+
+    monkeypatch.setattr("raptor.cli.run_command", fail)
+    assert main(["phases"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("raptor: ") and message in printed and printed.count("\n") == 1
+
+
+def test_the_programs_own_errors_are_not_hidden(monkeypatch):
+    def fail(*_words):
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("raptor.cli.run_command", fail)
+    with pytest.raises(RuntimeError, match="a defect"):
+        main(["phases"])
+
+
+def test_phases_checks_its_options_before_any_image(monkeypatch, capsys):
+    def no_pass(*_args, **_options):
+        raise AssertionError("images were read")
+
+    monkeypatch.setattr("raptor.verbs.phases.open_data", no_pass)
+    assert main(["phases", "scenes", "--k", "7"]) == 2
+    assert "k=7" in capsys.readouterr().err
+
+
+def test_models_as_text_and_as_json(capsys):
+    assert main(["models", "scenes"]) == 0
+    text = capsys.readouterr().out
+    assert main(["models", "scenes", "--json"]) == 0
+    names = json.loads(capsys.readouterr().out)["models"]
+    assert names == ["scenes", "scenes-k2", "scenes-k3"] == text.splitlines()[:3]
+    assert "3 names" in text
+
+
+@pytest.mark.parametrize("verb", ["phases", "evaluate", "probe", "dynamics"])
+def test_structure_options_are_on_every_verb_that_opens_a_model(verb):
+    options = {a.dest for a in build_parser(verb, getattr(import_module(f"raptor.verbs.{verb}"), verb))._actions}
+    assert {"blocks", "norm", "cls", "registers"} <= options
 
 
 def phases_parser():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_models import tiny_timm
 
 from raptor.cli import main
 from raptor.data.folder import ImageData
@@ -17,7 +18,6 @@ from raptor.report.figures_interventions import INTERVENTION_FIGURES
 from raptor.report.style import save_figure
 from raptor.surrogate import make_surrogate
 from raptor.verbs.dynamics import choose_classes, dynamics
-from tests.conftest import tiny_timm
 
 SMALL = dict(num_images=48, classes=2, stability_images=1, rank_images=2, eps=(1e-2,), intervention_images=1)
 

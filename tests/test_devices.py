@@ -1,0 +1,53 @@
+"""Full precision: TF32 is off inside whichever way it was turned on, and the settings come back."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from raptor import devices
+from raptor.devices import full_precision
+
+CPU = torch.device("cpu")
+MATMUL, CONV = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+
+
+@pytest.fixture(autouse=True)
+def settings_restored():
+    before = MATMUL.fp32_precision, CONV.fp32_precision
+    yield
+    MATMUL.fp32_precision, CONV.fp32_precision = before
+
+
+@pytest.mark.parametrize("turn_on", ["new", "old"])
+def test_tf32_is_off_inside_and_back_after(turn_on):
+    if turn_on == "new":
+        MATMUL.fp32_precision = "tf32"  # from here on torch refuses to read the old setting
+    else:
+        torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(KeyError), full_precision(CPU):
+            assert (MATMUL.fp32_precision, CONV.fp32_precision) == ("ieee", "ieee")
+            raise KeyError
+        assert MATMUL.fp32_precision == "tf32" and CONV.fp32_precision == "tf32"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_autocast_and_gradients_are_off_inside():
+    x = torch.full((2, 2), 1.0009765, requires_grad=True)  # bfloat16 would round it to 1
+    with torch.autocast("cpu", dtype=torch.bfloat16), full_precision(CPU):
+        y = x @ torch.eye(2)
+    assert y.dtype == torch.float32 and not y.requires_grad and y[0, 0] != 1
+
+
+def test_torch_without_the_new_settings(monkeypatch):
+    old = SimpleNamespace(matmul=SimpleNamespace(allow_tf32=True), cudnn=SimpleNamespace(allow_tf32=True))
+    backends = SimpleNamespace(cuda=SimpleNamespace(matmul=old.matmul), cudnn=old.cudnn)
+    monkeypatch.setattr(devices.torch, "backends", backends)
+    with full_precision(CPU):
+        inside = old.matmul.allow_tf32, old.cudnn.allow_tf32
+    monkeypatch.undo()
+    assert inside == (False, False) and old.matmul.allow_tf32 and old.cudnn.allow_tf32

@@ -1,0 +1,53 @@
+"""raptor evaluate: where it writes, and which images it passed over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny_models import tiny_timm
+
+from raptor.open import open_vit, save_vit
+from raptor.surrogate import make_surrogate
+from raptor.verbs.evaluate import evaluate
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder with an untrained surrogate of a tiny teacher."""
+    save_vit(tiny_timm("vit_small_patch14_reg4_dinov2", reg_tokens=2, num_classes=2), tmp_path / "tiny")
+    save_vit(make_surrogate(open_vit(tmp_path / "tiny"), (1, 3)), tmp_path / "run" / "surrogate")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Twelve pictures of two classes, and one file of each split that is no picture."""
+    rng = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for i in range(6):
+            path = tmp_path / "photos" / split / "ab"[i % 2] / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 255, (30, 30, 3), dtype=np.uint8)).save(path)
+        (tmp_path / "photos" / split / "a" / "broken.png").write_text("no picture")
+    return tmp_path / "photos"
+
+
+def test_the_certificate_names_bad_images(run: Path, photos: Path) -> None:
+    with pytest.raises(ValueError, match=r"broken\.png"):
+        evaluate(str(run), data=str(photos), device="cpu", bootstrap=5)
+    evaluate(str(run), data=str(photos), device="cpu", bootstrap=5, skip_bad=True)
+    saved = json.loads((run / "certificate.json").read_text())
+    assert sorted(Path(name).parts[0] for name in saved["bad_images"]) == ["train", "val"]
+    assert all(name.endswith("broken.png") for name in saved["bad_images"])
+    assert saved["num_images"] == 6
+
+
+def test_a_built_in_surrogate_is_written_below_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = evaluate("scenes-k3", num_images=16, train_images=16, null_models=False, bootstrap=5, device="cpu")
+    assert done.folder == Path("runs/evaluate-scenes-k3")
+    assert json.loads((done.folder / "certificate.json").read_text())["bad_images"] == []
