@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--images", type=int, default=100_000)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--repeats", type=int, default=5, help="pairs of timings")
     parser.add_argument("--peak-of", type=int, default=None, help="record this many images, print the peak, no more")
     args = parser.parse_args()
     cuda = args.device == "cuda"
@@ -97,7 +98,7 @@ def main() -> None:
     few = min(args.images // 10, 40 * args.batch)
     for function in (bare, recorded):
         seconds(function, 4 * args.batch)
-    pairs = [(seconds(bare, few), seconds(recorded, few)) for _ in range(5)]
+    pairs = [(seconds(bare, few), seconds(recorded, few)) for _ in range(args.repeats)]
     ratio = statistics.median(r / b for b, r in pairs)
     small, large = peak(1000), peak(args.images)
     held = args.images * vit.num_layers * vit.groups.num_tokens * vit.dim * 2 / 2**30

@@ -711,3 +711,39 @@ def test_moving_a_view_moves_the_tensors_of_its_calls(teacher: ViT) -> None:
     surrogate.to("meta")
     assert surrogate.forward_kwargs["noise"].device.type == "meta" and surrogate.forward_kwargs["ratio"] == 0
     assert teacher.forward_kwargs["noise"].device.type == "cpu"
+
+
+class Homemade(nn.Module):
+    """A model nobody has heard of, over torch's own encoder layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 32, 8, 8)
+        self.encoder = nn.Module()
+        self.encoder.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True) for _ in range(4)
+        )
+        self.norm = nn.LayerNorm(32)
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, images):
+        x = self.stem(images).flatten(2).transpose(1, 2)
+        for layer in self.encoder.layers:
+            x = layer(x)
+        return self.head(self.norm(x).mean(1))
+
+
+def test_torchs_own_layer_is_modulated_also_on_its_fast_path():
+    torch.manual_seed(0)
+    vit = open_vit(Homemade(), blocks="encoder.layers", cls=0, registers=0, size=32)
+    surrogate = make_surrogate(vit, (2, 2))
+    with torch.no_grad():
+        for block in surrogate.model.shared_blocks:
+            block.conditioning.rows.normal_(std=0.3)
+    images = noise_images(vit)
+    with_gradient = surrogate(images)
+    with torch.no_grad():
+        without = surrogate(images)
+    assert torch.allclose(with_gradient, without, atol=1e-5)
+    plain = make_surrogate(vit, (2, 2))
+    assert not torch.allclose(plain(images), with_gradient, atol=1e-2)

@@ -57,6 +57,10 @@ def distill(
     stage1_share: float | None = None,
     weights: str | None = None,
     size: int | None = None,
+    blocks: str | None = None,
+    norm: str | None = None,
+    cls: int | None = None,
+    registers: int | None = None,
     head_file: str | None = None,
     limit: int | None = None,
     phase_images: int = 1024,
@@ -98,6 +102,10 @@ def distill(
         stage1_share: share of the budget that stage 1 gets.
         weights: a local weight file for the teacher.
         size: image size.
+        blocks: dotted path of the block list, for a model whose structure cannot be guessed.
+        norm: dotted path of the final norm, likewise.
+        cls: number of cls tokens (0 or 1), likewise.
+        registers: number of register tokens, likewise.
         head_file: a linear head, for accuracy and agreement of a teacher that has none.
         limit: use only this many training images.
         phase_images: images for the similarity that the phases are cut from.
@@ -123,7 +131,8 @@ def distill(
     check_tracker(track)
     device = pick_device(device)
     precision = pick_precision(precision, device)
-    teacher = open_vit(model, weights=weights, size=size, device="cpu")
+    structure = {"blocks": blocks, "norm": norm, "cls": cls, "registers": registers}
+    teacher = open_vit(model, weights=weights, size=size, device="cpu", **structure)  # type: ignore[arg-type]
     if phases is not None and sum(phases) != teacher.num_layers:
         raise ValueError(f"phases {list(phases)} do not sum to the {teacher.num_layers} blocks of {teacher.name}")
     if isinstance(data, str):
@@ -147,6 +156,7 @@ def distill(
     config = dict(
         model=name, weights=weights, data=data if isinstance(data, str) else train_data.name, limit=limit,
         size=teacher.preprocess.size, seed=seed, start=start, recipe=dataclasses.asdict(settings), precision=precision,
+        **{key: value for key, value in structure.items() if value is not None},
     )  # fmt: skip
     root = f"runs/{slug(name)}"
     if phases is not None:
