@@ -91,9 +91,9 @@ class PaperBlock(nn.Module):
         if m is not None and m.t1.ndim == 3 and m.t1.shape[0] > 1:
             return self._one_depth_a_row(x_btd, m)
         scale1, shift1, t1, scale2, shift2, t2, t3, shift3 = _vectors(m)
-        (y_btd,) = _normed_linear(x_btd, self.norm1, self.qkv, scale1, shift1)
+        y_btd = _normed_linear(x_btd, self.norm1, self.qkv, scale1, shift1)
         u_btd = x_btd + _scaled_linear(self.attend(y_btd), self.proj, t1 * self.g1)
-        p_btf, q_btf = _normed_linear(u_btd, self.norm2, self.wi, scale2, shift2)[0].chunk(2, dim=-1)
+        p_btf, q_btf = _normed_linear(u_btd, self.norm2, self.wi, scale2, shift2).chunk(2, dim=-1)
         update = _scaled_linear(F.silu(p_btf) * q_btf, self.wo, t3 * t2 * self.g2)
         return t3 * u_btd + update + shift3
 
@@ -124,17 +124,11 @@ def _vectors(m: Modulation | None) -> tuple[Any, ...]:
 # pass their gradients then come out of the weight's, and no sum over all tokens is needed for each.
 
 
-def _normed_linear(
-    x: Tensor, norm: nn.LayerNorm, linear: nn.Linear, scale: Any, shift: Any, parts: int = 1
-) -> list[Tensor]:
-    """`linear(scale * norm(x) + shift)` in `parts` pieces along the features, each a product of its own.
-
-    Pieces of one product would be put together again in the backward pass, which costs a pass over memory.
-    """
+def _normed_linear(x: Tensor, norm: nn.LayerNorm, linear: nn.Linear, scale: Any, shift: Any) -> Tensor:
+    """`linear(scale * norm(x) + shift)`."""
     gain, offset = scale * norm.weight, scale * norm.bias + shift
-    weight, bias = linear.weight * gain, linear.bias + (linear.weight * offset).sum(dim=-1)
-    normed = F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
-    return [F.linear(normed, w, b) for w, b in zip(weight.chunk(parts), bias.chunk(parts))]
+    bias = linear.bias + (linear.weight * offset).sum(dim=-1)
+    return F.linear(F.layer_norm(x, norm.normalized_shape, eps=norm.eps), linear.weight * gain, bias)
 
 
 def _scaled_linear(x: Tensor, linear: nn.Linear, scale: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from raptor.certificate import QUANTILES, Certificate, Cost, Eps
 from raptor.complexity import block_list, count_flops, run_times
 from raptor.curves import Curves, ErrorCurves, finite
 from raptor.data.stream import Batch
+from raptor.devices import device_name
 from raptor.heads import Head
 from raptor.null_models import NULL_NAMES, NullModels, fit_null_models
 from raptor.trajectory import autocast
@@ -67,7 +68,7 @@ def certify(
         phases=phases,
         image_size=teacher.preprocess.size,
         precision=precision,
-        device=_device_name(teacher.device),
+        device=device_name(teacher.device),
         batch_size=len(measured.images),
         curves=curves,
         intervals=curve_intervals(curves, bootstrap, seed),
@@ -205,10 +206,6 @@ def _costs(surrogate: ViT, teacher: ViT, images: Tensor, precision: str) -> dict
         )
         for side, vit in sides.items()
     }
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _check_pair(surrogate: ViT, teacher: ViT) -> None:
