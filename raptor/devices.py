@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -58,3 +59,13 @@ def _tf32_switches() -> list[tuple[Any, str, Any]]:
         conv: Any = cudnn.conv  # type: ignore[attr-defined]
         return [(matmul, "fp32_precision", "ieee"), (conv, "fp32_precision", "ieee")]
     return [(matmul, "allow_tf32", False), (cudnn, "allow_tf32", False)]
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free on a device, or on the host; 8 GiB where the host does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 8 * 2**30

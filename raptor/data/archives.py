@@ -11,7 +11,7 @@ import tarfile
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from io import FileIO
 from pathlib import Path
@@ -109,7 +109,7 @@ class ZipImages(ImageData):
         _handle.cache_clear()  # an archive of that name may have been replaced
         # Several archives are one folder, so the layout is read off all of their paths at once.
         by_path: dict[str, list[ZipEntry]] = {}
-        for entry in (entry for archive in archives for entry in _zip_entries(archive)):
+        for entry in (entry for archive in archives for entry in zip_entries(archive)):
             by_path.setdefault(entry.path, []).append(entry)
         places = [(place, entry) for place in arrange(list(by_path)) for entry in by_path[place.path]]
         if not places:
@@ -124,13 +124,14 @@ class ZipImages(ImageData):
         return open_image(read_zip_entry(self.entries[position]))
 
 
-def _zip_entries(archive: str) -> Iterator[ZipEntry]:
+def zip_entries(archive: str, wanted: Callable[[str], bool] = is_image_path) -> Iterator[ZipEntry]:
+    """The files of a zip whose names are wanted, by where they lie in it."""
     try:
         infos = zipfile.ZipFile(archive).infolist()
     except (zipfile.BadZipFile, OSError) as error:
         raise ValueError(f"cannot read {archive} as a zip: {error}") from error
     for info in infos:
-        if is_image_path(info.filename):
+        if not info.is_dir() and wanted(info.filename):
             if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise ValueError(f"{archive} is encrypted or oddly compressed; make it with zip -0 or plain zip")
             yield ZipEntry(archive, info.filename, info.header_offset, info.compress_size, info.compress_type, info.CRC)

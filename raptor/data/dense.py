@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import difflib
 import os
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from raptor.data.archives import ZipEntry, list_files, read_zip_entry
+from raptor.data.archives import ZipEntry, list_files, read_zip_entry, zip_entries
 from raptor.data.folder import BadImage
 from raptor.data.split import Split, choose_sample, choose_split
 
@@ -139,23 +138,13 @@ class Files:
             found = (Path(folder) / name for folder, _, names in os.walk(self.root, followlinks=True) for name in names)
             self.paths = sorted(path.relative_to(self.root).as_posix() for path in found)
         else:
-            self.entries = {entry.path: entry for archive in list_files(spec) for entry in _entries(archive)}
+            self.entries = {
+                entry.path: entry for archive in list_files(spec) for entry in zip_entries(archive, lambda _: True)
+            }
             self.paths = sorted(self.entries)
 
     def read(self, path: str) -> bytes:
         return read_zip_entry(self.entries[path]) if self.entries else (self.root / path).read_bytes()
-
-
-def _entries(archive: str) -> list[ZipEntry]:
-    try:
-        infos = zipfile.ZipFile(archive).infolist()
-    except (zipfile.BadZipFile, OSError) as error:
-        raise ValueError(f"cannot read {archive} as a zip: {error}") from error
-    return [
-        ZipEntry(archive, info.filename, info.header_offset, info.compress_size, info.compress_type, info.CRC)
-        for info in infos
-        if not info.is_dir()
-    ]
 
 
 def open_dense(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from raptor.data.augment import draw_crops, random_resized_crop
 from raptor.data.decode import Decoded, DecodedImages, Progress, chunks_of, decode_batches, fill_uint8, load_uint8
 from raptor.data.folder import BadImage, ImageData
 from raptor.data.preprocess import Preprocess
+from raptor.devices import free_bytes
 
 __all__ = ["Batch", "ImageStream", "TrainStream", "iterate", "load_uint8", "random_resized_crop", "stable_seed"]
 
@@ -187,7 +187,7 @@ class TrainStream:
         return 3 * self.preprocess.resize**2 * len(self.data)
 
     def _fits_device(self) -> bool:
-        return self._num_bytes() <= CACHE_SHARE * _free_bytes(self.device)
+        return self._num_bytes() <= CACHE_SHARE * free_bytes(self.device)
 
     def _pays_to_cache(self, world_size: int) -> bool:
         if hasattr(self.data, "draw") and self.device.type == "cpu":
@@ -195,7 +195,7 @@ class TrainStream:
         held = getattr(self.data, "images", None)
         if isinstance(held, Tensor) and held.device.type == self.device.type:
             return False  # it is there already
-        on_host = CACHE_SHARE * _free_bytes(torch.device("cpu")) / world_size
+        on_host = CACHE_SHARE * free_bytes(torch.device("cpu")) / world_size
         return self._fits_device() or self._num_bytes() <= on_host
 
     def indices(self, step: int, stage: str = "stage1") -> Tensor:
@@ -274,12 +274,3 @@ def _check(
     if batch_size % world_size:
         raise ValueError(f"a batch of {batch_size} does not divide over {world_size} processes")
     assert 0 <= rank < world_size, f"rank {rank} of {world_size}"
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return 8 * 2**30

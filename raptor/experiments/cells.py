@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from raptor.experiments.outcome import plain
 from raptor.progress import clock
-from raptor.run import Interrupted, RunError, read_json, write_text
+from raptor.run import Interrupted, RunError, plain, read_json, write_text
 
 POLL_SECONDS = 0.5
 

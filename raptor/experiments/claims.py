@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from raptor.experiments.outcome import markdown, plain
+from raptor.experiments.outcome import markdown
 from raptor.experiments.verdicts import (
     Claim,
     claims_ablation,
@@ -19,7 +19,7 @@ from raptor.experiments.verdicts import (
     claims_table1,
     claims_untrained,
 )
-from raptor.run import read_json, write_text
+from raptor.run import plain, read_json, write_text
 
 Values = dict[str, Any]
 

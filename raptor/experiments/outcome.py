@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raptor.run import write_text
+from raptor.run import plain, write_text
 
 
 @dataclass
@@ -39,15 +38,6 @@ def write_outcome(
     write_text(folder / f"{name}.json", json.dumps(values, allow_nan=False) + "\n")
     write_text(folder / f"{name}.md", table + "\n")
     return Outcome(name, folder, values, table, figures)
-
-
-def plain(value: Any) -> Any:
-    """A result as JSON holds it: numbers that are not finite as None."""
-    if isinstance(value, dict):
-        return {str(key): plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

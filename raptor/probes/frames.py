@@ -15,6 +15,7 @@ from torch import Tensor
 from raptor.data.augment import draw_crops
 from raptor.data.dense import DenseData
 from raptor.data.stream import CACHE_SHARE
+from raptor.devices import free_bytes
 
 CROP_UNITS = 2**16
 DECODE_CHUNK = 64
@@ -142,7 +143,7 @@ class FrameStore:
         num_bytes = len(data) * (3 * size[0] * size[1] + self.dtype.itemsize * data.frame[0] * data.frame[1])
         draws_on_host = hasattr(data, "draw") and device.type == "cpu"
         for place in dict.fromkeys([device, torch.device("cpu")]):
-            if not draws_on_host and num_bytes <= CACHE_SHARE * _free_bytes(place):
+            if not draws_on_host and num_bytes <= CACHE_SHARE * free_bytes(place):
                 self._fill(place)
                 break
 
@@ -193,9 +194,3 @@ def _nearest(target: np.ndarray, frame: tuple[int, int]) -> np.ndarray:
         return target
     rows, columns = (((np.arange(n) + 0.5) * side / n).astype(np.int64) for n, side in zip(frame, target.shape))
     return target[rows[:, None], columns[None, :]]
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from raptor.probes.train import Pick, Trained
+from raptor.run import plain
 
 
 @dataclass
@@ -82,7 +83,7 @@ class ProbeResult:
             "last": self.summary("last"),
             "seeds": [_run_to_dict(run) for run in self.runs],
         }
-        return _plain(values)
+        return plain(values)
 
     def save(self, folder: str | Path) -> Path:
         """Write `probe.json` and the head, `head.safetensors` (weight, bias), into `folder`."""
@@ -123,11 +124,3 @@ def _run_to_dict(run: Trained) -> dict[str, Any]:
         "chosen": pick(run.chosen),
         "last": pick(run.last),
     }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -154,7 +154,7 @@ def test_the_cache_takes_at_most_its_share_of_the_device(
     data: ImageData, monkeypatch: pytest.MonkeyPatch, share: float, where: str
 ) -> None:
     """`meta` stands for a device with memory of its own."""
-    monkeypatch.setattr(stream_module, "_free_bytes", lambda device: 23 * 3 * 14 * 14 / share)
+    monkeypatch.setattr(stream_module, "free_bytes", lambda device: 23 * 3 * 14 * 14 / share)
     cached = TrainStream(data, PREPROCESS, 4, cache="memory", device="meta").images
     assert cached is not None and cached.device.type == where
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from raptor.experiments.cells import Cell, Sweep, claim, do_cells, run_sweep, time_left
-from raptor.experiments.outcome import markdown, plain
-from raptor.run import RunError
+from raptor.experiments.outcome import markdown
+from raptor.run import RunError, plain
 
 
 def three(folder: Path, **options) -> Sweep:
