@@ -12,6 +12,7 @@ import argparse
 import json
 import statistics
 import time
+from pathlib import Path
 
 import torch
 
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--num-batches", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", default=None)
     options = parser.parse_args()
 
     device = torch.device(options.device)
@@ -78,11 +80,12 @@ def main() -> None:
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     ratios = {name: medians[name] / medians["bare"] for name in medians if name != "bare"}
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    print(
-        json.dumps(
-            {**vars(options), "device": where, "image_size": size, "seconds": medians, "ratios": ratios}, indent=1
-        )
-    )
+    settings = {name: value for name, value in vars(options).items() if name != "out"}
+    found = {**settings, "device": where, "torch": torch.__version__, "image_size": size}
+    text = json.dumps({**found, "seconds": medians, "ratios": ratios}, indent=1)
+    print(text)
+    if options.out:
+        Path(options.out).write_text(text + "\n")
 
 
 if __name__ == "__main__":

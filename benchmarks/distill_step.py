@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from raptor.distill.graphs import GraphedStep
 from raptor.distill.losses import token_weights
-from raptor.distill.step import DistillStep
+from raptor.distill.step import DistillStep, Parts
 from raptor.open import open_vit
 from raptor.phases import Phases
 from raptor.surrogate import make_surrogate
@@ -60,11 +61,11 @@ def published_step(dim: int, num_heads: int, num_layers: int, num_tokens: int, b
     parts = (slice(0, 1), slice(1, 5), slice(5, num_tokens))
 
     def step() -> None:
-        x, loss = states[0], 0.0
+        x, loss = states[0], torch.zeros((), device="cuda")
         for layer in range(num_layers):
             x = blocks[int(layer >= PHASES[0])](x, depths[layer])
             errors = [F.mse_loss(x[:, part], states[layer + 1][:, part]) for part in parts]
-            loss = loss + sum(w * e for w, e in zip(WEIGHTS.values(), errors)) / num_layers
+            loss = loss + torch.stack([w * e for w, e in zip(WEIGHTS.values(), errors)]).sum() / num_layers
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(blocks.parameters(), 1.0)
@@ -87,7 +88,7 @@ def raptor_step(name: str, batch: int, checkpointing: bool = False) -> tuple[Cal
     size = teacher.preprocess.size
     images = [torch.randn(batch, 3, size, size, device="cuda") for _ in range(2)]
     turn = iter(range(10**9))
-    graph = GraphedStep(module, "stage2", images[0], forcing=False, precision="bf16")
+    graph = GraphedStep(module, "stage2", images[0], Parts(True, False), precision="bf16")
 
     def step() -> None:
         graph(images[next(turn) % 2], 0.0)
@@ -125,7 +126,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="time a measurement")
     parser.add_argument("--model", default="vit_base_patch14_reg4_dinov2")
     args = parser.parse_args()
-    shape = timm.create_model(args.model, num_classes=0)
+    shape: Any = timm.create_model(args.model, num_classes=0)
     dim, heads, layers = shape.embed_dim, shape.blocks[0].attn.num_heads, len(shape.blocks)
     tokens = (224 // shape.patch_embed.patch_size[0]) ** 2 + shape.num_prefix_tokens
     rows: dict[str, dict[str, float]] = {}

@@ -10,6 +10,7 @@ import argparse
 import json
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,7 @@ def main() -> None:
     parser.add_argument(
         "--batch", type=int, default=None, help="images a step; by default the task's own, less on the CPU"
     )
+    parser.add_argument("--out", default=None)
     args = parser.parse_args()
     cuda = args.device.startswith("cuda")
     if cuda:
@@ -115,13 +117,18 @@ def main() -> None:
     else:
         name, vit = "small ViT (dim 128, 8 blocks)", small_vit()
         sizes, batches = dict.fromkeys(DEFAULTS, 48), {"classify": 256, "segment": 16, "depth": 8}
+    device = torch.cuda.get_device_name() if cuda else "cpu"
+    result: dict[str, Any] = {"device": device, "torch": torch.__version__, "model": name, "rows": []}
     for task in args.tasks:
         batch, size = args.batch or batches[task], sizes[task]
         made = make_task(vit, task, 3 * batch, batch, size, "bf16" if cuda else "fp32")
         one, twelve = measure(made, DEFAULTS[task].lr, args.steps)
-        row = {"task": task, "model": name, "size": size, "batch": batch, "outputs": made.num_outputs}
+        row = {"task": task, "size": size, "batch": batch, "outputs": made.num_outputs}
         row |= {"one_s": round(one, 4), "twelve_s": round(twelve, 4), "ratio": round(twelve / one, 3)}
-        print(json.dumps({**row, "aim": LIMITS[task]}), flush=True)
+        result["rows"].append({**row, "aim": LIMITS[task]})
+        print(json.dumps(result["rows"][-1]), flush=True)
+    if args.out:
+        Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

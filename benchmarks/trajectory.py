@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -58,7 +59,7 @@ def main() -> None:
     args = parser.parse_args()
     cuda = args.device == "cuda"
     precision = "bf16" if cuda else "fp32"
-    random = {"pretrained": False, "num_classes": 0} if args.model.startswith("timm/") else {}
+    random: dict[str, Any] = {"pretrained": False, "num_classes": 0} if args.model.startswith("timm/") else {}
     vit = open_vit(args.model, device=args.device, **random)
     size = vit.preprocess.size
 

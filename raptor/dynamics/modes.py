@@ -73,17 +73,16 @@ class BatchedDMD:
     def modes(self, x_nld: Tensor) -> np.ndarray:
         """Exact modes `(N, D, r)` of the trajectories that were fitted."""
         after = x_nld[:, 1:].detach().cpu()
-        modes = np.empty((len(after), after.shape[2], self.rank), dtype=np.complex128)
+        modes = torch.empty((len(after), after.shape[2], self.rank), dtype=torch.complex128)
         chunks = [slice(start, start + CHUNK) for start in range(0, len(after), CHUNK)]
 
         def expand(rows: slice) -> None:
-            coefficients = torch.from_numpy(self.coefficients[rows])
-            both = torch.cat([coefficients.real, coefficients.imag], 2)  # real and imaginary parts in one product
-            parts = torch.bmm(after[rows].double().mT, both).numpy()
-            modes[rows].real, modes[rows].imag = np.split(parts, 2, axis=2)
+            # Real and imaginary parts side by side, as complex numbers lie in memory: one real product gives both.
+            both = torch.view_as_real(torch.from_numpy(self.coefficients[rows])).flatten(2)
+            torch.bmm(after[rows].double().mT, both, out=torch.view_as_real(modes[rows]).flatten(2))
 
         parallel_map(expand, chunks)
-        return modes
+        return modes.numpy()
 
 
 def fit_dmd(
