@@ -104,8 +104,7 @@ def raptor_step(name: str, batch: int, checkpointing: bool = False) -> tuple[Cal
 
 
 def measure(step: Callable[[], None], batch: int, seconds: float) -> dict[str, float]:
-    """Median seconds a step over about `seconds` of running, images/s and peak memory."""
-    torch.cuda.reset_peak_memory_stats()
+    """Median seconds a step over about `seconds` of running, images/s and peak memory since it was last reset."""
     for _ in range(3):
         step()
     torch.cuda.synchronize()
@@ -130,6 +129,7 @@ def main() -> None:
     dim, heads, layers = shape.embed_dim, shape.blocks[0].attn.num_heads, len(shape.blocks)
     tokens = (224 // shape.patch_embed.patch_size[0]) ** 2 + shape.num_prefix_tokens
     rows: dict[str, dict[str, float]] = {}
+    torch.cuda.reset_peak_memory_stats()
     rows["as published, batch 64"] = measure(published_step(dim, heads, layers, tokens, 64), 64, args.seconds)
     torch.cuda.empty_cache()
     for label, batch, again in (
@@ -137,6 +137,7 @@ def main() -> None:
         ("raptor, batch 256", 256, False),
         ("raptor, batch 256, checkpointing", 256, True),
     ):
+        torch.cuda.reset_peak_memory_stats()
         step, flops = raptor_step(args.model, batch, again)
         rows[label] = measure(step, batch, args.seconds)
         rows[label]["tflops"] = flops / rows[label]["seconds"] / 1e12

@@ -8,7 +8,7 @@ values are a uniform sample.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ Bounds = tuple[tuple[int, int], ...]
 RESERVOIR_IMAGES = 10_000
 METRICS = ("r2", "r2_uniform", "absolute", "relative", "cosine", "bounded_r2", "pearson")
 NUM_IMAGE_VALUES = 6  # per image, layer and group: |s - t|^2, |t|^2, |t - centre|^2, sums of cosine, Pearson, Pearson^2
+STACKED_VALUES = {"cuda": 2**27, "cpu": 1}  # how many numbers of a model's states are measured at once
 TINY = 1e-30
 
 
@@ -82,38 +83,40 @@ def finite_list(values: Array) -> list[float | None]:
     return [finite(v) for v in values]
 
 
-def layer_sums(t_btd: Tensor, s_btd: Tensor, centre_gd: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
-    """Sums of one layer over one batch, in float32 and in as few passes over the states as eager torch allows.
+def layer_sums(t_lbtd: Tensor, s_lbtd: Tensor, centre_lgd: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
+    """Sums of some layers over one batch, in float32 and in as few passes over the states as eager torch allows.
 
     Products of two vectors come from the norms of both and of their difference, which loses no digits when the two are
     close; norms come from `var_mean`, which loses none to a large mean.
 
     Args:
-        t_btd, s_btd: teacher and student states.
-        centre_gd: a point near each group's mean, the last row that of all tokens.
+        t_lbtd, s_lbtd: teacher and student states.
+        centre_lgd: a point near each group's mean, the last row that of all tokens.
         bounds: first token and one past the last of each group.
 
     Returns:
-        per image (B, G + 1, 6), see `NUM_IMAGE_VALUES`, all tokens last; per coordinate (G, 3, D): mean of t and sum of
-        (t - mean)^2 over the batch's images and tokens, and sum of (s - t)^2.
+        per image (L, B, G + 1, 6), see `NUM_IMAGE_VALUES`, all tokens last; per coordinate (L, G, 3, D): mean of t and
+        sum of (t - mean)^2 over the batch's images and tokens, and sum of (s - t)^2.
     """
-    t, s = t_btd.float(), s_btd.float()
+    t, s = t_lbtd.float(), s_lbtd.float()
     error = s - t
     t_square, t_spread, s_square, s_spread, e_square, e_spread = (x for v in (t, s, error) for x in _row_squares(v))
     cosine = _cosine(t_square, s_square, e_square)
     pearson = _cosine(t_spread, s_spread, e_spread)
-    from_centre_btg = t_square[..., None] - 2 * (t @ centre_gd.T) + centre_gd.square().sum(-1)
-    token_btv = torch.stack([e_square, t_square, torch.zeros_like(cosine), cosine, pearson, pearson.square()], dim=-1)
-    image_bgv = torch.stack([token_btv[:, a:b].sum(1) for a, b in (*bounds, (0, t.shape[1]))], dim=1)
-    for g, (a, b) in enumerate((*bounds, (0, t.shape[1]))):
-        image_bgv[:, g, 2] = from_centre_btg[:, a:b, g].clamp_min(0).sum(1)
-    return image_bgv, torch.stack([_column_sums(t[:, a:b], error[:, a:b]) for a, b in bounds])
+    products = (t.flatten(1, 2) @ centre_lgd.mT).unflatten(1, t.shape[1:3])
+    from_centre_lbtg = t_square[..., None] - 2 * products + centre_lgd.square().sum(-1)[:, None, None]
+    token_lbtv = torch.stack([e_square, t_square, torch.zeros_like(cosine), cosine, pearson, pearson.square()], dim=-1)
+    spans = (*bounds, (0, t.shape[2]))
+    image_lbgv = torch.stack([token_lbtv[:, :, a:b].sum(2) for a, b in spans], dim=2)
+    for g, (a, b) in enumerate(spans):
+        image_lbgv[:, :, g, 2] = from_centre_lbtg[:, :, a:b, g].clamp_min(0).sum(2)
+    return image_lbgv, torch.stack([_column_sums(t[:, :, a:b], error[:, :, a:b]) for a, b in bounds], dim=1)
 
 
-def _row_squares(x_btd: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared norm of each token, (B, T), about zero and about the mean of its own coordinates."""
-    var, mean = torch.var_mean(x_btd, dim=-1, correction=0)
-    dim = x_btd.shape[-1]
+def _row_squares(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared norm of each token, (L, B, T), about zero and about the mean of its own coordinates."""
+    var, mean = torch.var_mean(x, dim=-1, correction=0)
+    dim = x.shape[-1]
     return dim * (var + mean.square()), dim * var
 
 
@@ -124,12 +127,11 @@ def _cosine(x_square: Tensor, y_square: Tensor, difference_square: Tensor) -> Te
     return cosine.clamp(-1, 1)
 
 
-def _column_sums(t_btd: Tensor, error_btd: Tensor) -> Tensor:
-    """Per coordinate, (3, D): mean of t, sum of its squared deviations, sum of squared errors."""
-    var, mean = torch.var_mean(t_btd, dim=(0, 1), correction=0)
-    return torch.stack(
-        [mean, var * (t_btd.shape[0] * t_btd.shape[1]), torch.linalg.vector_norm(error_btd, dim=(0, 1)).square()]
-    )
+def _column_sums(t_lbtd: Tensor, error_lbtd: Tensor) -> Tensor:
+    """Per coordinate, (L, 3, D): mean of t, sum of its squared deviations, sum of squared errors."""
+    var, mean = torch.var_mean(t_lbtd, dim=(1, 2), correction=0)
+    squares = torch.linalg.vector_norm(error_lbtd, dim=(1, 2)).square()
+    return torch.stack([mean, var * (t_lbtd.shape[1] * t_lbtd.shape[2]), squares], dim=1)
 
 
 class ErrorCurves:
@@ -167,15 +169,13 @@ class ErrorCurves:
         if self._centre is None:
             self._start(teacher_states)
         assert self._centre is not None
+        pairs = zip(*(self._stacks(states) for states in (teacher_states, student_states)))
         with torch.autocast(teacher_states[0].device.type, enabled=False):
-            rows = [
-                layer_sums(t_btd.detach(), s_btd.detach(), centre_gd, self.bounds)
-                for t_btd, s_btd, centre_gd in zip(teacher_states[1:], student_states[1:], self._centre)
-            ]
-        image_blgv = torch.stack([image for image, _ in rows], dim=1)
+            rows = [layer_sums(t, s, self._centre[where], self.bounds) for (where, t), (_, s) in pairs]
+        image_blgv = torch.cat([image for image, _ in rows]).transpose(0, 1)
         self._image_sums += image_blgv.sum(0, dtype=torch.float64)
         self._norm_sums += image_blgv[..., :2].sqrt().sum(0, dtype=torch.float64)
-        self._merge(torch.stack([coordinate for _, coordinate in rows]).double(), len(image_blgv))
+        self._merge(torch.cat([coordinate for _, coordinate in rows]).double(), len(image_blgv))
         self._reservoir.add(image_blgv)
         self.num_images += len(image_blgv)
 
@@ -210,6 +210,14 @@ class ErrorCurves:
             image_deviation=kept[..., 2] * rescale,
             image_cosine=kept[..., 3] / self._token_counts(),
         )
+
+    def _stacks(self, states: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+        """The states `a_1..a_L`, several layers to a tensor: a GPU would otherwise wait for the host's launches."""
+        together = max(1, STACKED_VALUES.get(states[1].device.type, 1) // states[1].numel())
+        for start in range(0, self.num_layers, together):
+            where = slice(start, min(start + together, self.num_layers))
+            chosen = [x.detach() for x in states[1:][where]]
+            yield where, torch.stack(chosen) if together > 1 else chosen[0][None]
 
     def _token_counts(self) -> Array:
         return np.array([self.groups.num_tokens, *(b - a for a, b in self.bounds)], dtype=np.float64)

@@ -10,6 +10,7 @@ from sklearn.metrics import r2_score
 from torch import Tensor
 from torchmetrics.functional import r2_score as torchmetrics_r2
 
+from raptor import curves as curves_module
 from raptor.curves import METRICS, ErrorCurves, Reservoir
 from raptor.vit import TokenGroups
 
@@ -91,6 +92,16 @@ def test_how_the_set_is_cut_into_batches_does_not_matter(splits: tuple[int, ...]
     for metric in METRICS:
         for group in whole.groups:
             np.testing.assert_allclose(getattr(cut, metric)[group], getattr(whole, metric)[group], atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("together", [2, 3])
+def test_layers_measured_together_give_the_same(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher, student = states_pair()
+    alone = measured(teacher, student).to_dict()
+    monkeypatch.setitem(curves_module.STACKED_VALUES, "cpu", together * teacher[1].numel())
+    for group, metrics in measured(teacher, student).to_dict().items():
+        for metric, values in metrics.items():
+            assert values == pytest.approx(alone[group][metric], rel=1e-5)
 
 
 def test_a_mean_far_larger_than_the_spread_costs_no_digits() -> None:

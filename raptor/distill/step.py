@@ -91,8 +91,11 @@ class DistillStep(nn.Module):
         self.cosine = {name: (cosine * w_lt).unbind() if cosine else None for name, w_lt in tokens.items()}
         self.one_call = not teacher.depth_conditioned and not _image_arguments(self._teacher[0])
         self.depths = torch.arange(1, phases.num_layers + 1, dtype=torch.float32, device=teacher.device)
-        self._run_block = torch.compile(_run_block, options=COMPILE_OPTIONS) if compile_blocks else _run_block
-        self._advance = torch.compile(_advance, options=COMPILE_OPTIONS) if compile_blocks else _advance
+        self._run_block, self._advance, self._run_depths = _run_block, _advance, _run_depths
+        if compile_blocks:
+            self._run_block = torch.compile(_run_block, dynamic=False, options=COMPILE_OPTIONS)
+            self._advance = torch.compile(_advance, dynamic=False, options=COMPILE_OPTIONS)
+            self._run_depths = torch.compile(_run_depths, options=COMPILE_OPTIONS)  # phases differ in length
 
     def forward(
         self, images: Tensor, stage: str, lam: float | Tensor = 0.0, parts: Parts | None = None
@@ -166,7 +169,7 @@ class DistillStep(nn.Module):
         args, kwargs = context.calls[first - 1]
         modulation = _modulation(self.shared_blocks[j], self.depths[first - 1 : last].repeat_interleave(batch))
         x_ntd = torch.cat(states[first - 1 : last]).float()
-        out_ntd = self._run_block(self.shared_blocks[j].block, x_ntd, (modulation, *args), kwargs)  # type: ignore[arg-type]
+        out_ntd = self._run_depths(self.shared_blocks[j].block, x_ntd, modulation, args, kwargs)  # type: ignore[arg-type]
         outs = out_ntd.unflatten(0, (len(layers), batch)).unbind(0)
         targets = [(states[layer], *self._target(layer, "stage1")) for layer in layers]
         return torch.stack([weighted_error(out, *target) for out, target in zip(outs, targets)])
@@ -223,6 +226,13 @@ def half_copy(vit: ViT) -> ViT:
 
 def _run_block(block: nn.Module, x_btd: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return first_tensor(block(x_btd, *args, **kwargs))
+
+
+def _run_depths(
+    block: nn.Module, x_ntd: Tensor, modulation: Modulation | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor:
+    """States after one step from each row of `x_ntd`, whose depths may differ."""
+    return block(x_ntd, modulation, *args, **kwargs)
 
 
 def _modulation(tied: nn.Module, depth_n: Tensor) -> Modulation | None:
