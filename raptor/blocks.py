@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from raptor.swiglu import swiglu
 from raptor.vit import ViT, first_tensor
 
 
@@ -91,18 +92,18 @@ class PaperBlock(nn.Module):
         if m is not None and m.t1.ndim == 3 and m.t1.shape[0] > 1:
             return self._one_depth_a_row(x_btd, m)
         scale1, shift1, t1, scale2, shift2, t2, t3, shift3 = _vectors(m)
-        y_btd = _normed_linear(x_btd, self.norm1, self.qkv, scale1, shift1)
+        y_btd = F.linear(_plain_norm(x_btd, self.norm1), *_folded_norm(self.norm1, self.qkv, scale1, shift1))
         u_btd = x_btd + _scaled_linear(self.attend(y_btd), self.proj, t1 * self.g1)
-        p_btf, q_btf = _normed_linear(u_btd, self.norm2, self.wi, scale2, shift2).chunk(2, dim=-1)
-        update = _scaled_linear(F.silu(p_btf) * q_btf, self.wo, t3 * t2 * self.g2)
+        h_btf = swiglu(_plain_norm(u_btd, self.norm2), *_folded_norm(self.norm2, self.wi, scale2, shift2))
+        update = _scaled_linear(h_btf, self.wo, t3 * t2 * self.g2)
         return t3 * u_btd + update + shift3
 
     def _one_depth_a_row(self, x_btd: Tensor, m: Modulation) -> Tensor:
         """The same, with scales and shifts that differ between rows and so cannot be folded into the weights."""
         y_btd = self.qkv(_film(self.norm1(x_btd), m.scale1, m.shift1))
         u_btd = x_btd + (m.t1 * self.g1) * self.proj(self.attend(y_btd))
-        p_btf, q_btf = self.wi(_film(self.norm2(u_btd), m.scale2, m.shift2)).chunk(2, dim=-1)
-        v_btd = u_btd + (m.t2 * self.g2) * self.wo(F.silu(p_btf) * q_btf)
+        h_btf = swiglu(_film(self.norm2(u_btd), m.scale2, m.shift2), self.wi.weight, self.wi.bias)
+        v_btd = u_btd + (m.t2 * self.g2) * self.wo(h_btf)
         return _film(v_btd, m.t3, m.shift3)
 
     def attend(self, qkv_btf: Tensor) -> Tensor:
@@ -124,11 +125,15 @@ def _vectors(m: Modulation | None) -> tuple[Any, ...]:
 # pass their gradients then come out of the weight's, and no sum over all tokens is needed for each.
 
 
-def _normed_linear(x: Tensor, norm: nn.LayerNorm, linear: nn.Linear, scale: Any, shift: Any) -> Tensor:
-    """`linear(scale * norm(x) + shift)`."""
+def _folded_norm(norm: nn.LayerNorm, linear: nn.Linear, scale: Any, shift: Any) -> tuple[Tensor, Tensor]:
+    """Weight and bias that make `linear(scale * norm(x) + shift)` of `_plain_norm(x, norm)`."""
     gain, offset = scale * norm.weight, scale * norm.bias + shift
-    bias = linear.bias + (linear.weight * offset).sum(dim=-1)
-    return F.linear(F.layer_norm(x, norm.normalized_shape, eps=norm.eps), linear.weight * gain, bias)
+    return linear.weight * gain, linear.bias + (linear.weight * offset).sum(dim=-1)
+
+
+def _plain_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """LayerNorm without gain and bias."""
+    return F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
 
 
 def _scaled_linear(x: Tensor, linear: nn.Linear, scale: Tensor) -> Tensor:
