@@ -68,9 +68,10 @@ def launch(grad_btf: Tensor, z_btf: Tensor, bias_f: Tensor) -> tuple[Tensor, Ten
     """`swiglu_backward` by the kernel below."""
     num_columns = grad_btf.shape[-1]
     num_rows = grad_btf.numel() // num_columns
-    grid = (triton.cdiv(num_rows, ROWS), triton.cdiv(num_columns, COLUMNS))
+    num_sums = triton.cdiv(num_rows, ROWS)
+    grid = (triton.cdiv(num_columns, COLUMNS), num_sums)  # programs that run together share rows, as memory lies
     dz_btf = torch.empty_like(z_btf)
-    sums_nf = torch.empty(grid[0], 2 * num_columns, dtype=torch.float32, device=z_btf.device)
+    sums_nf = torch.empty(num_sums, 2 * num_columns, dtype=torch.float32, device=z_btf.device)
     sizes = {"ROWS": ROWS, "COLUMNS": COLUMNS, "TOGETHER": TOGETHER}
     _kernel[grid](grad_btf, z_btf, bias_f, dz_btf, sums_nf, num_rows, num_columns, **sizes)
     return dz_btf, sums_nf
@@ -87,8 +88,8 @@ if triton is not None:
         grad, z, bias, dz, sums, num_rows, num_columns,
         ROWS: tl.constexpr, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr,
     ):  # fmt: skip
-        first_row = tl.program_id(0) * ROWS
-        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        first_row = tl.program_id(1) * ROWS
+        column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
         inside = column < num_columns
         bias_p = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
         bias_q = tl.load(bias + num_columns + column, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -108,6 +109,6 @@ if triton is not None:
             tl.store(dz + at + num_columns, dq.to(dz.dtype.element_ty), mask=mask)
             sum_p += dp
             sum_q += dq
-        to = sums + tl.program_id(0).to(tl.int64) * (2 * num_columns) + column
+        to = sums + tl.program_id(1).to(tl.int64) * (2 * num_columns) + column
         tl.store(to, tl.sum(sum_p, axis=0), mask=inside)
         tl.store(to + num_columns, tl.sum(sum_q, axis=0), mask=inside)

@@ -32,14 +32,10 @@ class GraphedStep:
         images: a batch like every later one.
         parts: which of the two losses are in it; lambda, where both are, may change from step to step.
         precision: `bf16` or `fp32`.
-        overlap: run the teacher on a stream of its own, beside the student's forward pass.
     """
 
-    def __init__(
-        self, module: DistillStep, stage: str, images: Tensor, parts: Parts, precision: str, overlap: bool = True
-    ):
+    def __init__(self, module: DistillStep, stage: str, images: Tensor, parts: Parts, precision: str):
         self.module, self.stage, self.parts, self.precision = module, stage, parts, precision
-        self.beside = torch.cuda.Stream() if overlap else None
         self.images = images.clone()
         self.lam = torch.zeros((), device=images.device)
         parameters = [p for _, p in module.trained_parameters()]
@@ -72,12 +68,8 @@ class GraphedStep:
 
     def _run(self) -> Tensor:
         enabled = self.precision == "bf16"
-        self.module.beside = self.beside
-        try:
-            with torch.autocast("cuda", torch.bfloat16, enabled=enabled, cache_enabled=False):
-                loss, layer_losses = self.module(self.images, self.stage, self.lam, self.parts)
-        finally:
-            self.module.beside = None
+        with torch.autocast("cuda", torch.bfloat16, enabled=enabled, cache_enabled=False):
+            loss, layer_losses = self.module(self.images, self.stage, self.lam, self.parts)
         loss.backward()
         return layer_losses.detach()
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from raptor.blocks import Modulation
 from raptor.data.stream import TrainStream
 from raptor.distill.losses import StateVariance, token_weights, weighted_error
-from raptor.distill.targets import StatesAhead, half_copy
+from raptor.distill.targets import half_copy
 from raptor.phases import Phases
 from raptor.surrogate import shared_blocks
 from raptor.trajectory import autocast
@@ -87,7 +87,6 @@ class DistillStep(nn.Module):
         self.cosine = {name: (cosine * w_lt).unbind() if cosine else None for name, w_lt in tokens.items()}
         self.one_call = not teacher.depth_conditioned and not _image_arguments(self._teacher[0])
         self.depths = torch.arange(1, phases.num_layers + 1, dtype=torch.float32, device=teacher.device)
-        self.beside: torch.cuda.Stream | None = None
         self._run_block, self._advance, self._run_depths = _run_block, _advance, _run_depths
         if compile_blocks:
             self._run_block = torch.compile(_run_block, dynamic=False)
@@ -107,24 +106,13 @@ class DistillStep(nn.Module):
         return self._separate(states, context, lam, parts)
 
     @torch.no_grad()
-    def teacher_states(self, images: Tensor) -> tuple[Sequence[Tensor], Context]:
-        """`a_0..a_L` of the teacher and what its blocks were called with.
-
-        With `beside` set, a stream, the teacher runs there, ahead of the student.
-        """
-        if self.beside is None:
-            return self._run_teacher(images, [])
-        self.beside.wait_stream(torch.cuda.current_stream())  # so that it takes no memory still in use
-        with torch.cuda.stream(self.beside):
-            return self._run_teacher(images, StatesAhead())
-
-    def _run_teacher(self, images: Tensor, states: list[Tensor] | StatesAhead) -> tuple[Sequence[Tensor], Context]:
+    def teacher_states(self, images: Tensor) -> tuple[list[Tensor], Context]:
+        """`a_0..a_L` of the teacher and what its blocks were called with."""
         teacher = self._teacher[0]
         x_btd, context = teacher.embed(images)
-        states.append(x_btd)
+        states = [x_btd]
         for block, (args, kwargs) in zip(teacher.blocks, context.calls):
-            x_btd = self._run_block(block, x_btd, args, kwargs)
-            states.append(x_btd)
+            states.append(self._run_block(block, states[-1], args, kwargs))
         return states, context
 
     def trained_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -136,13 +124,13 @@ class DistillStep(nn.Module):
         groups = [[p for p in self.shared_blocks[j].parameters() if p.requires_grad] for j in self.trained]
         return groups if stage == "stage1" else [[p for group in groups for p in group]]
 
-    def _joint(self, states: Sequence[Tensor], context: Context) -> tuple[Tensor, Tensor]:
+    def _joint(self, states: list[Tensor], context: Context) -> tuple[Tensor, Tensor]:
         losses = self._autoregress(states, context, range(self.phases.k), "stage2")
         layer_losses = torch.stack(losses)
         return layer_losses.mean(), layer_losses
 
     def _separate(
-        self, states: Sequence[Tensor], context: Context, lam: float | Tensor, parts: Parts
+        self, states: list[Tensor], context: Context, lam: float | Tensor, parts: Parts
     ) -> tuple[Tensor, Tensor]:
         mixed = []
         for j in self.trained:
@@ -154,9 +142,7 @@ class DistillStep(nn.Module):
             mixed.append(torch.stack(weighted).sum(dim=0))
         return torch.stack([losses.mean() for losses in mixed]).sum(), torch.cat(mixed)
 
-    def _autoregress(
-        self, states: Sequence[Tensor], context: Context, phases: Sequence[int], stage: str
-    ) -> list[Tensor]:
+    def _autoregress(self, states: list[Tensor], context: Context, phases: Sequence[int], stage: str) -> list[Tensor]:
         """Loss of each layer of `phases`, run on from the teacher's state at the first one's start.
 
         The student's own stream is fp32, whatever the teacher's states are.
@@ -168,7 +154,7 @@ class DistillStep(nn.Module):
                 losses.append(loss)
         return losses
 
-    def _teacher_forced(self, states: Sequence[Tensor], context: Context, j: int) -> Tensor:
+    def _teacher_forced(self, states: list[Tensor], context: Context, j: int) -> Tensor:
         """Loss of each layer of phase `j`, one step from the teacher's state before it, all depths in one call."""
         if not self.one_call:
             modulations = self._modulations(j)
@@ -178,14 +164,14 @@ class DistillStep(nn.Module):
         layers, batch = range(first, last + 1), states[0].shape[0]
         args, kwargs = context.calls[first - 1]
         modulation = _modulation(self.shared_blocks[j], self.depths[first - 1 : last].repeat_interleave(batch))
-        x_ntd = torch.cat(list(states[first - 1 : last])).float()
+        x_ntd = torch.cat(states[first - 1 : last]).float()
         out_ntd = self._run_depths(self.shared_blocks[j].block, x_ntd, modulation, args, kwargs)  # type: ignore[arg-type]
         outs = out_ntd.unflatten(0, (len(layers), batch)).unbind(0)
         targets = [(states[layer], *self._target(layer, "stage1")) for layer in layers]
         return torch.stack([weighted_error(out, *target) for out, target in zip(outs, targets)])
 
     def _step(
-        self, states: Sequence[Tensor], context: Context, stage: str, layer: int, x_btd: Tensor, modulation: Any
+        self, states: list[Tensor], context: Context, stage: str, layer: int, x_btd: Tensor, modulation: Any
     ) -> tuple[Tensor, Tensor]:
         """The state after `layer` from `x_btd`, the one before it, and its loss."""
         block = self.shared_blocks[self.phases.phase_of(layer)].block

@@ -1,13 +1,10 @@
-"""Where a step's targets come from: a bf16 copy of the teacher, and its states, which may be waited for one by one."""
+"""Where a step's targets come from: a bf16 copy of the teacher."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
-from typing import overload
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -48,29 +45,3 @@ class PatchProduct(nn.Module):
         patches = cut.unflatten(-1, (-1, q)).unflatten(-3, (-1, p)).permute(0, 2, 4, 1, 3, 5).flatten(3)  # (B, h, w, f)
         rows = F.pad(patches, (0, self.weight.shape[1] - patches.shape[-1]))
         return F.linear(rows, self.weight, self.bias).permute(0, 3, 1, 2)
-
-
-class StatesAhead(Sequence[Tensor]):
-    """States that another stream is still computing: taking one makes the current stream wait for it."""
-
-    def __init__(self) -> None:
-        self._states: list[Tensor] = []
-        self._ready: list[torch.cuda.Event] = []
-
-    def append(self, state: Tensor) -> None:
-        """Add a state that the current stream has been told to compute."""
-        self._states.append(state)
-        self._ready.append(torch.cuda.current_stream().record_event())
-
-    @overload
-    def __getitem__(self, index: int) -> Tensor: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Tensor]: ...
-    def __getitem__(self, index: int | slice) -> Tensor | list[Tensor]:
-        events = self._ready[index]
-        for event in events if isinstance(events, list) else [events]:
-            torch.cuda.current_stream().wait_event(event)
-        return self._states[index]
-
-    def __len__(self) -> int:
-        return len(self._states)
