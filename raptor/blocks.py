@@ -68,6 +68,13 @@ class DepthTable(nn.Module):
         return Modulation(t1 + 1, t2 + 1, t3 + 1, scale1 + 1, shift1, scale2 + 1, shift2, shift3)
 
 
+class Folded(NamedTuple):
+    """Weights and biases of a paper block's two normed layers, with the norms' own gains and biases in them."""
+
+    qkv: tuple[Tensor, Tensor]
+    wi: tuple[Tensor, Tensor]
+
+
 class PaperBlock(nn.Module):
     """The paper's block: pre-norm attention and SwiGLU, LayerScale, biases everywhere (SPEC section 3)."""
 
@@ -87,16 +94,37 @@ class PaperBlock(nn.Module):
         nn.init.zeros_(self.qkv.bias)
         nn.init.zeros_(self.proj.bias)
 
-    def forward(self, x_btd: Tensor, modulation: Modulation | None = None, *_args: Any, **_kwargs: Any) -> Tensor:
+    def forward(
+        self,
+        x_btd: Tensor,
+        modulation: Modulation | None = None,
+        *_args: Any,
+        folded: Folded | None = None,
+        **_kwargs: Any,
+    ) -> Tensor:
         m = modulation
         if m is not None and m.t1.ndim == 3 and m.t1.shape[0] > 1:
             return self._one_depth_a_row(x_btd, m)
-        scale1, shift1, t1, scale2, shift2, t2, t3, shift3 = _vectors(m)
-        y_btd = F.linear(_plain_norm(x_btd, self.norm1), *_folded_norm(self.norm1, self.qkv, scale1, shift1))
-        u_btd = x_btd + _scaled_linear(self.attend(y_btd), self.proj, t1 * self.g1)
-        h_btf = swiglu(_plain_norm(u_btd, self.norm2), *_folded_norm(self.norm2, self.wi, scale2, shift2))
+        if folded is None:
+            folded = self.fold(m)
+        t1, t2, t3, shift3 = _vectors(m, "t1", "t2", "t3", "shift3")
+        u_btd = x_btd + _scaled_linear(
+            self.attend(F.linear(_plain_norm(x_btd, self.norm1), *folded.qkv)), self.proj, t1 * self.g1
+        )
+        h_btf = swiglu(_plain_norm(u_btd, self.norm2), *folded.wi)
         update = _scaled_linear(h_btf, self.wo, t3 * t2 * self.g2)
         return t3 * u_btd + update + shift3
+
+    def fold(self, modulation: Modulation | None = None) -> Folded:
+        """The layers after the norms with the norms' gains in them, and the depth's scales and shifts.
+
+        Where there are none of these (they come with a table alone) all depths share it: `forward` takes it as
+        `folded`.
+        """
+        scale1, shift1, scale2, shift2 = _vectors(modulation, "scale1", "shift1", "scale2", "shift2")
+        return Folded(
+            _folded_norm(self.norm1, self.qkv, scale1, shift1), _folded_norm(self.norm2, self.wi, scale2, shift2)
+        )
 
     def _one_depth_a_row(self, x_btd: Tensor, m: Modulation) -> Tensor:
         """The same, with scales and shifts that differ between rows and so cannot be folded into the weights."""
@@ -113,12 +141,11 @@ class PaperBlock(nn.Module):
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, f // 3)
 
 
-def _vectors(m: Modulation | None) -> tuple[Any, ...]:
-    """The factors of one depth as vectors (D,), with ones and zeros as plain numbers where there are none."""
-    if m is None:
-        return 1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0
-    parts = ((m.scale1, 1.0), (m.shift1, 0.0), (m.t1, 1.0), (m.scale2, 1.0), (m.shift2, 0.0), (m.t2, 1.0), (m.t3, 1.0))
-    return tuple(default if part is None else part.flatten() for part, default in (*parts, (m.shift3, 0.0)))
+def _vectors(m: Modulation | None, *names: str) -> list[Any]:
+    """The factors `names` of one depth as vectors (D,); plain ones (scales) and zeros (shifts) where there are none."""
+    parts = [None if m is None else getattr(m, name) for name in names]
+    plain = [0.0 if name.startswith("shift") else 1.0 for name in names]
+    return [default if part is None else part.flatten() for part, default in zip(parts, plain)]
 
 
 # Scales and shifts along the features are folded into the weights of the linear layer beside them: in the backward

@@ -6,6 +6,7 @@ Nothing trainable is called around this module, so a data-parallel wrapper sees 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from raptor.blocks import Modulation
+from raptor.blocks import DepthTable, Folded, Modulation, PaperBlock
 from raptor.data.stream import TrainStream
 from raptor.distill.losses import StateVariance, token_weights, weighted_error
 from raptor.distill.targets import half_copy
@@ -87,8 +88,9 @@ class DistillStep(nn.Module):
         self.cosine = {name: (cosine * w_lt).unbind() if cosine else None for name, w_lt in tokens.items()}
         self.one_call = not teacher.depth_conditioned and not _image_arguments(self._teacher[0])
         self.depths = torch.arange(1, phases.num_layers + 1, dtype=torch.float32, device=teacher.device)
-        self._run_block, self._advance, self._run_depths = _run_block, _advance, _run_depths
+        self._run_block, self._advance, self._run_depths, self._fold = _run_block, _advance, _run_depths, _fold
         if compile_blocks:
+            self._fold = torch.compile(_fold, dynamic=False)
             self._run_block = torch.compile(_run_block, dynamic=False)
             self._advance = torch.compile(_advance, dynamic=False)
             self._run_depths = torch.compile(_run_depths)  # phases differ in length
@@ -149,8 +151,9 @@ class DistillStep(nn.Module):
         """
         x_btd, losses = states[self.phases.start(phases[0])].float(), []
         for j in phases:
+            shared = self._shared(j)
             for layer, modulation in self._modulations(j):
-                x_btd, loss = self._step(states, context, stage, layer, x_btd, modulation)
+                x_btd, loss = self._step(states, context, stage, layer, x_btd, modulation, shared)
                 losses.append(loss)
         return losses
 
@@ -171,11 +174,19 @@ class DistillStep(nn.Module):
         return torch.stack([weighted_error(out, *target) for out, target in zip(outs, targets)])
 
     def _step(
-        self, states: list[Tensor], context: Context, stage: str, layer: int, x_btd: Tensor, modulation: Any
+        self,
+        states: list[Tensor],
+        context: Context,
+        stage: str,
+        layer: int,
+        x_btd: Tensor,
+        modulation: Modulation | None,
+        shared: Mapping[str, Any] = MappingProxyType({}),
     ) -> tuple[Tensor, Tensor]:
         """The state after `layer` from `x_btd`, the one before it, and its loss."""
         block = self.shared_blocks[self.phases.phase_of(layer)].block
-        inputs = (block, x_btd, modulation, *context.calls[layer - 1], states[layer], *self._target(layer, stage))
+        args, kwargs = context.calls[layer - 1]
+        inputs = (block, x_btd, modulation, args, {**kwargs, **shared}, states[layer], *self._target(layer, stage))
         if self.checkpointing:
             return checkpoint(self._advance, *inputs, use_reentrant=False, preserve_rng_state=False)
         return self._advance(*inputs)  # type: ignore[arg-type]
@@ -193,6 +204,16 @@ class DistillStep(nn.Module):
             return [(layer, None) for layer in layers]
         parts = [[None] * len(layers) if part is None else part.flatten(1).unbind() for part in modulation]
         return [(layer, Modulation(*row)) for layer, row in zip(layers, zip(*parts))]
+
+    def _shared(self, j: int) -> dict[str, Any]:
+        """What all depths of phase `j` can share: the paper block's folded weights, in the precision of the products.
+
+        Each depth on its own would fold them again, and take their gradient apart again.
+        """
+        tied = self.shared_blocks[j]
+        if not isinstance(tied.block, PaperBlock) or isinstance(tied.conditioning, DepthTable):
+            return {}
+        return {"folded": self._fold(tied.block)}
 
     def _target(self, layer: int, stage: str) -> tuple[Tensor, Tensor | None]:
         """The weights (T,) of the squared error and of the cosine."""
@@ -217,6 +238,16 @@ def state_variance(
 
 def _run_block(block: nn.Module, x_btd: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return first_tensor(block(x_btd, *args, **kwargs))
+
+
+def _fold(block: PaperBlock) -> Folded:
+    """The block's folded weights, as the matrix products take them."""
+    kind = block.qkv.weight.device.type
+    folded = block.fold()
+    if not torch.is_autocast_enabled(kind):
+        return folded
+    dtype = torch.get_autocast_dtype(kind)
+    return Folded(*((weight.to(dtype), bias) for weight, bias in folded))
 
 
 def _run_depths(

@@ -285,8 +285,8 @@ def compiled_with(monkeypatch: pytest.MonkeyPatch, backend: CompileCounter) -> N
 
 @pytest.mark.parametrize(("block", "conditioning"), KINDS)
 def test_compiled_steps_do_not_recompile_by_depth_or_phase(monkeypatch, block, conditioning):
-    """At most five graphs without a break: the teacher's block; a state without and with a gradient; teacher forcing
-    at its first size and at any other."""
+    """At most six graphs without a break: the teacher's block; a state without and with a gradient; teacher forcing
+    at its first size and at any other; the paper block's folded weights."""
     for lengths in ((1, 4, 2, 5), (3, 1, 1, 1, 1, 2, 1, 1, 1)):
         counter = CompileCounter()
         compiled_with(monkeypatch, counter)
@@ -295,7 +295,28 @@ def test_compiled_steps_do_not_recompile_by_depth_or_phase(monkeypatch, block, c
         images = images_for(teacher)
         for stage, lam in (("stage1", 0.5), ("stage1", 0.0), ("stage2", 0.0), ("stage2", 0.0)):
             step(images, stage, lam)[0].backward()
-        assert counter.frame_count <= 5
+        assert counter.frame_count <= 5 + (block == "paper")
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("conditioning", ["none", "mlp", "table"])
+def test_weights_folded_once_a_phase_give_the_same_gradient(monkeypatch, conditioning, checkpointing):
+    teacher = tiny_teacher()
+    student = student_of(teacher, (1, 3), "paper", conditioning)
+    images = images_for(teacher)
+    once = gradients(make_step(teacher, student, checkpointing=checkpointing), images, "stage2", 0.0)
+    assert bool(make_step(teacher, student)._shared(0)) == (conditioning != "table")
+    monkeypatch.setattr(DistillStep, "_shared", lambda *_: {})
+    for name, grad in gradients(make_step(teacher, student), images, "stage2", 0.0).items():
+        torch.testing.assert_close(once[name], grad, rtol=1e-4, atol=1e-6)
+
+
+def test_folded_weights_take_the_precision_of_the_products():
+    teacher = tiny_teacher()
+    step = make_step(teacher, student_of(teacher, (1, 3), "paper", "mlp"))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert {weight.dtype for weight, _ in step._shared(0)["folded"]} == {torch.bfloat16}
+    assert {weight.dtype for weight, _ in step._shared(0)["folded"]} == {torch.float32}
 
 
 @pytest.mark.parametrize("make", [tiny_teacher, rotary])
