@@ -122,7 +122,9 @@ class Rank:
             gram_bl = torch.cat(grams).cpu()
             if not bool(gram_bl.isfinite().all()):
                 raise ValueError("an update along depth is not finite: check the model's weights, or use fp32")
-            squares = torch.stack(parallel_map(torch.linalg.eigvalsh, gram_bl.flatten(0, 1)))
+            # A few large calls: a thread that asks for the interpreter often would hold up the one that feeds the GPU.
+            parts = gram_bl.flatten(0, 1).chunk(torch.get_num_threads())
+            squares = torch.cat(parallel_map(torch.linalg.eigvalsh, parts))
             by_group.append(torch.stack(ranks_from_squares(squares.unflatten(0, gram_bl.shape[:2])), 1))
         self._ranks.update(torch.stack(by_group, 2))  # (B, 2, groups, L)
 

@@ -40,12 +40,14 @@ class Segment(DenseTask):
     def gradient(self, logits_bhwc: Tensor, targets_bhw: Tensor) -> Tensor:
         num_valid = (targets_bhw != IGNORE_INDEX).sum().clamp(min=1)
         num = max(1, MAX_ELEMENTS // (self.num_outputs * self.geometry.height * self.geometry.width))
-        rows, columns = self.to_image
+        # The logits come out of a product in this precision; upsampled, they are the largest tensors of a step.
+        dtype = torch.bfloat16 if self.precision == "bf16" else logits_bhwc.dtype
+        rows, columns = (matrix.to(dtype) for matrix in self.to_image)
         parts = [
             resize(entropy_gradient(resize(logits, rows, columns), targets, num_valid), rows.T, columns.T)
-            for logits, targets in zip(logits_bhwc.split(num), targets_bhw.split(num))
+            for logits, targets in zip(logits_bhwc.to(dtype).split(num), targets_bhw.split(num))
         ]
-        return torch.cat(parts)
+        return torch.cat(parts).to(logits_bhwc.dtype)
 
     def scores(self, weight_gcf: Tensor, bias_gc: Tensor, part: str) -> list[dict[str, float]]:
         metrics = [iou_metric(self.num_outputs).to(self.device) for _ in range(len(weight_gcf))]

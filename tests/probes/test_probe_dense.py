@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny_models import tiny_timm
 from torchvision.transforms.v2 import functional as TF
 
+from raptor.data.dense import open_dense
 from raptor.probes.depth import (
     bin_depths,
     depth_loss,
@@ -18,7 +20,7 @@ from raptor.probes.depth import (
     nearest_bin,
 )
 from raptor.probes.frames import Geometry, crop_images, crop_targets, draw_boxes, pixel_centres, resize
-from raptor.probes.segment import entropy_gradient, iou_metric, mean_iou
+from raptor.probes.segment import Segment, entropy_gradient, iou_metric, mean_iou
 
 
 def _depth_case() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -80,6 +82,20 @@ def test_entropy_gradient_is_autograds() -> None:
     F.cross_entropy(logits.permute(0, 3, 1, 2), labels, ignore_index=255).backward()
     gradient = entropy_gradient(logits.detach(), labels, (labels != 255).sum())
     torch.testing.assert_close(gradient, logits.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_a_gradient_in_bf16_points_the_same_way() -> None:
+    vit = tiny_timm()
+    frames = [open_dense("scenes", split, "segment", limit=4, size=vit.preprocess.size) for split in ("train", "val")]
+    whole, half = (Segment(vit, 4, *frames, batch_size=2, precision=precision) for precision in ("fp32", "bf16"))
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, *whole.geometry.grid, whole.num_outputs, generator=generator)
+    labels = torch.randint(whole.num_outputs, (2, whole.geometry.height, whole.geometry.width), generator=generator)
+    labels[0, :5] = 255
+    exact, rough = whole.gradient(logits, labels), half.gradient(logits, labels)
+    assert rough.dtype == torch.float32
+    assert F.cosine_similarity(exact.flatten(), rough.flatten(), dim=0) > 0.999
+    assert float(rough.norm()) == pytest.approx(float(exact.norm()), rel=0.01)
 
 
 def test_miou_by_a_confusion_matrix() -> None:
