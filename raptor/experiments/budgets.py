@@ -65,7 +65,15 @@ def run(
     rows = list(run_sweep(sweep, partial(one_cell, machine), cells=cells, max_seconds=max_seconds).values())
     values = {"settings": common, "rows": rows, "missing": sweep.missing_names()}
     table = markdown(COLUMNS, [[row[column] for column in COLUMNS] for row in rows])
-    return write_outcome("budgets", Path(out), started, machine.device, values, table, [])
+    figures = _draw(rows, Path(out)) if rows else []
+    return write_outcome("budgets", Path(out), started, machine.device, values, table, figures)
+
+
+def _draw(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
+    from raptor.report.figures_experiments import figure_budgets
+    from raptor.report.style import save_figure
+
+    return save_figure(figure_budgets(rows), folder / "budgets")
 
 
 def one_cell(machine: Machine, cell: Cell) -> dict[str, Any]:

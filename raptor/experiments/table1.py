@@ -21,7 +21,7 @@ from raptor.surrogate import block_parameters
 from raptor.vit import ViT
 
 TASKS = ("classify", "segment", "depth")
-TITLES = {"classify": "accuracy", "segment": "mIoU", "depth": "RMSE (m)"}
+TITLES = {"classify": "accuracy (%)", "segment": "mIoU (%)", "depth": "RMSE (m)"}
 PAPER = {
     "2": (81.2, 39.6, 0.648),
     "3": (83.0, 43.0, 0.618),
@@ -210,19 +210,18 @@ def table(rows: list[dict[str, Any]]) -> str:
             found = row["scores"][task]
             paper = PAPER.get(row["k"], (None,) * 3)[TASKS.index(task)]
             line += [
-                shown(found),
-                shown(found.get("recovery", {}), percent=True),
+                shown(found, *((1, 3) if task == "depth" else (100, 1))),
+                shown(found.get("recovery", {}), 100, 1, " %"),
                 paper if paper is None else f"{paper:g}",
             ]
         lines.append([*line, shown(row.get("r2", {}).get("all", {}).get("r2", {}))])
     return markdown([*columns, "R2 last"], lines)
 
 
-def shown(found: dict[str, Any], percent: bool = False) -> str | None:
-    """`mean ± deviation`."""
+def shown(found: dict[str, Any], scale: float = 1, digits: int = 3, unit: str = "") -> str | None:
+    """`mean ± deviation`, times `scale`."""
     if found.get("mean") is None:
         return None
-    scale, digits, unit = (100, 1, " %") if percent else (1, 3, "")
     text = f"{scale * found['mean']:.{digits}f}"
     if found.get("deviation") is not None:
         text += f" ± {scale * found['deviation']:.{digits}f}"

@@ -15,6 +15,7 @@ from raptor.report.style import (
     GREEN,
     GREY,
     ORANGE,
+    PALETTE,
     PURPLE,
     SKY,
     VERMILION,
@@ -153,6 +154,40 @@ def figure_recovery(rows: Rows) -> Any:
         _label(ax, title, "k", label)
         whole_numbers(ax)
         ax.legend()
+    return figure
+
+
+def figure_budgets(rows: Rows) -> Any:
+    """Accuracy as a share of the teacher's against k, and R2 of every layer by k; the paper's recipe dashed."""
+    plt = use_style()
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.5))
+    scores = {"refitted probe": ("recovery", BLUE, "o"), "teacher's head": ("recovery_head", ORANGE, "s")}
+    for recipe, line in (("default", "-"), ("paper", "--")):
+        found = [row for row in rows if row["recipe"] == recipe]
+        for label, (name, colour, marker) in scores.items():
+            known = [row for row in found if row[name] is not None]
+            axes[0].plot(
+                [row["k"] for row in known],
+                [100 * row[name] for row in known],
+                linestyle=line,
+                color=colour,
+                marker=marker,
+                markerfacecolor=colour if recipe == "default" else "white",
+                label=f"{label}, {recipe} recipe" if known else None,
+            )
+        for row, colour in zip(found, PALETTE):
+            layers = range(1, len(row["r2"]) + 1)
+            values = [_number(value) for value in row["r2"]]
+            label = f"k={row['k']}" + (", paper's" if recipe == "paper" else "")
+            axes[1].plot(layers, values, linestyle=line, color=colour if recipe == "default" else GREY, label=label)
+    axes[0].axhline(100, color=GREY, linewidth=1, zorder=1)
+    axes[0].set_ylim(bottom=0)
+    _label(axes[0], "accuracy", "k", "% of the teacher's")
+    _label(axes[1], "every layer", "layer", "R2")
+    for ax in axes:
+        whole_numbers(ax)
+    axes[0].legend(loc="lower right")
+    axes[1].legend()
     return figure
 
 
