@@ -19,8 +19,8 @@ from raptor.distill.step import DistillStep, Parts
 NUM_WARM = 3
 
 
-class WaitsForHost(RuntimeError):
-    """The step copies something to the host or waits for it, so it cannot be captured."""
+class NotCapturable(RuntimeError):
+    """The step copies something to the host, waits for it, or does else what a graph cannot hold."""
 
 
 class GraphedStep:
@@ -53,8 +53,13 @@ class GraphedStep:
             p.grad = None
         self.graph = torch.cuda.CUDAGraph()
         # thread_local: a thread that pins memory for a loader may call CUDA meanwhile.
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self.layer_losses = self._run()
+        try:
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                self.layer_losses = self._run()
+        except RuntimeError as error:
+            if "captur" not in str(error):
+                raise
+            raise NotCapturable(str(error)) from None
         self.grads = [p.grad for p in parameters]
 
     def __call__(self, images: Tensor, lam: float) -> Tensor:
@@ -76,7 +81,7 @@ class GraphedStep:
 
 @contextmanager
 def _no_host_sync() -> Iterator[None]:
-    """Inside, a call that waits for the device is a `WaitsForHost`."""
+    """Inside, a call that waits for the device is a `NotCapturable`."""
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(action="ignore"):  # that not every wait is found
         torch.cuda.set_sync_debug_mode("error")
@@ -85,6 +90,6 @@ def _no_host_sync() -> Iterator[None]:
     except RuntimeError as error:
         if "synchroniz" not in str(error):
             raise
-        raise WaitsForHost(str(error)) from None
+        raise NotCapturable(str(error)) from None
     finally:
         torch.cuda.set_sync_debug_mode(mode)

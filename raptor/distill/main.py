@@ -8,6 +8,7 @@ random is a function of (seed, stage, step), so a resumed run equals an uninterr
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -262,6 +263,7 @@ def _similarity_matrix(vit: ViT, data: ImageData, num_images: int, num_workers: 
 def _fabric(device: str, precision: str) -> Any:
     from lightning_fabric import Fabric
 
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its notices about precision are not news
     world = int(os.environ.get("WORLD_SIZE", 1))
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     fabric = Fabric(

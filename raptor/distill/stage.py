@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from raptor.distill.graphs import GraphedStep, WaitsForHost
+from raptor.distill.graphs import GraphedStep, NotCapturable
 from raptor.distill.step import DistillStep, Parts
 
 
@@ -44,10 +44,11 @@ class Stage:
         if self.graphed:
             try:
                 return self._graph(images, Parts.of(lam))(images, lam)
-            except WaitsForHost:
+            except NotCapturable as error:
                 self.graphed = False
                 self.graphs.clear()
-                print("this model's step waits for the host: it runs without a CUDA graph", file=sys.stderr)
+                reason = str(error).splitlines()[0]
+                print(f"this model's step runs without a CUDA graph: {reason}", file=sys.stderr)
         loss, layer_losses = self.wrapped(images, self.name, lam)
         self.optimizer.zero_grad(set_to_none=True)
         propagate(loss)

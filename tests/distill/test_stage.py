@@ -13,12 +13,12 @@ from tiny_run import blocks_of, metrics, tiny_run
 from torch import Tensor
 
 from raptor.distill import graphs, stage, timing
-from raptor.distill.graphs import WaitsForHost
+from raptor.distill.graphs import NotCapturable
 from raptor.distill.job import Job
 from raptor.distill.stage import Stage
 from raptor.distill.step import DistillStep, Parts
 
-LINE = "this model's step waits for the host: it runs without a CUDA graph"
+LINE = "this model's step runs without a CUDA graph: called a synchronizing CUDA operation"
 
 
 class EagerGraph:
@@ -73,7 +73,7 @@ def test_a_step_that_waits_for_the_host_runs_without_a_graph(tmp_path, monkeypat
 
     def refuse(*args: Any) -> None:
         tries.append(args)
-        raise WaitsForHost("called a synchronizing CUDA operation")
+        raise NotCapturable("called a synchronizing CUDA operation")
 
     monkeypatch.setattr(stage, "GraphedStep", refuse)
     done = tiny_run(tmp_path / "refused")
@@ -98,11 +98,11 @@ def test_the_checked_pass_tells_host_syncs_from_other_errors_and_puts_the_mode_b
     modes: list[Any] = [0]
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-    with pytest.raises(WaitsForHost), graphs._no_host_sync():
+    with pytest.raises(NotCapturable), graphs._no_host_sync():
         raise RuntimeError("called a synchronizing CUDA operation")
     with pytest.raises(RuntimeError, match="shapes") as error, graphs._no_host_sync():
         raise RuntimeError("shapes do not fit")
-    assert not isinstance(error.value, WaitsForHost)
+    assert not isinstance(error.value, NotCapturable)
     assert modes == [0, "error", 0, "error", 0]
 
 
