@@ -6,11 +6,14 @@ Only the chosen verb's module is imported, so `raptor --help` answers at once.
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from types import UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin
 
@@ -94,10 +97,11 @@ def run_command(name: str, words: list[str]) -> int:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f": did you mean {close[0]}?" if close else f": choose from {', '.join(COMMANDS)}"
         raise ValueError(f"unknown command {name!r}{hint}")
+    experiment = words[0] if name == "reproduce" and words else None
     function, words = find_function(name, words)
     if function is None:
         return 0
-    parser = build_parser(name, function)
+    parser = build_parser(name, function, experiment)
     words = [_with_underscores(w) for w in words]
     if name in OPTIONAL_FIRST_WORD and words and not words[0].startswith("-"):
         words = [f"{OPTIONAL_FIRST_WORD[name]}={words[0]}", *words[1:]]
@@ -125,8 +129,11 @@ def find_function(name: str, words: list[str]) -> tuple[Callable[..., Any] | Non
 OPTIONAL_FIRST_WORD = {"models": "--filter"}
 
 
-def build_parser(name: str, function: Callable[..., Any]) -> Any:
-    """A parser whose options are the function's arguments, its help their docstrings."""
+def build_parser(name: str, function: Callable[..., Any], experiment: str | None = None) -> Any:
+    """A parser whose options are the function's arguments, its help their docstrings.
+
+    experiment: which one, for `reproduce`.
+    """
     from argparse import RawDescriptionHelpFormatter
 
     from jsonargparse import ArgumentParser, DefaultHelpFormatter
@@ -138,18 +145,34 @@ def build_parser(name: str, function: Callable[..., Any]) -> Any:
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # type: ignore[override]
             raise ValueError(explain(str(message), self))
 
-    examples = "\n".join(f"  {e}" for e in EXAMPLES.get(name, []))
+    title, examples = f"raptor {name}", EXAMPLES.get(name, [])
+    if experiment is not None:
+        title = f"{title} {experiment}"
+        recipe = Path(__file__).parent / "recipes" / f"{experiment}.yaml"
+        examples = (
+            [f"{title} --config {recipe} --data DATA"] if recipe.exists() else [f"{title} --out runs/{experiment}"]
+        )
     parser = Parser(
         formatter_class=Formatter,
-        usage=f"raptor {name} [OPTIONS]",
-        prog=f"raptor {name}",
-        description=f"{COMMANDS[name][1]}.\n\nexamples:\n{examples}",
+        usage=f"{title} [OPTIONS]",
+        prog=title,
+        description="\n".join([f"{COMMANDS[name][1]}.", "", "examples:", *(f"  {e}" for e in examples)]),
         exit_on_error=True,
     )
     parser.add_argument("--config", action="config", help="a YAML file of options; those on the command line win")
     parser.add_function_arguments(function, as_positional=True, fail_untyped=False)
+    shared = shared_help(inspect.getdoc(function) or "")
+    for action in parser._actions:
+        if not action.help and action.dest in shared:
+            action.help = shared[action.dest]
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
+
+
+def shared_help(doc: str) -> dict[str, str]:
+    """What a docstring says of arguments that it describes together, as in `patch, dim: ...`, by name."""
+    entries = re.findall(r"^ {4}(\w+(?:, \w+)+): (.+(?:\n {5,}.+)*)", doc, flags=re.MULTILINE)
+    return {name: " ".join(text.split()) for names, text in entries for name in names.split(", ")}
 
 
 def list_options(parser: Any) -> tuple[list[str], bool]:

@@ -10,7 +10,8 @@ from importlib import import_module
 
 import pytest
 
-from raptor.cli import COMMANDS, EXAMPLES, build_parser, join_lists, main
+from raptor.cli import COMMANDS, EXAMPLES, build_parser, find_function, join_lists, main
+from raptor.verbs.reproduce import EXPERIMENTS
 
 
 def test_help_lists_every_command(capsys):
@@ -143,3 +144,15 @@ def test_python_has_the_same_verbs_as_functions():
 
     for name in COMMANDS:
         assert inspect.isfunction(getattr(commands, name.replace("-", "_"))), name
+
+
+def every_command() -> list[tuple[str, str | None]]:
+    return [(name, None) for name in COMMANDS if name != "reproduce"] + [("reproduce", name) for name in EXPERIMENTS]
+
+
+@pytest.mark.parametrize(("name", "experiment"), every_command())
+def test_every_option_says_what_it_is(name: str, experiment: str | None) -> None:
+    function, _ = find_function(name, [experiment] if experiment else [])
+    parser = build_parser(name, function, experiment)
+    assert [action.dest for action in parser._actions if not action.help] == []
+    assert f"usage: raptor {name} {experiment or ''}".rstrip() in parser.format_help()
