@@ -105,21 +105,22 @@ class PaperBlock(nn.Module):
         m = modulation
         if m is not None and m.t1.ndim == 3 and m.t1.shape[0] > 1:
             return self._one_depth_a_row(x_btd, m)
-        if folded is None:
+        fused = folded is not None
+        if folded is None or (m is not None and m.scale1 is not None):
             folded = self.fold(m)
         t1, t2, t3, shift3 = _vectors(m, "t1", "t2", "t3", "shift3")
         u_btd = x_btd + _scaled_linear(
             self.attend(F.linear(_plain_norm(x_btd, self.norm1), *folded.qkv)), self.proj, t1 * self.g1
         )
-        h_btf = swiglu(_plain_norm(u_btd, self.norm2), *folded.wi)
+        h_btf = swiglu(_plain_norm(u_btd, self.norm2), *folded.wi, fused=fused)
         update = _scaled_linear(h_btf, self.wo, t3 * t2 * self.g2)
         return t3 * u_btd + update + shift3
 
     def fold(self, modulation: Modulation | None = None) -> Folded:
         """The layers after the norms with the norms' gains in them, and the depth's scales and shifts.
 
-        Where there are none of these (they come with a table alone) all depths share it: `forward` takes it as
-        `folded`.
+        Without these, which come with a table alone, it is the same at all depths. Training passes it to `forward`,
+        which then also takes the gradient of SwiGLU in one kernel.
         """
         scale1, shift1, scale2, shift2 = _vectors(modulation, "scale1", "shift1", "scale2", "shift2")
         return Folded(

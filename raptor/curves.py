@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from raptor.devices import free_bytes
 from raptor.vit import TokenGroups
 
 Array = NDArray[np.float64]
@@ -24,7 +25,8 @@ Bounds = tuple[tuple[int, int], ...]
 RESERVOIR_IMAGES = 10_000
 METRICS = ("r2", "r2_uniform", "absolute", "relative", "cosine", "bounded_r2", "pearson")
 NUM_IMAGE_VALUES = 6  # per image, layer and group: |s - t|^2, |t|^2, |t - centre|^2, sums of cosine, Pearson, Pearson^2
-STACKED_VALUES = {"cuda": 2**27, "cpu": 1}  # how many numbers of a model's states are measured at once
+STACKED_VALUES = {"cuda": 2**27, "cpu": 1}  # how many numbers of a model's states are measured at once, at most
+BYTES_EACH = 400  # of free memory for each of them: they take about 20
 TINY = 1e-30
 
 
@@ -213,7 +215,7 @@ class ErrorCurves:
 
     def _stacks(self, states: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
         """The states `a_1..a_L`, several layers to a tensor: a GPU would otherwise wait for the host's launches."""
-        together = max(1, STACKED_VALUES.get(states[1].device.type, 1) // states[1].numel())
+        together = max(1, self._num_stacked // states[1].numel())
         for start in range(0, self.num_layers, together):
             where = slice(start, min(start + together, self.num_layers))
             chosen = [x.detach() for x in states[1:][where]]
@@ -246,6 +248,7 @@ class ErrorCurves:
         self._centre = torch.stack(
             [torch.stack([x.float()[:, a:b].mean((0, 1)) for a, b in spans]) for x in teacher_states[1:]]
         )
+        self._num_stacked = min(STACKED_VALUES.get(device.type, 1), free_bytes(device) // BYTES_EACH)
         double = torch.float64
         self._num_tokens = torch.tensor([[b - a] for a, b in self.bounds], device=device, dtype=double)  # (G, 1)
         self._image_sums = torch.zeros(self.num_layers, num + 1, NUM_IMAGE_VALUES, device=device, dtype=double)

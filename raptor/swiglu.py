@@ -1,7 +1,7 @@
-"""SwiGLU with its bias, and a backward pass that reads every activation once.
+"""SwiGLU, for training with a gradient that reads every activation once.
 
 A compiler takes the gradient of the two halves as a concatenation: each output element evaluates both halves' formulas,
-and the bias' gradient reads the result again. On a GPU one kernel does all of it.
+and the bias' gradient reads the result again. Here one kernel does all of it, once differentiable.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-ROWS, COLUMNS, TOGETHER = 64, 256, 8  # of the activations: those a program sums over, side by side, and at once
+ROWS, COLUMNS = 64, 256  # of the activations, that one program of the kernel goes through
+STRIP = 8  # rows that it holds at once
 
 try:
     import triton
@@ -22,19 +23,24 @@ except ImportError:  # torch for the CPU alone, or for a Mac
     triton = None
 
 
-def swiglu(x_btd: Tensor, weight_fd: Tensor, bias_f: Tensor) -> Tensor:
-    """`SiLU(p) q` where `p` and `q` are the halves of the linear layer's output."""
-    if torch.is_grad_enabled():
-        return _SwiGLU.apply(F.linear(x_btd, weight_fd), bias_f)
+def swiglu(x_btd: Tensor, weight_fd: Tensor, bias_f: Tensor, fused: bool = False) -> Tensor:
+    """`SiLU(p) q` where `p` and `q` are the halves of the linear layer's output.
+
+    fused: where a kernel can, take the gradient in one pass; the result is then once differentiable.
+    """
+    if fused and x_btd.is_cuda and triton is not None and weight_fd.dtype != torch.float64:
+        return SwiGLU.apply(F.linear(x_btd, weight_fd), bias_f)
     p, q = F.linear(x_btd, weight_fd, bias_f).chunk(2, dim=-1)
     return F.silu(p) * q
 
 
-class _SwiGLU(torch.autograd.Function):
+class SwiGLU(torch.autograd.Function):
+    """Of a linear layer's output without its bias, and of that bias."""
+
     @staticmethod
     def forward(ctx: Any, z_btf: Tensor, bias_f: Tensor) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(z_btf, bias_f)
-        p, q = (_wide(z_btf) + bias_f).chunk(2, dim=-1)
+        p, q = (z_btf.float() + bias_f).chunk(2, dim=-1)
         return (F.silu(p) * q).to(z_btf.dtype)
 
     @staticmethod
@@ -47,56 +53,42 @@ class _SwiGLU(torch.autograd.Function):
 
 @torch.library.custom_op("raptor::swiglu_backward", mutates_args=())
 def swiglu_backward(grad_btf: Tensor, z_btf: Tensor, bias_f: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient of `z_btf`, and its sums over some rows each, (n, 2 F): together the bias' gradient."""
-    if z_btf.is_cuda and triton is not None:
-        return launch(grad_btf, z_btf, bias_f)
-    p, q = (_wide(z_btf) + bias_f).chunk(2, dim=-1)
-    gate, grad = torch.sigmoid(p), grad_btf.to(p.dtype)
-    dz = torch.cat([grad * q * gate * (1 + p * (1 - gate)), grad * p * gate], dim=-1)
-    return dz.to(z_btf.dtype), dz.flatten(0, -2).sum(0, keepdim=True)
+    """Gradient of `z_btf`, and its sums over `ROWS` rows each, (n, 2 F): together the bias' gradient."""
+    num_columns = grad_btf.shape[-1]
+    num_rows = grad_btf.numel() // num_columns
+    num_sums, num_strips = -(-num_rows // ROWS), -(-num_columns // COLUMNS)
+    dz_btf = torch.empty_like(z_btf)
+    sums_nf = z_btf.new_empty(num_sums, 2 * num_columns, dtype=torch.float32)
+    sizes = {"ROWS": ROWS, "COLUMNS": COLUMNS, "STRIP": STRIP}
+    arguments = (grad_btf, z_btf, bias_f, dz_btf, sums_nf, num_rows, num_columns, num_strips)
+    _kernel[(num_sums * num_strips,)](*arguments, **sizes)  # one axis: the others end at 65,535
+    return dz_btf, sums_nf
 
 
 @swiglu_backward.register_fake
 def _(grad_btf: Tensor, z_btf: Tensor, bias_f: Tensor) -> tuple[Tensor, Tensor]:
     num_rows = z_btf.numel() // z_btf.shape[-1]
-    num_sums = triton.cdiv(num_rows, ROWS) if z_btf.is_cuda and triton is not None else 1
-    wide = torch.promote_types(z_btf.dtype, torch.float32)
-    return torch.empty_like(z_btf), z_btf.new_empty(num_sums, z_btf.shape[-1], dtype=wide)
-
-
-def launch(grad_btf: Tensor, z_btf: Tensor, bias_f: Tensor) -> tuple[Tensor, Tensor]:
-    """`swiglu_backward` by the kernel below."""
-    num_columns = grad_btf.shape[-1]
-    num_rows = grad_btf.numel() // num_columns
-    num_sums = triton.cdiv(num_rows, ROWS)
-    grid = (triton.cdiv(num_columns, COLUMNS), num_sums)  # programs that run together share rows, as memory lies
-    dz_btf = torch.empty_like(z_btf)
-    sums_nf = torch.empty(num_sums, 2 * num_columns, dtype=torch.float32, device=z_btf.device)
-    sizes = {"ROWS": ROWS, "COLUMNS": COLUMNS, "TOGETHER": TOGETHER}
-    _kernel[grid](grad_btf, z_btf, bias_f, dz_btf, sums_nf, num_rows, num_columns, **sizes)
-    return dz_btf, sums_nf
-
-
-def _wide(z: Tensor) -> Tensor:
-    return z.to(torch.promote_types(z.dtype, torch.float32))
+    sums_nf = z_btf.new_empty((num_rows + ROWS - 1) // ROWS, z_btf.shape[-1], dtype=torch.float32)
+    return torch.empty_like(z_btf), sums_nf
 
 
 if triton is not None:
 
     @triton.jit
     def _kernel(
-        grad, z, bias, dz, sums, num_rows, num_columns,
-        ROWS: tl.constexpr, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr,
+        grad, z, bias, dz, sums, num_rows, num_columns, num_strips,
+        ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIP: tl.constexpr,
     ):  # fmt: skip
-        first_row = tl.program_id(1) * ROWS
-        column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+        # Programs that run together share rows, as memory lies.
+        block = tl.program_id(0) // num_strips
+        column = tl.program_id(0) % num_strips * COLUMNS + tl.arange(0, COLUMNS)
         inside = column < num_columns
         bias_p = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
         bias_q = tl.load(bias + num_columns + column, mask=inside, other=0.0).to(tl.float32)[None, :]
-        sum_p = tl.zeros((TOGETHER, COLUMNS), tl.float32)
-        sum_q = tl.zeros((TOGETHER, COLUMNS), tl.float32)
-        for start in range(0, ROWS, TOGETHER):
-            row = (first_row + start + tl.arange(0, TOGETHER)).to(tl.int64)[:, None]
+        sum_p = tl.zeros((STRIP, COLUMNS), tl.float32)
+        sum_q = tl.zeros((STRIP, COLUMNS), tl.float32)
+        for start in range(0, ROWS, STRIP):
+            row = (block * ROWS + start + tl.arange(0, STRIP)).to(tl.int64)[:, None]
             mask = (row < num_rows) & inside[None, :]
             at = row * (2 * num_columns) + column[None, :]
             g = tl.load(grad + row * num_columns + column[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -109,6 +101,6 @@ if triton is not None:
             tl.store(dz + at + num_columns, dq.to(dz.dtype.element_ty), mask=mask)
             sum_p += dp
             sum_q += dq
-        to = sums + tl.program_id(1).to(tl.int64) * (2 * num_columns) + column
+        to = sums + block.to(tl.int64) * (2 * num_columns) + column
         tl.store(to, tl.sum(sum_p, axis=0), mask=inside)
         tl.store(to + num_columns, tl.sum(sum_q, axis=0), mask=inside)

@@ -7,6 +7,7 @@ random is a function of (seed, stage, step), so a resumed run equals an uninterr
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import logging
 import os
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from raptor.data import ImageData, iterate, open_data
@@ -274,4 +276,13 @@ def _fabric(device: str, precision: str) -> Any:
         precision="bf16-mixed" if precision == "bf16" else "32-true",
     )
     fabric.launch()
+    if world > 1:
+        atexit.unregister(_leave_group)
+        atexit.register(_leave_group)
     return fabric
+
+
+def _leave_group() -> None:
+    """Ranks leave together: one that ends while another still waits for it would abort."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

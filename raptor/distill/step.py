@@ -6,7 +6,6 @@ Nothing trainable is called around this module, so a data-parallel wrapper sees 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +23,7 @@ from raptor.trajectory import autocast
 from raptor.vit import Context, ViT, first_tensor
 
 VARIANCE_BATCHES = 8
+MOST_SHAPES = 64  # graphs of one function that a process may compile, two for each batch size
 
 
 class Parts(NamedTuple):
@@ -90,6 +90,8 @@ class DistillStep(nn.Module):
         self.depths = torch.arange(1, phases.num_layers + 1, dtype=torch.float32, device=teacher.device)
         self._run_block, self._advance, self._run_depths, self._fold = _run_block, _advance, _run_depths, _fold
         if compile_blocks:
+            limits = torch._dynamo.config
+            limits.recompile_limit = max(limits.recompile_limit, MOST_SHAPES)  # what is over it runs uncompiled
             self._fold = torch.compile(_fold, dynamic=False)
             self._run_block = torch.compile(_run_block, dynamic=False)
             self._advance = torch.compile(_advance, dynamic=False)
@@ -160,8 +162,8 @@ class DistillStep(nn.Module):
     def _teacher_forced(self, states: list[Tensor], context: Context, j: int) -> Tensor:
         """Loss of each layer of phase `j`, one step from the teacher's state before it, all depths in one call."""
         if not self.one_call:
-            modulations = self._modulations(j)
-            steps = [self._step(states, context, "stage1", n, states[n - 1].float(), m) for n, m in modulations]
+            modulations, shared = self._modulations(j), self._shared(j)
+            steps = [self._step(states, context, "stage1", n, states[n - 1].float(), m, shared) for n, m in modulations]
             return torch.stack([loss for _, loss in steps])
         first, last = self.phases.spans[j]
         layers, batch = range(first, last + 1), states[0].shape[0]
@@ -181,7 +183,7 @@ class DistillStep(nn.Module):
         layer: int,
         x_btd: Tensor,
         modulation: Modulation | None,
-        shared: Mapping[str, Any] = MappingProxyType({}),
+        shared: Mapping[str, Any],
     ) -> tuple[Tensor, Tensor]:
         """The state after `layer` from `x_btd`, the one before it, and its loss."""
         block = self.shared_blocks[self.phases.phase_of(layer)].block
@@ -206,9 +208,10 @@ class DistillStep(nn.Module):
         return [(layer, Modulation(*row)) for layer, row in zip(layers, zip(*parts))]
 
     def _shared(self, j: int) -> dict[str, Any]:
-        """What all depths of phase `j` can share: the paper block's folded weights, in the precision of the products.
+        """What all depths of phase `j` can share: the paper block's folded weights.
 
-        Each depth on its own would fold them again, and take their gradient apart again.
+        Each depth on its own would fold them again, and take their gradient apart again. They stay fp32, so that the
+        depths' gradients add up in it.
         """
         tied = self.shared_blocks[j]
         if not isinstance(tied.block, PaperBlock) or isinstance(tied.conditioning, DepthTable):
@@ -241,13 +244,7 @@ def _run_block(block: nn.Module, x_btd: Tensor, args: tuple[Any, ...], kwargs: d
 
 
 def _fold(block: PaperBlock) -> Folded:
-    """The block's folded weights, as the matrix products take them."""
-    kind = block.qkv.weight.device.type
-    folded = block.fold()
-    if not torch.is_autocast_enabled(kind):
-        return folded
-    dtype = torch.get_autocast_dtype(kind)
-    return Folded(*((weight.to(dtype), bias) for weight, bias in folded))
+    return block.fold()
 
 
 def _run_depths(

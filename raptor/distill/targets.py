@@ -18,14 +18,14 @@ def half_copy(vit: ViT) -> ViT:
     model = copy.deepcopy(vit.model).bfloat16()
     for parent in list(model.modules()):
         for name, child in parent.named_children():
-            if isinstance(child, nn.Conv2d) and _cuts_patches(child):
+            if type(child) is nn.Conv2d and _cuts_patches(child):  # a subclass may do more than convolve
                 setattr(parent, name, PatchProduct(child))
     return dataclasses.replace(vit, model=model).to(vit.device)
 
 
 def _cuts_patches(conv: nn.Conv2d) -> bool:
     plain = conv.groups == 1 and conv.padding in (0, (0, 0), "valid") and conv.dilation == (1, 1)
-    return plain and conv.kernel_size == conv.stride
+    return plain and conv.kernel_size == conv.stride and conv.kernel_size != (1, 1)
 
 
 class PatchProduct(nn.Module):

@@ -30,7 +30,9 @@ def run(*, table: str = "runs/table1", out: str | None = None) -> Outcome:
     folder.mkdir(parents=True, exist_ok=True)
     figures = save_figure(figure_recovery(rows), folder / "figure5")
     points = [_point(row) for row in students]
-    lines = [[p["k"], shown(p["recovery"], 100, 1, " %"), shown(p["r2"]), shown(p["bounded_r2"])] for p in points]
+    lines = [
+        [p["k"], shown(p["recovery"], percent=True, unit=" %"), shown(p["r2"]), shown(p["bounded_r2"])] for p in points
+    ]
     text = markdown(("k", "accuracy, share of the teacher's", "R2 last layer", "bounded R2"), lines)
     return write_outcome("figure5", folder, started, "cpu", {"points": points}, text, figures)
 

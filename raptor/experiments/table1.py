@@ -210,18 +210,19 @@ def table(rows: list[dict[str, Any]]) -> str:
             found = row["scores"][task]
             paper = PAPER.get(row["k"], (None,) * 3)[TASKS.index(task)]
             line += [
-                shown(found, *((1, 3) if task == "depth" else (100, 1))),
-                shown(found.get("recovery", {}), 100, 1, " %"),
+                shown(found) if task == "depth" else shown(found, percent=True),
+                shown(found.get("recovery", {}), percent=True, unit=" %"),
                 paper if paper is None else f"{paper:g}",
             ]
         lines.append([*line, shown(row.get("r2", {}).get("all", {}).get("r2", {}))])
     return markdown([*columns, "R2 last"], lines)
 
 
-def shown(found: dict[str, Any], scale: float = 1, digits: int = 3, unit: str = "") -> str | None:
-    """`mean ± deviation`, times `scale`."""
+def shown(found: dict[str, Any], percent: bool = False, unit: str = "") -> str | None:
+    """`mean ± deviation`."""
     if found.get("mean") is None:
         return None
+    scale, digits = (100, 1) if percent else (1, 3)
     text = f"{scale * found['mean']:.{digits}f}"
     if found.get("deviation") is not None:
         text += f" ± {scale * found['deviation']:.{digits}f}"

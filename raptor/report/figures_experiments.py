@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, cycle
 from typing import Any
 
 import numpy as np
@@ -161,6 +161,7 @@ def figure_budgets(rows: Rows) -> Any:
     """Accuracy as a share of the teacher's against k, and R2 of every layer by k; the paper's recipe dashed."""
     plt = use_style()
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.5))
+    colours = dict(zip(sorted({row["k"] for row in rows}), cycle(PALETTE)))
     scores = {"refitted probe": ("recovery", BLUE, "o"), "teacher's head": ("recovery_head", ORANGE, "s")}
     for recipe, line in (("default", "-"), ("paper", "--")):
         found = [row for row in rows if row["recipe"] == recipe]
@@ -175,11 +176,11 @@ def figure_budgets(rows: Rows) -> Any:
                 markerfacecolor=colour if recipe == "default" else "white",
                 label=f"{label}, {recipe} recipe" if known else None,
             )
-        for row, colour in zip(found, PALETTE):
+        for row in found:
             layers = range(1, len(row["r2"]) + 1)
             values = [_number(value) for value in row["r2"]]
             label = f"k={row['k']}" + (", paper's" if recipe == "paper" else "")
-            axes[1].plot(layers, values, linestyle=line, color=colour if recipe == "default" else GREY, label=label)
+            axes[1].plot(layers, values, linestyle=line, color=colours[row["k"]], label=label)
     axes[0].axhline(100, color=GREY, linewidth=1, zorder=1)
     axes[0].set_ylim(bottom=0)
     _label(axes[0], "accuracy", "k", "% of the teacher's")

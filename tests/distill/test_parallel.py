@@ -13,7 +13,7 @@ import pytest
 from tiny_run import metrics, tiny_run
 
 OPTIONS = dict(budget="8steps", normalise="group", cosine=0.1)
-
+PAPER = dict(budget="8steps", block="paper", conditioning="mlp", normalise="none")
 
 AUTO = dict(phases=None, k="auto", target="r2=-9", budget="2steps")
 
@@ -33,15 +33,18 @@ def reports(out: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A run of one process and a run of two, through both stages; `auto` beside it, also of two."""
+    """A run of one process and a run of two, through both stages; beside them two of the paper's block, and `auto`."""
     folder = tmp_path_factory.mktemp("parallel")
     tiny_run(folder / "one", **OPTIONS)
-    torchrun({str(folder / "two"): OPTIONS, str(folder / "auto"): AUTO})
+    tiny_run(folder / "paper-one", **PAPER)
+    torchrun({str(folder / "two"): OPTIONS, str(folder / "paper-two"): PAPER, str(folder / "auto"): AUTO})
     return folder / "one", folder / "two"
 
 
-def test_two_processes_have_the_losses_of_one(both):
-    one, two = ([line for line in metrics(folder) if "loss" in line] for folder in both)
+@pytest.mark.parametrize("kind", ["", "paper-"])
+def test_two_processes_have_the_losses_of_one(both, kind):
+    folders = [folder.with_name(kind + folder.name) for folder in both]
+    one, two = ([line for line in metrics(folder) if "loss" in line] for folder in folders)
     assert [(line["stage"], line["step"]) for line in one] == [(line["stage"], line["step"]) for line in two]
     assert {line["stage"] for line in one} == {"stage1", "stage2"}
     for a, b in zip(one, two):

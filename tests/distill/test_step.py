@@ -311,12 +311,32 @@ def test_weights_folded_once_a_phase_give_the_same_gradient(monkeypatch, conditi
         torch.testing.assert_close(once[name], grad, rtol=1e-4, atol=1e-6)
 
 
-def test_folded_weights_take_the_precision_of_the_products():
+def test_gradients_of_folded_weights_add_up_in_fp32():
     teacher = tiny_teacher()
     step = make_step(teacher, student_of(teacher, (1, 3), "paper", "mlp"))
     with torch.autocast("cpu", torch.bfloat16):
-        assert {weight.dtype for weight, _ in step._shared(0)["folded"]} == {torch.bfloat16}
-    assert {weight.dtype for weight, _ in step._shared(0)["folded"]} == {torch.float32}
+        assert {weight.dtype for weight, _ in step._shared(0)["folded"]} == {torch.float32}
+
+
+def test_a_tables_scales_are_folded_even_if_weights_are_given():
+    """A table scales each depth on its own, so weights folded without its row are not taken."""
+    tied = shared_blocks(student_of(tiny_teacher(), (4,), "paper", "table"))[0]
+    torch.nn.init.normal_(tied.conditioning.rows)
+    x_btd, modulation = torch.randn(2, 5, tied.block.qkv.in_features), tied.conditioning(torch.tensor([2.0]))
+    with torch.no_grad():
+        given = tied.block(x_btd, modulation, folded=tied.block.fold())
+        torch.testing.assert_close(given, tied.block(x_btd, modulation))
+
+
+def test_many_batch_sizes_in_one_process_stay_compiled(monkeypatch):
+    counter = CompileCounter()
+    compiled_with(monkeypatch, counter)
+    teacher = tiny_teacher()
+    student = student_of(teacher, (4,))
+    for num in range(2, 8):
+        step = make_step(teacher, student, compile_blocks=True)
+        step(images_for(teacher, num), "stage2")[0].backward()
+    assert counter.frame_count >= 6  # a graph or more for each, none left uncompiled
 
 
 @pytest.mark.parametrize("make", [tiny_teacher, rotary])

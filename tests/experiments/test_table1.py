@@ -38,4 +38,4 @@ def test_spreads_leave_out_nothing_silently() -> None:
     assert table1.spread([1.0, 3.0]) == {"mean": 2.0, "deviation": pytest.approx(2**0.5)}
     assert table1.spread([1.0]) == {"mean": 1.0, "deviation": None}
     assert table1.spread([1.0, None]) == {"mean": None, "deviation": None}
-    assert table1.shown({"mean": 0.9612, "deviation": 0.004}, 100, 1, " %") == "96.1 ± 0.4 %"
+    assert table1.shown({"mean": 0.9612, "deviation": 0.004}, percent=True, unit=" %") == "96.1 ± 0.4 %"
