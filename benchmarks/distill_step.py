@@ -22,6 +22,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from raptor.distill.graphs import GraphedStep
 from raptor.distill.losses import token_weights
@@ -119,16 +120,27 @@ def measure(step: Callable[[], None], batch: int, seconds: float) -> dict[str, f
     return {"seconds": median, "images_per_s": batch / median, "peak_gib": torch.cuda.max_memory_allocated() / 2**30}
 
 
+def kernels(step: Callable[[], None], num: int = 30) -> list[dict[str, Any]]:
+    """The kernels that take longest in one step: name, milliseconds and calls."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        step()
+        torch.cuda.synchronize()
+    rows = sorted(profiler.key_averages(), key=lambda row: -row.device_time_total)
+    total = {"name": "all", "ms": sum(row.device_time_total for row in rows) / 1e3, "calls": sum(r.count for r in rows)}
+    return [total] + [{"name": r.key[:80], "ms": r.device_time_total / 1e3, "calls": r.count} for r in rows[:num]]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=None)
     parser.add_argument("--seconds", type=float, default=4.0, help="time a measurement")
+    parser.add_argument("--profile", action="store_true", help="also the kernels of each of our steps")
     parser.add_argument("--model", default="vit_base_patch14_reg4_dinov2")
     args = parser.parse_args()
     shape: Any = timm.create_model(args.model, num_classes=0)
     dim, heads, layers = shape.embed_dim, shape.blocks[0].attn.num_heads, len(shape.blocks)
     tokens = (224 // shape.patch_embed.patch_size[0]) ** 2 + shape.num_prefix_tokens
-    rows: dict[str, dict[str, float]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     torch.cuda.reset_peak_memory_stats()
     rows["as published, batch 64"] = measure(published_step(dim, heads, layers, tokens, 64), 64, args.seconds)
     torch.cuda.empty_cache()
@@ -141,6 +153,8 @@ def main() -> None:
         step, flops = raptor_step(args.model, batch, again)
         rows[label] = measure(step, batch, args.seconds)
         rows[label]["tflops"] = flops / rows[label]["seconds"] / 1e12
+        if args.profile:
+            rows[label]["kernels"] = kernels(step)
         del step
         torch.cuda.empty_cache()
     base = rows["as published, batch 64"]["images_per_s"]

@@ -1,7 +1,7 @@
 """Cost of the dynamics suite against the passes it cannot do without, and of batched DMD against PyDMD, in one run.
 
-    python benchmarks/dynamics.py --out docs/results/dynamics-benchmark.json
-    python benchmarks/dynamics.py --only dmd --threads 2
+    python benchmarks/dynamics.py --only suite --out docs/results/dynamics-suite.json
+    python benchmarks/dynamics.py --only dmd --threads 2 --out docs/results/dmd.json
 
 suite: `measure_dynamics` over `--images` noise images, divided by the bare forward pass over the same images plus the
 perturbation passes that the suite asks for (the same blocks run from the same layers in fp32, nothing measured). Also

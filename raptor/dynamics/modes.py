@@ -94,7 +94,7 @@ def fit_dmd(
 ) -> BatchedDMD:
     """Fit every trajectory of `(N, L+1, D)` on the CPU in float64.
 
-    with_modes: False leaves out modes and amplitudes (NaN); eigenvalues and errors are the same, a third sooner.
+    with_modes: False leaves out modes and amplitudes (NaN); eigenvalues and errors are the same.
     gram_limit: trajectories with a smaller relative r-th singular value use QR; infinity sends all there.
     """
     if x_nld.ndim != 3 or x_nld.shape[1] < 2:
