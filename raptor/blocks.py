@@ -100,8 +100,10 @@ class PaperBlock(nn.Module):
         modulation: Modulation | None = None,
         *_args: Any,
         folded: Folded | None = None,
+        normed_btd: Tensor | None = None,
         **_kwargs: Any,
     ) -> Tensor:
+        """The next state. `folded` and `normed_btd` are the results of `fold` and of `norm_ahead`, if at hand."""
         m = modulation
         if m is not None and m.t1.ndim == 3 and m.t1.shape[0] > 1:
             return self._one_depth_a_row(x_btd, m)
@@ -109,9 +111,8 @@ class PaperBlock(nn.Module):
         if folded is None or (m is not None and m.scale1 is not None):
             folded = self.fold(m)
         t1, t2, t3, shift3 = _vectors(m, "t1", "t2", "t3", "shift3")
-        u_btd = x_btd + _scaled_linear(
-            self.attend(F.linear(_plain_norm(x_btd, self.norm1), *folded.qkv)), self.proj, t1 * self.g1
-        )
+        y_btd = F.linear(_plain_norm(x_btd, self.norm1) if normed_btd is None else normed_btd, *folded.qkv)
+        u_btd = x_btd + _scaled_linear(self.attend(y_btd), self.proj, t1 * self.g1)
         h_btf = swiglu(_plain_norm(u_btd, self.norm2), *folded.wi, fused=fused)
         update = _scaled_linear(h_btf, self.wo, t3 * t2 * self.g2)
         return t3 * u_btd + update + shift3
@@ -126,6 +127,15 @@ class PaperBlock(nn.Module):
         return Folded(
             _folded_norm(self.norm1, self.qkv, scale1, shift1), _folded_norm(self.norm2, self.wi, scale2, shift2)
         )
+
+    def norm_ahead(self, x_btd: Tensor) -> Tensor:
+        """What the next block of this kind makes of its input first, in the precision of the products.
+
+        Taken together with the loss on that input, it costs no pass over memory of its own, nor does its gradient.
+        """
+        kind = x_btd.device.type
+        normed_btd = _plain_norm(x_btd, self.norm1)
+        return normed_btd.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else normed_btd
 
     def _one_depth_a_row(self, x_btd: Tensor, m: Modulation) -> Tensor:
         """The same, with scales and shifts that differ between rows and so cannot be folded into the weights."""

@@ -152,10 +152,13 @@ class DistillStep(nn.Module):
         The student's own stream is fp32, whatever the teacher's states are.
         """
         x_btd, losses = states[self.phases.start(phases[0])].float(), []
+        normed_btd: Tensor | None = None
         for j in phases:
             shared = self._shared(j)
             for layer, modulation in self._modulations(j):
-                x_btd, loss = self._step(states, context, stage, layer, x_btd, modulation, shared)
+                if shared and not self.checkpointing:  # which would keep it
+                    shared["normed_btd"] = normed_btd
+                x_btd, normed_btd, loss = self._step(states, context, stage, layer, x_btd, modulation, shared)
                 losses.append(loss)
         return losses
 
@@ -164,7 +167,7 @@ class DistillStep(nn.Module):
         if not self.one_call:
             modulations, shared = self._modulations(j), self._shared(j)
             steps = [self._step(states, context, "stage1", n, states[n - 1].float(), m, shared) for n, m in modulations]
-            return torch.stack([loss for _, loss in steps])
+            return torch.stack([loss for _, _, loss in steps])
         first, last = self.phases.spans[j]
         layers, batch = range(first, last + 1), states[0].shape[0]
         args, kwargs = context.calls[first - 1]
@@ -184,8 +187,8 @@ class DistillStep(nn.Module):
         x_btd: Tensor,
         modulation: Modulation | None,
         shared: Mapping[str, Any],
-    ) -> tuple[Tensor, Tensor]:
-        """The state after `layer` from `x_btd`, the one before it, and its loss."""
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The state after `layer` from `x_btd`, the one before it, what the next block can begin with, and its loss."""
         block = self.shared_blocks[self.phases.phase_of(layer)].block
         args, kwargs = context.calls[layer - 1]
         inputs = (block, x_btd, modulation, args, {**kwargs, **shared}, states[layer], *self._target(layer, stage))
@@ -261,10 +264,14 @@ def _modulation(tied: nn.Module, depth_n: Tensor) -> Modulation | None:
 def _advance(
     block: nn.Module, x_btd: Tensor, modulation: Modulation | None, args: tuple[Any, ...], kwargs: dict[str, Any],
     target_btd: Tensor, w_t: Tensor, cosine_t: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The next state and its loss, in one function so that one compiled graph holds both."""
+) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
+    """The next state, that state normed for the next paper block, and its loss.
+
+    In one function, so that one compiled graph holds all of it.
+    """
     out_btd = block(x_btd, modulation, *args, **kwargs)
-    return out_btd, weighted_error(out_btd, target_btd, w_t, cosine_t)
+    normed_btd = block.norm_ahead(out_btd) if "normed_btd" in kwargs else None  # type: ignore[operator]
+    return out_btd, normed_btd, weighted_error(out_btd, target_btd, w_t, cosine_t)
 
 
 @torch.no_grad()
