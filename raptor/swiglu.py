@@ -6,6 +6,7 @@ and the bias' gradient reads the result again. Here one kernel does all of it, o
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -16,11 +17,7 @@ from torch.autograd.function import once_differentiable
 ROWS, COLUMNS = 64, 256  # of the activations, that one program of the kernel goes through
 STRIP = 8  # rows that it holds at once
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # torch for the CPU alone, or for a Mac
-    triton = None
+HAS_TRITON = find_spec("triton") is not None  # not beside torch for the CPU alone, or for a Mac
 
 
 def swiglu(x_btd: Tensor, weight_fd: Tensor, bias_f: Tensor, fused: bool = False) -> Tensor:
@@ -28,7 +25,7 @@ def swiglu(x_btd: Tensor, weight_fd: Tensor, bias_f: Tensor, fused: bool = False
 
     fused: where a kernel can, take the gradient in one pass; the result is then once differentiable.
     """
-    if fused and x_btd.is_cuda and triton is not None and weight_fd.dtype != torch.float64:
+    if fused and x_btd.is_cuda and HAS_TRITON and weight_fd.dtype != torch.float64:
         return SwiGLU.apply(F.linear(x_btd, weight_fd), bias_f)
     p, q = F.linear(x_btd, weight_fd, bias_f).chunk(2, dim=-1)
     return F.silu(p) * q
@@ -54,14 +51,16 @@ class SwiGLU(torch.autograd.Function):
 @torch.library.custom_op("raptor::swiglu_backward", mutates_args=())
 def swiglu_backward(grad_btf: Tensor, z_btf: Tensor, bias_f: Tensor) -> tuple[Tensor, Tensor]:
     """Gradient of `z_btf`, and its sums over `ROWS` rows each, (n, 2 F): together the bias' gradient."""
+    from raptor.swiglu_kernel import kernel
+
     num_columns = grad_btf.shape[-1]
     num_rows = grad_btf.numel() // num_columns
-    num_sums, num_strips = -(-num_rows // ROWS), -(-num_columns // COLUMNS)
+    num_sums, num_across = -(-num_rows // ROWS), -(-num_columns // COLUMNS)
     dz_btf = torch.empty_like(z_btf)
     sums_nf = z_btf.new_empty(num_sums, 2 * num_columns, dtype=torch.float32)
     sizes = {"ROWS": ROWS, "COLUMNS": COLUMNS, "STRIP": STRIP}
-    arguments = (grad_btf, z_btf, bias_f, dz_btf, sums_nf, num_rows, num_columns, num_strips)
-    _kernel[(num_sums * num_strips,)](*arguments, **sizes)  # one axis: the others end at 65,535
+    arguments = (grad_btf, z_btf, bias_f, dz_btf, sums_nf, num_rows, num_columns, num_across)
+    kernel[(num_sums * num_across,)](*arguments, **sizes)  # one axis: the others end at 65,535
     return dz_btf, sums_nf
 
 
@@ -70,37 +69,3 @@ def _(grad_btf: Tensor, z_btf: Tensor, bias_f: Tensor) -> tuple[Tensor, Tensor]:
     num_rows = z_btf.numel() // z_btf.shape[-1]
     sums_nf = z_btf.new_empty((num_rows + ROWS - 1) // ROWS, z_btf.shape[-1], dtype=torch.float32)
     return torch.empty_like(z_btf), sums_nf
-
-
-if triton is not None:
-
-    @triton.jit
-    def _kernel(
-        grad, z, bias, dz, sums, num_rows, num_columns, num_strips,
-        ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIP: tl.constexpr,
-    ):  # fmt: skip
-        # Programs that run together share rows, as memory lies.
-        block = tl.program_id(0) // num_strips
-        column = tl.program_id(0) % num_strips * COLUMNS + tl.arange(0, COLUMNS)
-        inside = column < num_columns
-        bias_p = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
-        bias_q = tl.load(bias + num_columns + column, mask=inside, other=0.0).to(tl.float32)[None, :]
-        sum_p = tl.zeros((STRIP, COLUMNS), tl.float32)
-        sum_q = tl.zeros((STRIP, COLUMNS), tl.float32)
-        for start in range(0, ROWS, STRIP):
-            row = (block * ROWS + start + tl.arange(0, STRIP)).to(tl.int64)[:, None]
-            mask = (row < num_rows) & inside[None, :]
-            at = row * (2 * num_columns) + column[None, :]
-            g = tl.load(grad + row * num_columns + column[None, :], mask=mask, other=0.0).to(tl.float32)
-            p = tl.load(z + at, mask=mask, other=0.0).to(tl.float32) + bias_p
-            q = tl.load(z + at + num_columns, mask=mask, other=0.0).to(tl.float32) + bias_q
-            gate = tl.sigmoid(p)
-            dp = g * q * gate * (1 + p * (1 - gate))
-            dq = g * p * gate
-            tl.store(dz + at, dp.to(dz.dtype.element_ty), mask=mask)
-            tl.store(dz + at + num_columns, dq.to(dz.dtype.element_ty), mask=mask)
-            sum_p += dp
-            sum_q += dq
-        to = sums + block.to(tl.int64) * (2 * num_columns) + column
-        tl.store(to, tl.sum(sum_p, axis=0), mask=inside)
-        tl.store(to + num_columns, tl.sum(sum_q, axis=0), mask=inside)

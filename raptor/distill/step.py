@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from raptor.blocks import DepthTable, Folded, Modulation, PaperBlock
+from raptor.blocks import DepthTable, Modulation, PaperBlock
 from raptor.data.stream import TrainStream
 from raptor.distill.losses import StateVariance, token_weights, weighted_error
 from raptor.distill.targets import half_copy
@@ -88,11 +88,12 @@ class DistillStep(nn.Module):
         self.cosine = {name: (cosine * w_lt).unbind() if cosine else None for name, w_lt in tokens.items()}
         self.one_call = not teacher.depth_conditioned and not _image_arguments(self._teacher[0])
         self.depths = torch.arange(1, phases.num_layers + 1, dtype=torch.float32, device=teacher.device)
-        self._run_block, self._advance, self._run_depths, self._fold = _run_block, _advance, _run_depths, _fold
+        self._run_block, self._advance = _run_block, _advance
+        self._run_depths, self._fold = _run_depths, PaperBlock.fold
         if compile_blocks:
             limits = torch._dynamo.config
             limits.recompile_limit = max(limits.recompile_limit, MOST_SHAPES)  # what is over it runs uncompiled
-            self._fold = torch.compile(_fold, dynamic=False)
+            self._fold = torch.compile(PaperBlock.fold, dynamic=False)
             self._run_block = torch.compile(_run_block, dynamic=False)
             self._advance = torch.compile(_advance, dynamic=False)
             self._run_depths = torch.compile(_run_depths)  # phases differ in length
@@ -244,10 +245,6 @@ def state_variance(
 
 def _run_block(block: nn.Module, x_btd: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return first_tensor(block(x_btd, *args, **kwargs))
-
-
-def _fold(block: PaperBlock) -> Folded:
-    return block.fold()
 
 
 def _run_depths(

@@ -32,3 +32,11 @@ def parallel_map(function: Callable[..., Result], *arguments: Iterable[Any]) -> 
             return list(pool.map(function, *arguments))
     finally:
         torch.set_num_threads(num_threads)
+
+
+def eigenvalues(matrices: Tensor) -> Tensor:
+    """Eigenvalues of symmetric matrices `(n, D, D)` on the host, ascending: `(n, D)`.
+
+    A few large calls: a thread that asks for the interpreter often would hold up one that feeds a GPU.
+    """
+    return torch.cat(parallel_map(torch.linalg.eigvalsh, matrices.cpu().chunk(torch.get_num_threads())))

@@ -21,7 +21,7 @@ from torch import Tensor
 from raptor.dynamics.angles import unit
 from raptor.dynamics.groups import EvenSubset, check_states, measured_groups, take_rows
 from raptor.dynamics.moments import ImageMoments, Spread, jsonable
-from raptor.dynamics.parallel import parallel_map
+from raptor.dynamics.parallel import eigenvalues
 from raptor.vit import TokenGroups
 
 RANK_IMAGES = 64
@@ -122,9 +122,7 @@ class Rank:
             gram_bl = torch.cat(grams).cpu()
             if not bool(gram_bl.isfinite().all()):
                 raise ValueError("an update along depth is not finite: check the model's weights, or use fp32")
-            # A few large calls: a thread that asks for the interpreter often would hold up the one that feeds the GPU.
-            parts = gram_bl.flatten(0, 1).chunk(torch.get_num_threads())
-            squares = torch.cat(parallel_map(torch.linalg.eigvalsh, parts))
+            squares = eigenvalues(gram_bl.flatten(0, 1))
             by_group.append(torch.stack(ranks_from_squares(squares.unflatten(0, gram_bl.shape[:2])), 1))
         self._ranks.update(torch.stack(by_group, 2))  # (B, 2, groups, L)
 
@@ -169,8 +167,7 @@ class UpdatesOverImages:
         """Stable rank, effective rank and coherence by step, without deviation: one number for the set."""
         if self._second is None or self._sum is None or self._unit_sum is None:
             raise ValueError("no images were measured: call update with at least one batch first")
-        squares = torch.stack(parallel_map(torch.linalg.eigvalsh, self._second.cpu()))
-        stable, effective = ranks_from_squares(squares)
+        stable, effective = ranks_from_squares(eigenvalues(self._second))
         # The mean of the cosines with the mean update is the cosine-free product of two running means.
         coherent = torch.linalg.vecdot(self._unit_sum / self.num_images, unit(self._sum))
         return self._spread(stable), self._spread(effective), self._spread(coherent)

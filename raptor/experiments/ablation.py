@@ -24,6 +24,8 @@ from raptor.open import open_vit
 from raptor.phases import find_phases
 from raptor.probes import probe
 from raptor.recipes import load_recipe
+from raptor.report.figures_experiments import figure_ablation
+from raptor.report.style import save_figure
 from raptor.run import write_text
 from raptor.vit import ViT
 
@@ -111,7 +113,7 @@ def run(
         "table": summarise(rows),
         "missing": sweep.missing_names(),
     }
-    figures = _draw(values, Path(out)) if rows else []
+    figures = save_figure(figure_ablation(values["table"]), Path(out) / "ablation") if rows else []
     return write_outcome("ablation", Path(out), started, machine.device, values, table(values["table"]), figures)
 
 
@@ -219,10 +221,3 @@ def _mean(values: list[Any]) -> float | None:
 
 def _ratio(a: float | None, b: float | None) -> float | None:
     return None if a is None or not b else a / b
-
-
-def _draw(values: dict[str, Any], folder: Path) -> list[Path]:
-    from raptor.report.figures_experiments import figure_ablation
-    from raptor.report.style import save_figure
-
-    return save_figure(figure_ablation(values["table"]), folder / "ablation")

@@ -13,6 +13,8 @@ from raptor.experiments.cells import Cell, Sweep, run_sweep
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import Machine, load_pair
 from raptor.open import open_vit
+from raptor.report.figures_experiments import figure_budgets
+from raptor.report.style import save_figure
 from raptor.surrogate import block_parameters
 
 COLUMNS = ("recipe", "k", "phases", "parameters_m", "recovery", "recovery_head", "agreement", "r2_last", "r2_lowest")
@@ -65,15 +67,8 @@ def run(
     rows = list(run_sweep(sweep, partial(one_cell, machine), cells=cells, max_seconds=max_seconds).values())
     values = {"settings": common, "rows": rows, "missing": sweep.missing_names()}
     table = markdown(COLUMNS, [[row[column] for column in COLUMNS] for row in rows])
-    figures = _draw(rows, Path(out)) if rows else []
+    figures = save_figure(figure_budgets(rows), Path(out) / "budgets") if rows else []
     return write_outcome("budgets", Path(out), started, machine.device, values, table, figures)
-
-
-def _draw(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
-    from raptor.report.figures_experiments import figure_budgets
-    from raptor.report.style import save_figure
-
-    return save_figure(figure_budgets(rows), folder / "budgets")
 
 
 def one_cell(machine: Machine, cell: Cell) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from typing import Any
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import sweep_results
 from raptor.experiments.table1 import shown
+from raptor.report.figures_experiments import figure_recovery
+from raptor.report.style import save_figure
 
 
 def run(*, table: str = "runs/table1", out: str | None = None) -> Outcome:
@@ -18,8 +20,6 @@ def run(*, table: str = "runs/table1", out: str | None = None) -> Outcome:
         table: folder that holds table1.json.
         out: folder for the figure; by default the same.
     """
-    from raptor.report.figures_experiments import figure_recovery
-    from raptor.report.style import save_figure
 
     started = time.monotonic()
     rows = sweep_results(table, "table1")["rows"]

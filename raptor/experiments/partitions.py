@@ -15,6 +15,8 @@ from raptor.experiments.small import Machine, best_teacher, layer_similarity, lo
 from raptor.experiments.statistics import z_score
 from raptor.open import open_vit
 from raptor.phases import Phases, find_phases, num_partitions, sample_partitions
+from raptor.report.figures_experiments import figure_partitions
+from raptor.report.style import save_figure
 from raptor.run import read_json, write_text
 
 MEASURES = ("accuracy", "probe", "r2_last", "bounded_r2_last", "r2_lowest")
@@ -81,7 +83,7 @@ def run(
         "statistics": {str(n): statistics([r for r in rows if r["k"] == n]) for n in k},
         "missing": sweep.missing_names(),
     }  # fmt: skip
-    figures = _draw(values, Path(out)) if rows else []
+    figures = save_figure(figure_partitions(values), Path(out) / "partitions") if rows else []
     return write_outcome("partitions", Path(out), started, machine.device, values, table(values), figures)
 
 
@@ -179,10 +181,3 @@ def _rows(ways: dict[str, Any], results: dict[str, Any]) -> list[dict[str, Any]]
         for way, lengths, found in done
         if found is not None
     ]
-
-
-def _draw(values: dict[str, Any], folder: Path) -> list[Path]:
-    from raptor.report.figures_experiments import figure_partitions
-    from raptor.report.style import save_figure
-
-    return save_figure(figure_partitions(values), folder / "partitions")

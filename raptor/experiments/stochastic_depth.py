@@ -25,6 +25,8 @@ from raptor.experiments.small import (
     teacher_scores,
 )
 from raptor.experiments.statistics import correlation, trend
+from raptor.report.figures_experiments import figure_stochastic_depth
+from raptor.report.style import save_figure
 
 COLUMNS = (
     "p", "seed", "phases", "similarity", "within phases", "teacher", "train", "raptor", "raptor, probe", "R2 last",
@@ -97,8 +99,9 @@ def run(
     sweep = Sweep(Path(out), tuple(plan.values()))
     results = run_sweep(sweep, partial(one_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
     rows = [{"cell": name, **result} for name, result in results.items()]
-    values = {"settings": common, "rows": rows, "statistics": statistics(rows), "missing": sweep.missing_names()}
-    figures = _draw(values, Path(out)) if rows else []
+    found = statistics(rows)
+    values = {"settings": common, "rows": rows, "statistics": found, "missing": sweep.missing_names()}
+    figures = save_figure(figure_stochastic_depth(rows, found), Path(out) / "stochastic-depth") if rows else []
     return write_outcome("stochastic-depth", Path(out), started, machine.device, values, table(rows), figures)
 
 
@@ -174,10 +177,3 @@ def table(rows: list[dict[str, Any]]) -> str:
             for row in ordered
         ],
     )  # fmt: skip
-
-
-def _draw(values: dict[str, Any], folder: Path) -> list[Path]:
-    from raptor.report.figures_experiments import figure_stochastic_depth
-    from raptor.report.style import save_figure
-
-    return save_figure(figure_stochastic_depth(values["rows"], values["statistics"]), folder / "stochastic-depth")

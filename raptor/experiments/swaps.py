@@ -18,6 +18,8 @@ from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import Machine, layer_similarity, load_pair, sweep_results
 from raptor.open import open_vit
 from raptor.phases import find_phases
+from raptor.report.figures_experiments import figure_swaps
+from raptor.report.style import save_figure
 from raptor.teachers import evaluate
 from raptor.trajectory import swap_blocks
 
@@ -69,7 +71,7 @@ def run(
     results = run_sweep(sweep, partial(one_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
     rows = [{"cell": name, **result} for name, result in results.items()]
     values = {"settings": common, "rows": rows, "missing": sweep.missing_names()}
-    figures = _draw(values, Path(out)) if rows else []
+    figures = save_figure(figure_swaps(rows), Path(out) / "swaps") if rows else []
     return write_outcome("swaps", Path(out), started, machine.device, values, table(rows), figures)
 
 
@@ -128,10 +130,3 @@ def _swept(teachers: str) -> dict[str, tuple[str, float | None]]:
     """Name, folder and p of every teacher of a sweep."""
     rows = sweep_results(teachers, "stochastic-depth")["rows"]
     return {row["cell"]: (str(Path(teachers) / "teachers" / row["cell"] / "teacher"), row["p"]) for row in rows}
-
-
-def _draw(values: dict[str, Any], folder: Path) -> list[Path]:
-    from raptor.report.figures_experiments import figure_swaps
-    from raptor.report.style import save_figure
-
-    return save_figure(figure_swaps(values["rows"]), folder / "swaps")

@@ -17,6 +17,8 @@ from raptor.experiments.small import Machine, layer_similarity, load_pair, make_
 from raptor.open import open_vit
 from raptor.phases import find_phases
 from raptor.probes import probe
+from raptor.report.figures_experiments import figure_recovery
+from raptor.report.style import save_figure
 from raptor.surrogate import block_parameters
 from raptor.vit import ViT
 
@@ -104,7 +106,9 @@ def run(
     results = run_sweep(sweep, partial(one_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
     rows = summarise(results)
     values = {"settings": common, "rows": rows, "cells": results, "missing": sweep.missing_names()}
-    figures = _draw(rows, Path(out)) if len(rows) > 1 and rows[0]["k"] == "teacher" else []
+    figures = (
+        save_figure(figure_recovery(rows), Path(out) / "figure5") if len(rows) > 1 and rows[0]["k"] == "teacher" else []
+    )
     return write_outcome("table1", Path(out), started, machine.device, values, table(rows), figures)
 
 
@@ -227,10 +231,3 @@ def shown(found: dict[str, Any], percent: bool = False, unit: str = "") -> str |
     if found.get("deviation") is not None:
         text += f" ± {scale * found['deviation']:.{digits}f}"
     return text + unit
-
-
-def _draw(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
-    from raptor.report.figures_experiments import figure_recovery
-    from raptor.report.style import save_figure
-
-    return save_figure(figure_recovery(rows), folder / "figure5")

@@ -25,6 +25,8 @@ from raptor.experiments.small import (
     untrained_teacher,
 )
 from raptor.experiments.stochastic_depth import cell_name
+from raptor.report.figures_experiments import figure_untrained
+from raptor.report.style import save_figure
 from raptor.run import read_summary
 from raptor.vit import ViT
 
@@ -104,7 +106,7 @@ def run(
     results = run_sweep(sweep, partial(one_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
     rows = list(results.values())
     values = {"settings": common, "rows": rows, "missing": sweep.missing_names()}
-    figures = _draw(values, Path(out)) if rows else []
+    figures = save_figure(figure_untrained(rows), Path(out) / "untrained") if rows else []
     return write_outcome("untrained", Path(out), started, machine.device, values, table(rows), figures)
 
 
@@ -162,10 +164,3 @@ def table(rows: list[dict[str, Any]]) -> str:
             for row in rows
         ],
     )  # fmt: skip
-
-
-def _draw(values: dict[str, Any], folder: Path) -> list[Path]:
-    from raptor.report.figures_experiments import figure_untrained
-    from raptor.report.style import save_figure
-
-    return save_figure(figure_untrained(values["rows"]), folder / "untrained")

@@ -1,0 +1,36 @@
+"""The kernel behind `swiglu_backward`, apart so that Triton is loaded where it runs alone."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(
+    grad, z, bias, dz, sums, num_rows, num_columns, num_across,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIP: tl.constexpr,
+):  # fmt: skip
+    # Programs that run together share rows, as memory lies.
+    block = tl.program_id(0) // num_across
+    column = tl.program_id(0) % num_across * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < num_columns
+    bias_p = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+    bias_q = tl.load(bias + num_columns + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+    sum_p = tl.zeros((STRIP, COLUMNS), tl.float32)
+    sum_q = tl.zeros((STRIP, COLUMNS), tl.float32)
+    for start in range(0, ROWS, STRIP):
+        row = (block * ROWS + start + tl.arange(0, STRIP)).to(tl.int64)[:, None]
+        mask = (row < num_rows) & inside[None, :]
+        at = row * (2 * num_columns) + column[None, :]
+        g = tl.load(grad + row * num_columns + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        p = tl.load(z + at, mask=mask, other=0.0).to(tl.float32) + bias_p
+        q = tl.load(z + at + num_columns, mask=mask, other=0.0).to(tl.float32) + bias_q
+        gate = tl.sigmoid(p)
+        dp = g * q * gate * (1 + p * (1 - gate))
+        dq = g * p * gate
+        tl.store(dz + at, dp.to(dz.dtype.element_ty), mask=mask)
+        tl.store(dz + at + num_columns, dq.to(dz.dtype.element_ty), mask=mask)
+        sum_p += dp
+        sum_q += dq
+    to = sums + block.to(tl.int64) * (2 * num_columns) + column
+    tl.store(to, tl.sum(sum_p, axis=0), mask=inside)
+    tl.store(to + num_columns, tl.sum(sum_q, axis=0), mask=inside)
