@@ -31,6 +31,10 @@ class Modulation(NamedTuple):
     shift2: Tensor | None = None
     shift3: Tensor | None = None
 
+    def flattened(self, start: int) -> Modulation:
+        """All axes from `start` on made one: vectors (D,) of one depth with 0, rows (n, D) of n depths with 1."""
+        return Modulation(*(None if part is None else part.flatten(start) for part in self))  # type: ignore[arg-type]
+
 
 class DepthMLP(nn.Module):
     """The paper's depth scaling: `(t1, t2, t3) = W2 SiLU(W1 l + b1) + b2 + 1`, with l as a plain float."""
@@ -69,10 +73,15 @@ class DepthTable(nn.Module):
 
 
 class Folded(NamedTuple):
-    """Weights and biases of a paper block's two normed layers, with the norms' own gains and biases in them."""
+    """A paper block with all that scales or shifts beside its linear layers moved into them.
 
-    qkv: tuple[Tensor, Tensor]
-    wi: tuple[Tensor, Tensor]
+    `layers` has weight and bias of qkv, proj, wi and wo, with the norms' gains and biases, LayerScale and the depth's
+    factors in them; `t3` and `shift3` are left for the sum.
+    """
+
+    layers: tuple[tuple[Tensor, Tensor], ...]
+    t3: Any
+    shift3: Any
 
 
 class PaperBlock(nn.Module):
@@ -103,30 +112,31 @@ class PaperBlock(nn.Module):
         normed_btd: Tensor | None = None,
         **_kwargs: Any,
     ) -> Tensor:
-        """The next state. `folded` and `normed_btd` are the results of `fold` and of `norm_ahead`, if at hand."""
+        """The next state. `folded` and `normed_btd` are the results of `fold` and of `norm_ahead`, if at hand.
+
+        Training passes `folded`, and the gradient of SwiGLU is then taken in one kernel.
+        """
         m = modulation
         if m is not None and m.t1.ndim == 3 and m.t1.shape[0] > 1:
             return self._one_depth_a_row(x_btd, m)
         fused = folded is not None
-        if folded is None or (m is not None and m.scale1 is not None):
-            folded = self.fold(m)
-        t1, t2, t3, shift3 = _vectors(m, "t1", "t2", "t3", "shift3")
-        y_btd = F.linear(_plain_norm(x_btd, self.norm1) if normed_btd is None else normed_btd, *folded.qkv)
-        u_btd = x_btd + _scaled_linear(self.attend(y_btd), self.proj, t1 * self.g1)
-        h_btf = swiglu(_plain_norm(u_btd, self.norm2), *folded.wi, fused=fused)
-        update = _scaled_linear(h_btf, self.wo, t3 * t2 * self.g2)
-        return t3 * u_btd + update + shift3
+        if folded is None:
+            folded = self.fold(None if m is None else m.flattened(0))
+        qkv, proj, wi, wo = folded.layers
+        y_btd = F.linear(_plain_norm(x_btd, self.norm1) if normed_btd is None else normed_btd, *qkv)
+        u_btd = x_btd + F.linear(self.attend(y_btd), *proj)
+        h_btf = swiglu(_plain_norm(u_btd, self.norm2), *wi, fused=fused)
+        return folded.t3 * u_btd + F.linear(h_btf, *wo) + folded.shift3
 
     def fold(self, modulation: Modulation | None = None) -> Folded:
-        """The layers after the norms with the norms' gains in them, and the depth's scales and shifts.
+        """The block's layers at a depth whose factors are vectors (D,).
 
-        Without these, which come with a table alone, it is the same at all depths. Training passes it to `forward`,
-        which then also takes the gradient of SwiGLU in one kernel.
+        Or at n depths, with factors (n, D): what differs between depths then has a first axis of n, the rest has none.
         """
-        scale1, shift1, scale2, shift2 = _vectors(modulation, "scale1", "shift1", "scale2", "shift2")
-        return Folded(
-            _folded_norm(self.norm1, self.qkv, scale1, shift1), _folded_norm(self.norm2, self.wi, scale2, shift2)
-        )
+        t1, t2, t3, scale1, shift1, scale2, shift2, shift3 = _factors(modulation)
+        qkv, wi = _folded_norm(self.norm1, self.qkv, scale1, shift1), _folded_norm(self.norm2, self.wi, scale2, shift2)
+        proj, wo = _scaled(self.proj, t1 * self.g1), _scaled(self.wo, t3 * t2 * self.g2)
+        return Folded((qkv, proj, wi, wo), t3, shift3)
 
     def norm_ahead(self, x_btd: Tensor) -> Tensor:
         """What the next block of this kind makes of its input first, in the precision of the products.
@@ -152,11 +162,10 @@ class PaperBlock(nn.Module):
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, f // 3)
 
 
-def _vectors(m: Modulation | None, *names: str) -> list[Any]:
-    """The factors `names` of one depth as vectors (D,); plain ones (scales) and zeros (shifts) where there are none."""
-    parts = [None if m is None else getattr(m, name) for name in names]
-    plain = [0.0 if name.startswith("shift") else 1.0 for name in names]
-    return [default if part is None else part.flatten() for part, default in zip(parts, plain)]
+def _factors(m: Modulation | None) -> list[Any]:
+    """All factors in `Modulation`'s order; plain ones (scales) and zeros (shifts) where there are none."""
+    plain = [0.0 if name.startswith("shift") else 1.0 for name in Modulation._fields]
+    return plain if m is None else [default if value is None else value for value, default in zip(m, plain)]
 
 
 # Scales and shifts along the features are folded into the weights of the linear layer beside them: in the backward
@@ -165,18 +174,18 @@ def _vectors(m: Modulation | None, *names: str) -> list[Any]:
 
 def _folded_norm(norm: nn.LayerNorm, linear: nn.Linear, scale: Any, shift: Any) -> tuple[Tensor, Tensor]:
     """Weight and bias that make `linear(scale * norm(x) + shift)` of `_plain_norm(x, norm)`."""
-    gain, offset = scale * norm.weight, scale * norm.bias + shift
+    gain, offset = (scale * norm.weight)[..., None, :], (scale * norm.bias + shift)[..., None, :]
     return linear.weight * gain, linear.bias + (linear.weight * offset).sum(dim=-1)
+
+
+def _scaled(linear: nn.Linear, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight and bias that make `scale * linear(x)`."""
+    return scale[..., None] * linear.weight, scale * linear.bias
 
 
 def _plain_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
     """LayerNorm without gain and bias."""
     return F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
-
-
-def _scaled_linear(x: Tensor, linear: nn.Linear, scale: Tensor) -> Tensor:
-    """`scale * linear(x)`."""
-    return F.linear(x, scale[:, None] * linear.weight, scale * linear.bias)
 
 
 class CopiedBlock(nn.Module):

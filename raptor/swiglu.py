@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 ROWS, COLUMNS = 64, 256  # of the activations, that one program of the kernel goes through
 STRIP = 8  # rows that it holds at once
+WARPS = 4  # that share a program
 
 HAS_TRITON = find_spec("triton") is not None  # not beside torch for the CPU alone, or for a Mac
 
@@ -58,7 +59,7 @@ def swiglu_backward(grad_btf: Tensor, z_btf: Tensor, bias_f: Tensor) -> tuple[Te
     num_sums, num_across = -(-num_rows // ROWS), -(-num_columns // COLUMNS)
     dz_btf = torch.empty_like(z_btf)
     sums_nf = z_btf.new_empty(num_sums, 2 * num_columns, dtype=torch.float32)
-    sizes = {"ROWS": ROWS, "COLUMNS": COLUMNS, "STRIP": STRIP}
+    sizes = {"ROWS": ROWS, "COLUMNS": COLUMNS, "STRIP": STRIP, "num_warps": WARPS}
     arguments = (grad_btf, z_btf, bias_f, dz_btf, sums_nf, num_rows, num_columns, num_across)
     kernel[(num_sums * num_across,)](*arguments, **sizes)  # one axis: the others end at 65,535
     return dz_btf, sums_nf

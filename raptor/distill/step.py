@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from raptor.blocks import DepthTable, Modulation, PaperBlock
+from raptor.blocks import Modulation, PaperBlock
 from raptor.data.stream import TrainStream
+from raptor.distill.depths import FoldedDepths
 from raptor.distill.losses import StateVariance, token_weights, weighted_error
 from raptor.distill.targets import half_copy
 from raptor.phases import Phases
@@ -71,7 +72,9 @@ class DistillStep(nn.Module):
         super().__init__()
         teacher.model.eval()
         self.shared_blocks = shared_blocks(student)
-        self._teacher = (half_copy(teacher) if half_teacher else teacher,)  # in a tuple: not this module's to register
+        self._teacher = (
+            half_copy(teacher, compile_blocks) if half_teacher else teacher,
+        )  # in a tuple: not this module's to register
         self.phases = phases
         self.checkpointing = checkpointing
         self.trained = list(range(phases.k)) if phase is None else [phase - 1]
@@ -89,11 +92,10 @@ class DistillStep(nn.Module):
         self.one_call = not teacher.depth_conditioned and not _image_arguments(self._teacher[0])
         self.depths = torch.arange(1, phases.num_layers + 1, dtype=torch.float32, device=teacher.device)
         self._run_block, self._advance = _run_block, _advance
-        self._run_depths, self._fold = _run_depths, PaperBlock.fold
+        self._run_depths, self._fold = _run_depths, FoldedDepths(compile_blocks)
         if compile_blocks:
             limits = torch._dynamo.config
             limits.recompile_limit = max(limits.recompile_limit, MOST_SHAPES)  # what is over it runs uncompiled
-            self._fold = torch.compile(PaperBlock.fold, dynamic=False)
             self._run_block = torch.compile(_run_block, dynamic=False)
             self._advance = torch.compile(_advance, dynamic=False)
             self._run_depths = torch.compile(_run_depths)  # phases differ in length
@@ -154,20 +156,18 @@ class DistillStep(nn.Module):
         """
         x_btd, losses = states[self.phases.start(phases[0])].float(), []
         normed_btd: Tensor | None = None
-        for j in phases:
-            shared = self._shared(j)
-            for layer, modulation in self._modulations(j):
-                if shared and not self.checkpointing:  # which would keep it
-                    shared["normed_btd"] = normed_btd
-                x_btd, normed_btd, loss = self._step(states, context, stage, layer, x_btd, modulation, shared)
-                losses.append(loss)
+        for layer, modulation, folded in (depth for j in phases for depth in self._depths(j)):
+            if folded and not self.checkpointing:  # which would keep it
+                folded["normed_btd"] = normed_btd
+            x_btd, normed_btd, loss = self._step(states, context, stage, layer, x_btd, modulation, folded)
+            losses.append(loss)
         return losses
 
     def _teacher_forced(self, states: list[Tensor], context: Context, j: int) -> Tensor:
         """Loss of each layer of phase `j`, one step from the teacher's state before it, all depths in one call."""
         if not self.one_call:
-            modulations, shared = self._modulations(j), self._shared(j)
-            steps = [self._step(states, context, "stage1", n, states[n - 1].float(), m, shared) for n, m in modulations]
+            depths = self._depths(j)
+            steps = [self._step(states, context, "stage1", n, states[n - 1].float(), m, f) for n, m, f in depths]
             return torch.stack([loss for _, _, loss in steps])
         first, last = self.phases.spans[j]
         layers, batch = range(first, last + 1), states[0].shape[0]
@@ -187,40 +187,34 @@ class DistillStep(nn.Module):
         layer: int,
         x_btd: Tensor,
         modulation: Modulation | None,
-        shared: Mapping[str, Any],
+        folded: Mapping[str, Any],
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """The state after `layer` from `x_btd`, the one before it, what the next block can begin with, and its loss."""
         block = self.shared_blocks[self.phases.phase_of(layer)].block
         args, kwargs = context.calls[layer - 1]
-        inputs = (block, x_btd, modulation, args, {**kwargs, **shared}, states[layer], *self._target(layer, stage))
+        inputs = (block, x_btd, modulation, args, {**kwargs, **folded}, states[layer], *self._target(layer, stage))
         if self.checkpointing:
             return checkpoint(self._advance, *inputs, use_reentrant=False, preserve_rng_state=False)
         return self._advance(*inputs)  # type: ignore[arg-type]
 
-    def _modulations(self, j: int) -> list[tuple[int, Modulation | None]]:
-        """Each layer of phase `j` with its modulation, as vectors (D,).
+    def _depths(self, j: int) -> list[tuple[int, Modulation | None, dict[str, Any]]]:
+        """Each layer of phase `j` with its modulation, vectors (D,), or with a paper block's layers as it makes them.
 
         Looked up here, for the whole phase at once, since a compiled block that looked it up in a table would be
         compiled again for each phase.
         """
         first, last = self.phases.spans[j]
-        layers = range(first, last + 1)
+        layers, block = range(first, last + 1), self.shared_blocks[j].block
         modulation = _modulation(self.shared_blocks[j], self.depths[first - 1 : last])
+        if modulation is not None:
+            modulation = modulation.flattened(1)
+        if isinstance(block, PaperBlock):
+            folded = self._fold(block, modulation, len(layers))
+            return [(layer, None, {"folded": one}) for layer, one in zip(layers, folded)]
         if modulation is None:
-            return [(layer, None) for layer in layers]
-        parts = [[None] * len(layers) if part is None else part.flatten(1).unbind() for part in modulation]
-        return [(layer, Modulation(*row)) for layer, row in zip(layers, zip(*parts))]
-
-    def _shared(self, j: int) -> dict[str, Any]:
-        """What all depths of phase `j` can share: the paper block's folded weights.
-
-        Each depth on its own would fold them again, and take their gradient apart again. They stay fp32, so that the
-        depths' gradients add up in it.
-        """
-        tied = self.shared_blocks[j]
-        if not isinstance(tied.block, PaperBlock) or isinstance(tied.conditioning, DepthTable):
-            return {}
-        return {"folded": self._fold(tied.block)}
+            return [(layer, None, {}) for layer in layers]
+        parts = [[None] * len(layers) if part is None else part.unbind() for part in modulation]
+        return [(layer, Modulation(*row), {}) for layer, row in zip(layers, zip(*parts))]
 
     def _target(self, layer: int, stage: str) -> tuple[Tensor, Tensor | None]:
         """The weights (T,) of the squared error and of the cosine."""

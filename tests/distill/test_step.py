@@ -12,6 +12,8 @@ from tiny_run import tiny_teacher
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 
+from raptor.blocks import Modulation
+from raptor.distill.depths import FoldedDepths, Spread
 from raptor.distill.step import DistillStep, Parts
 from raptor.open import open_vit
 from raptor.phases import Phases
@@ -285,8 +287,8 @@ def compiled_with(monkeypatch: pytest.MonkeyPatch, backend: CompileCounter) -> N
 
 @pytest.mark.parametrize(("block", "conditioning"), KINDS)
 def test_compiled_steps_do_not_recompile_by_depth_or_phase(monkeypatch, block, conditioning):
-    """At most six graphs without a break: the teacher's block; a state without and with a gradient; teacher forcing
-    at its first size and at any other; the paper block's folded weights."""
+    """At most eight graphs without a break: the teacher's block; a state without and with a gradient; teacher forcing
+    at its first size and at any other; the paper block's layers in phases of one depth, of the first length, of any."""
     for lengths in ((1, 4, 2, 5), (3, 1, 1, 1, 1, 2, 1, 1, 1)):
         counter = CompileCounter()
         compiled_with(monkeypatch, counter)
@@ -295,7 +297,7 @@ def test_compiled_steps_do_not_recompile_by_depth_or_phase(monkeypatch, block, c
         images = images_for(teacher)
         for stage, lam in (("stage1", 0.5), ("stage1", 0.0), ("stage2", 0.0), ("stage2", 0.0)):
             step(images, stage, lam)[0].backward()
-        assert counter.frame_count <= 5 + (block == "paper")
+        assert counter.frame_count <= 5 + 3 * (block == "paper")
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -305,27 +307,41 @@ def test_weights_folded_once_a_phase_give_the_same_gradient(monkeypatch, conditi
     student = student_of(teacher, (1, 3), "paper", conditioning)
     images = images_for(teacher)
     once = gradients(make_step(teacher, student, checkpointing=checkpointing), images, "stage2", 0.0)
-    assert bool(make_step(teacher, student)._shared(0)) == (conditioning != "table")
-    monkeypatch.setattr(DistillStep, "_shared", lambda *_: {})
+    assert all(folded for j in (0, 1) for _, _, folded in make_step(teacher, student)._depths(j))
+    monkeypatch.setattr("raptor.distill.step.PaperBlock", type(None))  # so that each depth folds its own
+    assert not any(folded for j in (0, 1) for _, _, folded in make_step(teacher, student)._depths(j))
     for name, grad in gradients(make_step(teacher, student), images, "stage2", 0.0).items():
         torch.testing.assert_close(once[name], grad, rtol=1e-4, atol=1e-6)
 
 
-def test_gradients_of_folded_weights_add_up_in_fp32():
-    teacher = tiny_teacher()
-    step = make_step(teacher, student_of(teacher, (1, 3), "paper", "mlp"))
+@pytest.mark.parametrize("conditioning", ["none", "mlp", "table"])
+def test_layers_of_all_depths_are_those_of_each(conditioning):
+    tied = shared_blocks(student_of(tiny_teacher(), (4,), "paper", conditioning))[0].double()
+    for parameter in tied.parameters():
+        torch.nn.init.normal_(parameter)
+    depths = torch.arange(1.0, 5.0, dtype=torch.float64)
+
+    def modulation(where: slice) -> Modulation | None:
+        return None if conditioning == "none" else tied.conditioning(depths[where])
+
+    every = modulation(slice(None))
+    folded = FoldedDepths(compiled=False)(tied.block, every and every.flattened(1), 4)
+    x_btd = torch.randn(2, 5, tied.block.qkv.in_features, dtype=torch.float64)
+    for n in range(4):
+        expected = tied.block(x_btd, modulation(slice(n, n + 1)))
+        torch.testing.assert_close(tied.block(x_btd, folded=folded[n]), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_gradients_of_tied_layers_add_up_in_fp32():
+    block = shared_blocks(student_of(tiny_teacher(), (4,), "paper", "none"))[0].block
     with torch.autocast("cpu", torch.bfloat16):
-        assert {weight.dtype for weight, _ in step._shared(0)["folded"]} == {torch.float32}
-
-
-def test_a_tables_scales_are_folded_even_if_weights_are_given():
-    """A table scales each depth on its own, so weights folded without its row are not taken."""
-    tied = shared_blocks(student_of(tiny_teacher(), (4,), "paper", "table"))[0]
-    torch.nn.init.normal_(tied.conditioning.rows)
-    x_btd, modulation = torch.randn(2, 5, tied.block.qkv.in_features), tied.conditioning(torch.tensor([2.0]))
-    with torch.no_grad():
-        given = tied.block(x_btd, modulation, folded=tied.block.fold())
-        torch.testing.assert_close(given, tied.block(x_btd, modulation))
+        folded = FoldedDepths(compiled=False)(block, None, 3)
+    assert {tensor.dtype for one in folded for layer in one.layers for tensor in layer} == {torch.bfloat16}
+    weight = torch.randn(6, 5, requires_grad=True)
+    small = 2.0**-9  # lost beside 1 in bf16
+    copies = Spread.apply(3, torch.bfloat16, weight)
+    torch.autograd.backward(copies, [torch.full((6, 5), g, dtype=torch.bfloat16) for g in (1.0, small, small)])
+    torch.testing.assert_close(weight.grad, torch.full((6, 5), 1 + 2 * small), rtol=0, atol=0)
 
 
 def test_many_batch_sizes_in_one_process_stay_compiled(monkeypatch):
