@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-ROWS, COLUMNS = 64, 256  # of the activations, that one program of the kernel goes through
-STRIP = 8  # rows that it holds at once
+ROWS, COLUMNS = 64, 1024  # of the activations, that one program of the kernel goes through
+STRIP = 1  # rows that it holds at once
 WARPS = 4  # that share a program
 
 HAS_TRITON = find_spec("triton") is not None  # not beside torch for the CPU alone, or for a Mac

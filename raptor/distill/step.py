@@ -72,9 +72,7 @@ class DistillStep(nn.Module):
         super().__init__()
         teacher.model.eval()
         self.shared_blocks = shared_blocks(student)
-        self._teacher = (
-            half_copy(teacher, compile_blocks) if half_teacher else teacher,
-        )  # in a tuple: not this module's to register
+        self._teacher = (half_copy(teacher) if half_teacher else teacher,)  # in a tuple: not this module's to register
         self.phases = phases
         self.checkpointing = checkpointing
         self.trained = list(range(phases.k)) if phase is None else [phase - 1]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -15,15 +13,13 @@ from raptor.vit import ViT
 ALIGNED = 8  # a bf16 product of rows that are no multiple of this takes a slow kernel
 
 
-def half_copy(vit: ViT, compiled: bool = False) -> ViT:
-    """A bf16 copy of a model that only gives targets; `compiled`: its blocks will be."""
+def half_copy(vit: ViT) -> ViT:
+    """A bf16 copy of a model that only gives targets."""
     model = copy.deepcopy(vit.model).bfloat16()
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Conv2d and _cuts_patches(child):  # a subclass may do more than convolve
                 setattr(parent, name, PatchProduct(child))
-            elif compiled and type(child) is nn.GELU and child.approximate == "none":
-                setattr(parent, name, ShortGELU())
     return dataclasses.replace(vit, model=model).to(vit.device)
 
 
@@ -49,20 +45,3 @@ class PatchProduct(nn.Module):
         patches = cut.unflatten(-1, (-1, q)).unflatten(-3, (-1, p)).permute(0, 2, 4, 1, 3, 5).flatten(3)  # (B, h, w, f)
         rows = F.pad(patches, (0, self.weight.shape[1] - patches.shape[-1]))
         return F.linear(rows, self.weight, self.bias).permute(0, 3, 1, 2)
-
-
-class ShortGELU(nn.Module):
-    """GELU whose error function is off by up to 1.5e-7 (Abramowitz and Stegun, 7.1.26), far less than bf16 rounds away.
-
-    The exact one keeps a fused kernel busy computing for longer than its memory takes.
-    """
-
-    TERMS = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
-
-    def forward(self, x: Tensor) -> Tensor:
-        size = x.float().abs()
-        t = 1 / (1 + 0.3275911 * math.sqrt(0.5) * size)
-        polynomial = torch.zeros_like(t)
-        for term in self.TERMS:
-            polynomial = t * (polynomial + term)
-        return (x.float().relu() - 0.5 * size * polynomial * torch.exp(-0.5 * size * size)).to(x.dtype)
