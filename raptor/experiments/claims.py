@@ -22,6 +22,12 @@ from raptor.experiments.verdicts import (
 from raptor.run import plain, read_json, write_text
 
 Values = dict[str, Any]
+RULES = (
+    "Rules: a rise with p needs Spearman's rho of at least .6 and a one-sided permutation p below .05; a strong "
+    "correlation r of at least .7 and an interval above 0; an ingredient a gain of more than two standard errors; "
+    "max-cut a z of at least .8; recovery at most 2 points below the paper's. What goes the same way but less is "
+    "`partly` (recovery: up to 6 points below). Intervals are 95 %, by bootstrap."
+)
 
 
 class Section(NamedTuple):
@@ -95,6 +101,9 @@ def run(*, results: str = "docs/results", out: str | None = None) -> Page:
     Args:
         results: folder that holds them, in itself or in folders inside it.
         out: the page; by default experiments.md in that folder.
+
+    What you make of the results goes into reading.md, in that folder for the whole and beside each JSON for its part;
+    the page takes it in.
     """
     folder = Path(results)
     if not folder.is_dir():
@@ -103,7 +112,7 @@ def run(*, results: str = "docs/results", out: str | None = None) -> Page:
     found = find_results(folder)
     every = [claim for name, section in SECTIONS.items() for claim in _claims(name, section, found)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, page(found, path.parent))
+    write_text(path, page(found, path.parent, folder))
     return Page(every, path, claims_table(every))
 
 
@@ -117,15 +126,17 @@ def find_results(folder: Path) -> dict[str, list[tuple[Path, Values]]]:
     return found
 
 
-def page(found: dict[str, list[tuple[Path, Values]]], base: Path) -> str:
-    """The whole page, figures and files linked relative to `base`."""
+def page(found: dict[str, list[tuple[Path, Values]]], base: Path, folder: Path) -> str:
+    """The whole page, figures and files linked relative to `base`; `folder` may hold a text that opens it."""
     every = [claim for name, section in SECTIONS.items() for claim in _claims(name, section, found)]
     parts = [
         "# The paper's small-scale experiments, run again",
         "Every number on this page is computed from the JSON files named below by `raptor reproduce claims`. "
         'What has not been run says "not run"; its recipe is in `raptor/recipes`.',
+        *_reading(folder),
         "## Paper says / we measured / agrees?",
         claims_table(every),
+        RULES,
     ]
     for name, section in SECTIONS.items():
         parts += [f"## {section.title}", section.question]
@@ -165,7 +176,13 @@ def _shown(path: Path, values: Values, section: Section, base: Path) -> list[str
     image = path.with_name(f"{section.figure}.png")
     if image.exists():
         parts.append(f"![{section.title}]({where.parent / image.name})")
-    return parts
+    return parts + _reading(path.parent)
+
+
+def _reading(folder: Path) -> list[str]:
+    """What somebody wrote about the results in `folder`, if anything."""
+    path = folder / "reading.md"
+    return [path.read_text().strip()] if path.exists() else []
 
 
 def _settings(settings: Values) -> str:

@@ -185,6 +185,7 @@ def _row(k: str, found: list[dict[str, Any]], teacher: dict[str, Any] | None) ->
         }
         row["r2_lowest"] = spread([f["r2_lowest"] for f in found])
         row["recovery_head"] = spread([f["recovery_head"] for f in found])
+        row["recovery_ridge"] = spread([f["recovery"] for f in found])
     return row
 
 
@@ -218,8 +219,9 @@ def table(rows: list[dict[str, Any]]) -> str:
                 shown(found.get("recovery", {}), percent=True, unit=" %"),
                 paper if paper is None else f"{paper:g}",
             ]
-        lines.append([*line, shown(row.get("r2", {}).get("all", {}).get("r2", {}))])
-    return markdown([*columns, "R2 last"], lines)
+        ridge = shown(row.get("recovery_ridge", {}), percent=True, unit=" %")
+        lines.append([*line, ridge, shown(row.get("r2", {}).get("all", {}).get("r2", {}))])
+    return markdown([*columns, "ridge probe, recovery", "R2 last"], lines)
 
 
 def shown(found: dict[str, Any], percent: bool = False, unit: str = "") -> str | None:

@@ -90,7 +90,7 @@ def figure_untrained(rows: Rows) -> Any:
     }
     _bars(axes[1], rows, kinds, measures)
     _label(axes[1], "C  raptor of the output cls", "", "")
-    axes[1].legend()
+    axes[1].legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=len(kinds))
     return figure
 
 
@@ -153,7 +153,7 @@ def figure_recovery(rows: Rows) -> Any:
     for ax, title, label in zip(axes, ("share of the teacher's", "last layer"), ("% of the teacher's", "R2")):
         _label(ax, title, "k", label)
         whole_numbers(ax)
-        ax.legend()
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3)
     return figure
 
 

@@ -110,6 +110,10 @@ def test_ablation_verdicts() -> None:
     assert paper[1].measured == "+68.8 points, to 72.7%"
     other = claims_ablation(values(0.6, 0.65, 0.64, 0.7, 0.8))
     assert [c.agrees for c in other] == ["no", "partly", "no", "yes", "yes", NOT_RUN]
+    # On 5,000 images two standard errors are 1.9 points: a rise of less, or one that another row equals, is not clear.
+    sampled = claims_ablation({**values(0.3, 0.325, 0.328, 0.35, 0.375), "rows": [{"num_images": 5000}]})
+    assert [c.agrees for c in sampled] == ["partly", "partly", "partly", "yes", "yes", NOT_RUN]
+    assert sampled[1].measured == "+2.5 points, to 32.5% (standard error 0.9)"
 
 
 def test_table1_verdicts() -> None:
@@ -129,8 +133,12 @@ def test_the_page_says_what_was_not_run(sweep_folder: Path, tmp_path: Path) -> N
     for kind in ("json", "md", "png"):
         (results / f"stochastic-depth.{kind}").write_bytes((sweep_folder / f"stochastic-depth.{kind}").read_bytes())
     (tmp_path / "results" / "other.json").write_text(json.dumps({"rows": []}))
+    (tmp_path / "results" / "reading.md").write_text("All in all.\n")
+    (results / "reading.md").write_text("It rises.\n")
     page = claims.run(results=str(tmp_path / "results"))
     text = (tmp_path / "results" / "experiments.md").read_text()
+    places = [text.index(part) for part in ("All in all.", "## Paper says", "stochastic-depth.png", "It rises.")]
+    assert places == sorted(places) and text.count("It rises.") == 1
     assert "![When block recurrence emerges](sweep/stochastic-depth.png)" in text
     assert text.count("Not run: `raptor reproduce") == 5
     by_experiment = {c.where: c.agrees for c in page.claims}
