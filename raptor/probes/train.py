@@ -18,6 +18,7 @@ BETAS = (0.9, 0.999)
 EPS = 1e-8
 MAX_NORM = 1.0
 NUM_WARMUP = 100
+WARMUP_SHARE = 0.1
 FINAL_SHARE = 0.01
 CHOICE_SHARE = 0.1
 INIT_STD = 0.01
@@ -110,13 +111,14 @@ class HeadGrid:
 
 def lr_factor(step: int, num_steps: int, share: float | None = None) -> float:
     """Share of the peak learning rate at `step` (0-based): warm-up of 100 steps (10 % of short runs), then a cosine to
-    1 %. `share` of the run that is over, when time and not the number of steps ends it."""
+    1 %. `share` of the run that is over, when time and not the number of steps ends it: both then go by the clock."""
     num_warmup = min(NUM_WARMUP, max(1, num_steps // 10))
-    if step < num_warmup:
-        return (step + 1) / num_warmup
-    done = (step - num_warmup) / max(1, num_steps - num_warmup)
-    done = min(1.0, done if share is None else max(done, share))
-    return FINAL_SHARE + (1 - FINAL_SHARE) * (1 + math.cos(math.pi * done)) / 2
+    warm, done = (step + 1) / num_warmup, (step - num_warmup) / max(1, num_steps - num_warmup)
+    if share is not None:
+        warm, done = max(warm, share / WARMUP_SHARE), max(done, (share - WARMUP_SHARE) / (1 - WARMUP_SHARE))
+    if warm < 1:
+        return warm
+    return FINAL_SHARE + (1 - FINAL_SHARE) * (1 + math.cos(math.pi * min(1.0, max(0.0, done)))) / 2
 
 
 def grid_around(lr: float) -> list[float]:
