@@ -102,9 +102,8 @@ def run(
         model=model or best_teacher(teachers), weights=weights, size=size, data=data, limit=limit,
         val_images=val_images, k=k, base=base, budget=budget, batch_size=batch_size, refit_epochs=refit_epochs,
     )  # fmt: skip
-    sweep = Sweep(
-        Path(out), tuple(Cell(f"{row}-s{s}", {**common, "row": row, "seed": s}) for s in seeds for row in ROWS)
-    )
+    plan = tuple(Cell(f"{row}-s{s}", {**common, "row": row, "seed": s}) for s in seeds for row in ROWS)
+    sweep = Sweep(Path(out), plan, machine.device)
     results = run_sweep(sweep, partial(one_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
     rows = list(results.values())
     values: dict[str, Any] = {
@@ -112,6 +111,7 @@ def run(
         "rows": rows,
         "table": summarise(rows),
         "missing": sweep.missing_names(),
+        **sweep.made(),
     }
     figures = save_figure(figure_ablation(values["table"]), Path(out) / "ablation") if rows else []
     return write_outcome("ablation", Path(out), started, machine.device, values, table(values["table"]), figures)

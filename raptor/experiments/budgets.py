@@ -63,9 +63,9 @@ def run(
     )  # fmt: skip
     pairs = [("default", num) for num in k] + [("paper", num) for num in paper_k]
     plan = [Cell(f"{recipe}-k{num}", {**common, "recipe": recipe, "k": num}) for recipe, num in pairs]
-    sweep = Sweep(Path(out), tuple(plan))
+    sweep = Sweep(Path(out), tuple(plan), machine.device)
     rows = list(run_sweep(sweep, partial(one_cell, machine), cells=cells, max_seconds=max_seconds).values())
-    values = {"settings": common, "rows": rows, "missing": sweep.missing_names()}
+    values = {"settings": common, "rows": rows, "missing": sweep.missing_names(), **sweep.made()}
     table = markdown(COLUMNS, [[row[column] for column in COLUMNS] for row in rows])
     figures = save_figure(figure_budgets(rows), Path(out) / "budgets") if rows else []
     return write_outcome("budgets", Path(out), started, machine.device, values, table, figures)

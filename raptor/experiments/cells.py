@@ -18,10 +18,11 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from raptor.devices import device_name
 from raptor.progress import clock
 from raptor.run import Interrupted, RunError, plain, read_json, write_text
 
@@ -42,10 +43,11 @@ Work = Callable[[Cell], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Sweep:
-    """Cells in the order they are to be done, and the folder that holds their results."""
+    """Cells in the order they are to be done, the folder that holds their results, and the device they run on here."""
 
     folder: Path
     cells: tuple[Cell, ...]
+    device: str = "cpu"
 
     def path(self, name: str, kind: str = "json") -> Path:
         return self.folder / "cells" / f"{name}.{kind}"
@@ -58,6 +60,13 @@ class Sweep:
     def seconds(self) -> list[float]:
         """How long each finished cell took."""
         return [read_json(self.path(c.name))["seconds"] for c in self.cells if self.path(c.name).exists()]
+
+    def made(self) -> dict[str, Any]:
+        """Where the finished cells ran, whatever machine puts them together, and how long all of them took."""
+        found = [read_json(self.path(c.name)) for c in self.cells if self.path(c.name).exists()]
+        devices = dict.fromkeys(saved["device"] for saved in found if "device" in saved)
+        named = {"device": ", ".join(devices)} if devices else {}
+        return {**named, "cell_seconds": round(sum(saved["seconds"] for saved in found), 1)}
 
     def missing(self) -> list[Cell]:
         return [cell for cell in self.cells if not self.path(cell.name).exists()]
@@ -93,7 +102,7 @@ class Sweep:
         if strange or not wanted:
             missing = strange[0] if strange else names
             raise ValueError(f"no cell {missing!r}: choose from {', '.join(cell.name for cell in self.cells)}")
-        return Sweep(self.folder, tuple(cell for cell in self.cells if cell.name in wanted))
+        return replace(self, cells=tuple(cell for cell in self.cells if cell.name in wanted))
 
 
 def run_sweep(
@@ -163,7 +172,8 @@ def _do_cell(sweep: Sweep, cell: Cell, work: Work, jobs: int) -> bool:
             write_text(sweep.path(cell.name, "error"), traceback.format_exc())
             return True
         seconds = round(time.monotonic() - began, 2)
-        saved = {"cell": cell.name, "options": cell.options, "seconds": seconds, "result": plain(result)}
+        about = {"cell": cell.name, "options": cell.options, "seconds": seconds, "device": device_name(sweep.device)}
+        saved = {**about, "result": plain(result)}
         write_text(sweep.path(cell.name), json.dumps(saved, allow_nan=False))
         _say(f"{cell.name} in {clock(seconds)}; {time_left(sweep, jobs)}")
     return True

@@ -75,13 +75,14 @@ def run(
     )  # fmt: skip
     plan = _plan(machine, common, k, num_random)
     wanted = {cell_name(lengths): lengths for ways in plan["partitions"].values() for lengths in _all_of(ways)}
-    sweep = Sweep(Path(out), tuple(Cell(name, {**common, "phases": lengths}) for name, lengths in wanted.items()))
+    planned = tuple(Cell(name, {**common, "phases": lengths}) for name, lengths in wanted.items())
+    sweep = Sweep(Path(out), planned, machine.device)
     results = run_sweep(sweep, partial(one_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
     rows = [row for ways in plan["partitions"].values() for row in _rows(ways, results)]
     values = {
         "settings": common, "partitions": plan["partitions"], "similarity": plan["similarity"], "rows": rows,
         "statistics": {str(n): statistics([r for r in rows if r["k"] == n]) for n in k},
-        "missing": sweep.missing_names(),
+        "missing": sweep.missing_names(), **sweep.made(),
     }  # fmt: skip
     figures = save_figure(figure_partitions(values), Path(out) / "partitions") if rows else []
     return write_outcome("partitions", Path(out), started, machine.device, values, table(values), figures)

@@ -96,11 +96,11 @@ def run(
     )  # fmt: skip
     pairs = [(q, seed) for seed in seeds for q in p] + [(q, seed) for seed in more_seeds for q in more_p]
     plan = {cell_name(q, seed): Cell(cell_name(q, seed), {**common, "drop": q, "seed": seed}) for q, seed in pairs}
-    sweep = Sweep(Path(out), tuple(plan.values()))
+    sweep = Sweep(Path(out), tuple(plan.values()), machine.device)
     results = run_sweep(sweep, partial(one_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
     rows = [{"cell": name, **result} for name, result in results.items()]
     found = statistics(rows)
-    values = {"settings": common, "rows": rows, "statistics": found, "missing": sweep.missing_names()}
+    values = {"settings": common, "rows": rows, "statistics": found, "missing": sweep.missing_names(), **sweep.made()}
     figures = save_figure(figure_stochastic_depth(rows, found), Path(out) / "stochastic-depth") if rows else []
     return write_outcome("stochastic-depth", Path(out), started, machine.device, values, table(rows), figures)
 

@@ -67,10 +67,10 @@ def run(
     common = dict(data=data, weights=weights, k=k, num_images=num_images, limit=limit, val_images=val_images)
     named = {m.strip("/").replace("/", "_"): (m, None) for m in models} if models else _swept(teachers)
     plan = [Cell(name, {**common, "model": model, "p": p}) for name, (model, p) in named.items()]
-    sweep = Sweep(Path(out), tuple(plan))
+    sweep = Sweep(Path(out), tuple(plan), machine.device)
     results = run_sweep(sweep, partial(one_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
     rows = [{"cell": name, **result} for name, result in results.items()]
-    values = {"settings": common, "rows": rows, "missing": sweep.missing_names()}
+    values = {"settings": common, "rows": rows, "missing": sweep.missing_names(), **sweep.made()}
     figures = save_figure(figure_swaps(rows), Path(out) / "swaps") if rows else []
     return write_outcome("swaps", Path(out), started, machine.device, values, table(rows), figures)
 

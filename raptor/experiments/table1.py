@@ -102,10 +102,10 @@ def run(
     )  # fmt: skip
     plan = [Cell("teacher", {**common, "k": None, "seed": 0})]
     plan += [Cell(f"k{n}-s{s}", {**common, "k": n, "seed": s}) for s in seeds for n in k]
-    sweep = Sweep(Path(out), tuple(plan))
+    sweep = Sweep(Path(out), tuple(plan), machine.device)
     results = run_sweep(sweep, partial(one_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
     rows = summarise(results)
-    values = {"settings": common, "rows": rows, "cells": results, "missing": sweep.missing_names()}
+    values = {"settings": common, "rows": rows, "cells": results, "missing": sweep.missing_names(), **sweep.made()}
     figures = (
         save_figure(figure_recovery(rows), Path(out) / "figure5") if len(rows) > 1 and rows[0]["k"] == "teacher" else []
     )

@@ -99,13 +99,11 @@ def run(
         raptor_batch=raptor_batch, recipe=recipe, limit=limit, val_images=val_images, teachers=teachers,
         overfit_images=overfit_images, p=p,
     )  # fmt: skip
-    sweep = Sweep(
-        Path(out),
-        tuple(Cell(f"{kind}-s{s}", {**common, "kind": kind, "seed": s}) for s in seeds for kind in KINDS),
-    )
+    plan = tuple(Cell(f"{kind}-s{s}", {**common, "kind": kind, "seed": s}) for s in seeds for kind in KINDS)
+    sweep = Sweep(Path(out), plan, machine.device)
     results = run_sweep(sweep, partial(one_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
     rows = list(results.values())
-    values = {"settings": common, "rows": rows, "missing": sweep.missing_names()}
+    values = {"settings": common, "rows": rows, "missing": sweep.missing_names(), **sweep.made()}
     figures = save_figure(figure_untrained(rows), Path(out) / "untrained") if rows else []
     return write_outcome("untrained", Path(out), started, machine.device, values, table(rows), figures)
 

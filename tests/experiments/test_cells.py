@@ -161,3 +161,15 @@ def test_time_left_comes_from_the_cells_that_are_done(tmp_path: Path) -> None:
 def test_tables_and_plain_values() -> None:
     assert markdown(("a", "b"), [[0.12345, None]]) == "| a | b |\n|---|---|\n| 0.123 | – |"
     assert plain({"x": [1.0, float("inf")], 2: (None,)}) == {"x": [1.0, None], "2": [None]}
+
+
+def test_results_keep_the_device_their_cells_ran_on(tmp_path: Path) -> None:
+    sweep = three(tmp_path)
+    assert sweep.made() == {"cell_seconds": 0.0}
+    run_sweep(sweep, partial(square, []), cells="a,b")
+    assert sweep.made()["device"] == "cpu"
+    path = sweep.path("b")
+    saved = json.loads(path.read_text())
+    path.write_text(json.dumps({**saved, "device": "NVIDIA H200", "seconds": 30}))
+    made = sweep.made()
+    assert made["device"] == "cpu, NVIDIA H200" and made["cell_seconds"] >= 30
