@@ -207,6 +207,8 @@ def _heatmaps(figure: Any, entries: Sequence[tuple[str, dict[str, Any]]]) -> Non
         ax.set_title(f"{title}   ({'+'.join(map(str, entry['phases']))})", fontsize=9)
         ax.spines[:].set_visible(False)
         _layer_ticks(ax, num)
+    for ax in axes[:-1].flat:
+        ax.tick_params(labelbottom=False)
     for ax in list(axes.flat)[len(entries) :]:
         ax.axis("off")
     axes[0, 0].set_ylabel("layer")
@@ -215,7 +217,8 @@ def _heatmaps(figure: Any, entries: Sequence[tuple[str, dict[str, Any]]]) -> Non
 
 
 def _layer_ticks(ax: Any, num: int) -> None:
-    ticks = np.unique(np.linspace(1, num, min(num, 6)).round().astype(int))
+    step = -(-num // 4)
+    ticks = range(step, num + 1, step)
     ax.set_xticks(ticks)
     ax.set_yticks(ticks)
 
