@@ -27,11 +27,14 @@ class FoldedDepths:
         device = block.g1.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else block.g1.dtype
         folded = self._fold(block, modulation, dtype)
-        tied = [tensor for layer in folded.layers for tensor, differs in _looked_at(layer) if not differs]
+        tied = [tensor for layer in folded.layers for tensor, differs in _with_depth_axis(layer) if not differs]
         copies = iter(Spread.apply(num_depths, dtype, *tied))
         depths = range(num_depths)
         each = [
-            [tensor.unbind() if differs else [next(copies) for _ in depths] for tensor, differs in _looked_at(layer)]
+            [
+                tensor.unbind() if differs else [next(copies) for _ in depths]
+                for tensor, differs in _with_depth_axis(layer)
+            ]
             for layer in folded.layers
         ]
         t3, shift3 = (v.unbind() if isinstance(v, Tensor) else [v] * num_depths for v in (folded.t3, folded.shift3))
@@ -41,11 +44,13 @@ class FoldedDepths:
 def _fold(block: PaperBlock, modulation: Modulation | None, dtype: torch.dtype) -> Folded:
     """All depths' layers; what differs between them is rounded here, what they share by `Spread`."""
     layers, t3, shift3 = block.fold(modulation)
-    rounded = [[tensor.to(dtype) if differs else tensor for tensor, differs in _looked_at(layer)] for layer in layers]
+    rounded = [
+        [tensor.to(dtype) if differs else tensor for tensor, differs in _with_depth_axis(layer)] for layer in layers
+    ]
     return Folded(tuple((weight, bias) for weight, bias in rounded), t3, shift3)
 
 
-def _looked_at(layer: tuple[Tensor, Tensor]) -> list[tuple[Tensor, bool]]:
+def _with_depth_axis(layer: tuple[Tensor, Tensor]) -> list[tuple[Tensor, bool]]:
     """Weight and bias, each with whether it has a first axis of depths."""
     weight, bias = layer
     return [(weight, weight.ndim == 3), (bias, bias.ndim == 2)]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import re
+import os
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from raptor.experiments.outcome import markdown
+from raptor.experiments.outcome import data_label, markdown
 from raptor.experiments.verdicts import (
+    RULES,
     Claim,
     claims_ablation,
     claims_partitions,
@@ -22,12 +23,6 @@ from raptor.experiments.verdicts import (
 from raptor.run import plain, read_json, write_text
 
 Values = dict[str, Any]
-RULES = (
-    "Rules: a rise with p needs Spearman's rho of at least .6 and a one-sided permutation p below .05; a strong "
-    "correlation r of at least .7 and an interval above 0; an ingredient a gain of more than two standard errors; "
-    "max-cut a z of at least .8; recovery at most 2 points below the paper's. What goes the same way but less is "
-    "`partly` (recovery: up to 6 points below). Intervals are 95 %, by bootstrap."
-)
 
 
 class Section(NamedTuple):
@@ -95,7 +90,7 @@ class Page:
         return f"{self.table}\nwritten to {self.path}"
 
 
-def run(*, results: str = "docs/results", out: str | None = None) -> Page:
+def run(*, results: str = "docs/results/experiments", out: str | None = None) -> Page:
     """Write the page "paper says / we measured / agrees?" from the JSON files the experiments left.
 
     Args:
@@ -110,6 +105,8 @@ def run(*, results: str = "docs/results", out: str | None = None) -> Page:
         raise ValueError(f"no folder {folder}: give --results, where the experiments wrote their JSON")
     path = Path(out) if out else folder / "experiments.md"
     found = find_results(folder)
+    if not found:
+        raise ValueError(f"no results in {folder}: give --results, where the experiments wrote their JSON")
     every = [claim for name, section in SECTIONS.items() for claim in _claims(name, section, found)]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page(found, path.parent, folder))
@@ -131,8 +128,8 @@ def page(found: dict[str, list[tuple[Path, Values]]], base: Path, folder: Path) 
     every = [claim for name, section in SECTIONS.items() for claim in _claims(name, section, found)]
     parts = [
         "# The paper's small-scale experiments, run again",
-        "Every number on this page is computed from the JSON files named below by `raptor reproduce claims`. "
-        'What has not been run says "not run"; its recipe is in `raptor/recipes`.',
+        "Tables and verdicts are computed from the JSON files named below by `raptor reproduce claims`; the paragraphs "
+        'about them are not. What has not been run says "not run"; its recipe is in `raptor/recipes`.',
         *_reading(folder),
         "## Paper says / we measured / agrees?",
         claims_table(every),
@@ -142,6 +139,7 @@ def page(found: dict[str, list[tuple[Path, Values]]], base: Path, folder: Path) 
         parts += [f"## {section.title}", section.question]
         for path, values in found.get(name, []):
             parts += _shown(path, values, section, base)
+            parts += _reading(path.parent) if path.parent != folder else []
         if not found.get(name):
             parts.append(f"Not run: `raptor reproduce {name} --help` says how.")
     return "\n\n".join(parts) + "\n"
@@ -165,7 +163,7 @@ def _claims(name: str, section: Section, found: dict[str, list[tuple[Path, Value
 
 def _shown(path: Path, values: Values, section: Section, base: Path) -> list[str]:
     """One run: how it was made, its table and its figure."""
-    where = path.relative_to(base) if path.is_relative_to(base) else path
+    where = Path(os.path.relpath(path, base))
     parts = [f"### {run_label(values)}", f"`{values['command']}` on {values['device']} ([{where}]({where}))."]
     parts.append(_settings(values.get("settings", {})))
     if values.get("missing"):
@@ -176,7 +174,7 @@ def _shown(path: Path, values: Values, section: Section, base: Path) -> list[str
     image = path.with_name(f"{section.figure}.png")
     if image.exists():
         parts.append(f"![{section.title}]({where.parent / image.name})")
-    return parts + _reading(path.parent)
+    return parts
 
 
 def _reading(folder: Path) -> list[str]:
@@ -198,13 +196,3 @@ def run_label(values: Values) -> str:
     model = settings.get("model")
     names = [Path(model).name if model and model.startswith("timm/") else None, data_label(settings.get("data", ""))]
     return ", ".join(name for name in names if name)
-
-
-def data_label(spec: str) -> str:
-    """The data's own name, without its folder, archive parts and ending: `tiny-imagenet-100`."""
-    kind = spec.partition(":")[0]
-    if kind in ("cifar10", "cifar100", "imagenet", "nyuv2", "ade20k"):
-        return kind
-    last = Path(spec.split(",")[0].rstrip("/")).name
-    last = re.sub(r"\.(zip|tar)$", "", last)
-    return re.sub(r"[-_](train|val|test|\*|\{).*$", "", last).rstrip("-_*")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,3 +51,13 @@ def _shown(value: Any) -> str:
     if value is None:
         return "–"
     return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def data_label(spec: str) -> str:
+    """The data's own name, without its folder, archive parts and ending: `tiny-imagenet-100`."""
+    kind = spec.partition(":")[0]
+    if kind in ("cifar10", "cifar100", "imagenet", "nyuv2", "ade20k"):
+        return kind
+    last = Path(spec.split(",")[0].rstrip("/")).name
+    last = re.sub(r"\.(zip|tar)$", "", last)
+    return re.sub(r"[-_](train|val|test|\*|\{).*$", "", last).rstrip("-_*")

@@ -118,15 +118,15 @@ def one_cell(machine: Machine, cell: Cell) -> dict[str, Any]:
 
 
 def statistics(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of one k: mean and deviation of the random partitions, and where each chosen one stands among them."""
+    """Of one k: mean and deviation of the random partitions, and where each chosen one stands among the others."""
     random = [row for row in rows if row["way"] == "random"]
     chosen = [row for row in rows if row["way"] != "random"]
-    return {
-        row["way"]: {
-            m: z_score(row[m], [r[m] for r in random if r[m] is not None]) for m in MEASURES if row[m] is not None
-        }
-        for row in chosen
-    }
+    found: dict[str, Any] = {}
+    for row in chosen:
+        others = [r for r in random if r["phases"] != row["phases"]]
+        scores = {m: [r[m] for r in others if r[m] is not None] for m in MEASURES if row[m] is not None}
+        found[row["way"]] = {m: z_score(row[m], values) for m, values in scores.items()}
+    return found
 
 
 def table(values: dict[str, Any]) -> str:
@@ -148,7 +148,7 @@ def _five(found: dict[str, Any]) -> list[Any]:
 def _plan(machine: Machine, common: dict[str, Any], k: list[int], num_random: int) -> dict[str, Any]:
     """Which partitions are tried, decided once and kept in plan.json."""
     path = machine.folder / "plan.json"
-    asked = {"k": k, "num_random": num_random, **{n: common[n] for n in ("model", "weights", "data", "seed")}}
+    asked = {"k": k, "num_random": num_random, **{n: common[n] for n in ("model", "weights", "data", "limit", "seed")}}
     if path.exists():
         plan = read_json(path)
         if plan["asked"] != asked:

@@ -18,7 +18,7 @@ from raptor.distill import distill
 from raptor.experiments.statistics import off_diagonal_mean, within_phases_mean
 from raptor.open import open_vit
 from raptor.phases import find_phases
-from raptor.run import read_json, read_summary
+from raptor.run import RunError, read_config, read_json, read_summary
 from raptor.similarity import Array, measure_similarity
 from raptor.surrogate import block_parameters
 from raptor.teachers import evaluate, train_teacher
@@ -28,6 +28,7 @@ from raptor.vit import ViT
 Pair = tuple[ImageData, ImageData]
 SHAPE = "vit_tiny_patch16_224"
 SHAPE_OPTIONS = ("size", "patch", "dim", "depth", "heads", "registers")
+TRAINING: dict[str, Any] = {"smoothing": 0.1, "augment": "crop"}  # of a teacher, unless its options say else
 SIMILARITY_IMAGES = 2048
 TRAIN_SAMPLE = 5000  # training images on which a teacher's training accuracy is measured
 CURVES = ("r2", "bounded_r2", "pearson", "cosine", "relative")
@@ -81,16 +82,35 @@ def small_pair(options: dict[str, Any], machine: Machine) -> Pair:
 
 def small_teacher(options: dict[str, Any], pair: Pair, folder: Path, machine: Machine) -> ViT:
     """The teacher in `folder`, trained there first if it is not; options as `train_teacher` takes them."""
-    if read_summary(folder) is None:
+    if read_summary(folder) is not None:
+        _refuse_other_teacher(folder, options, pair[0].name)
+    else:
         shape: dict[str, Any] = {name: options[name] for name in SHAPE_OPTIONS}
         train_teacher(
             SHAPE, pair, out=str(folder), **shape, drop=options["drop"], rescale=options["rescale"],
             budget=options["teacher_budget"], batch_size=options["teacher_batch"], lr=options["teacher_lr"],
-            smoothing=options.get("smoothing", 0.1), augment=options.get("augment", "crop"), seed=options["seed"],
+            seed=options["seed"], **{name: options.get(name, value) for name, value in TRAINING.items()},
             device=machine.device, compile=machine.compile,
         )  # fmt: skip
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
     return open_vit(folder / "teacher", device=machine.device)
+
+
+def _refuse_other_teacher(folder: Path, options: dict[str, Any], data: str) -> None:
+    """Refuse a finished teacher that was made another way; on what device and in what precision does not matter."""
+    saved = read_config(folder)
+    kwargs = saved["kwargs"]
+    names = ("img_size", "patch_size", "embed_dim", "depth", "num_heads")
+    had = {name: kwargs.get(old) for name, old in zip(SHAPE_OPTIONS, names)} | {
+        "registers": kwargs.get("reg_tokens", 0)
+    }
+    trained = {"teacher_budget": "budget", "teacher_batch": "batch_size", "teacher_lr": "lr"}
+    trained |= {name: name for name in ("drop", "rescale", "smoothing", "augment", "seed", "data")}
+    had |= {name: saved[old] for name, old in trained.items()}
+    asked = {**TRAINING, **options, "data": data}
+    changed = [f"{name}: {value} -> {asked[name]}" for name, value in had.items() if value != asked[name]]
+    if changed:
+        raise RunError(f"{folder} holds another teacher ({'; '.join(changed[:3])}): choose another folder")
 
 
 def untrained_teacher(options: dict[str, Any], num_classes: int, device: str) -> ViT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -90,12 +91,13 @@ def permutation_p(x: Sequence[float], y: Sequence[float], seed: int = 0) -> floa
 
 
 def trend(x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
-    """How y goes with x: correlations, and the one-sided chance of a rise (and a fall) as strong."""
+    """How y goes with x: correlations, the one-sided chance of a rise (and a fall) as strong, and the mean of y at the
+    smallest and at the largest x."""
     rise, fall = permutation_p(x, y), permutation_p(x, [-v for v in y])
     return {
         **correlation(x, y),
         "p_rise": rise,
         "p_fall": fall,
-        "first": y[0] if y else None,
-        "last": y[-1] if y else None,
+        "first": fmean(b for a, b in zip(x, y) if a == min(x)) if y else None,
+        "last": fmean(b for a, b in zip(x, y) if a == max(x)) if y else None,
     }

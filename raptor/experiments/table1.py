@@ -174,7 +174,8 @@ def _row(k: str, found: list[dict[str, Any]], teacher: dict[str, Any] | None) ->
     row: dict[str, Any] = {"k": k, "num_seeds": len(found), "parameters": found[0]["parameters"], "scores": {}}
     for task in found[0]["probes"]:
         scores = [f["probes"][task]["score"] for f in found]
-        row["scores"][task] = spread(scores) | {"size": found[0]["probes"][task]["size"]}
+        at_edge = sum(f["probes"][task]["at_edge"] for f in found)
+        row["scores"][task] = spread(scores) | {"size": found[0]["probes"][task]["size"], "at_edge": at_edge}
         if teacher is not None and task in teacher["probes"]:
             row["scores"][task]["recovery"] = spread([_recovery(s, teacher["probes"][task]) for s in scores])
     if k != "teacher":
@@ -189,10 +190,10 @@ def _row(k: str, found: list[dict[str, Any]], teacher: dict[str, Any] | None) ->
     return row
 
 
-def _recovery(score: float, teacher: dict[str, Any]) -> float | None:
-    """Surrogate / teacher for scores, teacher / surrogate for errors; None where that divides by nothing."""
+def _recovery(score: float | None, teacher: dict[str, Any]) -> float | None:
+    """Surrogate / teacher for scores, teacher / surrogate for errors; None for no score, or where it divides by 0."""
     top, bottom = (score, teacher["score"]) if teacher["higher_is_better"] else (teacher["score"], score)
-    return top / bottom if bottom else None
+    return top / bottom if top is not None and bottom else None
 
 
 def spread(values: Sequence[float | None]) -> dict[str, float | None]:

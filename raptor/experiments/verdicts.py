@@ -1,9 +1,6 @@
 """Each claim of the paper as a rule over an experiment's values: what was measured, and whether it agrees.
 
-The rules, stated once: a rise with p needs Spearman's rho of at least .6 and a one-sided permutation p below .05 (`no`
-when rho is not positive); a strong correlation needs r of at least .7 and an interval above 0; an ingredient adds when
-accuracy rises by more than two standard errors, from the number of held-out images (`no` when it does not rise); else
-`partly`.
+`RULES` states the rules, for the page as well. A `yes` that rests on one seed says so.
 """
 
 from __future__ import annotations
@@ -14,6 +11,8 @@ from math import sqrt
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from raptor.experiments.outcome import data_label
+
 Values = dict[str, Any]
 NOT_RUN = "not run"
 STRONG_RHO, STRONG_R, MAX_P = 0.6, 0.7, 0.05
@@ -23,6 +22,17 @@ PAPER_RECOVERY = {
     "segment": {"2": 39.6 / 47.5, "3": 43.0 / 47.5, "4": 43.6 / 47.5},
     "depth": {"2": 0.578 / 0.648, "3": 0.578 / 0.618, "4": 0.578 / 0.607},
 }
+
+
+RULES = (
+    "Rules: a rise with p needs Spearman's rho of at least .6 and a one-sided permutation p below .05; a strong "
+    "correlation r of at least .7 and an interval above 0; trained against untrained, every seed of one above every "
+    "seed of the other; max-cut a z of at least .8; swaps, at least 90 % kept within phases and at most 50 % across; "
+    "collapse, at most 20 % of the teacher's accuracy; an ingredient, a gain of more than two standard errors from "
+    "the number of images, as if they were different ones; recovery, at most 2 points below the paper's; a rise with "
+    "k, more than two standard errors over seeds at each k. What goes the same way but less is `partly`. Intervals "
+    "are 95 %, by bootstrap."
+)
 
 
 class Claim(NamedTuple):
@@ -91,7 +101,8 @@ def accuracy_peak(rows: list[Values], says: str) -> Claim:
     low, high = min(mean), max(mean)
     text = f"best at p = {best:g}: {mean[best]:.1%}; p = {low:g}: {mean[low]:.1%}; p = {high:g}: {mean[high]:.1%}"
     num_images = rows[0]["raptor"]["num_images"]
-    clear = mean[best] - max(mean[low], mean[high]) > 2 * _error(mean[best], num_images)
+    error = _error(mean[best], num_images)
+    clear = error is not None and mean[best] - max(mean[low], mean[high]) > 2 * error
     return Claim(says, f"{text} ({num_images} images)", "no" if best in (low, high) else "yes" if clear else "partly")
 
 
@@ -102,32 +113,39 @@ def claims_partitions(values: Values | None) -> list[Claim]:
         return [Claim(says.format("2, 3, 4"))]
     claims = []
     for k, ways in values["statistics"].items():
-        if "maxcut" not in ways:
+        chosen = ways.get("maxcut", {})
+        accuracy, r2 = chosen.get("accuracy"), chosen.get("r2_last")
+        if not accuracy or accuracy["deviation"] is None:  # fewer than two random ones yet
             claims.append(Claim(says.format(k)))
             continue
-        accuracy, r2 = ways["maxcut"].get("accuracy"), ways["maxcut"].get("r2_last")
         text = f"accuracy {_z_text(accuracy, True)}; R2 {_z_text(r2)}"
-        claims.append(Claim(says.format(k), text, beats((accuracy or {}).get("z"))))
+        claims.append(Claim(says.format(k), text, beats(accuracy["z"])))
     return claims
 
 
 def beats(z: float | None) -> str:
-    if z is None or z <= 0:
+    if z is None:  # the random ones do not differ
+        return "–"
+    if z <= 0:
         return "no"
     return "yes" if z >= NEAR_Z else "partly"
 
 
 def claims_untrained(values: Values | None) -> list[Claim]:
     """Trained against untrained, and untrained against overfitted."""
+    layers = "training increases layer-layer similarity (mean off the diagonal, p = .3)"
     phases = "training increases similarity within phases (p = .3, k = 3)"
     follows = "training increases reconstruction of the output cls ({} R2)"
     easier = "untrained ViTs are easier to reconstruct than overfitted ones ({} R2, output cls)"
     metrics = {"bounded": "bounded_r2", "plain": "r2"}
-    names = [phases, *(follows.format(m) for m in metrics), *(easier.format(m) for m in metrics)]
+    names = [layers, phases, *(follows.format(m) for m in metrics), *(easier.format(m) for m in metrics)]
     found = _by_kind(values["rows"]) if values else {}
     if not values or not {"trained", "untrained"} <= set(found):
         return [Claim(says) for says in names]
-    claims = [_larger(phases, found, "trained", "untrained", lambda r: r["similarity"]["within_phases"])]
+    claims = [
+        _larger(says, found, "trained", "untrained", lambda r, name=name: r["similarity"][name])
+        for says, name in ((layers, "off_diagonal"), (phases, "within_phases"))
+    ]
     for says, a, b in ((follows, "trained", "untrained"), (easier, "untrained", "overfitted")):
         for name, metric in metrics.items():
             if b not in found:
@@ -152,7 +170,11 @@ def _larger(says: str, found: dict[str, list[Values]], a: str, b: str, measure: 
         return Claim(says, f"{a} or {b} has no finite value", "no")
     text = f"{a} {fmean(of_a):.3f}, {b} {fmean(of_b):.3f} ({len(of_a)} and {len(of_b)} seeds)"
     agrees = "yes" if min(of_a) > max(of_b) else "partly" if fmean(of_a) > fmean(of_b) else "no"
-    return Claim(says, text, agrees)
+    return Claim(says, text, _seeded(agrees, min(len(of_a), len(of_b))))
+
+
+def _seeded(agrees: str, num_seeds: int) -> str:
+    return f"{agrees} (one seed)" if agrees == "yes" and num_seeds < 2 else agrees
 
 
 def claims_swaps(values: Values | None) -> list[Claim]:
@@ -197,32 +219,42 @@ def claims_ablation(values: Values | None) -> list[Claim]:
     first = lines.get("1")
     share = first["accuracy"] / max(first["teacher_accuracy"], 1e-9) if first else None
     verdict = NOT_RUN if share is None else "yes" if share <= 0.2 else "partly" if share <= 0.5 else "no"
-    text = NOT_RUN if first is None else f"{first['accuracy']:.1%} of the teacher's {first['teacher_accuracy']:.1%}"
-    claims = [Claim(collapse, text, verdict)]
+    text = NOT_RUN
+    if first is not None:
+        text = f"{first['accuracy']:.1%}, the teacher {first['teacher_accuracy']:.1%}: {share:.0%} kept"
+    rows = (values or {}).get("rows") or [{}]
+    num_images, num_seeds = rows[0].get("num_images"), len({row.get("seed") for row in rows})
+    claims = [Claim(collapse, text, _seeded(verdict, num_seeds))]
     gains = {
         n: lines[n]["accuracy"] - lines[str(int(n) - 1)]["accuracy"]
         for n in steps
         if {n, str(int(n) - 1)} <= set(lines)
     }
-    num_images = ((values or {}).get("rows") or [{}])[0].get("num_images")
     for number, says in steps.items():
         if number not in gains:
             claims.append(Claim(says))
             continue
         gain, accuracy = gains[number], lines[number]["accuracy"]
         error = _error(accuracy, num_images)
-        others = [other for n, other in gains.items() if n != number]
-        clear = gain > 2 * error and (number != "2" or not others or gain - max(others) > 2 * error)
-        text = f"{100 * gain:+.1f} points, to {accuracy:.1%}" + (
-            f" (standard error {100 * error:.1f})" if error else ""
-        )
-        claims.append(Claim(says, text, "yes" if clear else "partly" if gain > 0 else "no"))
+        agrees = "no" if gain <= 0 else "yes" if error is not None and gain > 2 * error else "partly"
+        if number == "2" and agrees == "yes":
+            agrees = _largest(gain, [gains[n] for n in gains if n != number], len(steps) - 1, error)
+        text = f"{100 * gain:+.1f} points, to {accuracy:.1%}" + ("" if error is None else f" (± {100 * error:.1f})")
+        claims.append(Claim(says, text, _seeded(agrees, num_seeds)))
     return claims
 
 
-def _error(accuracy: float, num_images: int | None) -> float:
+def _largest(gain: float, others: list[float], num_others: int, error: float | None) -> str:
+    """Whether a gain is the largest of all, beyond two errors of a difference of gains; they share a row, so root 3."""
+    margin = 2 * sqrt(3) * (error or 0.0)
+    if any(other - gain > margin for other in others):
+        return "no"
+    return "yes" if len(others) == num_others and all(gain - other > margin for other in others) else "partly"
+
+
+def _error(accuracy: float, num_images: int | None) -> float | None:
     """Standard error of the difference between two accuracies of about this size, as if on images of their own."""
-    return sqrt(2 * accuracy * (1 - accuracy) / num_images) if num_images else 0.0
+    return sqrt(2 * accuracy * (1 - accuracy) / num_images) if num_images else None
 
 
 def claims_table1(values: Values | None) -> list[Claim]:
@@ -240,8 +272,18 @@ def claims_table1(values: Values | None) -> list[Claim]:
             near = found["mean"] - paper
             agrees = "yes" if near >= -0.02 else "partly" if near >= -0.06 else "no"
             spread = "" if found["deviation"] is None else f" ± {100 * found['deviation']:.1f}"
-            claims.append(Claim(says, f"{100 * found['mean']:.1f}{spread} %", agrees))
+            where = _measured_on(values or {}, rows[k], task)
+            claims.append(Claim(says, f"{100 * found['mean']:.1f}{spread} %{where}", agrees))
     return [*claims, _rises_with_k(rows)]
+
+
+def _measured_on(values: Values, row: Values, task: str) -> str:
+    """Our data, which is not the paper's, and how often the best learning rate was the grid's smallest or largest."""
+    spec = values.get("settings", {}).get("data" if task == "classify" else task)
+    at_edge, num = row["scores"][task].get("at_edge"), row.get("num_seeds")
+    parts = [data_label(spec)] if spec else []
+    parts += [f"learning rate at the grid's edge in {at_edge} of {num} probes"] if at_edge else []
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def _rises_with_k(rows: dict[str, Values]) -> Claim:
@@ -249,14 +291,23 @@ def _rises_with_k(rows: dict[str, Values]) -> Claim:
     if len(rows) < 2:
         return Claim(says)
     ordered = [rows[k] for k in sorted(rows, key=int)]
-    accuracy = [row["scores"]["classify"]["mean"] for row in ordered]
-    r2 = [row["r2"]["all"]["r2"]["mean"] for row in ordered]
-    if None in (*accuracy, *r2):
+    num_seeds = min(row.get("num_seeds", 1) for row in ordered)
+    both = [[row["scores"]["classify"] for row in ordered], [row["r2"]["all"]["r2"] for row in ordered]]
+    if any(found["mean"] is None for scores in both for found in scores):
         return Claim(says, "a score is not finite", "no")
-    up = [all(a < b for a, b in pairwise(v)) for v in (accuracy, r2)]
-    shown = [", ".join(f"{x:.3f}" for x in v) for v in (accuracy, r2)]
-    agrees = "yes" if all(up) else "partly" if any(up) or accuracy[-1] > accuracy[0] else "no"
-    return Claim(says, f"accuracy {shown[0]}; R2 {shown[1]}", agrees)
+    steps = [[_step(a, b, num_seeds) for a, b in pairwise(scores)] for scores in both]
+    up = [all(rise > 0 for rise, _ in pairs) for pairs in steps]
+    clear = all(rise > 2 * error for pairs in steps for rise, error in pairs)
+    shown = [", ".join(f"{found['mean']:.3f}" for found in scores) for scores in both]
+    whole = both[0][-1]["mean"] > both[0][0]["mean"]
+    agrees = "yes" if clear else "partly" if any(up) or whole else "no"
+    return Claim(says, f"accuracy {shown[0]}; R2 {shown[1]}", _seeded(agrees, num_seeds))
+
+
+def _step(a: Values, b: Values, num_seeds: int) -> tuple[float, float]:
+    """How far the mean rises from `a` to `b`, and its standard error over seeds (0 where there is one)."""
+    deviations = [found.get("deviation") or 0.0 for found in (a, b)]
+    return b["mean"] - a["mean"], sqrt(sum(d**2 for d in deviations) / num_seeds)
 
 
 def _trend_text(trend: Values) -> str:

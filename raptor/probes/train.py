@@ -111,7 +111,7 @@ class HeadGrid:
 
 def lr_factor(step: int, num_steps: int, share: float | None = None) -> float:
     """Share of the peak learning rate at `step` (0-based): warm-up of 100 steps (10 % of short runs), then a cosine to
-    1 %. `share` of the run that is over, when time and not the number of steps ends it: both then go by the clock."""
+    1 %. `share` of the run that is over, when time and not the number of steps ends it; the one further on rules."""
     num_warmup = min(NUM_WARMUP, max(1, num_steps // 10))
     warm, done = (step + 1) / num_warmup, (step - num_warmup) / max(1, num_steps - num_warmup)
     if share is not None:
@@ -158,7 +158,8 @@ def train_heads(
 ) -> Trained:
     """Train a head per learning rate and choose (learning rate, epoch) on the split of train.
 
-    A given `init` takes part as epoch 0. With `max_seconds` the schedule runs out by the clock if that is first.
+    A given `init` takes part as epoch 0. With `max_seconds`, counted from the end of the first step, the schedule runs
+    out by the clock if that is first.
     """
     task.start(seed)
     weight, bias = init or random_head(task, seed)
@@ -167,11 +168,13 @@ def train_heads(
     choice = Choice(task, lrs)
     if init is not None:
         choice.see(*heads.tensors(), 0)
-    began, share = time.monotonic(), None
+    began, share = 0.0, None
     for step in range(num_steps):
         task.backward(heads.weight, heads.bias, step)
         heads.step(lr_factor(step, num_steps, share))
-        if max_seconds is not None:
+        if step == 0:
+            began = time.monotonic()  # loaders and kernels have started
+        elif max_seconds is not None:
             share = (time.monotonic() - began) / max_seconds
         over = step + 1 == num_steps or (share is not None and share >= 1)
         if over or (step + 1) % task.steps_per_epoch == 0:

@@ -66,7 +66,7 @@ def figure_partitions(values: dict[str, Any]) -> Any:
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6))
     for ax, (measure, title) in zip(axes, (("accuracy", "accuracy, teacher's head"), ("r2_last", "R2, last layer"))):
         _strip(ax, values["rows"], measure)
-        _label(ax, title, "k", title)
+        _label(ax, title, "k", "")
     axes[0].legend()
     return figure
 
@@ -79,10 +79,14 @@ def figure_untrained(rows: Rows) -> Any:
     figure = plt.figure(figsize=(3.1 * len(shown) + 7, 3.6))
     left, right = figure.subfigures(1, 2, width_ratios=[3.1 * len(shown), 7])
     _heatmaps(left, [(row["kind"], row["similarity"]) for row in shown])
-    axes = right.subplots(1, 2, width_ratios=[1, 2.2])
+    axes = right.subplots(1, 2, width_ratios=[1.4, 2])
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
-    _bars(axes[0], rows, kinds, {"": lambda r: r["similarity"]["within_phases"]})
-    _label(axes[0], "B  similarity within phases", "", "mean cosine")
+    means: dict[str, Callable[[dict[str, Any]], float]] = {
+        "within phases": lambda r: r["similarity"]["within_phases"],
+        "off the diagonal": lambda r: r["similarity"]["off_diagonal"],
+    }
+    _bars(axes[0], rows, kinds, means)
+    _label(axes[0], "B  similarity", "", "mean cosine")
     measures: dict[str, Callable[[dict[str, Any]], float]] = {
         "R2": lambda r: r["raptor"]["curves"]["cls"]["r2"][-1],
         "bounded R2": lambda r: r["raptor"]["curves"]["cls"]["bounded_r2"][-1],
@@ -106,15 +110,18 @@ def figure_swaps(rows: Rows) -> Any:
     axes = np.atleast_1d(left.subplots(1, len(shown)))
     for ax, row in zip(axes, shown):
         image = _swap_matrix(ax, row)
-    left.colorbar(image, ax=list(axes), shrink=0.7, label="accuracy kept" if "accuracy" in shown[0] else "turn (rad)")
+    what = "accuracy kept" if "accuracy" in shown[0] else "turn (rad)"
+    left.colorbar(image, ax=list(axes), shrink=0.7, label=what)
     ax = right.subplots()
     names = [row["cell"] for row in rows]
     for kind, colour, shift in (("within", BLUE, -0.2), ("across", VERMILION, 0.2)):
-        heights = [_kept(row, kind) for row in rows]
-        ax.bar(np.arange(len(rows)) + shift, heights, 0.4, color=colour, label=f"{kind} phases")
+        places = np.arange(len(rows)) + shift
+        ax.bar(places, [_kept(row, kind) for row in rows], 0.4, color=colour, label=f"{kind} phases")
+        matched = [_kept(row, f"{kind}_matched") for row in rows]
+        ax.plot(places, matched, "o", color=BLACK, markersize=3, label="at equal distance" if shift > 0 else None)
     ax.set_xticks(range(len(rows)), names, rotation=60, fontsize=7)
-    _label(ax, "", "", "mean over pairs")
-    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+    _label(ax, "", "", f"{what}, mean over pairs")
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize=7)
     return figure
 
 
@@ -232,7 +239,7 @@ def _layer_curves(ax: Any, rows: Rows, group: str) -> None:
         colour = colormaps["cividis"](row["p"] / max(0.9, rows[-1]["p"]))
         ax.plot(range(1, len(curve) + 1), curve, color=colour, label=label)
     whole_numbers(ax)
-    _label(ax, f"B  bounded R2, {group}", "layer", "bounded R2")
+    _label(ax, f"B  {group}, one seed", "layer", "bounded R2")
     ax.legend()
 
 
@@ -310,7 +317,7 @@ def _swap_matrix(ax: Any, row: dict[str, Any]) -> Any:
         ax.axhline(boundary + 0.5, color=VERMILION, linestyle="--", linewidth=1.2)
         ax.axvline(boundary + 0.5, color=VERMILION, linestyle="--", linewidth=1.2)
     _layer_ticks(ax, num)
-    _label(ax, row["cell"], "block", "swapped with")
+    _label(ax, f"p = {row['p']:g}" if "p" in row else row["cell"], "block", "swapped with")
     return image
 
 

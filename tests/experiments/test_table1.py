@@ -39,3 +39,15 @@ def test_spreads_leave_out_nothing_silently() -> None:
     assert table1.spread([1.0]) == {"mean": 1.0, "deviation": None}
     assert table1.spread([1.0, None]) == {"mean": None, "deviation": None}
     assert table1.shown({"mean": 0.9612, "deviation": 0.004}, percent=True, unit=" %") == "96.1 ± 0.4 %"
+
+
+def test_a_probe_without_a_score_leaves_the_table_standing() -> None:
+    def cell(k: int | None, score: float | None) -> dict:
+        probes = {"depth": {"score": score, "higher_is_better": False, "size": [8, 8], "at_edge": False}}
+        curves = {"all": {"r2": [0.5], "bounded_r2": [0.5]}}
+        known = {"phases": [2, 2], "curves": curves, "r2_lowest": 0.5, "recovery_head": 0.9, "recovery": 0.9}
+        return {"k": k, "parameters": 1, "probes": probes, **known}
+
+    rows = table1.summarise({"teacher": cell(None, 0.5), "k2-s0": cell(2, None), "k2-s1": cell(2, 0.6)})
+    assert rows[1]["scores"]["depth"]["recovery"] == {"mean": None, "deviation": None}
+    assert "| 2 | 2+2 |" in table1.table(rows)

@@ -6,6 +6,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,6 +65,25 @@ def test_untrained_trained_and_overfitted(sweep_folder: Path, tiny: SimpleNamesp
     assert "augment: none" in config and "drop: 0.0" in config and "smoothing: 0.0" in config
     assert (tmp_path / "untrained.png").exists()
     assert untrained._in_steps("40epochs", 97) == "3880steps" and untrained._in_steps("60s", 97) == "60s"
+
+
+@pytest.mark.parametrize(("name", "value"), [("dim", 64), ("teacher_lr", 1e-4), ("teacher_budget", "9steps")])
+def test_a_teacher_made_another_way_is_not_taken(
+    sweep_folder: Path, tiny: SimpleNamespace, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, value: Any
+) -> None:
+    options = {**tiny.images, **tiny.shape, **tiny.budgets, name: value, "teachers": str(sweep_folder), "p": 0.5}
+    done = untrained.run(**options, cells="trained-s0", out=str(tmp_path))
+    assert done.values["rows"] == [] and "trained-s0" in done.values["missing"]
+    assert f"holds another teacher ({name}: " in capfd.readouterr().err
+
+
+def test_a_partition_is_not_compared_with_itself() -> None:
+    def row(way: str, phases: str, accuracy: float) -> dict[str, Any]:
+        return {"way": way, "phases": phases, **dict.fromkeys(partitions.MEASURES, accuracy)}
+
+    rows = [row("dp-mean", "1+3", 0.1), *(row("random", p, a) for p, a in (("1+3", 0.1), ("2+2", 0.3), ("3+1", 0.4)))]
+    found = partitions.statistics(rows)["dp-mean"]["accuracy"]
+    assert found["num"] == 2 and found["mean"] == pytest.approx(0.35)
 
 
 def test_swaps_give_the_accuracy_of_the_model_with_two_blocks_exchanged(
