@@ -31,7 +31,7 @@ def run(
     weights: str | None = None,
     k: list[int] = [2, 3, 4],  # noqa: B006
     num_random: int = 10,
-    budget: str = "400steps",
+    budget: str = "300steps",
     batch_size: int = 256,
     recipe: str = "default",
     seed: int = 0,
