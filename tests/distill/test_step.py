@@ -355,11 +355,14 @@ def test_many_batch_sizes_in_one_process_stay_compiled(monkeypatch):
     assert counter.frame_count >= 6  # a graph or more for each, none left uncompiled
 
 
-@pytest.mark.parametrize("make", [tiny_teacher, rotary])
-def test_a_compiled_step_gives_the_same_loss_and_gradient(monkeypatch, make):
+@pytest.mark.parametrize(
+    ("make", "block", "conditioning"),
+    [(tiny_teacher, "teacher", "table"), (rotary, "teacher", "table"), (tiny_teacher, "paper", "mlp")],
+)
+def test_a_compiled_step_gives_the_same_loss_and_gradient(monkeypatch, make, block, conditioning):
     compiled_with(monkeypatch, CompileCounterWithBackend("aot_eager"))
     teacher = make()
-    student = student_of(teacher, (1, 3))
+    student = student_of(teacher, (1, 3), block, conditioning)
     images = images_for(teacher)
     for stage, lam in (("stage1", 0.5), ("stage2", 0.0)):
         plain = gradients(make_step(teacher, student), images, stage, lam)
