@@ -28,7 +28,7 @@ def build_base(base: dict[str, Any], fetch: bool = False) -> nn.Module:
         return _build_hub(rest, base, fetch)
     except ValueError:
         raise
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, AssertionError, ZeroDivisionError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
         if not fetch:
             raise ValueError(f"{base['source']} could not be built ({reason})") from None

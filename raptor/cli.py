@@ -8,14 +8,15 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from types import UnionType
-from typing import Any, NoReturn, Union, get_args, get_origin
+from types import FunctionType, UnionType
+from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 COMMANDS = {
     "demo": ("raptor.verbs.demo:demo", "everything below on the built-in default; ends with report.html"),
@@ -53,7 +54,8 @@ EXAMPLES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and give its exit code: 0, or 2 with one line when the input was wrong."""
+    """Run the command line and give its exit code: 0; 2 with one line when the input was wrong; 130 when it was
+    stopped; 1 when an experiment's cell failed."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
@@ -66,11 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("raptor: stopped", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever read the output, such as head, has what it wanted
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        return 0
     except Exception as error:
         if not is_users(error):
             raise
         print("raptor:", one_line(error), file=sys.stderr)
-        return 2
+        return 130 if type(error).__name__ == "Interrupted" else 2
 
 
 def is_users(error: Exception) -> bool:
@@ -108,11 +113,13 @@ def run_command(name: str, words: list[str]) -> int:
     options = parser.parse_args(join_lists(words, parser)).as_dict()
     as_json = options.pop("json")
     result = function(**{k: v for k, v in options.items() if k != "config"})
+    if os.environ.get("RANK", "0") != "0":  # torchrun starts many; one speaks
+        return 0
     if as_json and result is not None:
-        print(json.dumps(result.to_dict() if hasattr(result, "to_dict") else result, default=str))
+        print(json.dumps(result.to_dict() if hasattr(result, "to_dict") else result, default=str), flush=True)
     elif hasattr(result, "text"):
-        print(result.text())
-    return 0
+        print(result.text(), flush=True)
+    return 1 if getattr(result, "failed", None) else 0
 
 
 def find_function(name: str, words: list[str]) -> tuple[Callable[..., Any] | None, list[str]]:
@@ -160,13 +167,34 @@ def build_parser(name: str, function: Callable[..., Any], experiment: str | None
         exit_on_error=True,
     )
     parser.add_argument("--config", action="config", help="a YAML file of options; those on the command line win")
-    parser.add_function_arguments(function, as_positional=True, fail_untyped=False)
+    parser.add_function_arguments(as_typed(function), as_positional=True, fail_untyped=False)
     shared = shared_help(inspect.getdoc(function) or "")
     for action in parser._actions:
         if not action.help and action.dest in shared:
             action.help = shared[action.dest]
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
+
+
+def as_typed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as a person at a terminal calls it: where an argument may be a string or an object, a string."""
+    source = inspect.unwrap(function)
+    hints = get_type_hints(source)
+    objects = [name for name, kind in hints.items() if name != "return" and str in get_args(kind) and _has_object(kind)]
+    if not objects:
+        return function
+    plain = FunctionType(source.__code__, source.__globals__, source.__name__, source.__defaults__, source.__closure__)
+    plain.__kwdefaults__, plain.__doc__, plain.__module__ = source.__kwdefaults__, source.__doc__, source.__module__
+    plain.__annotations__ = hints | dict.fromkeys(objects, str)
+    return plain
+
+
+def _has_object(kind: Any) -> bool:
+    """Whether a union has a member that cannot be written in a word or a list of words."""
+    simple = {str, int, float, bool, type(None), Ellipsis}
+    return any(
+        part not in simple and not (takes_list(part) and set(get_args(part)) <= simple) for part in get_args(kind)
+    )
 
 
 def shared_help(doc: str) -> dict[str, str]:
@@ -194,26 +222,37 @@ def takes_list(kind: Any) -> bool:
 
 
 def join_lists(words: list[str], parser: Any) -> list[str]:
-    """`--k 2 3 4` as `--k=[2,3,4]`, and several leading words as one list where the command takes several."""
-    names, positional = list_options(parser)
+    """Words as the parser takes them: `--k 2 3 4` as `--k=[2,3,4]`, `--skip_bad` alone as true, and the words that
+    belong to no option first, as one list where the command takes several."""
+    names, several = list_options(parser)
+    switches = [o for a in parser._actions if _is_switch(getattr(a, "_typehint", None)) for o in a.option_strings]
+    alone = [o for a in parser._actions if a.nargs == 0 for o in a.option_strings]
+    positional: list[str] = []
     joined: list[str] = []
     i = 0
-    if positional and words and not words[0].startswith("-"):
-        while i < len(words) and not words[i].startswith("-"):
-            i += 1
-        joined.append(json.dumps(words[:i]))
     while i < len(words):
-        if words[i] in names:
-            values, option = [], words[i]
-            i += 1
+        word, i = words[i], i + 1
+        follows = i < len(words) and not _is_option(words[i])
+        if word in names:
+            values = []
             while i < len(words) and not _is_option(words[i]):
                 values += [v for v in words[i].strip("[]").split(",") if v] if words[i][:1] == "[" else [words[i]]
                 i += 1
-            joined.append(f"{option}=[{','.join(values)}]")
-        else:
-            joined.append(words[i])
+            joined.append(f"{word}=[{','.join(values)}]")
+        elif not _is_option(word):
+            positional.append(word)
+        elif word in switches and not follows:
+            joined.append(f"{word}=true")
+        elif follows and "=" not in word and word not in alone:
+            joined += [word, words[i]]
             i += 1
-    return joined
+        else:
+            joined.append(word)
+    return [json.dumps(positional)] * bool(positional) + joined if several else positional + joined
+
+
+def _is_switch(kind: Any) -> bool:
+    return kind is bool or (get_origin(kind) in (Union, UnionType) and set(get_args(kind)) == {bool, type(None)})
 
 
 def _with_underscores(word: str) -> str:

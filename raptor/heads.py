@@ -194,16 +194,15 @@ def resolve_head(
 ) -> tuple[Head | None, str]:
     """The head for accuracy and agreement, or None; and a sentence saying which, or why none.
 
-    The model's own; else the one in `file`; else a ridge probe on the teacher's features of `train_batches`, when these
+    The one in `file`; else the model's own; else a ridge probe on the teacher's features of `train_batches`, when these
     have labels. `cache` is where the ridge probe is kept (in the run folder): it is read from there unless it was
     fitted on other images or another teacher.
     """
-    if teacher.num_classes:
-        unused = f"; {file} is not used" if file else ""
-        return Head("own", teacher.num_classes), f"the head of {teacher.name} itself{unused}"
     if file is not None:
         linear = LinearHead.load(file)
         return Head("file", linear.num_classes, linear), f"the head in {file}"
+    if teacher.num_classes:
+        return Head("own", teacher.num_classes), f"the head of {teacher.name} itself"
     data = getattr(train_batches, "data", None)
     num_classes = num_classes or len(getattr(data, "classes", None) or ()) or None
     fitted_on = _fitted_on(teacher, train_batches, num_classes)

@@ -40,9 +40,9 @@ class Progress:
         self.done = done
 
     def advance(self, num: int = 1, note: str | None = None) -> None:
-        if self.first_done is None:
-            self.first_done, self.started = self.done, time.monotonic()
         self.done += num
+        if self.first_done is None:  # the first took what loading and compiling take: it is not counted
+            self.first_done, self.started = self.done, time.monotonic()
         if note is not None:
             self.note = note
         now = time.monotonic()
@@ -60,7 +60,7 @@ class Progress:
         sys.stderr.flush()
 
     def rate(self) -> float:
-        """`rate_unit` per second since the first advance."""
+        """`rate_unit` per second since the first advance; 0 before the second."""
         elapsed = time.monotonic() - self.started
         return (self.done - (self.first_done or 0)) * self.per_unit / elapsed if elapsed > 0 else 0.0
 
@@ -68,8 +68,10 @@ class Progress:
         rate = self.rate()
         text = f"{self.description}: {self.done}"
         if self.total:
-            left = (self.total - self.done) * self.per_unit / rate if rate > 0 else float("inf")
-            text += f"/{self.total} {self.unit}, {rate:.0f} {self.rate_unit}/s, {clock(left)} left"
+            text += f"/{self.total} {self.unit}"
+        if self.total and rate > 0:
+            left = (self.total - self.done) * self.per_unit / rate
+            text += f", {rate:.0f} {self.rate_unit}/s, {clock(left)} left"
         if self.note:
             text += f"  {self.note}"
         if self.live:

@@ -236,6 +236,25 @@ def write_text(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
+def check_folder(folder: str | Path, of: str | Path | None = None) -> Path:
+    """A folder that can be made or written to, checked before the work whose result goes there; nothing is left in it.
+
+    of: the run the result is about; another run's folder is refused.
+    """
+    folder = Path(folder)
+    inside = of is None or Path(of).resolve().is_relative_to(folder.resolve())
+    if not inside and (folder / "config.yaml").exists():
+        raise RunError(f"{folder} is a run of its own: choose another --out for what is measured of {of}")
+    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    trial = there / f".trial-{os.getpid()}"
+    try:
+        trial.write_text("")
+        trial.unlink()
+    except OSError as error:
+        raise RunError(f"cannot write to {folder} ({error.strerror}): choose another --out") from None
+    return folder
+
+
 def _sync(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())

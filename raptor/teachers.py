@@ -25,6 +25,7 @@ from raptor.trajectory import autocast
 from raptor.vit import ViT
 
 LOG_EVERY = 20
+REGISTER_STD = 0.02
 NUM_CHECKPOINTS = 10
 SCENES_SIZE = 48
 
@@ -107,6 +108,7 @@ def train_teacher(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build_base(base)
+    separate_registers(model, seed)
     native = size or int(model.patch_embed.img_size[0])  # type: ignore[union-attr, index]
     preprocess = Preprocess.for_native(native, *IMAGENET, size=native)
     vit = inspect_vit(model, f"timm/{shape} trained on {data_name}", preprocess, source=base).to(device)
@@ -134,6 +136,15 @@ def train_teacher(
         else:
             vit.model.load_state_dict(open_vit(Path(out) / "teacher").model.state_dict())
     return vit
+
+
+@torch.no_grad()
+def separate_registers(model: nn.Module, seed: int) -> None:
+    """Give each register a start of its own: timm's are all nearly zero, and alike they stay alike through training."""
+    token = getattr(model, "reg_token", None)
+    if token is not None:
+        generator = torch.Generator().manual_seed(stable_seed(seed, "registers"))
+        token.copy_(REGISTER_STD * torch.randn(token.shape, generator=generator))
 
 
 @torch.no_grad()

@@ -122,8 +122,10 @@ def test_features_are_the_normed_cls_and_mean_patch() -> None:
 
 def test_order_of_heads(tmp_path: Path) -> None:
     vit, cache, batches = tiny_vit(), tmp_path / "head.safetensors", tiny_batches()
-    own, reason = resolve_head(tiny_vit(num_classes=5), batches, file="unread.safetensors")
-    assert own is not None and own.source == "own" and "unread.safetensors is not used" in reason
+    own, _ = resolve_head(tiny_vit(num_classes=5), batches)
+    assert own is not None and own.source == "own"
+    with pytest.raises(ValueError, match="no head at nowhere"):
+        resolve_head(tiny_vit(num_classes=5), batches, file="nowhere.safetensors")
 
     ridge, reason = resolve_head(vit, batches, cache=cache)
     assert ridge is not None and ridge.source == "ridge" and "24 training images" in reason and cache.is_file()
@@ -139,8 +141,9 @@ def test_order_of_heads(tmp_path: Path) -> None:
     assert kept is not None and kept.linear is not None
     torch.testing.assert_close(kept.linear.weight, ridge.linear.weight, rtol=0, atol=0)
 
-    given, _ = resolve_head(vit, batches, file=cache)
-    assert given is not None and given.source == "file"
+    for model in (vit, tiny_vit(num_classes=5)):  # a head that is asked for comes before the model's own
+        given, _ = resolve_head(model, batches, file=cache)
+        assert given is not None and given.source == "file"
 
     none, reason = resolve_head(vit, tiny_batches(labels=False))
     assert none is None and "no labels" in reason

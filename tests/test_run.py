@@ -16,11 +16,13 @@ import yaml
 from safetensors import SafetensorError
 
 from raptor import run as run_module
+from raptor.progress import Progress
 from raptor.run import (
     Interrupted,
     Run,
     RunError,
     StopSignal,
+    check_folder,
     load_checkpoint,
     read_config,
     read_json,
@@ -276,3 +278,36 @@ def test_a_slug_is_one_folders_name():
     assert slug("hub/facebook/dino:vit") == "hub_facebook_dino_vit"
     assert slug("../up/") == "up"
     assert slug("..") == "model"
+
+
+def test_a_result_does_not_go_into_another_run(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name / "surrogate").mkdir(parents=True)
+        (tmp_path / name / "config.yaml").write_text("k: 2\n")
+    for of in ("a", "a/surrogate"):
+        assert check_folder(tmp_path / "a", of=tmp_path / of) == tmp_path / "a"
+    with pytest.raises(RunError, match="is a run of its own: choose another --out"):
+        check_folder(tmp_path / "b", of=tmp_path / "a")
+    assert check_folder(tmp_path / "new" / "deep", of="scenes") == tmp_path / "new" / "deep"
+    assert not (tmp_path / "new").exists() and sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_a_folder_that_cannot_be_written_is_found_out_before_the_work(tmp_path, monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.write_text", refuse)
+    with pytest.raises(RunError, match=r"cannot write to .*Permission denied"):
+        check_folder(tmp_path / "out")
+
+
+def test_progress_gives_no_rate_before_it_has_one(capsys, monkeypatch):
+    clock = iter([0.0, 10.0, 10.0, 10.0, 12.0, 12.0])
+    monkeypatch.setattr("raptor.progress.time.monotonic", lambda: next(clock))
+    bar = Progress("distil", 5, "steps", 64, "images")
+    bar.interval = 0
+    bar.advance()
+    bar.advance()
+    first, second = capsys.readouterr().err.strip().splitlines()
+    assert first == "distil: 1/5 steps"
+    assert second == "distil: 2/5 steps, 32 images/s, 6 s left"

@@ -81,7 +81,7 @@ class Validator:
                 label = torch.cat(labels)
                 scores["teacher_accuracy"] = accuracy(of_teacher, label)
                 scores["accuracy"] = accuracy(of_student, label)
-                scores["recovery_head"] = scores["accuracy"] / max(scores["teacher_accuracy"], 1e-9)
+                scores["recovery_head"] = _share(scores["accuracy"], scores["teacher_accuracy"])
         return scores
 
     @torch.no_grad()
@@ -94,7 +94,7 @@ class Validator:
                 self._teacher_ridge = self._ridge_accuracy(self.teacher)
             scores["teacher_probe"] = self._teacher_ridge
             scores["probe"] = self._ridge_accuracy(student)
-            scores["recovery"] = scores["probe"] / max(self._teacher_ridge, 1e-9)
+            scores["recovery"] = _share(scores["probe"], self._teacher_ridge)
         return scores
 
     def _ridge_accuracy(self, vit: ViT) -> float:
@@ -102,3 +102,8 @@ class Validator:
         held_out, held_labels, _ = collect_features(vit, self.val, self.precision)
         assert labels is not None and held_labels is not None
         return accuracy(fit_ridge(features, labels, self.num_classes)(held_out), held_labels)
+
+
+def _share(accuracy_of_student: float, accuracy_of_teacher: float) -> float | None:
+    """None where the teacher is never right."""
+    return accuracy_of_student / accuracy_of_teacher if accuracy_of_teacher else None

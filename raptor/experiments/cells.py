@@ -62,11 +62,13 @@ class Sweep:
         return [read_json(self.path(c.name))["seconds"] for c in self.cells if self.path(c.name).exists()]
 
     def made(self) -> dict[str, Any]:
-        """Where the finished cells ran, whatever machine puts them together, and how long all of them took."""
+        """Where the finished cells ran, whatever machine puts them together, how long all of them took, and which
+        failed."""
         found = [read_json(self.path(c.name)) for c in self.cells if self.path(c.name).exists()]
         devices = dict.fromkeys(saved["device"] for saved in found if "device" in saved)
         named = {"device": ", ".join(devices)} if devices else {}
-        return {**named, "cell_seconds": round(sum(saved["seconds"] for saved in found), 1)}
+        failed = {"failed": list(self.failed())} if self.failed() else {}
+        return {**named, **failed, "cell_seconds": round(sum(saved["seconds"] for saved in found), 1)}
 
     def missing(self) -> list[Cell]:
         return [cell for cell in self.cells if not self.path(cell.name).exists()]
@@ -127,7 +129,11 @@ def run_sweep(
             do_cells(chosen, work, deadline, jobs)
         else:
             _do_in_processes(chosen, work, deadline, min(jobs, len(chosen.missing())))
-    for name, reason in chosen.failed().items():
+    failed = chosen.failed()
+    if failed and len(failed) == len(chosen.cells):
+        name, reason = next(iter(failed.items()))
+        raise RunError(f"every cell failed, {name} with: {reason.strip().splitlines()[-1]} (see {sweep.folder}/cells)")
+    for name, reason in failed.items():
         _say(f"cell {name} failed: {reason.strip().splitlines()[-1]} (see {chosen.path(name, 'error')})")
     return sweep.results()
 

@@ -22,6 +22,11 @@ class Outcome:
     table: str
     figures: list[Path]
 
+    @property
+    def failed(self) -> list[str]:
+        """Cells that failed."""
+        return self.values.get("failed", [])
+
     def to_dict(self) -> dict[str, Any]:
         return self.values
 

@@ -15,13 +15,14 @@ from raptor.builders import IMAGENET
 from raptor.data import ImageData, InMemory, Preprocess, iterate, open_data
 from raptor.devices import pick_precision
 from raptor.distill import distill
+from raptor.distill.recipe import load_recipe
 from raptor.experiments.statistics import off_diagonal_mean, within_phases_mean
 from raptor.open import open_vit
 from raptor.phases import find_phases
 from raptor.run import RunError, read_config, read_json, read_summary
 from raptor.similarity import Array, measure_similarity
 from raptor.surrogate import block_parameters
-from raptor.teachers import evaluate, train_teacher
+from raptor.teachers import evaluate, separate_registers, train_teacher
 from raptor.trajectory import Trajectories
 from raptor.vit import ViT
 
@@ -96,6 +97,21 @@ def small_teacher(options: dict[str, Any], pair: Pair, folder: Path, machine: Ma
     return open_vit(folder / "teacher", device=machine.device)
 
 
+def check_small(options: dict[str, Any], drops: Sequence[float] = ()) -> None:
+    """Refuse at once what would fail only after a teacher was trained."""
+    if not 1 <= options["k"] <= options["depth"]:
+        raise ValueError(f"k must be from 1 to the teacher's depth {options['depth']}, not {options['k']}")
+    if options["heads"] < 1 or options["dim"] < 1 or options["dim"] % options["heads"]:
+        raise ValueError(f"dim {options['dim']} must be a multiple of heads {options['heads']}")
+    wrong = [p for p in drops if not 0 <= p < 1]
+    if wrong:
+        raise ValueError(f"the drop probability must be in [0, 1), not {wrong[0]:g}")
+    load_recipe(options["recipe"])
+    for split in ("train", "val"):
+        if open_data(options["data"], split, limit=2, size=options["size"]).labels is None:  # type: ignore[arg-type]
+            raise ValueError(f"{options['data']} has no labels: a teacher is trained to classify")
+
+
 def _refuse_other_teacher(folder: Path, options: dict[str, Any], data: str) -> None:
     """Refuse a finished teacher that was made another way; on what device and in what precision does not matter."""
     saved = read_config(folder)
@@ -123,7 +139,7 @@ def untrained_teacher(options: dict[str, Any], num_classes: int, device: str) ->
     size = options["size"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options["seed"])
-        return open_vit(
+        vit = open_vit(
             f"timm/{SHAPE}",
             pretrained=False,
             size=size,
@@ -132,6 +148,8 @@ def untrained_teacher(options: dict[str, Any], num_classes: int, device: str) ->
             device=device,
             **kwargs,
         )
+    separate_registers(vit.model, options["seed"])
+    return vit
 
 
 def layer_similarity(vit: ViT, data: ImageData, machine: Machine, num_images: int = SIMILARITY_IMAGES) -> Any:
@@ -197,7 +215,7 @@ def sweep_results(folder: str | Path, name: str) -> dict[str, Any]:
     """NAME.json of a finished experiment."""
     path = Path(folder) / f"{name}.json"
     if not path.exists():
-        raise ValueError(f"no {path}: run raptor reproduce {name} --out {folder} first, or give a --model")
+        raise ValueError(f"no {path}: run raptor reproduce {name} --out {folder} first")
     return read_json(path)
 
 

@@ -16,6 +16,7 @@ from raptor.experiments.cells import Cell, Sweep, run_sweep
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import (
     Machine,
+    check_small,
     describe_similarity,
     layer_similarity,
     make_raptor,
@@ -94,6 +95,7 @@ def run(
         teacher_budget=teacher_budget, teacher_batch=teacher_batch, teacher_lr=teacher_lr, raptor_budget=raptor_budget,
         raptor_batch=raptor_batch, recipe=recipe, limit=limit, val_images=val_images,
     )  # fmt: skip
+    check_small(common, [*p, *more_p])
     pairs = [(q, seed) for seed in seeds for q in p] + [(q, seed) for seed in more_seeds for q in more_p]
     plan = {cell_name(q, seed): Cell(cell_name(q, seed), {**common, "drop": q, "seed": seed}) for q, seed in pairs}
     sweep = Sweep(Path(out), tuple(plan.values()), machine.device)

@@ -15,6 +15,7 @@ from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import (
     Machine,
     Pair,
+    check_small,
     describe_similarity,
     layer_similarity,
     make_raptor,
@@ -99,6 +100,7 @@ def run(
         raptor_batch=raptor_batch, recipe=recipe, limit=limit, val_images=val_images, teachers=teachers,
         overfit_images=overfit_images, p=p,
     )  # fmt: skip
+    check_small(common, [p])
     plan = tuple(Cell(f"{kind}-s{s}", {**common, "kind": kind, "seed": s}) for s in seeds for kind in KINDS)
     sweep = Sweep(Path(out), plan, machine.device)
     results = run_sweep(sweep, partial(one_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)

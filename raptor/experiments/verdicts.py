@@ -133,8 +133,10 @@ def beats(z: float | None) -> str:
 
 def claims_untrained(values: Values | None) -> list[Claim]:
     """Trained against untrained, and untrained against overfitted."""
-    layers = "training increases layer-layer similarity (mean off the diagonal, p = .3)"
-    phases = "training increases similarity within phases (p = .3, k = 3)"
+    settings = (values or {}).get("settings", {})
+    made = f"p = {settings.get('p', 0.3):g}, k = {settings.get('k', 3)}"
+    layers = f"training increases layer-layer similarity (mean off the diagonal, {made})"
+    phases = f"training increases similarity within phases ({made})"
     follows = "training increases reconstruction of the output cls ({} R2)"
     easier = "untrained ViTs are easier to reconstruct than overfitted ones ({} R2, output cls)"
     metrics = {"bounded": "bounded_r2", "plain": "r2"}

@@ -100,12 +100,12 @@ class ProbeResult:
         return folder
 
 
-def recovery(surrogate: ProbeResult, teacher: ProbeResult) -> float:
-    """Share of the teacher's score that the surrogate keeps; for errors, teacher / surrogate."""
+def recovery(surrogate: ProbeResult, teacher: ProbeResult) -> float | None:
+    """Share of the teacher's score that the surrogate keeps; for errors, teacher / surrogate. None of a score of 0."""
     if surrogate.metric != teacher.metric:
         raise ValueError(f"cannot compare {surrogate.metric} with {teacher.metric}; probe both on one task")
-    ratio = surrogate.score / teacher.score
-    return ratio if teacher.higher_is_better else 1 / ratio
+    pair = (surrogate.score, teacher.score) if teacher.higher_is_better else (teacher.score, surrogate.score)
+    return pair[0] / pair[1] if pair[1] else None
 
 
 def _picked(run: Trained, which: str) -> Pick:

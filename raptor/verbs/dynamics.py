@@ -23,7 +23,7 @@ from raptor.open import open_pair
 from raptor.phases import Phases, find_phases
 from raptor.progress import Progress
 from raptor.provenance import provenance
-from raptor.run import slug, write_text
+from raptor.run import check_folder, slug, write_text
 from raptor.similarity import measure_similarity
 from raptor.trajectory import Trajectories
 from raptor.vit import ViT
@@ -134,7 +134,7 @@ def dynamics(
         model, teacher=teacher, weights=weights, pretrained=pretrained, size=size, blocks=blocks, norm=norm, cls=cls,
         registers=registers, device=device,
     )  # fmt: skip
-    folder = Path(out or (model if Path(model).is_dir() else f"runs/dynamics-{slug(model)}"))
+    folder = check_folder(out or (model if Path(model).is_dir() else f"runs/dynamics-{slug(model)}"), of=model)
 
     def stream(part: str, limit: int) -> ImageStream:
         images = open_data(data, part, limit=limit, size=main.preprocess.size, skip_bad=skip_bad)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from raptor.heads import resolve_head
 from raptor.open import open_pair
 from raptor.progress import Progress
 from raptor.provenance import provenance
-from raptor.run import slug, write_text
+from raptor.run import check_folder, slug, write_text
 from raptor.trajectory import Trajectories
 from raptor.vit import ViT
 
@@ -84,7 +84,7 @@ def evaluate(
         norm: dotted path of the final norm, likewise.
         cls: number of cls tokens (0 or 1), likewise.
         registers: number of register tokens, likewise.
-        head_file: a linear head, for a teacher that has none of its own.
+        head_file: a linear head, for a teacher that has none or instead of its own.
         null_models: also measure the null models (adds about a forward pass).
         bootstrap: resamples of the intervals.
         batch_size: images a forward pass.
@@ -104,7 +104,7 @@ def evaluate(
     )  # fmt: skip
     if surrogate is None:
         raise ValueError(f"{run} is no surrogate: make one with raptor distill {run}")
-    folder = Path(out or (run if Path(run).is_dir() else f"runs/evaluate-{slug(run)}"))
+    folder = check_folder(out or (run if Path(run).is_dir() else f"runs/evaluate-{slug(run)}"), of=run)
     folder.mkdir(parents=True, exist_ok=True)
     bar = Progress("certificate", num_images, "images")
 

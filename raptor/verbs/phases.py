@@ -17,7 +17,7 @@ from raptor.open import open_vit
 from raptor.phases import choose_k, find_phases, num_partitions
 from raptor.progress import track
 from raptor.provenance import provenance
-from raptor.run import slug, write_text
+from raptor.run import check_folder, slug, write_text
 from raptor.similarity import CoordinateStatistics, measure_similarity
 from raptor.states import POOLED
 from raptor.trajectory import Trajectories
@@ -107,6 +107,7 @@ def phases(
     started = time.monotonic()
     device = pick_device(device)
     precision = pick_precision(precision, device)
+    models = [models] if isinstance(models, str) else models
     if weights is not None and len(models) > 1:
         raise ValueError("--weights goes with one model")
     opened = [
@@ -118,16 +119,16 @@ def phases(
     ]  # fmt: skip
     for vit in opened:
         check_cuts(vit, k, method, score, min_length, tokens)
+    folder = check_folder(out or f"runs/phases-{slug(models[0])}")
     entries = []
     for vit in opened:
         images = open_data(data, split, limit=num_images, size=vit.preprocess.size, skip_bad=skip_bad)  # type: ignore[arg-type]
         batches = iterate(images, vit.preprocess, batch_size, device=device, num_workers=num_workers)
         entry = study_phases(vit, batches, k, method, score, min_length, tokens, standardise, precision)
         entries.append({**entry, "data": data, "bad_images": list(images.bad)})
-    folder = Path(out or f"runs/phases-{slug(models[0])}")
-    folder.mkdir(parents=True, exist_ok=True)
     result = PhasesResult(entries, folder)
     found = {"provenance": provenance(started, device), "models": entries}
+    folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "phases.json", json.dumps(found))
     from raptor.report.figures_phases import figure_phases
     from raptor.report.style import save_figure

@@ -16,7 +16,7 @@ from raptor.probes import ProbeResult, recovery
 from raptor.probes import probe as train_probe
 from raptor.progress import Progress
 from raptor.provenance import provenance
-from raptor.run import slug, write_text
+from raptor.run import check_folder, slug, write_text
 
 
 @dataclass
@@ -68,6 +68,7 @@ def probe(
     device: str = "auto",
     precision: str = "auto",
     num_workers: int = 0,
+    skip_bad: bool = False,
 ) -> Probed:
     """Train linear probes on a frozen model; given a run, on the surrogate and on its teacher alike.
 
@@ -96,6 +97,7 @@ def probe(
         device: auto, cpu or cuda.
         precision: auto, fp32 or bf16.
         num_workers: processes that decode images.
+        skip_bad: pass over unreadable images instead of stopping (classify).
     """
     started = time.monotonic()
     device = pick_device(device)
@@ -111,12 +113,12 @@ def probe(
     train_data: ImageData | DenseData
     val_data: ImageData | DenseData
     if task == "classify":
-        train_data = open_data(data, "train", limit=limit, size=side)
-        val_data = open_data(data, "val", limit=val_images, size=side)
+        train_data = open_data(data, "train", limit=limit, size=side, skip_bad=skip_bad)
+        val_data = open_data(data, "val", limit=val_images, size=side, skip_bad=skip_bad)
     else:
         train_data = open_dense(data, "train", task, limit=limit, size=side)
         val_data = open_dense(data, "val", task, limit=val_images, size=side)
-    folder = Path(out or (model if Path(model).is_dir() else f"runs/probe-{slug(model)}"))
+    folder = check_folder(out or (model if Path(model).is_dir() else f"runs/probe-{slug(model)}"), of=model)
     folder.mkdir(parents=True, exist_ok=True)
     results = {}
     for name, vit in {"teacher": of_teacher, "surrogate": surrogate}.items():

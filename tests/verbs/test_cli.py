@@ -11,6 +11,7 @@ from importlib import import_module
 import pytest
 
 from raptor.cli import COMMANDS, EXAMPLES, build_parser, find_function, join_lists, main
+from raptor.run import Interrupted
 from raptor.verbs.reproduce import EXPERIMENTS
 
 
@@ -47,6 +48,13 @@ def test_help_and_version_import_nothing_heavy():
         (["phases", "scenes", "--k", "2", "7"], "k=7 phases"),
         (["phases", "scenes", "--method", "guess"], "unknown method"),
         (["phases", "scenes", "--registers", "2"], "registers cannot be given"),
+        (["train-teacher", "--dim", "32", "--heads", "3"], "could not be built"),
+        (["train-teacher", "--dim", "32", "--heads", "0"], "could not be built"),
+        (["reproduce", "stochastic-depth", "--data", "nowhere"], "unknown data 'nowhere'"),
+        (["reproduce", "stochastic-depth", "--data", "scenes", "--k", "13"], "k must be from 1 to"),
+        (["reproduce", "stochastic-depth", "--data", "scenes", "--p", "1.5"], "must be in [0, 1)"),
+        (["reproduce", "untrained", "--data", "scenes", "--heads", "5"], "must be a multiple of heads"),
+        (["reproduce", "claims", "--results", "raptor"], "no results in raptor"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(words, message, capsys):
@@ -113,6 +121,30 @@ def phases_parser():
 def test_lists_are_written_as_words():
     joined = join_lists(["a", "b", "--k", "2", "3", "--out", "x"], phases_parser())
     assert joined == ['["a", "b"]', "--k=[2,3]", "--out", "x"]
+
+
+def test_options_may_stand_before_the_words_and_switches_alone():
+    phases = build_parser("phases", find_function("phases", [])[0])
+    joined = join_lists(["--num_images", "8", "scenes", "other", "--skip_bad", "--json", "--k", "2", "3"], phases)
+    assert joined == ['["scenes", "other"]', "--num_images", "8", "--skip_bad=true", "--json", "--k=[2,3]"]
+    distill = build_parser("distill", find_function("distill", [])[0])
+    assert join_lists(["--skip_bad", "false", "scenes"], distill) == ["scenes", "--skip_bad", "false"]
+
+
+def test_help_names_no_classes_of_the_library():
+    for name in ("distill", "train-teacher"):
+        text = build_parser(name, find_function(name, [])[0]).format_help()
+        assert "subclass" not in text and "ImageData" not in text and "Module" not in text
+
+
+@pytest.mark.parametrize(("error", "code"), [(Interrupted("stopped after step 3"), 130), (BrokenPipeError(), 0)])
+def test_exit_codes_of_a_stop_and_of_a_closed_pipe(monkeypatch, capsys, error, code):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr("raptor.cli.run_command", fails)
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    assert main(["phases"]) == code
 
 
 def test_options_are_the_functions_arguments():
