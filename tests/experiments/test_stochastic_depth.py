@@ -12,10 +12,11 @@ import torch
 
 from raptor.data import TrainStream, iterate, open_data
 from raptor.experiments import stochastic_depth
-from raptor.experiments.small import best_teacher, untrained_teacher
+from raptor.experiments.small import SHAPE, best_teacher, untrained_teacher
 from raptor.open import open_vit
 from raptor.report.figures_experiments import figure_stochastic_depth
 from raptor.report.style import save_figure
+from raptor.teachers import train_teacher
 
 
 def rows_of(folder: Path) -> dict[str, dict]:
@@ -86,12 +87,18 @@ def test_a_raptor_that_diverged_is_still_drawn(sweep_folder: Path) -> None:
 
 
 def test_the_untrained_teacher_is_where_training_starts(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    options = {**tiny.shape, "registers": 0, "seed": 3}
+    options = {**tiny.shape, "registers": 2, "seed": 3}
     first = untrained_teacher(options, 7, "cpu").model.state_dict()
     again = untrained_teacher(options, 7, "cpu").model.state_dict()
     other = untrained_teacher({**options, "seed": 4}, 7, "cpu").model.state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["blocks.0.attn.qkv.weight"], other["blocks.0.attn.qkv.weight"])
+    assert (first["reg_token"][0, 0] - first["reg_token"][0, 1]).norm() > 0.5 * first["reg_token"][0, 0].norm()
+    budget = dict(budget="1steps", batch_size=8, lr=0.0, weight_decay=0.0, limit=16, val_images=8, device="cpu")
+    train_teacher(SHAPE, "scenes", out=str(tmp_path), **tiny.shape, registers=2, seed=3, **budget)
+    start, trained = untrained_teacher(options, 20, "cpu"), open_vit(tmp_path / "teacher")
+    for name in ("reg_token", "blocks.0.attn.qkv.weight", "pos_embed"):
+        assert torch.equal(trained.model.state_dict()[name], start.model.state_dict()[name]), name
 
 
 def test_an_interrupted_sweep_goes_on_to_the_same_numbers(
