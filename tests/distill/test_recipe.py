@@ -261,7 +261,12 @@ def test_k_may_repeat_the_phases_and_is_three_without_them(tmp_path):
 
 def test_a_result_says_its_scores_and_folder(tmp_path):
     done = tiny_run(tmp_path / "run", budget="2steps")
-    scores, text = done.summary["validation"], done.text()
+    scores = done.summary["validation"]
+    assert scores["recovery"] == (scores["probe"] / scores["teacher_probe"] if scores["teacher_probe"] else None)
+    scores["recovery"] = None  # of a teacher that is never right
+    assert "recovery" not in done.text()
+    scores["recovery"] = 0.5
+    text = done.text()
     assert "phases 2 2" in text and text.endswith(f"run folder {tmp_path / 'run'}")
     assert f"{scores['r2_last']:.3f}" in text and f"recovery {scores['recovery']:.1%}" in text
     assert f"ridge probe {scores['probe']:.1%} (teacher {scores['teacher_probe']:.1%})" in text
