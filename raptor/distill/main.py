@@ -212,7 +212,7 @@ def _smallest_k(job: Job, name: str, value: float, matrix: Any, root: Path, conf
         result = _distill_one(job, phases, root / f"k{k}", config)
         score = result.summary["validation"].get(key)
         if score is None:
-            raise ValueError("recovery needs labels, and a teacher that is right on some: give others, or --target r2=.6")
+            raise ValueError("recovery needs labels, and a teacher that is right on some: else --target r2=.6")
         if job.fabric.is_global_zero:
             print(f"k={k}  phases {phases}  {name} {score:.3f}  (target {value:g})", file=sys.stderr)
         if score >= value:
