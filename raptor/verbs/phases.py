@@ -48,6 +48,10 @@ class PhasesResult:
                 cut = " | ".join(map(str, found["lengths"]))
                 lines.append(f"  k={k:>2}  {cut:<24} similarity within {within:.3f}, across {across:.3f}")
             lines.append(f"  the gains of further cuts suggest k={entry['chosen_k']}")
+            if entry["bad_images"]:
+                lines.append(
+                    f"  {len(entry['bad_images'])} unreadable images were passed over: see bad_images in phases.json"
+                )
         return "\n".join([*lines, f"written to {self.folder}/phases.json and {self.folder}/figures/phases.png"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from raptor.report.page import build_page
@@ -48,7 +49,12 @@ def report(
 
 
 def _add_strips(results: Results, num_images: int, data: str, device: str) -> None:
-    """Measure images.json unless it is there already; a model that cannot be opened leaves a note instead."""
+    """Measure images.json unless it is there already; a model that cannot be opened leaves a note instead, data that
+    was asked for and cannot be opened is an error."""
+    if data != "scenes":
+        from raptor.data import open_data
+
+        open_data(data, "val", limit=1)
     data = str(results.config.get("data") or data) if data == "scenes" else data
     known = results.get("images")
     if known and known.get("num_images") == num_images and known.get("data") == data:
@@ -67,4 +73,5 @@ def _add_strips(results: Results, num_images: int, data: str, device: str) -> No
         results.notes["images"] = f"The images could not be followed ({' '.join(str(error).split())})."
         return
     results.files["images"] = {**found, **provenance(started, device)}
-    write_text(results.folder / "images.json", json.dumps(results.files["images"]))
+    with suppress(OSError):  # a folder that cannot be written to: the page goes elsewhere and has them
+        write_text(results.folder / "images.json", json.dumps(results.files["images"]))

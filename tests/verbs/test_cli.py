@@ -9,6 +9,7 @@ import sys
 from importlib import import_module
 
 import pytest
+from PIL import Image
 
 from raptor.cli import COMMANDS, EXAMPLES, build_parser, find_function, join_lists, main
 from raptor.run import Interrupted
@@ -55,6 +56,7 @@ def test_help_and_version_import_nothing_heavy():
         (["reproduce", "stochastic-depth", "--data", "scenes", "--p", "1.5"], "must be in [0, 1)"),
         (["reproduce", "untrained", "--data", "scenes", "--heads", "5"], "must be a multiple of heads"),
         (["reproduce", "claims", "--results", "raptor"], "no results in raptor"),
+        (["report", "docs/results", "--data", "nowhere"], "unknown data 'nowhere'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(words, message, capsys):
@@ -169,6 +171,26 @@ def test_phases_writes_what_it_prints(tmp_path, capsys):
     assert [sum(p["lengths"]) for p in saved["models"][0]["phases"].values()] == [12, 12]
     assert saved["models"][0]["image_size"] == 48
     assert (tmp_path / "run" / "figures" / "phases.png").stat().st_size > 1000
+
+
+def test_phases_says_which_images_it_passed_over(tmp_path, capsys):
+    for i in range(4):
+        Image.new("RGB", (48, 48), (60 * i, 20, 90)).save(tmp_path / f"{i}.png")
+    (tmp_path / "torn.png").write_bytes((tmp_path / "0.png").read_bytes()[:60])
+    words = [
+        "phases",
+        "scenes",
+        "--data",
+        str(tmp_path),
+        "--split",
+        "train",
+        "--k",
+        "2",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main([*words, "--device", "cpu", "--skip-bad"]) == 0
+    assert "1 unreadable images were passed over" in capsys.readouterr().out
 
 
 def test_python_has_the_same_verbs_as_functions():
