@@ -143,9 +143,8 @@ class PaperBlock(nn.Module):
 
         Taken together with the loss on that input, it costs no pass over memory of its own, nor does its gradient.
         """
-        kind = x_btd.device.type
         normed_btd = _plain_norm(x_btd, self.norm1)
-        return normed_btd.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else normed_btd
+        return normed_btd.to(product_dtype(normed_btd))
 
     def _one_depth_a_row(self, x_btd: Tensor, m: Modulation) -> Tensor:
         """The same, with scales and shifts that differ between rows and so cannot be folded into the weights."""
@@ -160,6 +159,12 @@ class PaperBlock(nn.Module):
         b, t, f = qkv_btf.shape
         q, k, v = qkv_btf.view(b, t, 3, self.num_heads, f // 3 // self.num_heads).permute(2, 0, 3, 1, 4).unbind(0)
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, f // 3)
+
+
+def product_dtype(tensor: Tensor) -> torch.dtype:
+    """The precision in which a matrix product takes `tensor`: autocast's, or its own."""
+    kind = tensor.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
 
 
 def _factors(m: Modulation | None) -> list[Any]:

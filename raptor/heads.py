@@ -178,6 +178,12 @@ def accuracy(logits_nc: Tensor, labels_n: Tensor) -> float:
     return (logits_nc.argmax(-1) == labels_n.to(logits_nc.device)).float().mean().item()
 
 
+def share_kept(score: float | None, of_teacher: float, higher_is_better: bool = True) -> float | None:
+    """Surrogate / teacher for scores, teacher / surrogate for errors; None for no score, or where it divides by 0."""
+    top, bottom = (score, of_teacher) if higher_is_better else (of_teacher, score)
+    return top / bottom if top is not None and bottom else None
+
+
 def agreement(logits_nc: Tensor, other_nc: Tensor) -> float:
     """Share of images on which two sets of logits choose the same class."""
     return (logits_nc.argmax(-1) == other_nc.argmax(-1)).float().mean().item()

@@ -35,12 +35,17 @@ class StochasticBlock(nn.Module):
         return torch.where(self.keep, out_btd, x_btd)
 
 
+def check_drop(p: float) -> None:
+    """Refuse what is no probability to drop a block with."""
+    if not 0 <= p < 1:
+        raise ValueError(f"the drop probability must be in [0, 1), not {p}")
+
+
 class StochasticDepth:
     """Whole-block stochastic depth over a model's blocks, as a function of (seed, step)."""
 
     def __init__(self, blocks: nn.Sequential | nn.ModuleList, p: float, batch_size: int, rescale: bool, seed: int):
-        if not 0 <= p < 1:
-            raise ValueError(f"the drop probability must be in [0, 1), not {p}")
+        check_drop(p)
         self.blocks, self.p, self.seed = blocks, p, seed
         scale = 1 / (1 - p) if rescale else 1.0
         for name, block in list(blocks.named_children()):

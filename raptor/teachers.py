@@ -102,9 +102,8 @@ def train_teacher(
     else:
         train_data, val_data = data
     data_name = data if isinstance(data, str) else train_data.name
-    if train_data.labels is None or not train_data.classes:
-        raise ValueError(f"{data_name} has no labels: a teacher is trained to classify")
-    base = {"source": f"timm/{shape}", "kwargs": kwargs, "num_classes": len(train_data.classes)}
+    classes = check_labelled(train_data, data_name)
+    base = {"source": f"timm/{shape}", "kwargs": kwargs, "num_classes": len(classes)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build_base(base)
@@ -136,6 +135,13 @@ def train_teacher(
         else:
             vit.model.load_state_dict(open_vit(Path(out) / "teacher").model.state_dict())
     return vit
+
+
+def check_labelled(data: ImageData, name: str | None = None) -> list[str]:
+    """The classes of labelled data; other data is refused. `name`: as its user gave it."""
+    if data.labels is None or not data.classes:
+        raise ValueError(f"{name or data.name} has no labels: a teacher is trained to classify")
+    return data.classes
 
 
 @torch.no_grad()

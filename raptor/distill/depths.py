@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raptor.blocks import Folded, Modulation, PaperBlock
+from raptor.blocks import Folded, Modulation, PaperBlock, product_dtype
 
 
 class FoldedDepths:
@@ -24,8 +24,7 @@ class FoldedDepths:
 
     def __call__(self, block: PaperBlock, modulation: Modulation | None, num_depths: int) -> list[Folded]:
         """One `Folded` a depth, in the precision of the products; `modulation` has factors (num_depths, D)."""
-        device = block.g1.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else block.g1.dtype
+        dtype = product_dtype(block.g1)
         folded = self._fold(block, modulation, dtype)
         tied = [tensor for layer in folded.layers for tensor, differs in _with_depth_axis(layer) if not differs]
         copies = iter(Spread.apply(num_depths, dtype, *tied))

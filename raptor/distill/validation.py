@@ -9,7 +9,7 @@ import torch
 
 from raptor.curves import ErrorCurves, finite_list
 from raptor.data import ImageData, iterate
-from raptor.heads import Head, accuracy, agreement, collect_features, fit_ridge, resolve_head
+from raptor.heads import Head, accuracy, agreement, collect_features, fit_ridge, resolve_head, share_kept
 from raptor.trajectory import autocast
 from raptor.vit import ViT
 
@@ -81,7 +81,7 @@ class Validator:
                 label = torch.cat(labels)
                 scores["teacher_accuracy"] = accuracy(of_teacher, label)
                 scores["accuracy"] = accuracy(of_student, label)
-                scores["recovery_head"] = _share(scores["accuracy"], scores["teacher_accuracy"])
+                scores["recovery_head"] = share_kept(scores["accuracy"], scores["teacher_accuracy"])
         return scores
 
     @torch.no_grad()
@@ -94,7 +94,7 @@ class Validator:
                 self._teacher_ridge = self._ridge_accuracy(self.teacher)
             scores["teacher_probe"] = self._teacher_ridge
             scores["probe"] = self._ridge_accuracy(student)
-            scores["recovery"] = _share(scores["probe"], self._teacher_ridge)
+            scores["recovery"] = share_kept(scores["probe"], self._teacher_ridge)
         return scores
 
     def _ridge_accuracy(self, vit: ViT) -> float:
@@ -102,8 +102,3 @@ class Validator:
         held_out, held_labels, _ = collect_features(vit, self.val, self.precision)
         assert labels is not None and held_labels is not None
         return accuracy(fit_ridge(features, labels, self.num_classes)(held_out), held_labels)
-
-
-def _share(accuracy_of_student: float, accuracy_of_teacher: float) -> float | None:
-    """None where the teacher is never right."""
-    return accuracy_of_student / accuracy_of_teacher if accuracy_of_teacher else None

@@ -67,8 +67,12 @@ class Sweep:
         found = [read_json(self.path(c.name)) for c in self.cells if self.path(c.name).exists()]
         devices = dict.fromkeys(saved["device"] for saved in found if "device" in saved)
         named = {"device": ", ".join(devices)} if devices else {}
-        failed = {"failed": list(self.failed())} if self.failed() else {}
-        return {**named, **failed, "cell_seconds": round(sum(saved["seconds"] for saved in found), 1)}
+        failed = list(self.failed())
+        return {
+            **named,
+            **({"failed": failed} if failed else {}),
+            "cell_seconds": round(sum(saved["seconds"] for saved in found), 1),
+        }
 
     def missing(self) -> list[Cell]:
         return [cell for cell in self.cells if not self.path(cell.name).exists()]

@@ -21,8 +21,9 @@ from raptor.open import open_vit
 from raptor.phases import find_phases
 from raptor.run import RunError, read_config, read_json, read_summary
 from raptor.similarity import Array, measure_similarity
+from raptor.stochastic import check_drop
 from raptor.surrogate import block_parameters
-from raptor.teachers import evaluate, separate_registers, train_teacher
+from raptor.teachers import check_labelled, evaluate, separate_registers, train_teacher
 from raptor.trajectory import Trajectories
 from raptor.vit import ViT
 
@@ -103,13 +104,11 @@ def check_small(options: dict[str, Any], drops: Sequence[float] = ()) -> None:
         raise ValueError(f"k must be from 1 to the teacher's depth {options['depth']}, not {options['k']}")
     if options["heads"] < 1 or options["dim"] < 1 or options["dim"] % options["heads"]:
         raise ValueError(f"dim {options['dim']} must be a multiple of heads {options['heads']}")
-    wrong = [p for p in drops if not 0 <= p < 1]
-    if wrong:
-        raise ValueError(f"the drop probability must be in [0, 1), not {wrong[0]:g}")
+    for p in drops:
+        check_drop(p)
     load_recipe(options["recipe"])
     for split in ("train", "val"):
-        if open_data(options["data"], split, limit=2, size=options["size"]).labels is None:  # type: ignore[arg-type]
-            raise ValueError(f"{options['data']} has no labels: a teacher is trained to classify")
+        check_labelled(open_data(options["data"], split, limit=2, size=options["size"]))  # type: ignore[arg-type]
 
 
 def _refuse_other_teacher(folder: Path, options: dict[str, Any], data: str) -> None:

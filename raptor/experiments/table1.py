@@ -14,6 +14,7 @@ from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, Sweep, run_sweep
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import Machine, layer_similarity, load_pair, make_raptor
+from raptor.heads import share_kept
 from raptor.open import open_vit
 from raptor.phases import find_phases
 from raptor.probes import probe
@@ -177,7 +178,8 @@ def _row(k: str, found: list[dict[str, Any]], teacher: dict[str, Any] | None) ->
         at_edge = sum(f["probes"][task]["at_edge"] for f in found)
         row["scores"][task] = spread(scores) | {"size": found[0]["probes"][task]["size"], "at_edge": at_edge}
         if teacher is not None and task in teacher["probes"]:
-            row["scores"][task]["recovery"] = spread([_recovery(s, teacher["probes"][task]) for s in scores])
+            score, higher = (teacher["probes"][task][name] for name in ("score", "higher_is_better"))
+            row["scores"][task]["recovery"] = spread([share_kept(s, score, higher) for s in scores])
     if k != "teacher":
         row["phases"] = found[0]["phases"]
         row["r2"] = {
@@ -188,12 +190,6 @@ def _row(k: str, found: list[dict[str, Any]], teacher: dict[str, Any] | None) ->
         row["recovery_head"] = spread([f["recovery_head"] for f in found])
         row["recovery_ridge"] = spread([f["recovery"] for f in found])
     return row
-
-
-def _recovery(score: float | None, teacher: dict[str, Any]) -> float | None:
-    """Surrogate / teacher for scores, teacher / surrogate for errors; None for no score, or where it divides by 0."""
-    top, bottom = (score, teacher["score"]) if teacher["higher_is_better"] else (teacher["score"], score)
-    return top / bottom if top is not None and bottom else None
 
 
 def spread(values: Sequence[float | None]) -> dict[str, float | None]:

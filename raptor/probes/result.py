@@ -12,6 +12,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from raptor.heads import share_kept
 from raptor.probes.train import Pick, Trained
 from raptor.run import plain
 
@@ -104,8 +105,7 @@ def recovery(surrogate: ProbeResult, teacher: ProbeResult) -> float | None:
     """Share of the teacher's score that the surrogate keeps; for errors, teacher / surrogate. None of a score of 0."""
     if surrogate.metric != teacher.metric:
         raise ValueError(f"cannot compare {surrogate.metric} with {teacher.metric}; probe both on one task")
-    pair = (surrogate.score, teacher.score) if teacher.higher_is_better else (teacher.score, surrogate.score)
-    return pair[0] / pair[1] if pair[1] else None
+    return share_kept(surrogate.score, teacher.score, teacher.higher_is_better)
 
 
 def _picked(run: Trained, which: str) -> Pick:
