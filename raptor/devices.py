@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 DEVICES = ("auto", "cpu", "cuda")
+HAS_TRITON = find_spec("triton") is not None
+"""For kernels of our own; it is not beside torch for the CPU alone, or for a Mac."""
 
 
 def pick_device(device: str) -> str:

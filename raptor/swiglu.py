@@ -6,7 +6,6 @@ and the bias' gradient reads the result again. Here one kernel does all of it, o
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -14,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from raptor.devices import HAS_TRITON
+
 ROWS, COLUMNS = 64, 1024  # of the activations, that one program of the kernel goes through
 STRIP = 1  # rows that it holds at once
 WARPS = 4  # that share a program
-
-HAS_TRITON = find_spec("triton") is not None  # not beside torch for the CPU alone, or for a Mac
 
 
 def swiglu(x_btd: Tensor, weight_fd: Tensor, bias_f: Tensor, fused: bool = False) -> Tensor:

@@ -63,6 +63,13 @@ class DenseTask:
         """Features (B, P, F) of the patches."""
         raise NotImplementedError
 
+    def gradients(self, logits_bhwgc: Tensor, targets_bhw: Tensor) -> Tensor:
+        """`gradient` of every head. Upsampled logits are large: they exist for one head at a time."""
+        gradients = torch.empty_like(logits_bhwgc)
+        for g in range(logits_bhwgc.shape[3]):
+            gradients[..., g, :] = self.gradient(logits_bhwgc[..., g, :], targets_bhw)
+        return gradients
+
     def gradient(self, logits_bhwc: Tensor, targets_bhw: Tensor) -> Tensor:
         """Gradient of a head's loss in its logits on the grid of patches, given the targets of `train_targets`."""
         raise NotImplementedError
@@ -107,11 +114,7 @@ class DenseTask:
         images = self.augment(crop_images(images_u8, boxes), generator)
         targets = self.train_targets(targets, boxes)
         coarse = self.coarse_logits(self.grid_features(images), weight_gcf, bias_gc)
-        # Upsampled logits are large: they exist for one head at a time, and only their gradient on the grid is kept.
-        gradient = torch.empty_like(coarse)
-        for g in range(coarse.shape[3]):
-            gradient[..., g, :] = self.gradient(coarse[..., g, :].detach(), targets)
-        coarse.backward(gradient)
+        coarse.backward(self.gradients(coarse.detach(), targets))
 
     def scored_batches(self, weight_gcf: Tensor, bias_gc: Tensor, part: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Logits (B, h, w, G, C) of the frames of a part, whole and in order, with their targets (B, *frame)."""

@@ -56,6 +56,16 @@ class Geometry:
         rows, columns = (bilinear(n * scale, padded)[start : start + side] for n, padded, start, side in sides)
         return rows, columns
 
+    def cells(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Where the pixels of the image lie between patch centres, along height and width, as (starts, shares).
+
+        Cell i has the pixels from `starts[i]` to `starts[i + 1]`, which blend patch i - 1 and patch i; the share of patch i
+        is 1 before the first centre and 0 after the last, so that no patch outside the grid has a share.
+        """
+        sides = zip(self.grid, self.start, (self.height, self.width))
+        rows, columns = (_cells(n, self.patch, start, side) for n, start, side in sides)
+        return rows, columns
+
     def to_target(self, scale: int = 1) -> tuple[Tensor, Tensor]:
         """As `to_image`, then resized to the target frame."""
         rows, columns = self.to_image(scale)
@@ -70,6 +80,13 @@ class Geometry:
             ((torch.arange(n * scale) + 0.5) * self.patch / scale - start) / side for n, start, side in sides
         )
         return rows, columns
+
+
+def _cells(num: int, patch: int, start: int, side: int) -> tuple[Tensor, Tensor]:
+    places = (torch.arange(start, start + side, dtype=torch.float64) + 0.5) / patch + 0.5
+    cells = places.floor()
+    shares = torch.where(cells == 0, 1.0, torch.where(cells == num, 0.0, places - cells))
+    return torch.searchsorted(cells, torch.arange(num + 2, dtype=torch.float64)).int(), shares.float()
 
 
 def bilinear(num_in: int, num_out: int) -> Tensor:

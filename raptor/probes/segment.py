@@ -9,10 +9,14 @@ from torch import Tensor
 from torchmetrics.classification import MulticlassJaccardIndex
 
 from raptor.data.dense import IGNORE_INDEX, DenseData
+from raptor.devices import HAS_TRITON
 from raptor.probes.dense import MAX_ELEMENTS, DenseTask
 from raptor.probes.features import patches
 from raptor.probes.frames import crop_targets, on_device, pixel_centres, resize
 from raptor.vit import ViT
+
+WARPS = 4
+"""That share a program of the kernel."""
 
 
 class Segment(DenseTask):
@@ -29,6 +33,7 @@ class Segment(DenseTask):
         geometry = self.geometry
         self.to_image = on_device(geometry.to_image(), self.device)
         self.to_target = on_device(geometry.to_target(), self.device)
+        self.cell_rows, self.cell_columns = (on_device(side, self.device) for side in geometry.cells())
         self.places = on_device(pixel_centres(geometry.height, geometry.width), self.device)
 
     def features(self, tokens_btd: Tensor) -> Tensor:
@@ -36,6 +41,11 @@ class Segment(DenseTask):
 
     def train_targets(self, targets: Tensor, boxes: Tensor) -> Tensor:
         return crop_targets(targets, boxes, *self.places, IGNORE_INDEX).long()
+
+    def gradients(self, logits_bhwgc: Tensor, targets_bhw: Tensor) -> Tensor:
+        if logits_bhwgc.is_cuda and HAS_TRITON:
+            return fused_gradient(logits_bhwgc, targets_bhw, self.cell_rows, self.cell_columns, self.geometry.patch)
+        return super().gradients(logits_bhwgc, targets_bhw)
 
     def gradient(self, logits_bhwc: Tensor, targets_bhw: Tensor) -> Tensor:
         num_valid = (targets_bhw != IGNORE_INDEX).sum().clamp(min=1)
@@ -66,6 +76,29 @@ def entropy_gradient(logits_bhwc: Tensor, labels_bhw: Tensor, num_valid: Tensor)
     labels = torch.where(valid, labels_bhw[..., None], 0)
     gradient.scatter_add_(-1, labels, torch.full_like(labels, -1, dtype=gradient.dtype))
     return gradient.mul_(valid.to(gradient.dtype) / num_valid)
+
+
+def fused_gradient(
+    logits_bhwgc: Tensor, labels_bhw: Tensor, rows: tuple[Tensor, Tensor], columns: tuple[Tensor, Tensor], patch: int
+) -> Tensor:
+    """`entropy_gradient` of all heads' upsampled logits, back on the grid, with nothing of the image's size written.
+
+    rows, columns, patch: of the geometry (`cells`). Each program of the kernel takes the pixels of a cell and adds up
+    what they give the four patches around it; what a patch gets from its four cells is added here, in a fixed order.
+    """
+    from raptor.probes.segment_kernel import kernel
+
+    logits, labels = logits_bhwgc.float().contiguous(), labels_bhw.contiguous()
+    num, h, w, num_heads, num_classes = logits.shape
+    num_valid = (labels != IGNORE_INDEX).sum().clamp(min=1)
+    parts = logits.new_empty(4, num, h + 1, w + 1, num_heads, num_classes)
+    sizes = {"PIXELS": 1 << (patch - 1).bit_length(), "CLASSES": 1 << (num_classes - 1).bit_length()}
+    kernel[(num * (h + 1) * (w + 1) * num_heads,)](
+        logits, labels, parts, rows[0], columns[0], rows[1], columns[1], num_valid,
+        *labels.shape[1:], h, w, num_heads, num_classes, IGNORE=IGNORE_INDEX, num_warps=WARPS, **sizes,
+    )  # fmt: skip
+    above, below = (parts[0, :, 1:, 1:] + parts[1, :, 1:, :-1]), (parts[2, :, :-1, 1:] + parts[3, :, :-1, :-1])
+    return above + below
 
 
 def iou_metric(num_classes: int) -> MulticlassJaccardIndex:
