@@ -24,6 +24,7 @@ from typing import Any, TextIO
 
 from raptor.devices import device_name
 from raptor.progress import clock
+from raptor.provenance import versions
 from raptor.run import Interrupted, RunError, plain, read_json, write_text
 
 POLL_SECONDS = 0.5
@@ -62,11 +63,14 @@ class Sweep:
         return [read_json(self.path(c.name))["seconds"] for c in self.cells if self.path(c.name).exists()]
 
     def made(self) -> dict[str, Any]:
-        """Where the finished cells ran, whatever machine puts them together, how long all of them took, and which
-        failed."""
+        """Where and with which versions the finished cells ran, whatever machine puts them together, how long all of them
+        took, and which failed."""
         found = [read_json(self.path(c.name)) for c in self.cells if self.path(c.name).exists()]
         devices = dict.fromkeys(saved["device"] for saved in found if "device" in saved)
-        named = {"device": ", ".join(devices)} if devices else {}
+        named: dict[str, Any] = {"device": ", ".join(devices)} if devices else {}
+        used = [saved["versions"] for saved in found if "versions" in saved]
+        if used:
+            named["versions"] = {name: ", ".join(dict.fromkeys(v[name] for v in used if name in v)) for name in used[0]}
         failed = list(self.failed())
         return {
             **named,
@@ -182,8 +186,8 @@ def _do_cell(sweep: Sweep, cell: Cell, work: Work, jobs: int) -> bool:
             write_text(sweep.path(cell.name, "error"), traceback.format_exc())
             return True
         seconds = round(time.monotonic() - began, 2)
-        about = {"cell": cell.name, "options": cell.options, "seconds": seconds, "device": device_name(sweep.device)}
-        saved = {**about, "result": plain(result)}
+        where = {"device": device_name(sweep.device), "versions": versions()}
+        saved = {"cell": cell.name, "options": cell.options, "seconds": seconds, **where, "result": plain(result)}
         write_text(sweep.path(cell.name), json.dumps(saved, allow_nan=False))
         _say(f"{cell.name} in {clock(seconds)}; {time_left(sweep, jobs)}")
     return True

@@ -15,7 +15,7 @@ from raptor.probes.features import patches
 from raptor.probes.frames import crop_targets, on_device, pixel_centres, resize
 from raptor.vit import ViT
 
-WARPS = 4
+WARPS = 2
 """That share a program of the kernel."""
 
 

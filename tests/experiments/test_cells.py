@@ -170,6 +170,8 @@ def test_results_keep_the_device_their_cells_ran_on(tmp_path: Path) -> None:
     assert sweep.made()["device"] == "cpu"
     path = sweep.path("b")
     saved = json.loads(path.read_text())
-    path.write_text(json.dumps({**saved, "device": "NVIDIA H200", "seconds": 30}))
+    versions = {**saved["versions"], "torch": "2.0"}
+    path.write_text(json.dumps({**saved, "device": "NVIDIA H200", "seconds": 30, "versions": versions}))
     made = sweep.made()
     assert made["device"] == "cpu, NVIDIA H200" and made["cell_seconds"] >= 30
+    assert made["versions"]["torch"].endswith(", 2.0") and made["versions"]["timm"] == saved["versions"]["timm"]
