@@ -28,6 +28,7 @@ from raptor.probes.segment import Segment
 from raptor.probes.train import HeadGrid, Task, grid_around, random_head
 from raptor.vit import ViT
 
+NUM_WARMUP = 3
 LIMITS = {"classify": 1.2, "segment": 3.0, "depth": 3.0}
 
 
@@ -88,13 +89,13 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def measure(task: Task, lr: float, num_steps: int) -> tuple[float, float]:
-    """Median seconds of a step with one head and with twelve, taken in turn after one step of warm-up each."""
+def measure(task: Task, lr: float, num_steps: int) -> tuple[list[float], list[float]]:
+    """Seconds of each step with one head and with twelve, taken in turn after three steps of warm-up each."""
     task.start(0)
     init = random_head(task, 0)
     grids = HeadGrid(init, [lr], 1e-2), HeadGrid(init, grid_around(lr), 1e-2)
-    rows = [[step_seconds(task, heads, step) for heads in grids] for step in range(num_steps + 1)][1:]
-    one, twelve = (statistics.median(column) for column in zip(*rows))
+    rows = [[step_seconds(task, heads, step) for heads in grids] for step in range(num_steps + NUM_WARMUP)]
+    one, twelve = (list(column) for column in zip(*rows[NUM_WARMUP:]))
     return one, twelve
 
 
@@ -102,7 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tasks", nargs="+", default=list(DEFAULTS), choices=list(DEFAULTS))
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=15)
     parser.add_argument(
         "--batch", type=int, default=None, help="images a step; by default the task's own, less on the CPU"
     )
@@ -122,9 +123,11 @@ def main() -> None:
     for task in args.tasks:
         batch, size = args.batch or batches[task], sizes[task]
         made = make_task(vit, task, 3 * batch, batch, size, "bf16" if cuda else "fp32")
-        one, twelve = measure(made, DEFAULTS[task].lr, args.steps)
+        columns = measure(made, DEFAULTS[task].lr, args.steps)
+        one, twelve = (statistics.median(column) for column in columns)
         row = {"task": task, "size": size, "batch": batch, "outputs": made.num_outputs}
         row |= {"one_s": round(one, 4), "twelve_s": round(twelve, 4), "ratio": round(twelve / one, 3)}
+        row["range_s"] = [[round(end, 4) for end in (min(column), max(column))] for column in columns]
         result["rows"].append({**row, "aim": LIMITS[task]})
         print(json.dumps(result["rows"][-1]), flush=True)
     if args.out:

@@ -63,8 +63,8 @@ class Sweep:
         return [read_json(self.path(c.name))["seconds"] for c in self.cells if self.path(c.name).exists()]
 
     def made(self) -> dict[str, Any]:
-        """Where and with which versions the finished cells ran, whatever machine puts them together, how long all of them
-        took, and which failed."""
+        """Where and with which versions the finished cells ran, whatever machine puts them together; how long all of
+        them took, and which failed."""
         found = [read_json(self.path(c.name)) for c in self.cells if self.path(c.name).exists()]
         devices = dict.fromkeys(saved["device"] for saved in found if "device" in saved)
         named: dict[str, Any] = {"device": ", ".join(devices)} if devices else {}

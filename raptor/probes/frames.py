@@ -59,7 +59,7 @@ class Geometry:
     def cells(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Where the pixels of the image lie between patch centres, along height and width, as (starts, shares).
 
-        Cell i has the pixels from `starts[i]` to `starts[i + 1]`, which blend patch i - 1 and patch i; the share of patch i
+        Cell i has the pixels from `starts[i]` to `starts[i + 1]`, which blend patch i - 1 and i; the latter's share
         is 1 before the first centre and 0 after the last, so that no patch outside the grid has a share.
         """
         sides = zip(self.grid, self.start, (self.height, self.width))
