@@ -89,7 +89,7 @@ class ChosenK(NamedTuple):
 
 
 def find_phases(
-    similarity: ArrayLike, k: int, method: str = "maxcut", score: str = "weighted", min_length: int = 2
+    similarity: ArrayLike, k: int, method: str = "maxcut", score: str = "weighted", min_length: int | None = None
 ) -> Phases:
     """Cut the layers into k phases.
 
@@ -99,12 +99,11 @@ def find_phases(
             segment with the largest gain, so phases nest as k grows. `dp` is the exact best sum of phase scores.
         score: for `dp` only. With `sum` the segment's similarity sum and n its length: `weighted` is `sum / n`,
             `mean` is `sum / n^2` (the paper's printed one, which rewards tiny phases), `cut` is `sum - n^2`.
-        min_length: no phase is shorter.
+        min_length: no phase is shorter; by default 1 for `maxcut` and 2 for `dp`, whose scores reward tiny phases.
     """
     matrix = _check_similarity(similarity)
+    min_length = shortest(method, min_length)
     _check_counts(len(matrix), k, min_length)
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}: choose from {', '.join(METHODS)}")
     if score not in SCORES:
         raise ValueError(f"unknown score {score!r}: choose from {', '.join(SCORES)}")
     if method == "dp":
@@ -119,7 +118,14 @@ def find_phases(
     return Phases(tuple(int(n) for n in np.diff(edges)), gains, "maxcut")
 
 
-def choose_k(similarity: ArrayLike, max_k: int | None = None, min_length: int = 2, min_share: float = 0.1) -> ChosenK:
+def shortest(method: str, min_length: int | None = None) -> int:
+    """The `min_length` that is meant: the given one, or the method's own."""
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}: choose from {', '.join(METHODS)}")
+    return min_length if min_length is not None else (2 if method == "dp" else 1)
+
+
+def choose_k(similarity: ArrayLike, max_k: int | None = None, min_length: int = 1, min_share: float = 0.1) -> ChosenK:
     """Choose k from the gains of max-cut: the smallest k whose next cut gains less than `min_share` of the first cut.
 
     With non-negative distances the gains never rise, so every further cut gains less too. When no gain falls below

@@ -167,6 +167,15 @@ def test_choose_k_on_the_published_matrix() -> None:
     assert choose_k(np.ones((6, 6))).k == 1
 
 
+def test_a_layer_alone_is_a_phase_for_maxcut_but_not_by_default_for_dp() -> None:
+    similarity = np.eye(6)
+    similarity[:5, :5] = 1.0  # the last layer is like no other
+    assert find_phases(similarity, 2).lengths == (5, 1) and choose_k(similarity).k == 2
+    assert find_phases(similarity, 2, min_length=2).lengths == (4, 2)
+    assert find_phases(similarity, 2, "dp").lengths == (4, 2)
+    assert find_phases(similarity, 2, "dp", min_length=1).lengths == (5, 1)
+
+
 @pytest.mark.parametrize(("num_layers", "k", "min_length"), [(8, 3, 1), (12, 3, 2), (7, 2, 1), (10, 4, 2)])
 def test_random_phases_are_uniform(num_layers: int, k: int, min_length: int) -> None:
     every = all_partitions(num_layers, k, min_length)

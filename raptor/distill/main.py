@@ -171,7 +171,7 @@ def distill(
     matrix = fabric.broadcast(matrix)  # measured once, so that every rank cuts at the same places
     if wanted is not None:
         return _smallest_k(job, *wanted, matrix, Path(out or f"{root}-auto"), config)
-    found = find_phases(matrix, 3 if k is None else int(k), min_length=1)
+    found = find_phases(matrix, 3 if k is None else int(k))
     return _distill_one(job, found, Path(out or f"{root}-k{found.k}"), config)
 
 
@@ -208,7 +208,7 @@ def _smallest_k(job: Job, name: str, value: float, matrix: Any, root: Path, conf
     """Train k = 1, 2, ... until a trained surrogate passes the target."""
     key = {"recovery": "recovery", "r2": "r2_last"}[name]
     for k in range(1, job.teacher.num_layers + 1):
-        phases = find_phases(matrix, k, min_length=1)
+        phases = find_phases(matrix, k)
         result = _distill_one(job, phases, root / f"k{k}", config)
         score = result.summary["validation"].get(key)
         if score is None:

@@ -130,7 +130,7 @@ def one_cell(machine: Machine, cell: Cell) -> dict[str, Any]:
         options["data"], teacher.preprocess, options["limit"], options["val_images"], machine.device,
         machine.num_workers,
     )  # fmt: skip
-    phases = find_phases(layer_similarity(teacher, pair[0], machine)["all"], options["k"], min_length=1).lengths
+    phases = find_phases(layer_similarity(teacher, pair[0], machine)["all"], options["k"]).lengths
     folder = machine.folder / "raptors" / cell.name
     recipe = machine.folder / "recipes" / f"{cell.name}.yaml"
     recipe.parent.mkdir(parents=True, exist_ok=True)

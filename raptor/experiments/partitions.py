@@ -94,7 +94,7 @@ def cell_name(lengths: list[int]) -> str:
 
 def choose_partitions(matrix: Any, k: int, num_random: int, seed: int) -> dict[str, Any]:
     """Phase lengths by max-cut, by each exact score, and at random (all that there are, where there are fewer)."""
-    best = find_phases(matrix, k, min_length=1)
+    best = find_phases(matrix, k)
     num = min(num_random, num_partitions(best.num_layers, k) - 1)
     drawn = sample_partitions(best.num_layers, k, num, seed=seed, exclude=[best])
     ways: dict[str, Any] = {"maxcut": list(best.lengths)}

@@ -160,7 +160,7 @@ def layer_similarity(vit: ViT, data: ImageData, machine: Machine, num_images: in
 
 def describe_similarity(matrices: dict[str, Array], k: int) -> dict[str, Any]:
     """The matrices, the max-cut phases of all tokens, and the two means: off the diagonal, and within phases."""
-    phases = find_phases(matrices["all"], k, min_length=1)
+    phases = find_phases(matrices["all"], k)
     groups = {
         name: {"off_diagonal": off_diagonal_mean(m), "within_phases": within_phases_mean(m, phases.lengths)}
         for name, m in matrices.items()

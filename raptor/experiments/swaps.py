@@ -84,7 +84,7 @@ def one_cell(machine: Machine, cell: Cell) -> dict[str, Any]:
         options["data"], vit.preprocess, options["limit"], options["val_images"], machine.device, machine.num_workers
     )
     train, held_out = pair
-    phases = find_phases(layer_similarity(vit, train, machine)["all"], options["k"], min_length=1).lengths
+    phases = find_phases(layer_similarity(vit, train, machine)["all"], options["k"]).lengths
     num = min(options["num_images"], len(held_out))
     batches = iterate(held_out, vit.preprocess, num, device=machine.device, limit=num)
     swaps = measure_swaps(vit, next(iter(batches)).images, phases)

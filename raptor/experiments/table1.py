@@ -123,7 +123,7 @@ def one_cell(machine: Machine, cell: Cell) -> dict[str, Any]:
     )  # fmt: skip
     if options["k"] is None:
         return {"k": None, "parameters": block_parameters(teacher), "probes": probes(teacher, pair, options, machine)}
-    phases = find_phases(layer_similarity(teacher, pair[0], machine)["all"], options["k"], min_length=1).lengths
+    phases = find_phases(layer_similarity(teacher, pair[0], machine)["all"], options["k"]).lengths
     folder = machine.folder / "raptors" / cell.name
     result = make_raptor(
         teacher, pair, phases, folder, machine, recipe=options["recipe"], budget=options["budget"],

@@ -192,7 +192,7 @@ def choose_phases(
         return surrogate.phases
     states = (states for states, _, _ in Trajectories(teacher, batches, precision))
     similarity = measure_similarity(states, teacher.num_layers, teacher.groups, cka_features=None, model=teacher.name)
-    return find_phases(similarity.matrices["all"], k, min_length=1).lengths
+    return find_phases(similarity.matrices["all"], k).lengths
 
 
 def choose_classes(data: ImageData, num: int) -> list[int] | None:

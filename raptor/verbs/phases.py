@@ -14,7 +14,7 @@ import numpy as np
 from raptor.data import iterate, open_data
 from raptor.devices import pick_device, pick_precision
 from raptor.open import open_vit
-from raptor.phases import choose_k, find_phases, num_partitions
+from raptor.phases import choose_k, find_phases, num_partitions, shortest
 from raptor.progress import track
 from raptor.provenance import provenance
 from raptor.run import check_folder, slug, write_text
@@ -62,7 +62,7 @@ def phases(
     k: list[int] = [2, 3, 4],  # noqa: B006
     method: str = "maxcut",
     score: str = "weighted",
-    min_length: int = 2,
+    min_length: int | None = None,
     tokens: str = "all",
     standardise: bool = False,
     num_images: int = 1000,
@@ -89,7 +89,7 @@ def phases(
         k: how many phases to cut depth into; several at once.
         method: `maxcut` (hierarchical, phases nest) or `dp` (exact for an additive score).
         score: with dp: `weighted`, `mean` (the printed one) or `cut`.
-        min_length: shortest phase.
+        min_length: shortest phase; by default 1 with maxcut and 2 with dp.
         tokens: which similarity is cut: all, cls, registers, patches or pooled (cls + mean patch).
         standardise: divide each coordinate by its deviation first, so that a few huge ones do not rule.
         num_images: how many images.
@@ -147,7 +147,7 @@ def study_phases(
     k: Sequence[int] = (2, 3, 4),
     method: str = "maxcut",
     score: str = "weighted",
-    min_length: int = 2,
+    min_length: int | None = None,
     tokens: str = "all",
     standardise: bool = False,
     precision: str = "fp32",
@@ -165,7 +165,7 @@ def study_phases(
     )
     matrix = measured.matrices[tokens]
     found = {num: find_phases(matrix, num, method=method, score=score, min_length=min_length) for num in k}
-    chosen = choose_k(matrix, min_length=min_length)
+    chosen = choose_k(matrix, min_length=shortest("maxcut", min_length))
     saved = measured.to_dict()
     return {
         "model": vit.describe(),
@@ -183,7 +183,7 @@ def study_phases(
     }
 
 
-def check_cuts(vit: ViT, k: Sequence[int], method: str, score: str, min_length: int, tokens: str) -> None:
+def check_cuts(vit: ViT, k: Sequence[int], method: str, score: str, min_length: int | None, tokens: str) -> None:
     """Refuse what cannot be cut before any image is read."""
     present = [name for name, _ in vit.groups.present()]
     known = ["all", *present, *(["pooled"] if set(POOLED) & set(present) else [])]
@@ -191,7 +191,7 @@ def check_cuts(vit: ViT, k: Sequence[int], method: str, score: str, min_length: 
         raise ValueError(f"{vit.name} has no {tokens!r} tokens: choose from {', '.join(known)}")
     find_phases(np.eye(vit.num_layers), 1, method, score)
     for num in k:
-        num_partitions(vit.num_layers, num, min_length)
+        num_partitions(vit.num_layers, num, shortest(method, min_length))
 
 
 def within_and_across(matrix: Any, lengths: Sequence[int]) -> tuple[float, float]:
