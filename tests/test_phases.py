@@ -219,7 +219,7 @@ def test_sample_partitions_first_draw_is_uniform() -> None:
         (np.triu(np.ones((4, 4))), {"k": 2}, "symmetric"),
         (np.full((4, 4), np.nan), {"k": 2}, "NaN"),
         (np.full((4, 4), np.inf), {"k": 2}, "NaN"),
-        (np.eye(5), {"k": 3}, "need 6 layers, but there are 5"),
+        (np.eye(5), {"k": 3, "method": "dp"}, "need 6 layers, but there are 5"),
         (np.eye(5), {"k": 6, "min_length": 1}, "need 6 layers"),
         (np.eye(5), {"k": 0}, "k must be at least 1"),
         (np.eye(5), {"k": 2, "min_length": 0}, "min_length must be at least 1"),
@@ -236,7 +236,7 @@ def test_bad_input_is_one_clear_line(similarity: np.ndarray, options: dict, mess
 def test_maxcut_that_cannot_go_on_says_so() -> None:
     similarity = np.kron(np.eye(2), np.ones((3, 3)))  # the first cut leaves 3 | 3, which min_length 2 cannot cut
     with pytest.raises(ValueError, match=r"max-cut stops at 3 \| 3"):
-        find_phases(similarity, 3)
+        find_phases(similarity, 3, min_length=2)
     assert find_phases(similarity, 3, "dp").k == 3
     for bad in ({"k": 4, "min_length": 2}, {"k": 0}):
         with pytest.raises(ValueError):

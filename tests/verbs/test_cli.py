@@ -46,7 +46,7 @@ def test_help_and_version_import_nothing_heavy():
         (["reproduce", "budgts"], "did you mean budgets?"),
         (["models", "zzz"], "no model matches"),
         (["phases", "scenes", "--tokens", "pixels"], "has no 'pixels' tokens"),
-        (["phases", "scenes", "--k", "2", "7"], "k=7 phases"),
+        (["phases", "scenes", "--k", "2", "13"], "k=13 phases"),
         (["phases", "scenes", "--method", "guess"], "unknown method"),
         (["phases", "scenes", "--registers", "2"], "registers cannot be given"),
         (["train-teacher", "--dim", "32", "--heads", "3"], "could not be built"),
@@ -97,8 +97,8 @@ def test_phases_checks_its_options_before_any_image(monkeypatch, capsys):
         raise AssertionError("images were read")
 
     monkeypatch.setattr("raptor.verbs.phases.open_data", no_pass)
-    assert main(["phases", "scenes", "--k", "7"]) == 2
-    assert "k=7" in capsys.readouterr().err
+    assert main(["phases", "scenes", "--k", "13"]) == 2
+    assert "k=13" in capsys.readouterr().err
 
 
 def test_models_as_text_and_as_json(capsys):
