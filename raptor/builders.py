@@ -66,6 +66,7 @@ def _build_transformers(repo: str, base: dict[str, Any], fetch: bool) -> nn.Modu
     else:
         config = transformers.AutoConfig.from_pretrained(repo, **base["kwargs"])
     config = getattr(config, "vision_config", config)
+    config._name_or_path = repo
     if hasattr(config, "mask_ratio"):
         config.mask_ratio = 0.0
     if base.get("num_classes"):
@@ -84,6 +85,7 @@ def _build_transformers(repo: str, base: dict[str, Any], fetch: bool) -> nn.Modu
 
 def _fetch_transformers(auto: Any, repo: str, config: Any) -> tuple[nn.Module, list[str]]:
     """The model with its published weights, and the keys of a pooler it was left without for want of weights."""
+    _processor_file(repo, fetch=True)
     model, info = auto.from_pretrained(repo, config=config, output_loading_info=True)
     missing = sorted(info["missing_keys"])
     if missing and all(k.startswith("pooler.") for k in missing):
@@ -120,15 +122,32 @@ def model_preprocess(model: nn.Module, size: int | None = None) -> Preprocess:
 def _processor_statistics(config: Any, mean: Any, std: Any) -> tuple[Any, Any]:
     """Mean and deviation of a transformers model: its image processor's file, else the family's published ones."""
     family = getattr(config, "model_type", "")
-    folder = Path(getattr(config, "_name_or_path", "") or ".") / "preprocessor_config.json"
-    if folder.is_file():
-        values = json.loads(folder.read_text())
+    file = _processor_file(getattr(config, "_name_or_path", ""))
+    if file is not None:
+        values = json.loads(file.read_text())
         return tuple(values.get("image_mean", mean)), tuple(values.get("image_std", std))
     if "clip" in family:
         return (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
     if "siglip" in family or family in ("vit", "deit", "beit"):
         return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
     return mean, std
+
+
+def _processor_file(repo: str, fetch: bool = False) -> Path | None:
+    """The image processor's settings of a local folder or of a repository: fetched, or as fetched before."""
+    if not repo:
+        return None
+    from transformers.utils import cached_file
+
+    quiet = ("missing_entries", "connection_errors", "gated_repo")
+    try:
+        found = cached_file(
+            repo, "preprocessor_config.json", local_files_only=not fetch,
+            **{f"_raise_exceptions_for_{name}": False for name in quiet},
+        )  # fmt: skip
+    except (OSError, ValueError):
+        return None
+    return None if found is None else Path(found)
 
 
 def _native_size(model: nn.Module) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from raptor.data.stream import Batch
+from raptor.data.folder import ImageData
+from raptor.data.split import choice_split
+from raptor.data.stream import Batch, ImageStream, iterate
 from raptor.trajectory import autocast
 from raptor.vit import ViT, first_tensor
 
+NUM_IMAGES, NUM_IMAGES_A_CLASS = 5000, 20  # that a ridge head is fitted on: so many at least, so many a class
 ALPHAS = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5)
 
 
@@ -189,20 +193,35 @@ def agreement(logits_nc: Tensor, other_nc: Tensor) -> float:
     return (logits_nc.argmax(-1) == other_nc.argmax(-1)).float().mean().item()
 
 
+def head_batches(
+    teacher: ViT, data: ImageData, batch_size: int, *, head_images: int | None = None, num_workers: int = 0
+) -> ImageStream:
+    """The training images a ridge head is fitted on: `head_images` of them, by default 20 a class and 5,000 at least.
+
+    None of them is in the part of train that probes choose on, so that a probe may start from such a head.
+    """
+    fit = data.select(choice_split(data.names)[0]) if len(data) > 1 else data
+    wanted = head_images or max(NUM_IMAGES, NUM_IMAGES_A_CLASS * len(data.classes or ()))
+    limit = min(wanted, len(fit))
+    return iterate(fit, teacher.preprocess, batch_size, device=teacher.device, num_workers=num_workers, limit=limit)
+
+
 def resolve_head(
     teacher: ViT,
     train_batches: Iterable[Batch] | None = None,
     *,
     file: str | Path | None = None,
     cache: str | Path | None = None,
+    head_images: int | None = None,
     num_classes: int | None = None,
     precision: str = "fp32",
 ) -> tuple[Head | None, str]:
     """The head for accuracy and agreement, or None; and a sentence saying which, or why none.
 
-    The one in `file`; else the model's own; else a ridge probe on the teacher's features of `train_batches`, when these
-    have labels. `cache` is where the ridge probe is kept (in the run folder): it is read from there unless it was
-    fitted on other images or another teacher.
+    The one in `file`; else the model's own; else a ridge probe on the teacher's features of `train_batches` (see
+    `head_batches`), when these have labels. `cache` is where the ridge probe is kept (in the run folder): it is read
+    from there, so that all commands on a run judge by one head, unless it was fitted on other data, on another teacher
+    or on another number of images than the `head_images` that were asked for.
     """
     if file is not None:
         linear = LinearHead.load(file)
@@ -212,7 +231,8 @@ def resolve_head(
     data = getattr(train_batches, "data", None)
     num_classes = num_classes or len(getattr(data, "classes", None) or ()) or None
     fitted_on = _fitted_on(teacher, train_batches, num_classes)
-    if cache is not None and Path(cache).is_file() and _is_fitted_on(cache, fitted_on):
+    decisive = {name: value for name, value in fitted_on.items() if name != "num_images" or head_images is not None}
+    if cache is not None and Path(cache).is_file() and _is_fitted_on(cache, decisive):
         linear = LinearHead.load(cache)
         return Head("ridge", linear.num_classes, linear), f"the ridge probe kept in {Path(cache).name}"
     if train_batches is None:
@@ -239,12 +259,19 @@ def _fitted_on(teacher: ViT, batches: Iterable[Batch] | None, num_classes: int |
     """What decides a ridge probe, as far as it is known before a pass over the images."""
     known = {
         "teacher": teacher.name,
+        "weights": fingerprint(teacher),
         "size": teacher.preprocess.size,
         "data": getattr(getattr(batches, "data", None), "name", None),
         "num_images": getattr(batches, "num_images", None),
         "num_classes": num_classes,
     }
     return {name: str(value) for name, value in known.items() if value is not None}
+
+
+def fingerprint(vit: ViT) -> str:
+    """A short name of a model's weights: of the first and last values of each, the same on every device."""
+    ends = [p.detach().flatten()[part].float() for p in vit.model.parameters() for part in (slice(8), slice(-8, None))]
+    return hashlib.blake2b(torch.cat(ends).cpu().numpy().tobytes(), digest_size=8).hexdigest()
 
 
 def _is_fitted_on(path: str | Path, wanted: dict[str, str]) -> bool:

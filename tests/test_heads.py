@@ -14,8 +14,10 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from raptor import heads
+from raptor.data import open_data
+from raptor.data.split import choice_split
 from raptor.data.stream import Batch
-from raptor.heads import LinearHead, accuracy, agreement, collect_features, fit_ridge, resolve_head
+from raptor.heads import LinearHead, accuracy, agreement, collect_features, fit_ridge, head_batches, resolve_head
 from raptor.open import open_vit
 from raptor.vit import ViT
 
@@ -151,6 +153,21 @@ def test_order_of_heads(tmp_path: Path) -> None:
     assert none is None and "no training data" in reason
 
 
+def test_images_of_a_ridge_head_grow_with_the_classes_and_leave_out_what_probes_choose_on() -> None:
+    vit, data = tiny_vit(), open_data("scenes", "train", size=28)
+    _, choice = choice_split(data.names)
+    chosen = {data.names[i] for i in choice}
+    batches = head_batches(vit, data, 8)
+    assert batches.num_images == 5000 and len(data) > 6000 and data.classes is not None
+    assert not chosen & {batches.data.names[i] for i in batches.indices}
+    assert head_batches(vit, data, 8, head_images=7).num_images == 7
+    many = data.select(range(len(data)))
+    many.classes = [f"class {i}" for i in range(300)]
+    assert head_batches(vit, many, 8).num_images == 6000
+    few = data.select(range(12))
+    assert head_batches(vit, few, 8).num_images == len(choice_split(few.names)[0])
+
+
 class Stream(list):
     """Batches that say which images they are of, as an image stream does."""
 
@@ -165,12 +182,19 @@ def test_a_kept_ridge_head_is_fitted_again_for_other_images(tmp_path: Path) -> N
     _, reason = resolve_head(vit, Stream("photos", 2), cache=cache)
     assert "16 training images" in reason
     assert "kept in" in resolve_head(vit, Stream("photos", 2), cache=cache)[1]
-    for other in (Stream("drawings", 2), Stream("drawings", 3), Stream("drawings", 3, ("a", "b", "c"))):
+    for other in (Stream("drawings", 2), Stream("drawings", 3, ("a", "b", "c"))):
         head, reason = resolve_head(vit, other, cache=cache)
         assert head is not None and head.num_classes == len(other.data.classes)
         assert f"{other.num_images} training images" in reason
         assert "kept in" in resolve_head(vit, other, cache=cache)[1]
+    # Another number of images is another head only for those who ask for it: all commands on a run judge by one.
+    fewer = Stream("drawings", 2, ("a", "b", "c"))
+    assert "kept in" in resolve_head(vit, fewer, cache=cache)[1]
+    assert "16 training images" in resolve_head(vit, fewer, cache=cache, head_images=16)[1]
+    assert "16 training images" not in resolve_head(vit, fewer, cache=cache, head_images=16)[1]
     vit.name = "another teacher"
+    assert "training images" in resolve_head(vit, other, cache=cache)[1]
+    next(vit.model.parameters()).data[..., 0] += 1  # other weights under the same name
     assert "training images" in resolve_head(vit, other, cache=cache)[1]
     cache.write_bytes(b"junk")
     assert "training images" in resolve_head(vit, other, cache=cache)[1]

@@ -18,6 +18,7 @@ import transformers
 from tiny_models import noise_images, same_tensors, shake, tiny_timm
 from torch import Tensor, nn
 
+from raptor import builders
 from raptor.data.preprocess import Preprocess
 from raptor.open import list_models, open_pair, open_vit, save_vit
 from raptor.structure import NotAViT
@@ -214,6 +215,26 @@ def test_transformers_folder(name: str, tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+def test_statistics_of_a_hub_model_are_its_processors_not_its_familys(tmp_path: Path, monkeypatch) -> None:
+    """DINO's ViTs are of the family `vit`, but were trained with ImageNet's mean and deviation."""
+    asked = []
+
+    def cached(repo: str, name: str, local_files_only: bool = False, **_quiet: bool) -> str | None:
+        asked.append((repo, local_files_only))
+        return str(tmp_path / name) if repo == "someone/dino" else None
+
+    monkeypatch.setattr("transformers.utils.cached_file", cached)
+    mean, std = builders.IMAGENET
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": mean, "image_std": std}))
+    half = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    for repo, statistics in (("someone/dino", builders.IMAGENET), ("someone/vit", half), ("", half)):
+        model = transformers.ViTModel(transformers.ViTConfig(**AT_16))
+        model.config._name_or_path = repo
+        preprocess = open_vit(model).preprocess
+        assert (preprocess.mean, preprocess.std) == statistics
+    assert asked == [("someone/dino", True), ("someone/vit", True)]  # what was fetched before, and nothing new
+
+
 def test_masked_transformers_folder_sees_every_patch(tmp_path: Path) -> None:
     config = transformers.ViTMAEConfig(**AT_16, mask_ratio=0.75)
     shake(transformers.ViTMAEModel(config)).save_pretrained(tmp_path)

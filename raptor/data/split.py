@@ -11,6 +11,7 @@ Split = Literal["train", "val", "all"]
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "validation", "valid", "test", "testing")
 HELD_OUT_SHARE = 0.05
+CHOICE_SHARE = 0.1
 
 
 def is_train(part: str | None) -> bool:
@@ -72,3 +73,15 @@ def choose_sample(names: Sequence[str], limit: int) -> list[int]:
     # Salted, so that a sample of held-out images is not chosen by the hash that held them out.
     order = sorted(range(len(names)), key=lambda i: (name_share("sample:" + names[i]), names[i]))
     return sorted(order[:limit])
+
+
+def choice_split(names: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Indices of train to fit on and, a tenth by a hash of the name, to choose on."""
+    if len(names) < 2:
+        raise ValueError(f"a probe needs at least two training images; got {len(names)}")
+    shares = [name_share("probe:" + name) for name in names]
+    held = [i for i, share in enumerate(shares) if share < CHOICE_SHARE] or [shares.index(min(shares))]
+    if len(held) == len(names):
+        held = held[:1]
+    out = set(held)
+    return [i for i in range(len(names)) if i not in out], held

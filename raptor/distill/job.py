@@ -27,7 +27,7 @@ class Job:
     phase: int | None = None
     start: str | None = None
     head_file: str | None = None
-    head_images: int = 5000
+    head_images: int | None = None
     seed: int = 0
     num_workers: int = 0
     compile_blocks: bool = False

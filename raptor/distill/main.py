@@ -68,7 +68,7 @@ def distill(
     limit: int | None = None,
     phase_images: int = 1024,
     val_images: int = 1024,
-    head_images: int = 5000,
+    head_images: int | None = None,
     seed: int = 0,
     device: str = "auto",
     precision: str = "auto",
@@ -88,7 +88,8 @@ def distill(
             pair of opened data, training and held-out).
         k: number of tied blocks (3 unless `phases` are given), or `auto` for the smallest that passes `target`.
         phases: phase lengths, e.g. 7 3 2, instead of max-cut on the teacher's similarity.
-        target: with k=auto, `recovery=.95` or `r2=.6` on held-out images.
+        target: with k=auto, `recovery=.95` (of a ridge probe) or `r2=.6` (at every layer), on held-out images. The
+            scores of the k that is chosen are of the same images, so they flatter it a little.
         recipe: paper, authors, default, quick, or a YAML file; the options below override it.
         out: run folder; continued when it already holds this run.
         stage: `all`, `1` or `2`; one stage alone keeps its share of the budget.
@@ -113,7 +114,7 @@ def distill(
         limit: use only this many training images.
         phase_images: images for the similarity that the phases are cut from.
         val_images: held-out images for the validation curve.
-        head_images: training images that ridge probes are fitted on.
+        head_images: training images that ridge probes are fitted on; by default 20 a class, 5,000 at least.
         seed: of initialisation, data order and crops.
         device: auto, cpu or cuda.
         precision: auto, fp32 or bf16.
@@ -206,7 +207,7 @@ def _check_options(
 
 def _smallest_k(job: Job, name: str, value: float, matrix: Any, root: Path, config: dict[str, Any]) -> Distilled:
     """Train k = 1, 2, ... until a trained surrogate passes the target."""
-    key = {"recovery": "recovery", "r2": "r2_last"}[name]
+    key = {"recovery": "recovery", "r2": "r2_lowest"}[name]  # a surrogate stands for every layer
     for k in range(1, job.teacher.num_layers + 1):
         phases = find_phases(matrix, k)
         result = _distill_one(job, phases, root / f"k{k}", config)

@@ -9,7 +9,16 @@ import torch
 
 from raptor.curves import ErrorCurves, finite_list
 from raptor.data import ImageData, iterate
-from raptor.heads import Head, accuracy, agreement, collect_features, fit_ridge, resolve_head, share_kept
+from raptor.heads import (
+    Head,
+    accuracy,
+    agreement,
+    collect_features,
+    fit_ridge,
+    head_batches,
+    resolve_head,
+    share_kept,
+)
 from raptor.trajectory import autocast
 from raptor.vit import ViT
 
@@ -22,20 +31,19 @@ class Validator:
     Args:
         head_file: a linear head, for a teacher that has none of its own.
         folder: where a ridge head fitted for the run is kept.
-        head_images: training images a ridge head is fitted on.
+        head_images: training images a ridge head is fitted on; see `head_batches`.
     """
 
     def __init__(
         self, teacher: ViT, train_data: ImageData, val_data: ImageData, precision: str = "fp32", num_workers: int = 0,
-        head_file: str | None = None, folder: Path | None = None, head_images: int = 5000,
+        head_file: str | None = None, folder: Path | None = None, head_images: int | None = None,
     ):  # fmt: skip
         self.teacher, self.precision = teacher, precision
         device = teacher.device
         size = min(BATCH, len(val_data))
         self.val = iterate(val_data, teacher.preprocess, size, device=device, num_workers=num_workers)
-        self.train = iterate(
-            train_data, teacher.preprocess, BATCH, device=device, num_workers=num_workers, limit=head_images
-        )
+        self.head_images = head_images
+        self.train = head_batches(teacher, train_data, BATCH, head_images=head_images, num_workers=num_workers)
         self.labelled = train_data.labels is not None and val_data.labels is not None
         self.num_classes = len(train_data.classes or ())
         self.head_file, self.folder = head_file, folder
@@ -48,8 +56,9 @@ class Validator:
         if self._head is None:
             cache = None if self.folder is None else self.folder / "head.safetensors"
             self._head = resolve_head(
-                self.teacher, self.train, file=self.head_file, cache=cache, precision=self.precision
-            )
+                self.teacher, self.train, file=self.head_file, cache=cache, head_images=self.head_images,
+                precision=self.precision,
+            )  # fmt: skip
         return self._head[0]
 
     @torch.no_grad()

@@ -83,6 +83,7 @@ def measure_dynamics(
     stability_images: int = STABILITY_IMAGES,
     rank_images: int = RANK_IMAGES,
     eps: Sequence[float] = EPS,
+    perturbation: str = "relative",
     precision: str = "fp32",
     seed: int = 0,
     compile: bool | None = None,
@@ -96,7 +97,8 @@ def measure_dynamics(
         classes: labels whose basins are followed; None leaves basins out.
         stability_images: images that are perturbed; 0 leaves stability out.
         rank_images: images whose updates are factorised.
-        eps: sizes of the perturbations, as shares of each token's norm.
+        eps: sizes of the perturbations.
+        perturbation: `relative` to each token's norm, or the `paper`'s `eps u` with `u ~ N(0, I)`.
         precision: `fp32` or `bf16` for the states; stability always runs in fp32.
         seed: of the perturbations.
         compile: fuse the direction measure; by default on a GPU from 10,000 images on.
@@ -108,7 +110,7 @@ def measure_dynamics(
     rank = Rank(vit.groups, rank_images, num_images)
     modes = Modes(vit.groups, num_images=num_images)
     basins = Basins(vit.groups, classes) if classes is not None else None
-    stability = Stability(vit.groups, eps, seed=seed) if stability_images else None
+    stability = Stability(vit.groups, eps, kind=perturbation, seed=seed) if stability_images else None
     subset = EvenSubset(stability_images, num_images) if stability is not None else None
     count = PassCount(vit, stability, num_images, min(stability_images, num_images), progress)
     to_perturb: list[Tensor] = []

@@ -35,7 +35,8 @@ class StabilityResult:
       Its entry at the injection layer itself is the size of the perturbation as an angle.
     num_block_calls: blocks run on perturbed states, per batch; divided by L, the forward passes it costs (one more
       pass, of the first batch, is for the noise floor).
-    noise_floor: `(groups,)`, angle at the last layer with no perturbation at all; smaller angles mean nothing.
+    noise_floor: `(groups,)`, angle at the last layer when the first state moves by one unit of rounding; angles that
+      are not far above it mean nothing.
     """
 
     targets: list[str]
@@ -143,8 +144,10 @@ class Stability:
             raise ValueError(f"injection layers {self.layers} do not fit a model of {len(states) - 1} blocks")
         units = [unit(state) for state in states]
         if self._floor is None:
-            clean = run_from(0, states[0])
-            self._floor = path_angles(clean[-1:], units[-1:], list(self._spans.values()))[:, 0].mean(0)[:, 0]
+            first = as_float(states[0])
+            generator = seeded_generator(first.device, self.seed)
+            ends = run_from(0, first + perturbation(first, torch.finfo(first.dtype).eps, slice(None), generator))[-1:]
+            self._floor = path_angles(ends, units[-1:], list(self._spans.values()))[:, 0].mean(0)[:, 0]
         angles = [self._respond(states, units, run_from, target) for target in self.targets]
         both = torch.stack(angles, 2)  # (B, 2, targets, groups, eps, layers, L+1)
         self._last.update(both[..., -1])

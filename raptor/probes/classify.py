@@ -11,10 +11,11 @@ from torchmetrics.functional.classification import multiclass_accuracy
 
 from raptor.data.folder import ImageData
 from raptor.data.preprocess import Preprocess
+from raptor.data.split import choice_split
 from raptor.data.stream import TrainStream, iterate
 from raptor.heads import LinearHead
 from raptor.probes.features import normed_tokens, pooled, view_at
-from raptor.probes.train import HeadTensors, choice_split
+from raptor.probes.train import HeadTensors
 from raptor.vit import ViT
 
 CROP_SCALE = (0.08, 1.0)

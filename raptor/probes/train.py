@@ -11,7 +11,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from raptor.data.split import name_share
 from raptor.data.stream import stable_seed
 
 BETAS = (0.9, 0.999)
@@ -20,7 +19,6 @@ MAX_NORM = 1.0
 NUM_WARMUP = 100
 WARMUP_SHARE = 0.1
 FINAL_SHARE = 0.01
-CHOICE_SHARE = 0.1
 INIT_STD = 0.01
 
 HeadTensors = tuple[Tensor, Tensor]
@@ -124,18 +122,6 @@ def lr_factor(step: int, num_steps: int, share: float | None = None) -> float:
 def grid_around(lr: float) -> list[float]:
     """Twelve learning rates a third of a decade apart, from a tenth of `lr` (meant for long runs) to 464 times it."""
     return [lr * 10 ** (-1 + i / 3) for i in range(12)]
-
-
-def choice_split(names: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Indices of train to fit on and, a tenth by a hash of the name, to choose on."""
-    if len(names) < 2:
-        raise ValueError(f"a probe needs at least two training images; got {len(names)}")
-    shares = [name_share("probe:" + name) for name in names]
-    held = [i for i, share in enumerate(shares) if share < CHOICE_SHARE] or [shares.index(min(shares))]
-    if len(held) == len(names):
-        held = held[:1]
-    out = set(held)
-    return [i for i in range(len(names)) if i not in out], held
 
 
 def random_head(task: Task, seed: int) -> HeadTensors:

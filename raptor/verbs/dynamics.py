@@ -18,7 +18,8 @@ from raptor.dynamics.effects import Predict
 from raptor.dynamics.findings import find
 from raptor.dynamics.interventions import measure_extrapolation, measure_repetition, measure_swaps
 from raptor.dynamics.measure import measure_dynamics
-from raptor.heads import Head, resolve_head
+from raptor.dynamics.stability import KINDS
+from raptor.heads import Head, head_batches, resolve_head
 from raptor.open import open_pair
 from raptor.phases import Phases, find_phases
 from raptor.progress import Progress
@@ -71,11 +72,12 @@ def dynamics(
     stability_images: int = 64,
     rank_images: int = 64,
     eps: tuple[float, ...] = (1e-3, 1e-2, 1e-1),
+    perturbation: str = "relative",
     k: int = 3,
     phases: list[int] | None = None,
     interventions: bool = True,
     intervention_images: int = 32,
-    train_images: int = 1000,
+    head_images: int | None = None,
     head_file: str | None = None,
     weights: str | None = None,
     pretrained: bool = True,
@@ -105,12 +107,14 @@ def dynamics(
         classes: how many classes basins are drawn of: those with the most images; 0 leaves basins out.
         stability_images: images that are perturbed, in fp32; 0 leaves stability out.
         rank_images: images whose updates are factorised.
-        eps: sizes of the perturbations, as shares of each token's norm.
+        eps: sizes of the perturbations.
+        perturbation: `relative`, eps times each token's norm, or `paper`, eps times a standard normal vector.
         k: phases that depth is cut into (by max-cut) where they are not given; a surrogate has its own.
         phases: phase lengths instead, e.g. 7 3 2.
         interventions: also swap layers, run phases longer and shorter, and run a surrogate past its last layer.
         intervention_images: images of the interventions.
-        train_images: training images of a ridge head, for a teacher that has none of its own.
+        head_images: training images of a ridge head, for a teacher that has none of its own; by default the head kept
+            in the run, else 20 images a class, 5,000 at least.
         head_file: a linear head instead.
         weights: a local weight file for the teacher.
         pretrained: fetch published weights; false gives an untrained twin.
@@ -130,6 +134,8 @@ def dynamics(
     started = time.monotonic()
     device = pick_device(device)
     precision = pick_precision(precision, device)
+    if perturbation not in KINDS:
+        raise ValueError(f"unknown perturbation {perturbation!r}: choose from {', '.join(KINDS)}")
     surrogate, main = open_pair(
         model, teacher=teacher, weights=weights, pretrained=pretrained, size=size, blocks=blocks, norm=norm, cls=cls,
         registers=registers, device=device,
@@ -150,7 +156,8 @@ def dynamics(
         bar = Progress(f"dynamics of the {side}", None, "images")
         found = measure_dynamics(
             vit, batches, num_images=batches.num_images, classes=chosen, stability_images=stability_images,
-            rank_images=rank_images, eps=eps, precision=precision, seed=seed, progress=_shown(bar),
+            rank_images=rank_images, eps=eps, perturbation=perturbation, precision=precision, seed=seed,
+            progress=_shown(bar),
         )  # fmt: skip
         bar.finish()
         if chosen is None and classes:
@@ -164,15 +171,17 @@ def dynamics(
     changed = None
     if interventions:
         try:
-            training = stream("train", train_images)
+            images = open_data(data, "train", size=main.preprocess.size, skip_bad=skip_bad)
+            training = head_batches(main, images, batch_size, head_images=head_images, num_workers=num_workers)
         except ValueError:  # held-out images alone: no ridge head can be fitted, and `reason` says so
             training = None
         head, reason = resolve_head(
-            main, training, file=head_file, cache=folder / "head.safetensors", precision=precision
-        )
-        images = first_images(batches, intervention_images)
-        changed = {"provenance": provenance(started, device)} | facts | {"num_images": len(images), "head": reason}
-        changed |= intervene(main, surrogate, images, lengths, head)
+            main, training, file=head_file, cache=folder / "head.safetensors", head_images=head_images,
+            precision=precision,
+        )  # fmt: skip
+        shown = first_images(batches, intervention_images)
+        changed = {"provenance": provenance(started, device)} | facts | {"num_images": len(shown), "head": reason}
+        changed |= intervene(main, surrogate, shown, lengths, head)
         write_text(folder / "interventions.json", json.dumps(changed, allow_nan=False))
     from raptor.report.figures_dynamics import save_figures
 

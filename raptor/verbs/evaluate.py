@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from dataclasses import dataclass
@@ -11,10 +12,10 @@ from typing import Any
 from raptor.certificate import Certificate
 from raptor.complexity import levin_bounds, quantisation_error
 from raptor.curves import ErrorCurves
-from raptor.data import ImageStream, iterate, open_data
+from raptor.data import ImageData, ImageStream, iterate, open_data
 from raptor.devices import pick_device, pick_precision
 from raptor.fidelity import certify
-from raptor.heads import resolve_head
+from raptor.heads import head_batches, resolve_head
 from raptor.open import open_pair
 from raptor.progress import Progress
 from raptor.provenance import provenance
@@ -52,6 +53,7 @@ def evaluate(
     data: str = "scenes",
     num_images: int = 1000,
     train_images: int = 1000,
+    head_images: int | None = None,
     teacher: str | None = None,
     weights: str | None = None,
     size: int | None = None,
@@ -76,7 +78,9 @@ def evaluate(
         run: a run folder, a surrogate folder, or scenes-k2, scenes-k3.
         data: images; their held-out split is used, as in every command.
         num_images: held-out images.
-        train_images: training images that the null models and a ridge head are fitted on.
+        train_images: training images that the null models are fitted on.
+        head_images: training images of a ridge head, for a teacher that has none; by default the head kept in the run,
+            else 20 images a class, 5,000 at least.
         teacher: what the teacher is, where the run does not say.
         weights: a local weight file for the teacher.
         size: image size.
@@ -111,12 +115,21 @@ def evaluate(
     def show(done: int, _total: int) -> None:
         bar.advance(done - bar.done)
 
+    def opened(split: str, limit: int | None) -> ImageData:
+        return open_data(data, split, limit=limit, size=model.preprocess.size, skip_bad=skip_bad)  # type: ignore[arg-type]
+
     def stream(split: str, limit: int, progress: Any = None) -> ImageStream:
-        images = open_data(data, split, limit=limit, size=model.preprocess.size, skip_bad=skip_bad)  # type: ignore[arg-type]
+        images = opened(split, limit)
         return iterate(images, model.preprocess, batch_size, device=device, num_workers=num_workers, progress=progress)
 
     held_out, training = stream("val", num_images, show), stream("train", train_images)
-    head, reason = resolve_head(model, training, file=head_file, cache=folder / "head.safetensors", precision=precision)
+    fitting = None
+    if head_file is None and not model.num_classes:
+        images = opened("train", None)
+        fitting = head_batches(model, images, batch_size, head_images=head_images, num_workers=num_workers)
+    head, reason = resolve_head(
+        model, fitting, file=head_file, cache=folder / "head.safetensors", head_images=head_images, precision=precision
+    )
     certificate = certify(
         surrogate, model, held_out, null_models=null_models, head=head, precision=precision, bootstrap=bootstrap,
         seed=seed, train_batches=training,
@@ -125,12 +138,15 @@ def evaluate(
     certificate.notes.append(f"head: {reason}")
     complexity = {
         **levin_bounds(surrogate, model),
-        "quantisation": quantisation_error(
-            surrogate, lambda vit: _short_errors(vit, model, stream("val", min(256, num_images)), precision)
-        ),
+        "quantisation": {
+            side: quantisation_error(
+                vit, lambda vit: _short_errors(vit, model, stream("val", min(256, num_images)), precision)
+            )
+            for side, vit in (("surrogate", surrogate), ("teacher", copy.deepcopy(model)))
+        },
     }
     about = provenance(started, device)
-    bad = sorted({*held_out.data.bad, *training.data.bad})
+    bad = sorted({*held_out.data.bad, *training.data.bad, *(fitting.data.bad if fitting else ())})
     found = {"provenance": about, "data": data, "bad_images": bad, **certificate.to_dict()}
     write_text(folder / "certificate.json", json.dumps(found))
     write_text(folder / "complexity.json", json.dumps({"provenance": about, **complexity}))

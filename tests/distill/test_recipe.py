@@ -159,13 +159,13 @@ def test_auto_stops_at_the_smallest_k_that_passes(tmp_path, capfd):
     scores = {}
     for k in (1, 2):
         one = tiny_run(tmp_path / f"alone-{k}", **{**options, "k": k})
-        scores[k] = one.summary["validation"]["r2_last"]
+        scores[k] = one.summary["validation"]["r2_lowest"]
     assert scores[1] < scores[2]
     between = (scores[1] + scores[2]) / 2
     result = tiny_run(tmp_path / "auto", **options, target=f"r2={between}")
     assert result.surrogate.phases is not None and len(result.surrogate.phases) == 2
     assert result.folder == tmp_path / "auto" / "k2"
-    assert result.summary["validation"]["r2_last"] == scores[2]
+    assert result.summary["validation"]["r2_lowest"] == scores[2]
     assert not (tmp_path / "auto" / "k3").exists()
     assert capfd.readouterr().out == ""
     first = tiny_run(tmp_path / "easy", **options, target=f"r2={scores[1]}")

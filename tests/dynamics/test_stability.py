@@ -55,7 +55,7 @@ def test_contraction_shrinks_angle_by_rate_and_d_by_its_square() -> None:
     np.testing.assert_allclose(d[1] / d[0], 10, rtol=0.05)
     angle = result.angle_per_eps.mean[0, 0]
     np.testing.assert_allclose(angle[1] / angle[0], 1, rtol=0.05)
-    assert result.noise_floor.max() == 0
+    assert 0 < result.noise_floor.max() < 1e-6  # far below what the smallest perturbation does
 
 
 def test_sensitivity_slope_is_minus_log_rate() -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from raptor.data.split import choice_split
 from raptor.probes.classify import classification_losses
-from raptor.probes.train import HeadGrid, choice_split, grid_around, lr_factor
+from raptor.probes.train import HeadGrid, grid_around, lr_factor
 
 
 def test_grid_is_adamw_with_clipping_head_by_head() -> None:
