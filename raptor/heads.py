@@ -268,6 +268,24 @@ def _fitted_on(teacher: ViT, batches: Iterable[Batch] | None, num_classes: int |
     return {name: str(value) for name, value in known.items() if value is not None}
 
 
+@torch.no_grad()
+def own_linear_head(vit: ViT, images_bchw: Tensor) -> LinearHead | None:
+    """The model's own head as one on cls and mean patch; None when it is not linear in them (seen on `images_bchw`)."""
+    layers = [m for m in vit.model.modules() if isinstance(m, nn.Linear) and m.out_features == vit.num_classes]
+    states, output = vit.record(images_bchw.to(vit.device))
+    features = vit.features(states[-1])
+    if not layers or layers[-1].in_features != vit.dim:
+        return None
+    weight = layers[-1].weight.detach()
+    bias = weight.new_zeros(len(weight)) if layers[-1].bias is None else layers[-1].bias.detach()
+    none = weight.new_zeros(len(weight), features.shape[1] - vit.dim)
+    for parts in ([weight, none], [none, weight]):
+        head = LinearHead(torch.cat(parts, dim=1), bias).to(vit.device)
+        if torch.allclose(head(features), output.float(), rtol=1e-3, atol=1e-3):
+            return head
+    return None
+
+
 def fingerprint(vit: ViT) -> str:
     """A short name of a model's weights: of the first and last values of each, the same on every device."""
     ends = [p.detach().flatten()[part].float() for p in vit.model.parameters() for part in (slice(8), slice(-8, None))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,16 @@ from raptor import heads
 from raptor.data import open_data
 from raptor.data.split import choice_split
 from raptor.data.stream import Batch
-from raptor.heads import LinearHead, accuracy, agreement, collect_features, fit_ridge, head_batches, resolve_head
+from raptor.heads import (
+    LinearHead,
+    accuracy,
+    agreement,
+    collect_features,
+    fit_ridge,
+    head_batches,
+    own_linear_head,
+    resolve_head,
+)
 from raptor.open import open_vit
 from raptor.vit import ViT
 
@@ -120,6 +130,20 @@ def test_features_are_the_normed_cls_and_mean_patch() -> None:
         torch.testing.assert_close(logits, vit.model(images), atol=1e-5, rtol=1e-5)
     assert labels is not None and labels.tolist() == [0, 1] * 12
     assert collect_features(tiny_vit(), tiny_batches(labels=False))[1:] == (None, None)
+
+
+@pytest.mark.parametrize("options", [{}, {"class_token": False, "global_pool": "avg", "fc_norm": False}])
+def test_a_models_own_head_as_one_on_cls_and_mean_patch(options: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    shape: dict[str, Any] = dict(img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=5)
+    vit = open_vit(timm.create_model("vit_tiny_patch16_224", **shape, **options).eval())
+    head = own_linear_head(vit, torch.randn(4, 3, 32, 32))
+    assert head is not None and not head.weight.requires_grad
+    images = torch.randn(5, 3, 32, 32)
+    with torch.no_grad():
+        states, output = vit.record(images)
+        torch.testing.assert_close(head(vit.features(states[-1])), output, rtol=1e-4, atol=1e-5)
+    assert own_linear_head(tiny_vit(), images) is None
 
 
 def test_order_of_heads(tmp_path: Path) -> None:

@@ -11,10 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
-from raptor.data import iterate
 from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, Sweep, run_sweep
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
@@ -147,7 +145,7 @@ def one_cell(machine: Machine, cell: Cell) -> dict[str, Any]:
 def refit(folder: Path, teacher: ViT, pair: Pair, options: dict[str, Any], machine: Machine) -> dict[str, Any]:
     """Accuracy of the surrogate in `folder` with its head fitted again, and of the teacher under the same protocol."""
     kept = folder / "head.safetensors"
-    start = LinearHead.load(kept) if kept.exists() else own_linear_head(teacher, pair, machine)
+    start = LinearHead.load(kept) if kept.exists() else "own"
     surrogate = open_vit(folder / "surrogate", device=machine.device)
     scores = {
         name: probe(
@@ -164,23 +162,8 @@ def refit(folder: Path, teacher: ViT, pair: Pair, options: dict[str, Any], machi
     return {
         "accuracy": scores["surrogate"].score,
         "teacher_accuracy": scores["teacher"].score,
-        "from_head": start is not None,
+        "from_head": scores["surrogate"].settings["init_head"] != "random",
     }
-
-
-@torch.no_grad()
-def own_linear_head(vit: ViT, pair: Pair, machine: Machine) -> LinearHead | None:
-    """The model's own head as one on cls and mean patch, if it is linear in cls; None when it is something else."""
-    layers = [m for m in vit.model.modules() if isinstance(m, torch.nn.Linear) and m.out_features == vit.num_classes]
-    if not layers or not vit.groups.cls or layers[-1].in_features != vit.dim:
-        return None
-    weight = layers[-1].weight.detach()
-    bias = weight.new_zeros(len(weight)) if layers[-1].bias is None else layers[-1].bias.detach()
-    head = LinearHead(torch.cat([weight, torch.zeros_like(weight)], dim=1), bias).to(vit.device)
-    images = next(iter(iterate(pair[1], vit.preprocess, 8, device=vit.device, limit=8))).images
-    states, output = vit.record(images)
-    same = torch.allclose(head(vit.features(states[-1])), output.float(), rtol=1e-3, atol=1e-3)
-    return head if same else None
 
 
 def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ def run(
     size: int | None = None,
     segment_size: int | None = None,
     depth_size: int | None = None,
-    init_head: str | None = None,
+    init_head: str = "own",
     classify_epochs: int | None = None,
     segment_epochs: int | None = None,
     depth_epochs: int | None = None,
@@ -79,7 +79,7 @@ def run(
         batch_size, recipe: of that training.
         size: image size for distillation and classification.
         segment_size, depth_size: shorter side of the frames; by default the data's own.
-        init_head: a published linear head to start the classifier from.
+        init_head: where the classifier starts: own (the model's own linear head, where it has one), random, or a file.
         classify_epochs, segment_epochs, depth_epochs: of the probes; by default each task's own.
         probe_seconds: stop each probe's training after so long; its schedule then ends by the clock.
         limit: use only this many training images for distillation and classification.
@@ -146,7 +146,7 @@ def probes(vit: ViT, pair: Any, options: dict[str, Any], machine: Machine) -> di
             both = _dense(spec, task, options, vit)
         result = probe(
             vit, task, *both, size=size, seeds=[options["seed"]], epochs=options[f"{task}_epochs"],
-            init_head=options["init_head"] if task == "classify" else None, precision=machine.precision,
+            init_head=options["init_head"] if task == "classify" else "own", precision=machine.precision,
             max_seconds=options["probe_seconds"], num_workers=machine.num_workers,
         )  # fmt: skip
         kept = ("metric", "higher_is_better", "size", "num_images", "at_edge", "seconds", "chosen", "last")

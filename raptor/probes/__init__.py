@@ -20,11 +20,13 @@ from raptor.probes.depth import Depth
 from raptor.probes.features import check_layer
 from raptor.probes.result import ProbeResult, recovery
 from raptor.probes.segment import Segment
-from raptor.probes.train import grid_around, train_heads
+from raptor.probes.train import HeadTensors, grid_around, train_heads
 from raptor.vit import ViT
 
 AnyData = ImageData | DenseData
 Size = int | tuple[int, int] | None
+
+STARTS = ("own", "random")
 
 __all__ = ["DEFAULTS", "ProbeResult", "probe", "recovery"]
 
@@ -59,7 +61,7 @@ def probe(
     precision: str | None = None,
     size: Size = None,
     closed_form: str | None = None,
-    init_head: str | Path | LinearHead | None = None,
+    init_head: str | Path | LinearHead = "own",
     num_workers: int = 0,
     max_seconds: float | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -82,7 +84,9 @@ def probe(
         size: image side (the shorter one of frames), or (height, width) of frames; by default the model's own for
             classification and the data's frame otherwise. Frames are padded to whole patches.
         closed_form: `ridge` or `logistic` on cached features, for a quick look at classification.
-        init_head: a published linear head to start the classifier from; it takes part in the choice as epoch 0.
+        init_head: where the classifier starts: `own`, the model's own linear head where it has one with as many classes
+            (for the last layer), else at random; `random`; or a published linear head. A head that is not random takes
+            part in the choice as epoch 0.
         max_seconds: of training for each seed; the schedule then ends by the clock.
         progress: called with (steps done, steps in all).
     """
@@ -109,11 +113,12 @@ def probe(
         size=size,
         num_workers=num_workers,
     )
+    init = None
     if closed_form:
         assert isinstance(made, Classify)
         runs = [fit_closed_form(made, closed_form, grid)]
     else:
-        init = None if init_head is None else read_head(init_head, made.num_outputs, made.num_features)
+        init = _start(init_head, made)
         options: dict[str, Any] = {"epochs": epochs, "weight_decay": decay, "init": init, "max_seconds": max_seconds}
         told = [_of_all(progress, i, len(seeds)) for i in range(len(seeds))]
         runs = [train_heads(made, grid, seed=seed, progress=tell, **options) for seed, tell in zip(seeds, told)]
@@ -124,7 +129,7 @@ def probe(
         "precision": precision,
         "train_data": train.name,
         "val_data": val.name,
-        "init_head": str(init_head) if isinstance(init_head, str | Path) else init_head is not None,
+        "init_head": "random" if init is None else ("given" if isinstance(init_head, LinearHead) else str(init_head)),
         "max_seconds": max_seconds,
     }
     return ProbeResult(
@@ -146,13 +151,24 @@ def probe(
 def _check(task: str, closed_form: str | None, init_head: object) -> Defaults:
     if task not in DEFAULTS:
         raise ValueError(f"unknown task {task!r}; use {', '.join(DEFAULTS)}")
-    if task != "classify" and (closed_form is not None or init_head is not None):
+    given = not isinstance(init_head, str) or init_head not in STARTS
+    if task != "classify" and (closed_form is not None or given):
         raise ValueError(f"closed_form and init_head are for the task classify, not {task}")
     if closed_form is not None and closed_form not in CLOSED_FORMS:
         raise ValueError(f"unknown closed form {closed_form!r}; use {' or '.join(CLOSED_FORMS)}")
-    if closed_form is not None and init_head is not None:
+    if closed_form is not None and given:
         raise ValueError("a closed form has no starting point; leave out init_head or closed_form")
     return DEFAULTS[task]
+
+
+def _start(init_head: str | Path | LinearHead, made: Classify | Segment | Depth) -> HeadTensors | None:
+    """The head a probe starts from; None for a random one."""
+    if init_head == "random" or not isinstance(made, Classify):
+        return None
+    if init_head != "own":
+        return read_head(init_head, made.num_outputs, made.num_features)
+    head = made.own_head()
+    return None if head is None else (head.weight, head.bias)
 
 
 def _open_both(train: AnyData | str, val: AnyData | str | None, task: str) -> tuple[AnyData, AnyData]:

@@ -13,7 +13,7 @@ from raptor.data.folder import ImageData
 from raptor.data.preprocess import Preprocess
 from raptor.data.split import choice_split
 from raptor.data.stream import TrainStream, iterate
-from raptor.heads import LinearHead
+from raptor.heads import LinearHead, own_linear_head
 from raptor.probes.features import normed_tokens, pooled, view_at
 from raptor.probes.train import HeadTensors
 from raptor.vit import ViT
@@ -68,6 +68,13 @@ class Classify:
 
     def _pooled(self, images: Tensor) -> Tensor:
         return pooled(self.vit, normed_tokens(self.vit, images, self.layer, self.precision))
+
+    def own_head(self) -> LinearHead | None:
+        """The model's own head, where it is linear in the features of this layer and has the data's classes."""
+        if self.layer != self.vit.num_layers or self.vit.num_classes != self.num_outputs:
+            return None
+        batch = next(iter(iterate(self.fit_data, self.preprocess, 8, device=self.device, limit=8)))
+        return own_linear_head(self.vit, batch.images)
 
     def start(self, seed: int) -> None:
         self.stream = TrainStream(

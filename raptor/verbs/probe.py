@@ -53,7 +53,7 @@ def probe(
     seeds: list[int] = [0],  # noqa: B006
     layer: int | None = None,
     closed_form: str | None = None,
-    init_head: str | None = None,
+    init_head: str = "own",
     max_seconds: float | None = None,
     limit: int | None = None,
     val_images: int | None = None,
@@ -82,7 +82,8 @@ def probe(
         seeds: several give mean and deviation.
         layer: the state to probe (0..L); by default the last.
         closed_form: ridge or logistic on cached features, for a quick look at classification.
-        init_head: a published linear head to start the classifier from.
+        init_head: where the classifier starts: own (the model's own linear head, where it has one of as many classes),
+            random, or the file of a published linear head.
         max_seconds: of training for each seed.
         limit: use only this many training images.
         val_images: use only this many held-out images.

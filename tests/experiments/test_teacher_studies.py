@@ -17,7 +17,6 @@ from raptor.data import iterate, open_data
 from raptor.distill.recipe import resolve_recipe
 from raptor.distill.schedule import teacher_forcing
 from raptor.experiments import ablation, partitions, swaps, untrained
-from raptor.experiments.small import Machine
 from raptor.open import open_vit
 from raptor.run import RunError
 from raptor.trajectory import swap_blocks
@@ -142,14 +141,3 @@ def test_ablation_rows_have_equal_steps_and_the_untouched_head(
     assert recipe.lam_until == float("inf") and recipe.last_phase_weights is None
     with pytest.raises(ValueError, match="equal steps"):
         ablation.run(**{**options, "budget": "60s"})
-
-
-def test_the_models_own_head_as_one_on_cls_and_mean_patch(sweep_folder: Path) -> None:
-    vit = open_vit(sweep_folder / "teachers" / "p0-s0" / "teacher")
-    pair = (open_data("scenes", "train", limit=8, size=32), open_data("scenes", "val", limit=8, size=32))
-    head = ablation.own_linear_head(vit, pair, Machine(sweep_folder, "cpu"))
-    assert head is not None and not head.weight.requires_grad
-    images = torch.randn(5, 3, 32, 32)
-    with torch.no_grad():
-        states, output = vit.record(images)
-        torch.testing.assert_close(head(vit.features(states[-1])), output, rtol=1e-4, atol=1e-5)

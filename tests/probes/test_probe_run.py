@@ -6,6 +6,7 @@ import copy
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,6 +173,24 @@ def test_public_head_takes_part_as_epoch_0(vit: ViT, tmp_path: Path) -> None:
         run(vit, "classify", [0.1], init_head=path)
     with pytest.raises(ValueError, match="knows 1000 classes"):
         run(vit, "classify", [0.1], init_head=LinearHead(torch.zeros(1000, 64), torch.zeros(1000)))
+
+
+def _with_head(num_classes: int) -> ViT:
+    torch.manual_seed(0)
+    shape: dict[str, Any] = dict(img_size=24, patch_size=6, embed_dim=32, depth=3, num_heads=2)
+    return open_vit(timm.create_model("vit_tiny_patch16_224", **shape, num_classes=num_classes), size=24)
+
+
+def test_a_models_own_head_takes_part_as_epoch_0() -> None:
+    own = _with_head(4)
+    ruined = run(own, "classify", [100.0])
+    assert ruined.settings["init_head"] == "own" and ruined.runs[0].epochs == [0, 1, 2]
+    assert ruined.runs[0].chosen.epoch == 0
+    torch.testing.assert_close(ruined.head[0], torch.cat([own.model.head.weight, torch.zeros(4, 32)], dim=1))
+    # It is of the last layer and of as many classes; and it need not be wanted.
+    elsewhere = [run(own, "classify", [0.1], layer=2), run(_with_head(7), "classify", [0.1])]
+    for other in (*elsewhere, run(own, "classify", [0.1], init_head="random")):
+        assert other.settings["init_head"] == "random" and other.runs[0].epochs == [1, 2]
 
 
 def test_closed_forms_are_scikit_learns(vit: ViT) -> None:
