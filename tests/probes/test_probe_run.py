@@ -183,10 +183,10 @@ def _with_head(num_classes: int) -> ViT:
 
 def test_a_models_own_head_takes_part_as_epoch_0() -> None:
     own = _with_head(4)
-    ruined = run(own, "classify", [100.0])
-    assert ruined.settings["init_head"] == "own" and ruined.runs[0].epochs == [0, 1, 2]
-    assert ruined.runs[0].chosen.epoch == 0
-    torch.testing.assert_close(ruined.head[0], torch.cat([own.model.head.weight, torch.zeros(4, 32)], dim=1))
+    still = run(own, "classify", [1e-12])  # ties go to the first
+    assert still.settings["init_head"] == "own" and still.runs[0].epochs == [0, 1, 2]
+    assert still.runs[0].chosen.epoch == 0
+    torch.testing.assert_close(still.head[0], torch.cat([own.model.head.weight, torch.zeros(4, 32)], dim=1))
     # It is of the last layer and of as many classes; and it need not be wanted.
     elsewhere = [run(own, "classify", [0.1], layer=2), run(_with_head(7), "classify", [0.1])]
     for other in (*elsewhere, run(own, "classify", [0.1], init_head="random")):
