@@ -12,11 +12,13 @@ from typing import Any
 import torch
 
 from raptor.builders import IMAGENET
+from raptor.curves import ErrorCurves
 from raptor.data import ImageData, InMemory, Preprocess, iterate, open_data
 from raptor.devices import pick_precision
 from raptor.distill import distill
 from raptor.distill.recipe import load_recipe
 from raptor.experiments.statistics import off_diagonal_mean, within_phases_mean
+from raptor.null_models import NULL_NAMES, fit_null_models
 from raptor.open import open_vit
 from raptor.phases import find_phases
 from raptor.run import RunError, read_config, read_json, read_summary
@@ -32,6 +34,7 @@ SHAPE = "vit_tiny_patch16_224"
 SHAPE_OPTIONS = ("size", "patch", "dim", "depth", "heads", "registers")
 TRAINING: dict[str, Any] = {"smoothing": 0.1, "augment": "crop"}  # of a teacher, unless its options say else
 SIMILARITY_IMAGES = 2048
+NULL_IMAGES = 1024  # that the null models are fitted on, and as many held-out ones they are measured on
 TRAIN_SAMPLE = 5000  # training images on which a teacher's training accuracy is measured
 CURVES = ("r2", "bounded_r2", "pearson", "cosine", "relative")
 SCORES = ("accuracy", "teacher_accuracy", "agreement", "probe", "teacher_probe", "recovery", "recovery_head")
@@ -190,7 +193,33 @@ def make_raptor(
         teacher, pair, phases=list(phases), out=str(folder), device=machine.device, compile=machine.compile, **options
     )
     shutil.rmtree(folder / "checkpoint", ignore_errors=True)
-    return raptor_scores(done.summary) | {"parameters": block_parameters(done.surrogate)}
+    nulls = null_scores(teacher, pair, phases, machine)
+    return raptor_scores(done.summary) | {"parameters": block_parameters(done.surrogate), "nulls": nulls}
+
+
+def null_scores(teacher: ViT, pair: Pair, phases: Sequence[int], machine: Machine) -> dict[str, Any]:
+    """Curves of the null models: what is followed without training. Null -> group -> R2 and bounded R2 by layer."""
+    batches = [
+        iterate(part, teacher.preprocess, 128, device=teacher.device, limit=min(NULL_IMAGES, len(part)),
+                num_workers=machine.num_workers)
+        for part in pair
+    ]  # fmt: skip
+    nulls = fit_null_models(teacher, phases, batches[0], machine.precision)
+    curves = {name: ErrorCurves(teacher.num_layers, teacher.groups) for name in NULL_NAMES}
+    for states, _, batch in Trajectories(teacher, batches[1], machine.precision):
+        for name, own in nulls.states(batch.images, states, machine.precision).items():
+            curves[name].update(states, own)
+    found = {name: curve.result().to_dict() for name, curve in curves.items()}
+    return {
+        name: {group: {m: metrics[m] for m in ("r2", "bounded_r2")} for group, metrics in groups.items()}
+        for name, groups in found.items()
+    }
+
+
+def best_null(raptor: dict[str, Any], group: str = "all", metric: str = "r2") -> float | None:
+    """The last layer's R2 of the null model that does best; None where none was measured."""
+    known = [groups[group][metric][-1] for groups in raptor.get("nulls", {}).values()]
+    return max((value for value in known if value is not None), default=None)
 
 
 def raptor_scores(summary: dict[str, Any]) -> dict[str, Any]:

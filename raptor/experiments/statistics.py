@@ -79,6 +79,17 @@ def correlation(x: Sequence[float], y: Sequence[float], seed: int = 0) -> dict[s
     return found
 
 
+def partial_correlation(x: Sequence[float], y: Sequence[float], given: Sequence[float]) -> float | None:
+    """Pearson correlation of what is left of x and y once each is fitted by a line in `given`; None if nothing is."""
+    if len(x) < 4 or len(set(given)) < 2:
+        return None
+    line = np.stack([np.ones(len(given)), np.asarray(given, dtype=float)], axis=1)
+    left = [v - line @ np.linalg.lstsq(line, v, rcond=None)[0] for v in (np.asarray(x, float), np.asarray(y, float))]
+    if min(np.abs(v).max() for v in left) < 1e-12:
+        return None
+    return float(pearson(*left))
+
+
 def permutation_p(x: Sequence[float], y: Sequence[float], seed: int = 0) -> float | None:
     """Share of random pairings with a Spearman correlation at least as large (one-sided), counting the real one."""
     a, b = ranks(x), ranks(y)

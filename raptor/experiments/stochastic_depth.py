@@ -16,6 +16,7 @@ from raptor.experiments.cells import Cell, Sweep, run_sweep
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import (
     Machine,
+    best_null,
     check_small,
     describe_similarity,
     layer_similarity,
@@ -25,13 +26,13 @@ from raptor.experiments.small import (
     small_teacher,
     teacher_scores,
 )
-from raptor.experiments.statistics import correlation, trend
+from raptor.experiments.statistics import correlation, partial_correlation, trend
 from raptor.report.figures_experiments import figure_stochastic_depth
 from raptor.report.style import save_figure
 
 COLUMNS = (
     "p", "seed", "phases", "similarity", "within phases", "teacher", "train", "raptor", "raptor, probe", "R2 last",
-    "bounded R2 last", "bounded cls", "bounded patches",
+    "bounded R2 last", "bounded cls", "bounded patches", "best null, R2 last",
 )  # fmt: skip
 
 
@@ -132,23 +133,25 @@ def one_cell(machine: Machine, cell: Cell) -> dict[str, Any]:
 
 
 def statistics(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Trends against p, and the correlation of similarity with the last layer's R2."""
+    """Trends against p, the correlation of similarity with the last layer's R2, and what is left of it given p."""
     if len(rows) < 3:
         return {}
     rows = sorted(rows, key=lambda row: (row["p"], row["seed"]))
     columns = {"p": [row["p"] for row in rows]}
     columns |= {name: [measure(row) for row in rows] for name, measure in MEASURES.items()}
     pairs = [(x, y) for x in ("similarity", "within_phases") for y in ("bounded_r2", "r2")]
+    known = {f"{x}/{y}": _known(columns[x], columns[y], columns["p"]) for x, y in pairs}
     return {
-        "trends": {name: trend(*_known(columns["p"], columns[name])) for name in MEASURES},
-        "correlations": {f"{x}/{y}": correlation(*_known(columns[x], columns[y])) for x, y in pairs},
+        "trends": {name: trend(*_known(columns["p"], columns[name], columns["p"])[:2]) for name in MEASURES},
+        "correlations": {name: correlation(x, y) for name, (x, y, _) in known.items()},
+        "given_p": {name: partial_correlation(x, y, p) for name, (x, y, p) in known.items()},
     }
 
 
-def _known(x: list[Any], y: list[Any]) -> tuple[list[float], list[float]]:
-    """The pairs of which both are finite: a raptor that diverged has no R2."""
-    both = [(a, b) for a, b in zip(x, y) if a is not None and b is not None]
-    return [a for a, _ in both], [b for _, b in both]
+def _known(x: list[Any], y: list[Any], p: list[Any]) -> tuple[list[float], list[float], list[float]]:
+    """The rows of which all are finite: a raptor that diverged has no R2."""
+    rows = [row for row in zip(x, y, p) if None not in row]
+    return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
 
 
 MEASURES = {
@@ -175,6 +178,7 @@ def table(rows: list[dict[str, Any]]) -> str:
                 MEASURES["similarity"](row), MEASURES["within_phases"](row), row["teacher"]["accuracy"],
                 row["teacher"]["train_accuracy"], row["raptor"]["accuracy"], row["raptor"]["probe"],
                 *(MEASURES[name](row) for name in ("r2", "bounded_r2", "bounded_r2_cls", "bounded_r2_patches")),
+                best_null(row["raptor"]),
             ]
             for row in ordered
         ],

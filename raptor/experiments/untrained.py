@@ -15,6 +15,7 @@ from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import (
     Machine,
     Pair,
+    best_null,
     check_small,
     describe_similarity,
     layer_similarity,
@@ -34,7 +35,8 @@ from raptor.vit import ViT
 KINDS = ("trained", "untrained", "overfitted")
 COLUMNS = (
     "teacher", "seed", "phases", "accuracy", "train", "similarity", "within phases", "within phases, cls",
-    "cls R2", "cls bounded R2", "cls correlation", "patches R2", "patches bounded R2",
+    "cls R2", "cls bounded R2", "cls correlation", "patches R2", "patches bounded R2", "best null, cls R2",
+    "best null, patches R2",
 )  # fmt: skip
 
 
@@ -160,6 +162,7 @@ def table(rows: list[dict[str, Any]]) -> str:
                 row["similarity"]["within_phases"], row["similarity"]["means"]["cls"]["within_phases"],
                 *(row["raptor"]["curves"]["cls"][name][-1] for name in ("r2", "bounded_r2", "pearson")),
                 *(row["raptor"]["curves"]["patches"][name][-1] for name in ("r2", "bounded_r2")),
+                *(best_null(row["raptor"], group) for group in ("cls", "patches")),
             ]
             for row in rows
         ],

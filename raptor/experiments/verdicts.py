@@ -62,7 +62,9 @@ def claims_stochastic_depth(values: Values | None) -> list[Claim]:
     claims.append(accuracy_peak(values["rows"], peak))
     claims.append(Claim(gap, _trend_text(trends["gap"]) + share, falls(trends["gap"])))
     found = values["statistics"]["correlations"]["similarity/bounded_r2"]
-    return [*claims, Claim(strong, _correlation_text(found), correlates(found))]
+    left = values["statistics"].get("given_p", {}).get("similarity/bounded_r2")
+    given = "" if left is None else f"; with p held fixed (partial correlation) {left:.2f}"
+    return [*claims, Claim(strong, _correlation_text(found) + given, correlates(found))]
 
 
 def rises(trend: Values) -> str:

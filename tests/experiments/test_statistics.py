@@ -7,6 +7,7 @@ from scipy import stats
 from raptor.experiments.statistics import (
     correlation,
     off_diagonal_mean,
+    partial_correlation,
     pearson,
     permutation_p,
     ranks,
@@ -79,3 +80,14 @@ def test_means_of_a_similarity_matrix_by_hand() -> None:
     assert within_phases_mean(matrix, [2, 1]) == pytest.approx(0.8)
     assert within_phases_mean(matrix, [3]) == pytest.approx(0.4)
     assert within_phases_mean(matrix, [1, 1, 1]) is None
+
+
+def test_partial_correlation_is_the_closed_form_of_three_correlations() -> None:
+    z = RNG.normal(size=40)
+    x, y = z + 0.5 * RNG.normal(size=40), -z + 0.5 * RNG.normal(size=40)
+    xy, xz, yz = (stats.pearsonr(a, b).statistic for a, b in ((x, y), (x, z), (y, z)))
+    expected = (xy - xz * yz) / np.sqrt((1 - xz**2) * (1 - yz**2))
+    assert partial_correlation(x.tolist(), y.tolist(), z.tolist()) == pytest.approx(expected)
+    line = (2 * z + 1).tolist()  # nothing is left of it
+    assert partial_correlation(line, y.tolist(), z.tolist()) is None
+    assert partial_correlation([1.0, 2.0, 4.0], [1.0, 3.0, 2.0], [0.0, 1.0, 2.0]) is None

@@ -12,7 +12,7 @@ import torch
 
 from raptor.data import TrainStream, iterate, open_data
 from raptor.experiments import stochastic_depth
-from raptor.experiments.small import SHAPE, best_teacher, untrained_teacher
+from raptor.experiments.small import SHAPE, best_null, best_teacher, untrained_teacher
 from raptor.open import open_vit
 from raptor.report.figures_experiments import figure_stochastic_depth
 from raptor.report.style import save_figure
@@ -49,6 +49,15 @@ def test_the_sweep_measures_what_it_says(sweep_folder: Path) -> None:
         curves = row["raptor"]["curves"][group]
         assert curves["r2"][-1] == pytest.approx(r2, rel=1e-3, abs=1e-4)
         assert curves["bounded_r2"][-1] == pytest.approx(squared, rel=1e-3)
+        # Beside it the null models, here a_0 for every layer.
+        still = (
+            1 - ((states[0][:, where].double().reshape(-1, 32).numpy() - t) ** 2).sum() / ((t - t.mean(0)) ** 2).sum()
+        )
+        nulls = row["raptor"]["nulls"]
+        assert list(nulls) == ["identity", "mean", "tied", "linear"]
+        assert nulls["identity"][group]["r2"][-1] == pytest.approx(still, rel=1e-3, abs=1e-4)
+        assert best_null(row["raptor"], group) == max(nulls[name][group]["r2"][-1] for name in nulls)
+    assert best_null({"curves": {}}) is None
 
 
 def test_similarity_is_that_of_the_training_images(sweep_folder: Path) -> None:
