@@ -46,8 +46,10 @@ def write_outcome(
     return Outcome(name, folder, values, table, figures)
 
 
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table as Markdown: numbers to three digits, None as a dash."""
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]], optional: Sequence[str] = ()) -> str:
+    """A table as Markdown: numbers to three digits, None as a dash. `optional` columns need a value in some row."""
+    kept = [i for i, name in enumerate(columns) if name not in optional or any(row[i] is not None for row in rows)]
+    columns, rows = [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     return "\n".join([*lines, *("| " + " | ".join(map(_shown, row)) + " |" for row in rows)])
 

@@ -182,4 +182,5 @@ def table(rows: list[dict[str, Any]]) -> str:
             ]
             for row in ordered
         ],
+        optional=COLUMNS[-1:],
     )  # fmt: skip

@@ -166,4 +166,5 @@ def table(rows: list[dict[str, Any]]) -> str:
             ]
             for row in rows
         ],
+        optional=COLUMNS[-2:],
     )  # fmt: skip

@@ -160,6 +160,9 @@ def test_time_left_comes_from_the_cells_that_are_done(tmp_path: Path) -> None:
 
 def test_tables_and_plain_values() -> None:
     assert markdown(("a", "b"), [[0.12345, None]]) == "| a | b |\n|---|---|\n| 0.123 | – |"
+    assert markdown(("a", "b", "c"), [[1, None, None], [2, None, 3]], optional=("b", "c")) == (
+        "| a | c |\n|---|---|\n| 1 | – |\n| 2 | 3 |"
+    )
     assert plain({"x": [1.0, float("inf")], 2: (None,)}) == {"x": [1.0, None], "2": [None]}
 
 
