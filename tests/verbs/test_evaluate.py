@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 from tiny_models import tiny_timm
 
+from raptor.distill import distill
 from raptor.open import open_vit, save_vit
 from raptor.surrogate import make_surrogate
 from raptor.verbs.evaluate import evaluate
@@ -51,3 +53,25 @@ def test_a_built_in_surrogate_is_written_below_runs(tmp_path: Path, monkeypatch:
     done = evaluate("scenes-k3", num_images=16, train_images=16, null_models=False, bootstrap=5, device="cpu")
     assert done.folder == Path("runs/evaluate-scenes-k3")
     assert json.loads((done.folder / "certificate.json").read_text())["bad_images"] == []
+    added = json.loads((done.folder / "complexity.json").read_text())["quantisation"]
+    for side in ("surrogate", "teacher"):
+        assert 0 <= added[side]["fp16"]["relative_last"]["after"] < added[side]["int8"]["relative_last"]["after"]
+    assert (
+        added["teacher"]["int8"]["relative_last"]["before"] == 0 < added["surrogate"]["int8"]["relative_last"]["before"]
+    )
+
+
+def test_evaluate_judges_by_the_head_that_the_run_keeps(tmp_path: Path) -> None:
+    """Both commands on a teacher without a head: one ridge probe, unless another number of images is asked for."""
+    teacher = tiny_timm("vit_tiny_patch16_224", num_classes=0)
+    save_vit(teacher, tmp_path / "teacher")
+    run, size = tmp_path / "run", teacher.preprocess.size
+    options: dict[str, Any] = dict(device="cpu", limit=64, val_images=16, phase_images=16, size=size)
+    distill(str(tmp_path / "teacher"), "scenes", k=2, budget="2steps", batch_size=8, out=str(run), **options)
+    kept = (run / "head.safetensors").read_bytes()
+    same: dict[str, Any] = dict(num_images=16, train_images=16, null_models=False, bootstrap=5, device="cpu")
+    certificate = evaluate(str(run), **same).certificate
+    assert (run / "head.safetensors").read_bytes() == kept
+    assert "head: the ridge probe kept in head.safetensors" in certificate.notes
+    evaluate(str(run), head_images=40, **same)
+    assert (run / "head.safetensors").read_bytes() != kept

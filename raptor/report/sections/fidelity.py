@@ -101,7 +101,7 @@ def _costs(certificate: dict[str, Any]) -> Chart | None:
 
 def _levin(results: Results) -> Chart | None:
     saved = results.get("complexity") or {}
-    bounds = {p: b for p, b in (saved.get("bounds") or saved).items() if isinstance(b, dict) and "surrogate" in b}
+    bounds = {p: b for p, b in (saved.get("bounds") or saved).items() if isinstance(b, dict) and "ratio" in b}
     if not bounds:
         return None
     series = [
@@ -114,10 +114,26 @@ def _levin(results: Results) -> Chart | None:
     ratios = ", ".join(f"{b['ratio']:.2f} in {p}" for p, b in bounds.items() if b.get("ratio"))
     return Chart(
         id="levin", kind="bars", title="Description length (Levin bound)",
-        caption="Bits to write down blocks, schedule and the logarithm of their time. Lower is simpler.",
+        caption="Bits to write down blocks, schedule and the logarithm of their time. Lower is simpler."
+        + _rounding(saved.get("quantisation") or {}),
         alt=f"Levin bound of surrogate over teacher: {ratios}.", series=series,
         x={"label": "precision of the weights"}, y={"label": "megabits", "from_zero": True},
     )  # fmt: skip
+
+
+def _rounding(quantisation: dict[str, Any]) -> str:
+    """What int8 weights cost each side, as a sentence."""
+    added = {
+        side: found["int8"]["relative_last"]["added"]
+        for side, found in quantisation.items()
+        if side in ("surrogate", "teacher")
+    }
+    if len(added) < 2:
+        return ""
+    return (
+        f" Weights in int8 add {added['surrogate']:.3f} to the relative error of the surrogate's last layer, and"
+        f" {added['teacher']:.3f} to the teacher's own."
+    )
 
 
 def _tables(certificate: dict[str, Any], summary: dict[str, Any]) -> str:
