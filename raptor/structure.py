@@ -112,7 +112,7 @@ def inspect_vit(
         patch_size=patch_size,
         dim=dim,
         preprocess=preprocess,
-        norm=model.get_submodule(norm) if norm else _final_norm(other_calls, last_state, groups),
+        norm=_named_norm(model, norm, name) if norm else _final_norm(other_calls, last_state, groups),
         num_classes=_num_classes(model, other_calls, output, head),
         source=source or {},
         forward_kwargs=kwargs,
@@ -241,6 +241,13 @@ def _patch_size(model: nn.Module, image_size: int, num_tokens: int) -> int:
             return int(module.stride[0])
     side = math.isqrt(num_tokens)
     return max(1, image_size // side)
+
+
+def _named_norm(model: nn.Module, path: str, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        raise NotAViT(f"{name} has no module {path!r}: give the dotted path of its final norm with norm=") from None
 
 
 def _token_groups(

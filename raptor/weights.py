@@ -105,7 +105,14 @@ def _timm_filter(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor
     kwargs: dict[str, Any] = {}
     if filter_keys is vision_transformer.checkpoint_filter_fn and any("gamma_" in k for k in state):
         kwargs["adapt_layer_scale"] = True
-    return dict(filter_keys(state, model, **kwargs))
+    try:
+        return dict(filter_keys(state, model, **kwargs))
+    except (RuntimeError, KeyError, AttributeError, AssertionError, IndexError, TypeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:100]
+        raise ValueError(
+            f"these weights are not of a {type(model).__name__} of this shape ({reason}): name the model they are of, "
+            "such as vit_small_patch14_reg4_dinov2 for weights with registers"
+        ) from None
 
 
 def _few(keys: list[str], most: int = 6) -> str:

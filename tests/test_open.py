@@ -556,3 +556,13 @@ def test_structure_options_of_a_plain_model_and_of_a_named_teacher(tmp_path: Pat
         open_pair(tmp_path / "own")
     _, named = open_pair(tmp_path / "own", teacher=vit.model, cls=0, registers=1)
     assert (named.groups.cls, named.groups.registers) == (0, 1)
+
+
+def test_a_norm_that_is_not_there_and_weights_of_another_shape_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no module 'lnn'"):
+        open_vit(tiny_timm().model, norm="lnn")
+    with_registers = timm.create_model("vit_small_patch14_reg4_dinov2", embed_dim=48, depth=2, num_heads=3, img_size=28)
+    torch.save(with_registers.state_dict(), tmp_path / "registers.pt")
+    with pytest.raises(ValueError) as error:
+        open_vit("timm/vit_small_patch14_dinov2", weights=tmp_path / "registers.pt", embed_dim=48, depth=2, num_heads=3)
+    assert "\n" not in str(error.value)

@@ -28,6 +28,7 @@ from raptor.distill.resume import load_blocks
 from raptor.distill.start import start_from, take_phases
 from raptor.distill.track import check_tracker
 from raptor.distill.trainer import Trainer
+from raptor.heads import fingerprint
 from raptor.open import open_vit, save_vit
 from raptor.phases import Phases, find_phases
 from raptor.run import Run, read_summary, slug
@@ -158,7 +159,8 @@ def distill(
     job.graphed()
     name = str(model) if isinstance(model, str | Path) else teacher.name
     config = dict(
-        model=name, weights=weights, data=data if isinstance(data, str) else train_data.name, limit=limit,
+        model=name, weights=weights, fingerprint=fingerprint(teacher),
+        data=data if isinstance(data, str) else train_data.name, limit=limit,
         size=teacher.preprocess.size, seed=seed, start=start, recipe=dataclasses.asdict(settings), precision=precision,
         **{key: value for key, value in structure.items() if value is not None},
     )  # fmt: skip

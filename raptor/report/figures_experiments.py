@@ -307,7 +307,9 @@ def _bars(ax: Any, rows: Rows, kinds: Sequence[str], measures: dict[str, Callabl
 def _swap_matrix(ax: Any, row: dict[str, Any]) -> Any:
     num = max(j for _, j in row["pairs"])
     grid = np.full((num, num), np.nan)
-    kept = [a / row["accuracy"] for a in row["swapped_accuracy"]] if "accuracy" in row else row["angle"]
+    # Of a teacher that is never right no accuracy can be kept: the cells stay empty.
+    whole = row.get("accuracy") or float("nan")
+    kept = [a / whole for a in row["swapped_accuracy"]] if "accuracy" in row else row["angle"]
     for (i, j), value in zip(row["pairs"], kept):
         grid[i - 1, j - 1] = grid[j - 1, i - 1] = value
     limits = (0, 1) if "accuracy" in row else (0, None)

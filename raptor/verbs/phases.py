@@ -44,9 +44,9 @@ class PhasesResult:
                 f"{entry['num_images']} images of {entry['data']} at {entry['image_size']} px"
             )
             for k, found in entry["phases"].items():
-                within, across = entry["within"][k]
+                within, across = ("none" if mean is None else f"{mean:.3f}" for mean in entry["within"][k])
                 cut = " | ".join(map(str, found["lengths"]))
-                lines.append(f"  k={k:>2}  {cut:<24} similarity within {within:.3f}, across {across:.3f}")
+                lines.append(f"  k={k:>2}  {cut:<24} similarity within {within}, across {across}")
             lines.append(f"  the gains of further cuts suggest k={entry['chosen_k']}")
             if entry["bad_images"]:
                 lines.append(
@@ -194,10 +194,10 @@ def check_cuts(vit: ViT, k: Sequence[int], method: str, score: str, min_length: 
         num_partitions(vit.num_layers, num, shortest(method, min_length))
 
 
-def within_and_across(matrix: Any, lengths: Sequence[int]) -> tuple[float, float]:
-    """Mean similarity of different layers of the same phase, and of layers of different phases."""
+def within_and_across(matrix: Any, lengths: Sequence[int]) -> tuple[float | None, float | None]:
+    """Mean similarity of different layers of the same phase, and of layers of different phases; None where none are."""
     phase = np.repeat(np.arange(len(lengths)), lengths)
     same = phase[:, None] == phase[None, :]
     other = ~np.eye(len(phase), dtype=bool)
-    mean = [float(np.mean(matrix[mask])) if mask.any() else float("nan") for mask in (same & other, ~same)]
+    mean = [float(np.mean(matrix[mask])) if mask.any() else None for mask in (same & other, ~same)]
     return mean[0], mean[1]

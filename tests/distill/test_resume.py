@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_models import tiny_timm
 from tiny_run import blocks_of, metrics, run_and_report, tiny_run, tiny_teacher
 from torch import Tensor, nn
 
 from raptor import run as run_module
+from raptor.distill import distill
 from raptor.open import open_vit
 from raptor.run import RunError
 
@@ -208,3 +210,13 @@ def test_metrics_of_a_run_that_never_saved_are_not_kept(tmp_path):
     tiny_run(tmp_path / "run", budget="4steps")
     steps = [(line["stage"], line["step"]) for line in metrics(tmp_path / "run") if "loss" in line]
     assert len(set(steps)) == len(steps) == 4
+
+
+def test_another_teacher_of_the_same_name_is_refused(tmp_path):
+    teacher = tiny_timm()
+    options = dict(k=2, budget="2steps", batch_size=8, limit=32, val_images=8, phase_images=8, device="cpu")
+    distill(teacher, "scenes", out=str(tmp_path / "run"), **options)
+    distill(teacher, "scenes", out=str(tmp_path / "run"), **options)
+    next(teacher.model.parameters()).data.add_(1.0)
+    with pytest.raises(RunError, match=r"another config .*fingerprint"):
+        distill(teacher, "scenes", out=str(tmp_path / "run"), **options)
