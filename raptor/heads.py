@@ -272,10 +272,10 @@ def _fitted_on(teacher: ViT, batches: Iterable[Batch] | None, num_classes: int |
 def own_linear_head(vit: ViT, images_bchw: Tensor) -> LinearHead | None:
     """The model's own head as one on cls and mean patch; None when it is not linear in them (seen on `images_bchw`)."""
     layers = [m for m in vit.model.modules() if isinstance(m, nn.Linear) and m.out_features == vit.num_classes]
-    states, output = vit.record(images_bchw.to(vit.device))
-    features = vit.features(states[-1])
     if not layers or layers[-1].in_features != vit.dim:
         return None
+    states, output = vit.record(images_bchw.to(vit.device))
+    features = vit.features(states[-1])
     weight = layers[-1].weight.detach()
     bias = weight.new_zeros(len(weight)) if layers[-1].bias is None else layers[-1].bias.detach()
     none = weight.new_zeros(len(weight), features.shape[1] - vit.dim)

@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -170,11 +171,11 @@ def dynamics(
     write_text(folder / "dynamics.json", json.dumps(measured, allow_nan=False))
     changed = None
     if interventions:
-        try:
-            images = open_data(data, "train", size=main.preprocess.size, skip_bad=skip_bad)
-            training = head_batches(main, images, batch_size, head_images=head_images, num_workers=num_workers)
-        except ValueError:  # held-out images alone: no ridge head can be fitted, and `reason` says so
-            training = None
+        training = None
+        if head_file is None and not main.num_classes:
+            with suppress(ValueError):  # held-out images alone: no ridge head can be fitted, and `reason` says so
+                images = open_data(data, "train", size=main.preprocess.size, skip_bad=skip_bad)
+                training = head_batches(main, images, batch_size, head_images=head_images, num_workers=num_workers)
         head, reason = resolve_head(
             main, training, file=head_file, cache=folder / "head.safetensors", head_images=head_images,
             precision=precision,
