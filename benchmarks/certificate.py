@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 
 from raptor.data.stream import Batch
-from raptor.fidelity import _measure
-from raptor.null_models import fit_null_models
+from raptor.fidelity.certificate import _measure
+from raptor.fidelity.null_models import fit_null_models
 from raptor.open import open_vit
-from raptor.surrogate import make_surrogate
-from raptor.trajectory import autocast
-from raptor.vit import ViT
+from raptor.surrogate.surrogate import make_surrogate
+from raptor.vit.trajectory import autocast
+from raptor.vit.view import ViT
 
 
 def bare_passes(surrogate: ViT, teacher: ViT, batches: list[Batch], precision: str) -> None:

@@ -34,8 +34,8 @@ from raptor.devices import full_precision
 from raptor.dynamics import Stability, fit_dmd
 from raptor.dynamics.measure import STABILITY_BATCH, measure_dynamics
 from raptor.open import open_vit
-from raptor.trajectory import autocast
-from raptor.vit import ViT
+from raptor.vit.trajectory import autocast
+from raptor.vit.view import ViT
 
 SIZES = ((384, 12), (768, 12), (1536, 40))  # of the DMD's trajectories: dim and layers
 

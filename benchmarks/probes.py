@@ -26,7 +26,7 @@ from raptor.probes.classify import Classify
 from raptor.probes.depth import Depth
 from raptor.probes.segment import Segment
 from raptor.probes.train import HeadGrid, Task, grid_around, random_head
-from raptor.vit import ViT
+from raptor.vit.view import ViT
 
 NUM_WARMUP = 3
 LIMITS = {"classify": 1.2, "segment": 3.0, "depth": 3.0}

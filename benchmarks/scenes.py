@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from raptor.data import open_data
-from raptor.data.scenes import Scenes
-from raptor.heads import accuracy, fit_ridge
+from raptor.data.scenes.render import Scenes
+from raptor.fidelity.heads import accuracy, fit_ridge
 from raptor.open import open_vit
-from raptor.teachers import evaluate
+from raptor.train.teacher import evaluate
 
 
 def images_per_second(size: int, num_images: int = 512, repeats: int = 5) -> float:

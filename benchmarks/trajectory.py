@@ -23,8 +23,8 @@ import torch
 
 from raptor.data.stream import Batch
 from raptor.open import open_vit
-from raptor.similarity import measure_similarity
-from raptor.trajectory import Trajectories, autocast
+from raptor.similarity.cosine import measure_similarity
+from raptor.vit.trajectory import Trajectories, autocast
 
 
 class Repeated:

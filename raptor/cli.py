@@ -19,17 +19,17 @@ from types import FunctionType, UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 COMMANDS = {
-    "demo": ("raptor.verbs.demo:demo", "everything below on the built-in default; ends with report.html"),
-    "models": ("raptor.verbs.models:models", "what can be opened"),
-    "phases": ("raptor.verbs.phases:phases", "layer-layer similarity and the phases depth falls into"),
-    "distill": ("raptor.verbs.distill:distill", "rewrite a ViT as k recurrent blocks"),
-    "evaluate": ("raptor.verbs.evaluate:evaluate", "the certificate: how faithful a surrogate is, layer by layer"),
-    "probe": ("raptor.verbs.probe:probe", "linear probes: classify, segment, depth"),
-    "dynamics": ("raptor.verbs.dynamics:dynamics", "depth as a dynamical system"),
-    "report": ("raptor.verbs.report:report", "one interactive page of a run folder"),
-    "explore": ("raptor.verbs.explore:explore", "a local page to try images and perturbations"),
-    "train-teacher": ("raptor.verbs.train_teacher:train_teacher", "train a small ViT to study"),
-    "reproduce": ("raptor.verbs.reproduce:reproduce", "a table or figure of the paper, by name"),
+    "demo": ("raptor.commands.demo:demo", "everything below on the built-in default; ends with report.html"),
+    "models": ("raptor.commands.models:models", "what can be opened"),
+    "phases": ("raptor.commands.phases:phases", "layer-layer similarity and the phases depth falls into"),
+    "distill": ("raptor.commands.distill:distill", "rewrite a ViT as k recurrent blocks"),
+    "evaluate": ("raptor.commands.evaluate:evaluate", "the certificate: how faithful a surrogate is, layer by layer"),
+    "probe": ("raptor.commands.probe:probe", "linear probes: classify, segment, depth"),
+    "dynamics": ("raptor.commands.dynamics:dynamics", "depth as a dynamical system"),
+    "report": ("raptor.commands.report:report", "one interactive page of a run folder"),
+    "explore": ("raptor.commands.explore:explore", "a local page to try images and perturbations"),
+    "train-teacher": ("raptor.commands.train_teacher:train_teacher", "train a small ViT to study"),
+    "reproduce": ("raptor.commands.reproduce:reproduce", "a table or figure of the paper, by name"),
 }
 
 EXAMPLES = {

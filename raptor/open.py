@@ -19,12 +19,12 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from raptor.builders import TIMM_MODULES, build_base, forward_arguments, is_embedding_head, model_preprocess
 from raptor.data.preprocess import Preprocess
-from raptor.structure import inspect_vit
-from raptor.surrogate import make_surrogate
-from raptor.vit import ViT
-from raptor.weights import head_classes, load_weights, read_weights
+from raptor.surrogate.surrogate import make_surrogate
+from raptor.vit.builders import TIMM_MODULES, build_base, forward_arguments, is_embedding_head, model_preprocess
+from raptor.vit.structure import inspect_vit
+from raptor.vit.view import ViT
+from raptor.vit.weights import head_classes, load_weights, read_weights
 
 ASSETS = Path(__file__).parent / "assets"
 FORMAT = "raptor-vit/1"

@@ -15,7 +15,7 @@ from huggingface_hub import ModelHubMixin, snapshot_download
 from torch import Tensor, nn
 
 from raptor.open import load_saved, save_vit
-from raptor.vit import ViT
+from raptor.vit.view import ViT
 
 FILES = ("config.json", "model.safetensors")
 

@@ -7,7 +7,7 @@ import torch
 from tiny_models import tiny_timm
 from torch import Tensor, nn
 
-from raptor.vit import ViT
+from raptor.vit.view import ViT
 
 torch.set_num_threads(1)
 

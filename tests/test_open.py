@@ -18,12 +18,12 @@ import transformers
 from tiny_models import noise_images, same_tensors, shake, tiny_timm
 from torch import Tensor, nn
 
-from raptor import builders
 from raptor.data.preprocess import Preprocess
 from raptor.open import list_models, open_pair, open_vit, save_vit
-from raptor.structure import NotAViT
-from raptor.surrogate import make_surrogate
-from raptor.vit import TokenGroups, ViT, pool
+from raptor.surrogate.surrogate import make_surrogate
+from raptor.vit import builders
+from raptor.vit.structure import NotAViT
+from raptor.vit.view import TokenGroups, ViT, pool
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

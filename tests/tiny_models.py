@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from raptor.open import open_vit
-from raptor.vit import ViT
+from raptor.vit.view import ViT
 
 
 def shake(model: nn.Module, seed: int = 0, size: float = 0.1) -> nn.Module:

@@ -52,7 +52,7 @@ def open_data(
         download: fetch CIFAR if it is not there.
     """
     if spec == "scenes":
-        from raptor.data.drawn import DrawnScenes
+        from raptor.data.scenes.data import DrawnScenes
 
         data: ImageData = DrawnScenes(split, size)
     else:

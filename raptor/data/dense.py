@@ -102,8 +102,8 @@ class SceneFrames(DenseData):
     """The built-in scenes with their masks (background is a class) or their depths."""
 
     def __init__(self, split: Split = "train", task: str = "segment", size: int | None = None) -> None:
-        from raptor.data.drawn import DrawnScenes
-        from raptor.data.scenes import MASK_CLASSES
+        from raptor.data.scenes.data import DrawnScenes
+        from raptor.data.scenes.render import MASK_CLASSES
 
         self.drawn = DrawnScenes(split, size)
         side = self.drawn.scenes[0].size

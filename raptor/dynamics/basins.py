@@ -16,7 +16,7 @@ from torch import Tensor
 from raptor.dynamics.groups import check_states, group_means, take_rows
 from raptor.dynamics.moments import jsonable
 from raptor.dynamics.parallel import on_host_if_small, parallel_map
-from raptor.vit import TokenGroups
+from raptor.vit.view import TokenGroups
 
 PER_CLASS = 200
 

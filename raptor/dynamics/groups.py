@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raptor.dynamics.angles import unit
-from raptor.vit import TokenGroups
+from raptor.vit.view import TokenGroups
 
 
 def measured_groups(groups: TokenGroups) -> dict[str, slice]:

@@ -32,8 +32,8 @@ from raptor.dynamics.groups import EvenSubset, group_means, take_rows
 from raptor.dynamics.rank import RANK_IMAGES, Rank, RankResult
 from raptor.dynamics.spectra import Modes, ModesResult
 from raptor.dynamics.stability import EPS, Stability, StabilityResult
-from raptor.trajectory import Trajectories
-from raptor.vit import ViT
+from raptor.vit.trajectory import Trajectories
+from raptor.vit.view import ViT
 
 STABILITY_IMAGES = 64
 STABILITY_BATCH = 32  # part of what the random directions depend on

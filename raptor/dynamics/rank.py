@@ -22,7 +22,7 @@ from raptor.dynamics.angles import unit
 from raptor.dynamics.groups import EvenSubset, check_states, measured_groups, take_rows
 from raptor.dynamics.moments import ImageMoments, Spread, jsonable
 from raptor.dynamics.parallel import eigenvalues
-from raptor.vit import TokenGroups
+from raptor.vit.view import TokenGroups
 
 RANK_IMAGES = 64
 PENDING = 8  # images whose Gram matrices wait on the device before the host takes them

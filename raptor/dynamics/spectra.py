@@ -18,7 +18,7 @@ from raptor.dynamics.groups import EvenSubset, check_states, group_means, measur
 from raptor.dynamics.modes import TOLERANCE, BatchedDMD, fit_dmd, rank_sweep
 from raptor.dynamics.moments import ImageMoments, Spread, jsonable
 from raptor.dynamics.parallel import on_host_if_small, parallel_map
-from raptor.vit import TokenGroups
+from raptor.vit.view import TokenGroups
 
 TRAJECTORIES = 256
 SHOWN = 64  # trajectories that are swept over ranks and whose eigenvalues go into the JSON

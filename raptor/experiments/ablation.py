@@ -17,7 +17,7 @@ from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, Sweep, run_sweep
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import Machine, Pair, best_teacher, layer_similarity, load_pair, make_raptor
-from raptor.heads import LinearHead
+from raptor.fidelity.heads import LinearHead
 from raptor.open import open_vit
 from raptor.phases import find_phases
 from raptor.probes import probe
@@ -25,7 +25,7 @@ from raptor.recipes import load_recipe
 from raptor.report.figures_experiments import figure_ablation
 from raptor.report.style import save_figure
 from raptor.run import write_text
-from raptor.vit import ViT
+from raptor.vit.view import ViT
 
 PLAIN = {"last_phase_weights": None, "stage2_weights": None}
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from raptor.devices import pick_device
-from raptor.distill import distill
 from raptor.experiments.cells import Cell, Sweep, run_sweep
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import Machine, load_pair
 from raptor.open import open_vit
 from raptor.report.figures_experiments import figure_budgets
 from raptor.report.style import save_figure
-from raptor.surrogate import block_parameters
+from raptor.surrogate.surrogate import block_parameters
+from raptor.train import distill
 
 COLUMNS = ("recipe", "k", "phases", "parameters_m", "recovery", "recovery_head", "agreement", "r2_last", "r2_lowest")
 SCORES = ("recovery", "recovery_head", "agreement", "r2_last", "r2_lowest", "probe", "teacher_probe", "r2", "cosine")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raptor.verbs.phases import PhasesResult, phases
+from raptor.commands.phases import PhasesResult, phases
 
 MODELS = [
     "timm/vit_base_patch14_reg4_dinov2.lvd142m",

@@ -11,23 +11,23 @@ from typing import Any
 
 import torch
 
-from raptor.builders import IMAGENET
-from raptor.curves import ErrorCurves
 from raptor.data import ImageData, InMemory, Preprocess, iterate, open_data
 from raptor.devices import pick_precision
-from raptor.distill import distill
-from raptor.distill.recipe import load_recipe
 from raptor.experiments.statistics import off_diagonal_mean, within_phases_mean
-from raptor.null_models import NULL_NAMES, fit_null_models
+from raptor.fidelity.error_curves import ErrorCurves
+from raptor.fidelity.null_models import NULL_NAMES, fit_null_models
 from raptor.open import open_vit
 from raptor.phases import find_phases
 from raptor.run import RunError, read_config, read_json, read_summary
-from raptor.similarity import Array, measure_similarity
-from raptor.stochastic import check_drop
-from raptor.surrogate import block_parameters
-from raptor.teachers import check_labelled, evaluate, separate_registers, train_teacher
-from raptor.trajectory import Trajectories
-from raptor.vit import ViT
+from raptor.similarity.cosine import Array, measure_similarity
+from raptor.surrogate.surrogate import block_parameters
+from raptor.train import distill
+from raptor.train.recipe import load_recipe
+from raptor.train.stochastic import check_drop
+from raptor.train.teacher import check_labelled, evaluate, separate_registers, train_teacher
+from raptor.vit.builders import IMAGENET
+from raptor.vit.trajectory import Trajectories
+from raptor.vit.view import ViT
 
 Pair = tuple[ImageData, ImageData]
 SHAPE = "vit_tiny_patch16_224"

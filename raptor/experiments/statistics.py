@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from raptor.bootstrap import interval
+from raptor.fidelity.bootstrap import interval
 
 Array = NDArray[np.float64]
 NUM_RESAMPLES = 10_000

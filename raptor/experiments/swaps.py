@@ -20,8 +20,8 @@ from raptor.open import open_vit
 from raptor.phases import find_phases
 from raptor.report.figures_experiments import figure_swaps
 from raptor.report.style import save_figure
-from raptor.teachers import evaluate
-from raptor.trajectory import swap_blocks
+from raptor.train.teacher import evaluate
+from raptor.vit.trajectory import swap_blocks
 
 KINDS = ("within", "across", "within_matched", "across_matched")
 

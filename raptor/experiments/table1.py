@@ -14,14 +14,14 @@ from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, Sweep, run_sweep
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import Machine, layer_similarity, load_pair, make_raptor
-from raptor.heads import share_kept
+from raptor.fidelity.heads import share_kept
 from raptor.open import open_vit
 from raptor.phases import find_phases
 from raptor.probes import probe
 from raptor.report.figures_experiments import figure_recovery
 from raptor.report.style import save_figure
-from raptor.surrogate import block_parameters
-from raptor.vit import ViT
+from raptor.surrogate.surrogate import block_parameters
+from raptor.vit.view import ViT
 
 TASKS = ("classify", "segment", "depth")
 TITLES = {"classify": "accuracy (%)", "segment": "mIoU (%)", "depth": "RMSE (m)"}

@@ -9,7 +9,6 @@ from typing import Any
 
 from raptor.data import ImageData
 from raptor.devices import pick_device
-from raptor.distill.schedule import Budget
 from raptor.experiments.cells import Cell, Sweep, run_sweep
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import (
@@ -30,7 +29,8 @@ from raptor.experiments.stochastic_depth import cell_name
 from raptor.report.figures_experiments import figure_untrained
 from raptor.report.style import save_figure
 from raptor.run import read_summary
-from raptor.vit import ViT
+from raptor.train.schedule import Budget
+from raptor.vit.view import ViT
 
 KINDS = ("trained", "untrained", "overfitted")
 COLUMNS = (

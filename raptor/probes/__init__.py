@@ -13,7 +13,7 @@ from raptor.data import open_data
 from raptor.data.dense import DenseData, open_dense
 from raptor.data.folder import ImageData
 from raptor.data.split import Split
-from raptor.heads import LinearHead
+from raptor.fidelity.heads import LinearHead
 from raptor.probes.classify import Classify, read_head
 from raptor.probes.closed_form import CLOSED_FORMS, fit_closed_form
 from raptor.probes.depth import Depth
@@ -21,7 +21,7 @@ from raptor.probes.features import check_layer
 from raptor.probes.result import ProbeResult, recovery
 from raptor.probes.segment import Segment
 from raptor.probes.train import HeadTensors, grid_around, train_heads
-from raptor.vit import ViT
+from raptor.vit.view import ViT
 
 AnyData = ImageData | DenseData
 Size = int | tuple[int, int] | None

@@ -13,10 +13,10 @@ from raptor.data.folder import ImageData
 from raptor.data.preprocess import Preprocess
 from raptor.data.split import choice_split
 from raptor.data.stream import TrainStream, iterate
-from raptor.heads import LinearHead, own_linear_head
+from raptor.fidelity.heads import LinearHead, own_linear_head
 from raptor.probes.features import normed_tokens, pooled, view_at
 from raptor.probes.train import HeadTensors
-from raptor.vit import ViT
+from raptor.vit.view import ViT
 
 CROP_SCALE = (0.08, 1.0)
 SCORE_ELEMENTS = 2**26

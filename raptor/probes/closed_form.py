@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raptor.heads import ALPHAS, fit_ridge
+from raptor.fidelity.heads import ALPHAS, fit_ridge
 from raptor.probes.classify import Classify
 from raptor.probes.train import Choice, HeadTensors, Trained
 

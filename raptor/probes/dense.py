@@ -13,8 +13,8 @@ from raptor.data.stream import stable_seed
 from raptor.probes.classify import grid_logits
 from raptor.probes.features import normed_tokens, view_at
 from raptor.probes.frames import FrameStore, Geometry, crop_images, draw_boxes
-from raptor.trajectory import autocast
-from raptor.vit import ViT
+from raptor.vit.trajectory import autocast
+from raptor.vit.view import ViT
 
 MAX_ELEMENTS = 2**28
 """Numbers in the largest tensor of upsampled logits."""

@@ -13,7 +13,7 @@ from raptor.data.dense import DenseData
 from raptor.probes.dense import DenseTask
 from raptor.probes.features import patches
 from raptor.probes.frames import bilinear, crop_targets, on_device, resize
-from raptor.vit import ViT
+from raptor.vit.view import ViT
 
 NUM_BINS = 256
 MIN_DEPTH = 1e-3

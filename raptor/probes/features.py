@@ -8,8 +8,8 @@ import inspect
 import torch
 from torch import Tensor
 
-from raptor.trajectory import autocast
-from raptor.vit import ViT
+from raptor.vit.trajectory import autocast
+from raptor.vit.view import ViT
 
 
 def view_at(vit: ViT, height: int, width: int) -> ViT:

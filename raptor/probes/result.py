@@ -12,7 +12,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from raptor.heads import share_kept
+from raptor.fidelity.heads import share_kept
 from raptor.probes.train import Pick, Trained
 from raptor.run import plain
 

@@ -13,7 +13,7 @@ from raptor.devices import HAS_TRITON
 from raptor.probes.dense import MAX_ELEMENTS, DenseTask
 from raptor.probes.features import patches
 from raptor.probes.frames import crop_targets, on_device, pixel_centres, resize
-from raptor.vit import ViT
+from raptor.vit.view import ViT
 
 WARPS = 2
 """That share a program of the kernel."""

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raptor.certificate import Certificate
-from raptor.curves import Array, Curves
+from raptor.fidelity.certificate import Certificate
+from raptor.fidelity.error_curves import Array, Curves
 from raptor.report.style import GROUP_COLOURS, GROUP_MARKERS
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from raptor.data import iterate, open_data
 from raptor.open import open_pair, open_vit, saved_folder
-from raptor.vit import ViT
+from raptor.vit.view import ViT
 
 NUM_FIT = 64  # images the components are fitted on, the shown ones among them
 SPREAD = 2.0  # standard deviations from the middle of a colour channel to its end

@@ -16,7 +16,7 @@ from scipy.io import savemat
 from raptor.data import open_data
 from raptor.data.dense import open_dense
 from raptor.data.folder import BadImage
-from raptor.data.scenes import Scenes
+from raptor.data.scenes.render import Scenes
 from raptor.probes.frames import FrameStore
 
 SAMPLES = Path(__file__).parents[3] / "shared" / "data"

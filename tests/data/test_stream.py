@@ -186,7 +186,7 @@ def test_wrong_settings_are_refused(data: ImageData) -> None:
 
 
 def test_scenes_are_drawn_in_batches() -> None:
-    from raptor.data.scenes import Scenes
+    from raptor.data.scenes.render import Scenes
 
     data = open_data("scenes", "val", limit=10, size=32)
     preprocess = Preprocess(size=32, resize=32)
@@ -202,8 +202,8 @@ def test_scenes_are_drawn_in_batches() -> None:
 
 
 def test_all_scenes_are_both_splits() -> None:
-    from raptor.data.drawn import DrawnScenes
-    from raptor.data.scenes import Scenes
+    from raptor.data.scenes.data import DrawnScenes
+    from raptor.data.scenes.render import Scenes
 
     data = open_data("scenes", "all", size=16)
     assert isinstance(data, DrawnScenes)

@@ -8,7 +8,7 @@ import torch
 from raptor.dynamics.angles import angle
 from raptor.dynamics.direction import Direction
 from raptor.dynamics.moments import ImageMoments, jsonable
-from raptor.vit import TokenGroups
+from raptor.vit.view import TokenGroups
 
 
 def rotated_pair(theta: float, dim: int = 384, num: int = 50) -> tuple[torch.Tensor, torch.Tensor]:

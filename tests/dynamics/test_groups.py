@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from raptor.dynamics.groups import check_states, group_means, measured_groups
-from raptor.vit import TokenGroups
+from raptor.vit.view import TokenGroups
 
 
 def test_group_means_are_raw_means_then_normalised() -> None:

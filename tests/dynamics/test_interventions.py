@@ -17,9 +17,9 @@ from raptor.dynamics.interventions import (
     swap_plan,
 )
 from raptor.dynamics.moments import Spread
-from raptor.surrogate import make_surrogate, shared_blocks
-from raptor.trajectory import swap_blocks
-from raptor.vit import ViT
+from raptor.surrogate.surrogate import make_surrogate, shared_blocks
+from raptor.vit.trajectory import swap_blocks
+from raptor.vit.view import ViT
 
 NUM = 6
 

@@ -11,8 +11,8 @@ from raptor.data.stream import Batch
 from raptor.dynamics import Basins, Direction, Modes, Rank, Stability
 from raptor.dynamics.findings import arrival, boundary_finding, find
 from raptor.dynamics.measure import measure_dynamics
-from raptor.surrogate import make_surrogate
-from raptor.vit import ViT
+from raptor.surrogate.surrogate import make_surrogate
+from raptor.vit.view import ViT
 
 
 def batches_of(vit: ViT, sizes: tuple[int, ...] = (5, 4, 3), labelled: bool = True) -> list[Batch]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from raptor.dynamics.stability import Stability, perturbation, seeded_generator
-from raptor.vit import TokenGroups
+from raptor.vit.view import TokenGroups
 
 GROUPS = TokenGroups(cls=1, registers=1, patches=4)
 NUM_BLOCKS = 6

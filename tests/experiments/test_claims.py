@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raptor.distill.recipe import resolve_recipe
+from raptor.commands.reproduce import EXPERIMENTS, experiment
 from raptor.experiments import claims
 from raptor.experiments.stochastic_depth import statistics
 from raptor.experiments.verdicts import (
@@ -21,7 +21,7 @@ from raptor.experiments.verdicts import (
     claims_untrained,
 )
 from raptor.recipes import FOLDER, recipe_names
-from raptor.verbs.reproduce import EXPERIMENTS, experiment
+from raptor.train.recipe import resolve_recipe
 
 
 def sweep_row(p: float, similarity: float, r2: float, teacher: float, raptor: float) -> dict:

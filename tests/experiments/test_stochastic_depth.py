@@ -16,7 +16,7 @@ from raptor.experiments.small import SHAPE, best_null, best_teacher, untrained_t
 from raptor.open import open_vit
 from raptor.report.figures_experiments import figure_stochastic_depth
 from raptor.report.style import save_figure
-from raptor.teachers import train_teacher
+from raptor.train.teacher import train_teacher
 
 
 def rows_of(folder: Path) -> dict[str, dict]:

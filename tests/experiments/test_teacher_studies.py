@@ -14,12 +14,12 @@ import torch
 from scipy import stats
 
 from raptor.data import iterate, open_data
-from raptor.distill.recipe import resolve_recipe
-from raptor.distill.schedule import teacher_forcing
 from raptor.experiments import ablation, partitions, swaps, untrained
 from raptor.open import open_vit
 from raptor.run import RunError
-from raptor.trajectory import swap_blocks
+from raptor.train.recipe import resolve_recipe
+from raptor.train.schedule import teacher_forcing
+from raptor.vit.trajectory import swap_blocks
 
 
 def test_partitions_against_brute_force(sweep_folder: Path, tiny: SimpleNamespace, tmp_path: Path) -> None:

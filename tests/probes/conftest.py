@@ -7,7 +7,7 @@ import timm
 import torch
 
 from raptor.open import open_vit
-from raptor.vit import ViT
+from raptor.vit.view import ViT
 
 
 def make_vit(**changes: Any) -> ViT:

@@ -18,15 +18,15 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from raptor.data.dense import DenseData, SceneFrames, open_dense
 from raptor.data.folder import ImageData
-from raptor.heads import LinearHead
+from raptor.fidelity.heads import LinearHead
 from raptor.open import open_vit
 from raptor.probes import ProbeResult, probe, recovery
 from raptor.probes.classify import Classify
 from raptor.probes.closed_form import logistic_path
 from raptor.probes.depth import Depth
 from raptor.probes.features import normed_tokens, view_at
-from raptor.surrogate import make_surrogate
-from raptor.vit import ViT, pool
+from raptor.surrogate.surrogate import make_surrogate
+from raptor.vit.view import ViT, pool
 
 NUM = {"classify": (200, 80), "segment": (48, 16), "depth": (32, 12)}
 COLOURS = np.array([[140, 110, 110], [110, 140, 110], [110, 110, 140], [130, 130, 130]])

@@ -12,15 +12,15 @@ import pytest
 import torch
 import yaml
 
-from raptor.complexity import levin_bounds
+from raptor.commands.dynamics import intervene
+from raptor.commands.phases import study_phases
 from raptor.data import iterate, open_data
 from raptor.dynamics.measure import measure_dynamics
-from raptor.fidelity import certify
+from raptor.fidelity.certificate import certify
+from raptor.fidelity.complexity import levin_bounds
 from raptor.open import open_vit, save_vit
 from raptor.probes import probe, recovery
-from raptor.surrogate import make_surrogate
-from raptor.verbs.dynamics import intervene
-from raptor.verbs.phases import study_phases
+from raptor.surrogate.surrogate import make_surrogate
 
 PHASES = (3, 3, 6)
 ABOUT = {"command": "raptor test", "versions": {"raptor": "0.1.0"}, "device": "cpu", "seconds": 1.5}

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from raptor.verbs.report import report
+from raptor.commands.report import report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright here: pip install playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

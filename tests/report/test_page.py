@@ -15,12 +15,12 @@ import torch
 from PIL import Image
 from plotly.offline import get_plotlyjs
 
+from raptor.commands.report import report
 from raptor.report.charts import number, rounded
 from raptor.report.markup import safe_json, table
 from raptor.report.sections.glance import within_across
 from raptor.report.strips import components, png, project, teacher_colours
 from raptor.run import RunError
-from raptor.verbs.report import report
 
 RunOf = Callable[..., Path]
 SECTIONS = ("glance", "similarity", "fidelity", "probes", "dynamics", "basins", "interventions", "seen", "made")

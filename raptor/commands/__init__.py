@@ -1,0 +1,37 @@
+"""The commands, as Python functions with the same argument names.
+
+    from raptor.commands import phases
+    phases(["scenes"], data="scenes", k=[2, 3])
+
+Each command's module is imported on first use.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+COMMANDS = (
+    "demo", "distill", "dynamics", "evaluate", "explore", "models", "phases", "probe", "report", "reproduce",
+    "train_teacher",
+)  # fmt: skip
+
+
+class _Commands(ModuleType):
+    """Importing `raptor.commands.phases` would make the name `phases` here the module; it stays the function."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in COMMANDS and isinstance(value, ModuleType):
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+def __getattr__(name: str) -> Any:
+    if name in COMMANDS:
+        return getattr(import_module(f"raptor.commands.{name}"), name)
+    raise AttributeError(f"module 'raptor.commands' has no attribute {name!r}")
+
+
+sys.modules[__name__].__class__ = _Commands

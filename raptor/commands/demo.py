@@ -1,0 +1,102 @@
+"""raptor demo: the whole argument on the built-in default, offline, in a few minutes on a laptop."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from raptor.commands.distill import distill
+from raptor.commands.dynamics import dynamics
+from raptor.commands.evaluate import evaluate
+from raptor.commands.phases import phases
+from raptor.commands.probe import probe
+from raptor.commands.report import report
+from raptor.data import open_data
+from raptor.open import open_pair
+from raptor.progress import clock
+from raptor.train.validation import Validator
+
+
+def demo(
+    out: str = "runs/demo",
+    *,
+    budget: str = "25s",
+    from_scratch: bool = False,
+    num_images: int = 512,
+    device: str = "auto",
+) -> None:
+    """Phases, distillation, certificate, probes, dynamics and the page, on the built-in scenes.
+
+    Args:
+        out: run folder; what is already there is not done again.
+        budget: training time of each surrogate (k = 2 and 3).
+        from_scratch: start from copies of the teacher's blocks instead of refining the shipped surrogates.
+        num_images: held-out images of each measurement.
+        device: auto, cpu or cuda.
+    """
+    started = time.monotonic()
+    folder = Path(out)
+    _say("1 of 6: the phases depth falls into")
+    found = phases(["scenes"], data="scenes", k=[2, 3, 4], num_images=num_images, out=out, device=device)
+    print(found.text())
+    _say("2 of 6: rewrite 12 blocks as 2, and as 3")
+    _distil(2, str(folder / "k2"), budget, from_scratch, device)
+    before, after = _distil(3, out, budget, from_scratch, device)
+    _say("3 of 6: the certificate")
+    certificate = evaluate(
+        out, data="scenes", num_images=num_images, train_images=num_images, device=device
+    ).certificate
+    _say("4 of 6: three linear probes, teacher against surrogate")
+    recovered = {}
+    for task in ("classify", "segment", "depth"):
+        done = probe(
+            out, task=task, data="scenes", lrs=[1e-3, 1e-2, 1e-1], limit=1500, val_images=num_images, epochs=4,
+            batch_size=64, max_seconds=9, device=device,
+        )  # fmt: skip
+        recovered[task] = done.recovery or 0.0
+        print(done.text().splitlines()[-2])
+    _say("5 of 6: depth as a dynamical system")
+    dynamics(out, data="scenes", num_images=num_images // 2, stability_images=8, device=device)
+    _say("6 of 6: the page")
+    page = report(out)
+    _say(f"done in {clock(time.monotonic() - started)}")
+    for line in _findings(found.models[0], certificate, before, after, recovered):
+        print(line)
+    print(f"the page: {page}")
+
+
+def _distil(k: int, out: str, budget: str, from_scratch: bool, device: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Refine a shipped surrogate (or train one from the teacher's blocks); scores before and after."""
+    start = None if from_scratch else f"scenes-k{k}"
+    surrogate, teacher = open_pair(f"scenes-k{k}", device="cpu")
+    assert surrogate is not None and surrogate.phases is not None
+    options: dict[str, Any] = dict(phases=surrogate.phases, start=start, recipe="quick", budget=budget, device=device)
+    train, held_out = (open_data("scenes", s, limit=n, size=48) for s, n in (("train", 2000), ("val", 500)))  # type: ignore[arg-type]
+    before = Validator(teacher, train, held_out).validate(surrogate) if start else {"accuracy": float("nan")}
+    done = distill("scenes", "scenes", out=out, val_images=500, head_images=1000, **options)
+    after = done.summary["validation"]
+    print(
+        f"k={k}: accuracy {before['accuracy']:.1%} as shipped, {after['accuracy']:.1%} after {budget} here, "
+        f"{after['recovery_head']:.1%} of the teacher's {after['teacher_accuracy']:.1%}"
+    )
+    return before, after
+
+
+def _findings(
+    entry: dict[str, Any], certificate: Any, before: dict[str, Any], after: dict[str, Any], recovered: dict[str, float]
+) -> list[str]:
+    cut = " | ".join(map(str, entry["phases"]["3"]["lengths"]))
+    within, across = entry["within"]["3"]
+    eps = certificate.eps["relative"]["all"]
+    kept = ", ".join(f"{task} {share:.0%}" for task, share in recovered.items())
+    return [
+        f"phases: depth falls into {cut}; layers of one phase are {within:.2f} alike, of different ones {across:.2f}",
+        f"surrogate: 3 tied blocks for 12, accuracy {after['recovery_head']:.1%} of the teacher's; every layer within "
+        f"{eps['value']:.0%} of the teacher's norm (the worst is layer {eps['layer']})",
+        f"probes: share of the teacher's score that the surrogate keeps: {kept}",
+    ]
+
+
+def _say(text: str) -> None:
+    print(f"\n== {text}", flush=True)

@@ -1,0 +1,5 @@
+"""raptor distill: see raptor.train."""
+
+from raptor.train import distill
+
+__all__ = ["distill"]

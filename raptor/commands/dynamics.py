@@ -1,0 +1,267 @@
+"""raptor dynamics: depth as a dynamical system, of a model or of a surrogate beside its teacher."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raptor.data import ImageData, ImageStream, iterate, open_data
+from raptor.devices import pick_device, pick_precision
+from raptor.dynamics.effects import Predict
+from raptor.dynamics.findings import find
+from raptor.dynamics.interventions import measure_extrapolation, measure_repetition, measure_swaps
+from raptor.dynamics.measure import measure_dynamics
+from raptor.dynamics.stability import KINDS
+from raptor.fidelity.heads import Head, head_batches, resolve_head
+from raptor.open import open_pair
+from raptor.phases import Phases, find_phases
+from raptor.progress import Progress
+from raptor.provenance import provenance
+from raptor.run import check_folder, slug, write_text
+from raptor.similarity.cosine import measure_similarity
+from raptor.vit.trajectory import Trajectories
+from raptor.vit.view import ViT
+
+
+@dataclass
+class Dynamics:
+    """What `raptor dynamics` found, as in dynamics.json and interventions.json, and where it was written."""
+
+    measured: dict[str, Any]
+    interventions: dict[str, Any] | None
+    folder: Path
+    figures: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "dynamics": self.measured,
+            "interventions": self.interventions,
+            "folder": str(self.folder),
+            "figures": self.figures,
+        }
+
+    def text(self) -> str:
+        lines = []
+        for side in ("teacher", "surrogate"):
+            model = self.measured[side]
+            if model is not None:
+                lines.append(
+                    f"{side}: {model['model']['name']}, {model['num_images']} images of {self.measured['data']}"
+                )
+                lines += [f"  {line}" for line in model["findings"] + model["notes"]]
+        if self.interventions is not None:
+            lines += ["interventions:", *(f"  {line}" for line in self.interventions["findings"])]
+        return "\n".join([*lines, f"written to {self.folder}: dynamics.json, {len(self.figures)} figures in figures/"])
+
+
+def dynamics(
+    model: str,
+    *,
+    data: str = "scenes",
+    teacher: str | None = None,
+    out: str | None = None,
+    num_images: int = 1000,
+    classes: int = 5,
+    stability_images: int = 64,
+    rank_images: int = 64,
+    eps: tuple[float, ...] = (1e-3, 1e-2, 1e-1),
+    perturbation: str = "relative",
+    k: int = 3,
+    phases: list[int] | None = None,
+    interventions: bool = True,
+    intervention_images: int = 32,
+    head_images: int | None = None,
+    head_file: str | None = None,
+    weights: str | None = None,
+    pretrained: bool = True,
+    size: int | None = None,
+    blocks: str | None = None,
+    norm: str | None = None,
+    cls: int | None = None,
+    registers: int | None = None,
+    split: str = "val",
+    batch_size: int = 64,
+    seed: int = 0,
+    device: str = "auto",
+    precision: str = "auto",
+    num_workers: int = 0,
+    skip_bad: bool = False,
+) -> Dynamics:
+    """Direction, stability, rank, modes and basins along depth, and interventions on it.
+
+    A run folder or another surrogate is measured beside its teacher.
+
+    Args:
+        model: a run folder, or timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, scenes-k3.
+        data: images: a folder, zip archives, scenes, cifar10, hf/NAME:split, wds/PATTERN.
+        teacher: what the teacher of a surrogate is, where its folder does not say.
+        out: folder for dynamics.json, interventions.json and figures; by default the run's own.
+        num_images: how many images.
+        classes: how many classes basins are drawn of: those with the most images; 0 leaves basins out.
+        stability_images: images that are perturbed, in fp32; 0 leaves stability out.
+        rank_images: images whose updates are factorised.
+        eps: sizes of the perturbations.
+        perturbation: `relative`, eps times each token's norm, or `paper`, eps times a standard normal vector.
+        k: phases that depth is cut into (by max-cut) where they are not given; a surrogate has its own.
+        phases: phase lengths instead, e.g. 7 3 2.
+        interventions: also swap layers, run phases longer and shorter, and run a surrogate past its last layer.
+        intervention_images: images of the interventions.
+        head_images: training images of a ridge head, for a teacher that has none of its own; by default the head kept
+            in the run, else 20 images a class, 5,000 at least.
+        head_file: a linear head instead.
+        weights: a local weight file for the teacher.
+        pretrained: fetch published weights; false gives an untrained twin.
+        size: image size.
+        blocks: dotted path of the block list, for a model whose structure cannot be guessed.
+        norm: dotted path of the final norm, likewise.
+        cls: number of cls tokens (0 or 1), likewise.
+        registers: number of register tokens, likewise.
+        split: val (held out), train or all.
+        batch_size: images a forward pass.
+        seed: of the perturbations.
+        device: auto, cpu or cuda.
+        precision: auto, fp32 or bf16, of the states; stability and interventions run in fp32.
+        num_workers: processes that decode images.
+        skip_bad: pass over unreadable images instead of stopping.
+    """
+    started = time.monotonic()
+    device = pick_device(device)
+    precision = pick_precision(precision, device)
+    if perturbation not in KINDS:
+        raise ValueError(f"unknown perturbation {perturbation!r}: choose from {', '.join(KINDS)}")
+    surrogate, main = open_pair(
+        model, teacher=teacher, weights=weights, pretrained=pretrained, size=size, blocks=blocks, norm=norm, cls=cls,
+        registers=registers, device=device,
+    )  # fmt: skip
+    folder = check_folder(out or (model if Path(model).is_dir() else f"runs/dynamics-{slug(model)}"), of=model)
+
+    def stream(part: str, limit: int) -> ImageStream:
+        images = open_data(data, part, limit=limit, size=main.preprocess.size, skip_bad=skip_bad)  # type: ignore[arg-type]
+        return iterate(images, main.preprocess, batch_size, device=device, num_workers=num_workers)
+
+    batches = stream(split, num_images)
+    lengths = choose_phases(main, surrogate, batches, k, phases, precision)
+    chosen = choose_classes(batches.data, classes)
+    sides: dict[str, dict[str, Any] | None] = {"teacher": None, "surrogate": None}
+    for side, vit in (("teacher", main), ("surrogate", surrogate)):
+        if vit is None:
+            continue
+        bar = Progress(f"dynamics of the {side}", None, "images")
+        found = measure_dynamics(
+            vit, batches, num_images=batches.num_images, classes=chosen, stability_images=stability_images,
+            rank_images=rank_images, eps=eps, perturbation=perturbation, precision=precision, seed=seed,
+            progress=_shown(bar),
+        )  # fmt: skip
+        bar.finish()
+        if chosen is None and classes:
+            found.notes.append("no basins: the data has fewer than two classes with two images")
+        sides[side] = found.to_dict() | {"findings": find(found, lengths)}
+    facts = {"data": data, "split": split, "image_size": main.preprocess.size, "num_images": batches.num_images,
+             "phases": list(lengths), "class_names": _class_names(batches.data, chosen), "seed": seed}  # fmt: skip
+    measured = {"provenance": provenance(started, device)} | facts | sides | {"bad_images": list(batches.data.bad)}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "dynamics.json", json.dumps(measured, allow_nan=False))
+    changed = None
+    if interventions:
+        training = None
+        if head_file is None and not main.num_classes:
+            with suppress(ValueError):  # held-out images alone: no ridge head can be fitted, and `reason` says so
+                images = open_data(data, "train", size=main.preprocess.size, skip_bad=skip_bad)
+                training = head_batches(main, images, batch_size, head_images=head_images, num_workers=num_workers)
+        head, reason = resolve_head(
+            main, training, file=head_file, cache=folder / "head.safetensors", head_images=head_images,
+            precision=precision,
+        )  # fmt: skip
+        shown = first_images(batches, intervention_images)
+        changed = {"provenance": provenance(started, device)} | facts | {"num_images": len(shown), "head": reason}
+        changed |= intervene(main, surrogate, shown, lengths, head)
+        write_text(folder / "interventions.json", json.dumps(changed, allow_nan=False))
+    from raptor.report.figures_dynamics import save_figures
+
+    return Dynamics(measured, changed, folder, save_figures(measured, changed, folder / "figures"))
+
+
+def choose_phases(
+    teacher: ViT, surrogate: ViT | None, batches: ImageStream, k: int, phases: Sequence[int] | None, precision: str
+) -> tuple[int, ...]:
+    """Phase lengths: those given, else the surrogate's, else max-cut on the model's own similarity."""
+    if phases is not None:
+        lengths = Phases.from_lengths(phases).lengths
+        if sum(lengths) != teacher.num_layers:
+            raise ValueError(f"phases {list(lengths)} do not sum to the {teacher.num_layers} blocks of {teacher.name}")
+        return lengths
+    if surrogate is not None and surrogate.phases is not None:
+        return surrogate.phases
+    states = (states for states, _, _ in Trajectories(teacher, batches, precision))
+    similarity = measure_similarity(states, teacher.num_layers, teacher.groups, cka_features=None, model=teacher.name)
+    return find_phases(similarity.matrices["all"], k).lengths
+
+
+def choose_classes(data: ImageData, num: int) -> list[int] | None:
+    """The `num` classes with the most images, ties to the lower number; None if two with two images are not there."""
+    if data.labels is None or num < 1:
+        return None
+    counts = Counter(data.labels)
+    ranked = sorted((label for label, n in counts.items() if n >= 2), key=lambda label: (-counts[label], label))
+    return sorted(ranked[:num]) if len(ranked[:num]) >= 2 else None
+
+
+def first_images(batches: ImageStream, num: int) -> torch.Tensor:
+    """The first `num` images, on their device."""
+    parts: list[torch.Tensor] = []
+    for batch in batches:
+        parts.append(batch.images)
+        if sum(map(len, parts)) >= num:
+            break
+    return torch.cat(parts)[:num]
+
+
+def intervene(
+    teacher: ViT, surrogate: ViT | None, images: torch.Tensor, phases: Sequence[int], head: Head | None
+) -> dict[str, Any]:
+    """Swaps and repetition of both sides, extrapolation of the surrogate, and the findings."""
+    found: dict[str, Any] = {"teacher": None, "surrogate": None}
+    findings = []
+    for side, vit in (("teacher", teacher), ("surrogate", surrogate)):
+        if vit is None:
+            continue
+        predict = _predictor(vit, head)
+        num_pairs = vit.num_layers * (vit.num_layers - 1) // 2
+        bar = Progress(f"swaps of the {side}", num_pairs * -(-len(images) // 32), "pairs")
+        parts: dict[str, Any] = {"swaps": measure_swaps(vit, images, phases, predict, bar.advance)}
+        bar.finish()
+        parts["repetition"] = measure_repetition(vit, images, phases, predict)
+        if vit.phases is not None:
+            parts["extrapolation"] = measure_extrapolation(vit, images, predict=predict)
+        found[side] = {name: part.to_dict() for name, part in parts.items()}
+        findings += [f"{side}: {part['finding']}" for part in found[side].values()]
+    return found | {"findings": findings}
+
+
+def _predictor(vit: ViT, head: Head | None) -> Predict | None:
+    if head is None:
+        return None
+    linear = head.linear
+    return vit.finish if linear is None else lambda state_btd: linear.to(state_btd.device)(vit.features(state_btd))
+
+
+def _shown(bar: Progress) -> Any:
+    def show(done: int, total: int) -> None:
+        bar.total = total
+        bar.advance(done - bar.done)
+
+    return show
+
+
+def _class_names(data: ImageData, chosen: Sequence[int] | None) -> dict[str, str] | None:
+    if chosen is None or data.classes is None:
+        return None
+    return {str(label): data.classes[label] for label in chosen}

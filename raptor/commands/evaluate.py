@@ -1,0 +1,172 @@
+"""raptor evaluate: the certificate of a surrogate, its complexity, and the figure."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raptor.data import ImageData, ImageStream, iterate, open_data
+from raptor.devices import pick_device, pick_precision
+from raptor.fidelity.certificate import Certificate, certify
+from raptor.fidelity.complexity import levin_bounds, quantisation_error
+from raptor.fidelity.error_curves import ErrorCurves
+from raptor.fidelity.heads import head_batches, resolve_head
+from raptor.open import open_pair
+from raptor.progress import Progress
+from raptor.provenance import provenance
+from raptor.run import check_folder, slug, write_text
+from raptor.vit.trajectory import Trajectories
+from raptor.vit.view import ViT
+
+
+@dataclass
+class Evaluation:
+    """A certificate, the complexity of both sides, and where they were written."""
+
+    certificate: Certificate
+    complexity: dict[str, Any]
+    folder: Path
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"certificate": self.certificate.to_dict(), "complexity": self.complexity, "folder": str(self.folder)}
+
+    def text(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=140)
+        with console.capture() as capture:
+            console.print(self.certificate.table())
+            console.print(self.certificate.summary_table())
+            for note in self.certificate.notes:
+                console.print(f"  {note}")
+        return capture.get() + f"written to {self.folder}/certificate.json and {self.folder}/figures/certificate.png"
+
+
+def evaluate(
+    run: str,
+    *,
+    data: str = "scenes",
+    num_images: int = 1000,
+    train_images: int = 1000,
+    head_images: int | None = None,
+    teacher: str | None = None,
+    weights: str | None = None,
+    size: int | None = None,
+    blocks: str | None = None,
+    norm: str | None = None,
+    cls: int | None = None,
+    registers: int | None = None,
+    head_file: str | None = None,
+    null_models: bool = True,
+    bootstrap: int = 1000,
+    batch_size: int = 64,
+    out: str | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    precision: str = "auto",
+    num_workers: int = 0,
+    skip_bad: bool = False,
+) -> Evaluation:
+    """Certify a surrogate against its teacher on held-out images.
+
+    Args:
+        run: a run folder, a surrogate folder, or scenes-k2, scenes-k3.
+        data: images; their held-out split is used, as in every command.
+        num_images: held-out images.
+        train_images: training images that the null models are fitted on.
+        head_images: training images of a ridge head, for a teacher that has none; by default the head kept in the run,
+            else 20 images a class, 5,000 at least.
+        teacher: what the teacher is, where the run does not say.
+        weights: a local weight file for the teacher.
+        size: image size.
+        blocks: dotted path of the block list, for a teacher whose structure cannot be guessed.
+        norm: dotted path of the final norm, likewise.
+        cls: number of cls tokens (0 or 1), likewise.
+        registers: number of register tokens, likewise.
+        head_file: a linear head, for a teacher that has none or instead of its own.
+        null_models: also measure the null models (adds about a forward pass).
+        bootstrap: resamples of the intervals.
+        batch_size: images a forward pass.
+        out: folder for certificate.json, complexity.json and the figure; by default the run's own.
+        seed: of the resampling.
+        device: auto, cpu or cuda.
+        precision: auto, fp32 or bf16.
+        num_workers: processes that decode images.
+        skip_bad: pass over unreadable images instead of stopping.
+    """
+    started = time.monotonic()
+    device = pick_device(device)
+    precision = pick_precision(precision, device)
+    surrogate, model = open_pair(
+        run, teacher=teacher, weights=weights, size=size, blocks=blocks, norm=norm, cls=cls, registers=registers,
+        device=device,
+    )  # fmt: skip
+    if surrogate is None:
+        raise ValueError(f"{run} is no surrogate: make one with raptor distill {run}")
+    folder = check_folder(out or (run if Path(run).is_dir() else f"runs/evaluate-{slug(run)}"), of=run)
+    folder.mkdir(parents=True, exist_ok=True)
+    bar = Progress("certificate", num_images, "images")
+
+    def show(done: int, _total: int) -> None:
+        bar.advance(done - bar.done)
+
+    def opened(split: str, limit: int | None) -> ImageData:
+        return open_data(data, split, limit=limit, size=model.preprocess.size, skip_bad=skip_bad)  # type: ignore[arg-type]
+
+    def stream(split: str, limit: int, progress: Any = None) -> ImageStream:
+        images = opened(split, limit)
+        return iterate(images, model.preprocess, batch_size, device=device, num_workers=num_workers, progress=progress)
+
+    held_out, training = stream("val", num_images, show), stream("train", train_images)
+    fitting = None
+    if head_file is None and not model.num_classes:
+        images = opened("train", None)
+        fitting = head_batches(model, images, batch_size, head_images=head_images, num_workers=num_workers)
+    head, reason = resolve_head(
+        model, fitting, file=head_file, cache=folder / "head.safetensors", head_images=head_images, precision=precision
+    )
+    certificate = certify(
+        surrogate, model, held_out, null_models=null_models, head=head, precision=precision, bootstrap=bootstrap,
+        seed=seed, train_batches=training,
+    )  # fmt: skip
+    bar.finish()
+    certificate.notes.append(f"head: {reason}")
+    complexity = {
+        **levin_bounds(surrogate, model),
+        "quantisation": {
+            side: quantisation_error(
+                vit, lambda vit: _short_errors(vit, model, stream("val", min(256, num_images)), precision)
+            )
+            for side, vit in (("surrogate", surrogate), ("teacher", copy.deepcopy(model)))
+        },
+    }
+    about = provenance(started, device)
+    bad = sorted({*held_out.data.bad, *training.data.bad, *(fitting.data.bad if fitting else ())})
+    found = {"provenance": about, "data": data, "bad_images": bad, **certificate.to_dict()}
+    write_text(folder / "certificate.json", json.dumps(found))
+    write_text(folder / "complexity.json", json.dumps({"provenance": about, **complexity}))
+    from raptor.report.figures_fidelity import figure_certificate
+    from raptor.report.style import save_figure
+
+    save_figure(figure_certificate(certificate), folder / "figures" / "certificate")
+    return Evaluation(certificate, complexity, folder)
+
+
+def _short_errors(vit: ViT, teacher: ViT, batches: ImageStream, precision: str) -> dict[str, float]:
+    """Relative error and R2 at the last layer, and the largest relative error over layers."""
+    curves = ErrorCurves(teacher.num_layers, teacher.groups)
+    for (states, _, _), (own, _, _) in zip(
+        Trajectories(teacher, batches, precision), Trajectories(vit, batches, precision)
+    ):
+        curves.update(states, own)
+    result = curves.result()
+    relative = result.relative["all"]
+    return {
+        "relative_last": float(relative[-1]),
+        "relative_largest": float(relative.max()),
+        "r2_last": float(result.r2["all"][-1]),
+    }

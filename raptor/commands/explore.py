@@ -1,0 +1,99 @@
+"""raptor explore: a local page to drop in an image, perturb a layer, and watch teacher and surrogate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raptor.devices import pick_device
+from raptor.open import open_pair
+from raptor.report.explored import explore_image, figure_explored, read_image
+from raptor.vit.view import ViT
+
+
+def explore(
+    model: str,
+    *,
+    teacher: str | None = None,
+    weights: str | None = None,
+    size: int | None = None,
+    port: int = 7860,
+    device: str = "auto",
+    open_browser: bool = False,
+) -> None:
+    """Serve a page on this machine alone (loopback) to try images and perturbations.
+
+    Args:
+        model: a run folder (teacher and surrogate side by side) or any model name.
+        teacher: what the teacher is, where the run does not say.
+        weights: a local weight file for the teacher.
+        size: image size.
+        port: of the page.
+        device: auto, cpu or cuda.
+        open_browser: open the page in a browser.
+    """
+    surrogate, of_teacher = open_pair(model, teacher=teacher, weights=weights, size=size, device=pick_device(device))
+    views = {"teacher": of_teacher} if surrogate is None else {"teacher": of_teacher, "surrogate": surrogate}
+    page = build_page(views, class_names(of_teacher))
+    page.launch(server_name="127.0.0.1", server_port=port, inbrowser=open_browser, max_file_size="10mb", share=False)
+
+
+def build_page(views: dict[str, ViT], classes: list[str]) -> Any:
+    """The Gradio page over one or two models."""
+    try:
+        import gradio as gr
+    except ImportError:
+        raise ValueError("explore needs its extra: pip install 'raptor-vit[explore]'") from None
+    teacher = views["teacher"]
+    groups = ["all", *(name for name, _ in teacher.groups.present())]
+
+    def show(path: str | None, layer: float, group: str, log_eps: float) -> tuple[Any, str]:
+        try:
+            image = read_image(path)
+            found = {name: explore_image(v, image, int(layer), group, 10.0**log_eps) for name, v in views.items()}
+        except ValueError as error:
+            raise gr.Error(str(error)) from None
+        return figure_explored(found, int(layer), group), describe(found, classes)
+
+    with gr.Blocks(title="raptor explore", analytics_enabled=False) as page:
+        gr.Markdown(
+            f"# {teacher.name}\n{teacher.num_layers} blocks, {teacher.groups.num_tokens} tokens, dim {teacher.dim}"
+        )
+        with gr.Row():
+            with gr.Column(scale=1):
+                image = gr.Image(type="filepath", label="image (at most 10 MB)")
+                layer = gr.Slider(0, teacher.num_layers, value=teacher.num_layers // 2, step=1, label="layer")
+                group = gr.Dropdown(groups, value="all", label="tokens")
+                log_eps = gr.Slider(-4, 0, value=-1, step=0.25, label="perturbation, log10 of the token's norm")
+                button = gr.Button("Run", variant="primary")
+            with gr.Column(scale=2):
+                plot = gr.Plot(show_label=False)
+                text = gr.Markdown()
+        inputs = [image, layer, group, log_eps]
+        button.click(show, inputs, [plot, text], api_name="show")
+        for control in (layer, group, log_eps):
+            control.change(show, inputs, [plot, text], show_progress="hidden", api_name=False)
+    return page
+
+
+def describe(found: dict[str, Any], classes: list[str]) -> str:
+    """Predictions of each model, plain and perturbed, as text."""
+    lines = []
+    for name, result in found.items():
+        if result.prediction is None:
+            lines.append(f"**{name}** has no head: no prediction.")
+            continue
+        plain, moved = (
+            f"{classes[label] if label < len(classes) else label} ({share:.0%})"
+            for label, share in (result.prediction, result.perturbed_prediction)
+        )
+        lines.append(f"**{name}** sees {plain}; perturbed: {moved}; final deviation {result.deviation[-1]:.2e} rad.")
+    return "\n\n".join(lines)
+
+
+def class_names(vit: ViT) -> list[str]:
+    """Names of the built-in classes, where the model is the built-in one."""
+    if vit.opened.get("model") != "scenes":
+        return []
+    from raptor.data.scenes.render import Scenes
+
+    return list(Scenes.classes)

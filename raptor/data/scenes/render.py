@@ -1,0 +1,356 @@
+"""`scenes`: small drawn images, each with its class, its segmentation mask and its depth map.
+
+A main object and up to three smaller ones stand on a textured ground before a wall. The class of an image is the
+material and the shape of its main object, the nearest one. Image i of a split is a function of (seed, split, i) alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from raptor.data.scenes.layout import (
+    CLASSES,
+    HALF_VIEW,
+    MATERIALS,
+    NUM_OBJECTS,
+    SPLITS,
+    Dice,
+    Layout,
+    bounding_balls,
+    bounding_box,
+    lay_out,
+)
+from raptor.data.scenes.solids import MEET, NORMAL, SHAPES, Vector, along, dot
+
+MASK_CLASSES = ("background", *SHAPES)
+NUM_IMAGES = {"train": 50_000, "val": 5_000, "test": 5_000}
+STRIPED, CHECKERED, METALLIC = (MATERIALS.index(name) for name in ("striped", "checkered", "metallic"))
+TILE = 4
+"""Objects are drawn in tiles of TILE x TILE pixels."""
+SAMPLES = ((0.25, 0.3), (0.75, 0.7))
+"""Where in a pixel objects are sampled: (across, down)."""
+CHUNK_PIXELS = {"cpu": 2**18, "cuda": 2**23}
+LAYOUT_CHUNK = 2**10
+LIGHT_UNIT = 2**16
+
+
+class SceneBatch(NamedTuple):
+    """images uint8 (B, 3, S, S), labels int64 (B,), masks uint8 (B, S, S), depths float32 (B, S, S) in metres."""
+
+    images: Tensor
+    labels: Tensor
+    masks: Tensor
+    depths: Tensor
+
+
+class Scenes(Dataset[SceneBatch]):
+    """The built-in image set. `scenes[i]` is a SceneBatch without its batch dimension."""
+
+    classes = CLASSES
+    mask_classes = MASK_CLASSES
+
+    def __init__(self, split: str = "train", size: int = 48, seed: int = 0, num_images: int | None = None) -> None:
+        _check(size, split)
+        self.split, self.size, self.seed = split, size, seed
+        self.num_images = NUM_IMAGES[split] if num_images is None else num_images
+
+    def __len__(self) -> int:
+        return self.num_images
+
+    def __getitem__(self, index: int) -> SceneBatch:
+        if not -self.num_images <= index < self.num_images:
+            raise IndexError(f"scenes has {self.num_images} images, asked for number {index}")
+        batch = self.draw(torch.tensor([index % self.num_images]))
+        return SceneBatch(*(field[0] for field in batch))
+
+    def draw(self, indices: Tensor, device: str | torch.device = "cpu") -> SceneBatch:
+        """Draw the images `indices` (B,) at once; much faster than one by one."""
+        return draw_scenes(indices, self.size, self.seed, self.split, device)
+
+
+def _check(size: int, split: str) -> None:
+    if split not in SPLITS:
+        raise ValueError(f"scenes has no split {split!r}: choose one of {', '.join(SPLITS)}")
+    if not 16 <= size <= 1024:
+        raise ValueError(f"scenes are drawn at 16 to 1024 pixels, not {size}")
+
+
+def draw_scenes(
+    indices: Tensor, size: int = 48, seed: int = 0, split: str = "train", device: str | torch.device = "cpu"
+) -> SceneBatch:
+    """Draw the images `indices` (B,) int64 of a split, in chunks that bound memory; see SceneBatch for the result."""
+    _check(size, split)
+    device = torch.device(device)
+    indices = torch.as_tensor(indices, dtype=torch.int64).cpu()
+    chunk = max(1, CHUNK_PIXELS["cpu" if device.type == "cpu" else "cuda"] // size**2)
+    parts = []
+    with torch.no_grad():
+        for group in indices.split(max(chunk, LAYOUT_CHUNK)):
+            layout = lay_out(group, seed, split)
+            starts = range(0, len(group), chunk)
+            parts += [_draw(layout.images(slice(start, start + chunk)), size, device) for start in starts]
+    return SceneBatch(*(torch.cat(fields) for fields in zip(*parts)))
+
+
+def _draw(layout: Layout, size: int, device: torch.device) -> SceneBatch:
+    """Draw the background once per pixel, the objects at SAMPLES."""
+    grid = -(-size // TILE) * TILE
+    background, distance = _draw_background(layout, size, device)
+    depth, mask, num_covered, light = (field[..., :size, :size] for field in _draw_objects(layout, size, grid, device))
+
+    images = background * (1 - num_covered / len(SAMPLES)) + light
+    solid = num_covered * 2 >= len(SAMPLES)
+    return SceneBatch(
+        _expose(images, layout.noise_start.to(device)),
+        layout.label.to(device),
+        torch.where(solid, mask, 0),
+        torch.where(solid, depth.minimum(distance), distance),
+    )
+
+
+def _expose(linear: Tensor, noise_start: Tensor) -> Tensor:
+    """Linear light (3, B, S, S) to uint8 (B, 3, S, S): a little sensor noise, then gamma 2."""
+    _, num_images, size, _ = linear.shape
+    step = torch.arange(size * size, device=linear.device) * 3
+    pixel = ((noise_start[:, None] + step) & 0xFFFF).view(num_images, size, size)
+    grain = torch.stack([_noise_tiles(linear.device)[1].take((pixel + c) & 0xFFFF) for c in range(3)])
+    shown = linear.clamp(0, 1).sqrt() + 0.03 * (grain - 0.5)
+    return (shown.clamp(0, 1) * 255 + 0.5).to(torch.uint8).transpose(0, 1).contiguous()
+
+
+@lru_cache
+def _noise_tiles(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two flat 256 x 256 tiles in [0, 1]: smooth periodic noise for surfaces, white noise for the sensor."""
+    white = Dice(torch.arange(2**16)).uniform().view(256, 256)
+    smooth = torch.zeros(256, 256, dtype=torch.float64)
+    for octave, weight in ((4, 0.4), (8, 0.35), (32, 0.25)):
+        smooth += weight * _interpolate(white[::octave, ::octave][: 256 // octave, : 256 // octave], octave)
+    smooth = ((smooth - smooth.mean()) * 2 + 0.5).clamp(0, 1)
+    return smooth.float().flatten().to(device), white.float().flatten().to(device)
+
+
+def _interpolate(lattice: Tensor, step: int) -> Tensor:
+    """Periodic bilinear interpolation of a square lattice to `step` times its size."""
+    share = torch.arange(step, dtype=torch.float64) / step
+    for _ in range(2):
+        lattice = torch.lerp(lattice[:, None], lattice.roll(-1, 0)[:, None], share[:, None]).flatten(0, 1).T
+    return lattice
+
+
+def _draw_background(layout: Layout, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Ground and wall with the objects' shadows: linear light (3, B, S, S) and distance (B, S, S)."""
+
+    def per_image(values: Tensor) -> Tensor:
+        return values.float().to(device)[..., None, None]
+
+    u = ((2 * torch.arange(size, device=device) + 1) / size - 1) * HALF_VIEW
+    v = -u[:, None]
+    sin, cos = per_image(layout.pitch.sin()), per_image(layout.pitch.cos())
+    down, forward = sin - v * cos, cos + v * sin
+    t_ground, t_wall = per_image(layout.height) / down.clamp_min(1e-3), per_image(layout.wall) / forward
+    on_wall = t_wall < t_ground
+    t = t_wall.minimum(t_ground)
+    x, y, z = t * u, -t * down, t * forward
+    distance = t * (1 + u * u + v * v).sqrt()
+
+    xu, zu, xv, zv, u0, v0, grain, tiles, tile = per_image(layout.texture)
+    depth_axis = torch.where(on_wall, z + y, z)
+    column, row = x * xu + (depth_axis * zu + u0), x * xv + (depth_axis * zv + v0)
+    cell = (column.floor().int() & 255) * 256 + (row.floor().int() & 255)
+    fade = torch.where(on_wall, 0.25, (5 / z).clamp(0.3, 1))
+    surface = 1 + (_noise_tiles(device)[0].take(cell.long()) - 0.5) * (2 * grain * fade)
+    odd = ((x / tile).floor() + (depth_axis / tile).floor()) % 2
+    surface = surface * (1 - odd * torch.where(on_wall, 0.0, tiles))
+
+    haze = ((z / per_image(layout.wall)) - 0.55).clamp(0, 1)
+    glow = torch.where(on_wall, 0.75 + 0.2 * (y + per_image(layout.height)), 0.55 + 0.45 * per_image(layout.light)[1])
+    shade = surface * glow * _shadow(layout, (x, y, z), device)
+    ground, wall = per_image(layout.ground_colour), per_image(layout.wall_colour)
+    tint = torch.where(on_wall, wall, ground + (wall - ground) * haze)
+    return tint * shade, distance
+
+
+def _shadow(layout: Layout, point: Vector, device: torch.device) -> Tensor:
+    """Share of light left at points of the background (B, S, S): objects cast soft shadows and darken their foot."""
+    lx, ly, lz = (axis.float().to(device)[:, None, None] for axis in layout.light)
+    x, y, z = point
+    light = torch.ones_like(x)
+    for k in range(NUM_OBJECTS):
+        cx, cy, cz = (axis[k].float().to(device)[:, None, None] for axis in layout.centre)
+        present = layout.present[k].float().to(device)[:, None, None]
+        radius = layout.radius[k].float().to(device)[:, None, None] * 0.92
+        px, py, pz = x - cx, y - cy, z - cz
+        away = px * px + (py * py + pz * pz)
+        toward = px * lx + (py * ly + pz * lz)
+        inverse = 1 / (radius * radius)
+        dark = ((1.45 - (away - toward * toward) * inverse) * 0.9).clamp(0, 1) * (toward * -4).clamp(0, 1)
+        foot = (radius * radius * 1.1 / away).clamp(0, 1)
+        light = light * (1 - present * (0.62 * dark)) * (1 - present * (0.5 * foot * foot))
+    return light
+
+
+def _draw_objects(layout: Layout, size: int, grid: int, device: torch.device) -> tuple[Tensor, ...]:
+    """The objects: distance, mask, number of samples covered (B, grid, grid) and linear light (3, B, grid, grid)."""
+    num_images = len(layout.label)
+    # Objects in order of shape: the tiles of a shape are then one slice, which one formula serves.
+    chosen = layout.present.flatten().nonzero()[:, 0]
+    chosen = chosen[layout.shape.flatten()[chosen].argsort(stable=True)]
+    owner, tile_column, tile_row = _tiles(layout, size, chosen)
+    shape_of_tile = layout.shape.flatten()[chosen][owner]
+    num_tiles = torch.bincount(shape_of_tile, minlength=len(SHAPES)).cumsum(0).tolist()
+    slices = [slice(start, end) for start, end in zip([0, *num_tiles], num_tiles)]
+    first_pixel = ((chosen % num_images)[owner] * grid + tile_row) * grid + tile_column
+
+    table = _object_table(layout, chosen)[:, owner, None].to(device)
+    cells = torch.arange(TILE, device=device)
+    row, column = cells.repeat_interleave(TILE), cells.repeat(TILE)
+    layers = torch.arange(len(SAMPLES), device=device)[:, None] * (num_images * grid * grid)
+    sample = first_pixel.to(device)[:, None] + (layers + (row * grid + column)).flatten()
+    pixel = 2 * HALF_VIEW / size
+    du = torch.cat([(column + across) * pixel for across, _ in SAMPLES])
+    dv = torch.cat([(row + down) * -pixel for _, down in SAMPLES])
+    u0 = (tile_column * pixel - HALF_VIEW).to(device, torch.float32)[:, None]
+    v0 = (HALF_VIEW - tile_row * pixel).to(device, torch.float32)[:, None]
+    u, v = u0 + du, v0 + dv
+
+    origin: Vector = (table[0], table[1], table[2])
+    corner_ray = [table[3 + i] + u0 * table[6 + i] + v0 * table[9 + i] for i in range(3)]
+    ray: Vector = _three(corner_ray[i] + du * table[6 + i] + dv * table[9 + i] for i in range(3))
+    t = torch.cat([meet(_cut(origin, part), _cut(ray, part)) for meet, part in zip(MEET, slices)])
+    distance = t * (1 + u * u + v * v).sqrt()
+    nearest = torch.full((len(SAMPLES) * num_images * grid * grid,), torch.inf, device=device)
+    nearest.scatter_reduce_(0, sample.flatten(), distance.flatten(), "amin")
+
+    seen = ((distance < torch.inf) & (distance == nearest[sample])).float()
+    at = along(origin, torch.where(t < torch.inf, t, 0), ray)
+    normals = [normal(_cut(at, part)) for normal, part in zip(NORMAL, slices)]
+    normal = _three(torch.cat(axis) for axis in zip(*normals))
+
+    # From here on per pixel. Sums are of integers, so that their order does not matter.
+    place = sample[:, : TILE * TILE]
+    depth = nearest.view(len(SAMPLES), -1).amin(0)
+    own = distance.unflatten(1, (len(SAMPLES), -1)).amin(1)
+    front = (own < torch.inf) & (own == depth[place])
+    mask = torch.zeros_like(depth, dtype=torch.uint8)
+    mask[place[front]] = (shape_of_tile + 1).to(device, torch.uint8)[:, None].expand_as(front)[front]
+    num_covered = torch.zeros_like(depth, dtype=torch.int32)
+    num_covered.index_add_(0, place.flatten(), _sum_samples(seen).int().flatten())
+    light = torch.zeros(3, len(depth), dtype=torch.int32, device=device)
+    metallic = (layout.material.flatten()[chosen][owner] == METALLIC).to(device)
+    for shade, tiles in ((_shade_metal, metallic), (_shade_matte, ~metallic)):
+        tile = (seen.amax(1) * tiles).nonzero()[:, 0]
+        share = seen[tile] * (LIGHT_UNIT / len(SAMPLES))
+        values = shade(table[12:, tile], _cut(at, tile), _unit(_cut(normal, tile)), _cut(ray, tile))
+        for channel, value in zip(light, values):
+            channel.index_add_(0, place[tile].flatten(), _sum_samples(value * share).int().flatten())
+    shape = (num_images, grid, grid)
+    return depth.view(shape), mask.view(shape), num_covered.view(shape), light.view(3, *shape) * (1 / LIGHT_UNIT)
+
+
+def _sum_samples(values: Tensor) -> Tensor:
+    """Add the samples of each pixel: (T, len(SAMPLES) * TILE * TILE) to (T, TILE * TILE)."""
+    first, *others = values.unflatten(1, (len(SAMPLES), -1)).unbind(1)
+    for other in others:
+        first = first + other
+    return first
+
+
+def _tiles(layout: Layout, size: int, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The tiles that can show each chosen object: its place in `chosen`, first column and first row, each (T,)."""
+    ball = [values.flatten()[chosen] for values in bounding_balls(layout)]
+    left, right, top, bottom = bounding_box(ball[0], ball[1], ball[2], ball[3], size)
+    left, top = left // TILE, top // TILE
+    across, down = (right + TILE - 1) // TILE - left, (bottom + TILE - 1) // TILE - top
+    num_tiles = across * down
+    owner = torch.repeat_interleave(num_tiles)
+    local = torch.arange(len(owner)) - (num_tiles.cumsum(0) - num_tiles)[owner]
+    column, row = (left[owner] + local % across[owner]) * TILE, (top[owner] + local // across[owner]) * TILE
+
+    # Leave out corners of the box: the ray through a tile's centre must pass the ball within reach and half a diagonal.
+    x, y, z, reach = (values[owner] for values in ball)
+    pixel = 2 * HALF_VIEW / size
+    u, v = (column + TILE / 2) * pixel - HALF_VIEW, HALF_VIEW - (row + TILE / 2) * pixel
+    squared = x * x + y * y + z * z
+    off_axis = squared - (x * u + y * v + z).square() / (1 + u * u + v * v)
+    near = off_axis < (reach + squared.sqrt() * (TILE * pixel * 0.5**0.5)).square()
+    return owner[near], column[near], row[near]
+
+
+def _three(values: Iterable[Tensor]) -> Vector:
+    x, y, z = values
+    return x, y, z
+
+
+def _cut(vector: Vector, part: slice | Tensor) -> Vector:
+    return vector[0][part], vector[1][part], vector[2][part]
+
+
+def _unit(a: Vector) -> Vector:
+    scale = 1 / dot(a, a).sqrt().clamp_min(1e-9)
+    return a[0] * scale, a[1] * scale, a[2] * scale
+
+
+def _object_table(layout: Layout, chosen: Tensor) -> Tensor:
+    """Per object, in its own frame: ray origin, direction per camera axis, light, up, stripes, colours: (rows, N)."""
+    image = chosen % len(layout.label)
+    e = layout.axes.flatten(2)[:, :, chosen]
+    centre, radius = layout.centre.flatten(1)[:, chosen], layout.radius.flatten()[chosen]
+    sin, cos = layout.pitch.sin()[image], layout.pitch.cos()[image]
+    material = layout.material.flatten()[chosen]
+    rows = [
+        -(e * centre).sum(1) / radius,
+        (e[:, 2] * cos - e[:, 1] * sin) / radius,
+        e[:, 0] / radius,
+        (e[:, 1] * cos + e[:, 2] * sin) / radius,
+        (e * layout.light[:, image]).sum(1),
+        e[:, 1],
+        layout.stripe.flatten(1)[:, chosen],
+        layout.colour.flatten(1)[:, chosen],
+        layout.ground_colour[:, image],
+        torch.stack([material == m for m in (STRIPED, CHECKERED, METALLIC)]).double(),
+    ]
+    return torch.cat(rows).float()
+
+
+def _shade_matte(table: Tensor, at: Vector, normal: Vector, _view: Vector) -> list[Tensor]:
+    """Linear light, three of (T, samples), of points with a plain, striped or checkered coat under sun and sky."""
+    light, up, stripe = _three(table[:3]), _three(table[3:6]), _three(table[6:9])
+    phase, checks, striped, checkered = table[9], table[10], table[20], table[21]
+    band = (dot(at, stripe) + phase).floor()
+    cells = (at[0] * checks + 0.5).floor() + (at[1] * checks + 0.5).floor() + (at[2] * checks + 0.5).floor()
+    pattern = (striped * band + checkered * cells) % 2
+
+    sky, foot = 0.5 + 0.5 * dot(normal, up), (0.75 + 0.3 * dot(at, up)).clamp(0.4, 1)
+    bright = (dot(normal, light) * 0.86 + 0.1).clamp_min(0) + 0.28 * sky * foot
+    bounce = 0.12 * (1 - sky) * foot
+    return [
+        (first + (second - first) * pattern) * bright + bounce * ground
+        for first, second, ground in zip(table[11:14], table[14:17], table[17:20])
+    ]
+
+
+def _shade_metal(table: Tensor, at: Vector, normal: Vector, view: Vector) -> list[Tensor]:
+    """Linear light, three of (T, samples), of metal: it mirrors the sky, a lamp and the ground."""
+    light, up = _three(table[:3]), _three(table[3:6])
+    # A slightly hammered surface turns what flat faces mirror.
+    dents = (((p * 1.3 + q * 0.9) % 1 - 0.5).abs() * 0.36 - 0.09 for p, q in zip(at, (at[1], at[2], at[0])))
+    view = _unit(view)
+    bent = _three(n + d for n, d in zip(normal, dents))
+    away = dot(view, bent) * 2
+    mirror = _three(d - away * n for d, n in zip(view, bent))
+    rise, foot = dot(mirror, up), (0.7 + 0.4 * dot(at, up)).clamp(0.25, 1)
+    above = (rise * 8 + 0.5).clamp(0, 1)
+    lamp = (1 - (rise - 0.45).abs() * 5).clamp(0, 1)
+    heaven = above * (0.3 + 0.5 * (1 - rise).clamp(0, 1) + 0.9 * lamp)
+    earth = (1 - above) * (0.08 + 1.1 * (1 + rise).clamp(0, 1).square()) * foot
+    glint = 1.3 * dot(mirror, light).clamp(0, 1).square().square().square().square().square()
+    return [
+        (0.45 + 0.55 * first) * (heaven + earth * (0.25 + 0.75 * ground)) + glint
+        for first, ground in zip(table[11:14], table[17:20])
+    ]

@@ -1,0 +1,374 @@
+"""The certificate of a surrogate: the whole error curve over depth, as data, as JSON and as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raptor.data.stream import Batch
+from raptor.devices import device_name
+from raptor.fidelity.bootstrap import interval, quantile_intervals, resampled_means, statistic_interval
+from raptor.fidelity.complexity import block_list, count_flops, run_times
+from raptor.fidelity.error_curves import METRICS, Array, Curves, ErrorCurves, finite, finite_list
+from raptor.fidelity.heads import Head
+from raptor.fidelity.null_models import NULL_NAMES, NullModels, fit_null_models
+from raptor.vit.trajectory import autocast
+from raptor.vit.view import ViT
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+class Eps(TypedDict):
+    """An error that holds for every layer, the layer that decides it, and its upper end at 95 % confidence."""
+
+    value: float | None
+    layer: int
+    upper: float | None
+
+
+@dataclass
+class Cost:
+    """What one side costs: parameters, FLOPs of one image, measured seconds per image."""
+
+    num_parameters: int
+    block_parameters: int
+    flops: int
+    seconds_per_image: float
+
+
+@dataclass
+class Certificate:
+    """Evidence that a surrogate is eps-BRH, or how far it is from it.
+
+    Attributes:
+        curves: the error curves over layers 1..L and groups.
+        intervals: metric -> (2, L, G) bootstrap intervals over images, in the order of `curves.groups`.
+        quantiles: `absolute`, `relative` and `cosine` -> ((Q, L, G) quantiles over images, (Q, 2, L, G) intervals).
+        eps: `absolute` and `relative` -> group -> the error that holds for every layer.
+        nulls: the null models' curves on the same images; empty when left out.
+        predictions: `agreement`, `teacher_accuracy`, `surrogate_accuracy` with their intervals; empty without a head.
+        costs: `surrogate` and `teacher`.
+        notes: what a reader must know: the head, what the null models were fitted on, what was left out.
+    """
+
+    surrogate: str
+    teacher: str
+    phases: tuple[int, ...]
+    image_size: int
+    precision: str
+    device: str
+    batch_size: int
+    curves: Curves
+    intervals: dict[str, Array]
+    quantiles: dict[str, tuple[Array, Array]]
+    eps: dict[str, dict[str, Eps]]
+    nulls: dict[str, Curves] = field(default_factory=dict)
+    predictions: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    costs: dict[str, Cost] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def run_time_ratio(self) -> float:
+        """Measured run time, surrogate / teacher."""
+        return self.costs["surrogate"].seconds_per_image / self.costs["teacher"].seconds_per_image
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the per-image values, as JSON can hold it."""
+        return {
+            "surrogate": self.surrogate,
+            "teacher": self.teacher,
+            "phases": list(self.phases),
+            "image_size": self.image_size,
+            "precision": self.precision,
+            "device": self.device,
+            "batch_size": self.batch_size,
+            "num_images": self.curves.num_images,
+            "layers": list(range(1, self.curves.num_layers + 1)),
+            "curves": self.curves.to_dict(),
+            "intervals": {metric: self._by_group(ends) for metric, ends in self.intervals.items()},
+            "quantiles": {
+                metric: {
+                    f"q{round(100 * q):02d}": {"value": self._by_group(values[i]), "interval": self._by_group(ends[i])}
+                    for i, q in enumerate(QUANTILES)
+                }
+                for metric, (values, ends) in self.quantiles.items()
+            },
+            "eps": self.eps,
+            "nulls": {name: curves.to_dict() for name, curves in self.nulls.items()},
+            "predictions": self.predictions,
+            "costs": {side: vars(cost) for side, cost in self.costs.items()},
+            "run_time_ratio": self.run_time_ratio,
+            "notes": self.notes,
+        }
+
+    def _by_group(self, values: Array) -> dict[str, Any]:
+        """(L, G) or (2, L, G) as group -> list over layers, or [lower list, upper list]."""
+        pick = {group: values[..., g] for g, group in enumerate(self.curves.groups)}
+        return {group: finite_list(v) if v.ndim == 1 else [finite_list(end) for end in v] for group, v in pick.items()}
+
+    def rows(self, group: str = "all") -> list[dict[str, float]]:
+        """One row a layer: its phase, every metric of `group`, and the R2 of each null model."""
+        phase_of = [j + 1 for j, n in enumerate(self.phases) for _ in range(n)]
+        return [
+            {
+                "layer": layer + 1,
+                "phase": phase_of[layer],
+                **{metric: float(getattr(self.curves, metric)[group][layer]) for metric in METRICS},
+                **{f"r2 of {name}": float(null.r2[group][layer]) for name, null in self.nulls.items()},
+            }
+            for layer in range(self.curves.num_layers)
+        ]
+
+    def table(self, group: str = "all") -> Table:
+        """A rich table of `rows`."""
+        from rich.table import Table
+
+        eps = self.eps["relative"][group]
+        title = (
+            f"{self.surrogate}\n{self.curves.num_images} held-out images, {self.image_size} px, tokens: {group}; "
+            f"relative eps {_number(eps['value'])} (layer {eps['layer']}, at most {_number(eps['upper'])})"
+        )
+        table = Table(title=title)
+        rows = self.rows(group)
+        for name in rows[0]:
+            table.add_column(name.replace("_", " "), justify="right")
+        for row in rows:
+            table.add_row(*(_number(v) for v in row.values()))
+        return table
+
+    def summary_table(self) -> Table:
+        """A rich table of predictions and costs of both sides."""
+        from rich.table import Table
+
+        table = Table("", "teacher", "surrogate", "surrogate / teacher")
+        teacher, surrogate = self.costs["teacher"], self.costs["surrogate"]
+        for label, name, scale in (
+            ("parameters (M)", "num_parameters", 1e6),
+            ("block parameters (M)", "block_parameters", 1e6),
+            ("GFLOPs per image", "flops", 1e9),
+            ("run time per image (ms)", "seconds_per_image", 1e-3),
+        ):
+            old, new = getattr(teacher, name) / scale, getattr(surrogate, name) / scale
+            table.add_row(label, _number(old), _number(new), _number(new / old))
+        scores = {name: entry["value"] or 0.0 for name, entry in self.predictions.items()}
+        if "teacher_accuracy" in scores:
+            old, new = scores["teacher_accuracy"], scores["surrogate_accuracy"]
+            table.add_row("accuracy", _number(old), _number(new), _number(new / old if old else None))
+        if "agreement" in scores:
+            table.add_row("agreement", "", _number(scores["agreement"]), "")
+        return table
+
+
+def _number(value: float | None) -> str:
+    """A number for a table: whole ones as they are, others with three figures after the point."""
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else f"{value:.3f}"
+
+
+@torch.no_grad()
+def certify(
+    surrogate: ViT,
+    teacher: ViT,
+    batches: Iterable[Batch],
+    *,
+    null_models: bool = True,
+    head: Head | None = None,
+    precision: str = "fp32",
+    bootstrap: int = 1000,
+    seed: int = 0,
+    train_batches: Iterable[Batch] | None = None,
+    null_every: int = 1,
+) -> Certificate:
+    """Certify `surrogate` against `teacher` on held-out `batches`, in one streaming pass over both.
+
+    Args:
+        batches: held-out images (labels, where there are any, give accuracies).
+        null_models: whether to measure the null models too; this adds a pass over `train_batches` and one more forward
+            pass of the teacher's cost.
+        head: from `raptor.fidelity.heads.resolve_head`; None leaves accuracy and agreement out.
+        precision: `fp32`, or `bf16` autocast for all models alike.
+        bootstrap: resamples of the intervals; 0 for none.
+        train_batches: what the mean and the linear maps of the null models are fitted on; the held-out images
+            themselves when it is None (the nulls are then at their best).
+        null_every: measure the null models on every n-th batch alone, to save their forward passes on large sets.
+    """
+    _check_pair(surrogate, teacher)
+    if null_every < 1:
+        raise ValueError(f"null_every must be at least 1; got {null_every}")
+    phases = surrogate.phases or (teacher.num_layers,)
+    nulls, notes = None, []
+    if null_models:
+        fitting = batches if train_batches is None else train_batches
+        nulls = fit_null_models(teacher, phases, fitting, precision)
+        which = "held-out" if train_batches is None else "training"
+        notes.append(f"mean and linear maps of the null models fitted on {nulls.num_images} {which} images")
+    if head is None:
+        notes.append("no accuracy or agreement: no head")
+    measured = _measure(surrogate, teacher, batches, nulls, head, precision, null_every)
+    curves = measured.curves["surrogate"].result()
+    return Certificate(
+        surrogate=surrogate.name,
+        teacher=teacher.name,
+        phases=phases,
+        image_size=teacher.preprocess.size,
+        precision=precision,
+        device=device_name(teacher.device),
+        batch_size=len(measured.images),
+        curves=curves,
+        intervals=curve_intervals(curves, bootstrap, seed),
+        quantiles=curve_quantiles(curves, bootstrap, seed),
+        eps=curve_eps(curves, bootstrap, seed),
+        nulls={name: measured.curves[name].result() for name in NULL_NAMES if nulls is not None},
+        predictions=_predictions(measured.right, bootstrap, seed),
+        costs=_costs(surrogate, teacher, measured.images, precision),
+        notes=notes + measured.notes,
+    )
+
+
+@dataclass
+class _Measured:
+    """What one pass leaves: curves of the surrogate and the nulls, per-image hits (B, 1 or 3), and the first images."""
+
+    curves: dict[str, ErrorCurves]
+    right: list[Tensor]
+    images: Tensor
+    notes: list[str]
+
+
+def _measure(
+    surrogate: ViT,
+    teacher: ViT,
+    batches: Iterable[Batch],
+    nulls: NullModels | None,
+    head: Head | None,
+    precision: str,
+    null_every: int = 1,
+) -> _Measured:
+    names = ("surrogate", *(NULL_NAMES if nulls is not None else ()))
+    curves = {name: ErrorCurves(teacher.num_layers, teacher.groups) for name in names}
+    data = getattr(batches, "data", None)
+    num_classes = len(getattr(data, "classes", None) or ())
+    scored = head is not None and num_classes in (0, head.num_classes)
+    right: list[Tensor] = []
+    first: Tensor | None = None
+    for index, batch in enumerate(batches):
+        images = batch.images.to(teacher.device, non_blocking=True)
+        first = images if first is None else first
+        with autocast(precision, teacher.device):
+            teacher_states, teacher_output = teacher.record(images)
+            student_states, student_output = surrogate.record(images)
+            if head is not None:
+                chosen = head.logits(teacher, teacher_states[-1], teacher_output).argmax(-1)
+                student = head.logits(surrogate, student_states[-1], student_output).argmax(-1)
+                right.append(_hits(chosen, student, batch.labels if scored else None))
+        curves["surrogate"].update(teacher_states, student_states)
+        del student_states
+        if nulls is not None and index % null_every == 0:
+            for name, states in nulls.states(images, teacher_states, precision).items():
+                curves[name].update(teacher_states, states)
+    if first is None:
+        raise ValueError("no images to certify on: the held-out data is empty")
+    notes = []
+    if null_every > 1 and nulls is not None:
+        notes.append(f"null models measured on {curves['mean'].num_images} of the held-out images")
+    if head is not None and not scored:
+        notes.append(f"no accuracy: the head has {head.num_classes} classes, the data {num_classes}")
+    return _Measured(curves, right, first, notes)
+
+
+def _hits(teacher: Tensor, student: Tensor, labels: Tensor | None) -> Tensor:
+    """Per image: whether both chose the same class and, with labels, whether each was right: (B, 1 or 3)."""
+    hits = [teacher == student]
+    if labels is not None:
+        labels = labels.to(teacher.device)
+        hits += [teacher == labels, student == labels]
+    return torch.stack(hits, dim=1)
+
+
+def _predictions(right: list[Tensor], bootstrap: int, seed: int) -> dict[str, dict[str, float | None]]:
+    if not right:
+        return {}
+    hits = torch.cat(right).double().cpu().numpy()
+    ends = interval(resampled_means(hits, bootstrap, seed))
+    names = ("agreement", "teacher_accuracy", "surrogate_accuracy")[: hits.shape[1]]
+    return {
+        name: {"value": float(hits[:, i].mean()), "lower": finite(ends[0, i]), "upper": finite(ends[1, i])}
+        for i, name in enumerate(names)
+    }
+
+
+def curve_intervals(curves: Curves, bootstrap: int, seed: int = 0) -> dict[str, Array]:
+    """Bootstrap intervals (2, L, G) over images of absolute and relative error, R2 and cosine."""
+    error, norm = curves.image_error, curves.image_norm
+    return {
+        "absolute": statistic_interval([error], lambda e: e, bootstrap, seed),
+        "relative": statistic_interval([error, norm], lambda e, n: e / n, bootstrap, seed),
+        "r2": statistic_interval([error**2, curves.image_deviation], lambda e, d: 1 - e / d, bootstrap, seed),
+        "cosine": statistic_interval([curves.image_cosine], lambda c: c, bootstrap, seed),
+    }
+
+
+def curve_quantiles(curves: Curves, bootstrap: int, seed: int = 0) -> dict[str, tuple[Array, Array]]:
+    """Quantiles over images (Q, L, G) of error, relative error and cosine, with their intervals (Q, 2, L, G)."""
+    values = {"absolute": curves.image_error, "relative": curves.image_relative, "cosine": curves.image_cosine}
+    return {metric: quantile_intervals(v, QUANTILES, bootstrap, seed) for metric, v in values.items()}
+
+
+def curve_eps(curves: Curves, bootstrap: int, seed: int = 0) -> dict[str, dict[str, Eps]]:
+    """The eps that holds for every layer: the largest mean error over depth, and how large it is at 95 % confidence.
+
+    The upper end is the 95th percentile over resamples of that maximum.
+    """
+    shape = curves.image_error.shape[1:]
+    both = np.concatenate([x.reshape(len(x), -1) for x in (curves.image_error, curves.image_norm)], axis=1)
+    error, norm = resampled_means(both, bootstrap, seed).reshape(bootstrap, 2, *shape).swapaxes(0, 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        resampled = {"absolute": error, "relative": error / norm}
+    eps: dict[str, dict[str, Eps]] = {}
+    for metric, estimates in resampled.items():
+        eps[metric] = {}
+        for g, group in enumerate(curves.groups):
+            curve = getattr(curves, metric)[group]
+            upper = np.quantile(estimates[:, :, g].max(1), 0.95) if bootstrap else np.nan
+            eps[metric][group] = {
+                "value": finite(curve.max()),
+                "layer": int(curve.argmax()) + 1,
+                "upper": finite(np.maximum(upper, curve.max())),
+            }
+    return eps
+
+
+def _costs(surrogate: ViT, teacher: ViT, images: Tensor, precision: str) -> dict[str, Cost]:
+    sides = {"surrogate": surrogate, "teacher": teacher}
+    seconds = run_times(sides, images, precision)
+    return {
+        side: Cost(
+            num_parameters=sum(p.numel() for p in vit.model.parameters()),
+            block_parameters=sum(p.numel() for p in block_list(vit).parameters()),
+            flops=count_flops(vit),
+            seconds_per_image=seconds[side],
+        )
+        for side, vit in sides.items()
+    }
+
+
+def _check_pair(surrogate: ViT, teacher: ViT) -> None:
+    for what, ours, theirs in (
+        ("layers", surrogate.num_layers, teacher.num_layers),
+        ("dimensions", surrogate.dim, teacher.dim),
+        ("token groups", surrogate.groups, teacher.groups),
+        ("device", surrogate.device, teacher.device),
+    ):
+        if ours != theirs:
+            raise ValueError(
+                f"{surrogate.name} cannot be certified against {teacher.name}: {what} {ours}, not {theirs}"
+            )

@@ -1,0 +1,309 @@
+"""Streaming error curves over depth between a teacher's states and a student's.
+
+Every batch is reduced on its device to a few numbers per image and per coordinate, added to float64 sums. Nothing is
+read back before `result`, and memory does not grow with the number of images: beyond `RESERVOIR_IMAGES` the per-image
+values are a uniform sample.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raptor.devices import free_bytes
+from raptor.vit.view import TokenGroups
+
+Array = NDArray[np.float64]
+Bounds = tuple[tuple[int, int], ...]
+RESERVOIR_IMAGES = 10_000
+METRICS = ("r2", "r2_uniform", "absolute", "relative", "cosine", "bounded_r2", "pearson")
+NUM_IMAGE_VALUES = 6  # per image, layer and group: |s - t|^2, |t|^2, |t - centre|^2, sums of cosine, Pearson, Pearson^2
+STACKED_VALUES = {"cuda": 2**27, "cpu": 1}  # how many numbers of a model's states are measured at once, at most
+BYTES_EACH = 400  # of free memory for each of them: they take about 20
+TINY = 1e-30
+
+
+@dataclass
+class Curves:
+    """Error curves over the layers 1..L, one array (L,) for each group: `all` and the groups that are present.
+
+    Attributes:
+        r2: 1 - sum |s - t|^2 / sum |t - mean|^2 over the whole set, the mean per coordinate.
+        r2_uniform: the same for each coordinate, then the plain average over coordinates.
+        absolute: E |a_l - ã_l|_F, the Frobenius norm over one image's tokens, mean over images.
+        relative: absolute / E |a_l|_F.
+        cosine: mean over tokens.
+        bounded_r2: squared Pearson correlation over coordinates, mean over tokens.
+        pearson: the correlation itself, mean over tokens.
+        image_error, image_norm: |a_l - ã_l|_F and |a_l|_F of each kept image, (N, L, G) in the order of `groups`.
+        image_deviation: an image's share of sum |t - mean|^2, (N, L, G); the mean of the first batch stands in for the
+            whole set's, rescaled to the exact total. For bootstrap intervals of R2.
+        image_cosine: mean cosine over the tokens of each kept image, (N, L, G).
+    """
+
+    groups: tuple[str, ...]
+    num_layers: int
+    num_images: int
+    r2: dict[str, Array]
+    r2_uniform: dict[str, Array]
+    absolute: dict[str, Array]
+    relative: dict[str, Array]
+    cosine: dict[str, Array]
+    bounded_r2: dict[str, Array]
+    pearson: dict[str, Array]
+    image_error: Array
+    image_norm: Array
+    image_deviation: Array
+    image_cosine: Array
+
+    @property
+    def image_relative(self) -> Array:
+        """|a_l - ã_l|_F / |a_l|_F of each kept image, (N, L, G)."""
+        return self.image_error / np.maximum(self.image_norm, TINY)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Group -> metric -> list over layers, without the per-image values. Numbers that are not finite are None."""
+        return {
+            group: {metric: finite_list(getattr(self, metric)[group]) for metric in METRICS} for group in self.groups
+        }
+
+
+def finite(value: float) -> float | None:
+    """A number as JSON can hold it: None when it is not finite."""
+    return float(value) if np.isfinite(value) else None
+
+
+def finite_list(values: Array) -> list[float | None]:
+    """An array (N,) as a list that JSON can hold."""
+    return [finite(v) for v in values]
+
+
+def layer_sums(t_lbtd: Tensor, s_lbtd: Tensor, centre_lgd: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
+    """Sums of some layers over one batch, in float32 and in as few passes over the states as eager torch allows.
+
+    Products of two vectors come from the norms of both and of their difference, which loses no digits when the two are
+    close; norms come from `var_mean`, which loses none to a large mean.
+
+    Args:
+        t_lbtd, s_lbtd: teacher and student states.
+        centre_lgd: a point near each group's mean, the last row that of all tokens.
+        bounds: first token and one past the last of each group.
+
+    Returns:
+        per image (L, B, G + 1, 6), see `NUM_IMAGE_VALUES`, all tokens last; per coordinate (L, G, 3, D): mean of t and
+        sum of (t - mean)^2 over the batch's images and tokens, and sum of (s - t)^2.
+    """
+    t, s = t_lbtd.float(), s_lbtd.float()
+    error = s - t
+    t_square, t_spread, s_square, s_spread, e_square, e_spread = (x for v in (t, s, error) for x in _row_squares(v))
+    cosine = _cosine(t_square, s_square, e_square)
+    pearson = _cosine(t_spread, s_spread, e_spread)
+    products = (t.flatten(1, 2) @ centre_lgd.mT).unflatten(1, t.shape[1:3])
+    from_centre_lbtg = t_square[..., None] - 2 * products + centre_lgd.square().sum(-1)[:, None, None]
+    token_lbtv = torch.stack([e_square, t_square, torch.zeros_like(cosine), cosine, pearson, pearson.square()], dim=-1)
+    spans = (*bounds, (0, t.shape[2]))
+    image_lbgv = torch.stack([token_lbtv[:, :, a:b].sum(2) for a, b in spans], dim=2)
+    for g, (a, b) in enumerate(spans):
+        image_lbgv[:, :, g, 2] = from_centre_lbtg[:, :, a:b, g].clamp_min(0).sum(2)
+    return image_lbgv, torch.stack([_column_sums(t[:, :, a:b], error[:, :, a:b]) for a, b in bounds], dim=1)
+
+
+def _row_squares(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared norm of each token, (L, B, T), about zero and about the mean of its own coordinates."""
+    var, mean = torch.var_mean(x, dim=-1, correction=0)
+    dim = x.shape[-1]
+    return dim * (var + mean.square()), dim * var
+
+
+def _cosine(x_square: Tensor, y_square: Tensor, difference_square: Tensor) -> Tensor:
+    """Cosine of two vectors given the squared norms of both and of their difference; 0 where one is zero."""
+    product = x_square.sqrt() * y_square.sqrt()
+    cosine = 0.5 * (x_square + y_square - difference_square) / product.clamp_min(TINY)
+    return cosine.clamp(-1, 1)
+
+
+def _column_sums(t_lbtd: Tensor, error_lbtd: Tensor) -> Tensor:
+    """Per coordinate, (L, 3, D): mean of t, sum of its squared deviations, sum of squared errors."""
+    var, mean = torch.var_mean(t_lbtd, dim=(1, 2), correction=0)
+    squares = torch.linalg.vector_norm(error_lbtd, dim=(1, 2)).square()
+    return torch.stack([mean, var * (t_lbtd.shape[1] * t_lbtd.shape[2]), squares], dim=1)
+
+
+class ErrorCurves:
+    """Accumulates the error curves of a student against its teacher.
+
+    Args:
+        num_layers: L.
+        groups: the token groups of both models.
+        reservoir: how many images' own values are kept.
+        seed: of the choice of those images.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        groups: TokenGroups,
+        *,
+        reservoir: int = RESERVOIR_IMAGES,
+        seed: int = 0,
+    ) -> None:
+        self.num_layers, self.groups = num_layers, groups
+        present = list(groups.present())
+        self.names = tuple(name for name, _ in present)
+        self.bounds: Bounds = tuple((s.start, s.stop) for _, s in present)
+        self.num_images = 0
+        self._reservoir = Reservoir(reservoir, seed)
+        self._centre: Tensor | None = None  # (L, G + 1, D)
+
+    @torch.no_grad()
+    def update(self, teacher_states: Sequence[Tensor], student_states: Sequence[Tensor]) -> None:
+        """Add a batch: the states `a_0..a_L` of both, each (B, T, D); `a_0` is not compared."""
+        self._check(teacher_states, student_states)
+        if len(teacher_states[0]) == 0:
+            return
+        if self._centre is None:
+            self._start(teacher_states)
+        assert self._centre is not None
+        pairs = zip(*(self._stacks(states) for states in (teacher_states, student_states)))
+        with torch.autocast(teacher_states[0].device.type, enabled=False):
+            rows = [layer_sums(t, s, self._centre[where], self.bounds) for (where, t), (_, s) in pairs]
+        image_blgv = torch.cat([image for image, _ in rows]).transpose(0, 1)
+        self._image_sums += image_blgv.sum(0, dtype=torch.float64)
+        self._norm_sums += image_blgv[..., :2].sqrt().sum(0, dtype=torch.float64)
+        self._merge(torch.cat([coordinate for _, coordinate in rows]).double(), len(image_blgv))
+        self._reservoir.add(image_blgv)
+        self.num_images += len(image_blgv)
+
+    def result(self) -> Curves:
+        """The curves over everything seen so far."""
+        if self._centre is None:
+            raise ValueError("no images were measured: the data is empty")
+        names = ("all", *self.names)
+        total_lgd, residual_lgd = self._squares()
+        image_lgv = _all_first(self._image_sums.cpu().numpy(), axis=1)
+        norms_lgv = _all_first(self._norm_sums.cpu().numpy(), axis=1) / self.num_images
+        per_token = image_lgv / (self.num_images * self._token_counts())[None, :, None]
+        kept = _all_first(self._reservoir.values().double().cpu().numpy(), axis=2)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            curves = {
+                "r2": 1 - residual_lgd.sum(-1) / total_lgd.sum(-1),
+                "r2_uniform": _coordinate_r2(residual_lgd, total_lgd).mean(-1),
+                "absolute": norms_lgv[..., 0],
+                "relative": norms_lgv[..., 0] / norms_lgv[..., 1],
+                "cosine": per_token[..., 3],
+                "pearson": per_token[..., 4],
+                "bounded_r2": per_token[..., 5],
+            }
+            rescale = total_lgd.sum(-1) / image_lgv[..., 2]
+        return Curves(
+            groups=names,
+            num_layers=self.num_layers,
+            num_images=self.num_images,
+            **{metric: {name: lg[:, g] for g, name in enumerate(names)} for metric, lg in curves.items()},
+            image_error=np.sqrt(kept[..., 0]),
+            image_norm=np.sqrt(kept[..., 1]),
+            image_deviation=kept[..., 2] * rescale,
+            image_cosine=kept[..., 3] / self._token_counts(),
+        )
+
+    def _stacks(self, states: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+        """The states `a_1..a_L`, several layers to a tensor: a GPU would otherwise wait for the host's launches."""
+        together = max(1, self._num_stacked // states[1].numel())
+        for start in range(0, self.num_layers, together):
+            where = slice(start, min(start + together, self.num_layers))
+            chosen = [x.detach() for x in states[1:][where]]
+            yield where, torch.stack(chosen) if together > 1 else chosen[0][None]
+
+    def _token_counts(self) -> Array:
+        return np.array([self.groups.num_tokens, *(b - a for a, b in self.bounds)], dtype=np.float64)
+
+    def _merge(self, batch_lgvd: Tensor, num_images: int) -> None:
+        """Add a batch's means and squared deviations to those of all batches before (Chan's formula)."""
+        share = num_images / (self.num_images + num_images)
+        delta = batch_lgvd[:, :, 0] - self._coordinates[:, :, 0]
+        self._coordinates[:, :, 0] += share * delta
+        self._coordinates[:, :, 1:] += batch_lgvd[:, :, 1:]
+        self._coordinates[:, :, 1] += delta.square() * (self._num_tokens * (self.num_images * share))
+
+    def _squares(self) -> tuple[Array, Array]:
+        """Sums of squares about the mean and of errors, per coordinate: (L, G + 1, D) each, all tokens first."""
+        mean, about_mean, residual = self._coordinates.cpu().numpy().transpose(2, 0, 1, 3)
+        count = (self._token_counts()[1:] * self.num_images)[None, :, None]
+        grand_mean = (mean * count).sum(1, keepdims=True) / count.sum()
+        whole = (about_mean + count * (mean - grand_mean) ** 2).sum(1, keepdims=True)
+        residual = np.concatenate([residual.sum(1, keepdims=True), residual], axis=1)
+        return np.concatenate([whole, about_mean], axis=1), residual
+
+    def _start(self, teacher_states: Sequence[Tensor]) -> None:
+        """Take the first batch's means as centres, and make the sums on its device."""
+        device, dim, num = teacher_states[0].device, teacher_states[0].shape[-1], len(self.bounds)
+        spans = (*self.bounds, (0, self.groups.num_tokens))
+        self._centre = torch.stack(
+            [torch.stack([x.float()[:, a:b].mean((0, 1)) for a, b in spans]) for x in teacher_states[1:]]
+        )
+        self._num_stacked = min(STACKED_VALUES.get(device.type, 1), free_bytes(device) // BYTES_EACH)
+        double = torch.float64
+        self._num_tokens = torch.tensor([[b - a] for a, b in self.bounds], device=device, dtype=double)  # (G, 1)
+        self._image_sums = torch.zeros(self.num_layers, num + 1, NUM_IMAGE_VALUES, device=device, dtype=double)
+        self._norm_sums = self._image_sums[..., :2].clone()
+        self._coordinates = torch.zeros(self.num_layers, num, 3, dim, device=device, dtype=double)
+
+    def _check(self, teacher_states: Sequence[Tensor], student_states: Sequence[Tensor]) -> None:
+        for who, states in (("teacher", teacher_states), ("student", student_states)):
+            if len(states) != self.num_layers + 1:
+                raise ValueError(f"the {who} gave {len(states)} states, not a_0..a_{self.num_layers}")
+            if states[-1].shape[1] != self.groups.num_tokens:
+                raise ValueError(f"the {who} has {states[-1].shape[1]} tokens, not {self.groups.num_tokens}")
+        if teacher_states[-1].shape != student_states[-1].shape:
+            shapes = f"{tuple(student_states[-1].shape)} and {tuple(teacher_states[-1].shape)}"
+            raise ValueError(f"student and teacher states differ in shape: {shapes}")
+
+
+class Reservoir:
+    """A uniform sample of at most `size` rows of a stream, kept where the rows are; drawn on the host from `seed`."""
+
+    def __init__(self, size: int, seed: int = 0) -> None:
+        self.size = size
+        self._random = random.Random(seed)
+        self._rows: list[Tensor] = []
+        self._keys: list[float] = []
+
+    def add(self, rows: Tensor) -> None:
+        """Add rows (B, ...)."""
+        self._rows.append(rows)
+        self._keys += [self._random.random() for _ in range(len(rows))]
+        if len(self._keys) >= 2 * self.size:
+            self._trim()
+
+    def values(self) -> Tensor:
+        """The rows kept, (N, ...), in the order of arrival."""
+        if len(self._keys) > self.size:
+            self._trim()
+        return torch.cat(self._rows)
+
+    def _trim(self) -> None:
+        """Keep the rows with the smallest keys: each row is as likely as any other."""
+        order = sorted(range(len(self._keys)), key=self._keys.__getitem__)[: self.size]
+        order.sort()
+        rows = torch.cat(self._rows)
+        index = torch.tensor(order, dtype=torch.long).to(rows.device, non_blocking=True)
+        self._rows = [rows.index_select(0, index)]
+        self._keys = [self._keys[i] for i in order]
+
+
+def _coordinate_r2(residual: Array, total: Array) -> Array:
+    """R2 of each coordinate; one that never varies counts 1 where it is met exactly, else 0 (as scikit-learn does)."""
+    constant = total <= TINY
+    return np.where(constant, np.where(residual <= TINY, 1.0, 0.0), 1 - residual / np.where(constant, 1.0, total))
+
+
+def _all_first(values: Array, axis: int) -> Array:
+    """Move the entry of all tokens, last along `axis`, to the front."""
+    return np.roll(values, 1, axis=axis)

@@ -1,0 +1,305 @@
+"""Heads for accuracy and agreement: the model's own, one given by file, or a ridge probe on the teacher's features."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from raptor.data.folder import ImageData
+from raptor.data.split import choice_split
+from raptor.data.stream import Batch, ImageStream, iterate
+from raptor.vit.trajectory import autocast
+from raptor.vit.view import ViT, first_tensor
+
+NUM_IMAGES, NUM_IMAGES_A_CLASS = 5000, 20  # that a ridge head is fitted on: so many at least, so many a class
+ALPHAS = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5)
+
+
+class LinearHead(nn.Module):
+    """A linear classifier on pooled features (N, F), as `ViT.features` gives them.
+
+    Attributes:
+        weight: (C, F), any standardisation of the features folded in.
+        bias: (C,).
+        alpha: the ridge penalty it was fitted with, None when it came from elsewhere.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight_cf: Tensor, bias_c: Tensor, alpha: float | None = None):
+        super().__init__()
+        if weight_cf.ndim != 2 or bias_c.shape != weight_cf.shape[:1]:
+            raise ValueError(f"a head needs weight (C, F) and bias (C,), not {_shape(weight_cf)} and {_shape(bias_c)}")
+        self.register_buffer("weight", weight_cf.float().contiguous())
+        self.register_buffer("bias", bias_c.float().contiguous())
+        self.alpha = alpha
+
+    @property
+    def num_classes(self) -> int:
+        return self.weight.shape[0]
+
+    def forward(self, features_nf: Tensor) -> Tensor:
+        """Logits (N, C), in float32."""
+        if features_nf.shape[-1] != self.weight.shape[1]:
+            raise ValueError(f"the head takes {self.weight.shape[1]} features, the model gives {features_nf.shape[-1]}")
+        with torch.autocast(features_nf.device.type, enabled=False):
+            return F.linear(features_nf.float(), self.weight, self.bias)
+
+    def save(self, path: str | Path, fitted_on: dict[str, str] | None = None) -> Path:
+        """Write weight and bias as safetensors, with what it was fitted on as metadata."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {"weight": self.weight.cpu(), "bias": self.bias.cpu()}
+        alpha = {} if self.alpha is None else {"alpha": str(self.alpha)}
+        save_file(tensors, path, metadata=alpha | (fitted_on or {}))
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> LinearHead:
+        """Read a head: safetensors, or a weights-only .pth, with `weight` and `bias` (under any common prefix)."""
+        path = Path(path)
+        if not path.is_file():
+            raise ValueError(f"no head at {path}: give a safetensors file with weight (C, F) and bias (C,)")
+        safe = path.suffix == ".safetensors"
+        try:
+            tensors = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
+        except (SafetensorError, UnpicklingError, RuntimeError, EOFError) as error:
+            reason = str(error).strip().split("\n")[0]
+            raise ValueError(f"{path} is no linear head: it cannot be read ({reason[:100]})") from None
+        if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+            raise ValueError(f"{path} is no linear head: it holds no named tensors")
+        found = {name.rsplit(".", 1)[-1]: tensor for name, tensor in tensors.items()}
+        if len(tensors) > 2 or set(found) not in ({"weight", "bias"}, {"weight"}):
+            raise ValueError(
+                f"{path} is no linear head: it holds {', '.join(sorted(tensors)[:4])}, not weight and bias"
+            )
+        weight = found["weight"]
+        return cls(weight, found.get("bias", weight.new_zeros(len(weight))))
+
+
+@dataclass(frozen=True)
+class Head:
+    """A classifier for a model and its surrogates: their own output, or a linear head on their features."""
+
+    source: str  # own, file or ridge
+    num_classes: int
+    linear: LinearHead | None = None
+
+    def logits(self, vit: ViT, state_btd: Tensor, output: Tensor) -> Tensor:
+        """Logits (B, C) of `vit`, given its last state `a_L` and its own output."""
+        if self.linear is None:
+            return output.float()
+        return self.linear.to(state_btd.device)(vit.features(state_btd))
+
+
+def fit_ridge(
+    features_nf: Tensor,
+    labels_n: Tensor,
+    num_classes: int,
+    alphas: Sequence[float] = ALPHAS,
+    *,
+    choice_share: float = 0.2,
+    seed: int = 0,
+) -> LinearHead:
+    """Ridge regression of one-hot labels on standardised features, in closed form and float64.
+
+    Minimises `|Y - Z W - b|^2 + alpha |W|^2` with Z the standardised features. Alpha is the one with the best accuracy
+    on a random `choice_share` of these features after fitting on the rest (ties go to the larger); the head is then
+    fitted on all of them.
+    """
+    if len(features_nf) != len(labels_n) or len(features_nf) < 2:
+        raise ValueError(f"a ridge head needs one label a feature and two images or more, not {len(features_nf)}")
+    if int(labels_n.min()) < 0 or int(labels_n.max()) >= num_classes:
+        raise ValueError(f"labels must be 0..{num_classes - 1}, not {int(labels_n.min())}..{int(labels_n.max())}")
+    labels_n = labels_n.to(features_nf.device)
+    alpha = max(alphas)
+    if len(alphas) > 1:
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(features_nf), generator=generator).to(features_nf.device)
+        chosen, rest = order.tensor_split([max(1, round(choice_share * len(order)))])
+        heads = _ridge_path(features_nf[rest], labels_n[rest], num_classes, sorted(alphas, reverse=True))
+        alpha = max(heads, key=lambda a: accuracy(heads[a](features_nf[chosen]), labels_n[chosen]))
+    return _ridge_path(features_nf, labels_n, num_classes, [alpha])[alpha]
+
+
+def _ridge_path(
+    features_nf: Tensor, labels_n: Tensor, num_classes: int, alphas: Sequence[float]
+) -> dict[float, LinearHead]:
+    """A head for every alpha from one eigendecomposition of the features' covariance."""
+    x, y = features_nf.double(), F.one_hot(labels_n.long(), num_classes).double()
+    mean, target = x.mean(0), y.mean(0)
+    scale = x.std(0, correction=0)
+    scale = torch.where(scale > 1e-12 * scale.max(), scale, torch.ones_like(scale))
+    z = (x - mean) / scale
+    values, vectors = torch.linalg.eigh(z.T @ z)
+    projected = vectors.T @ (z.T @ (y - target))
+    heads = {}
+    for alpha in alphas:
+        weight_cf = (vectors @ (projected / (values.clamp_min(0) + alpha)[:, None])).T / scale
+        heads[alpha] = LinearHead(weight_cf, target - weight_cf @ mean, alpha)
+    return heads
+
+
+@torch.no_grad()
+def collect_features(
+    vit: ViT, batches: Iterable[Batch], precision: str = "fp32"
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Pooled features (N, F) of the last state, labels (N,) or None, and logits (N, C) of the model's own head or None.
+
+    All on the model's device, features and logits in float32.
+    """
+    features, labels, logits, device = [], [], [], vit.device
+    last: list[Tensor] = []
+    handle = vit.blocks[-1].register_forward_hook(lambda _module, _args, output: last.append(first_tensor(output)))
+    try:
+        for batch in batches:
+            with autocast(precision, device):
+                output = vit(batch.images.to(device, non_blocking=True))
+                features.append(vit.features(last.pop()).float())
+            if vit.num_classes:
+                logits.append(output.float())
+            if batch.labels is not None:
+                labels.append(batch.labels.to(device))
+    finally:
+        handle.remove()
+    if not features:
+        raise ValueError("no images to take features from: the data is empty")
+    return torch.cat(features), torch.cat(labels) if labels else None, torch.cat(logits) if logits else None
+
+
+def accuracy(logits_nc: Tensor, labels_n: Tensor) -> float:
+    """Share of images whose largest logit is their label's."""
+    return (logits_nc.argmax(-1) == labels_n.to(logits_nc.device)).float().mean().item()
+
+
+def share_kept(score: float | None, of_teacher: float, higher_is_better: bool = True) -> float | None:
+    """Surrogate / teacher for scores, teacher / surrogate for errors; None for no score, or where it divides by 0."""
+    top, bottom = (score, of_teacher) if higher_is_better else (of_teacher, score)
+    return top / bottom if top is not None and bottom else None
+
+
+def agreement(logits_nc: Tensor, other_nc: Tensor) -> float:
+    """Share of images on which two sets of logits choose the same class."""
+    return (logits_nc.argmax(-1) == other_nc.argmax(-1)).float().mean().item()
+
+
+def head_batches(
+    teacher: ViT, data: ImageData, batch_size: int, *, head_images: int | None = None, num_workers: int = 0
+) -> ImageStream:
+    """The training images a ridge head is fitted on: `head_images` of them, by default 20 a class and 5,000 at least.
+
+    None of them is in the part of train that probes choose on, so that a probe may start from such a head.
+    """
+    fit = data.select(choice_split(data.names)[0]) if len(data) > 1 else data
+    wanted = head_images or max(NUM_IMAGES, NUM_IMAGES_A_CLASS * len(data.classes or ()))
+    limit = min(wanted, len(fit))
+    return iterate(fit, teacher.preprocess, batch_size, device=teacher.device, num_workers=num_workers, limit=limit)
+
+
+def resolve_head(
+    teacher: ViT,
+    train_batches: Iterable[Batch] | None = None,
+    *,
+    file: str | Path | None = None,
+    cache: str | Path | None = None,
+    head_images: int | None = None,
+    num_classes: int | None = None,
+    precision: str = "fp32",
+) -> tuple[Head | None, str]:
+    """The head for accuracy and agreement, or None; and a sentence saying which, or why none.
+
+    The one in `file`; else the model's own; else a ridge probe on the teacher's features of `train_batches` (see
+    `head_batches`), when these have labels. `cache` is where the ridge probe is kept (in the run folder): it is read
+    from there, so that all commands on a run judge by one head, unless it was fitted on other data, on another teacher
+    or on another number of images than the `head_images` that were asked for.
+    """
+    if file is not None:
+        linear = LinearHead.load(file)
+        return Head("file", linear.num_classes, linear), f"the head in {file}"
+    if teacher.num_classes:
+        return Head("own", teacher.num_classes), f"the head of {teacher.name} itself"
+    data = getattr(train_batches, "data", None)
+    num_classes = num_classes or len(getattr(data, "classes", None) or ()) or None
+    fitted_on = _fitted_on(teacher, train_batches, num_classes)
+    decisive = {name: value for name, value in fitted_on.items() if name != "num_images" or head_images is not None}
+    if cache is not None and Path(cache).is_file() and _is_fitted_on(cache, decisive):
+        linear = LinearHead.load(cache)
+        return Head("ridge", linear.num_classes, linear), f"the ridge probe kept in {Path(cache).name}"
+    if train_batches is None:
+        return (
+            None,
+            f"no accuracy or agreement: {teacher.name} has no head, none was given and there is no training data",
+        )
+    if data is not None and data.labels is None:
+        return (
+            None,
+            f"no accuracy or agreement: {teacher.name} has no head, none was given and {data.name} has no labels",
+        )
+    features, labels, _ = collect_features(teacher, train_batches, precision)
+    if labels is None:
+        return None, f"no accuracy or agreement: {teacher.name} has no head, none was given and the data has no labels"
+    linear = fit_ridge(features, labels, num_classes or int(labels.max()) + 1)
+    if cache is not None:
+        linear.save(cache, fitted_on)
+    found = f"a ridge probe on the teacher's features of {len(features)} training images (alpha {linear.alpha:g})"
+    return Head("ridge", linear.num_classes, linear), found
+
+
+def _fitted_on(teacher: ViT, batches: Iterable[Batch] | None, num_classes: int | None) -> dict[str, str]:
+    """What decides a ridge probe, as far as it is known before a pass over the images."""
+    known = {
+        "teacher": teacher.name,
+        "weights": fingerprint(teacher),
+        "size": teacher.preprocess.size,
+        "data": getattr(getattr(batches, "data", None), "name", None),
+        "num_images": getattr(batches, "num_images", None),
+        "num_classes": num_classes,
+    }
+    return {name: str(value) for name, value in known.items() if value is not None}
+
+
+@torch.no_grad()
+def own_linear_head(vit: ViT, images_bchw: Tensor) -> LinearHead | None:
+    """The model's own head as one on cls and mean patch; None when it is not linear in them (seen on `images_bchw`)."""
+    layers = [m for m in vit.model.modules() if isinstance(m, nn.Linear) and m.out_features == vit.num_classes]
+    if not layers or layers[-1].in_features != vit.dim:
+        return None
+    states, output = vit.record(images_bchw.to(vit.device))
+    features = vit.features(states[-1])
+    weight = layers[-1].weight.detach()
+    bias = weight.new_zeros(len(weight)) if layers[-1].bias is None else layers[-1].bias.detach()
+    none = weight.new_zeros(len(weight), features.shape[1] - vit.dim)
+    for parts in ([weight, none], [none, weight]):
+        head = LinearHead(torch.cat(parts, dim=1), bias).to(vit.device)
+        if torch.allclose(head(features), output.float(), rtol=1e-3, atol=1e-3):
+            return head
+    return None
+
+
+def fingerprint(vit: ViT) -> str:
+    """A short name of a model's weights: of the first and last values of each, the same on every device."""
+    ends = [p.detach().flatten()[part].float() for p in vit.model.parameters() for part in (slice(8), slice(-8, None))]
+    return hashlib.blake2b(torch.cat(ends).cpu().numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def _is_fitted_on(path: str | Path, wanted: dict[str, str]) -> bool:
+    try:
+        with safe_open(path, framework="pt") as file:
+            kept = file.metadata() or {}
+    except SafetensorError:
+        return False
+    return all(kept.get(name) == value for name, value in wanted.items())
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)

@@ -1,0 +1,78 @@
+"""Linear CKA between layers, streaming."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raptor.vit.states import POOLED, check_states, double, pool
+
+if TYPE_CHECKING:
+    from raptor.vit.view import TokenGroups
+
+
+class LinearCKA:
+    """Minibatch linear CKA with the unbiased HSIC estimator (Nguyen et al. 2021). Samples are the images of a batch.
+
+    `features`: `cls`, `patches` (the mean patch) or `both` (concatenated; whichever the model has). HSIC is averaged
+    over batches, each counting once, and the ratio is taken at the end. The estimator needs 4 images: a smaller batch
+    is skipped and counted in `num_skipped_images`. The value depends a little on the batch size, as the estimator's
+    variance does, so state it.
+    """
+
+    def __init__(self, num_layers: int, groups: TokenGroups, features: str = "both") -> None:
+        if features not in (*POOLED, "both"):
+            raise ValueError(f"unknown CKA features {features!r}: choose from cls, patches, both")
+        present = [name for name, _ in groups.present() if name in POOLED and features in (name, "both")]
+        if not present:
+            raise ValueError(f"this model has no tokens for CKA features {features!r}: choose another group")
+        self.num_layers, self.groups, self.names = num_layers, groups, present
+        self.num_batches = self.num_skipped_images = 0
+        self._hsic_ll = torch.zeros((), dtype=torch.float64)
+
+    @torch.no_grad()
+    def update(self, states: Sequence[Tensor], pooled: dict[str, Tensor] | None = None) -> None:
+        """Add a batch; `pooled` is `pool(states, groups)` if at hand."""
+        check_states(states, self.num_layers, self.groups.num_tokens)
+        if len(states[0]) < 4:
+            self.num_skipped_images += len(states[0])
+            return
+        pooled = pool(states, self.groups) if pooled is None else pooled
+        features_bld = torch.cat([pooled[name] for name in self.names], dim=2)
+        hsic_ll = _unbiased_hsic(double(features_bld).transpose(0, 1))
+        self._hsic_ll = self._hsic_ll + hsic_ll
+        self.num_batches += 1
+
+    def result(self) -> NDArray[np.float64]:
+        """(L, L)."""
+        if self.num_batches == 0:
+            raise ValueError("CKA needs at least one batch of 4 images: use a larger batch size")
+        hsic_ll = (self._hsic_ll / self.num_batches).cpu().numpy()
+        own_l = np.diagonal(hsic_ll)
+        if not (own_l > 0).all():
+            layer = int(np.flatnonzero(~(own_l > 0))[0]) + 1
+            raise ValueError(
+                f"CKA is undefined: the features of layer {layer} are the same for all images, or not finite"
+            )
+        return hsic_ll / np.sqrt(np.outer(own_l, own_l))
+
+
+def _unbiased_hsic(features_lnd: Tensor) -> Tensor:
+    """HSIC_1 between every two layers, (L, L), from n images' features with a linear kernel; n >= 4."""
+    n = features_lnd.shape[1]
+    # The estimator does not change when features are centred; centring keeps its terms from cancelling.
+    centred_lnd = features_lnd - features_lnd.mean(1, keepdim=True)
+    kernel_lnn = centred_lnd @ centred_lnd.mT
+    kernel_lnn.diagonal(dim1=1, dim2=2).zero_()
+    rows_ln = kernel_lnn.sum(2)
+    total_l = rows_ln.sum(1)
+    flat_l = kernel_lnn.flatten(1)
+    trace_ll = flat_l @ flat_l.T
+    return (trace_ll + torch.outer(total_l, total_l) / ((n - 1) * (n - 2)) - 2 / (n - 2) * rows_ln @ rows_ln.T) / (
+        n * (n - 3)
+    )

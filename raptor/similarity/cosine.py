@@ -1,0 +1,267 @@
+"""Layer-layer similarity of a trajectory, streaming: memory does not grow with the number of images.
+
+Every accumulator takes batches of `states`, a list of the L+1 tensors `a_0..a_L`, each (B, T, D) of any float type.
+All matrices are L x L over `a_1..a_L`; `a_0` is never in them. Norms and cosines are float32 or better, running sums
+float64 on the device of the states, and nothing waits for the device before the result is read (bad states are noted
+on the device and looked at every `check_every` batches).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raptor.devices import full_precision
+from raptor.similarity.cka import LinearCKA
+from raptor.similarity.outliers import Outliers, OutlierShares
+from raptor.vit.states import POOLED, at_least_float32, check_states, double, float_type, pool
+
+if TYPE_CHECKING:
+    from raptor.vit.view import TokenGroups
+
+Array = NDArray[np.float64]
+MAX_CHUNK = 2**27  # how many numbers of the stacked states are held at once
+
+
+class NonFiniteStates(ValueError):
+    """A state has NaN or infinite entries, or a squared norm beyond float32."""
+
+
+class CosineSimilarity:
+    """Mean cosine between the same token at layers l and m.
+
+    `result()` has one matrix for `all` tokens, one for each group present, and `pooled`: the mean of the cosines of
+    the cls token and of the mean patch, whichever the model has. A token of norm zero has no direction: it is an
+    error. With `statistics`, every coordinate is standardised first.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        groups: TokenGroups,
+        statistics: CoordinateStatistics | None = None,
+        model: str = "the model",
+        check_every: int = 50,
+    ) -> None:
+        self.num_layers, self.groups, self.statistics = num_layers, groups, statistics
+        self.num_images = 0
+        self._bad = _BadStates(num_layers, model, check_every)
+        self._token_tll = self._pooled_ll = torch.zeros((), dtype=torch.float64)
+
+    @torch.no_grad()
+    def update(self, states: Sequence[Tensor], pooled: dict[str, Tensor] | None = None) -> Tensor:
+        """Add a batch; `pooled` is `pool(states, groups)` if at hand. Returns the tokens' squared norms, (B, T, L)."""
+        check_states(states, self.num_layers, self.groups.num_tokens)
+        pooled = pool(states, self.groups) if pooled is None else pooled
+        gram_btll = torch.cat([_gram(self._standardise(x_btld)) for x_btld in _chunks(states)])
+        cosine_btll, energy_btl = _cosines(gram_btll)
+        self._token_tll = self._token_tll + double(cosine_btll.sum(0))
+        self._bad.watch_input(states[0])
+        self._bad.watch(energy_btl.flatten(0, 1))
+        for x_bld in pooled.values():
+            cosine_bll, energy_bl = _cosines(_gram(self._standardise(x_bld)))
+            self._pooled_ll = self._pooled_ll + double(cosine_bll.sum(0))
+            self._bad.watch(energy_bl)
+        self.num_images += len(states[0])
+        self._bad.next_batch()
+        return energy_btl
+
+    def result(self) -> dict[str, Array]:
+        """Variant -> (L, L) matrix. Raises `NonFiniteStates` if any state was not finite."""
+        if self.num_images == 0:
+            raise ValueError("no images were measured: the data is empty")
+        self._bad.check()
+        token_tll = (self._token_tll / self.num_images).cpu().numpy()
+        present = dict(self.groups.present())
+        matrices: dict[str, Array] = {"all": token_tll.mean(axis=0)}
+        matrices |= {name: token_tll[where].mean(axis=0) for name, where in present.items()}
+        num_pooled = sum(name in present for name in POOLED)
+        if num_pooled > 0:
+            matrices["pooled"] = (self._pooled_ll / (num_pooled * self.num_images)).cpu().numpy()
+        for name, matrix in matrices.items():
+            matrices[name] = (matrix + matrix.T) / 2
+            np.fill_diagonal(matrices[name], 1.0)
+        return matrices
+
+    def _standardise(self, x: Tensor) -> Tensor:
+        return x if self.statistics is None else self.statistics.standardise(x)
+
+
+class CoordinateStatistics:
+    """Mean and standard deviation of each coordinate at each layer, over all images and tokens."""
+
+    def __init__(self, num_layers: int, model: str = "the model", check_every: int = 50) -> None:
+        self.num_layers, self.count = num_layers, 0
+        self._bad = _BadStates(num_layers, model, check_every)
+        self._mean_ld = self._square_ld = torch.zeros((), dtype=torch.float64)
+        self._scale: tuple[Tensor, Tensor] | None = None
+
+    @torch.no_grad()
+    def update(self, states: Sequence[Tensor]) -> None:
+        check_states(states, self.num_layers)
+        moments = [torch.var_mean(at_least_float32(x).flatten(0, 1), dim=0, correction=0) for x in states[1:]]
+        variance_ld, mean_ld = (double(torch.stack(m)) for m in zip(*moments))
+        # Chan's merge: no cancellation where a coordinate's mean is far larger than its spread.
+        new = states[0].shape[0] * states[0].shape[1]
+        total = self.count + new
+        shift_ld = mean_ld - self._mean_ld
+        self._mean_ld = mean_ld - shift_ld * (self.count / total)
+        self._square_ld = self._square_ld + variance_ld * new + shift_ld.square() * (self.count * new / total)
+        self.count, self._scale = total, None
+        self._bad.watch_input(states[0])
+        self._bad.watch(1 + mean_ld.square().sum(1)[None] + variance_ld.sum(1)[None])
+        self._bad.next_batch()
+
+    @property
+    def mean(self) -> Array:
+        """(L, D)."""
+        self._check()
+        return self._mean_ld.cpu().numpy()
+
+    @property
+    def std(self) -> Array:
+        """(L, D), dividing by the number of tokens."""
+        self._check()
+        return (self._square_ld / self.count).sqrt().cpu().numpy()
+
+    def standardise(self, x: Tensor) -> Tensor:
+        """(…, L, D) with each coordinate to mean 0 and deviation 1; a coordinate that never varies becomes 0."""
+        if self._scale is None:
+            mean, std = torch.from_numpy(self.mean), torch.from_numpy(self.std)
+            inverse = torch.where(std > 0, 1 / std, 0.0)
+            dtype = torch.promote_types(x.dtype, torch.float32)
+            self._scale = mean.to(x.device, dtype), inverse.to(x.device, dtype)
+        return (x - self._scale[0]) * self._scale[1]
+
+    def _check(self) -> None:
+        if self.count == 0:
+            raise ValueError("no images were measured: update the statistics before using them")
+        self._bad.check()
+
+
+@dataclass(frozen=True)
+class SimilarityResult:
+    """What one pass over the images gives. `cka` is None when not asked for, or when no batch had 4 images."""
+
+    matrices: dict[str, Array]
+    cka: Array | None
+    outliers: Outliers
+    num_images: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "matrices": {name: matrix.tolist() for name, matrix in self.matrices.items()},
+            "cka": None if self.cka is None else self.cka.tolist(),
+            "outliers": self.outliers.to_dict(),
+            "num_images": self.num_images,
+        }
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> SimilarityResult:
+        matrices = {name: np.asarray(matrix) for name, matrix in saved["matrices"].items()}
+        cka = None if saved["cka"] is None else np.asarray(saved["cka"])
+        return cls(matrices, cka, Outliers.from_dict(saved["outliers"]), saved["num_images"])
+
+
+def measure_similarity(
+    trajectories: Iterable[Sequence[Tensor]],
+    num_layers: int,
+    groups: TokenGroups,
+    statistics: CoordinateStatistics | None = None,
+    cka_features: str | None = "both",
+    model: str = "the model",
+    check_every: int = 50,
+) -> SimilarityResult:
+    """Similarity over a stream of trajectories, one batch of states `a_0..a_L` at a time.
+
+    `statistics` (from an earlier pass) standardises coordinates before the cosine; CKA and outliers stay those of the
+    raw states. `cka_features` None leaves CKA out. `model` names the model in errors.
+    """
+    cosine = CosineSimilarity(num_layers, groups, statistics, model, check_every)
+    cka = None if cka_features is None else LinearCKA(num_layers, groups, cka_features)
+    outliers = OutlierShares(num_layers)
+    for states in trajectories:
+        check_states(states, num_layers, groups.num_tokens)
+        pooled = pool(states, groups)
+        energy_btl = cosine.update(states, pooled)
+        outliers.update(states, energy_btl if statistics is None else None)
+        if cka is not None:
+            cka.update(states, pooled)
+    matrices = cosine.result()
+    cka_ll = cka.result() if cka is not None and cka.num_batches > 0 else None
+    return SimilarityResult(matrices, cka_ll, outliers.result(), cosine.num_images)
+
+
+class _BadStates:
+    """The first batch in which each layer was not finite, or had a vector of norm zero; kept on the device."""
+
+    def __init__(self, num_layers: int, model: str, check_every: int) -> None:
+        self.num_layers, self.model, self.check_every = num_layers, model, check_every
+        self.batch = 0
+        self._first: Tensor | None = None
+
+    def watch(self, energy_nl: Tensor) -> None:
+        """Look at squared norms of the layers 1..L."""
+        self._note(slice(1, None), ~torch.isfinite(energy_nl.amax(0)), energy_nl.amin(0) == 0)
+
+    def watch_input(self, a_0: Tensor) -> None:
+        finite = torch.isfinite(torch.linalg.vector_norm(a_0, dtype=float_type(a_0))).view(1)
+        self._note(slice(0, 1), ~finite, torch.zeros_like(finite))
+
+    def _note(self, layers: slice, not_finite_l: Tensor, zero_l: Tensor) -> None:
+        if self._first is None:
+            self._first = torch.full((2, self.num_layers + 1), -1, device=zero_l.device)
+        first = self._first[:, layers]
+        bad = torch.stack([not_finite_l, zero_l]).to(first.device)
+        first.copy_(torch.where(bad & (first < 0), self.batch, first))
+
+    def next_batch(self) -> None:
+        self.batch += 1
+        if self.batch % self.check_every == 0:
+            self.check()
+
+    def check(self) -> None:
+        if self._first is None:
+            return
+        not_finite, zero = self._first.tolist()
+        for batches, error, what in (
+            (not_finite, NonFiniteStates, "is not finite (or its norm is beyond float32)"),
+            (zero, ValueError, "has a vector of norm zero, so its cosine is undefined,"),
+        ):
+            found = [(batch, layer) for layer, batch in enumerate(batches) if batch >= 0]
+            if found:
+                batch, layer = min(found)
+                raise error(f"{self.model}: the state of layer {layer} {what} in batch {batch} (the first batch is 0)")
+
+
+def _chunks(states: Sequence[Tensor]) -> Iterator[Tensor]:
+    """`a_1..a_L` stacked to (b, T, L, D), few images at a time, so that the stack stays small beside the states."""
+    x_btd = states[0]
+    num_images = max(1, MAX_CHUNK // (x_btd[0].numel() * (len(states) - 1)))
+    for start in range(0, len(x_btd), num_images):
+        yield torch.stack([x[start : start + num_images] for x in states[1:]], dim=2)
+
+
+def _gram(x: Tensor) -> Tensor:
+    """(…, L, D) to the Gram matrix of the layers' vectors, (…, L, L), in float32 or better."""
+    x_nld = x.flatten(0, -3)
+    with full_precision(x.device):
+        if x.is_cuda and torch.version.hip is None and x.dtype in (torch.bfloat16, torch.float16):
+            gram_nll = torch.bmm(x_nld, x_nld.mT, out_dtype=torch.float32)
+        else:
+            x_nld = at_least_float32(x_nld)
+            gram_nll = torch.bmm(x_nld, x_nld.mT)
+    return gram_nll.view(*x.shape[:-1], x.shape[-2])
+
+
+def _cosines(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines (…, L, L) and squared norms (…, L) from a Gram matrix, which is overwritten."""
+    energy = gram.diagonal(dim1=-2, dim2=-1).clone()
+    inverse = energy.rsqrt()
+    return gram.mul_(inverse[..., :, None]).mul_(inverse[..., None, :]), energy

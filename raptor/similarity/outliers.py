@@ -1,0 +1,78 @@
+"""How much of the squared norm a few coordinates and a few tokens hold, layer by layer, streaming."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raptor.vit.states import check_states, double, float_type
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Outliers:
+    """Share of the squared norm, per layer, in the top 1 % of coordinates and of tokens (rounded up, at least one).
+
+    Coordinates are ranked by their energy over all the data, tokens within each image. `even_*` is the share that
+    the same number of coordinates or tokens would hold if all were alike.
+    """
+
+    coordinates: Array
+    tokens: Array
+    even_coordinates: float
+    even_tokens: float
+
+    def to_dict(self) -> dict[str, Any]:
+        even = {"even_coordinates": self.even_coordinates, "even_tokens": self.even_tokens}
+        return {"coordinates": self.coordinates.tolist(), "tokens": self.tokens.tolist(), **even}
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> Outliers:
+        coordinates, tokens = np.asarray(saved["coordinates"]), np.asarray(saved["tokens"])
+        return cls(coordinates, tokens, saved["even_coordinates"], saved["even_tokens"])
+
+
+class OutlierShares:
+    """Accumulates what `Outliers` reports."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.num_layers = num_layers
+        self._coordinate_ld = self._token_l = torch.zeros((), dtype=torch.float64)
+        self._num_tokens = 0
+
+    @torch.no_grad()
+    def update(self, states: Sequence[Tensor], energy_btl: Tensor | None = None) -> None:
+        """Add a batch; `energy_btl`, the tokens' squared norms (B, T, L), if at hand."""
+        check_states(states, self.num_layers)
+        if energy_btl is None:
+            norms = [torch.linalg.vector_norm(x, dim=2, dtype=float_type(x)) for x in states[1:]]
+            energy_btl = torch.stack(norms, dim=2).square()
+        self._num_tokens = energy_btl.shape[1]
+        top_blt = energy_btl.transpose(1, 2).contiguous().topk(_one_percent(self._num_tokens), sorted=False).values
+        self._token_l = self._token_l + double(top_blt.sum(2)).sum(0)
+        # vector_norm squares and sums in one reading; over images first, which is the faster axis.
+        norms_ltd = torch.stack([torch.linalg.vector_norm(x, dim=0, dtype=float_type(x)) for x in states[1:]])
+        self._coordinate_ld = self._coordinate_ld + double(norms_ltd.square().sum(1))
+
+    def result(self) -> Outliers:
+        if self._num_tokens == 0:
+            raise ValueError("no images were measured: the data is empty")
+        dim, total_l = self._coordinate_ld.shape[1], self._coordinate_ld.sum(1)
+        top_l = self._coordinate_ld.topk(_one_percent(dim)).values.sum(1)
+        return Outliers(
+            coordinates=(top_l / total_l).cpu().numpy(),
+            tokens=(self._token_l / total_l).cpu().numpy(),
+            even_coordinates=_one_percent(dim) / dim,
+            even_tokens=_one_percent(self._num_tokens) / self._num_tokens,
+        )
+
+
+def _one_percent(count: int) -> int:
+    return -(-count // 100)

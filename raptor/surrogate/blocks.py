@@ -1,0 +1,308 @@
+"""The blocks a surrogate ties: the paper's, or a copy of a teacher's, and how the layer number conditions them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raptor.surrogate.swiglu import swiglu
+from raptor.vit.view import ViT, first_tensor
+
+
+class Modulation(NamedTuple):
+    """Per-depth factors, each (D,), (1, 1, D), (B, 1, D) with one depth a row, or None.
+
+    They multiply and shift the parts of a block.
+
+    `t1`, `t2` scale the two branches, `t3` the output, as the paper names them. The rest exist with a table alone:
+    scales and shifts after the two norms, and a shift of the output.
+    """
+
+    t1: Tensor
+    t2: Tensor
+    t3: Tensor
+    scale1: Tensor | None = None
+    shift1: Tensor | None = None
+    scale2: Tensor | None = None
+    shift2: Tensor | None = None
+    shift3: Tensor | None = None
+
+    def flattened(self, start: int) -> Modulation:
+        """All axes from `start` on made one: vectors (D,) of one depth with 0, rows (n, D) of n depths with 1."""
+        return Modulation(*(None if part is None else part.flatten(start) for part in self))  # type: ignore[arg-type]
+
+
+class DepthMLP(nn.Module):
+    """The paper's depth scaling: `(t1, t2, t3) = W2 SiLU(W1 l + b1) + b2 + 1`, with l as a plain float."""
+
+    def __init__(self, dim: int, hidden: int = 16):
+        super().__init__()
+        self.w1 = nn.Linear(1, hidden)
+        self.w2 = nn.Linear(hidden, 3 * dim)
+        nn.init.normal_(self.w2.weight, std=1e-4)
+        nn.init.normal_(self.w2.bias, std=1e-4)
+
+    def forward(self, depth: Tensor) -> Modulation:
+        # Not in bf16: near 1 it knows no factor closer than 1/256.
+        with torch.autocast(depth.device.type, enabled=False):
+            t = self.w2(F.silu(self.w1(depth.reshape(-1, 1, 1)))) + 1
+        return Modulation(*t.chunk(3, dim=-1))
+
+
+class DepthTable(nn.Module):
+    """A learned row of scales and shifts for each depth `first..last`; past the last depth its last row is held."""
+
+    first: Tensor
+    last: Tensor
+
+    def __init__(self, dim: int, first: int, last: int):
+        super().__init__()
+        # Tensors, since a compiled block would be made anew for each phase's numbers.
+        self.register_buffer("first", torch.tensor(float(first)), persistent=False)
+        self.register_buffer("last", torch.tensor(float(last)), persistent=False)
+        self.rows = nn.Parameter(torch.zeros(last - first + 1, 8 * dim))
+
+    def forward(self, depth: Tensor) -> Modulation:
+        row = (depth.reshape(-1).clamp(self.first, self.last) - self.first).long()
+        t1, t2, t3, scale1, shift1, scale2, shift2, shift3 = self.rows[row][:, None].chunk(8, dim=-1)
+        return Modulation(t1 + 1, t2 + 1, t3 + 1, scale1 + 1, shift1, scale2 + 1, shift2, shift3)
+
+
+class Folded(NamedTuple):
+    """A paper block with all that scales or shifts beside its linear layers moved into them.
+
+    `layers` has weight and bias of qkv, proj, wi and wo, with the norms' gains and biases, LayerScale and the depth's
+    factors in them; `t3` and `shift3` are left for the sum.
+    """
+
+    layers: tuple[tuple[Tensor, Tensor], ...]
+    t3: Any
+    shift3: Any
+
+
+class PaperBlock(nn.Module):
+    """The paper's block: pre-norm attention and SwiGLU, LayerScale, biases everywhere (SPEC section 3)."""
+
+    def __init__(self, dim: int, num_heads: int, mlp_ratio: int = 4, layer_scale: float = 1e-5):
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm1 = nn.LayerNorm(dim, eps=1e-5)
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+        self.norm2 = nn.LayerNorm(dim, eps=1e-5)
+        self.wi = nn.Linear(dim, 2 * mlp_ratio * dim)
+        self.wo = nn.Linear(mlp_ratio * dim, dim)
+        self.g1 = nn.Parameter(torch.full((dim,), layer_scale))
+        self.g2 = nn.Parameter(torch.full((dim,), layer_scale))
+        # torch's defaults for nn.MultiheadAttention
+        nn.init.xavier_uniform_(self.qkv.weight)
+        nn.init.zeros_(self.qkv.bias)
+        nn.init.zeros_(self.proj.bias)
+
+    def forward(
+        self,
+        x_btd: Tensor,
+        modulation: Modulation | None = None,
+        *_args: Any,
+        folded: Folded | None = None,
+        normed_btd: Tensor | None = None,
+        **_kwargs: Any,
+    ) -> Tensor:
+        """The next state. `folded` and `normed_btd` are the results of `fold` and of `norm_ahead`, if at hand.
+
+        Training passes `folded`, and the gradient of SwiGLU is then taken in one kernel.
+        """
+        m = modulation
+        if m is not None and m.t1.ndim == 3 and m.t1.shape[0] > 1:
+            return self._one_depth_a_row(x_btd, m)
+        fused = folded is not None
+        if folded is None:
+            folded = self.fold(None if m is None else m.flattened(0))
+        qkv, proj, wi, wo = folded.layers
+        y_btd = F.linear(_plain_norm(x_btd, self.norm1) if normed_btd is None else normed_btd, *qkv)
+        u_btd = x_btd + F.linear(self.attend(y_btd), *proj)
+        h_btf = swiglu(_plain_norm(u_btd, self.norm2), *wi, fused=fused)
+        return folded.t3 * u_btd + F.linear(h_btf, *wo) + folded.shift3
+
+    def fold(self, modulation: Modulation | None = None) -> Folded:
+        """The block's layers at a depth whose factors are vectors (D,).
+
+        Or at n depths, with factors (n, D): what differs between depths then has a first axis of n, the rest has none.
+        """
+        t1, t2, t3, scale1, shift1, scale2, shift2, shift3 = _factors(modulation)
+        qkv, wi = _folded_norm(self.norm1, self.qkv, scale1, shift1), _folded_norm(self.norm2, self.wi, scale2, shift2)
+        proj, wo = _scaled(self.proj, t1 * self.g1), _scaled(self.wo, t3 * t2 * self.g2)
+        return Folded((qkv, proj, wi, wo), t3, shift3)
+
+    def norm_ahead(self, x_btd: Tensor) -> Tensor:
+        """What the next block of this kind makes of its input first, in the precision of the products.
+
+        Taken together with the loss on that input, it costs no pass over memory of its own, nor does its gradient.
+        """
+        normed_btd = _plain_norm(x_btd, self.norm1)
+        return normed_btd.to(product_dtype(normed_btd))
+
+    def _one_depth_a_row(self, x_btd: Tensor, m: Modulation) -> Tensor:
+        """The same, with scales and shifts that differ between rows and so cannot be folded into the weights."""
+        y_btd = self.qkv(_film(self.norm1(x_btd), m.scale1, m.shift1))
+        u_btd = x_btd + (m.t1 * self.g1) * self.proj(self.attend(y_btd))
+        h_btf = swiglu(_film(self.norm2(u_btd), m.scale2, m.shift2), self.wi.weight, self.wi.bias)
+        v_btd = u_btd + (m.t2 * self.g2) * self.wo(h_btf)
+        return _film(v_btd, m.t3, m.shift3)
+
+    def attend(self, qkv_btf: Tensor) -> Tensor:
+        """Softmax attention over queries, keys and values stacked along the last axis, `(B, T, 3 D)`."""
+        b, t, f = qkv_btf.shape
+        q, k, v = qkv_btf.view(b, t, 3, self.num_heads, f // 3 // self.num_heads).permute(2, 0, 3, 1, 4).unbind(0)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, f // 3)
+
+
+def product_dtype(tensor: Tensor) -> torch.dtype:
+    """The precision in which a matrix product takes `tensor`: autocast's, or its own."""
+    kind = tensor.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
+
+
+def _factors(m: Modulation | None) -> list[Any]:
+    """All factors in `Modulation`'s order; plain ones (scales) and zeros (shifts) where there are none."""
+    plain = [0.0 if name.startswith("shift") else 1.0 for name in Modulation._fields]
+    return plain if m is None else [default if value is None else value for value, default in zip(m, plain)]
+
+
+# Scales and shifts along the features are folded into the weights of the linear layer beside them: in the backward
+# pass their gradients then come out of the weight's, and no sum over all tokens is needed for each.
+
+
+def _folded_norm(norm: nn.LayerNorm, linear: nn.Linear, scale: Any, shift: Any) -> tuple[Tensor, Tensor]:
+    """Weight and bias that make `linear(scale * norm(x) + shift)` of `_plain_norm(x, norm)`."""
+    gain, offset = (scale * norm.weight)[..., None, :], (scale * norm.bias + shift)[..., None, :]
+    return linear.weight * gain, linear.bias + (linear.weight * offset).sum(dim=-1)
+
+
+def _scaled(linear: nn.Linear, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight and bias that make `scale * linear(x)`."""
+    return scale[..., None] * linear.weight, scale * linear.bias
+
+
+def _plain_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """LayerNorm without gain and bias."""
+    return F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
+
+
+class CopiedBlock(nn.Module):
+    """A copy of one of the teacher's blocks, always in eval mode (no dropout, no drop-path), modulated by depth.
+
+    Where the block has two norms and two branches, `t1`, `t2` act at the branches' ends and the other scales and
+    shifts after the norms. A block of another make is modulated as a whole: `t1` scales its whole update.
+    """
+
+    def __init__(self, teacher: ViT, layer: int, modulated: bool):
+        super().__init__()
+        self.block = copy.deepcopy(teacher.blocks[layer - 1])
+        own = getattr(self.block, "own", None)
+        if own is not None:  # a step of a surrogate, whose weights its model holds
+            own()
+        self.block.requires_grad_(True)
+        self.points: list[str] = _modulation_points(teacher, layer) if modulated else []
+        for name in self.points:
+            setattr(self.block, name, Modulated(getattr(self.block, name)))
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> CopiedBlock:
+        super().train(mode)
+        self.block.eval()
+        return self
+
+    def forward(self, x_btd: Tensor, modulation: Modulation | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        m = modulation
+        if m is None:
+            return first_tensor(self.block(x_btd, *args, **kwargs))
+        self._set(m)
+        try:
+            state = first_tensor(self.block(x_btd, *args, **kwargs))
+        finally:
+            self._set(None)
+        if not self.points:
+            state = x_btd + m.t1 * (state - x_btd)
+        return _film(state, m.t3, m.shift3)
+
+    def _set(self, m: Modulation | None) -> None:
+        factors = (None,) * 4 if m is None else ((m.scale1, m.shift1), (m.t1, None), (m.scale2, m.shift2), (m.t2, None))
+        for name, factor in zip(self.points, factors):
+            getattr(self.block, name).factor = factor
+
+
+class Modulated(nn.Module):
+    """A module whose output is scaled and shifted by what `factor` holds at the time of the call."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner = inner
+        self.factor: tuple[Tensor | None, Tensor | None] | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = self.inner(*args, **kwargs)
+        if self.factor is None:
+            return output
+        state = _film(first_tensor(output), *self.factor)
+        return (state, *output[1:]) if isinstance(output, tuple) else state
+
+
+def num_heads_of(block: nn.Module, dim: int) -> int:
+    """Attention heads of a teacher's block, as it states them; one for each 64 coordinates when it does not."""
+    for module in block.modules():
+        for name in ("num_heads", "num_attention_heads"):
+            value = getattr(module, name, None)
+            if isinstance(value, int) and value > 0 and dim % value == 0:
+                return value
+    return max(1, dim // 64)
+
+
+def _film(x: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+    # A bf16 x is promoted: bf16 factors near 1 would be off by up to 1/256.
+    if scale is not None:
+        x = x * scale
+    return x if shift is None else x + shift
+
+
+def _modulation_points(teacher: ViT, layer: int) -> list[str]:
+    """Names of (first norm, end of first branch, second norm, end of second branch) among the block's children.
+
+    A branch ends at the last child with parameters called before the second norm, or before the block returns. Blocks
+    that do not go norm, branch, norm, branch give an empty list.
+    """
+    block = teacher.blocks[layer - 1]
+    if isinstance(block, nn.TransformerEncoderLayer):  # its fast path reads its children's weights and never calls them
+        return []
+    called: list[str] = []
+    handles = []
+    for name, child in block.named_children():
+        if any(True for _ in child.parameters()):
+            handles.append(child.register_forward_hook(lambda *_, name=name: called.append(name)))
+    size = teacher.preprocess.size
+    try:
+        with torch.no_grad():
+            x_btd, context = teacher.embed(torch.zeros(1, 3, size, size).to(next(teacher.model.parameters())))
+            teacher.step(layer, x_btd, context)
+    finally:
+        for handle in handles:
+            handle.remove()
+    norms = [i for i, name in enumerate(called) if _is_norm(getattr(block, name), teacher.dim)]
+    if (
+        len(norms) != 2
+        or norms[0] != 0
+        or norms[1] < 2
+        or norms[1] == len(called) - 1
+        or len(set(called)) != len(called)
+    ):
+        return []
+    return [called[0], called[norms[1] - 1], called[norms[1]], called[-1]]
+
+
+def _is_norm(module: nn.Module, dim: int) -> bool:
+    shapes = {tuple(p.shape) for p in module.parameters()}
+    return "norm" in type(module).__name__.lower() and shapes == {(dim,)}

@@ -1,0 +1,199 @@
+"""The surrogate (Raptor): the teacher with its L blocks replaced by steps over k shared blocks.
+
+The k tied blocks live once in `model.shared_blocks`; the model's own block list holds L distinct `Step` modules that
+refer to them, so a surrogate is a ViT like any other: `forward_features`, heads, hooks, probes and interventions work
+on it unchanged. The layer number enters as a tensor, so a compiled block serves every depth with one graph.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raptor.surrogate.blocks import CopiedBlock, DepthMLP, DepthTable, PaperBlock, num_heads_of
+from raptor.vit.view import ViT
+
+BLOCKS = ("teacher", "paper")
+CONDITIONINGS = ("table", "mlp", "none")
+COPIES = ("middle", "first", "last")
+
+
+@dataclass(frozen=True)
+class SurrogateSpec:
+    """What a surrogate is made of.
+
+    Attributes:
+        phases: repetition counts n_1..n_k; they sum to the teacher's L.
+        block: `teacher` copies a block of each phase, `paper` is the paper's own block from scratch.
+        conditioning: how the layer number enters: `table` (learned scales and shifts per depth), `mlp` (the paper's
+            depth scaling) or `none` (autonomous).
+        copy: which teacher block of a phase is copied: `middle`, `first` or `last`.
+    """
+
+    phases: tuple[int, ...]
+    block: str = "teacher"
+    conditioning: str = "table"
+    copy: str = "middle"
+
+    def __post_init__(self) -> None:
+        for value, choices, what in (
+            (self.block, BLOCKS, "block"),
+            (self.conditioning, CONDITIONINGS, "conditioning"),
+            (self.copy, COPIES, "copy"),
+        ):
+            if value not in choices:
+                raise ValueError(f"unknown {what} {value!r}: choose from {', '.join(choices)}")
+        if not self.phases or any(n < 1 for n in self.phases):
+            raise ValueError(f"phases must be lengths of at least 1, not {self.phases}")
+
+    def spans(self) -> list[tuple[int, int]]:
+        """First and last layer (1-based, both included) of each phase."""
+        ends = [sum(self.phases[: j + 1]) for j in range(len(self.phases))]
+        return [(end - n + 1, end) for n, end in zip(self.phases, ends)]
+
+
+class TiedBlock(nn.Module):
+    """One phase's shared block: `block` modulated by `conditioning` at the depth it is asked to produce."""
+
+    def __init__(self, block: nn.Module, conditioning: nn.Module | None):
+        super().__init__()
+        self.block = block
+        self.conditioning = conditioning
+
+    def forward(self, x_btd: Tensor, depth: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """State after the layer `depth`: one number as a 0-d tensor, or one a row, `(B,)`."""
+        modulation = None if self.conditioning is None else self.conditioning(depth)
+        return self.block(x_btd, modulation, *args, **kwargs)
+
+
+class Step(nn.Module):
+    """The block that produces layer `layer`: a shared block at that depth. It owns no weights."""
+
+    depth: Tensor
+
+    def __init__(self, tied: TiedBlock, layer: int, returns_tuple: bool = False):
+        super().__init__()
+        self._tied = (tied,)  # in a tuple, so that it is not registered a second time
+        self.returns_tuple = returns_tuple
+        self.register_buffer("depth", torch.tensor(float(layer)), persistent=False)
+
+    @property
+    def tied(self) -> TiedBlock:
+        return self._tied[0]
+
+    def own(self) -> None:
+        """Register the block as this step's own, for a step copied out of its model."""
+        self.block = self.tied
+
+    def forward(self, x_btd: Tensor, *args: Any, **kwargs: Any) -> Any:
+        state = self.tied(x_btd, self.depth, *args, **kwargs)
+        return (state,) if self.returns_tuple else state
+
+
+def make_surrogate(
+    teacher: ViT,
+    phases: Sequence[int],
+    *,
+    block: str = "teacher",
+    conditioning: str = "table",
+    copy: str = "middle",
+    seed: int = 0,
+) -> ViT:
+    """A surrogate of `teacher`, untrained, as a view of its own; the teacher is left as it is.
+
+    Args:
+        phases: repetition counts of the k blocks, e.g. `find_phases(similarity, 3).lengths`.
+        block, conditioning, copy: see `SurrogateSpec`.
+        seed: of the random initialisation.
+    """
+    spec = SurrogateSpec(tuple(int(n) for n in phases), block, conditioning, copy)
+    if sum(spec.phases) != teacher.num_layers:
+        raise ValueError(
+            f"phases {spec.phases} sum to {sum(spec.phases)}, but {teacher.name} has {teacher.num_layers} blocks"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        shared = nn.ModuleList(_tied_block(teacher, spec, span) for span in spec.spans())
+    model = _without_blocks(teacher)
+    model.requires_grad_(False)
+    shared.to(teacher.device)
+    steps = [
+        Step(shared[j], layer, teacher.returns_tuple)  # type: ignore[arg-type]
+        for j, (first, last) in enumerate(spec.spans())
+        for layer in range(first, last + 1)
+    ]
+    _put_blocks(model, teacher.blocks_path, steps)
+    model.shared_blocks = shared
+    model.eval()
+    return dataclasses.replace(
+        teacher,
+        model=model,
+        name=f"raptor k={len(spec.phases)} of {teacher.name}",
+        norm=_same_place(teacher.norm, teacher.model, model),
+        phases=spec.phases,
+        source={"base": teacher.source, "surrogate": dataclasses.asdict(spec), "teacher": dict(teacher.opened)},
+        opened={},
+    ).to(teacher.device)
+
+
+def surrogate_spec(vit: ViT) -> SurrogateSpec:
+    """What the surrogate `vit` is made of."""
+    if "surrogate" not in vit.source:
+        raise ValueError(f"{vit.name} is not a surrogate")
+    fields = dict(vit.source["surrogate"])
+    return SurrogateSpec(**{**fields, "phases": tuple(fields["phases"])})
+
+
+def shared_blocks(vit: ViT) -> nn.ModuleList:
+    """The k tied blocks of a surrogate."""
+    blocks = getattr(vit.model, "shared_blocks", None)
+    if not isinstance(blocks, nn.ModuleList):
+        raise ValueError(f"{vit.name} is not a surrogate")
+    return blocks
+
+
+def block_parameters(vit: ViT) -> int:
+    """Parameters in the blocks alone: the k shared ones of a surrogate, the L of a teacher."""
+    blocks = shared_blocks(vit) if vit.phases else vit.blocks
+    return sum(p.numel() for p in blocks.parameters())
+
+
+def _tied_block(teacher: ViT, spec: SurrogateSpec, span: tuple[int, int]) -> TiedBlock:
+    first, last = span
+    if spec.block == "paper":
+        block: nn.Module = PaperBlock(teacher.dim, num_heads_of(teacher.blocks[0], teacher.dim))
+    else:
+        layer = {"first": first, "middle": (first + last) // 2, "last": last}[spec.copy]
+        block = CopiedBlock(teacher, layer, modulated=spec.conditioning != "none")
+    if spec.conditioning == "mlp":
+        return TiedBlock(block, DepthMLP(teacher.dim))
+    if spec.conditioning == "table":
+        return TiedBlock(block, DepthTable(teacher.dim, first, last))
+    return TiedBlock(block, None)
+
+
+def _without_blocks(teacher: ViT) -> nn.Module:
+    """A deep copy of the teacher's model whose block list is empty (the blocks themselves are not copied)."""
+    blocks = teacher.blocks
+    memo: dict[int, Any] = {id(blocks): type(blocks)()}
+    return copy.deepcopy(teacher.model, memo)
+
+
+def _put_blocks(model: nn.Module, path: str, steps: list[Step]) -> None:
+    container = model.get_submodule(path)
+    for i, step in enumerate(steps):
+        container.add_module(str(i), step)
+
+
+def _same_place(module: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    """The module of `new` that stands where `module` stands in `old`; `module` itself when it is outside."""
+    for name, candidate in old.named_modules():
+        if candidate is module:
+            return new.get_submodule(name)
+    return module

@@ -1,0 +1,86 @@
+"""Distillation losses: every one a mean over images, a weighted mean over tokens and a mean over coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from raptor.vit.view import GROUP_NAMES, TokenGroups
+
+NORMALISATIONS = ("none", "layer", "group")
+
+
+def token_weights(groups: TokenGroups, weights: Mapping[str, float] | None) -> Tensor:
+    """One weight a token, `(T,)`, summing to one.
+
+    With group weights each group's own mean is weighted; groups the model lacks are dropped and the rest renormalised.
+    None is the plain mean over all tokens.
+    """
+    w_t = torch.zeros(groups.num_tokens)
+    if weights is None:
+        return w_t + 1 / groups.num_tokens
+    unknown = sorted(set(weights) - set(GROUP_NAMES))
+    if unknown:
+        raise ValueError(f"unknown token group {unknown[0]!r}: choose from {', '.join(GROUP_NAMES)}")
+    given = {name: float(weights.get(name, 0.0)) for name, _ in groups.present()}
+    total = sum(given.values())
+    if total <= 0 or min(given.values()) < 0:
+        raise ValueError(f"token weights {dict(weights)} give no positive weight to {', '.join(given)}")
+    for name, where in groups.present():
+        w_t[where] = given[name] / total / (where.stop - where.start)
+    return w_t
+
+
+def weighted_error(student_btd: Tensor, teacher_btd: Tensor, w_t: Tensor, cosine_t: Tensor | None = None) -> Tensor:
+    """Mean over images of the sum over tokens of `w_t` times the squared error's mean over coordinates.
+
+    `cosine_t` (T,) adds that much of `1 - cos` a token.
+    """
+    s_btd, t_btd = student_btd.float(), teacher_btd.float()
+    error_bt = (s_btd - t_btd).square().mean(dim=-1) * w_t
+    if cosine_t is not None:
+        error_bt = error_bt + (1 - torch.cosine_similarity(s_btd, t_btd, dim=-1)) * cosine_t
+    return error_bt.sum(dim=-1).mean()
+
+
+class StateVariance:
+    """Variance of the states around each coordinate's mean, per layer and group, estimated over a few batches."""
+
+    def __init__(self, num_layers: int, groups: TokenGroups):
+        self.groups = groups
+        self.num_layers = num_layers
+        self.sums: dict[tuple[int, str], tuple[Tensor, Tensor, int]] = {}
+
+    def update(self, states: Iterable[Tensor]) -> None:
+        """Take in states `a_1..a_L`, each (B, T, D)."""
+        names = ["all", *(name for name, _ in self.groups.present())]
+        for layer, x_btd in enumerate(states, start=1):
+            for name in names:
+                x_nd = x_btd[:, self.groups.slice(name)].flatten(0, 1).double()
+                old = self.sums.get((layer, name), (0.0, 0.0, 0))
+                self.sums[layer, name] = (old[0] + x_nd.sum(0), old[1] + x_nd.square().sum(0), old[2] + len(x_nd))
+
+    def reduce(self, add_ranks: Callable[[Tensor], Tensor]) -> None:
+        """Add up what all ranks took in."""
+        for key, (first, second, num) in self.sums.items():
+            count = torch.tensor(float(num), dtype=torch.float64, device=first.device)
+            self.sums[key] = (add_ranks(first), add_ranks(second), int(add_ranks(count)))
+
+    def variance(self, layer: int, name: str) -> float:
+        first, second, num = self.sums[layer, name]
+        return float((second / num - (first / num).square()).mean().clamp(min=1e-12))
+
+    def per_token(self, normalise: str) -> Tensor:
+        """What each squared error is divided by, `(L, T)`: 1, the layer's variance, or the layer's and group's."""
+        if normalise not in NORMALISATIONS:
+            raise ValueError(f"unknown normalise {normalise!r}: choose from {', '.join(NORMALISATIONS)}")
+        v_lt = torch.ones(self.num_layers, self.groups.num_tokens)
+        for layer in range(1, self.num_layers + 1) if normalise != "none" else ():
+            if normalise == "layer":
+                v_lt[layer - 1] = self.variance(layer, "all")
+            else:
+                for name, where in self.groups.present():
+                    v_lt[layer - 1, where] = self.variance(layer, name)
+        return v_lt

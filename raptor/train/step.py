@@ -1,0 +1,274 @@
+"""One training step as one module: images in, losses out. Teacher and student both run inside it.
+
+Nothing trainable is called around this module, so a data-parallel wrapper sees every parameter it has to reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from raptor.data.stream import TrainStream
+from raptor.phases import Phases
+from raptor.surrogate.blocks import Modulation, PaperBlock
+from raptor.surrogate.folding import FoldedDepths
+from raptor.surrogate.surrogate import shared_blocks
+from raptor.train.losses import StateVariance, token_weights, weighted_error
+from raptor.train.targets import half_copy
+from raptor.vit.trajectory import autocast
+from raptor.vit.view import Context, ViT, first_tensor
+
+VARIANCE_BATCHES = 8
+MOST_SHAPES = 64  # graphs of one function that a process may compile, two for each batch size
+
+
+class Parts(NamedTuple):
+    """Which losses a step of stage 1 computes: on the block's own states, and from the teacher's."""
+
+    autoregressive: bool
+    forced: bool
+
+    @classmethod
+    def of(cls, lam: float) -> Parts:
+        """Those that `lam`, the share of teacher forcing, leaves a weight above zero."""
+        return cls(lam < 1, lam > 0)
+
+
+class DistillStep(nn.Module):
+    """Losses of one batch.
+
+    Args:
+        teacher, student: views; only the student's shared blocks are trained.
+        phases: where depth is cut.
+        variance_lt: what each layer's and token's squared error is divided by, (L, T).
+        last_phase_weights: token-group weights of the last phase in stage 1 (the others take the plain mean).
+        stage2_weights: token-group weights of every layer in stage 2.
+        cosine: how much of `1 - cos` is added to each squared error.
+        compile_blocks: compile the teacher's block and the student's block together with its loss.
+        checkpointing: recompute the student's activations in the backward pass.
+        phase: train only this phase (1..k).
+        half_teacher: take the targets from a bf16 copy of the teacher (half the memory traffic), for autocast runs.
+    """
+
+    def __init__(
+        self,
+        teacher: ViT,
+        student: ViT,
+        phases: Phases,
+        variance_lt: Tensor,
+        last_phase_weights: Mapping[str, float] | None = None,
+        stage2_weights: Mapping[str, float] | None = None,
+        cosine: float = 0.0,
+        compile_blocks: bool = False,
+        checkpointing: bool = False,
+        phase: int | None = None,
+        half_teacher: bool = False,
+    ):
+        super().__init__()
+        teacher.model.eval()
+        self.shared_blocks = shared_blocks(student)
+        self._teacher = (half_copy(teacher) if half_teacher else teacher,)  # in a tuple: not this module's to register
+        self.phases = phases
+        self.checkpointing = checkpointing
+        self.trained = list(range(phases.k)) if phase is None else [phase - 1]
+        for j, block in enumerate(self.shared_blocks):
+            block.requires_grad_(j in self.trained)
+        self.variance_lt = variance_lt.to(teacher.device)
+        plain = token_weights(teacher.groups, None).to(teacher.device)
+        last = token_weights(teacher.groups, last_phase_weights).to(teacher.device)
+        joint = token_weights(teacher.groups, stage2_weights).to(teacher.device)
+        first_of_last = phases.spans[-1][0]
+        stage1 = torch.stack([last if layer >= first_of_last else plain for layer in range(1, phases.num_layers + 1)])
+        tokens = {"stage1": stage1, "stage2": joint.expand_as(stage1)}
+        self.weights = {name: (w_lt / self.variance_lt).unbind() for name, w_lt in tokens.items()}
+        self.cosine = {name: (cosine * w_lt).unbind() if cosine else None for name, w_lt in tokens.items()}
+        self.one_call = not teacher.depth_conditioned and not _image_arguments(self._teacher[0])
+        self.depths = torch.arange(1, phases.num_layers + 1, dtype=torch.float32, device=teacher.device)
+        self._run_block, self._advance = _run_block, _advance
+        self._run_depths, self._fold = _run_depths, FoldedDepths(compile_blocks)
+        if compile_blocks:
+            limits = torch._dynamo.config
+            limits.recompile_limit = max(limits.recompile_limit, MOST_SHAPES)  # what is over it runs uncompiled
+            self._run_block = torch.compile(_run_block, dynamic=False)
+            self._advance = torch.compile(_advance, dynamic=False)
+            self._run_depths = torch.compile(_run_depths)  # phases differ in length
+
+    def forward(
+        self, images: Tensor, stage: str, lam: float | Tensor = 0.0, parts: Parts | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The loss to minimise and that of every trained layer, (L,) or a phase's: autoregressive, or mixed with
+        teacher forcing. A `lam` that is a tensor keeps its value to the device, so `parts` says what to compute."""
+        if parts is None:
+            parts = Parts(True, True) if isinstance(lam, Tensor) else Parts.of(lam)
+        states, context = self.teacher_states(images)
+        if stage == "stage2":
+            return self._joint(states, context)
+        return self._separate(states, context, lam, parts)
+
+    @torch.no_grad()
+    def teacher_states(self, images: Tensor) -> tuple[list[Tensor], Context]:
+        """`a_0..a_L` of the teacher and what its blocks were called with."""
+        teacher = self._teacher[0]
+        x_btd, context = teacher.embed(images)
+        states = [x_btd]
+        for block, (args, kwargs) in zip(teacher.blocks, context.calls):
+            states.append(self._run_block(block, states[-1], args, kwargs))
+        return states, context
+
+    def trained_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Name and parameter of everything that is trained."""
+        return [(n, p) for n, p in self.shared_blocks.named_parameters() if p.requires_grad]
+
+    def clip_groups(self, stage: str) -> list[list[nn.Parameter]]:
+        """What gradient clipping takes together: each phase on its own in stage 1, everything in stage 2."""
+        groups = [[p for p in self.shared_blocks[j].parameters() if p.requires_grad] for j in self.trained]
+        return groups if stage == "stage1" else [[p for group in groups for p in group]]
+
+    def _joint(self, states: list[Tensor], context: Context) -> tuple[Tensor, Tensor]:
+        losses = self._autoregress(states, context, range(self.phases.k), "stage2")
+        layer_losses = torch.stack(losses)
+        return layer_losses.mean(), layer_losses
+
+    def _separate(
+        self, states: list[Tensor], context: Context, lam: float | Tensor, parts: Parts
+    ) -> tuple[Tensor, Tensor]:
+        mixed = []
+        for j in self.trained:
+            weighted = []
+            if parts.autoregressive:
+                weighted.append((1 - lam) * torch.stack(self._autoregress(states, context, [j], "stage1")))
+            if parts.forced:
+                weighted.append(lam * self._teacher_forced(states, context, j))
+            mixed.append(torch.stack(weighted).sum(dim=0))
+        return torch.stack([losses.mean() for losses in mixed]).sum(), torch.cat(mixed)
+
+    def _autoregress(self, states: list[Tensor], context: Context, phases: Sequence[int], stage: str) -> list[Tensor]:
+        """Loss of each layer of `phases`, run on from the teacher's state at the first one's start.
+
+        The student's own stream is fp32, whatever the teacher's states are.
+        """
+        x_btd, losses = states[self.phases.start(phases[0])].float(), []
+        normed_btd: Tensor | None = None
+        for layer, modulation, folded in (depth for j in phases for depth in self._depths(j)):
+            if folded and not self.checkpointing:  # which would keep it
+                folded["normed_btd"] = normed_btd
+            x_btd, normed_btd, loss = self._step(states, context, stage, layer, x_btd, modulation, folded)
+            losses.append(loss)
+        return losses
+
+    def _teacher_forced(self, states: list[Tensor], context: Context, j: int) -> Tensor:
+        """Loss of each layer of phase `j`, one step from the teacher's state before it, all depths in one call."""
+        if not self.one_call:
+            depths = self._depths(j)
+            steps = [self._step(states, context, "stage1", n, states[n - 1].float(), m, f) for n, m, f in depths]
+            return torch.stack([loss for _, _, loss in steps])
+        first, last = self.phases.spans[j]
+        layers, batch = range(first, last + 1), states[0].shape[0]
+        args, kwargs = context.calls[first - 1]
+        modulation = _modulation(self.shared_blocks[j], self.depths[first - 1 : last].repeat_interleave(batch))
+        x_ntd = torch.cat(states[first - 1 : last]).float()
+        out_ntd = self._run_depths(self.shared_blocks[j].block, x_ntd, modulation, args, kwargs)  # type: ignore[arg-type]
+        outs = out_ntd.unflatten(0, (len(layers), batch)).unbind(0)
+        targets = [(states[layer], *self._target(layer, "stage1")) for layer in layers]
+        return torch.stack([weighted_error(out, *target) for out, target in zip(outs, targets)])
+
+    def _step(
+        self,
+        states: list[Tensor],
+        context: Context,
+        stage: str,
+        layer: int,
+        x_btd: Tensor,
+        modulation: Modulation | None,
+        folded: Mapping[str, Any],
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The state after `layer` from `x_btd`, the one before it, what the next block can begin with, and its loss."""
+        block = self.shared_blocks[self.phases.phase_of(layer)].block
+        args, kwargs = context.calls[layer - 1]
+        inputs = (block, x_btd, modulation, args, {**kwargs, **folded}, states[layer], *self._target(layer, stage))
+        if self.checkpointing:
+            return checkpoint(self._advance, *inputs, use_reentrant=False, preserve_rng_state=False)
+        return self._advance(*inputs)  # type: ignore[arg-type]
+
+    def _depths(self, j: int) -> list[tuple[int, Modulation | None, dict[str, Any]]]:
+        """Each layer of phase `j` with its modulation, vectors (D,), or with a paper block's layers as it makes them.
+
+        Looked up here, for the whole phase at once, since a compiled block that looked it up in a table would be
+        compiled again for each phase.
+        """
+        first, last = self.phases.spans[j]
+        layers, block = range(first, last + 1), self.shared_blocks[j].block
+        modulation = _modulation(self.shared_blocks[j], self.depths[first - 1 : last])
+        if modulation is not None:
+            modulation = modulation.flattened(1)
+        if isinstance(block, PaperBlock):
+            folded = self._fold(block, modulation, len(layers))
+            return [(layer, None, {"folded": one}) for layer, one in zip(layers, folded)]
+        if modulation is None:
+            return [(layer, None, {}) for layer in layers]
+        parts = [[None] * len(layers) if part is None else part.unbind() for part in modulation]
+        return [(layer, Modulation(*row), {}) for layer, row in zip(layers, zip(*parts))]
+
+    def _target(self, layer: int, stage: str) -> tuple[Tensor, Tensor | None]:
+        """The weights (T,) of the squared error and of the cosine."""
+        cosine = self.cosine[stage]
+        return self.weights[stage][layer - 1], None if cosine is None else cosine[layer - 1]
+
+
+def state_variance(
+    teacher: ViT, stream: TrainStream, normalise: str, precision: str, add_ranks: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """What each squared error is divided by, (L, T), measured on a few batches; `add_ranks` sums over all ranks."""
+    device = teacher.device
+    variance = StateVariance(teacher.num_layers, teacher.groups)
+    if normalise != "none":
+        for step in range(VARIANCE_BATCHES):
+            images = stream.batch(step, stage="variance")
+            with torch.no_grad(), autocast(precision, device):
+                variance.update(teacher.unroll(*teacher.embed(images))[1:])
+        variance.reduce(add_ranks)
+    return variance.per_token(normalise).to(device)
+
+
+def _run_block(block: nn.Module, x_btd: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    return first_tensor(block(x_btd, *args, **kwargs))
+
+
+def _run_depths(
+    block: nn.Module, x_ntd: Tensor, modulation: Modulation | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor:
+    """States after one step from each row of `x_ntd`, whose depths may differ."""
+    return block(x_ntd, modulation, *args, **kwargs)
+
+
+def _modulation(tied: nn.Module, depth_n: Tensor) -> Modulation | None:
+    return None if tied.conditioning is None else tied.conditioning(depth_n)  # type: ignore[operator]
+
+
+def _advance(
+    block: nn.Module, x_btd: Tensor, modulation: Modulation | None, args: tuple[Any, ...], kwargs: dict[str, Any],
+    target_btd: Tensor, w_t: Tensor, cosine_t: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
+    """The next state, that state normed for the next paper block, and its loss.
+
+    In one function, so that one compiled graph holds all of it.
+    """
+    out_btd = block(x_btd, modulation, *args, **kwargs)
+    normed_btd = block.norm_ahead(out_btd) if "normed_btd" in kwargs else None  # type: ignore[operator]
+    return out_btd, normed_btd, weighted_error(out_btd, target_btd, w_t, cosine_t)
+
+
+@torch.no_grad()
+def _image_arguments(teacher: ViT) -> bool:
+    """Whether the model passes its blocks anything, beside the state, that has a row an image."""
+    size, weight = teacher.preprocess.size, next(teacher.model.parameters())
+    shapes = []
+    for batch in (2, 3):
+        _, context = teacher.embed(torch.zeros(batch, 3, size, size).to(weight))
+        shapes.append([leaf.shape for leaf in tree_leaves(context.calls) if isinstance(leaf, Tensor)])
+    return shapes[0] != shapes[1]

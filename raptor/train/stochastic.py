@@ -1,0 +1,67 @@
+"""Stochastic depth as the paper uses it: a whole block is dropped, per sample, with one probability at every depth.
+
+timm's `drop_path_rate` ramps up over depth and drops attention and MLP separately. Kept updates are not rescaled unless
+asked: at p = .9 the factor would be 10.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raptor.data.stream import stable_seed
+from raptor.vit.view import first_tensor
+
+
+class StochasticBlock(nn.Module):
+    """A block that passes the samples for which `keep` is False on as they came."""
+
+    keep: Tensor
+
+    def __init__(self, block: nn.Module, batch_size: int, scale: float):
+        super().__init__()
+        self.block = block
+        self.scale = scale
+        self.register_buffer("keep", torch.ones(batch_size, 1, 1, dtype=torch.bool), persistent=False)
+
+    def forward(self, x_btd: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        out_btd = first_tensor(self.block(x_btd, *args, **kwargs))
+        if not self.training:
+            return out_btd
+        if self.scale != 1:
+            out_btd = x_btd + self.scale * (out_btd - x_btd)
+        return torch.where(self.keep, out_btd, x_btd)
+
+
+def check_drop(p: float) -> None:
+    """Refuse what is no probability to drop a block with."""
+    if not 0 <= p < 1:
+        raise ValueError(f"the drop probability must be in [0, 1), not {p}")
+
+
+class StochasticDepth:
+    """Whole-block stochastic depth over a model's blocks, as a function of (seed, step)."""
+
+    def __init__(self, blocks: nn.Sequential | nn.ModuleList, p: float, batch_size: int, rescale: bool, seed: int):
+        check_drop(p)
+        self.blocks, self.p, self.seed = blocks, p, seed
+        scale = 1 / (1 - p) if rescale else 1.0
+        for name, block in list(blocks.named_children()):
+            setattr(blocks, name, StochasticBlock(block, batch_size, scale))
+
+    def draw(self, step: int) -> None:
+        """Set which samples keep which block at this step."""
+        first = next(self.blocks.children())
+        assert isinstance(first, StochasticBlock)
+        generator = torch.Generator().manual_seed(stable_seed(self.seed, "stochastic depth", step))
+        keep_lb = torch.rand(len(self.blocks), len(first.keep), generator=generator) >= self.p
+        keep_lb = keep_lb.to(first.keep.device, non_blocking=True)
+        for block, keep_b in zip(self.blocks.children(), keep_lb):
+            block.keep.copy_(keep_b[:, None, None])  # type: ignore[union-attr, operator]
+
+    def remove(self) -> None:
+        """Put the plain blocks back."""
+        for name, block in list(self.blocks.named_children()):
+            setattr(self.blocks, name, block.block)

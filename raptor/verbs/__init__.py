@@ -1,1 +1,0 @@
-"""One file a verb of the command: a typed function whose arguments are the options."""

@@ -1,5 +1,0 @@
-"""raptor distill: see raptor.distill."""
-
-from raptor.distill import distill
-
-__all__ = ["distill"]

@@ -1,0 +1,20 @@
+"""The view over any Vision Transformer, and its token states through depth."""
+
+from raptor.vit.structure import NotAViT, inspect_vit
+from raptor.vit.trajectory import Trajectories, perturb, replace_block, swap_blocks
+from raptor.vit.view import GROUP_NAMES, Context, TokenGroups, ViT, recording, replaced_blocks
+
+__all__ = [
+    "GROUP_NAMES",
+    "Context",
+    "NotAViT",
+    "TokenGroups",
+    "Trajectories",
+    "ViT",
+    "inspect_vit",
+    "perturb",
+    "recording",
+    "replace_block",
+    "replaced_blocks",
+    "swap_blocks",
+]

@@ -1,0 +1,102 @@
+"""Stream states through depth, and intervene on the way: start at a layer, perturb a state, swap or replace blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raptor.data.stream import Batch
+from raptor.vit.view import ViT, first_tensor, recording, replaced_blocks
+
+PRECISIONS = ("fp32", "bf16")
+
+
+class Trajectories:
+    """States `a_0..a_L` over batches of images, never more than one batch at a time.
+
+    Iterating gives `(states, output, batch)`: the L + 1 states (B, T, D), the model's own output, and the batch.
+
+    Args:
+        vit: the model to follow.
+        batches: a re-iterable of `Batch`, such as `raptor.data.iterate(...)`.
+        precision: `fp32`, or `bf16` to run the model under autocast (states may then be bf16).
+    """
+
+    def __init__(self, vit: ViT, batches: Iterable[Batch], precision: str = "fp32"):
+        self.vit = vit
+        self.batches = batches
+        self.precision = precision
+        autocast(precision, vit.device)
+
+    def __len__(self) -> int:
+        return len(self.batches)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[tuple[list[Tensor], Tensor, Batch]]:
+        device = self.vit.device
+        with recording(self.vit) as states:
+            for batch in self.batches:
+                with torch.no_grad(), autocast(self.precision, device):
+                    output = self.vit(batch.images.to(device, non_blocking=True))
+                yield states, output, batch
+                states.clear()
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """The context a model runs in at `precision`."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r}: choose from {', '.join(PRECISIONS)}")
+    return nullcontext() if precision == "fp32" else torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+@contextmanager
+def perturb(vit: ViT, layer: int, change: Tensor | Callable[[Tensor], Tensor], group: str = "all") -> Iterator[None]:
+    """Inside the context the state at `layer` (0..L) has `change` added to it, at the tokens of `group` alone.
+
+    `change` is a tensor that broadcasts to (B, tokens of the group, D), or a function of the group's state giving one.
+    """
+    where = vit.groups.slice(group)
+    if where.start == where.stop:
+        raise ValueError(f"{vit.name} has no {group} tokens to perturb")
+    if not 0 <= layer <= vit.num_layers:
+        raise ValueError(f"layer {layer} is not a state of {vit.name}: states are numbered 0..{vit.num_layers}")
+
+    def changed(x_btd: Tensor) -> Tensor:
+        part = x_btd[:, where]
+        added = change(part) if callable(change) else change
+        return torch.cat([x_btd[:, : where.start], part + added, x_btd[:, where.stop :]], dim=1)
+
+    def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args:
+            return (changed(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": changed(kwargs["hidden_states"])}
+
+    def leave(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+        state = changed(first_tensor(output))
+        return (state, *output[1:]) if isinstance(output, tuple) else state
+
+    if layer == 0:
+        handle = vit.blocks[0].register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
+    else:
+        handle = vit.blocks[layer - 1].register_forward_hook(leave, prepend=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def swap_blocks(vit: ViT, first: int, second: int) -> AbstractContextManager[None]:
+    """Inside the context blocks `first` and `second` (1..L) stand in each other's place."""
+    num = vit.num_layers
+    for layer in (first, second):
+        if not 1 <= layer <= num:
+            raise ValueError(f"layer {layer} is not a block of {vit.name}: blocks are numbered 1..{num}")
+    return replaced_blocks(vit, {first: vit.blocks[second - 1], second: vit.blocks[first - 1]})
+
+
+def replace_block(vit: ViT, layer: int, module: nn.Module) -> AbstractContextManager[None]:
+    """Inside the context `module` stands in place of block `layer` (1..L)."""
+    return replaced_blocks(vit, {layer: module})

@@ -1,0 +1,212 @@
+"""The command: quick help, one-line errors with exit code 2, lists as people write them, the same names as Python."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+from PIL import Image
+
+from raptor.cli import COMMANDS, EXAMPLES, build_parser, find_function, join_lists, main
+from raptor.commands.reproduce import EXPERIMENTS
+from raptor.run import Interrupted
+
+
+def test_help_lists_every_command(capsys):
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in COMMANDS)
+
+
+def test_help_and_version_import_nothing_heavy():
+    code = "import sys; from raptor.cli import main; main(['--help']); main(['--version']); "
+    code += "print([m for m in ('torch', 'timm', 'numpy', 'jsonargparse') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["phaess"], "did you mean phases?"),
+        (["phases", "scenes", "--num-imges", "3"], "did you mean --num_images?"),
+        (["phases"], "models"),
+        (["phases", "scenes", "--k", "two"], "two"),
+        (["phases", "resnet18"], "did you mean 'timm/resnet18'"),
+        (["phases", "scenes", "--data", "nowhere"], "unknown data 'nowhere'"),
+        (["phases", "scenes", "--device", "tpu"], "unknown device"),
+        (["distill", "scenes", "--budget", "soon"], "cannot read the budget"),
+        (["distill", "scenes", "--recipe", "papr"], "did you mean paper?"),
+        (["evaluate", "scenes"], "is no surrogate"),
+        (["probe", "scenes", "--task", "dream"], "unknown task"),
+        (["reproduce", "budgts"], "did you mean budgets?"),
+        (["models", "zzz"], "no model matches"),
+        (["phases", "scenes", "--tokens", "pixels"], "has no 'pixels' tokens"),
+        (["phases", "scenes", "--k", "2", "13"], "k=13 phases"),
+        (["phases", "scenes", "--method", "guess"], "unknown method"),
+        (["phases", "scenes", "--registers", "2"], "registers cannot be given"),
+        (["train-teacher", "--dim", "32", "--heads", "3"], "could not be built"),
+        (["train-teacher", "--dim", "32", "--heads", "0"], "could not be built"),
+        (["reproduce", "stochastic-depth", "--data", "nowhere"], "unknown data 'nowhere'"),
+        (["reproduce", "stochastic-depth", "--data", "scenes", "--k", "13"], "k must be from 1 to"),
+        (["reproduce", "stochastic-depth", "--data", "scenes", "--p", "1.5"], "must be in [0, 1)"),
+        (["reproduce", "untrained", "--data", "scenes", "--heads", "5"], "must be a multiple of heads"),
+        (["reproduce", "claims", "--results", "raptor"], "no results in raptor"),
+        (["report", "docs/results", "--data", "nowhere"], "unknown data 'nowhere'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(words, message, capsys):
+    assert main(words) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("raptor: ") and message in error
+    assert "\n" not in error
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space\nleft on device"), "[Errno 28] No space left on device"),
+        (type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory.\nTried"), "memory is full"),
+    ],
+)
+def test_the_machines_errors_are_one_line_too(error, message, monkeypatch, capsys):
+    def fail(*_words):
+        raise error
+
+    monkeypatch.setattr("raptor.cli.run_command", fail)
+    assert main(["phases"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("raptor: ") and message in printed and printed.count("\n") == 1
+
+
+def test_the_programs_own_errors_are_not_hidden(monkeypatch):
+    def fail(*_words):
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("raptor.cli.run_command", fail)
+    with pytest.raises(RuntimeError, match="a defect"):
+        main(["phases"])
+
+
+def test_phases_checks_its_options_before_any_image(monkeypatch, capsys):
+    def no_pass(*_args, **_options):
+        raise AssertionError("images were read")
+
+    monkeypatch.setattr(import_module("raptor.commands.phases"), "open_data", no_pass)
+    assert main(["phases", "scenes", "--k", "13"]) == 2
+    assert "k=13" in capsys.readouterr().err
+
+
+def test_models_as_text_and_as_json(capsys):
+    assert main(["models", "scenes"]) == 0
+    text = capsys.readouterr().out
+    assert main(["models", "scenes", "--json"]) == 0
+    names = json.loads(capsys.readouterr().out)["models"]
+    assert names == ["scenes", "scenes-k2", "scenes-k3"] == text.splitlines()[:3]
+    assert "3 names" in text
+
+
+@pytest.mark.parametrize("verb", ["phases", "evaluate", "probe", "dynamics"])
+def test_structure_options_are_on_every_verb_that_opens_a_model(verb):
+    options = {a.dest for a in build_parser(verb, getattr(import_module(f"raptor.commands.{verb}"), verb))._actions}
+    assert {"blocks", "norm", "cls", "registers"} <= options
+
+
+def phases_parser():
+    return build_parser("phases", import_module("raptor.commands.phases").phases)
+
+
+def test_lists_are_written_as_words():
+    joined = join_lists(["a", "b", "--k", "2", "3", "--out", "x"], phases_parser())
+    assert joined == ['["a", "b"]', "--k=[2,3]", "--out", "x"]
+
+
+def test_options_may_stand_before_the_words_and_switches_alone():
+    phases = build_parser("phases", find_function("phases", [])[0])
+    joined = join_lists(["--num_images", "8", "scenes", "other", "--skip_bad", "--json", "--k", "2", "3"], phases)
+    assert joined == ['["scenes", "other"]', "--num_images", "8", "--skip_bad=true", "--json", "--k=[2,3]"]
+    distill = build_parser("distill", find_function("distill", [])[0])
+    assert join_lists(["--skip_bad", "false", "scenes"], distill) == ["scenes", "--skip_bad", "false"]
+
+
+def test_help_names_no_classes_of_the_library():
+    for name in ("distill", "train-teacher"):
+        text = build_parser(name, find_function(name, [])[0]).format_help()
+        assert "subclass" not in text and "ImageData" not in text and "Module" not in text
+
+
+@pytest.mark.parametrize(("error", "code"), [(Interrupted("stopped after step 3"), 130), (BrokenPipeError(), 0)])
+def test_exit_codes_of_a_stop_and_of_a_closed_pipe(monkeypatch, capsys, error, code):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr("raptor.cli.run_command", fails)
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    assert main(["phases"]) == code
+
+
+def test_options_are_the_functions_arguments():
+    function = import_module("raptor.commands.phases").phases
+    options = {action.dest for action in phases_parser()._actions}
+    assert set(inspect.signature(function).parameters) <= options
+
+
+def test_every_command_has_a_module_and_an_example():
+    for name, (where, _) in COMMANDS.items():
+        module, _, function = where.partition(":")
+        assert callable(getattr(import_module(module), function)), name
+        assert EXAMPLES[name], name
+
+
+def test_phases_writes_what_it_prints(tmp_path, capsys):
+    out = str(tmp_path / "run")
+    assert main(["phases", "scenes", "--num-images", "32", "--k", "2", "3", "--out", out, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    saved = json.loads((tmp_path / "run" / "phases.json").read_text())
+    assert saved["models"] == printed["models"]
+    assert [sum(p["lengths"]) for p in saved["models"][0]["phases"].values()] == [12, 12]
+    assert saved["models"][0]["image_size"] == 48
+    assert (tmp_path / "run" / "figures" / "phases.png").stat().st_size > 1000
+
+
+def test_phases_says_which_images_it_passed_over(tmp_path, capsys):
+    for i in range(4):
+        Image.new("RGB", (48, 48), (60 * i, 20, 90)).save(tmp_path / f"{i}.png")
+    (tmp_path / "torn.png").write_bytes((tmp_path / "0.png").read_bytes()[:60])
+    words = [
+        "phases",
+        "scenes",
+        "--data",
+        str(tmp_path),
+        "--split",
+        "train",
+        "--k",
+        "2",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main([*words, "--device", "cpu", "--skip-bad"]) == 0
+    assert "1 unreadable images were passed over" in capsys.readouterr().out
+
+
+def test_python_has_the_same_verbs_as_functions():
+    from raptor import commands
+
+    for name in COMMANDS:
+        assert inspect.isfunction(getattr(commands, name.replace("-", "_"))), name
+
+
+def every_command() -> list[tuple[str, str | None]]:
+    return [(name, None) for name in COMMANDS if name != "reproduce"] + [("reproduce", name) for name in EXPERIMENTS]
+
+
+@pytest.mark.parametrize(("name", "experiment"), every_command())
+def test_every_option_says_what_it_is(name: str, experiment: str | None) -> None:
+    function, _ = find_function(name, [experiment] if experiment else [])
+    parser = build_parser(name, function, experiment)
+    assert [action.dest for action in parser._actions if not action.help] == []
+    assert f"usage: raptor {name} {experiment or ''}".rstrip() in parser.format_help()

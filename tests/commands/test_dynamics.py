@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_models import tiny_timm
+
+from raptor.cli import main
+from raptor.commands.dynamics import choose_classes, dynamics
+from raptor.data.folder import ImageData
+from raptor.open import open_vit, save_vit
+from raptor.recipes import load_recipe
+from raptor.report.figures_dynamics import FIGURES, figure_speed
+from raptor.report.figures_interventions import INTERVENTION_FIGURES
+from raptor.report.style import save_figure
+from raptor.surrogate.surrogate import make_surrogate
+
+SMALL = dict(num_images=48, classes=2, stability_images=1, rank_images=2, eps=(1e-2,), intervention_images=1)
+
+
+def without_provenance(path: Path) -> dict:
+    values = json.loads(path.read_text())
+    assert {"command", "versions", "device", "seconds"} <= values.pop("provenance").keys()
+    return values
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with an untrained surrogate of a tiny teacher, measured once."""
+    folder = tmp_path_factory.mktemp("run")
+    save_vit(tiny_timm("vit_small_patch14_reg4_dinov2", reg_tokens=2, num_classes=5), folder / "tiny")
+    save_vit(make_surrogate(open_vit(folder / "tiny"), (1, 3)), folder / "surrogate")
+    with pytest.MonkeyPatch.context() as patch:
+        one_format = functools.partial(save_figure, formats=("svg",))
+        patch.setattr("raptor.report.figures_dynamics.save_figure", one_format)
+        result = dynamics(str(folder), **SMALL, device="cpu")
+    assert result.folder == folder
+    return folder
+
+
+def test_run_folder_gives_both_sides(run: Path) -> None:
+    measured, changed = (json.loads((run / f"{name}.json").read_text()) for name in ("dynamics", "interventions"))
+    assert measured["phases"] == [1, 3] and measured["num_images"] == 48 and measured["image_size"] == 28
+    for side in ("teacher", "surrogate"):
+        assert {"direction", "rank", "modes", "basins", "stability", "findings"} <= measured[side].keys()
+        assert len(measured[side]["direction"]["norm"]["cls"]["mean"]) == 5
+    assert measured["teacher"]["model"]["phases"] is None and measured["surrogate"]["model"]["phases"] == [1, 3]
+    # a_0 is the same on both sides, a_4 is not
+    norms = [np.array(measured[side]["direction"]["norm"]["all"]["mean"]) for side in ("teacher", "surrogate")]
+    assert norms[0][0] == pytest.approx(norms[1][0], rel=1e-6) and abs(norms[0][-1] - norms[1][-1]) > 1e-3
+    assert set(changed["teacher"]) == {"swaps", "repetition"}
+    assert set(changed["surrogate"]) == {"swaps", "repetition", "extrapolation"}
+    assert len(changed["findings"]) == 5
+    assert np.array(changed["teacher"]["swaps"]["turn_all"], dtype=float).shape == (4, 4)
+
+
+def test_every_panel_is_drawn(run: Path) -> None:
+    names = {*FIGURES, *INTERVENTION_FIGURES}
+    assert {p.stem for p in (run / "figures").glob("*.svg")} == names
+
+
+def test_figures_are_saved_twice_and_with_the_same_bytes(run: Path, tmp_path: Path) -> None:
+    measured = json.loads((run / "dynamics.json").read_text())
+    files = save_figure(figure_speed(measured), tmp_path / "speed")
+    assert [f.name for f in files] == ["speed.png", "speed.svg"] and all(f.stat().st_size > 1000 for f in files)
+    assert files[1].read_bytes() == (run / "figures" / "dynamics-speed.svg").read_bytes()
+
+
+def test_the_same_command_twice_gives_the_same_numbers(run: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("raptor.report.figures_dynamics.save_figures", lambda *_: [])
+    dynamics(str(run), **SMALL, device="cpu", out=str(tmp_path))
+    for name in ("dynamics.json", "interventions.json"):
+        assert without_provenance(run / name) == without_provenance(tmp_path / name)
+
+
+def test_a_model_alone_through_the_command_line(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("raptor.report.figures_dynamics.save_figures", lambda *_: [])
+    options = "--num-images 8 --stability-images 0 --rank-images 2 --eps 1e-2 1e-1 --k 2 --classes 0 --device cpu"
+    code = main(["dynamics", "scenes", *options.split(), "--interventions", "false", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    measured = json.loads((tmp_path / "dynamics.json").read_text())
+    assert code == 0 and "teacher:" in printed and "norm:" in printed
+    assert measured["surrogate"] is None and len(measured["phases"]) == 2 and sum(measured["phases"]) == 12
+    assert measured["teacher"]["stability"] is None and measured["teacher"]["basins"] is None
+    assert not (tmp_path / "interventions.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["scenes", "--phases", "3", "3"], "do not sum to the 12 blocks"),
+        (["no-such-model"], "unknown model"),
+        (["scenes", "--data", "no-such-data"], "unknown data"),
+        (["scenes", "--eps", "0", "--num-images", "4", "--k", "1"], "must be positive"),
+    ],
+)
+def test_errors_are_one_line(words: list[str], message: str, tmp_path: Path, capsys) -> None:
+    assert main(["dynamics", *words, "--device", "cpu", "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error and "\n" not in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_choose_classes() -> None:
+    def data(labels: list[int] | None) -> ImageData:
+        return ImageData("x", [str(i) for i in range(len(labels or [0]))], labels)
+
+    assert choose_classes(data([0, 1, 1, 2, 2, 2, 3, 3]), 2) == [1, 2]  # 1 and 3 tie: the lower one
+    assert choose_classes(data([0, 0, 1]), 5) is None and choose_classes(data(None), 5) is None
+    assert choose_classes(data([0, 0, 1, 1]), 0) is None
+
+
+def test_recipe_names_options_of_the_command() -> None:
+    options = inspect.signature(dynamics).parameters
+    recipe = load_recipe("dynamics-paper")
+    assert recipe.keys() <= options.keys() and recipe["num_images"] == 10_000 and recipe["classes"] == 5

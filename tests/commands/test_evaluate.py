@@ -1,0 +1,77 @@
+"""raptor evaluate: where it writes, and which images it passed over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny_models import tiny_timm
+
+from raptor.commands.evaluate import evaluate
+from raptor.open import open_vit, save_vit
+from raptor.surrogate.surrogate import make_surrogate
+from raptor.train import distill
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder with an untrained surrogate of a tiny teacher."""
+    save_vit(tiny_timm("vit_small_patch14_reg4_dinov2", reg_tokens=2, num_classes=2), tmp_path / "tiny")
+    save_vit(make_surrogate(open_vit(tmp_path / "tiny"), (1, 3)), tmp_path / "run" / "surrogate")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Twelve pictures of two classes, and one file of each split that is no picture."""
+    rng = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for i in range(6):
+            path = tmp_path / "photos" / split / "ab"[i % 2] / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 255, (30, 30, 3), dtype=np.uint8)).save(path)
+        (tmp_path / "photos" / split / "a" / "broken.png").write_text("no picture")
+    return tmp_path / "photos"
+
+
+def test_the_certificate_names_bad_images(run: Path, photos: Path) -> None:
+    with pytest.raises(ValueError, match=r"broken\.png"):
+        evaluate(str(run), data=str(photos), device="cpu", bootstrap=5)
+    evaluate(str(run), data=str(photos), device="cpu", bootstrap=5, skip_bad=True)
+    saved = json.loads((run / "certificate.json").read_text())
+    assert sorted(Path(name).parts[0] for name in saved["bad_images"]) == ["train", "val"]
+    assert all(name.endswith("broken.png") for name in saved["bad_images"])
+    assert saved["num_images"] == 6
+
+
+def test_a_built_in_surrogate_is_written_below_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = evaluate("scenes-k3", num_images=16, train_images=16, null_models=False, bootstrap=5, device="cpu")
+    assert done.folder == Path("runs/evaluate-scenes-k3")
+    assert json.loads((done.folder / "certificate.json").read_text())["bad_images"] == []
+    added = json.loads((done.folder / "complexity.json").read_text())["quantisation"]
+    for side in ("surrogate", "teacher"):
+        assert 0 <= added[side]["fp16"]["relative_last"]["after"] < added[side]["int8"]["relative_last"]["after"]
+    assert (
+        added["teacher"]["int8"]["relative_last"]["before"] == 0 < added["surrogate"]["int8"]["relative_last"]["before"]
+    )
+
+
+def test_evaluate_judges_by_the_head_that_the_run_keeps(tmp_path: Path) -> None:
+    """Both commands on a teacher without a head: one ridge probe, unless another number of images is asked for."""
+    teacher = tiny_timm("vit_tiny_patch16_224", num_classes=0)
+    save_vit(teacher, tmp_path / "teacher")
+    run, size = tmp_path / "run", teacher.preprocess.size
+    options: dict[str, Any] = dict(device="cpu", limit=64, val_images=16, phase_images=16, size=size)
+    distill(str(tmp_path / "teacher"), "scenes", k=2, budget="2steps", batch_size=8, out=str(run), **options)
+    kept = (run / "head.safetensors").read_bytes()
+    same: dict[str, Any] = dict(num_images=16, train_images=16, null_models=False, bootstrap=5, device="cpu")
+    certificate = evaluate(str(run), **same).certificate
+    assert (run / "head.safetensors").read_bytes() == kept
+    assert "head: the ridge probe kept in head.safetensors" in certificate.notes
+    evaluate(str(run), head_images=40, **same)
+    assert (run / "head.safetensors").read_bytes() != kept

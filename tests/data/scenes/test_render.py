@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from sklearn.linear_model import RidgeClassifier
+
+from raptor.data.scenes import layout as scene_layout
+from raptor.data.scenes import render as scenes
+from raptor.data.scenes import solids
+from raptor.data.scenes.render import CLASSES, MASK_CLASSES, SceneBatch, Scenes, draw_scenes
+
+CPU = torch.device("cpu")
+
+
+def equal(a: SceneBatch, b: SceneBatch) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b))
+
+
+@pytest.fixture(scope="module")
+def batch() -> SceneBatch:
+    return draw_scenes(torch.arange(200), size=32)
+
+
+def test_types_and_shapes(batch: SceneBatch) -> None:
+    images, labels, masks, depths = batch
+    assert (images.shape, images.dtype) == ((200, 3, 32, 32), torch.uint8)
+    assert (labels.shape, labels.dtype) == ((200,), torch.int64)
+    assert (masks.shape, masks.dtype) == ((200, 32, 32), torch.uint8)
+    assert (depths.shape, depths.dtype) == ((200, 32, 32), torch.float32)
+    assert masks.max() < len(MASK_CLASSES)
+    assert depths.min() > 1 and depths.max() < 13
+
+
+@pytest.mark.parametrize("size", [16, 30, 48])
+def test_an_image_does_not_depend_on_its_batch(size: int) -> None:
+    indices = torch.tensor([7, 3, 12345, 3, 49_999, 0, 8])
+    together = draw_scenes(indices, size)
+    assert equal(together, draw_scenes(indices, size))
+    for position, index in enumerate(indices):
+        alone = draw_scenes(index[None], size)
+        assert all(torch.equal(a[0], b[position]) for a, b in zip(alone, together))
+
+
+def test_chunks_do_not_show(batch: SceneBatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenes, "CHUNK_PIXELS", {"cpu": 17 * 32 * 32})
+    monkeypatch.setattr(scenes, "LAYOUT_CHUNK", 51)
+    assert equal(batch, draw_scenes(torch.arange(200), size=32))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_cuda_draws_the_same(batch: SceneBatch) -> None:
+    there = SceneBatch(*(field.cpu() for field in draw_scenes(torch.arange(200), size=32, device="cuda")))
+    assert torch.equal(there.labels, batch.labels)
+    assert (there.images.int() - batch.images.int()).abs().float().mean() < 0.1
+    assert (there.masks != batch.masks).float().mean() < 1e-3
+
+
+def test_splits_and_seeds_are_disjoint() -> None:
+    indices = torch.arange(100)
+    draws = [
+        draw_scenes(indices, 16, seed, split) for seed, split in ((0, "train"), (0, "val"), (0, "test"), (1, "train"))
+    ]
+    seen = {image.numpy().tobytes() for draw in draws for image in draw.images}
+    assert len(seen) == 400
+
+
+def test_every_run_of_twenty_holds_each_class_once() -> None:
+    labels = scene_layout.lay_out(torch.arange(2000), 0, "train").label.view(-1, len(CLASSES))
+    assert torch.equal(labels.sort(1).values, torch.arange(len(CLASSES)).expand(100, -1))
+    assert len({tuple(run.tolist()) for run in labels}) > 50
+
+
+def test_hash_is_splitmix64() -> None:
+    """First outputs of the published generator from state 0, next to the same steps in Python integers."""
+    word = 2**64 - 1
+    for n in range(1, 50):
+        x = n * 0x9E3779B97F4A7C15 & word
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & word
+        x = (x ^ x >> 27) * 0x94D049BB133111EB & word
+        x = x ^ x >> 31
+        assert n != 1 or x == 0xE220A8397B1DCDAF
+        state = torch.tensor(scene_layout._signed(n * 0x9E3779B97F4A7C15))
+        assert int(scene_layout.mix(state)) & word == x
+
+
+def test_dice_are_uniform_and_independent() -> None:
+    dice = scene_layout.Dice(scene_layout.mix(torch.arange(20_000)))
+    a, b = dice.uniform(), dice.uniform()
+    counts = torch.histc(a, 20, 0, 1)
+    assert ((counts - 1000).square() / 1000).sum() < 43.8  # chi-square, 19 degrees, p = 0.001
+    assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 4 / math.sqrt(20_000)
+
+
+def test_objects_stand_before_the_background(batch: SceneBatch) -> None:
+    layout = scene_layout.lay_out(torch.arange(200), 0, "train")
+    _, background = scenes._draw_background(layout, 32, CPU)
+    objects = batch.masks > 0
+    assert torch.equal(batch.depths[~objects], background[~objects])
+    assert (batch.depths <= background)[objects].all()
+    # Equal only where an object touches the ground.
+    assert (batch.depths < background)[objects].float().mean() > 0.99
+
+
+def test_the_nearest_object_has_the_shape_of_the_label(batch: SceneBatch) -> None:
+    objects = torch.where(batch.masks > 0, batch.depths, torch.inf).flatten(1)
+    shape = batch.masks.flatten(1).gather(1, objects.argmin(1, keepdim=True))[:, 0].long() - 1
+    assert torch.equal(shape, batch.labels // len(scene_layout.MATERIALS))
+    largest = torch.stack([(batch.masks == s + 1).sum((1, 2)) for s in range(len(solids.SHAPES))]).argmax(0)
+    assert (largest == shape).float().mean() > 0.98
+    assert ((batch.masks == (shape + 1)[:, None, None]).sum((1, 2)) > 0.03 * 32 * 32).all()
+
+
+def test_ground_distance_is_that_of_a_plane() -> None:
+    layout = scene_layout.lay_out(torch.arange(5), 0, "val")
+    _, distance = scenes._draw_background(layout, 16, CPU)
+    for image in range(5):
+        pitch, height = float(layout.pitch[image]), float(layout.height[image])
+        for row, column in ((15, 0), (12, 7)):
+            across, up = ((2 * i + 1) / 16 - 1 for i in (column, 15 - row))
+            ray = (across * scene_layout.HALF_VIEW, up * scene_layout.HALF_VIEW, 1.0)
+            fall = math.sin(pitch) * ray[2] - math.cos(pitch) * ray[1]
+            assert float(distance[image, row, column]) == pytest.approx(height * math.hypot(*ray) / fall, rel=1e-5)
+
+
+def inside(shape: str, p: torch.Tensor) -> torch.Tensor:
+    x, y, z = p
+    ring = torch.hypot(x, z)
+    if shape == "sphere":
+        return x * x + y * y + z * z < 1
+    if shape == "cube":
+        return p.abs().amax(0) < solids.CUBE_HALF
+    if shape == "cylinder":
+        return (ring < solids.CYLINDER_RADIUS) & (y.abs() < 1)
+    if shape == "cone":
+        return (ring < solids.CONE_SLOPE * (1 - y)) & (y.abs() < 1)
+    return (ring - solids.RING_RADIUS).square() + y * y < solids.TUBE_RADIUS**2
+
+
+@pytest.mark.parametrize("number, shape", enumerate(solids.SHAPES))
+def test_rays_meet_solids_where_marching_enters_them(number: int, shape: str) -> None:
+    generator = torch.Generator().manual_seed(number)
+    origin = torch.tensor([0.0, 2.5, -4.0])[:, None].expand(3, 400)
+    target = torch.rand(3, 400, generator=generator) * 2.4 - 1.2
+    direction = target - origin
+    t = solids.MEET[number](tuple(origin), tuple(direction))
+    steps = torch.linspace(0.3, 2.0, 6000)
+    points = origin[:, :, None].double() + direction[:, :, None] * steps.double()
+    entered = inside(shape, points)
+    first = torch.where(entered.any(1), steps[entered.int().argmax(1)], torch.inf)
+    # Rays that only graze differ: a torus counts them as hits from 0.02 outside on.
+    agree = ((t - first).abs() < 3e-3) | (t.isinf() & first.isinf())
+    assert agree.float().mean() > (0.95 if shape == "torus" else 0.99)
+
+    hit = t < torch.inf
+    at = solids.along(tuple(origin[:, hit]), t[hit], tuple(direction[:, hit]))
+    normal = torch.stack(solids.NORMAL[number](at))
+    normal = normal / normal.norm(dim=0)
+    assert inside(shape, torch.stack(at) - 0.03 * normal).float().mean() > 0.97
+    assert not inside(shape, torch.stack(at) + 0.03 * normal).any()
+
+
+def test_leaving_out_tiles_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    tight = draw_scenes(torch.arange(40), 48)
+
+    def everywhere(layout: scene_layout.Layout, size: int, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        starts = torch.arange(0, size, scenes.TILE)
+        owner, row, column = torch.meshgrid(torch.arange(len(chosen)), starts, starts, indexing="ij")
+        return owner.flatten(), column.flatten(), row.flatten()
+
+    monkeypatch.setattr(scenes, "_tiles", everywhere)
+    assert equal(tight, draw_scenes(torch.arange(40), 48))
+
+
+def test_dataset() -> None:
+    data = Scenes("val", size=24, seed=5, num_images=30)
+    assert len(data) == 30 and len(Scenes()) == 50_000 and len(Scenes("val")) == 5_000
+    drawn = data.draw(torch.tensor([4, 29]))
+    assert equal(data[29], SceneBatch(*(field[1] for field in drawn)))
+    assert equal(data[-1], data[29])
+    assert len(set(data.classes)) == 20 and data.mask_classes[0] == "background"
+    with pytest.raises(IndexError):
+        data[30]
+
+
+@pytest.mark.parametrize("arguments", [{"split": "dev"}, {"size": 8}])
+def test_bad_arguments(arguments: dict) -> None:
+    with pytest.raises(ValueError, match="scenes"):
+        Scenes(**arguments)
+    with pytest.raises(ValueError, match="scenes"):
+        draw_scenes(torch.arange(1), **arguments)
+
+
+def test_a_linear_probe_on_pixels_fails() -> None:
+    train, val = draw_scenes(torch.arange(2000), 32), draw_scenes(torch.arange(500), 32, split="val")
+    x, x_val = (b.images.flatten(1).float().div(255).sub(0.5).numpy() for b in (train, val))
+    probe = RidgeClassifier(alpha=1000.0).fit(x, train.labels.numpy())
+    assert probe.score(x_val, val.labels.numpy()) < 0.25

@@ -1,0 +1,153 @@
+"""FLOPs against a closed form, the terms of the Levin bound, and quantised weights."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+from raptor.fidelity.complexity import (
+    count_flops,
+    description_bits,
+    levin_bound,
+    levin_bounds,
+    quantisation_error,
+    quantised,
+    rounded,
+    run_times,
+)
+from raptor.open import open_vit
+from raptor.surrogate.surrogate import make_surrogate
+from raptor.vit.view import ViT
+
+DIM, DEPTH, PATCH, SIZE, NUM_REGISTERS, NUM_CLASSES = 24, 6, 8, 32, 2, 5
+
+
+def tiny_vit() -> ViT:
+    torch.manual_seed(0)
+    model = timm.create_model(
+        "vit_tiny_patch16_224",
+        img_size=SIZE,
+        patch_size=PATCH,
+        embed_dim=DIM,
+        depth=DEPTH,
+        num_heads=2,
+        num_classes=NUM_CLASSES,
+        reg_tokens=NUM_REGISTERS,
+    )
+    return open_vit(model.eval())
+
+
+def closed_form(dim: int, depth: int, patch: int, size: int, num_prefix: int, num_classes: int) -> int:
+    """Multiply-adds times two: patch embedding, per block 12 T D^2 and 2 T^2 D, and the head."""
+    num_patches = (size // patch) ** 2
+    num_tokens = num_patches + num_prefix
+    embedding = num_patches * dim * 3 * patch**2
+    block = 12 * num_tokens * dim**2 + 2 * num_tokens**2 * dim
+    return 2 * (embedding + depth * block + dim * num_classes)
+
+
+def test_flops_are_the_closed_form() -> None:
+    assert count_flops(tiny_vit()) == closed_form(DIM, DEPTH, PATCH, SIZE, 1 + NUM_REGISTERS, NUM_CLASSES)
+
+
+def test_flops_of_deit_tiny_are_the_published_ones() -> None:
+    """DeiT-Ti at 224 px: 1.26 G multiply-adds with attention counted (192 wide, 12 deep, 197 tokens)."""
+    vit = open_vit("timm/vit_tiny_patch16_224", pretrained=False)
+    assert count_flops(vit) == closed_form(192, 12, 16, 224, 1, 1000)
+    assert count_flops(vit) / 2 == pytest.approx(1.26e9, rel=0.01)
+
+
+def test_a_surrogate_of_copied_blocks_costs_its_teachers_flops() -> None:
+    teacher = tiny_vit()
+    assert count_flops(make_surrogate(teacher, (2, 4), conditioning="none")) == count_flops(teacher)
+
+
+def test_levin_terms() -> None:
+    teacher = tiny_vit()
+    surrogate = make_surrogate(teacher, (2, 4), conditioning="none")
+    block = 12 * DIM**2 + 13 * DIM  # 3 D^2 + D^2 + 8 D^2 weights; 3 + 1 + 4 + 1 biases and 4 of the norms
+    bounds = levin_bounds(surrogate, teacher)
+    assert bounds["fp32"]["teacher"]["weight_bits"] == 32 * DEPTH * block
+    assert bounds["fp32"]["surrogate"]["weight_bits"] == 32 * 2 * block
+    assert bounds["fp16"]["surrogate"]["weight_bits"] == 16 * 2 * block
+    num_rows = 3 * DIM + DIM + 4 * DIM + DIM
+    assert bounds["int8"]["surrogate"]["weight_bits"] == 2 * (8 * 12 * DIM**2 + 16 * 13 * DIM + 32 * num_rows)
+    ours, theirs = bounds["fp32"]["surrogate"], bounds["fp32"]["teacher"]
+    assert ours["schedule_bits"] == pytest.approx(2 * math.log2(6)) and theirs["schedule_bits"] == pytest.approx(
+        6 * math.log2(6)
+    )
+    assert ours["schedule_bits_exact"] == pytest.approx(math.log2(5)) and theirs["schedule_bits_exact"] == 0
+    assert ours["log_time_bits"] == pytest.approx(math.log2(count_flops(teacher)))
+    assert ours["total_bits"] == pytest.approx(ours["weight_bits"] + ours["schedule_bits"] + ours["log_time_bits"])
+    assert ours["shared_bits"] == theirs["shared_bits"]
+    everything = sum(p.numel() for p in teacher.model.parameters())
+    assert theirs["weight_bits"] + theirs["shared_bits"] == 32 * everything
+    assert bounds["fp32"]["ratio"] == pytest.approx(ours["total_bits"] / theirs["total_bits"])
+    assert levin_bound(surrogate, "fp16").to_dict() == bounds["fp16"]["surrogate"]
+
+
+def test_int8_rounds_each_row_to_127_steps_either_way() -> None:
+    weight = torch.randn(5, 40, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 5)[:, None]
+    stored = rounded(weight, "int8")
+    step = weight.abs().amax(1, keepdim=True) / 127
+    assert ((stored - weight).abs() <= step / 2 * (1 + 1e-4)).all()
+    levels = stored / step
+    torch.testing.assert_close(levels, levels.round(), atol=1e-4, rtol=0)
+    assert levels.abs().max() <= 127.001
+    # rounding noise is uniform over a step: its deviation is step / sqrt(12)
+    assert ((stored - weight) / step).std().item() == pytest.approx(1 / np.sqrt(12), rel=0.15)
+    assert (rounded(torch.zeros(2, 3), "int8") == 0).all()
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_quantised_weights_are_put_back(precision: str) -> None:
+    teacher = tiny_vit()
+    surrogate = make_surrogate(teacher, (2, 4), conditioning="none")
+    before = {k: v.clone() for k, v in surrogate.model.state_dict().items()}
+    with pytest.raises(RuntimeError), quantised(surrogate, precision):
+        weight = surrogate.model.shared_blocks[0].block.block.attn.qkv.weight
+        if precision == "fp16":
+            assert torch.equal(weight, weight.half().float())
+        else:
+            assert all(len(row.unique()) <= 255 for row in weight)
+        raise RuntimeError
+    for name, value in surrogate.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_quantisation_error_is_what_the_evaluation_sees() -> None:
+    vit = tiny_vit()
+    images = torch.randn(4, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        exact = vit(images)
+
+    def evaluate(model: ViT) -> dict[str, float]:
+        with torch.no_grad():
+            return {"error": (model(images) - exact).norm().item()}
+
+    report = quantisation_error(vit, evaluate)
+    assert report["fp16"]["error"]["before"] == 0
+    assert 0 < report["fp16"]["error"]["added"] < report["int8"]["error"]["added"] < 0.2 * exact.norm().item()
+    assert evaluate(vit)["error"] == 0
+
+
+def test_unknown_precision_is_refused() -> None:
+    with pytest.raises(ValueError, match="fp32, fp16, int8"):
+        description_bits([torch.zeros(2)], "int4")
+    with pytest.raises(ValueError, match="fp32, fp16, int8"), quantised(tiny_vit(), "int4"):
+        pass
+
+
+def test_run_time_tells_a_deep_model_from_a_shallow_one() -> None:
+    deep = tiny_vit()
+    shallow = open_vit(
+        timm.create_model(
+            "vit_tiny_patch16_224", img_size=SIZE, patch_size=PATCH, embed_dim=DIM, depth=2, num_heads=2, num_classes=0
+        ).eval()
+    )
+    seconds = run_times({"deep": deep, "shallow": shallow}, torch.randn(16, 3, SIZE, SIZE), seconds=0.1)
+    assert seconds["deep"] > 1.5 * seconds["shallow"] > 0

@@ -1,0 +1,240 @@
+"""Heads: the ridge probe against scikit-learn, files, and the order in which a head is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from sklearn.linear_model import Ridge
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+
+from raptor.data import open_data
+from raptor.data.split import choice_split
+from raptor.data.stream import Batch
+from raptor.fidelity import heads
+from raptor.fidelity.heads import (
+    LinearHead,
+    accuracy,
+    agreement,
+    collect_features,
+    fit_ridge,
+    head_batches,
+    own_linear_head,
+    resolve_head,
+)
+from raptor.open import open_vit
+from raptor.vit.view import ViT
+
+
+def blobs(
+    num: int = 120, dim: int = 9, num_classes: int = 4, noise: float = 1.0, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(num) % num_classes
+    centres = torch.randn(num_classes, dim, generator=torch.Generator().manual_seed(99))
+    features = centres[labels] + noise * torch.randn(num, dim, generator=generator)
+    return features * torch.linspace(0.1, 30, dim) + 5, labels
+
+
+def tiny_vit(num_classes: int = 0) -> ViT:
+    torch.manual_seed(0)
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=num_classes
+    )
+    return open_vit(model.eval())
+
+
+def tiny_batches(num_batches: int = 3, labels: bool = True) -> list[Batch]:
+    generator = torch.Generator().manual_seed(1)
+    made = []
+    for i in range(num_batches):
+        label = torch.arange(8) % 2
+        images = torch.randn(8, 3, 32, 32, generator=generator) + label[:, None, None, None]
+        made.append(Batch(images, label if labels else None, torch.arange(8) + 8 * i))
+    return made
+
+
+@pytest.mark.parametrize("alpha", [0.5, 40.0])
+def test_ridge_is_sklearns(alpha: float) -> None:
+    features, labels = blobs()
+    head = fit_ridge(features, labels, 4, alphas=(alpha,))
+    scaler = StandardScaler().fit(features.double().numpy())
+    reference = Ridge(alpha=alpha).fit(scaler.transform(features.double().numpy()), np.eye(4)[labels.numpy()])
+    fresh, _ = blobs(seed=5)
+    expected = reference.predict(scaler.transform(fresh.double().numpy()))
+    np.testing.assert_allclose(head(fresh).numpy(), expected, atol=1e-4)
+    assert head.alpha == alpha
+
+
+def test_alpha_is_chosen_on_a_split_of_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few noisy samples in many dimensions a large penalty generalises; the choice must see that."""
+    generator = torch.Generator().manual_seed(3)
+    features, labels = torch.randn(80, 60, generator=generator), torch.arange(80) % 2
+    features[:, 0] += 1.5 * labels
+    fitted: list[int] = []
+    path = heads._ridge_path
+    monkeypatch.setattr(heads, "_ridge_path", lambda x, *rest: fitted.append(len(x)) or path(x, *rest))
+    head = fit_ridge(features, labels, 2, alphas=(1e-6, 100.0))
+    assert fitted == [64, 80]
+    assert head.alpha == 100.0
+    np.testing.assert_array_equal(head.weight, path(features, labels, 2, [100.0])[100.0].weight)
+
+
+def test_a_constant_feature_does_no_harm() -> None:
+    features, labels = blobs()
+    features[:, 2] = 7.0
+    head = fit_ridge(features, labels, 4)
+    assert torch.isfinite(head.weight).all() and accuracy(head(features), labels) > 0.7
+
+
+def test_bad_labels_are_refused() -> None:
+    features, labels = blobs()
+    with pytest.raises(ValueError, match=r"labels must be 0\.\.2"):
+        fit_ridge(features, labels, 3)
+
+
+def test_head_files(tmp_path: Path) -> None:
+    features, labels = blobs()
+    head = fit_ridge(features, labels, 4)
+    again = LinearHead.load(head.save(tmp_path / "run" / "head.safetensors"))
+    torch.testing.assert_close(again(features), head(features), rtol=0, atol=0)
+    torch.save({"linear.weight": head.weight, "linear.bias": head.bias}, tmp_path / "head.pth")
+    torch.testing.assert_close(LinearHead.load(tmp_path / "head.pth")(features), head(features), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="no head at"):
+        LinearHead.load(tmp_path / "absent.safetensors")
+    with pytest.raises(ValueError, match="takes 9 features, the model gives 4"):
+        head(features[:, :4])
+
+
+def test_accuracy_and_agreement() -> None:
+    logits = torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 1.0], [0.0, 4.0]])
+    other = torch.tensor([[2.0, 1.0], [1.0, 0.0], [3.0, 1.0], [0.0, 4.0]])
+    assert accuracy(logits, torch.tensor([0, 1, 1, 1])) == 0.75
+    assert agreement(logits, other) == 0.75
+
+
+def test_features_are_the_normed_cls_and_mean_patch() -> None:
+    vit, batches = tiny_vit(num_classes=5), tiny_batches()
+    features, labels, logits = collect_features(vit, batches)
+    images = torch.cat([b.images for b in batches])
+    with torch.no_grad():
+        tokens = vit.model.forward_features(images)
+        expected = torch.cat([tokens[:, 0], tokens[:, 1:].mean(1)], dim=1)
+        torch.testing.assert_close(features, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(logits, vit.model(images), atol=1e-5, rtol=1e-5)
+    assert labels is not None and labels.tolist() == [0, 1] * 12
+    assert collect_features(tiny_vit(), tiny_batches(labels=False))[1:] == (None, None)
+
+
+@pytest.mark.parametrize("options", [{}, {"class_token": False, "global_pool": "avg", "fc_norm": False}])
+def test_a_models_own_head_as_one_on_cls_and_mean_patch(options: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    shape: dict[str, Any] = dict(img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=5)
+    vit = open_vit(timm.create_model("vit_tiny_patch16_224", **shape, **options).eval())
+    head = own_linear_head(vit, torch.randn(4, 3, 32, 32))
+    assert head is not None and not head.weight.requires_grad
+    images = torch.randn(5, 3, 32, 32)
+    with torch.no_grad():
+        states, output = vit.record(images)
+        torch.testing.assert_close(head(vit.features(states[-1])), output, rtol=1e-4, atol=1e-5)
+    assert own_linear_head(tiny_vit(), images) is None
+
+
+def test_order_of_heads(tmp_path: Path) -> None:
+    vit, cache, batches = tiny_vit(), tmp_path / "head.safetensors", tiny_batches()
+    own, _ = resolve_head(tiny_vit(num_classes=5), batches)
+    assert own is not None and own.source == "own"
+    with pytest.raises(ValueError, match="no head at nowhere"):
+        resolve_head(tiny_vit(num_classes=5), batches, file="nowhere.safetensors")
+
+    ridge, reason = resolve_head(vit, batches, cache=cache)
+    assert ridge is not None and ridge.source == "ridge" and "24 training images" in reason and cache.is_file()
+    features, labels, _ = collect_features(vit, batches)
+    assert labels is not None and ridge.linear is not None
+    torch.testing.assert_close(ridge.linear.weight, fit_ridge(features, labels, 2).weight)
+
+    states, output = vit.record(batches[0].images)
+    with torch.no_grad():
+        torch.testing.assert_close(ridge.logits(vit, states[-1], output), ridge.linear(features[:8]))
+
+    kept, _ = resolve_head(vit, None, cache=cache)
+    assert kept is not None and kept.linear is not None
+    torch.testing.assert_close(kept.linear.weight, ridge.linear.weight, rtol=0, atol=0)
+
+    for model in (vit, tiny_vit(num_classes=5)):  # a head that is asked for comes before the model's own
+        given, _ = resolve_head(model, batches, file=cache)
+        assert given is not None and given.source == "file"
+
+    none, reason = resolve_head(vit, tiny_batches(labels=False))
+    assert none is None and "no labels" in reason
+    none, reason = resolve_head(vit)
+    assert none is None and "no training data" in reason
+
+
+def test_images_of_a_ridge_head_grow_with_the_classes_and_leave_out_what_probes_choose_on() -> None:
+    vit, data = tiny_vit(), open_data("scenes", "train", size=28)
+    _, choice = choice_split(data.names)
+    chosen = {data.names[i] for i in choice}
+    batches = head_batches(vit, data, 8)
+    assert batches.num_images == 5000 and len(data) > 6000 and data.classes is not None
+    assert not chosen & {batches.data.names[i] for i in batches.indices}
+    assert head_batches(vit, data, 8, head_images=7).num_images == 7
+    many = data.select(range(len(data)))
+    many.classes = [f"class {i}" for i in range(300)]
+    assert head_batches(vit, many, 8).num_images == 6000
+    few = data.select(range(12))
+    assert head_batches(vit, few, 8).num_images == len(choice_split(few.names)[0])
+
+
+class Stream(list):
+    """Batches that say which images they are of, as an image stream does."""
+
+    def __init__(self, name: str, num_batches: int, classes: tuple[str, ...] = ("a", "b")) -> None:
+        super().__init__(tiny_batches(num_batches))
+        self.data = SimpleNamespace(name=name, labels=[0], classes=list(classes))
+        self.num_images = 8 * num_batches
+
+
+def test_a_kept_ridge_head_is_fitted_again_for_other_images(tmp_path: Path) -> None:
+    vit, cache = tiny_vit(), tmp_path / "head.safetensors"
+    _, reason = resolve_head(vit, Stream("photos", 2), cache=cache)
+    assert "16 training images" in reason
+    assert "kept in" in resolve_head(vit, Stream("photos", 2), cache=cache)[1]
+    for other in (Stream("drawings", 2), Stream("drawings", 3, ("a", "b", "c"))):
+        head, reason = resolve_head(vit, other, cache=cache)
+        assert head is not None and head.num_classes == len(other.data.classes)
+        assert f"{other.num_images} training images" in reason
+        assert "kept in" in resolve_head(vit, other, cache=cache)[1]
+    # Another number of images is another head only for those who ask for it: all commands on a run judge by one.
+    fewer = Stream("drawings", 2, ("a", "b", "c"))
+    assert "kept in" in resolve_head(vit, fewer, cache=cache)[1]
+    assert "16 training images" in resolve_head(vit, fewer, cache=cache, head_images=16)[1]
+    assert "16 training images" not in resolve_head(vit, fewer, cache=cache, head_images=16)[1]
+    vit.name = "another teacher"
+    assert "training images" in resolve_head(vit, other, cache=cache)[1]
+    next(vit.model.parameters()).data[..., 0] += 1  # other weights under the same name
+    assert "training images" in resolve_head(vit, other, cache=cache)[1]
+    cache.write_bytes(b"junk")
+    assert "training images" in resolve_head(vit, other, cache=cache)[1]
+
+
+@pytest.mark.parametrize("name", ["head.safetensors", "head.pth"])
+@pytest.mark.parametrize("junk", [b"", b"not a head at all", b"\x80\x04\x95junk"])
+def test_a_junk_head_is_one_line(tmp_path: Path, name: str, junk: bytes) -> None:
+    (tmp_path / name).write_bytes(junk)
+    with pytest.raises(ValueError, match="is no linear head") as error:
+        LinearHead.load(tmp_path / name)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_without_named_tensors_is_no_head(tmp_path: Path) -> None:
+    for holds in (torch.zeros(3), {"weight": 3}):
+        torch.save(holds, tmp_path / "head.pth")
+        with pytest.raises(ValueError, match="no named tensors"):
+            LinearHead.load(tmp_path / "head.pth")

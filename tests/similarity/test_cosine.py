@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+import json
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from raptor.similarity import cosine as module
+from raptor.similarity.cka import LinearCKA
+from raptor.similarity.cosine import (
+    CoordinateStatistics,
+    CosineSimilarity,
+    NonFiniteStates,
+    SimilarityResult,
+    measure_similarity,
+)
+from raptor.similarity.outliers import OutlierShares
+from raptor.vit.view import TokenGroups
+
+GROUPS = TokenGroups(cls=1, registers=2, patches=5)
+NUM_LAYERS, DIM = 4, 12
+
+
+def make_states(num_images: int, groups: TokenGroups = GROUPS, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """A residual walk with a shared offset and one huge coordinate, so that cosines are neither 0 nor 1."""
+    generator = torch.Generator().manual_seed(num_images)
+    x = torch.randn(num_images, groups.num_tokens, DIM, generator=generator)
+    x[..., 3] += 4
+    states = [x]
+    for _ in range(NUM_LAYERS):
+        states.append(states[-1] + 0.7 * torch.randn(x.shape, generator=generator))
+    return [s.to(dtype) for s in states]
+
+
+def split(states: list[Tensor], sizes: list[int]) -> list[list[Tensor]]:
+    return [list(batch) for batch in zip(*(s.split(sizes) for s in states))]
+
+
+def in_float64(states: list[Tensor]) -> np.ndarray:
+    """(L, B, T, D) over a_1..a_L."""
+    return np.stack([s.double().numpy() for s in states[1:]])
+
+
+def mean_cosine(x_lnd: np.ndarray) -> np.ndarray:
+    unit = x_lnd / np.linalg.norm(x_lnd, axis=-1, keepdims=True)
+    return np.array([[np.mean(np.sum(a * b, axis=-1)) for b in unit] for a in unit])
+
+
+def direct_matrices(x_lbtd: np.ndarray, groups: TokenGroups) -> dict[str, np.ndarray]:
+    parts = {"all": x_lbtd}
+    parts |= {name: x_lbtd[:, :, where] for name, where in groups.present()}
+    matrices = {name: mean_cosine(part) for name, part in parts.items()}
+    pooled = [mean_cosine(parts[name].mean(axis=2)) for name in ("cls", "patches") if name in parts]
+    return matrices | {"pooled": np.mean(pooled, axis=0)}
+
+
+def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], atol: float) -> None:
+    assert set(found) == set(expected)
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], atol=atol, rtol=0, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "atol"), [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 1e-6), (torch.float16, 1e-6)]
+)
+def test_cosine_equals_a_direct_computation(dtype: torch.dtype, atol: float) -> None:
+    states = make_states(11, dtype=dtype)
+    result = measure_similarity(split(states, [4, 4, 3]), NUM_LAYERS, GROUPS)
+    assert result.num_images == 11
+    assert_close(result.matrices, direct_matrices(in_float64(states), GROUPS), atol)
+
+
+@pytest.mark.parametrize(
+    "groups", [TokenGroups(1, 0, 6), TokenGroups(0, 0, 6), TokenGroups(0, 3, 4), TokenGroups(1, 0, 0)]
+)
+def test_any_group_may_be_absent(groups: TokenGroups) -> None:
+    states = make_states(5, groups)
+    assert_close(
+        measure_similarity([states], NUM_LAYERS, groups).matrices, direct_matrices(in_float64(states), groups), 1e-6
+    )
+
+
+def test_batches_and_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = make_states(12)
+    whole = measure_similarity([states], NUM_LAYERS, GROUPS)
+    monkeypatch.setattr(module, "MAX_CHUNK", 3 * GROUPS.num_tokens * NUM_LAYERS * DIM)
+    parts = measure_similarity(split(states, [1, 7, 4]), NUM_LAYERS, GROUPS)
+    assert_close(parts.matrices, whole.matrices, 1e-6)
+    np.testing.assert_allclose(parts.outliers.coordinates, whole.outliers.coordinates, rtol=1e-6)
+    np.testing.assert_allclose(parts.outliers.tokens, whole.outliers.tokens, rtol=1e-6)
+
+
+def test_known_angles() -> None:
+    """Layer l turns every token by l times 20 degrees in one plane and rescales it, so the cosine is known."""
+    angles = np.deg2rad(20.0) * np.arange(NUM_LAYERS + 1)
+    radius = torch.rand(3, GROUPS.num_tokens, 1, generator=torch.Generator().manual_seed(0)) + 0.5
+    states = [radius * 3.0**l * torch.tensor([np.cos(a), np.sin(a), 0.0]).float() for l, a in enumerate(angles)]
+    expected = np.cos(angles[1:, None] - angles[None, 1:])
+    for matrix in measure_similarity([states], NUM_LAYERS, GROUPS, cka_features=None).matrices.values():
+        np.testing.assert_allclose(matrix, expected, atol=1e-6)
+
+
+def test_the_input_state_is_never_in_the_matrix() -> None:
+    states = make_states(5)
+    changed = [torch.randn_like(states[0]), *states[1:]]
+    first, second = (measure_similarity([s], NUM_LAYERS, GROUPS) for s in (states, changed))
+    assert first.matrices["all"].shape == (NUM_LAYERS, NUM_LAYERS)
+    assert_close(first.matrices, second.matrices, 0)
+
+
+def test_autocast_and_tf32_settings_are_left_aside() -> None:
+    states = make_states(6)
+    before = torch.backends.cuda.matmul.fp32_precision
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = measure_similarity([states], NUM_LAYERS, GROUPS)
+    assert torch.backends.cuda.matmul.fp32_precision == before
+    assert_close(result.matrices, direct_matrices(in_float64(states), GROUPS), 1e-6)
+    np.testing.assert_allclose(result.cka, direct_cka([states], "both"), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_standardised_coordinates(dtype: torch.dtype) -> None:
+    states = make_states(9, dtype=dtype)
+    x_lbtd = in_float64(states)
+    mean, std = x_lbtd.mean(axis=(1, 2)), x_lbtd.std(axis=(1, 2))
+    statistics = CoordinateStatistics(NUM_LAYERS)
+    for batch in split(states, [2, 4, 3]):
+        statistics.update(batch)
+    np.testing.assert_allclose(statistics.mean, mean, atol=1e-6)
+    np.testing.assert_allclose(statistics.std, std, rtol=1e-6)
+
+    result = measure_similarity(split(states, [5, 4]), NUM_LAYERS, GROUPS, statistics=statistics)
+    standard = (x_lbtd - mean[:, None, None]) / std[:, None, None]
+    assert_close(result.matrices, direct_matrices(standard, GROUPS), 2e-6)
+    raw = measure_similarity(split(states, [5, 4]), NUM_LAYERS, GROUPS)
+    np.testing.assert_allclose(result.outliers.tokens, raw.outliers.tokens, rtol=1e-6)
+    assert np.abs(result.matrices["all"] - raw.matrices["all"]).max() > 0.05
+
+
+def test_statistics_survive_a_large_mean_and_a_constant_coordinate() -> None:
+    states = make_states(8)
+    for s in states:
+        s[..., 0] = 1000 + s[..., 0]
+        s[..., 1] = 7
+    statistics = CoordinateStatistics(NUM_LAYERS)
+    for batch in split(states, [3, 5]):
+        statistics.update(batch)
+    x_lbtd = in_float64(states)
+    np.testing.assert_allclose(statistics.std[:, 0], x_lbtd[..., 0].std(axis=(1, 2)), rtol=1e-4)
+    np.testing.assert_array_equal(statistics.std[:, 1], 0)
+    standard_btld = statistics.standardise(torch.stack(states[1:], dim=2))
+    assert (standard_btld[..., 1] == 0).all()
+
+
+def test_outlier_shares() -> None:
+    groups = TokenGroups(1, 0, 119)  # the top 1 % of 120 tokens is 2
+    generator = torch.Generator().manual_seed(0)
+    states = [torch.randn(6, 120, 250, generator=generator) for _ in range(3)]  # and of 250 coordinates 3
+    states[2][:, :, 17] *= 30
+    states[2][2, 44] *= 9
+    result = measure_similarity(split(states, [4, 2]), 2, groups).outliers
+    energy_lbtd = in_float64(states) ** 2
+    for layer, energy_btd in enumerate(energy_lbtd):
+        coordinates = np.sort(energy_btd.sum(axis=(0, 1)))[-3:].sum() / energy_btd.sum()
+        tokens = np.sort(energy_btd.sum(axis=2), axis=1)[:, -2:].sum() / energy_btd.sum()
+        assert result.coordinates[layer] == pytest.approx(coordinates, rel=1e-5)
+        assert result.tokens[layer] == pytest.approx(tokens, rel=1e-5)
+    assert (result.even_coordinates, result.even_tokens) == (3 / 250, 2 / 120)
+    alone = OutlierShares(2)
+    alone.update(states)
+    np.testing.assert_allclose(alone.result().tokens, result.tokens, rtol=1e-5)
+
+
+def test_states_of_equal_size_have_even_shares() -> None:
+    states = [torch.ones(4, 200, 100) for _ in range(2)]
+    outliers = measure_similarity([states], 1, TokenGroups(0, 0, 200), cka_features=None).outliers
+    assert outliers.coordinates == pytest.approx([0.01]) and outliers.tokens == pytest.approx([0.01])
+
+
+def features_by_hand(states: list[Tensor], features: str) -> np.ndarray:
+    x_lbtd = in_float64(states)
+    parts = {"cls": x_lbtd[:, :, 0], "patches": x_lbtd[:, :, 3:].mean(axis=2)}
+    return np.concatenate(list(parts.values()), axis=2) if features == "both" else parts[features]
+
+
+def hsic_by_hand(x_nd: np.ndarray, y_nd: np.ndarray) -> float:
+    """The U-statistic as the sum it abbreviates: over all ordered quadruples of distinct images."""
+    k, l, n = x_nd @ x_nd.T, y_nd @ y_nd.T, len(x_nd)
+    terms = [k[i, j] * (l[i, j] + l[q, r] - 2 * l[i, q]) for i, j, q, r in permutations(range(n), 4)]
+    return float(np.mean(terms))
+
+
+def direct_cka(batches: list[list[Tensor]], features: str) -> np.ndarray:
+    per_batch = [features_by_hand(states, features) for states in batches]
+    hsic = np.mean([[[hsic_by_hand(x, y) for y in f] for x in f] for f in per_batch], axis=0)
+    return hsic / np.sqrt(np.outer(np.diagonal(hsic), np.diagonal(hsic)))
+
+
+@pytest.mark.parametrize("features", ["cls", "patches", "both"])
+def test_cka_equals_the_sum_over_quadruples(features: str) -> None:
+    batches = [*split(make_states(11), [6, 5]), make_states(4)]
+    result = measure_similarity(batches, NUM_LAYERS, GROUPS, cka_features=features)
+    np.testing.assert_allclose(result.cka, direct_cka(batches, features), atol=1e-6)
+
+
+def test_cka_does_not_change_under_rotation_scale_and_shift() -> None:
+    base = make_states(20)[1].double()
+    rotation, _ = torch.linalg.qr(
+        torch.randn(DIM, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    )
+    states = [base, base, 5 * base @ rotation + 300]
+    cka = measure_similarity([states], 2, GROUPS, cka_features="cls").cka
+    np.testing.assert_allclose(cka, np.ones((2, 2)), atol=1e-9)
+
+
+def test_cka_of_independent_features_is_near_zero() -> None:
+    """The biased estimator would give about .5 here, with as many coordinates as images."""
+    generator = torch.Generator().manual_seed(0)
+    groups = TokenGroups(1, 0, 0)
+    batches = [[torch.randn(32, 1, 32, generator=generator) for _ in range(3)] for _ in range(40)]
+    cka = measure_similarity(batches, 2, groups).cka
+    assert cka is not None and abs(cka[0, 1]) < 0.05
+
+
+def test_small_batches_are_skipped_by_cka_alone() -> None:
+    states = make_states(10)
+    batches = split(states, [7, 3])
+    cka = LinearCKA(NUM_LAYERS, GROUPS)
+    for batch in batches:
+        cka.update(batch)
+    assert (cka.num_batches, cka.num_skipped_images) == (1, 3)
+    np.testing.assert_allclose(cka.result(), direct_cka(batches[:1], "both"), atol=1e-6)
+    result = measure_similarity(split(states, [3, 3, 3, 1]), NUM_LAYERS, GROUPS)
+    assert result.cka is None and result.num_images == 10
+    with pytest.raises(ValueError, match="batch of 4 images"):
+        LinearCKA(NUM_LAYERS, GROUPS).result()
+
+
+def test_cka_errors() -> None:
+    with pytest.raises(ValueError, match="no tokens for CKA features 'cls'"):
+        LinearCKA(2, TokenGroups(0, 2, 4), "cls")
+    with pytest.raises(ValueError, match="unknown CKA features"):
+        LinearCKA(2, GROUPS, "registers")
+    constant = LinearCKA(2, TokenGroups(0, 0, 3))
+    constant.update([torch.ones(5, 3, 4)] * 3)
+    with pytest.raises(ValueError, match="layer 1 are the same"):
+        constant.result()
+
+
+@pytest.mark.parametrize("layer", [0, 2, 4])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_non_finite_states_name_model_layer_and_batch(layer: int, value: float) -> None:
+    batches = split(make_states(12), [4, 4, 4])
+    batches[1][layer][2, 5, 1] = value
+    with pytest.raises(NonFiniteStates, match=rf"^tiny: the state of layer {layer} is not finite .* in batch 1 "):
+        measure_similarity(batches, NUM_LAYERS, GROUPS, model="tiny")
+    statistics = CoordinateStatistics(NUM_LAYERS, model="tiny")
+    for batch in batches:
+        statistics.update(batch)
+    with pytest.raises(NonFiniteStates, match=rf"^tiny: the state of layer {layer} is not finite .* in batch 1 "):
+        _ = statistics.mean
+
+
+def test_the_first_bad_batch_and_layer_are_named() -> None:
+    batches = split(make_states(16), [4, 4, 4, 4])
+    for batch, layer in ((3, 1), (2, 3), (2, 4)):
+        batches[batch][layer][0, 0, 0] = float("nan")
+    with pytest.raises(NonFiniteStates, match=r"layer 3 .* in batch 2 "):
+        measure_similarity(batches, NUM_LAYERS, GROUPS)
+
+
+def test_bad_states_stop_a_long_stream() -> None:
+    states = make_states(4)
+    states[3][0, 0, 0] = float("nan")
+    cosine = CosineSimilarity(NUM_LAYERS, GROUPS, check_every=3)
+    cosine.update(states)
+    cosine.update(states)
+    with pytest.raises(NonFiniteStates, match=r"layer 3 .* in batch 0 "):
+        cosine.update(states)
+
+
+def test_a_token_of_norm_zero_is_an_error() -> None:
+    batches = split(make_states(8), [4, 4])
+    batches[1][3][1, 6] = 0
+    with pytest.raises(ValueError, match=r"layer 3 has a vector of norm zero.* in batch 1 "):
+        measure_similarity(batches, NUM_LAYERS, GROUPS)
+
+
+def test_bad_input_is_refused() -> None:
+    states = make_states(4)
+    with pytest.raises(ValueError, match=r"expected the 6 states a_0\.\.a_5, got 5"):
+        measure_similarity([states], 5, GROUPS)
+    with pytest.raises(ValueError, match="states have 8 tokens, but the token groups hold 7"):
+        measure_similarity([states], NUM_LAYERS, TokenGroups(1, 1, 5))
+    with pytest.raises(ValueError, match="no images"):
+        measure_similarity([], NUM_LAYERS, GROUPS)
+
+
+def test_result_survives_json() -> None:
+    result = measure_similarity([make_states(6)], NUM_LAYERS, GROUPS)
+    again = SimilarityResult.from_dict(json.loads(json.dumps(result.to_dict())))
+    assert_close(again.matrices, result.matrices, 0)
+    np.testing.assert_array_equal(again.cka, result.cka)
+    np.testing.assert_array_equal(again.outliers.tokens, result.outliers.tokens)
+    np.testing.assert_array_equal(again.outliers.coordinates, result.outliers.coordinates)
+    assert (again.num_images, again.outliers.even_tokens) == (6, result.outliers.even_tokens)

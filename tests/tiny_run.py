@@ -1,0 +1,91 @@
+"""A teacher and a run small enough to repeat many times. As a script: runs given as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from raptor.open import open_vit
+from raptor.train import Distilled, distill, loop
+from raptor.vit.view import ViT
+
+RECIPE = dict(
+    block="teacher", conditioning="table", batch_size=8, lr=1e-3, lam=0.5, normalise="layer",
+    last_phase_weights=dict(cls=0.34, registers=0.33, patches=0.33),
+    stage2_weights=dict(cls=0.45, registers=0.10, patches=0.45), budget="12steps", augment="crop",
+)  # fmt: skip
+OPTIONS = dict(phases=[2, 2], limit=64, val_images=8, phase_images=32, device="cpu")
+
+
+def tiny_teacher(depth: int = 4, **changes: Any) -> ViT:
+    """dim 32, 24 px, patch 8: a cls token, two registers, nine patches, as a module of the user's own."""
+    torch.manual_seed(0)
+    options: dict[str, Any] = dict(
+        img_size=24, patch_size=8, embed_dim=32, depth=depth, num_heads=2, num_classes=6, reg_tokens=2
+    )
+    model = timm.create_model("vit_tiny_patch16_224", **{**options, "dynamic_img_size": True, **changes})
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
+    return open_vit(model, size=24)
+
+
+def write_recipe(folder: Path, **changes: Any) -> str:
+    """A recipe file; JSON is YAML. Several processes may write the same one at once."""
+    path = folder / "recipe.yaml"
+    own = folder / f"recipe-{os.getpid()}"
+    own.write_text(json.dumps({**RECIPE, **changes}))
+    os.replace(own, path)
+    return str(path)
+
+
+def tiny_run(out: Path, teacher: ViT | nn.Module | None = None, **options: Any) -> Distilled:
+    """`distill` of the tiny teacher with the tiny recipe; options that are a recipe's entries go into it."""
+    entries = {key: options.pop(key) for key in list(options) if key in RECIPE or key in ("cosine", "clip")}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    recipe = options.pop("recipe", None) or write_recipe(out.parent, **entries)
+    return distill(teacher or tiny_teacher(), "scenes", recipe=recipe, out=str(out), **{**OPTIONS, **options})
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def blocks_of(result: Distilled) -> dict[str, Tensor]:
+    return result.surrogate.model.shared_blocks.state_dict()  # type: ignore[union-attr, operator]
+
+
+def run_and_report(out: Path, options: dict[str, Any], report: Path) -> None:
+    """A run in a process of its own, with few checkpoints; what went wrong is left in `report`."""
+    torch.set_num_threads(1)
+    loop.NUM_CHECKPOINTS = 4
+    try:
+        tiny_run(out, **options)
+    except ValueError as error:
+        report.write_text(str(error))
+
+
+def main() -> None:
+    """Runs one after the other, given as JSON {out: options}; each rank leaves what it ended with beside `out`."""
+    torch.set_num_threads(1)
+    if os.environ.get("RANK", "0") != "0":
+        sys.modules["raptor.train.distill"]._similarity_matrix = None  # type: ignore[attr-defined]
+    for out, options in json.loads(sys.argv[1]).items():
+        done = tiny_run(Path(out), **options)
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        total = sum(float(v.double().abs().sum()) for v in blocks_of(done).values())
+        report = {"checksum": total, "r2": done.summary["validation"]["r2_last"], "folder": str(done.folder)}
+        report["phases"] = done.surrogate.phases
+        Path(f"{out}-rank{rank}.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Token weights, the weighted error and the variance against direct numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from raptor.train.losses import StateVariance, token_weights, weighted_error
+from raptor.vit.view import TokenGroups
+
+FULL = TokenGroups(cls=1, registers=3, patches=5)
+WEIGHTS = {"cls": 0.45, "registers": 0.10, "patches": 0.45}
+
+
+def pair(batch: int = 4, dim: int = 6, groups: TokenGroups = FULL) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return tuple(torch.randn(batch, groups.num_tokens, dim, generator=generator) for _ in range(2))  # type: ignore
+
+
+def test_no_weights_is_the_plain_mean_over_images_tokens_and_coordinates():
+    s, t = pair()
+    expected = ((s.numpy() - t.numpy()) ** 2).mean()
+    assert weighted_error(s, t, token_weights(FULL, None)).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_each_groups_own_mean_is_weighted():
+    s, t = pair()
+    squared = (s.numpy() - t.numpy()) ** 2
+    expected = 0.45 * squared[:, 0].mean() + 0.10 * squared[:, 1:4].mean() + 0.45 * squared[:, 4:].mean()
+    assert weighted_error(s, t, token_weights(FULL, WEIGHTS)).item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("groups", "parts"),
+    [
+        (TokenGroups(1, 0, 5), [(0.5, slice(0, 1)), (0.5, slice(1, 6))]),
+        (TokenGroups(0, 0, 4), [(1.0, slice(0, 4))]),
+        (TokenGroups(0, 2, 4), [(0.10 / 0.55, slice(0, 2)), (0.45 / 0.55, slice(2, 6))]),
+    ],
+)
+def test_a_missing_group_is_dropped_and_the_rest_renormalised(groups, parts):
+    s, t = pair(groups=groups)
+    squared = (s.numpy() - t.numpy()) ** 2
+    expected = sum(weight * squared[:, where].mean() for weight, where in parts)
+    w_t = token_weights(groups, WEIGHTS)
+    assert w_t.sum().item() == pytest.approx(1)
+    assert weighted_error(s, t, w_t).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_weights_that_leave_nothing_are_refused():
+    with pytest.raises(ValueError, match="no positive weight to patches"):
+        token_weights(TokenGroups(0, 0, 4), {"cls": 1.0})
+    with pytest.raises(ValueError, match="no positive weight"):
+        token_weights(FULL, {"cls": -1.0, "patches": 2.0})
+    with pytest.raises(ValueError, match="unknown token group 'patch'"):
+        token_weights(FULL, {"cls": 0.5, "patch": 0.5})
+
+
+def test_the_cosine_term_is_weighted_by_tokens_alone_whatever_the_variance():
+    s, t = pair()
+    a, b = s.double().numpy(), t.double().numpy()
+    cos = (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
+    variance = np.linspace(0.1, 5, FULL.num_tokens)
+    w = token_weights(FULL, WEIGHTS).double().numpy()
+    expected = (((a - b) ** 2).mean(-1) * w / variance).sum(-1).mean() + 0.3 * ((1 - cos) * w).sum(-1).mean()
+    w_t = token_weights(FULL, WEIGHTS)
+    loss = weighted_error(s, t, w_t / torch.tensor(variance).float(), 0.3 * w_t)
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_half_precision_states_are_compared_in_float32():
+    s, t = pair(dim=64)
+    s16, t16 = (1000 + s).bfloat16(), (1000 + t).bfloat16()
+    expected = ((s16.float().numpy() - t16.float().numpy()) ** 2).mean()
+    assert weighted_error(s16, t16, token_weights(FULL, None)).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_variance_over_batches_equals_numpy_over_everything():
+    rng = np.random.default_rng(0)
+    scales, offset = np.array([0.1, 3.0]), rng.normal(size=6) * 50
+    batches = [[scales[layer] * rng.normal(size=(n, 9, 6)) + offset for layer in (0, 1)] for n in (4, 4, 3)]
+    variance = StateVariance(2, FULL)
+    for states in batches:
+        variance.update([torch.tensor(state, dtype=torch.float32) for state in states])
+    layer_lt, group_lt = variance.per_token("layer"), variance.per_token("group")
+    for layer in (0, 1):
+        whole = np.concatenate([states[layer] for states in batches])
+
+        def expected(tokens: slice, whole: np.ndarray = whole) -> float:
+            return whole[:, tokens].reshape(-1, 6).var(axis=0).mean()
+
+        assert layer_lt[layer].numpy() == pytest.approx(np.full(9, expected(slice(None))), rel=1e-5)
+        for where in (slice(0, 1), slice(1, 4), slice(4, 9)):
+            assert group_lt[layer, where].numpy() == pytest.approx(expected(where), rel=1e-5)
+    assert torch.equal(variance.per_token("none"), torch.ones(2, 9))
+    with pytest.raises(ValueError, match="unknown normalise"):
+        variance.per_token("token")
+
+
+def test_ranks_add_up_to_one_process():
+    generator = torch.Generator().manual_seed(0)
+    states = [torch.randn(6, 9, 4, generator=generator) for _ in range(2)]
+    whole, half, other = (StateVariance(2, FULL) for _ in range(3))
+    whole.update(states)
+    half.update([x[:2] for x in states])
+    other.update([x[2:] for x in states])
+    parts = iter([part for key in half.sums for part in other.sums[key]])
+    half.reduce(lambda value: value + next(parts))
+    assert torch.allclose(half.per_token("group"), whole.per_token("group"), rtol=1e-6)

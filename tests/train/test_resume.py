@@ -1,0 +1,222 @@
+"""Never lose work: kill -9, Ctrl-C, non-finite losses, full disks, damaged checkpoints, changed configs."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_models import tiny_timm
+from tiny_run import blocks_of, metrics, run_and_report, tiny_run, tiny_teacher
+from torch import Tensor, nn
+
+from raptor import run as run_module
+from raptor.open import open_vit
+from raptor.run import RunError
+from raptor.train import distill
+
+LONG = dict(budget="20steps", normalise="group")
+
+
+def start(out: Path, options: dict[str, Any]) -> multiprocessing.process.BaseProcess:
+    """A run in a fresh process that has imported everything already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["raptor.train", "lightning_fabric", "timm"])
+    process = context.Process(target=run_and_report, args=(out, options, out.parent / "report"))
+    process.start()
+    return process
+
+
+def num_lines(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def signal_after(process: multiprocessing.process.BaseProcess, folder: Path, lines: int, number: int) -> bool:
+    """Send a signal once metrics.jsonl has so many lines and a moment more; False when the run ended before."""
+    while num_lines(folder) < lines and process.is_alive():
+        time.sleep(0.002)
+    time.sleep(random.uniform(0, 0.04))
+    if process.is_alive() and process.pid:
+        os.kill(process.pid, number)
+    process.join()
+    return process.exitcode == -number
+
+
+def surrogate_bytes(folder: Path) -> bytes:
+    return (folder / "surrogate" / "model.safetensors").read_bytes()
+
+
+def training_lines(folder: Path) -> list[dict[str, Any]]:
+    """What of metrics.jsonl does not depend on the clock."""
+    return [{k: v for k, v in line.items() if k not in ("images_per_s", "seconds")} for line in metrics(folder)]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    start(folder, LONG).join()
+    assert (folder / "summary.json").exists()
+    return folder
+
+
+def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, uninterrupted):
+    folder = tmp_path / "run"
+    total = num_lines(uninterrupted)
+    random.seed(os.getpid())
+    moments = sorted(random.sample(range(1, total), 4))
+    killed = [signal_after(start(folder, LONG), folder, lines, signal.SIGKILL) for lines in moments]
+    assert any(killed)
+    last = start(folder, LONG)
+    last.join()
+    assert last.exitcode == 0
+    assert surrogate_bytes(folder) == surrogate_bytes(uninterrupted), f"killed at lines {moments}"
+    assert training_lines(folder) == training_lines(uninterrupted)
+    steps = [(line["stage"], line["step"], "loss" in line) for line in metrics(folder)]
+    assert len(set(steps)) == len(steps)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_saves_and_ends_with_one_line(tmp_path, uninterrupted, number):
+    folder = tmp_path / "run"
+    lines = num_lines(uninterrupted) * (1 if number == signal.SIGTERM else 3) // 4
+    signal_after(start(folder, LONG), folder, lines, number)
+    report = (tmp_path / "report").read_text()
+    assert report.startswith("stopped after step ")
+    assert "\n" not in report
+    stage, step = report.split(";")[0].split(" of ")[1], int(report.split()[3])
+    latest = (folder / "checkpoint" / "latest").read_text()
+    state = json.loads((folder / "checkpoint" / latest / "state.json").read_text())
+    assert (state["stage"], state["step"]) == (stage, step)
+    start(folder, LONG).join()
+    assert surrogate_bytes(folder) == surrogate_bytes(uninterrupted)
+
+
+def test_a_finished_run_is_given_back_untouched(tmp_path):
+    first = tiny_run(tmp_path / "run")
+    stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*") if p.is_file() and p.name != "lock"}
+    again = tiny_run(tmp_path / "run")
+    assert {p: p.stat().st_mtime_ns for p in stamps} == stamps
+    assert again.summary == json.loads(json.dumps(first.summary))
+    assert all(torch.equal(blocks_of(first)[n], v) for n, v in blocks_of(again).items())
+    for path in (tmp_path / "run" / "checkpoint").rglob("*"):
+        path.unlink() if path.is_file() else None
+    without = tiny_run(tmp_path / "run")
+    assert all(torch.equal(blocks_of(first)[n], v) for n, v in blocks_of(without).items())
+    with pytest.raises(RunError, match="already holds a run"):
+        tiny_run(tmp_path / "run", resume=False)
+
+
+class Spoiled(nn.Module):
+    """A teacher's block that gives a NaN from its `when`-th training batch on."""
+
+    def __init__(self, block: nn.Module, when: int):
+        super().__init__()
+        self.block, self.left = block, when
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        self.left -= len(x) == 8
+        return self.block(x, *args, **kwargs) * (float("nan") if self.left < 0 else 1)
+
+
+def test_a_non_finite_state_stops_with_step_layer_and_checkpoint(tmp_path):
+    teacher = tiny_teacher()
+    teacher.blocks[3] = Spoiled(teacher.blocks[3], 6)
+    options = dict(stage1_share=0.0, normalise="none", val_images=3)
+    with pytest.raises(RunError) as error:
+        tiny_run(tmp_path / "run", teacher, **options)
+    message = str(error.value)
+    assert "the loss is not finite at step 6 of stage2, layer 4" in message
+    assert "last good checkpoint is" in message and message.split("step-")[1].startswith("5")
+    assert "\n" not in message
+    tensors = load_file(tmp_path / "run" / "checkpoint" / "step-5" / "tensors.safetensors")
+    assert all(v.isfinite().all() for v in tensors.values())
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_rate_that_blows_up_never_leaves_a_bad_checkpoint(tmp_path):
+    with pytest.raises(RunError, match=r"not finite .* step 1 of stage1.*layer \d: .*; try a smaller --lr"):
+        tiny_run(tmp_path / "run", lr=1e30)
+    for path in (tmp_path / "run").rglob("tensors.safetensors"):
+        assert all(v.isfinite().all() for v in load_file(path).values())
+
+
+def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, monkeypatch):
+    plain, calls = run_module.save_file, []
+
+    def save(tensors: dict[str, Tensor], path: Path) -> None:
+        calls.append(path)
+        if len(calls) == 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        plain(tensors, path)
+
+    monkeypatch.setattr(run_module, "save_file", save)
+    with pytest.raises(RunError, match=r"the disk is full; the last good checkpoint is .*step-2$") as error:
+        tiny_run(tmp_path / "run")
+    assert "\n" not in str(error.value)
+    tiny_run(tmp_path / "run")
+    assert surrogate_bytes(tmp_path / "run") == surrogate_bytes_of(tmp_path)
+
+
+def test_a_truncated_checkpoint_is_named_and_left_alone(tmp_path):
+    tiny_run(tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    path = tmp_path / "run" / "checkpoint" / "step-11" / "tensors.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(RunError, match=r"step-11 is truncated: write step-10 into .*latest") as error:
+        tiny_run(tmp_path / "run")
+    assert "\n" not in str(error.value)
+    assert path.stat().st_size == 1000
+    (tmp_path / "run" / "checkpoint" / "latest").write_text("step-10")
+    tiny_run(tmp_path / "run")
+    assert surrogate_bytes(tmp_path / "run") == surrogate_bytes_of(tmp_path)
+
+
+def surrogate_bytes_of(folder: Path) -> bytes:
+    tiny_run(folder / "again")
+    return surrogate_bytes(folder / "again")
+
+
+def test_a_changed_config_is_refused_naming_the_change(tmp_path):
+    tiny_run(tmp_path / "run")
+    before = (tmp_path / "run" / "config.yaml").read_text()
+    with pytest.raises(RunError, match=r"another config \(recipe\.lr: 0\.001 -> 0\.5\): choose another --out") as error:
+        tiny_run(tmp_path / "run", lr=0.5)
+    assert "\n" not in str(error.value)
+    with pytest.raises(RunError, match=r"seed: 0 -> 1"):
+        tiny_run(tmp_path / "run", seed=1)
+    assert (tmp_path / "run" / "config.yaml").read_text() == before
+
+
+def test_a_run_of_an_own_module_says_that_it_needs_it(tmp_path):
+    tiny_run(tmp_path / "run", budget="2steps")
+    with pytest.raises(ValueError, match="was made from a module of your own: open it with teacher=that module"):
+        open_vit(tmp_path / "run")
+    assert open_vit(tmp_path / "run", teacher=tiny_teacher()).phases == (2, 2)
+
+
+def test_metrics_of_a_run_that_never_saved_are_not_kept(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"stage": "stage1", "step": 0, "loss": 1.0}\n{"st')
+    tiny_run(tmp_path / "run", budget="4steps")
+    steps = [(line["stage"], line["step"]) for line in metrics(tmp_path / "run") if "loss" in line]
+    assert len(set(steps)) == len(steps) == 4
+
+
+def test_another_teacher_of_the_same_name_is_refused(tmp_path):
+    teacher = tiny_timm()
+    options = dict(k=2, budget="2steps", batch_size=8, limit=32, val_images=8, phase_images=8, device="cpu")
+    distill(teacher, "scenes", out=str(tmp_path / "run"), **options)
+    distill(teacher, "scenes", out=str(tmp_path / "run"), **options)
+    next(teacher.model.parameters()).data.add_(1.0)
+    with pytest.raises(RunError, match=r"another config .*fingerprint"):
+        distill(teacher, "scenes", out=str(tmp_path / "run"), **options)

@@ -1,0 +1,129 @@
+"""Which passes are captured as graphs, what happens where one cannot be, and how steps are timed.
+
+A stand-in for the captured graph runs the same module at once, so that the decisions are seen without a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny_run import blocks_of, metrics, tiny_run
+from torch import Tensor
+
+from raptor.train import graphs, stage, timing
+from raptor.train.graphs import NotCapturable
+from raptor.train.job import Job
+from raptor.train.stage import Stage
+from raptor.train.step import DistillStep, Parts
+
+LINE = "this model's step runs without a CUDA graph: called a synchronizing CUDA operation"
+
+
+class EagerGraph:
+    """Takes the place of a captured graph; `captured` lists what was asked for."""
+
+    captured: list[tuple[str, Parts]] = []
+
+    def __init__(self, module: DistillStep, name: str, images: Tensor, parts: Parts, precision: str):
+        self.module, self.name, self.parts = module, name, parts
+        self.captured.append((name, parts))
+
+    def __call__(self, images: Tensor, lam: float) -> Tensor:
+        self.module.zero_grad()
+        loss, layer_losses = self.module(images, self.name, torch.tensor(lam), self.parts)
+        loss.backward()
+        return layer_losses.detach()
+
+
+@pytest.fixture
+def graphed(monkeypatch: pytest.MonkeyPatch) -> type[EagerGraph]:
+    monkeypatch.setattr(Job, "graphed", lambda self: True)
+    monkeypatch.setattr(stage, "GraphedStep", EagerGraph)
+    monkeypatch.setattr(EagerGraph, "captured", [])
+    return EagerGraph
+
+
+def test_one_graph_for_each_set_of_losses(tmp_path, graphed):
+    """lambda falls 1, 1/3, 0: teacher forcing alone, both, none of it; stage 2 has none."""
+    tiny_run(tmp_path / "graphed", lam=1.0)
+    forced, both, free = Parts(False, True), Parts(True, True), Parts(True, False)
+    assert graphed.captured == [("stage1", forced), ("stage1", both), ("stage1", free), ("stage2", free)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Job, "graphed", lambda self: False)
+        tiny_run(tmp_path / "plain", lam=1.0)
+    ours, theirs = (
+        [line["loss"] for line in metrics(tmp_path / run) if "loss" in line] for run in ("graphed", "plain")
+    )
+    assert len(ours) == 12 and ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_the_graph_not_in_use_is_let_go(graphed):
+    one = Stage("stage1", None, None, None, graphed=True)  # type: ignore[arg-type]
+    images = torch.zeros(1)
+    first = one._graph(images, Parts.of(0.5))
+    assert one._graph(images, Parts.of(0.25)) is first
+    one._graph(images, Parts.of(0.0))
+    assert list(one.graphs) == [Parts(True, False)]
+
+
+def test_a_step_that_waits_for_the_host_runs_without_a_graph(tmp_path, monkeypatch, capfd, graphed):
+    tries = []
+
+    def refuse(*args: Any) -> None:
+        tries.append(args)
+        raise NotCapturable("called a synchronizing CUDA operation")
+
+    monkeypatch.setattr(stage, "GraphedStep", refuse)
+    done = tiny_run(tmp_path / "refused")
+    assert capfd.readouterr().err.count(LINE) == len(tries) == 2  # once a stage
+    monkeypatch.setattr(Job, "graphed", lambda self: False)
+    plain = tiny_run(tmp_path / "plain")
+    assert LINE not in capfd.readouterr().err
+    ours, theirs = blocks_of(done), blocks_of(plain)
+    assert all(torch.equal(ours[n], theirs[n]) for n in ours)
+
+
+def test_other_failures_of_a_capture_are_not_hidden(tmp_path, monkeypatch, graphed):
+    def fail(*args: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(stage, "GraphedStep", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        tiny_run(tmp_path / "run")
+
+
+def test_the_checked_pass_tells_host_syncs_from_other_errors_and_puts_the_mode_back(monkeypatch):
+    modes: list[Any] = [0]
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    with pytest.raises(NotCapturable), graphs._no_host_sync():
+        raise RuntimeError("called a synchronizing CUDA operation")
+    with pytest.raises(RuntimeError, match="shapes") as error, graphs._no_host_sync():
+        raise RuntimeError("shapes do not fit")
+    assert not isinstance(error.value, NotCapturable)
+    assert modes == [0, "error", 0, "error", 0]
+
+
+class Clock:
+    """Steps that take the time they are said to, and ten seconds more where the loader has to start again."""
+
+    def __init__(self) -> None:
+        self.now, self.last = 0.0, -1
+
+    def step(self, i: int, num: int) -> None:
+        self.now += (3.0 if i < num / 4 else 1.0) + (10.0 if i != self.last + 1 or i == 0 else 0.0)
+        self.last = i
+
+
+@pytest.mark.parametrize(("first_alone", "expected"), [(False, (16 * 3 + 48 * 1) / 64), (True, (15 * 3 + 48 * 1) / 63)])
+def test_each_kind_of_step_has_its_share_and_no_start_is_timed(monkeypatch, first_alone, expected):
+    clock = Clock()
+    monkeypatch.setattr(timing, "_clock", lambda device: clock.now)
+
+    def kind(i: int, num: int) -> object:
+        return "first" if first_alone and i == 0 else i < num / 4
+
+    for device in ("cpu", "cuda"):
+        assert timing.mean_seconds(clock.step, kind, torch.device(device)) == pytest.approx(expected)

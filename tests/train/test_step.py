@@ -1,0 +1,372 @@
+"""One training step against a direct transcription of the losses, layer by layer, image by image, in numpy."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_run import tiny_teacher
+from torch import Tensor
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
+
+from raptor.open import open_vit
+from raptor.phases import Phases
+from raptor.surrogate.blocks import Modulation
+from raptor.surrogate.folding import FoldedDepths, Spread
+from raptor.surrogate.surrogate import make_surrogate, shared_blocks
+from raptor.train.step import DistillStep, Parts
+from raptor.vit.view import ViT
+
+LAST = {"cls": 0.34, "registers": 0.33, "patches": 0.33}
+JOINT = {"cls": 0.45, "registers": 0.10, "patches": 0.45}
+PLAIN_COMPILE = torch.compile
+KINDS = [("teacher", "table"), ("teacher", "mlp"), ("teacher", "none"), ("paper", "mlp"), ("paper", "table")]
+
+
+def images_for(vit: ViT, num: int = 3) -> Tensor:
+    size = vit.preprocess.size
+    return torch.randn(num, 3, size, size, generator=torch.Generator().manual_seed(7))
+
+
+def student_of(teacher: ViT, lengths: tuple[int, ...], block: str = "teacher", conditioning: str = "table") -> ViT:
+    """A surrogate with every trained weight moved, so that each depth does something of its own."""
+    student = make_surrogate(teacher, lengths, block=block, conditioning=conditioning)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in shared_blocks(student).parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
+    return student
+
+
+def some_variance(teacher: ViT) -> Tensor:
+    generator = torch.Generator().manual_seed(4)
+    return torch.rand(teacher.num_layers, teacher.groups.num_tokens, generator=generator) + 0.2
+
+
+def make_step(teacher: ViT, student: ViT, **options: Any) -> DistillStep:
+    phases = Phases.from_lengths(list(student.phases or ()))
+    given = {"variance_lt": torch.ones(teacher.num_layers, teacher.groups.num_tokens), **options}
+    return DistillStep(teacher, student, phases, **{"last_phase_weights": LAST, "stage2_weights": JOINT, **given})
+
+
+def transcribed_error(s: Tensor, t: Tensor, weights: dict | None, v_t: Tensor, vit: ViT, cosine: float = 0) -> float:
+    a, b, v = s.detach().double().numpy(), t.double().numpy(), v_t.double().numpy()
+    squared = ((a - b) ** 2).mean(-1) / v
+    angle = 1 - (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
+    values = squared + cosine * angle
+    if weights is None:
+        return values.mean()
+    g = vit.groups
+    bounds = {"cls": (0, g.cls), "registers": (g.cls, g.cls + g.registers), "patches": (g.cls + g.registers, None)}
+    here = {k: slice(*bounds[k]) for k in weights if getattr(g, k)}
+    total = sum(weights[k] for k in here)
+    return sum(weights[k] / total * values[:, where].mean() for k, where in here.items())
+
+
+def block_calls(teacher: ViT, student: ViT, images: Tensor) -> tuple[list[Tensor], Any]:
+    """The teacher's states by its own forward pass, and a function (layer, state) -> state by the student's blocks."""
+    states = list(teacher.record(images)[0])
+    _, context = teacher.embed(images)
+    owner = [j for j, n in enumerate(student.phases or ()) for _ in range(n)]
+
+    def call(layer: int, x: Tensor) -> Tensor:
+        args, kwargs = context.calls[layer - 1]
+        out = shared_blocks(student)[owner[layer - 1]](x, torch.tensor(float(layer)), *args, **kwargs)
+        return out[0] if isinstance(out, tuple) else out
+
+    return states, call
+
+
+def transcribed_stage1(teacher: ViT, student: ViT, images: Tensor, lam: float, v_lt: Tensor, cosine: float = 0) -> list:
+    """The mixed loss of every layer, phase by phase, as SPEC section 4 words it."""
+    states, call = block_calls(teacher, student, images)
+    lengths = student.phases or ()
+    losses, start = [], 0
+    for j, n in enumerate(lengths):
+        weights = LAST if j == len(lengths) - 1 else None
+        x = states[start]
+        for layer in range(start + 1, start + n + 1):
+            x = call(layer, x)
+            forced = call(layer, states[layer - 1])
+            errors = [
+                transcribed_error(s, states[layer], weights, v_lt[layer - 1], teacher, cosine) for s in (forced, x)
+            ]
+            losses.append(lam * errors[0] + (1 - lam) * errors[1])
+        start += n
+    return losses
+
+
+def sum_of_phase_means(losses: list[float], lengths: tuple[int, ...]) -> float:
+    edges = np.cumsum([0, *lengths])
+    return sum(np.mean(losses[a:b]) for a, b in pairwise(edges))
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(("block", "conditioning"), KINDS)
+def test_stage_1_is_the_sum_over_phases_of_the_mixture(block, conditioning, lam):
+    teacher = tiny_teacher()
+    student = student_of(teacher, (1, 3), block, conditioning)
+    images, v_lt = images_for(teacher), some_variance(teacher)
+    with torch.no_grad():
+        loss, layers = make_step(teacher, student, variance_lt=v_lt)(images, "stage1", lam)
+        expected = transcribed_stage1(teacher, student, images, lam, v_lt)
+    assert layers.numpy() == pytest.approx(expected, rel=2e-4)
+    assert loss.item() == pytest.approx(sum_of_phase_means(expected, (1, 3)), rel=2e-4)
+
+
+def test_lambda_as_a_tensor_gives_the_same_loss():
+    teacher = tiny_teacher()
+    step = make_step(teacher, student_of(teacher, (1, 3)))
+    images = images_for(teacher)
+    with torch.no_grad():
+        for lam in (0.0, 0.3, 1.0):
+            number, tensor = (step(images, "stage1", value)[0] for value in (lam, torch.tensor(lam)))
+            assert tensor.item() == pytest.approx(number.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(("lam", "unused"), [(0.0, "_teacher_forced"), (1.0, "_autoregress")])
+def test_a_loss_without_weight_is_not_computed(monkeypatch, lam, unused):
+    """Times zero it could still be NaN."""
+    teacher = tiny_teacher()
+    step = make_step(teacher, student_of(teacher, (1, 3)))
+    images = images_for(teacher)
+    with torch.no_grad():
+        expected = step(images, "stage1", lam)[1]
+        monkeypatch.setattr(step, unused, None)
+        for value in (lam, torch.tensor(lam)):
+            assert torch.equal(step(images, "stage1", value, Parts.of(lam))[1], expected)
+
+
+@pytest.mark.parametrize("lam", [0.0, 1.0])
+@pytest.mark.parametrize("make", [tiny_teacher, lambda: rotary("vit_small_patch16_rope_mixed_224")])
+@torch.no_grad()
+def test_the_students_stream_is_fp32_beside_a_half_teacher(make, lam):
+    teacher = make()
+    student = student_of(teacher, (1, 3))
+    step = make_step(teacher, student, half_teacher=True)
+    seen = []
+    for tied in shared_blocks(student):
+        tied.block.register_forward_hook(lambda _m, args, out: seen.extend((args[0].dtype, out.dtype)))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert step.teacher_states(images_for(teacher))[0][0].dtype == torch.bfloat16
+        step(images_for(teacher).bfloat16(), "stage1", lam)
+    assert seen and set(seen) == {torch.float32}
+
+
+@pytest.mark.parametrize("cosine", [0.0, 0.5])
+@pytest.mark.parametrize(("block", "conditioning"), KINDS)
+def test_stage_2_is_the_mean_over_all_layers_run_end_to_end(block, conditioning, cosine):
+    teacher = tiny_teacher()
+    student = student_of(teacher, (3, 1), block, conditioning)
+    images, v_lt = images_for(teacher), some_variance(teacher)
+    with torch.no_grad():
+        loss, layers = make_step(teacher, student, variance_lt=v_lt, cosine=cosine)(images, "stage2")
+        own = list(student.record(images)[0])
+        states = list(teacher.record(images)[0])
+    assert torch.equal(own[0], states[0])
+    expected = [
+        transcribed_error(own[layer], states[layer], JOINT, v_lt[layer - 1], teacher, cosine) for layer in range(1, 5)
+    ]
+    assert layers.numpy() == pytest.approx(expected, rel=2e-4)
+    assert loss.item() == pytest.approx(np.mean(expected), rel=2e-4)
+
+
+def rotary(name: str = "vit_small_patch16_dinov3", **changes: Any) -> ViT:
+    options = dict(pretrained=False, embed_dim=48, num_heads=3, depth=4, size=32, num_classes=5) | changes
+    return open_vit(f"timm/{name}", **options)
+
+
+MODELS = {
+    "plain": tiny_teacher,
+    "no cls, no registers": lambda: tiny_teacher(class_token=False, reg_tokens=0, global_pool="avg"),
+    "dinov3": rotary,
+    "eva02": lambda: rotary("eva02_tiny_patch14_224", size=28),
+    "a rotary table for each depth": lambda: rotary("vit_small_patch16_rope_mixed_224"),
+}
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_teacher_forcing_in_one_call_equals_a_call_a_layer(name, batch):
+    """Four patches: a batch of four must not be taken for the rows of the rotary table."""
+    teacher = MODELS[name]()
+    student = student_of(teacher, (1, 3))
+    images, v_lt = images_for(teacher, batch), some_variance(teacher)
+    with torch.no_grad():
+        _, layers = make_step(teacher, student, variance_lt=v_lt)(images, "stage1", 1.0)
+        states, call = block_calls(teacher, student, images)
+        expected = [
+            transcribed_error(
+                call(layer, states[layer - 1]), states[layer], LAST if layer > 1 else None, v_lt[layer - 1], teacher
+            )
+            for layer in range(1, 5)
+        ]
+    assert layers.numpy() == pytest.approx(expected, rel=2e-4)
+
+
+def test_teacher_states_are_those_of_the_teachers_own_forward_pass():
+    for make in MODELS.values():
+        teacher = make()
+        images = images_for(teacher)
+        with torch.no_grad():
+            expected = teacher.record(images)[0]
+            got, _ = make_step(teacher, student_of(teacher, (2, 2))).teacher_states(images)
+        assert len(got) == teacher.num_layers + 1
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(got, expected))
+
+
+def gradients(step: DistillStep, images: Tensor, stage: str, lam: float) -> dict[str, Tensor]:
+    step.zero_grad()
+    step(images, stage, lam)[0].backward()
+    return {n: p.grad.clone() for n, p in step.trained_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.4, 1.0])
+def test_a_phase_alone_has_the_same_gradient_to_the_last_bit(lam):
+    teacher = tiny_teacher()
+    student = student_of(teacher, (2, 2))
+    images = images_for(teacher)
+    together = gradients(make_step(teacher, student), images, "stage1", lam)
+    for phase in (1, 2):
+        step = make_step(teacher, student, phase=phase)
+        alone = gradients(step, images, "stage1", lam)
+        assert alone.keys() == {n for n in together if n.startswith(f"{phase - 1}.")}
+        assert all(torch.equal(alone[n], together[n]) for n in alone)
+        assert len(step(images, "stage1", lam)[1]) == 2
+
+
+def test_clipping_takes_phases_apart_in_stage_1_and_together_in_stage_2():
+    student = student_of(tiny_teacher(), (2, 2))
+    step = make_step(tiny_teacher(), student)
+    blocks = [set(block.parameters()) for block in shared_blocks(student)]
+    assert [set(group) for group in step.clip_groups("stage1")] == blocks
+    assert [set(group) for group in step.clip_groups("stage2")] == [blocks[0] | blocks[1]]
+
+
+def test_nothing_but_the_shared_blocks_is_trained():
+    teacher = tiny_teacher()
+    student = student_of(teacher, (2, 2))
+    step = make_step(teacher, student)
+    step.train()
+    assert not teacher.model.training
+    step(images_for(teacher), "stage2")[0].backward()
+    assert {id(p) for p in step.parameters()} == {id(p) for p in shared_blocks(student).parameters()}
+    assert all(p.grad is None for p in teacher.model.parameters())
+    outside = {id(p) for p in student.model.parameters()} - {id(p) for p in step.parameters()}
+    assert outside and all(p.grad is None for p in student.model.parameters() if id(p) in outside)
+
+
+def test_a_teacher_left_in_training_mode_still_gives_its_eval_states():
+    teacher = tiny_teacher(proj_drop_rate=0.5)
+    images = images_for(teacher)
+    with torch.no_grad():
+        expected = teacher.record(images)[0][-1].clone()
+        student = student_of(teacher, (2, 2))
+        teacher.model.train()
+        got = make_step(teacher, student).teacher_states(images)[0][-1]
+    assert torch.allclose(got, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("stage", "lam"), [("stage1", 0.5), ("stage2", 0.0)])
+def test_recomputed_activations_change_nothing(stage, lam):
+    teacher = tiny_teacher()
+    student = student_of(teacher, (2, 2))
+    images = images_for(teacher)
+    plain = gradients(make_step(teacher, student), images, stage, lam)
+    again = gradients(make_step(teacher, student, checkpointing=True), images, stage, lam)
+    assert all(torch.equal(plain[n], again[n]) for n in plain)
+
+
+def compiled_with(monkeypatch: pytest.MonkeyPatch, backend: CompileCounter) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", lambda f, **_: PLAIN_COMPILE(f, backend=backend, fullgraph=True))
+
+
+@pytest.mark.parametrize(("block", "conditioning"), KINDS)
+def test_compiled_steps_do_not_recompile_by_depth_or_phase(monkeypatch, block, conditioning):
+    """At most eight graphs without a break: the teacher's block; a state without and with a gradient; teacher forcing
+    at its first size and at any other; the paper block's layers in phases of one depth, of the first length, of any."""
+    for lengths in ((1, 4, 2, 5), (3, 1, 1, 1, 1, 2, 1, 1, 1)):
+        counter = CompileCounter()
+        compiled_with(monkeypatch, counter)
+        teacher = tiny_teacher(depth=12)
+        step = make_step(teacher, student_of(teacher, lengths, block, conditioning), compile_blocks=True)
+        images = images_for(teacher)
+        for stage, lam in (("stage1", 0.5), ("stage1", 0.0), ("stage2", 0.0), ("stage2", 0.0)):
+            step(images, stage, lam)[0].backward()
+        assert counter.frame_count <= 5 + 3 * (block == "paper")
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("conditioning", ["none", "mlp", "table"])
+def test_weights_folded_once_a_phase_give_the_same_gradient(monkeypatch, conditioning, checkpointing):
+    teacher = tiny_teacher()
+    student = student_of(teacher, (1, 3), "paper", conditioning)
+    images = images_for(teacher)
+    once = gradients(make_step(teacher, student, checkpointing=checkpointing), images, "stage2", 0.0)
+    assert all(folded for j in (0, 1) for _, _, folded in make_step(teacher, student)._depths(j))
+    monkeypatch.setattr("raptor.train.step.PaperBlock", type(None))  # so that each depth folds its own
+    assert not any(folded for j in (0, 1) for _, _, folded in make_step(teacher, student)._depths(j))
+    for name, grad in gradients(make_step(teacher, student), images, "stage2", 0.0).items():
+        torch.testing.assert_close(once[name], grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("conditioning", ["none", "mlp", "table"])
+def test_layers_of_all_depths_are_those_of_each(conditioning):
+    tied = shared_blocks(student_of(tiny_teacher(), (4,), "paper", conditioning))[0].double()
+    for parameter in tied.parameters():
+        torch.nn.init.normal_(parameter)
+    depths = torch.arange(1.0, 5.0, dtype=torch.float64)
+
+    def modulation(where: slice) -> Modulation | None:
+        return None if conditioning == "none" else tied.conditioning(depths[where])
+
+    every = modulation(slice(None))
+    folded = FoldedDepths(compiled=False)(tied.block, every and every.flattened(1), 4)
+    x_btd = torch.randn(2, 5, tied.block.qkv.in_features, dtype=torch.float64)
+    for n in range(4):
+        expected = tied.block(x_btd, modulation(slice(n, n + 1)))
+        torch.testing.assert_close(tied.block(x_btd, folded=folded[n]), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_gradients_of_tied_layers_add_up_in_fp32():
+    block = shared_blocks(student_of(tiny_teacher(), (4,), "paper", "none"))[0].block
+    with torch.autocast("cpu", torch.bfloat16):
+        folded = FoldedDepths(compiled=False)(block, None, 3)
+    assert {tensor.dtype for one in folded for layer in one.layers for tensor in layer} == {torch.bfloat16}
+    weight = torch.randn(6, 5, requires_grad=True)
+    small = 2.0**-9  # lost beside 1 in bf16
+    copies = Spread.apply(3, torch.bfloat16, weight)
+    torch.autograd.backward(copies, [torch.full((6, 5), g, dtype=torch.bfloat16) for g in (1.0, small, small)])
+    torch.testing.assert_close(weight.grad, torch.full((6, 5), 1 + 2 * small), rtol=0, atol=0)
+
+
+def test_many_batch_sizes_in_one_process_stay_compiled(monkeypatch):
+    counter = CompileCounter()
+    compiled_with(monkeypatch, counter)
+    teacher = tiny_teacher()
+    student = student_of(teacher, (4,))
+    for num in range(2, 8):
+        step = make_step(teacher, student, compile_blocks=True)
+        step(images_for(teacher, num), "stage2")[0].backward()
+    assert counter.frame_count >= 6  # a graph or more for each, none left uncompiled
+
+
+@pytest.mark.parametrize(
+    ("make", "block", "conditioning"),
+    [(tiny_teacher, "teacher", "table"), (rotary, "teacher", "table"), (tiny_teacher, "paper", "mlp")],
+)
+def test_a_compiled_step_gives_the_same_loss_and_gradient(monkeypatch, make, block, conditioning):
+    compiled_with(monkeypatch, CompileCounterWithBackend("aot_eager"))
+    teacher = make()
+    student = student_of(teacher, (1, 3), block, conditioning)
+    images = images_for(teacher)
+    for stage, lam in (("stage1", 0.5), ("stage2", 0.0)):
+        plain = gradients(make_step(teacher, student), images, stage, lam)
+        compiled = gradients(make_step(teacher, student, compile_blocks=True), images, stage, lam)
+        assert plain.keys() == compiled.keys()
+        for name in plain:
+            assert torch.allclose(plain[name], compiled[name], rtol=1e-3, atol=1e-6), name
