@@ -18,10 +18,8 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, TextIO, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TextIO
 
 import yaml
 from safetensors import SafetensorError
@@ -29,7 +27,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 KEPT_CHECKPOINTS = 2
-T = TypeVar("T")
 
 
 class RunError(ValueError):
@@ -226,48 +223,6 @@ def read_json(path: Path) -> dict[str, Any]:
         raise RunError(f"{path} cannot be read ({error}): run the command that made it again") from None
 
 
-def from_json(kind: type[T], value: Any, where: str = "") -> T:
-    """What `plain` wrote, read back as the dataclass `kind`, whose fields may be dataclasses, lists, tuples or dicts.
-
-    Keys that a dataclass does not have are ignored, so that newer files can be read; a missing key takes the default.
-
-    Args:
-        where: name of the file, for the error message.
-    """
-    return _as_kind(kind, value, where)
-
-
-def _as_kind(kind: Any, value: Any, where: str) -> Any:
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        wanted = [part for part in parts if part is not NoneType]
-        if value is None and NoneType in parts:
-            return None
-        return _as_kind(wanted[0], value, where) if len(wanted) == 1 else value
-    if is_dataclass(kind):
-        return _dataclass_from_json(kind, value, where)
-    if origin is list:
-        return [_as_kind(parts[0], entry, f"{where}[{i}]") for i, entry in enumerate(value)]
-    if origin is tuple:
-        kinds = parts[:1] * len(value) if parts[1:] == (...,) else parts
-        return tuple(_as_kind(part, entry, f"{where}[{i}]") for i, (part, entry) in enumerate(zip(kinds, value)))
-    if origin is dict:
-        return {parts[0](key): _as_kind(parts[1], entry, f"{where}.{key}") for key, entry in value.items()}
-    return value
-
-
-def _dataclass_from_json(kind: Any, value: Any, where: str) -> Any:
-    if not isinstance(value, Mapping):
-        raise RunError(f"{where or kind.__name__} is not an object: run the command that made it again")
-    hints, known = get_type_hints(kind), {}
-    for field in fields(kind):
-        if field.name in value:
-            known[field.name] = _as_kind(hints[field.name], value[field.name], f"{where}.{field.name}".lstrip("."))
-        elif field.default is MISSING and field.default_factory is MISSING:
-            raise RunError(f"{where or kind.__name__} has no {field.name}: run the command that made it again")
-    return kind(**known)
-
-
 def slug(name: str) -> str:
     """A model's name as part of a folder's name: `timm/vit` is `timm_vit`."""
     return "".join(c if c.isalnum() or c in "-._" else "_" for c in name).strip("._") or "model"
@@ -347,9 +302,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A result as JSON holds it: dataclasses as objects, numbers that are not finite as None."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    """A result as JSON holds it: numbers that are not finite as None."""
     if isinstance(value, dict):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

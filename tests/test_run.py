@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import threading
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -24,9 +23,7 @@ from raptor.run import (
     RunError,
     StopSignal,
     check_folder,
-    from_json,
     load_checkpoint,
-    plain,
     read_config,
     read_json,
     read_summary,
@@ -314,31 +311,3 @@ def test_progress_gives_no_rate_before_it_has_one(capsys, monkeypatch):
     first, second = capsys.readouterr().err.strip().splitlines()
     assert first == "distil: 1/5 steps"
     assert second == "distil: 2/5 steps, 32 images/s, 6 s left"
-
-
-@dataclass
-class Score:
-    value: float | None
-    seeds: list[int] = field(default_factory=list)
-
-
-@dataclass
-class Scores:
-    by_task: dict[str, Score]
-    best: tuple[int, Score] | None = None
-
-
-def test_a_dataclass_comes_back_from_its_json() -> None:
-    scores = Scores({"classify": Score(0.5, [0, 1]), "depth": Score(None)}, (2, Score(0.1)))
-    assert from_json(Scores, json.loads(json.dumps(plain(scores)))) == scores
-    assert from_json(Scores, {"by_task": {}, "newer": 1}) == Scores({})
-    assert plain(Score(float("nan"))) == {"value": None, "seeds": []}
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [({}, "x.json has no by_task"), ({"by_task": {"a": {}}}, "x.json.by_task.a has no value"), ([], "x.json is not")],
-)
-def test_json_that_lacks_a_key_is_one_line(value: object, message: str) -> None:
-    with pytest.raises(RunError, match=f"{message}.*: run the command"):
-        from_json(Scores, value, "x.json")
