@@ -1,23 +1,40 @@
-"""Progress on the terminal: a bar with rate and time left, or a line now and then where there is no terminal."""
+"""Progress on standard error: a bar in a terminal or a notebook, a line now and then in a log."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+import weakref
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
 
 T = TypeVar("T")
 
+BAR_INTERVAL = 0.2
+LOG_INTERVAL = 15.0
+"""Seconds between two updates of the bar, or between two lines of a log."""
+
 
 class Progress:
-    """Counts towards `total` and shows it on standard error.
+    """Counts towards `total` and shows it with rate and time left. Only rank 0 shows anything.
+
+    A standard error that is closed or broken never raises here: the progress is then no longer shown.
 
     Args:
         description: what is being done.
-        total: how many units there are; None when unknown.
-        unit: the name of a unit, for the rate.
-        per_unit: what one unit stands for in `rate_unit` (e.g. images in a step).
+        total: the number of units; None when unknown. It may be set later.
+        unit: the name of a unit.
+        per_unit: how many of `rate_unit` one unit stands for (e.g. images per step).
+        rate_unit: the unit of the rate; by default `unit`.
+
+    Attributes:
+        done: the number of units done. note: a text shown after the time left.
+        shown: whether anything is written. interval: seconds between two updates.
     """
 
     def __init__(
@@ -31,67 +48,147 @@ class Progress:
         self.description, self.total, self.unit = description, total, unit
         self.per_unit, self.rate_unit = per_unit, rate_unit or unit
         self.done, self.note = 0, ""
-        self.started = self.last_shown = time.monotonic()
-        self.first_done: int | None = None
-        self.live = sys.stderr.isatty()
-        self.interval = 0.2 if self.live else 15.0
+        self.shown = _is_rank_0()
+        self._started = self._last_shown = time.monotonic()
+        self._first_done: int | None = None
+        self._bar = _open_bar(description) if self.shown else None
+        self.interval = LOG_INTERVAL if self._bar is None else BAR_INTERVAL
+        if self._bar is not None:
+            weakref.finalize(self, _close_bar, self._bar)  # gives the cursor back where `finish` is never reached
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_rest: object) -> None:
+        self.finish() if error is None else self.close()
 
     def start_at(self, done: int) -> None:
+        """Begin at `done` units, those of an earlier run."""
         self.done = done
 
+    def update(self, done: int, total: int) -> None:
+        """Set what is done and the total: the callback of functions that report (done, total)."""
+        self.total = total
+        self.advance(done - self.done)
+
     def advance(self, num: int = 1, note: str | None = None) -> None:
+        """Count `num` more units, and show them if the interval is over."""
         self.done += num
-        if self.first_done is None:  # the first took what loading and compiling take: it is not counted
-            self.first_done, self.started = self.done, time.monotonic()
+        if self._first_done is None:  # the first unit includes loading and compiling: the rate leaves it out
+            self._first_done, self._started = self.done, time.monotonic()
         if note is not None:
             self.note = note
         now = time.monotonic()
-        if now - self.last_shown >= self.interval:
-            self.last_shown = now
+        if now - self._last_shown >= self.interval:
+            self._last_shown = now
             self._show()
 
     def finish(self) -> None:
-        if self.live:
+        """Show the final state: the full bar, or a closing line with the time taken."""
+        if self._bar is not None:
             self._show()
-            sys.stderr.write("\n")
         elif self.done:
-            seconds = time.monotonic() - self.started
-            sys.stderr.write(f"{self.description}: {self.done} {self.unit} in {clock(seconds)} {self.note}\n")
-        sys.stderr.flush()
+            seconds = time.monotonic() - self._started
+            self._write(f"{self.description}: {self.done} {self.unit} in {clock(seconds)} {self.note}".rstrip())
+        self.close()
+
+    def close(self) -> None:
+        """Stop showing progress, as when the work was interrupted."""
+        bar, self._bar, self.shown = self._bar, None, False
+        if bar is not None:
+            _close_bar(bar)
 
     def rate(self) -> float:
         """`rate_unit` per second since the first advance; 0 before the second."""
-        elapsed = time.monotonic() - self.started
-        return (self.done - (self.first_done or 0)) * self.per_unit / elapsed if elapsed > 0 else 0.0
+        elapsed = time.monotonic() - self._started
+        return (self.done - (self._first_done or 0)) * self.per_unit / elapsed if elapsed > 0 else 0.0
 
-    def _show(self) -> None:
-        rate = self.rate()
-        text = f"{self.description}: {self.done}"
+    def _status(self) -> str:
+        rate, text = self.rate(), f"{self.done}"
         if self.total:
             text += f"/{self.total} {self.unit}"
         if self.total and rate > 0:
             left = (self.total - self.done) * self.per_unit / rate
             text += f", {rate:.0f} {self.rate_unit}/s, {clock(left)} left"
-        if self.note:
-            text += f"  {self.note}"
-        if self.live:
-            width = 20
-            filled = int(width * self.done / self.total) if self.total else 0
-            sys.stderr.write("\r\x1b[2K" + "━" * filled + "─" * (width - filled) + " " + text)
-        else:
-            sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        return f"{text}  {self.note}" if self.note else text
+
+    def _show(self) -> None:
+        if not self.shown:
+            return
+        if self._bar is None:
+            self._write(f"{self.description}: {self._status()}")
+            return
+        try:
+            self._bar.update(self._bar.task_ids[0], completed=self.done, total=self.total, status=self._status())
+            self._bar.refresh()
+        except (OSError, ValueError):
+            self.close()
+
+    def _write(self, line: str) -> None:
+        try:
+            if self.shown:
+                sys.stderr.write(line + "\n")
+                sys.stderr.flush()
+        except (AttributeError, OSError, ValueError):  # closed, broken or None
+            self.shown = False
+
+
+def _is_rank_0() -> bool:
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank() == 0
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _open_bar(description: str) -> RichProgress | None:
+    """A bar on standard error; None when that is neither a terminal nor a notebook."""
+    notebook = "IPython" in sys.modules and find_spec("ipywidgets") is not None
+    try:
+        if not (notebook or sys.stderr.isatty()):
+            return None
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+
+        class ErrorConsole(Console):
+            def on_broken_pipe(self) -> None:  # rich ends the process here
+                self.quiet = True
+
+        console = ErrorConsole(stderr=True)
+        if not console.is_jupyter and (not console.is_terminal or console.is_dumb_terminal):
+            return None
+        # Refreshed by `advance` and not by a thread, since data loaders fork this process.
+        bar = RichProgress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[status]}", markup=False),
+            console=console,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        bar.add_task(description, total=None, status="")
+        bar.start()
+        return bar
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _close_bar(bar: RichProgress) -> None:
+    try:
+        bar.stop()
+    except (OSError, ValueError):
+        bar.console.quiet = True
 
 
 def track(items: Iterable[T], description: str, total: int | None = None, unit: str = "batches") -> Iterator[T]:
-    """Iterate over `items` and show how far it is."""
+    """Iterate over `items` and show how many are done."""
     if total is None and hasattr(items, "__len__"):
         total = len(items)  # type: ignore[arg-type]
-    progress = Progress(description, total, unit)
-    for item in items:
-        yield item
-        progress.advance()
-    progress.finish()
+    with Progress(description, total, unit) as progress:
+        for item in items:
+            yield item
+            progress.advance()
 
 
 def clock(seconds: float) -> str:

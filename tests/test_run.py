@@ -16,7 +16,6 @@ import yaml
 from safetensors import SafetensorError
 
 from raptor import run as run_module
-from raptor.progress import Progress
 from raptor.run import (
     Interrupted,
     Run,
@@ -299,15 +298,3 @@ def test_a_folder_that_cannot_be_written_is_found_out_before_the_work(tmp_path, 
     monkeypatch.setattr("pathlib.Path.write_text", refuse)
     with pytest.raises(RunError, match=r"cannot write to .*Permission denied"):
         check_folder(tmp_path / "out")
-
-
-def test_progress_gives_no_rate_before_it_has_one(capsys, monkeypatch):
-    clock = iter([0.0, 10.0, 10.0, 10.0, 12.0, 12.0])
-    monkeypatch.setattr("raptor.progress.time.monotonic", lambda: next(clock))
-    bar = Progress("distil", 5, "steps", 64, "images")
-    bar.interval = 0
-    bar.advance()
-    bar.advance()
-    first, second = capsys.readouterr().err.strip().splitlines()
-    assert first == "distil: 1/5 steps"
-    assert second == "distil: 2/5 steps, 32 images/s, 6 s left"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import AbstractContextManager
 from typing import Any
@@ -88,8 +87,7 @@ class Trainer:
                     raise Interrupted(f"stopped after step {step} of {name}; the same command goes on from there")
                 since = time.monotonic()
             bar.advance()
-        if self.fabric.is_global_zero:
-            bar.finish()
+        bar.finish()
 
     def _set_up(self, name: str, share: float, module: DistillStep, tensors: dict[str, Tensor]) -> Stage:
         """A stage ready to train: its optimizer (continued from `tensors` if there are any) and its length."""
@@ -233,8 +231,6 @@ class Trainer:
     def _bar(self, name: str, start: int, num_steps: int) -> Progress:
         bar = Progress(f"distil {name}", num_steps, "steps", self.recipe.batch_size, "images")
         bar.start_at(start)
-        if not self.fabric.is_global_zero:
-            bar.live, bar.interval = False, math.inf
         return bar
 
     def _bad_images(self) -> list[str]:
