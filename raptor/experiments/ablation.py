@@ -15,6 +15,7 @@ import yaml
 
 from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, Sweep, run_sweep
+from raptor.experiments.figures import figure_ablation
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import Machine, Pair, best_teacher, layer_similarity, load_pair, make_raptor
 from raptor.fidelity.heads import LinearHead
@@ -22,7 +23,6 @@ from raptor.open import open_vit
 from raptor.phases import find_phases
 from raptor.probes import probe
 from raptor.recipes import load_recipe
-from raptor.report.figures_experiments import figure_ablation
 from raptor.report.style import save_figure
 from raptor.run import write_text
 from raptor.vit.view import ViT
@@ -111,7 +111,7 @@ def run(
         "missing": sweep.missing_names(),
         **sweep.made(),
     }
-    figures = save_figure(figure_ablation(values["table"]), Path(out) / "ablation") if rows else []
+    figures = save_figure(figure_ablation(values["table"], PAPER), Path(out) / "ablation") if rows else []
     return write_outcome("ablation", Path(out), started, machine.device, values, table(values["table"]), figures)
 
 

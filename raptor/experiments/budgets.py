@@ -9,10 +9,10 @@ from typing import Any
 
 from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, Sweep, run_sweep
+from raptor.experiments.figures import figure_budgets
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import Machine, load_pair
 from raptor.open import open_vit
-from raptor.report.figures_experiments import figure_budgets
 from raptor.report.style import save_figure
 from raptor.surrogate.surrogate import block_parameters
 from raptor.train import distill

@@ -1,8 +1,8 @@
-"""A sweep: named cells, each a result in a file of its own, run in any order and by several processes at once.
+"""A sweep: named cells, each with a result file of its own, done in any order and by several processes at once.
 
 FOLDER/cells/NAME.json    the result of a finished cell, written whole
-FOLDER/cells/NAME.claim   locked by the process that works on the cell; the lock goes when that process does
-FOLDER/cells/NAME.error   why the cell failed last time; it is tried again by the next command
+FOLDER/cells/NAME.claim   locked by the process that works on the cell; the lock ends with the process
+FOLDER/cells/NAME.error   why the cell failed last time; the next command tries it again
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from raptor.progress import clock
 from raptor.provenance import versions
 from raptor.run import Interrupted, RunError, plain, read_json, write_text
 
-POLL_SECONDS = 0.5
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -39,12 +37,12 @@ class Cell:
 
 
 Work = Callable[[Cell], dict[str, Any]]
-"""Does a cell and gives its result as JSON holds it; picklable, since other processes call it too."""
+"""Does a cell and returns its result. Has to be picklable, because other processes call it too."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Cells in the order they are to be done, the folder that holds their results, and the device they run on here."""
+    """Cells in the order in which they are done, the folder of their results, and the device they run on here."""
 
     folder: Path
     cells: tuple[Cell, ...]
@@ -118,13 +116,13 @@ class Sweep:
 def run_sweep(
     sweep: Sweep, work: Work, *, jobs: int = 1, cells: str | None = None, max_seconds: float | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Do the cells that have no result yet; gives the results of the whole sweep, by cell.
+    """Do the cells that have no result yet, and return the results of the whole sweep, by cell.
 
     Args:
         work: does one cell.
-        jobs: processes that work at the same time on this machine. Other commands on the same folder may help.
+        jobs: number of processes on this machine. Other commands may work on the same folder at the same time.
         cells: only these, separated by commas.
-        max_seconds: stop after so long; a training run writes its checkpoint and goes on with the next command.
+        max_seconds: stop after this time. A training run writes a checkpoint, and the next command continues it.
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
@@ -132,47 +130,60 @@ def run_sweep(
     chosen = sweep.select(cells)
     (sweep.folder / "cells").mkdir(parents=True, exist_ok=True)
     deadline = None if max_seconds is None else time.time() + max_seconds
-    if chosen.missing():
-        if jobs == 1:
-            do_cells(chosen, work, deadline, jobs)
-        else:
-            _do_in_processes(chosen, work, deadline, min(jobs, len(chosen.missing())))
-    failed = chosen.failed()
-    if failed and len(failed) == len(chosen.cells):
-        name, reason = next(iter(failed.items()))
-        raise RunError(f"every cell failed, {name} with: {reason.strip().splitlines()[-1]} (see {sweep.folder}/cells)")
-    for name, reason in failed.items():
-        _say(f"cell {name} failed: {reason.strip().splitlines()[-1]} (see {chosen.path(name, 'error')})")
+    num_missing = len(chosen.missing())
+    try:
+        with _stopping(deadline):
+            if jobs == 1:
+                do_cells(chosen, work, deadline)
+            elif num_missing:
+                _do_in_processes(chosen, work, deadline, min(jobs, num_missing))
+    except (Interrupted, KeyboardInterrupt):
+        _say(f"stopped with {len(chosen.missing())} cells left: the same command continues from there")
+        if not _is_past(deadline):
+            raise KeyboardInterrupt from None
+    _report_failures(chosen)
     return sweep.results()
 
 
-def do_cells(sweep: Sweep, work: Work, deadline: float | None = None, jobs: int = 1, parent: int | None = None) -> None:
+def _report_failures(sweep: Sweep) -> None:
+    """Print why cells failed; RunError when all of them did."""
+    reasons = {name: text.strip().splitlines()[-1] for name, text in sweep.failed().items()}
+    if reasons and len(reasons) == len(sweep.cells):
+        name, reason = next(iter(reasons.items()))
+        raise RunError(f"every cell failed, {name} with: {reason} (see {sweep.folder}/cells)")
+    for name, reason in reasons.items():
+        _say(f"cell {name} failed: {reason} (see {sweep.path(name, 'error')})")
+
+
+def do_cells(sweep: Sweep, work: Work, deadline: float | None = None, jobs: int = 1) -> None:
     """Do, in this process, every cell that has no result and that no other process works on.
 
-    deadline: a `time.time()` to stop at. parent: the process that started this one; without it no new cell is begun.
+    Args:
+        deadline: a `time.time()`. No cell is started after it.
+        jobs: number of processes that do the same, for the estimate of the time left.
     """
-    with stopping(deadline):
-        try:
-            tried: set[str] = set()
-            for cell in (*sweep.cells, *sweep.cells):  # the second time for cells whose process has died since
-                if cell.name in tried:
-                    continue
-                if _is_past(deadline) or parent not in (None, os.getppid()):
-                    raise Interrupted("no time left, or nobody to work for")
-                if _do_cell(sweep, cell, work, jobs):
-                    tried.add(cell.name)
-        except (Interrupted, KeyboardInterrupt):
-            _say(f"stopped with {len(sweep.missing())} cells left: the same command goes on from there")
-            if not _is_past(deadline):
-                raise KeyboardInterrupt from None
+    tried: set[str] = set()
+    for cell in (*sweep.cells, *sweep.cells):  # the second time for cells whose process has died since
+        if cell.name in tried:
+            continue
+        if _is_past(deadline) or _is_orphan():
+            raise Interrupted("no time left, or the command that started this process has ended")
+        if _do_cell(sweep, cell, work, jobs):
+            tried.add(cell.name)
 
 
 def _is_past(deadline: float | None) -> bool:
     return deadline is not None and time.time() >= deadline
 
 
+def _is_orphan() -> bool:
+    """Whether this is a worker process whose parent has died."""
+    parent = multiprocessing.parent_process()
+    return parent is not None and not parent.is_alive()
+
+
 def _do_cell(sweep: Sweep, cell: Cell, work: Work, jobs: int) -> bool:
-    """Do a cell unless it is done or another process works on it; False in that last case."""
+    """Do a cell unless it is done or another process works on it; False when another process does."""
     with claim(sweep.path(cell.name, "claim")) as mine:
         if not mine or sweep.path(cell.name).exists():
             return mine
@@ -182,7 +193,7 @@ def _do_cell(sweep: Sweep, cell: Cell, work: Work, jobs: int) -> bool:
             result = work(cell)
         except Interrupted:
             raise
-        except Exception:  # one bad cell must not cost the others
+        except Exception:  # the other cells still have to be done
             write_text(sweep.path(cell.name, "error"), traceback.format_exc())
             return True
         seconds = round(time.monotonic() - began, 2)
@@ -224,59 +235,59 @@ def claim(path: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def stopping(deadline: float | None) -> Iterator[None]:
-    """Inside, SIGTERM and the deadline (`time.time()`) interrupt as Ctrl-C does; training loops end at a checkpoint."""
-    if threading.current_thread() is not threading.main_thread():
+def _stopping(deadline: float | None = None) -> Iterator[None]:
+    """Inside, SIGTERM raises KeyboardInterrupt as Ctrl-C does, and comes by itself at the deadline (`time.time()`).
+
+    A training loop listens for SIGTERM and Ctrl-C itself and ends at a checkpoint.
+    """
+    main = threading.main_thread()
+    if threading.current_thread() is not main:
         yield
         return
-    numbers = (signal.SIGTERM, signal.SIGALRM)
-    old = [signal.signal(signal.SIGTERM, _interrupt), signal.signal(signal.SIGALRM, _pass_on)]
-    if deadline is not None:
-        signal.setitimer(signal.ITIMER_REAL, max(0.001, deadline - time.time()))
+    old = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    seconds = 0.0 if deadline is None else max(0.001, deadline - time.time())
+    timer = threading.Timer(seconds, lambda: signal.pthread_kill(main.ident, signal.SIGTERM))  # type: ignore[arg-type]
+    timer.daemon = True
     try:
+        if deadline is not None:
+            timer.start()
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in zip(numbers, old):
-            signal.signal(number, handler)
-
-
-def _interrupt(*_signal: object) -> None:
-    raise KeyboardInterrupt
-
-
-def _pass_on(*_signal: object) -> None:
-    os.kill(os.getpid(), signal.SIGTERM)  # a training loop listens for this one
+        timer.cancel()
+        signal.signal(signal.SIGTERM, old)
 
 
 def _do_in_processes(sweep: Sweep, work: Work, deadline: float | None, jobs: int) -> None:
+    """Let `jobs` processes do the cells. They live for many cells, because each has to decode the data once.
+
+    They divide the cells by their claims, so that the cell of a process that dies is done by another one.
+    """
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_worker, args=(sweep, work, deadline, jobs, os.getpid())) for _ in range(jobs)]
-    with stopping(None):
-        try:
-            for worker in workers:
-                worker.start()
-            while any(worker.is_alive() for worker in workers):
-                time.sleep(POLL_SECONDS)
-        except KeyboardInterrupt:
-            for worker in workers:
-                if worker.is_alive():
-                    worker.terminate()
-            raise
-        finally:
-            for worker in workers:
-                worker.join()
+    workers = [context.Process(target=_worker, args=(sweep, work, deadline, jobs)) for _ in range(jobs)]
+    try:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    except KeyboardInterrupt:
+        for worker in workers:
+            if worker.is_alive():
+                worker.terminate()
+        for worker in workers:
+            worker.join()
+        raise
     codes = [worker.exitcode for worker in workers if worker.exitcode]
     if codes and sweep.missing():
-        _say(f"{len(codes)} of {jobs} processes ended early (exit {codes[0]}): the same command goes on from there")
+        _say(f"{len(codes)} of {jobs} processes ended early (exit {codes[0]}): the same command continues from there")
 
 
-def _worker(sweep: Sweep, work: Work, deadline: float | None, jobs: int, parent: int) -> None:
-    os.setpgrp()  # Ctrl-C reaches the parent alone, which passes it on once: twice would not wait for a checkpoint
-    try:
-        do_cells(sweep, work, deadline, jobs, parent)
-    except KeyboardInterrupt:
-        sys.exit(130)
+def _worker(sweep: Sweep, work: Work, deadline: float | None, jobs: int) -> None:
+    os.setpgrp()  # Ctrl-C reaches only the parent, which passes it on once: a second signal would not wait
+    with _stopping():
+        try:
+            do_cells(sweep, work, deadline, jobs)
+        except (Interrupted, KeyboardInterrupt):
+            sys.exit(130)
 
 
 def _say(text: str) -> None:

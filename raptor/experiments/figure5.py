@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from raptor.experiments.figures import figure_recovery
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import sweep_results
 from raptor.experiments.table1 import shown
-from raptor.report.figures_experiments import figure_recovery
 from raptor.report.style import save_figure
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, Sweep, run_sweep
+from raptor.experiments.figures import figure_partitions
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import Machine, best_teacher, layer_similarity, load_pair, make_raptor
 from raptor.experiments.statistics import z_score
 from raptor.open import open_vit
 from raptor.phases import Phases, find_phases, num_partitions, sample_partitions
-from raptor.report.figures_experiments import figure_partitions
 from raptor.report.style import save_figure
 from raptor.run import read_json, write_text
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, Sweep, run_sweep
+from raptor.experiments.figures import figure_stochastic_depth
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import (
     Machine,
@@ -27,7 +28,6 @@ from raptor.experiments.small import (
     teacher_scores,
 )
 from raptor.experiments.statistics import correlation, partial_correlation, trend
-from raptor.report.figures_experiments import figure_stochastic_depth
 from raptor.report.style import save_figure
 
 COLUMNS = (

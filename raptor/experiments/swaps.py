@@ -14,11 +14,11 @@ from raptor.data import iterate
 from raptor.devices import pick_device
 from raptor.dynamics.interventions import measure_swaps
 from raptor.experiments.cells import Cell, Sweep, run_sweep
+from raptor.experiments.figures import figure_swaps
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import Machine, layer_similarity, load_pair, sweep_results
 from raptor.open import open_vit
 from raptor.phases import find_phases
-from raptor.report.figures_experiments import figure_swaps
 from raptor.report.style import save_figure
 from raptor.train.teacher import evaluate
 from raptor.vit.trajectory import swap_blocks

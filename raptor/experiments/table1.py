@@ -12,13 +12,13 @@ from typing import Any
 from raptor.data.dense import open_dense
 from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, Sweep, run_sweep
+from raptor.experiments.figures import figure_recovery
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import Machine, layer_similarity, load_pair, make_raptor
 from raptor.fidelity.heads import share_kept
 from raptor.open import open_vit
 from raptor.phases import find_phases
 from raptor.probes import probe
-from raptor.report.figures_experiments import figure_recovery
 from raptor.report.style import save_figure
 from raptor.surrogate.surrogate import block_parameters
 from raptor.vit.view import ViT

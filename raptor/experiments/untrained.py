@@ -10,6 +10,7 @@ from typing import Any
 from raptor.data import ImageData
 from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, Sweep, run_sweep
+from raptor.experiments.figures import figure_untrained
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.small import (
     Machine,
@@ -26,7 +27,6 @@ from raptor.experiments.small import (
     untrained_teacher,
 )
 from raptor.experiments.stochastic_depth import cell_name
-from raptor.report.figures_experiments import figure_untrained
 from raptor.report.style import save_figure
 from raptor.run import read_summary
 from raptor.train.schedule import Budget

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -146,6 +149,26 @@ def test_another_process_takes_over_the_cell_of_one_that_died(tmp_path: Path, ca
     assert list(results) == ["0", "1", "2", "3"]
     first, second = (tmp_path / "done-0").read_text().split()
     assert first != second and {r["pid"] for r in results.values()} == {int(second)}
+
+
+def wait_for_long(cell: Cell) -> dict:
+    time.sleep(300)
+    return {"name": cell.name}
+
+
+def test_max_seconds_stops_several_processes(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    began = time.monotonic()
+    assert run_sweep(three(tmp_path), wait_for_long, jobs=2, max_seconds=2) == {}
+    assert time.monotonic() - began < 200
+    assert "stopped with 3 cells left" in capsys.readouterr().err
+
+
+def test_sigterm_stops_several_processes(tmp_path: Path) -> None:
+    timer = threading.Timer(2, os.kill, [os.getpid(), signal.SIGTERM])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(three(tmp_path), wait_for_long, jobs=2)
+    assert multiprocessing.active_children() == []
 
 
 def test_time_left_comes_from_the_cells_that_are_done(tmp_path: Path) -> None:

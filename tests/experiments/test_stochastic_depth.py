@@ -12,9 +12,9 @@ import torch
 
 from raptor.data import TrainStream, iterate, open_data
 from raptor.experiments import stochastic_depth
+from raptor.experiments.figures import figure_stochastic_depth
 from raptor.experiments.small import SHAPE, best_null, best_teacher, untrained_teacher
 from raptor.open import open_vit
-from raptor.report.figures_experiments import figure_stochastic_depth
 from raptor.report.style import save_figure
 from raptor.train.teacher import train_teacher
 
