@@ -11,10 +11,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, combinations, pairwise
 from math import comb
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from raptor.data.stream import ImageStream
+from raptor.progress import track
+from raptor.provenance import Provenance
+from raptor.run import Record, ResultFile
+from raptor.similarity.cosine import CoordinateStatistics, measure_similarity
+from raptor.similarity.outliers import Outliers
+from raptor.vit.states import POOLED
+from raptor.vit.trajectory import Trajectories
+from raptor.vit.view import ModelFacts, ViT
 
 Array = NDArray[np.float64]
 METHODS = ("maxcut", "dp")
@@ -22,7 +32,7 @@ SCORES = ("weighted", "mean", "cut")
 
 
 @dataclass(frozen=True)
-class Phases:
+class Phases(Record):
     """Contiguous segments of the layers 1..L.
 
     `lengths` sum to L. `scores` are the gain of each successive cut (`maxcut`, k-1 of them, in cutting order), the
@@ -75,17 +85,122 @@ class Phases:
     def __str__(self) -> str:
         return " | ".join(str(n) for n in self.lengths)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"lengths": list(self.lengths), "scores": list(self.scores), "method": self.method}
-
-    @classmethod
-    def from_dict(cls, saved: dict[str, Any]) -> Phases:
-        return cls(tuple(saved["lengths"]), tuple(saved.get("scores", ())), saved.get("method", "given"))
-
 
 class ChosenK(NamedTuple):
     k: int
     gains: tuple[float, ...]  # gains[i] is what the cut from i+1 to i+2 phases adds
+
+
+@dataclass
+class ModelPhases(Record):
+    """Layer-layer similarity of one model and the phases cut from it.
+
+    Attributes:
+        similarity: variant (`all`, the groups present, `pooled`) -> (L, L) matrix of mean cosines.
+        cka: (L, L) linear CKA, or None when no batch had enough images.
+        tokens: the variant that the phases are cut from.
+        standardised: whether each coordinate was divided by its standard deviation first.
+        phases: k -> the phases.
+        within: k -> mean similarity of layers of one phase, and of layers of different phases.
+        chosen_k: what the gains suggest.
+        gains: gain of each further cut.
+    """
+
+    model: ModelFacts
+    num_images: int
+    image_size: int
+    similarity: dict[str, Array]
+    cka: Array | None
+    outliers: Outliers
+    tokens: str
+    standardised: bool
+    phases: dict[int, Phases]
+    within: dict[int, tuple[float | None, float | None]]
+    chosen_k: int
+    gains: list[float]
+    data: str = "the data"
+    bad_images: list[str] = field(default_factory=list)
+
+    @property
+    def chosen(self) -> Phases | None:
+        """The phases at the chosen k, or at the nearest k that was cut; None when nothing was cut."""
+        nearest = min(self.phases, key=lambda k: (abs(k - self.chosen_k), k), default=None)
+        return None if nearest is None else self.phases[nearest]
+
+
+@dataclass
+class PhasesFile(ResultFile):
+    """phases.json: what `raptor phases` found, one entry per model."""
+
+    FILE: ClassVar[str] = "phases.json"
+
+    models: list[ModelPhases]
+    provenance: Provenance = field(default_factory=Provenance)
+
+
+def study_phases(
+    vit: ViT,
+    batches: ImageStream,
+    k: Sequence[int] = (2, 3, 4),
+    method: str = "maxcut",
+    score: str = "weighted",
+    min_length: int | None = None,
+    tokens: str = "all",
+    standardise: bool = False,
+    precision: str = "fp32",
+) -> ModelPhases:
+    """Measure the similarity of one model over `batches` and cut its layers into phases, once for each `k`."""
+    check_cuts(vit, k, method, score, min_length, tokens)
+    statistics = None
+    if standardise:
+        statistics = CoordinateStatistics(vit.num_layers, vit.name)
+        for states, _, _ in track(Trajectories(vit, batches, precision), f"statistics of {vit.name}"):
+            statistics.update(states)
+    trajectories = track(Trajectories(vit, batches, precision), f"similarity of {vit.name}", len(batches))
+    measured = measure_similarity(
+        (states for states, _, _ in trajectories), vit.num_layers, vit.groups, statistics=statistics, model=vit.name
+    )
+    matrix = measured.matrices[tokens]
+    found = {num: find_phases(matrix, num, method=method, score=score, min_length=min_length) for num in k}
+    chosen = choose_k(matrix, min_length=shortest("maxcut", min_length))
+    return ModelPhases(
+        model=vit.facts(),
+        num_images=measured.num_images,
+        image_size=vit.preprocess.size,
+        similarity=measured.matrices,
+        cka=measured.cka,
+        outliers=measured.outliers,
+        tokens=tokens,
+        standardised=standardise,
+        phases=found,
+        within={num: within_and_across(matrix, phases.lengths) for num, phases in found.items()},
+        chosen_k=chosen.k,
+        gains=list(chosen.gains),
+    )
+
+
+def check_cuts(vit: ViT, k: Sequence[int], method: str, score: str, min_length: int | None, tokens: str) -> None:
+    """Raise when the model cannot be cut this way, before any image is read."""
+    present = [name for name, _ in vit.groups.present()]
+    known = ["all", *present, *(["pooled"] if set(POOLED) & set(present) else [])]
+    if tokens not in known:
+        raise ValueError(f"{vit.name} has no {tokens!r} tokens: choose from {', '.join(known)}")
+    find_phases(np.eye(vit.num_layers), 1, method, score)
+    for num in k:
+        num_partitions(vit.num_layers, num, shortest(method, min_length))
+
+
+def within_and_across(matrix: ArrayLike, lengths: Sequence[int]) -> tuple[float | None, float | None]:
+    """Mean of an (L, L) similarity over pairs of different layers of one phase, and over pairs of different phases.
+
+    None where there is no such pair.
+    """
+    matrix = np.asarray(matrix)
+    phase = np.repeat(np.arange(len(lengths)), lengths)
+    same = phase[:, None] == phase[None, :]
+    other = ~np.eye(len(phase), dtype=bool)
+    mean = [float(np.mean(matrix[mask])) if mask.any() else None for mask in (same & other, ~same)]
+    return mean[0], mean[1]
 
 
 def find_phases(

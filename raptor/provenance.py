@@ -5,12 +5,29 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from raptor.devices import device_name
+from raptor.run import Record
+
+
+@dataclass(frozen=True)
+class Provenance(Record):
+    """Where a result came from."""
+
+    command: str | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    device: str | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def since(cls, started: float, device: str | torch.device = "cpu") -> Provenance:
+        """Of this process; `started` is `time.monotonic()` at the start of the work."""
+        return cls(**provenance(started, device))
 
 
 def versions() -> dict[str, str]:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 from collections import Counter
 from itertools import combinations, pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from raptor.phases import Phases, choose_k, find_phases, num_partitions, random_phases, sample_partitions
+from raptor.phases import (
+    Phases,
+    PhasesFile,
+    choose_k,
+    find_phases,
+    num_partitions,
+    random_phases,
+    sample_partitions,
+    within_and_across,
+)
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
 # Mean cosine distance between the outputs of blocks 1..12 of DINOv2 ViT-B/14 with registers, as published.
 DISTANCE = np.array(
@@ -241,3 +254,21 @@ def test_maxcut_that_cannot_go_on_says_so() -> None:
     for bad in ({"k": 4, "min_length": 2}, {"k": 0}):
         with pytest.raises(ValueError):
             random_phases(7, **bad)
+
+
+def test_within_and_across_by_hand():
+    matrix = [[1, 0.9, 0.1, 0.2], [0.9, 1, 0.3, 0.4], [0.1, 0.3, 1, 0.7], [0.2, 0.4, 0.7, 1]]
+    within, across = within_and_across(matrix, [2, 2])
+    assert within == pytest.approx((0.9 + 0.7) / 2) and across == pytest.approx((0.1 + 0.2 + 0.3 + 0.4) / 4)
+    assert within_and_across(np.eye(3), [1, 1, 1])[0] is None
+    assert within_and_across(np.eye(3), [3])[1] is None
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("phases-*.json")), ids=lambda path: path.stem)
+def test_committed_results_are_read_and_written_unchanged(path):
+    found = PhasesFile.read_file(path)
+    assert found.to_dict() == json.loads(path.read_text())
+    entry = found.models[0]
+    assert entry.chosen is not None and entry.chosen.num_layers == entry.model.num_layers == len(
+        entry.similarity["all"]
+    )

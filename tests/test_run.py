@@ -8,16 +8,23 @@ import os
 import signal
 import subprocess
 import threading
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from raptor import run as run_module
 from raptor.run import (
+    NOT_SAVED,
     Interrupted,
+    Record,
+    ResultFile,
     Run,
     RunError,
     StopSignal,
@@ -298,3 +305,71 @@ def test_a_folder_that_cannot_be_written_is_found_out_before_the_work(tmp_path, 
     monkeypatch.setattr("pathlib.Path.write_text", refuse)
     with pytest.raises(RunError, match=r"cannot write to .*Permission denied"):
         check_folder(tmp_path / "out")
+
+
+@dataclass
+class Inner(Record):
+    name: str
+    share: float | None = None
+
+
+@dataclass
+class Found(ResultFile):
+    FILE: ClassVar[str] = "found.json"
+
+    count: int
+    curve: NDArray[np.float64]
+    values: NDArray[np.complex128]
+    pair: tuple[int, float | None]
+    by_k: dict[int, Inner]
+    inner: list[Inner] = field(default_factory=list)
+    kept: str = field(default="memory", metadata=NOT_SAVED)
+
+
+def test_a_result_file_comes_back(tmp_path):
+    curve, values = np.array([[1.0, np.nan], [0.0, 2.5]]), np.array([1 + 2j, -0.5j])
+    found = Found(3, curve, values, (1, None), {2: Inner("a", 0.5)}, [Inner("b")], kept="other")
+    path = found.write(tmp_path)
+    saved = json.loads(path.read_text())
+    assert saved == {
+        "count": 3,
+        "curve": [[1.0, None], [0.0, 2.5]],
+        "values": [[1.0, 2.0], [0.0, -0.5]],
+        "pair": [1, None],
+        "by_k": {"2": {"name": "a", "share": 0.5}},
+        "inner": [{"name": "b", "share": None}],
+    }
+    path.write_text(json.dumps({**saved, "unknown": 1}))
+    again = Found.read(tmp_path)
+    assert again.to_dict() == saved and again.by_k == {2: Inner("a", 0.5)} and again.kept == "memory"
+    np.testing.assert_array_equal(again.values, values)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"count": "3"}, "count: expected int, got a string"),
+        ({"count": True}, "count: expected int, got true or false"),
+        ({"curve": {"a": 1}}, "curve: expected an array of numbers, got an object"),
+        ({"curve": [[1.0], [1.0, 2.0]]}, "curve: expected an array of numbers"),
+        ({"pair": [1]}, "pair: expected 2 entries, got 1"),
+        ({"by_k": {"x": {}}}, "by_k: expected whole numbers as keys"),
+        ({"by_k": {"2": {}}}, "by_k.2.name is missing"),
+        ({"inner": [{"name": "a"}, [1]]}, r"inner\[1\]: expected an object, got a list"),
+        ({"inner": [{"name": "a", "share": "b"}]}, r"inner\[0\].share: expected float, got a string"),
+    ],
+)
+def test_a_wrong_type_names_the_file_and_the_key(tmp_path, change, message):
+    path = Found(3, np.zeros(2), np.zeros(1, complex), (1, 0.5), {}).write(tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(RunError, match=message) as error:
+        Found.read(tmp_path)
+    assert str(path) in str(error.value) and "run the command" in str(error.value)
+
+
+def test_a_missing_or_damaged_result_file_is_one_line(tmp_path):
+    for text in (None, "{", "[1]"):
+        if text is not None:
+            (tmp_path / "found.json").write_text(text)
+        with pytest.raises(RunError, match=r"found\.json cannot be read"):
+            Found.read(tmp_path)

@@ -14,6 +14,7 @@ from raptor.commands.probe import probe
 from raptor.commands.report import report
 from raptor.data import open_data
 from raptor.open import open_pair
+from raptor.phases import ModelPhases
 from raptor.progress import clock
 from raptor.train.validation import Validator
 
@@ -84,10 +85,10 @@ def _distil(k: int, out: str, budget: str, from_scratch: bool, device: str) -> t
 
 
 def _findings(
-    entry: dict[str, Any], certificate: Any, before: dict[str, Any], after: dict[str, Any], recovered: dict[str, float]
+    entry: ModelPhases, certificate: Any, before: dict[str, Any], after: dict[str, Any], recovered: dict[str, float]
 ) -> list[str]:
-    cut = " | ".join(map(str, entry["phases"]["3"]["lengths"]))
-    within, across = entry["within"]["3"]
+    cut = entry.phases[3]
+    within, across = entry.within[3]
     eps = certificate.eps["relative"]["all"]
     kept = ", ".join(f"{task} {share:.0%}" for task, share in recovered.items())
     return [

@@ -7,34 +7,35 @@ from typing import Any
 
 import numpy as np
 
+from raptor.phases import ModelPhases
 from raptor.report.style import PALETTE, use_style
 
 
-def figure_phases(entries: Sequence[dict[str, Any]]) -> Any:
-    """One heatmap a model (entries as in phases.json); each k's phases outlined in its own colour."""
+def figure_phases(entries: Sequence[ModelPhases]) -> Any:
+    """One heatmap per model; the phases of each k are outlined in their own colour."""
     plt = use_style()
     columns = min(4, len(entries))
     rows = -(-len(entries) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(3.6 * columns, 4.1 * rows), squeeze=False)
-    low = min(float(np.min(e["similarity"][e["tokens"]])) for e in entries)
+    low = min(float(e.similarity[e.tokens].min()) for e in entries)
     image = None
     for ax, entry in zip(axes.flat, entries):
-        image = draw_heatmap(ax, entry, low)
+        image = _draw_heatmap(ax, entry, low)
     for ax in list(axes.flat)[len(entries) :]:
         ax.axis("off")
     figure.colorbar(image, ax=axes, shrink=0.7, label="cosine of the same token at two layers")
     return figure
 
 
-def draw_heatmap(ax: Any, entry: dict[str, Any], low: float | None = None) -> Any:
-    """The similarity that was cut, layers 1..L both ways, with an outline a phase for every k."""
-    matrix = np.asarray(entry["similarity"][entry["tokens"]])
+def _draw_heatmap(ax: Any, entry: ModelPhases, low: float | None = None) -> Any:
+    """The similarity that was cut, layers 1..L both ways, with an outline per phase for every k."""
+    matrix = entry.similarity[entry.tokens]
     num = len(matrix)
     vmin = matrix.min() if low is None else low
     image = ax.imshow(matrix, cmap="Greys_r", vmin=vmin, vmax=1, extent=(0.5, num + 0.5, num + 0.5, 0.5))
-    for i, (k, found) in enumerate(entry["phases"].items()):
+    for i, (k, found) in enumerate(entry.phases.items()):
         start, inset = 0.5, 0.09 * i
-        for j, length in enumerate(found["lengths"]):
+        for j, length in enumerate(found.lengths):
             ax.add_patch(
                 _outline(start + inset, length - 2 * inset, PALETTE[(i + 1) % len(PALETTE)], k if j == 0 else None)
             )
@@ -50,14 +51,13 @@ def draw_heatmap(ax: Any, entry: dict[str, Any], low: float | None = None) -> An
     return image
 
 
-def _outline(start: float, length: float, colour: str, k: str | None) -> Any:
+def _outline(start: float, length: float, colour: str, k: int | None) -> Any:
     from matplotlib.patches import Rectangle
 
     label = f"k = {k}" if k else None
     return Rectangle((start, start), length, length, fill=False, edgecolor=colour, linewidth=1.8, label=label)
 
 
-def _title(entry: dict[str, Any]) -> str:
-    name = entry.get("title") or entry["model"]["name"].removeprefix("timm/")
-    lengths: list[int] = next(iter(entry["phases"].values()), {"lengths": []})["lengths"]
-    return f"{name}\n{' | '.join(map(str, lengths))}"
+def _title(entry: ModelPhases) -> str:
+    name = entry.model.name.removeprefix("timm/")
+    return f"{name}\n{next(iter(entry.phases.values()), '')}"

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from raptor.run import Record
 from raptor.vit.states import check_states, double, float_type
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Outliers:
+class Outliers(Record):
     """Share of the squared norm, per layer, in the top 1 % of coordinates and of tokens (rounded up, at least one).
 
     Coordinates are ranked by their energy over all the data, tokens within each image. `even_*` is the share that
@@ -28,15 +28,6 @@ class Outliers:
     tokens: Array
     even_coordinates: float
     even_tokens: float
-
-    def to_dict(self) -> dict[str, Any]:
-        even = {"even_coordinates": self.even_coordinates, "even_tokens": self.even_tokens}
-        return {"coordinates": self.coordinates.tolist(), "tokens": self.tokens.tolist(), **even}
-
-    @classmethod
-    def from_dict(cls, saved: dict[str, Any]) -> Outliers:
-        coordinates, tokens = np.asarray(saved["coordinates"]), np.asarray(saved["tokens"])
-        return cls(coordinates, tokens, saved["even_coordinates"], saved["even_tokens"])
 
 
 class OutlierShares:

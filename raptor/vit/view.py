@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess
+from raptor.run import Record
 
 GROUP_NAMES = ("cls", "registers", "patches")
 
 
 @dataclass(frozen=True)
-class TokenGroups:
+class TokenGroups(Record):
     """How the tokens of one image are laid out: `cls` (0 or 1), then `registers`, then `patches`; any may be absent."""
 
     cls: int
@@ -52,6 +53,23 @@ class TokenGroups:
             s = self.slice(name)
             if s.stop > s.start:
                 yield name, s
+
+
+@dataclass(frozen=True)
+class ModelFacts(Record):
+    """What result files say about a model."""
+
+    name: str
+    num_layers: int
+    dim: int
+    groups: TokenGroups
+    grid: tuple[int, int]
+    patch_size: int
+    image_size: int
+    num_classes: int
+    num_parameters: int
+    depth_conditioned: bool = False
+    phases: list[int] | None = None
 
 
 @dataclass
@@ -166,21 +184,25 @@ class ViT:
         """Pooled features of a last state, `(B, D)` or `(B, 2 D)`: final norm, then cls and mean patch concatenated."""
         return pool(self.norm(x_btd), self.groups)
 
+    def facts(self) -> ModelFacts:
+        """What result files say about the model."""
+        return ModelFacts(
+            name=self.name,
+            num_layers=self.num_layers,
+            dim=self.dim,
+            groups=self.groups,
+            grid=self.grid,
+            patch_size=self.patch_size,
+            image_size=self.preprocess.size,
+            num_classes=self.num_classes,
+            num_parameters=sum(p.numel() for p in self.model.parameters()),
+            depth_conditioned=self.depth_conditioned,
+            phases=list(self.phases) if self.phases else None,
+        )
+
     def describe(self) -> dict[str, Any]:
-        """Facts about the model for summaries, as JSON-able values."""
-        return {
-            "name": self.name,
-            "num_layers": self.num_layers,
-            "dim": self.dim,
-            "groups": {"cls": self.groups.cls, "registers": self.groups.registers, "patches": self.groups.patches},
-            "grid": list(self.grid),
-            "patch_size": self.patch_size,
-            "image_size": self.preprocess.size,
-            "num_classes": self.num_classes,
-            "num_parameters": sum(p.numel() for p in self.model.parameters()),
-            "depth_conditioned": self.depth_conditioned,
-            "phases": list(self.phases) if self.phases else None,
-        }
+        """`facts` as JSON."""
+        return self.facts().to_dict()
 
 
 @contextmanager

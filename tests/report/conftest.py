@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,18 @@ import torch
 import yaml
 
 from raptor.commands.dynamics import intervene
-from raptor.commands.phases import study_phases
 from raptor.data import iterate, open_data
 from raptor.dynamics.measure import measure_dynamics
 from raptor.fidelity.certificate import certify
 from raptor.fidelity.complexity import levin_bounds
 from raptor.open import open_vit, save_vit
+from raptor.phases import PhasesFile, study_phases
 from raptor.probes import probe, recovery
+from raptor.provenance import Provenance
 from raptor.surrogate.surrogate import make_surrogate
 
 PHASES = (3, 3, 6)
-ABOUT = {"command": "raptor test", "versions": {"raptor": "0.1.0"}, "device": "cpu", "seconds": 1.5}
+ABOUT: dict[str, Any] = {"command": "raptor test", "versions": {"raptor": "0.1.0"}, "device": "cpu", "seconds": 1.5}
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +43,7 @@ def full_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{name}.json").write_text(json.dumps({"provenance": ABOUT, **values}))
 
     entry = study_phases(teacher, batches, k=(2, 3, 4))
-    write("phases", {"models": [{**entry, "data": "scenes"}]})
+    PhasesFile([replace(entry, data="scenes")], Provenance(**ABOUT)).write(folder)
     write("certificate", certify(surrogate, teacher, batches, bootstrap=20).to_dict())
     write("complexity", levin_bounds(surrogate, teacher))
     found = {
