@@ -305,15 +305,6 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def plain(value: Any) -> Any:
-    """A result as JSON holds it: numbers that are not finite as None."""
-    if isinstance(value, dict):
-        return {str(key): plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 class Record:
     """Base of a dataclass that is written as JSON and read back: its fields are the keys.
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -36,3 +39,20 @@ def tiny_timm(name: str = "vit_tiny_patch16_224", depth: int = 4, shaken: bool =
 
 def same_tensors(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def sum_over_threads(num_ranks: int) -> Callable[[Tensor], Tensor]:
+    """A sum over ranks, each a thread: every rank calls it, waits for the others and gets the sum."""
+    values: list[Tensor] = []
+    barrier = threading.Barrier(num_ranks)
+
+    def add_ranks(value: Tensor) -> Tensor:
+        values.append(value)
+        barrier.wait(timeout=10)
+        total = torch.stack(values).sum(0)
+        if barrier.wait(timeout=10) == 0:
+            values.clear()
+        barrier.wait(timeout=10)
+        return total
+
+    return add_ranks

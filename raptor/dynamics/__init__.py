@@ -16,10 +16,10 @@ from raptor.dynamics.interventions import (
 )
 from raptor.dynamics.measure import DynamicsResult, measure_dynamics
 from raptor.dynamics.modes import DMD, BatchedDMD, fit_dmd, rank_sweep
-from raptor.dynamics.moments import QUANTILES, ImageMoments, Spread, jsonable
 from raptor.dynamics.rank import Rank, RankResult
 from raptor.dynamics.spectra import Modes, ModesResult, PooledDMD
 from raptor.dynamics.stability import Stability, StabilityResult
+from raptor.streaming import QUANTILES, ImageMoments, Spread, jsonable
 
 __all__ = [
     "DMD",

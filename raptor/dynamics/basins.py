@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from raptor.dynamics.groups import check_states, group_means, take_rows
-from raptor.dynamics.moments import jsonable
 from raptor.dynamics.parallel import on_host_if_small, parallel_map
+from raptor.streaming import jsonable
 from raptor.vit.view import TokenGroups
 
 PER_CLASS = 200

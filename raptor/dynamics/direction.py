@@ -15,7 +15,7 @@ from torch import Tensor
 
 from raptor.dynamics.angles import as_float, chord_angle, unit
 from raptor.dynamics.groups import check_states, measured_groups
-from raptor.dynamics.moments import ImageMoments, Spread, jsonable
+from raptor.streaming import ImageMoments, Spread, jsonable
 from raptor.vit.view import TokenGroups
 
 

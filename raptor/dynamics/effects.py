@@ -9,7 +9,7 @@ from torch import Tensor
 
 from raptor.dynamics.angles import unit, unit_angle
 from raptor.dynamics.groups import measured_groups
-from raptor.dynamics.moments import ImageMoments, Spread
+from raptor.streaming import ImageMoments, Spread
 from raptor.vit.view import Context, ViT, first_tensor
 
 BATCH = 32

@@ -19,8 +19,8 @@ from torch import Tensor
 from raptor.devices import full_precision
 from raptor.dynamics.angles import as_float, unit
 from raptor.dynamics.effects import Effects, Predict, by_group, clean_batches, default_predict, run_blocks
-from raptor.dynamics.moments import ImageMoments, Spread, jsonable
 from raptor.phases import Phases
+from raptor.streaming import ImageMoments, Spread, jsonable
 from raptor.surrogate.surrogate import Step, surrogate_spec
 from raptor.vit.view import ViT, first_tensor
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from raptor.dynamics.angles import unit
 from raptor.dynamics.groups import EvenSubset, check_states, measured_groups, take_rows
-from raptor.dynamics.moments import ImageMoments, Spread, jsonable
 from raptor.dynamics.parallel import eigenvalues
+from raptor.streaming import ImageMoments, Spread, jsonable
 from raptor.vit.view import TokenGroups
 
 RANK_IMAGES = 64

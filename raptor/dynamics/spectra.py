@@ -16,8 +16,8 @@ from torch import Tensor
 
 from raptor.dynamics.groups import EvenSubset, check_states, group_means, measured_groups, take_rows
 from raptor.dynamics.modes import TOLERANCE, BatchedDMD, fit_dmd, rank_sweep
-from raptor.dynamics.moments import ImageMoments, Spread, jsonable
 from raptor.dynamics.parallel import on_host_if_small, parallel_map
+from raptor.streaming import ImageMoments, Spread, jsonable
 from raptor.vit.view import TokenGroups
 
 TRAJECTORIES = 256

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raptor.dynamics.angles import as_float, unit, unit_angle
 from raptor.dynamics.groups import check_states, measured_groups
-from raptor.dynamics.moments import ImageMoments, Spread, jsonable
+from raptor.streaming import ImageMoments, Spread, jsonable
 from raptor.vit.view import TokenGroups
 
 EPS = (1e-3, 1e-2, 1e-1)

@@ -25,7 +25,8 @@ from typing import Any, TextIO
 from raptor.devices import device_name
 from raptor.progress import clock
 from raptor.provenance import versions
-from raptor.run import Interrupted, RunError, plain, read_json, write_text
+from raptor.run import Interrupted, RunError, read_json, write_text
+from raptor.streaming import jsonable
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ def _do_cell(sweep: Sweep, cell: Cell, work: Work, jobs: int) -> bool:
             return True
         seconds = round(time.monotonic() - began, 2)
         where = {"device": device_name(sweep.device), "versions": versions()}
-        saved = {"cell": cell.name, "options": cell.options, "seconds": seconds, **where, "result": plain(result)}
+        saved = {"cell": cell.name, "options": cell.options, "seconds": seconds, **where, "result": jsonable(result)}
         write_text(sweep.path(cell.name), json.dumps(saved, allow_nan=False))
         _say(f"{cell.name} in {clock(seconds)}; {time_left(sweep, jobs)}")
     return True

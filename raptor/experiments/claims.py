@@ -20,7 +20,8 @@ from raptor.experiments.verdicts import (
     claims_table1,
     claims_untrained,
 )
-from raptor.run import plain, read_json, write_text
+from raptor.run import read_json, write_text
+from raptor.streaming import jsonable
 
 Values = dict[str, Any]
 
@@ -84,7 +85,7 @@ class Page:
     table: str
 
     def to_dict(self) -> Values:
-        return plain({"claims": [claim._asdict() for claim in self.claims], "path": str(self.path)})
+        return jsonable({"claims": [claim._asdict() for claim in self.claims], "path": str(self.path)})
 
     def text(self) -> str:
         return f"{self.table}\nwritten to {self.path}"

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raptor.run import plain, write_text
+from raptor.run import write_text
+from raptor.streaming import jsonable
 
 
 @dataclass
@@ -40,7 +41,7 @@ def write_outcome(
     """Write NAME.json and NAME.md, and give the outcome."""
     from raptor.provenance import provenance
 
-    values = plain({**provenance(started, device), "experiment": name, **values})
+    values = jsonable({**provenance(started, device), "experiment": name, **values})
     write_text(folder / f"{name}.json", json.dumps(values, allow_nan=False) + "\n")
     write_text(folder / f"{name}.md", table + "\n")
     return Outcome(name, folder, values, table, figures)

@@ -14,9 +14,10 @@ from raptor.data.stream import Batch
 from raptor.devices import device_name
 from raptor.fidelity.bootstrap import interval, quantile_intervals, resampled_means, statistic_interval
 from raptor.fidelity.complexity import block_list, count_flops, run_times
-from raptor.fidelity.error_curves import METRICS, Array, Curves, ErrorCurves, finite, finite_list
+from raptor.fidelity.error_curves import METRICS, Array, Curves, ErrorCurves
 from raptor.fidelity.heads import Head
 from raptor.fidelity.null_models import NULL_NAMES, NullModels, fit_null_models
+from raptor.streaming import jsonable
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
 
@@ -112,7 +113,7 @@ class Certificate:
     def _by_group(self, values: Array) -> dict[str, Any]:
         """(L, G) or (2, L, G) as group -> list over layers, or [lower list, upper list]."""
         pick = {group: values[..., g] for g, group in enumerate(self.curves.groups)}
-        return {group: finite_list(v) if v.ndim == 1 else [finite_list(end) for end in v] for group, v in pick.items()}
+        return {group: jsonable(v) for group, v in pick.items()}
 
     def rows(self, group: str = "all") -> list[dict[str, float]]:
         """One row a layer: its phase, every metric of `group`, and the R2 of each null model."""
@@ -301,7 +302,7 @@ def _predictions(right: list[Tensor], bootstrap: int, seed: int) -> dict[str, di
     ends = interval(resampled_means(hits, bootstrap, seed))
     names = ("agreement", "teacher_accuracy", "surrogate_accuracy")[: hits.shape[1]]
     return {
-        name: {"value": float(hits[:, i].mean()), "lower": finite(ends[0, i]), "upper": finite(ends[1, i])}
+        name: {"value": float(hits[:, i].mean()), "lower": jsonable(ends[0, i]), "upper": jsonable(ends[1, i])}
         for i, name in enumerate(names)
     }
 
@@ -340,9 +341,9 @@ def curve_eps(curves: Curves, bootstrap: int, seed: int = 0) -> dict[str, dict[s
             curve = getattr(curves, metric)[group]
             upper = np.quantile(estimates[:, :, g].max(1), 0.95) if bootstrap else np.nan
             eps[metric][group] = {
-                "value": finite(curve.max()),
+                "value": jsonable(curve.max()),
                 "layer": int(curve.argmax()) + 1,
-                "upper": finite(np.maximum(upper, curve.max())),
+                "upper": jsonable(np.maximum(upper, curve.max())),
             }
     return eps
 

@@ -7,7 +7,6 @@ values are a uniform sample.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raptor.devices import free_bytes
+from raptor.streaming import Moments, Reservoir, jsonable
 from raptor.vit.view import TokenGroups
 
 Array = NDArray[np.float64]
@@ -70,19 +70,7 @@ class Curves:
 
     def to_dict(self) -> dict[str, Any]:
         """Group -> metric -> list over layers, without the per-image values. Numbers that are not finite are None."""
-        return {
-            group: {metric: finite_list(getattr(self, metric)[group]) for metric in METRICS} for group in self.groups
-        }
-
-
-def finite(value: float) -> float | None:
-    """A number as JSON can hold it: None when it is not finite."""
-    return float(value) if np.isfinite(value) else None
-
-
-def finite_list(values: Array) -> list[float | None]:
-    """An array (N,) as a list that JSON can hold."""
-    return [finite(v) for v in values]
+        return {group: {metric: jsonable(getattr(self, metric)[group]) for metric in METRICS} for group in self.groups}
 
 
 def layer_sums(t_lbtd: Tensor, s_lbtd: Tensor, centre_lgd: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
@@ -160,6 +148,7 @@ class ErrorCurves:
         self.bounds: Bounds = tuple((s.start, s.stop) for _, s in present)
         self.num_images = 0
         self._reservoir = Reservoir(reservoir, seed)
+        self._coordinates = Moments()  # of the teacher's states, (L, G, D)
         self._centre: Tensor | None = None  # (L, G + 1, D)
 
     @torch.no_grad()
@@ -177,7 +166,9 @@ class ErrorCurves:
         image_blgv = torch.cat([image for image, _ in rows]).transpose(0, 1)
         self._image_sums += image_blgv.sum(0, dtype=torch.float64)
         self._norm_sums += image_blgv[..., :2].sqrt().sum(0, dtype=torch.float64)
-        self._merge(torch.cat([coordinate for _, coordinate in rows]).double(), len(image_blgv))
+        mean_lgd, square_lgd, residual_lgd = torch.cat([coordinate for _, coordinate in rows]).double().unbind(2)
+        self._coordinates.add(mean_lgd, square_lgd, len(image_blgv) * self._num_tokens)
+        self._residuals += residual_lgd
         self._reservoir.add(image_blgv)
         self.num_images += len(image_blgv)
 
@@ -224,17 +215,10 @@ class ErrorCurves:
     def _token_counts(self) -> Array:
         return np.array([self.groups.num_tokens, *(b - a for a, b in self.bounds)], dtype=np.float64)
 
-    def _merge(self, batch_lgvd: Tensor, num_images: int) -> None:
-        """Add a batch's means and squared deviations to those of all batches before (Chan's formula)."""
-        share = num_images / (self.num_images + num_images)
-        delta = batch_lgvd[:, :, 0] - self._coordinates[:, :, 0]
-        self._coordinates[:, :, 0] += share * delta
-        self._coordinates[:, :, 1:] += batch_lgvd[:, :, 1:]
-        self._coordinates[:, :, 1] += delta.square() * (self._num_tokens * (self.num_images * share))
-
     def _squares(self) -> tuple[Array, Array]:
         """Sums of squares about the mean and of errors, per coordinate: (L, G + 1, D) each, all tokens first."""
-        mean, about_mean, residual = self._coordinates.cpu().numpy().transpose(2, 0, 1, 3)
+        found = (self._coordinates.mean, self._coordinates.squares, self._residuals)
+        mean, about_mean, residual = (x_lgd.cpu().numpy() for x_lgd in found)
         count = (self._token_counts()[1:] * self.num_images)[None, :, None]
         grand_mean = (mean * count).sum(1, keepdims=True) / count.sum()
         whole = (about_mean + count * (mean - grand_mean) ** 2).sum(1, keepdims=True)
@@ -253,7 +237,7 @@ class ErrorCurves:
         self._num_tokens = torch.tensor([[b - a] for a, b in self.bounds], device=device, dtype=double)  # (G, 1)
         self._image_sums = torch.zeros(self.num_layers, num + 1, NUM_IMAGE_VALUES, device=device, dtype=double)
         self._norm_sums = self._image_sums[..., :2].clone()
-        self._coordinates = torch.zeros(self.num_layers, num, 3, dim, device=device, dtype=double)
+        self._residuals = torch.zeros(self.num_layers, num, dim, device=device, dtype=double)
 
     def _check(self, teacher_states: Sequence[Tensor], student_states: Sequence[Tensor]) -> None:
         for who, states in (("teacher", teacher_states), ("student", student_states)):
@@ -264,38 +248,6 @@ class ErrorCurves:
         if teacher_states[-1].shape != student_states[-1].shape:
             shapes = f"{tuple(student_states[-1].shape)} and {tuple(teacher_states[-1].shape)}"
             raise ValueError(f"student and teacher states differ in shape: {shapes}")
-
-
-class Reservoir:
-    """A uniform sample of at most `size` rows of a stream, kept where the rows are; drawn on the host from `seed`."""
-
-    def __init__(self, size: int, seed: int = 0) -> None:
-        self.size = size
-        self._random = random.Random(seed)
-        self._rows: list[Tensor] = []
-        self._keys: list[float] = []
-
-    def add(self, rows: Tensor) -> None:
-        """Add rows (B, ...)."""
-        self._rows.append(rows)
-        self._keys += [self._random.random() for _ in range(len(rows))]
-        if len(self._keys) >= 2 * self.size:
-            self._trim()
-
-    def values(self) -> Tensor:
-        """The rows kept, (N, ...), in the order of arrival."""
-        if len(self._keys) > self.size:
-            self._trim()
-        return torch.cat(self._rows)
-
-    def _trim(self) -> None:
-        """Keep the rows with the smallest keys: each row is as likely as any other."""
-        order = sorted(range(len(self._keys)), key=self._keys.__getitem__)[: self.size]
-        order.sort()
-        rows = torch.cat(self._rows)
-        index = torch.tensor(order, dtype=torch.long).to(rows.device, non_blocking=True)
-        self._rows = [rows.index_select(0, index)]
-        self._keys = [self._keys[i] for i in order]
 
 
 def _coordinate_r2(residual: Array, total: Array) -> Array:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raptor.fidelity.heads import share_kept
 from raptor.probes.train import Pick, Trained
-from raptor.run import plain
+from raptor.streaming import jsonable
 
 
 @dataclass
@@ -84,7 +84,7 @@ class ProbeResult:
             "last": self.summary("last"),
             "seeds": [_run_to_dict(run) for run in self.runs],
         }
-        return plain(values)
+        return jsonable(values)
 
     def save(self, folder: str | Path) -> Path:
         """Write `probe.json` and the head, `head.safetensors` (weight, bias), into `folder`."""

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from raptor.streaming import jsonable
+
 DIGITS = 5
 GROUP_NAMES = {"all": "all tokens", "cls": "cls", "registers": "registers", "patches": "patches", "pooled": "pooled"}
 EVERY = "every group"
@@ -82,17 +84,7 @@ class Section:
 
 def rounded(value: Any) -> Any:
     """`value` with numbers to five digits and those that are not finite as None, so that the page stays small."""
-    if isinstance(value, bool) or value is None:
-        return value
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return None
-        return float(f"{value:.{DIGITS}g}")
-    if isinstance(value, dict):
-        return {str(k): rounded(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [rounded(v) for v in value]
-    return value
+    return jsonable(value, DIGITS)
 
 
 def series_name(group: str, side: str) -> dict[str, str]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from raptor.devices import full_precision
 from raptor.similarity.cka import LinearCKA
 from raptor.similarity.outliers import Outliers, OutlierShares
+from raptor.streaming import Moments
 from raptor.vit.states import POOLED, at_least_float32, check_states, double, float_type, pool
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class CoordinateStatistics:
     def __init__(self, num_layers: int, model: str = "the model", check_every: int = 50) -> None:
         self.num_layers, self.count = num_layers, 0
         self._bad = _BadStates(num_layers, model, check_every)
-        self._mean_ld = self._square_ld = torch.zeros((), dtype=torch.float64)
+        self._moments = Moments()  # of (L, D)
         self._scale: tuple[Tensor, Tensor] | None = None
 
     @torch.no_grad()
@@ -107,13 +108,9 @@ class CoordinateStatistics:
         check_states(states, self.num_layers)
         moments = [torch.var_mean(at_least_float32(x).flatten(0, 1), dim=0, correction=0) for x in states[1:]]
         variance_ld, mean_ld = (double(torch.stack(m)) for m in zip(*moments))
-        # Chan's merge: no cancellation where a coordinate's mean is far larger than its spread.
-        new = states[0].shape[0] * states[0].shape[1]
-        total = self.count + new
-        shift_ld = mean_ld - self._mean_ld
-        self._mean_ld = mean_ld - shift_ld * (self.count / total)
-        self._square_ld = self._square_ld + variance_ld * new + shift_ld.square() * (self.count * new / total)
-        self.count, self._scale = total, None
+        num_tokens = states[0].shape[0] * states[0].shape[1]
+        self._moments.add(mean_ld, variance_ld * num_tokens, num_tokens)
+        self.count, self._scale = self.count + num_tokens, None
         self._bad.watch_input(states[0])
         self._bad.watch(1 + mean_ld.square().sum(1)[None] + variance_ld.sum(1)[None])
         self._bad.next_batch()
@@ -122,13 +119,13 @@ class CoordinateStatistics:
     def mean(self) -> Array:
         """(L, D)."""
         self._check()
-        return self._mean_ld.cpu().numpy()
+        return self._moments.mean.cpu().numpy()
 
     @property
     def std(self) -> Array:
         """(L, D), dividing by the number of tokens."""
         self._check()
-        return (self._square_ld / self.count).sqrt().cpu().numpy()
+        return self._moments.variance.sqrt().cpu().numpy()
 
     def standardise(self, x: Tensor) -> Tensor:
         """(…, L, D) with each coordinate to mean 0 and deviation 1; a coordinate that never varies becomes 0."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
+from raptor.streaming import Moments
 from raptor.vit.view import GROUP_NAMES, TokenGroups
 
 NORMALISATIONS = ("none", "layer", "group")
@@ -51,26 +52,23 @@ class StateVariance:
     def __init__(self, num_layers: int, groups: TokenGroups):
         self.groups = groups
         self.num_layers = num_layers
-        self.sums: dict[tuple[int, str], tuple[Tensor, Tensor, int]] = {}
+        self.moments: dict[tuple[int, str], Moments] = {}
 
     def update(self, states: Iterable[Tensor]) -> None:
         """Take in states `a_1..a_L`, each (B, T, D)."""
         names = ["all", *(name for name, _ in self.groups.present())]
         for layer, x_btd in enumerate(states, start=1):
             for name in names:
-                x_nd = x_btd[:, self.groups.slice(name)].flatten(0, 1).double()
-                old = self.sums.get((layer, name), (0.0, 0.0, 0))
-                self.sums[layer, name] = (old[0] + x_nd.sum(0), old[1] + x_nd.square().sum(0), old[2] + len(x_nd))
+                moments = self.moments.setdefault((layer, name), Moments())
+                moments.add_rows(x_btd[:, self.groups.slice(name)].flatten(0, 1))
 
     def reduce(self, add_ranks: Callable[[Tensor], Tensor]) -> None:
-        """Add up what all ranks took in."""
-        for key, (first, second, num) in self.sums.items():
-            count = torch.tensor(float(num), dtype=torch.float64, device=first.device)
-            self.sums[key] = (add_ranks(first), add_ranks(second), int(add_ranks(count)))
+        """Merge what all ranks took in."""
+        for moments in self.moments.values():
+            moments.reduce(add_ranks)
 
     def variance(self, layer: int, name: str) -> float:
-        first, second, num = self.sums[layer, name]
-        return float((second / num - (first / num).square()).mean().clamp(min=1e-12))
+        return float(self.moments[layer, name].variance.mean().clamp(min=1e-12))
 
     def per_token(self, normalise: str) -> Tensor:
         """What each squared error is divided by, `(L, T)`: 1, the layer's variance, or the layer's and group's."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from raptor.data import ImageData, iterate
-from raptor.fidelity.error_curves import ErrorCurves, finite_list
+from raptor.fidelity.error_curves import ErrorCurves
 from raptor.fidelity.heads import (
     Head,
     accuracy,
@@ -19,6 +19,7 @@ from raptor.fidelity.heads import (
     resolve_head,
     share_kept,
 )
+from raptor.streaming import jsonable
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
 
@@ -80,8 +81,8 @@ class Validator:
         result = curves.result()
         r2 = result.r2["all"]
         scores: dict[str, Any] = {
-            "r2": finite_list(r2), "r2_last": float(r2[-1]), "r2_lowest": float(r2.min()),
-            "cosine": finite_list(result.cosine["all"]), "curves": result.to_dict(), "num_images": result.num_images,
+            "r2": jsonable(r2), "r2_last": float(r2[-1]), "r2_lowest": float(r2.min()),
+            "cosine": jsonable(result.cosine["all"]), "curves": result.to_dict(), "num_images": result.num_images,
         }  # fmt: skip
         if self.head is not None:
             of_teacher, of_student = torch.cat(logits["teacher"]), torch.cat(logits["student"])

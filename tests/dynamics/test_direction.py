@@ -7,7 +7,6 @@ import torch
 
 from raptor.dynamics.angles import angle
 from raptor.dynamics.direction import Direction
-from raptor.dynamics.moments import ImageMoments, jsonable
 from raptor.vit.view import TokenGroups
 
 
@@ -87,22 +86,3 @@ def test_bf16_states_are_measured_in_float32() -> None:
     low.update(states)
     high.update(exact)
     np.testing.assert_allclose(low.result().speed["all"].mean, high.result().speed["all"].mean, rtol=1e-5)
-
-
-def test_reservoir_is_bounded_and_uniform() -> None:
-    moments = ImageMoments(reservoir=400, seed=3)
-    values = torch.arange(20_000, dtype=torch.float64)[:, None] / 20_000
-    for batch in values.split(64):
-        moments.update(batch)
-    spread = moments.result()
-    assert moments._kept is not None and len(moments._kept) == 400
-    np.testing.assert_allclose(spread.mean, values.mean().item(), rtol=1e-12)
-    np.testing.assert_allclose(spread.std, values.std(correction=0).item(), rtol=1e-12)
-    assert spread.quantiles is not None
-    # Standard error of a sample quantile: sqrt(q (1 - q) / n) = .025 at the median; four of them.
-    np.testing.assert_allclose(spread.quantiles[:, 0], [0.05, 0.25, 0.5, 0.75, 0.95], atol=0.1)
-
-
-def test_jsonable() -> None:
-    value = {"a": np.array([1.0, np.nan]), 3: [1 + 2j], "b": np.float32(0.5), "c": None}
-    assert jsonable(value) == {"a": [1.0, None], "3": [[1.0, 2.0]], "b": 0.5, "c": None}

@@ -16,7 +16,7 @@ from raptor.dynamics.interventions import (
     repetition_plan,
     swap_plan,
 )
-from raptor.dynamics.moments import Spread
+from raptor.streaming import Spread
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
 from raptor.vit.trajectory import swap_blocks
 from raptor.vit.view import ViT

@@ -15,7 +15,7 @@ import pytest
 
 from raptor.experiments.cells import Cell, Sweep, claim, do_cells, run_sweep, time_left
 from raptor.experiments.outcome import markdown
-from raptor.run import RunError, plain
+from raptor.run import RunError
 
 
 def three(folder: Path, **options) -> Sweep:
@@ -181,12 +181,11 @@ def test_time_left_comes_from_the_cells_that_are_done(tmp_path: Path) -> None:
     assert time_left(sweep, jobs=1) == "2 of 5 cells, about 1 min 00 s left"
 
 
-def test_tables_and_plain_values() -> None:
+def test_tables() -> None:
     assert markdown(("a", "b"), [[0.12345, None]]) == "| a | b |\n|---|---|\n| 0.123 | – |"
     assert markdown(("a", "b", "c"), [[1, None, None], [2, None, 3]], optional=("b", "c")) == (
         "| a | c |\n|---|---|\n| 1 | – |\n| 2 | 3 |"
     )
-    assert plain({"x": [1.0, float("inf")], 2: (None,)}) == {"x": [1.0, None], "2": [None]}
 
 
 def test_results_keep_the_device_their_cells_ran_on(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchmetrics.functional import r2_score as torchmetrics_r2
 
 from raptor.fidelity import error_curves as curves_module
-from raptor.fidelity.error_curves import METRICS, ErrorCurves, Reservoir
+from raptor.fidelity.error_curves import METRICS, ErrorCurves
 from raptor.vit.view import TokenGroups
 
 GROUPS = TokenGroups(1, 2, 6)
@@ -146,20 +146,6 @@ def test_wrong_states_are_refused() -> None:
         curves.update(teacher, student[1:])
     with pytest.raises(ValueError, match="data is empty"):
         curves.result()
-
-
-def test_reservoir_is_a_uniform_sample_of_bounded_size() -> None:
-    counts = np.zeros(60)
-    for seed in range(300):
-        reservoir = Reservoir(10, seed)
-        for rows in torch.arange(60).split(7):
-            reservoir.add(rows)
-        kept = reservoir.values()
-        assert len(kept) == 10 and kept.diff().min() > 0
-        counts[kept.numpy()] += 1
-    # 300 draws at 1/6: mean 50, deviation about 6.5
-    assert counts.min() > 25 and counts.max() < 75
-    assert abs(counts[:30].mean() - 50) < 4
 
 
 def test_reservoir_bounds_what_is_kept_of_the_images() -> None:

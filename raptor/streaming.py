@@ -1,0 +1,194 @@
+"""Statistics of a stream of batches, and results as JSON.
+
+Mean and variance are exact, float64, on the device of the values, and never wait for it. Rows that are needed one by
+one (for quantiles and for the bootstrap) come from a uniform reservoir, so memory does not grow with the number of
+images.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+QUANTILE_IMAGES = 4096  # quantiles are exact up to this many images, and of a uniform sample beyond
+
+
+class Moments:
+    """Mean and sum of squared deviations, merged batch by batch with Chan's formula.
+
+    Unlike a sum of squares it does not cancel where a mean is far larger than the deviation.
+
+    Attributes:
+        num: how many rows were added (a tensor where the counts differ along an axis).
+        mean, squares: float64 and of one shape; `squares` is the sum of (x - mean)^2. Both are 0 before the first row.
+    """
+
+    def __init__(self) -> None:
+        self.num: int | Tensor = 0
+        self.mean = self.squares = torch.zeros((), dtype=torch.float64)
+
+    def add(self, mean: Tensor, squares: Tensor, num: int | Tensor) -> None:
+        """Add `num` rows given by their own mean and sum of squared deviations, both float64."""
+        if isinstance(self.num, int) and self.num == 0:
+            self.num, self.mean, self.squares = num, mean, squares
+            return
+        total = self.num + num
+        delta = mean - self.mean
+        self.mean = self.mean + delta * (num / total)
+        self.squares = self.squares + squares + delta.square() * (self.num * num / total)
+        self.num = total
+
+    def add_rows(self, rows: Tensor) -> None:
+        """Add rows (N, ...) of any float type, N > 0."""
+        rows = rows.detach().double()
+        mean = rows.mean(0)
+        self.add(mean, (rows - mean).square().sum(0), len(rows))
+
+    def reduce(self, add_ranks: Callable[[Tensor], Tensor]) -> None:
+        """Merge the moments of all ranks; `add_ranks` sums a tensor over them."""
+        num = add_ranks(torch.as_tensor(self.num, dtype=torch.float64, device=self.mean.device))
+        mean = add_ranks(self.mean * self.num) / num
+        self.squares = add_ranks(self.squares + (self.mean - mean).square() * self.num)
+        self.num, self.mean = num, mean
+
+    @property
+    def variance(self) -> Tensor:
+        """Population variance: the divisor is the number of rows."""
+        return self.squares / self.num
+
+
+class Reservoir:
+    """A uniform sample of at most `size` rows of a stream, kept on the rows' device.
+
+    Which rows is drawn on the host from `seed`, so no batch waits for the device.
+    """
+
+    def __init__(self, size: int, seed: int = 0) -> None:
+        self.size = size
+        self._random = random.Random(seed)
+        self._rows: list[Tensor] = []
+        self._keys: list[float] = []
+
+    def add(self, rows: Tensor) -> None:
+        """Add rows (B, ...)."""
+        self._rows.append(rows)
+        self._keys += [self._random.random() for _ in range(len(rows))]
+        if len(self._keys) >= 2 * self.size:
+            self._trim()
+
+    def values(self) -> Tensor:
+        """The rows kept, (N, ...), in the order of arrival."""
+        if len(self._keys) > self.size:
+            self._trim()
+        return torch.cat(self._rows)
+
+    def _trim(self) -> None:
+        """Keep the rows with the smallest keys: each row is as likely as any other."""
+        order = sorted(range(len(self._keys)), key=self._keys.__getitem__)[: self.size]
+        order.sort()
+        rows = torch.cat(self._rows)
+        index = torch.tensor(order, dtype=torch.long).to(rows.device, non_blocking=True)
+        self._rows = [rows.index_select(0, index)]
+        self._keys = [self._keys[i] for i in order]
+
+
+@dataclass
+class Spread:
+    """How a quantity is spread over images.
+
+    `mean` and `std` (population) have the quantity's shape; `quantiles` has one more leading axis, in the order of
+    `QUANTILES`. A quantity that is one number for the whole set has no `std` and no `quantiles`.
+    """
+
+    mean: np.ndarray
+    std: np.ndarray | None = None
+    quantiles: np.ndarray | None = None
+    num_images: int = 0
+
+    def __getitem__(self, index: Any) -> Spread:
+        """The spread of a part of the quantity."""
+        std = None if self.std is None else self.std[index]
+        quantiles = None if self.quantiles is None else np.stack([q[index] for q in self.quantiles])
+        return Spread(self.mean[index], std, quantiles, self.num_images)
+
+    def to_dict(self) -> dict[str, Any]:
+        named = None
+        if self.quantiles is not None:
+            named = {f"q{round(100 * q):02d}": jsonable(row) for q, row in zip(QUANTILES, self.quantiles)}
+        return {
+            "mean": jsonable(self.mean),
+            "std": jsonable(self.std),
+            "quantiles": named,
+            "num_images": self.num_images,
+        }
+
+
+class ImageMoments:
+    """Mean, deviation and quantiles of one array of values per image, on the values' device.
+
+    `reservoir` images are kept for the quantiles (0: no quantiles).
+    """
+
+    def __init__(self, reservoir: int = QUANTILE_IMAGES, seed: int = 0) -> None:
+        self.num_images = 0
+        self._moments = Moments()
+        self._reservoir = Reservoir(reservoir, seed) if reservoir else None
+
+    def update(self, values: Tensor) -> None:
+        """Add a batch of values, `(B, ...)`."""
+        if len(values) == 0:
+            return
+        self._moments.add_rows(values)
+        if self._reservoir is not None:
+            # A copy, because a view would keep the whole batch that it is a part of.
+            self._reservoir.add(values.detach().to(torch.float32, copy=True))
+        self.num_images += len(values)
+
+    def result(self) -> Spread:
+        """Mean, deviation and quantiles so far."""
+        if self.num_images == 0:
+            raise ValueError("no images were measured: call update with at least one batch first")
+        std = self._moments.variance.sqrt().cpu().numpy()
+        quantiles = None
+        if self._reservoir is not None:
+            kept = self._reservoir.values().cpu().numpy().astype(np.float64)
+            with np.errstate(invalid="ignore"):  # between two infinite values a quantile is not a number
+                quantiles = np.quantile(kept, QUANTILES, axis=0)
+        return Spread(self._moments.mean.cpu().numpy(), std, quantiles, self.num_images)
+
+
+def jsonable(value: Any, digits: int | None = None) -> Any:
+    """`value` as JSON can hold it.
+
+    Arrays become nested lists, dataclasses and spreads dicts, complex numbers [real, imaginary], and numbers that are
+    not finite None. `digits` rounds floats to that many significant digits.
+    """
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, float):
+        return _json_float(value, digits)
+    if isinstance(value, complex):
+        return [_json_float(value.real, digits), _json_float(value.imag, digits)]
+    if isinstance(value, Spread):
+        value = value.to_dict()
+    elif is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, dict):
+        return {str(key): jsonable(item, digits) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item, digits) for item in value]
+    return value
+
+
+def _json_float(value: float, digits: int | None) -> float | None:
+    if not math.isfinite(value):
+        return None
+    return value if digits is None else float(f"{value:.{digits}g}")
