@@ -1,6 +1,6 @@
-"""The command. A thin table: each verb is a typed function, and its options are that function's arguments.
+"""The command line. Each command is a typed function; its options are that function's arguments.
 
-Only the chosen verb's module is imported, so `raptor --help` answers at once.
+Only the module of the chosen command is imported, so `raptor --help` answers at once.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from types import FunctionType, UnionType
+from types import UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 COMMANDS = {
@@ -109,11 +110,11 @@ def run_command(name: str, words: list[str]) -> int:
     parser = build_parser(name, function, experiment)
     words = [_with_underscores(w) for w in words]
     if name in OPTIONAL_FIRST_WORD and words and not words[0].startswith("-"):
-        words = [f"{OPTIONAL_FIRST_WORD[name]}={words[0]}", *words[1:]]
+        words = [f"--{OPTIONAL_FIRST_WORD[name]}={words[0]}", *words[1:]]
     options = parser.parse_args(join_lists(words, parser)).as_dict()
     as_json = options.pop("json")
     result = function(**{k: v for k, v in options.items() if k != "config"})
-    if os.environ.get("RANK", "0") != "0":  # torchrun starts many; one speaks
+    if os.environ.get("RANK", "0") != "0":  # with torchrun, only rank 0 prints
         return 0
     if as_json and result is not None:
         print(json.dumps(result.to_dict() if hasattr(result, "to_dict") else result, default=str), flush=True)
@@ -123,7 +124,7 @@ def run_command(name: str, words: list[str]) -> int:
 
 
 def find_function(name: str, words: list[str]) -> tuple[Callable[..., Any] | None, list[str]]:
-    """The function of a command and its words; for `reproduce`, the named experiment's own function."""
+    """The function of a command and its words; for `reproduce`, the function of the named experiment."""
     module, _, function_name = COMMANDS[name][0].partition(":")
     function = getattr(import_module(module), function_name)
     if name != "reproduce":
@@ -133,11 +134,78 @@ def find_function(name: str, words: list[str]) -> tuple[Callable[..., Any] | Non
     return import_module(module).experiment(words[0]), words[1:]
 
 
-OPTIONAL_FIRST_WORD = {"models": "--filter"}
+OPTIONAL_FIRST_WORD = {"models": "filter"}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a command's function, as it is given at a terminal."""
+
+    name: str
+    kind: Any
+    default: Any
+    help: str
+    is_positional: bool
+
+    @property
+    def metavar(self) -> str:
+        """MODEL for `model` and for a list of `models`."""
+        return self.name.upper().removesuffix("S" if takes_list(self.kind) else "")
+
+    @property
+    def usage(self) -> str:
+        return f"{self.metavar} [{self.metavar} ...]" if takes_list(self.kind) else self.metavar
+
+    def add_to(self, parser: Any) -> None:
+        if self.is_positional:
+            parser.add_argument(self.name, type=self.kind, help=self.help, metavar=self.metavar)
+        elif self.default is inspect.Parameter.empty:
+            parser.add_argument(f"--{self.name}", type=self.kind, help=self.help, required=True)
+        else:
+            parser.add_argument(f"--{self.name}", type=self.kind, help=self.help, default=self.default)
+
+
+def read_arguments(function: Callable[..., Any]) -> Iterator[Argument]:
+    """The arguments of a function in its order, those of its shared options (`**given: Unpack[...]`) last."""
+    from raptor.options import declared
+
+    hints, helps = get_type_hints(function), read_helps(function)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            (group,) = get_args(hints[name])
+            kinds = get_type_hints(group)
+            for shared, option in declared(group).items():
+                yield Argument(shared, kinds[shared], option.default, helps.get(shared, option.help), False)
+        else:
+            is_first = parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+            is_positional = is_first and parameter.default is inspect.Parameter.empty
+            kind = as_typed(hints[name])
+            yield Argument(name, kind, parameter.default, helps.get(name, ""), is_positional)
+
+
+def read_helps(function: Callable[..., Any]) -> dict[str, str]:
+    """What a docstring says about each argument, also where it describes several together: `patch, dim: ...`."""
+    from docstring_parser import DocstringStyle, parse
+
+    told = parse(inspect.getdoc(function) or "", style=DocstringStyle.GOOGLE).params
+    return {name: " ".join((entry.description or "").split()) for entry in told for name in entry.arg_name.split(", ")}
+
+
+def as_typed(kind: Any) -> Any:
+    """The type of an argument at a terminal: where Python takes a string or an object, a string."""
+    return str if str in get_args(kind) and _has_object(kind) else kind
+
+
+def _has_object(kind: Any) -> bool:
+    """Whether a union has a member that cannot be written as a word or a list of words."""
+    simple = {str, int, float, bool, type(None), Ellipsis}
+    return any(
+        part not in simple and not (takes_list(part) and set(get_args(part)) <= simple) for part in get_args(kind)
+    )
 
 
 def build_parser(name: str, function: Callable[..., Any], experiment: str | None = None) -> Any:
-    """A parser whose options are the function's arguments, its help their docstrings.
+    """A parser whose options are the function's arguments; their help is in its docstring.
 
     experiment: which one, for `reproduce`.
     """
@@ -152,55 +220,32 @@ def build_parser(name: str, function: Callable[..., Any], experiment: str | None
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # type: ignore[override]
             raise ValueError(explain(str(message), self))
 
-    title, examples = f"raptor {name}", EXAMPLES.get(name, [])
-    if experiment is not None:
-        title = f"{title} {experiment}"
-        recipe = Path(__file__).parent / "recipes" / f"{experiment}.yaml"
-        examples = (
-            [f"{title} --config {recipe} --data DATA"] if recipe.exists() else [f"{title} --out runs/{experiment}"]
-        )
+    title = f"raptor {name}" if experiment is None else f"raptor {name} {experiment}"
+    arguments = list(read_arguments(function))
+    words = [argument.usage for argument in arguments if argument.is_positional]
+    if name in OPTIONAL_FIRST_WORD:
+        words.append(f"[{OPTIONAL_FIRST_WORD[name].upper()}]")
+    summary = (inspect.getdoc(function) or "").split("\n\n")[0]
     parser = Parser(
         formatter_class=Formatter,
-        usage=f"{title} [OPTIONS]",
+        usage=" ".join([title, *words, "[OPTIONS]"]),
         prog=title,
-        description="\n".join([f"{COMMANDS[name][1]}.", "", "examples:", *(f"  {e}" for e in examples)]),
+        description="\n".join([summary, "", "examples:", *(f"  {e}" for e in find_examples(name, experiment))]),
         exit_on_error=True,
     )
     parser.add_argument("--config", action="config", help="a YAML file of options; those on the command line win")
-    parser.add_function_arguments(as_typed(function), as_positional=True, fail_untyped=False)
-    shared = shared_help(inspect.getdoc(function) or "")
-    for action in parser._actions:
-        if not action.help and action.dest in shared:
-            action.help = shared[action.dest]
+    for argument in arguments:
+        argument.add_to(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
 
 
-def as_typed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as a person at a terminal calls it: where an argument may be a string or an object, a string."""
-    source = inspect.unwrap(function)
-    hints = get_type_hints(source)
-    objects = [name for name, kind in hints.items() if name != "return" and str in get_args(kind) and _has_object(kind)]
-    if not objects:
-        return function
-    plain = FunctionType(source.__code__, source.__globals__, source.__name__, source.__defaults__, source.__closure__)
-    plain.__kwdefaults__, plain.__doc__, plain.__module__ = source.__kwdefaults__, source.__doc__, source.__module__
-    plain.__annotations__ = hints | dict.fromkeys(objects, str)
-    return plain
-
-
-def _has_object(kind: Any) -> bool:
-    """Whether a union has a member that cannot be written in a word or a list of words."""
-    simple = {str, int, float, bool, type(None), Ellipsis}
-    return any(
-        part not in simple and not (takes_list(part) and set(get_args(part)) <= simple) for part in get_args(kind)
-    )
-
-
-def shared_help(doc: str) -> dict[str, str]:
-    """What a docstring says of arguments that it describes together, as in `patch, dim: ...`, by name."""
-    entries = re.findall(r"^ {4}(\w+(?:, \w+)+): (.+(?:\n {5,}.+)*)", doc, flags=re.MULTILINE)
-    return {name: " ".join(text.split()) for names, text in entries for name in names.split(", ")}
+def find_examples(name: str, experiment: str | None) -> list[str]:
+    if experiment is None:
+        return EXAMPLES[name]
+    title = f"raptor {name} {experiment}"
+    recipe = Path(__file__).parent / "recipes" / f"{experiment}.yaml"
+    return [f"{title} --config {recipe} --data DATA" if recipe.exists() else f"{title} --out runs/{experiment}"]
 
 
 def list_options(parser: Any) -> tuple[list[str], bool]:
@@ -268,15 +313,42 @@ def _is_option(word: str) -> bool:
 
 
 def explain(message: str, parser: Any) -> str:
-    """A parser's message as one line, with the nearest option where one was unknown."""
+    """A parser's message as one line that names options as they are typed."""
     line = " ".join(message.split())
-    if "nrecognized arguments" in line or "does not accept" in line or "No action for" in line:
-        unknown = next((w for w in line.split() if w.startswith("--")), "")
-        options = [o for action in parser._actions for o in action.option_strings if o.startswith("--")]
-        close = difflib.get_close_matches(unknown.split("=")[0], options, n=1)
-        hint = f": did you mean {close[0]}?" if close else f"; see {parser.prog} --help"
-        return f"unknown option {unknown or line}{hint}"
-    return line[:300]
+    if "nrecognized arguments" in line or "not accepted" in line or "No action for" in line:
+        return _explain_unknown(line, parser)
+    missing = re.search(r"arguments are required: (.+)", line)
+    if missing is not None:
+        words = {a.dest: a.metavar if not a.option_strings else f"--{a.dest}" for a in parser._actions}
+        names = [words.get(name, name) for name in missing[1].split(", ")]
+        return f"give {' and '.join(names)}; see {parser.prog} --help"
+    wrong = re.match(r'Parser key "(\w+)": .*(?:Got value|Given value): (.*)$', line)
+    if wrong is not None:
+        kind = next((getattr(a, "_typehint", a.type) for a in parser._actions if a.dest == wrong[1]), None)
+        return f"--{wrong[1]} must be {in_words(kind)}, got {wrong[2]}"
+    return re.sub(r'^Parser key "(\w+)"', r"--\1", line)[:300]
+
+
+def _explain_unknown(line: str, parser: Any) -> str:
+    """The word or option that no command knows, with the nearest option."""
+    quoted = re.search(r"Option '(\w+)' is not accepted", line)  # of a --config file
+    words = line.partition(": ")[2].split() if quoted is None else [f"--{quoted[1]}"]
+    unknown = next((w for w in words if w.startswith("--")), "")
+    if not unknown:
+        return f"unexpected {' '.join(words)}; see {parser.prog} --help"
+    options = [o for action in parser._actions for o in action.option_strings if o.startswith("--")]
+    close = difflib.get_close_matches(unknown.split("=")[0], options, n=1)
+    return f"unknown option {unknown}" + (f": did you mean {close[0]}?" if close else f"; see {parser.prog} --help")
+
+
+def in_words(kind: Any) -> str:
+    """What values an option of this type takes."""
+    if takes_list(kind):
+        inner = get_args(kind) if get_origin(kind) not in (Union, UnionType) else get_args(get_args(kind)[0])
+        return {int: "whole numbers", float: "numbers"}.get(inner[0], "words")
+    members = set(get_args(kind) or (kind,)) - {type(None)}
+    named = {int: "a whole number", float: "a number", bool: "true or false"}
+    return " or ".join(named.get(member, "a word") for member in sorted(members, key=str))
 
 
 if __name__ == "__main__":

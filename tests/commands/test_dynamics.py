@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_models import tiny_timm
 
-from raptor.cli import main
+from raptor.cli import main, read_arguments
 from raptor.commands.dynamics import choose_classes, dynamics
 from raptor.data.folder import ImageData
 from raptor.open import open_vit, save_vit
@@ -115,6 +114,6 @@ def test_choose_classes() -> None:
 
 
 def test_recipe_names_options_of_the_command() -> None:
-    options = inspect.signature(dynamics).parameters
+    options = {argument.name for argument in read_arguments(dynamics)}
     recipe = load_recipe("dynamics-paper")
-    assert recipe.keys() <= options.keys() and recipe["num_images"] == 10_000 and recipe["classes"] == 5
+    assert recipe.keys() <= options and recipe["num_images"] == 10_000 and recipe["classes"] == 5

@@ -1,0 +1,138 @@
+"""Options that several commands take. Each is declared here once, with its type, its default and its help.
+
+A command takes them as keyword arguments, from Python as from the terminal:
+
+    class PhasesOptions(Opening, Measuring, total=False):
+        pass
+
+    def phases(models: list[str], *, k: list[int] = [2, 3, 4], **given: Unpack[PhasesOptions]) -> PhasesResult:
+        options = with_defaults(PhasesOptions, given)
+        views = [open_vit(name, **part(Opening, options)) for name in models]
+
+Where the docstring of a command describes one of these options, its `--help` shows that text instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypedDict, TypeVar, cast, get_type_hints
+
+Group = TypeVar("Group", bound=Mapping[str, Any])
+
+
+@dataclass(frozen=True)
+class Option:
+    """What an option is when it is left out, and what `--help` says about it."""
+
+    default: Any
+    help: str
+
+
+def declared(kind: type[Any]) -> dict[str, Option]:
+    """The options of a group and of the groups it inherits from, by name."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items()}
+
+
+def with_defaults(kind: type[Group], given: Group) -> Group:
+    """All options of a group: those given, and the defaults of the others. Other names raise a TypeError."""
+    options = declared(kind)
+    for name in given:
+        if name not in options:
+            close = difflib.get_close_matches(name, options, n=1)
+            raise TypeError(f"unexpected argument {name!r}" + (f": did you mean {close[0]!r}?" if close else ""))
+    return cast(Group, {name: option.default for name, option in options.items()} | dict(given))
+
+
+def part(kind: type[Group], options: Mapping[str, Any]) -> Group:
+    """Of `options`, those of one group."""
+    return cast(Group, {name: options[name] for name in declared(kind) if name in options})
+
+
+class Opening(TypedDict, total=False):
+    """How a model is opened. The options are those of a teacher where the command also takes surrogates."""
+
+    weights: Annotated[str | None, Option(None, "a local weight file for the teacher.")]
+    size: Annotated[int | None, Option(None, "image size.")]
+    blocks: Annotated[
+        str | None, Option(None, "dotted path of the block list, for a model whose structure cannot be guessed.")
+    ]
+    norm: Annotated[str | None, Option(None, "dotted path of the final norm, likewise.")]
+    cls: Annotated[int | None, Option(None, "number of cls tokens (0 or 1), likewise.")]
+    registers: Annotated[int | None, Option(None, "number of register tokens, likewise.")]
+
+
+class OpeningPair(Opening, total=False):
+    """How a surrogate is opened together with its teacher."""
+
+    teacher: Annotated[str | None, Option(None, "what the teacher is, where the run does not say.")]
+
+
+class Untrained(TypedDict, total=False):
+    """Whether a model has its published weights."""
+
+    pretrained: Annotated[bool, Option(True, "fetch published weights; false gives an untrained twin.")]
+
+
+class OnDevice(TypedDict, total=False):
+    """Where a command runs."""
+
+    device: Annotated[str, Option("auto", "auto, cpu or cuda.")]
+
+
+class Decoding(TypedDict, total=False):
+    """How images are read."""
+
+    num_workers: Annotated[int, Option(0, "processes that decode images.")]
+
+
+class Running(OnDevice, Decoding, total=False):
+    """Where and in which precision a command runs, and how it reads images."""
+
+    precision: Annotated[str, Option("auto", "auto, fp32 or bf16.")]
+    skip_bad: Annotated[bool, Option(False, "pass over unreadable images instead of stopping.")]
+
+
+class Measuring(Running, total=False):
+    """What a command measures on."""
+
+    data: Annotated[
+        str, Option("scenes", "images: a folder, zip archives, scenes, cifar10, hf/NAME:split, wds/PATTERN.")
+    ]
+    num_images: Annotated[int, Option(1000, "how many images.")]
+    batch_size: Annotated[int, Option(64, "images per forward pass.")]
+
+
+class AnySplit(TypedDict, total=False):
+    """Which part of the data is measured."""
+
+    split: Annotated[str, Option("val", "val (held out), train or all.")]
+
+
+class GivenHead(TypedDict, total=False):
+    """The head that judges a teacher that has none of its own."""
+
+    head_file: Annotated[str | None, Option(None, "a linear head, for a teacher that has none or instead of its own.")]
+    head_images: Annotated[
+        int | None,
+        Option(
+            None,
+            "training images of a ridge head, for a teacher that has none; by default the head kept in the run, else "
+            "20 images per class, 5,000 at least.",
+        ),
+    ]
+
+
+class Limited(TypedDict, total=False):
+    """How many images are used."""
+
+    limit: Annotated[int | None, Option(None, "use only this many training images.")]
+    val_images: Annotated[int | None, Option(None, "use only this many held-out images.")]
+
+
+class Compiling(TypedDict, total=False):
+    """Whether training compiles the blocks."""
+
+    compile: Annotated[bool | None, Option(None, "compile the blocks; by default on a GPU only.")]

@@ -1,0 +1,41 @@
+"""Shared options: defaults are filled in, unknown names are refused, every default has the type it declares."""
+
+from __future__ import annotations
+
+from typing import TypedDict, get_type_hints
+
+import pytest
+
+from raptor import options
+from raptor.options import Opening, Running, declared, part, with_defaults
+
+GROUPS = [kind for kind in vars(options).values() if type(kind) is type(Opening) and kind is not TypedDict]
+
+
+class OpeningRunning(Opening, Running, total=False):
+    pass
+
+
+def test_given_options_win_over_defaults():
+    filled = with_defaults(OpeningRunning, {"device": "cpu", "size": 48})
+    assert filled["device"] == "cpu" and filled["size"] == 48 and filled["weights"] is None
+    assert filled.keys() == get_type_hints(OpeningRunning).keys()
+
+
+def test_an_unknown_name_is_a_type_error_as_in_any_function():
+    with pytest.raises(TypeError, match="unexpected argument 'devce': did you mean 'device'"):
+        with_defaults(Running, {"devce": "cpu"})  # type: ignore[typeddict-unknown-key]
+
+
+def test_part_keeps_only_the_options_of_a_group():
+    filled = with_defaults(OpeningRunning, {})
+    assert part(Running, filled).keys() == declared(Running).keys()
+    assert part(Opening, {"size": 3, "other": 4}) == {"size": 3}
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
+def test_every_option_has_help_and_a_default_of_its_type(group):
+    kinds = get_type_hints(group)
+    for name, option in declared(group).items():
+        assert option.help.endswith("."), name
+        assert isinstance(option.default, kinds[name]), name
