@@ -18,8 +18,7 @@ import timm
 import torch
 from PIL import Image
 
-from raptor.data.dense import open_dense
-from raptor.data.folder import ImageData
+from raptor.data import ImageData, open_dense
 from raptor.open import open_vit
 from raptor.probes import DEFAULTS
 from raptor.probes.classify import Classify

@@ -1,4 +1,4 @@
-"""Where and in which precision things run."""
+"""Devices and precision: where things run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import Tensor
 
 DEVICES = ("auto", "cpu", "cuda")
 HAS_TRITON = find_spec("triton") is not None
-"""For kernels of our own; it is not beside torch for the CPU alone, or for a Mac."""
+"""Our kernels need it; torch comes without it on a Mac and in the build for the CPU only."""
 
 
 def pick_device(device: str) -> str:
@@ -42,7 +43,7 @@ def device_name(device: str | torch.device) -> str:
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """No gradients, no autocast and no TF32, whatever the caller trains with: what measuring needs."""
+    """No gradients, no autocast and no TF32, whatever the caller trains with: for measurements."""
     switches = _tf32_switches()
     before = [getattr(where, name) for where, name, _ in switches]
     for where, name, off in switches:
@@ -62,6 +63,13 @@ def _tf32_switches() -> list[tuple[Any, str, Any]]:
         conv: Any = cudnn.conv  # type: ignore[attr-defined]
         return [(matmul, "fp32_precision", "ieee"), (conv, "fp32_precision", "ieee")]
     return [(matmul, "allow_tf32", False), (cudnn, "allow_tf32", False)]
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """`values` on `device`, copied without waiting: through pinned memory, since the host waits for any other."""
+    if device.type == "cuda" and values.device.type == "cpu":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
 
 
 def free_bytes(device: torch.device) -> int:

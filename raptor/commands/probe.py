@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raptor.data import ImageData, open_data
-from raptor.data.dense import DenseData, open_dense
+from raptor.data import DenseData, ImageData, open_data, open_dense
 from raptor.devices import pick_device, pick_precision
 from raptor.open import open_pair
 from raptor.probes import ProbeResult, recovery

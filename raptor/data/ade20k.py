@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from raptor.data.dense import DenseData, Files
-from raptor.data.folder import open_image
+from raptor.data.images import open_image
 
 NUM_CLASSES = 150
 FRAME = (518, 518)

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from raptor.data.folder import SUFFIXES, ImageData, arrange, is_image_path, label_entries, open_image
+from raptor.data.folder import SUFFIXES, arrange, is_image_path, label_entries
+from raptor.data.images import ImageData, open_image
 from raptor.data.split import split_word
 
 ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")

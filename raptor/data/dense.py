@@ -1,11 +1,12 @@
-"""Images with a target at every pixel, by name: `open_dense("scenes")`, `ade20k:PATH`, `nyuv2:PATH`."""
+"""Images with a target at every pixel: a mask or a depth map. `open_dense` opens them by name."""
 
 from __future__ import annotations
 
 import copy
-import difflib
 import os
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,13 +16,16 @@ from PIL import Image
 from torch import Tensor
 
 from raptor.data.archives import ZipEntry, list_files, read_zip_entry, zip_entries
-from raptor.data.folder import BadImage
-from raptor.data.split import Split, choose_sample, choose_split
+from raptor.data.images import BadImage
+from raptor.data.stream import CACHE_SHARE
+from raptor.devices import free_bytes
 
 DENSE_TASKS = ("segment", "depth")
 IGNORE_INDEX = 255
-KINDS = ("scenes", "ade20k", "nyuv2")
-MAX_SCENE_DEPTH = 12.0
+_FILL_SIZE = 64
+
+Size = tuple[int, int]
+"""Height and width."""
 
 
 class DenseData:
@@ -54,14 +58,20 @@ class DenseData:
     ) -> None:
         self.name, self.task, self.names = name, task, names
         self.parts: list[str | None] = list(parts) if parts is not None else [None] * len(names)
-        self.positions = list(range(len(names)))
+        self.positions = torch.arange(len(names))
         self.frame = frame
         self.classes = None if classes is None else list(classes)
         self.max_depth, self.eigen_crop = max_depth, eigen_crop
+        self._ahead: dict[tuple[int, Size], Future[tuple[np.ndarray, np.ndarray]]] = {}
 
     @property
     def num_classes(self) -> int:
         return len(self.classes or [])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the targets of a batch."""
+        return torch.uint8 if self.task == "segment" else torch.float32
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -73,7 +83,7 @@ class DenseData:
     def load(self, index: int) -> tuple[Image.Image, np.ndarray]:
         """Image `index` as RGB and its target; what cannot be read raises BadImage with its name."""
         try:
-            image, target = self.read(self.positions[index])
+            image, target = self.read(int(self.positions[index]))
             return image.convert("RGB"), target
         except Exception as error:  # image decoders raise almost anything
             reason = " ".join(str(error).split()) or type(error).__name__
@@ -84,8 +94,34 @@ class DenseData:
         chosen = copy.copy(self)
         chosen.names = [self.names[i] for i in indices]
         chosen.parts = [self.parts[i] for i in indices]
-        chosen.positions = [self.positions[i] for i in indices]
+        chosen.positions = self.positions[torch.tensor(indices, dtype=torch.int64)]
+        chosen._ahead = {}
         return chosen
+
+    def worth_caching(self, device: torch.device) -> bool:
+        """Whether a cache on `device` would give batches faster than the data does."""
+        return True
+
+    def batch(self, indices: Tensor, size: Size, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Images `indices` (B,) resized to uint8 (B, 3, *size) and targets (B, *frame), on `device`."""
+        ahead, self._ahead = self._ahead, {}
+        waiting = [ahead.get((i, size)) or self._submit(i, size) for i in indices.tolist()]
+        images, targets = (torch.from_numpy(np.stack(part)) for part in zip(*(pair.result() for pair in waiting)))
+        return images.permute(0, 3, 1, 2).to(device), targets.to(device, self.dtype)
+
+    def prefetch(self, indices: Tensor, size: Size) -> None:
+        """Begin to decode the next `batch` in threads."""
+        self._ahead = {(i, size): self._submit(i, size) for i in indices.tolist()}
+
+    def _submit(self, index: int, size: Size) -> Future[tuple[np.ndarray, np.ndarray]]:
+        return _decoders().submit(self._decode, index, size)
+
+    def _decode(self, index: int, size: Size) -> tuple[np.ndarray, np.ndarray]:
+        image, target = self.load(index)
+        height, width = size
+        if image.size != (width, height):
+            image = image.resize((width, height), Image.Resampling.BICUBIC)
+        return np.array(image), _nearest(target, self.frame)
 
     def describe(self) -> dict[str, Any]:
         """Facts about the data for summaries, as JSON-able values."""
@@ -98,34 +134,51 @@ class DenseData:
         }
 
 
-class SceneFrames(DenseData):
-    """The built-in scenes with their masks (background is a class) or their depths."""
+@cache
+def _decoders() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(8, os.cpu_count() or 1))
 
-    def __init__(self, split: Split = "train", task: str = "segment", size: int | None = None) -> None:
-        from raptor.data.scenes.data import DrawnScenes
-        from raptor.data.scenes.render import MASK_CLASSES
 
-        self.drawn = DrawnScenes(split, size)
-        side = self.drawn.scenes[0].size
-        super().__init__(
-            "scenes",
-            task,
-            list(self.drawn.names),
-            self.drawn.parts,
-            frame=(side, side),
-            classes=MASK_CLASSES if task == "segment" else None,
-            max_depth=None if task == "segment" else MAX_SCENE_DEPTH,
-        )
+def _nearest(target: np.ndarray, frame: Size) -> np.ndarray:
+    """`target` (H, W) resized to `frame` by nearest neighbour."""
+    if target.shape == frame:
+        return target
+    rows, columns = (((np.arange(n) + 0.5) * side / n).astype(np.int64) for n, side in zip(frame, target.shape))
+    return target[rows[:, None], columns[None, :]]
 
-    def draw(self, indices: Tensor, device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
-        """Scenes `indices` (B,) at once: images uint8 (B, 3, S, S) and targets (B, S, S) on `device`."""
-        batch = self.drawn.draw(torch.tensor([self.positions[i] for i in indices.tolist()]), device)
-        return batch.images, batch.masks if self.task == "segment" else batch.depths
 
-    def read(self, position: int) -> tuple[Image.Image, np.ndarray]:
-        batch = self.drawn.draw(torch.tensor([position]))
-        target = batch.masks if self.task == "segment" else batch.depths
-        return Image.fromarray(batch.images[0].permute(1, 2, 0).numpy()), target[0].numpy()
+class FrameStore:
+    """Batches of a dense set at one image size, kept decoded on the device or the host if they fit there."""
+
+    def __init__(self, data: DenseData, size: Size, device: torch.device) -> None:
+        self.data, self.size, self.device = data, size, device
+        self.images: Tensor | None = None
+        self.targets: Tensor | None = None
+        num_bytes = len(data) * (3 * size[0] * size[1] + data.dtype.itemsize * data.frame[0] * data.frame[1])
+        for place in dict.fromkeys([device, torch.device("cpu")]):
+            if data.worth_caching(device) and num_bytes <= CACHE_SHARE * free_bytes(place):
+                self._fill(place)
+                break
+
+    def _fill(self, place: torch.device) -> None:
+        num = len(self.data)
+        images = torch.empty(num, 3, *self.size, dtype=torch.uint8, device=place)
+        targets = torch.empty(num, *self.data.frame, dtype=self.data.dtype, device=place)
+        for part in torch.arange(num).split(_FILL_SIZE):
+            images[part], targets[part] = self.data.batch(part, self.size, place)
+        self.images, self.targets = images, targets
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Images uint8 (B, 3, *size) and targets (B, *frame) of `indices` (on the host), on the device."""
+        if self.images is None or self.targets is None:
+            return self.data.batch(indices, self.size, self.device)
+        own = indices.to(self.images.device)
+        return self.images[own].to(self.device), self.targets[own].to(self.device)
+
+    def prefetch(self, indices: Tensor) -> None:
+        """Begin to decode `indices` for the next `batch`, unless they are kept decoded."""
+        if self.images is None:
+            self.data.prefetch(indices, self.size)
 
 
 class Files:
@@ -145,39 +198,3 @@ class Files:
 
     def read(self, path: str) -> bytes:
         return read_zip_entry(self.entries[path]) if self.entries else (self.root / path).read_bytes()
-
-
-def open_dense(
-    spec: str, split: Split = "train", task: str = "segment", *, limit: int | None = None, size: int | None = None
-) -> DenseData:
-    """Open images with masks (`task="segment"`) or depths (`task="depth"`) by name.
-
-    Args:
-        spec: `scenes`; `ade20k:PATH` (the folder or zip of ADEChallengeData2016); `nyuv2:PATH` (the labelled .mat with
-            splits.mat beside it, the folder or zip with nyu2_train.csv, or train/rgb, train/depth, train/label40 in a
-            folder or in zips).
-        split: `train`, `val` (the data's own validation or test split, else 5 % by a hash of the name) or `all`.
-        limit: at most so many images: a fixed sample spread over the data.
-        size: the side at which scenes are drawn; other data keep their own.
-    """
-    if task not in DENSE_TASKS:
-        raise ValueError(f"unknown dense task {task!r}; use {' or '.join(DENSE_TASKS)}")
-    kind, _, path = spec.partition(":")
-    if spec == "scenes":
-        data: DenseData = SceneFrames(split, task, size)
-        return data if limit is None else data.select(range(min(limit, len(data))))
-    if kind == "ade20k" and path:
-        from raptor.data.ade20k import Ade20k
-
-        data = Ade20k(path, task)
-    elif kind == "nyuv2" and path:
-        from raptor.data.nyuv2 import open_nyuv2
-
-        data = open_nyuv2(path, task)
-    else:
-        near = difflib.get_close_matches(kind.lower(), KINDS, 1, 0.6)
-        hint = f", did you mean {near[0]}{':PATH' if near[0] != 'scenes' else ''}?" if near else ""
-        raise ValueError(f"unknown dense data {spec!r}{hint}; give scenes, ade20k:PATH or nyuv2:PATH")
-    if split != "all":
-        data = data.select(choose_split(data.names, data.parts, split, data.name))
-    return data if limit is None else data.select(choose_sample(data.names, limit))

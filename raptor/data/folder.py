@@ -1,83 +1,18 @@
-"""Image folders, and the base of every reader: `len`, `load(i)`, a name and perhaps a label per image."""
+"""Image folders, and what their paths say: the split and the class of each image."""
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from PIL import Image
 
-from raptor.data.split import TRAIN_NAMES, VAL_NAMES, choose_sample, is_split_name
+from raptor.data.images import ImageData, open_image
+from raptor.data.split import TRAIN_NAMES, VAL_NAMES, is_split_name
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".jp2", ".avif")
-
-
-class BadImage(ValueError):
-    """An image that cannot be read; the message names it."""
-
-
-class ImageData:
-    """A map-style set of images.
-
-    `names`: a unique name per image. `labels`: a class index per image, or None. `classes`: their names, or None.
-    `parts`: the data's own split of each image, or None. `bad`: names of unreadable images met with `skip_bad`.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        names: list[str],
-        labels: list[int] | None = None,
-        classes: list[str] | None = None,
-        parts: Sequence[str | None] | None = None,
-    ) -> None:
-        self.name = name
-        self.names = names
-        self.labels = labels
-        self.classes = classes
-        self.parts: list[str | None] = list(parts) if parts is not None else [None] * len(names)
-        self.positions = list(range(len(names)))
-        self.skip_bad = False
-        self.bad: list[str] = []
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def __getitem__(self, index: int) -> Image.Image:
-        return self.load(index)
-
-    def read(self, position: int) -> Image.Image:
-        """The image at a place of the reader's own order. Readers define this; callers use `load`."""
-        raise NotImplementedError
-
-    def load(self, index: int) -> Image.Image:
-        """Image `index` as RGB; an unreadable one raises BadImage with its name."""
-        try:
-            return self.read(self.positions[index]).convert("RGB")
-        except Exception as error:  # image decoders raise almost anything
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise BadImage(f"cannot read image {self.names[index]} of {self.name}: {reason}") from error
-
-    def select(self, indices: Sequence[int]) -> Self:
-        """The same reader over some of its images; labels stay only if every one of them has one."""
-        chosen = copy.copy(self)
-        chosen.names = [self.names[i] for i in indices]
-        chosen.parts = [self.parts[i] for i in indices]
-        chosen.positions = [self.positions[i] for i in indices]
-        chosen.bad = []
-        if self.labels is not None:
-            labels = [self.labels[i] for i in indices]
-            chosen.labels = labels if min(labels, default=0) >= 0 else None
-            chosen.classes = self.classes if chosen.labels is not None else None
-        return chosen
-
-    def sample(self, limit: int | None) -> list[int]:
-        """`limit` indices spread over the data, the same each time; None for all."""
-        return list(range(len(self))) if limit is None else choose_sample(self.names, limit)
 
 
 class Entry(NamedTuple):
@@ -131,13 +66,6 @@ def label_entries(class_names: Sequence[str | None]) -> tuple[list[int] | None, 
         return None, None
     index = {name: i for i, name in enumerate(classes)}
     return [-1 if name is None else index[name] for name in class_names], classes
-
-
-def open_image(data: bytes) -> Image.Image:
-    """Decode the bytes of an image file completely."""
-    image = Image.open(BytesIO(data))
-    image.load()
-    return image
 
 
 class FolderImages(ImageData):

@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from raptor.data.folder import ImageData, open_image
+from raptor.data.images import ImageData, open_image
 from raptor.data.split import TRAIN_NAMES, VAL_NAMES, own_validation
 
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "cls")

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from raptor.data.dense import IGNORE_INDEX, DenseData, Files
-from raptor.data.folder import open_image
+from raptor.data.images import open_image
 
 MAX_DEPTH = 10.0
 CLASS_NAMES = """

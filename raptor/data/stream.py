@@ -1,23 +1,22 @@
-"""Batches of images: in order for analyses, in memory, or shuffled for training as a function of the step alone."""
+"""Batches of images: in order for analyses, shuffled and cropped at random for training as a function of the step."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from raptor.data.augment import draw_crops, random_resized_crop
-from raptor.data.decode import Decoded, DecodedImages, Progress, chunks_of, decode_batches, fill_uint8, load_uint8
-from raptor.data.folder import BadImage, ImageData
+from raptor.data.images import BadImage, ImageData, Pixels, Progress, chunks_of, fill_uint8
 from raptor.data.preprocess import Preprocess
-from raptor.devices import free_bytes
-
-__all__ = ["Batch", "ImageStream", "TrainStream", "iterate", "load_uint8", "random_resized_crop", "stable_seed"]
+from raptor.devices import free_bytes, to_device
 
 CACHE_SHARE = 0.3
+"""The share of free memory that decoded images may take."""
+_NUM_TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,14 @@ class Batch:
 
 
 class ImageStream:
-    """Every image once, in order, in batches. Can be iterated again; `len` counts batches. See `iterate`."""
+    """Batches for an analysis: every image once, in order; the last batch may be smaller.
+
+    It can be iterated again; `len` counts batches.
+
+    Args:
+        progress: called with (images done, images in total) after each batch.
+        limit: only a fixed sample of that many images.
+    """
 
     def __init__(
         self,
@@ -57,8 +63,9 @@ class ImageStream:
         num_done = 0
         labels = None if self.data.labels is None else torch.tensor(self.data.labels)
         chunks = chunks_of(self.indices, self.batch_size)
-        for images_u8, indices, num_seen in self._uint8_batches(chunks):
-            num_done += num_seen
+        batches = self.data.batches(chunks, self.preprocess, self.device, num_workers=self.num_workers, crop=True)
+        for chunk, (images_u8, indices) in zip(chunks, batches):
+            num_done += len(chunk)
             if len(indices):
                 images = self.preprocess.normalise(images_u8)
                 own = None if labels is None else to_device(labels[indices], self.device)
@@ -66,55 +73,75 @@ class ImageStream:
             if self.progress is not None:
                 self.progress(num_done, self.num_images)
 
-    def _uint8_batches(self, chunks: list[list[int]]) -> Iterator[tuple[Tensor, Tensor, int]]:
-        draw = getattr(self.data, "draw", None)
-        if draw is not None:
-            for chunk in chunks:
-                indices = torch.tensor(chunk)
-                drawn = self.preprocess.fit(draw(indices, self.device).images)
-                yield self.preprocess.crop(drawn), indices, len(chunk)
-            return
-        images = DecodedImages(self.data, self.preprocess, crop=True)
-        for chunk, decoded in zip(chunks, decode_batches(images, chunks, self.num_workers, self.device)):
-            yield decoded.images.to(self.device, non_blocking=True), decoded.indices, len(chunk)
 
-
-def iterate(
-    data: ImageData,
-    preprocess: Preprocess,
-    batch_size: int,
-    *,
-    device: str | torch.device = "cpu",
-    num_workers: int = 0,
-    progress: Progress | None = None,
-    limit: int | None = None,
-) -> ImageStream:
-    """Batches for an analysis: ordered, every image once, the last batch may be smaller.
-
-    progress: called with (images done, images in all) after each batch. limit: a fixed sample of that many images.
-    """
-    return ImageStream(
-        data,
-        preprocess,
-        batch_size,
-        device=device,
-        num_workers=num_workers,
-        progress=progress,
-        limit=limit,
-    )
+iterate = ImageStream
+"""Batches for an analysis; see `ImageStream`."""
 
 
 def stable_seed(*parts: int | str) -> int:
-    """A seed that depends on nothing but its parts, the same in every process and version."""
+    """A seed that depends only on its parts: the same in every process and version."""
     digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
-def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """`values` on `device`, the copy queued: from pinned memory, since from ordinary memory the host would wait."""
-    if device.type == "cuda" and values.device.type == "cpu":
-        values = values.pin_memory()
-    return values.to(device, non_blocking=True)
+def draw_crops(
+    num_images: int,
+    side: int,
+    generator: torch.Generator,
+    scale: tuple[float, float] = (0.35, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    flip: float = 0.5,
+) -> Tensor:
+    """Crops of square images of side `side`: int64 (B, 5) of top, left, height, width, flip (0 or 1).
+
+    Area uniform in `scale`, log aspect ratio uniform in `ratio`; of ten tries the first that fits is taken, else the
+    whole image, as in torchvision's RandomResizedCrop.
+    """
+    draws_bt3 = torch.rand(num_images, _NUM_TRIES, 2, generator=generator, dtype=torch.float64)
+    place_b3 = torch.rand(num_images, 3, generator=generator, dtype=torch.float64)
+    area_bt = side**2 * (scale[0] + (scale[1] - scale[0]) * draws_bt3[..., 0])
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    aspect_bt = (low + (high - low) * draws_bt3[..., 1]).exp()
+    width_bt, height_bt = (area_bt * aspect_bt).sqrt().round(), (area_bt / aspect_bt).sqrt().round()
+    fits_bt = (width_bt.clamp(min=1) == width_bt) & (width_bt <= side) & (height_bt >= 1) & (height_bt <= side)
+    first_b1 = fits_bt.int().argmax(dim=1, keepdim=True)
+    found_b = fits_bt.any(dim=1)
+    width_b = torch.where(found_b, width_bt.gather(1, first_b1)[:, 0], side)
+    height_b = torch.where(found_b, height_bt.gather(1, first_b1)[:, 0], side)
+    top_b = (place_b3[:, 0] * (side - height_b + 1)).floor()
+    left_b = (place_b3[:, 1] * (side - width_b + 1)).floor()
+    return torch.stack([top_b, left_b, height_b, width_b, place_b3[:, 2] < flip], dim=1).long()
+
+
+def random_resized_crop(images_u8: Tensor, params: Tensor, size: int) -> Tensor:
+    """Cut each image's crop and resize it to `size`: (B, 3, S, S) and (B, 5) to float32 (B, 3, size, size) in 0..255.
+
+    Antialiased bilinear, equal to torchvision's `resized_crop` before rounding: a resize is linear and separable, so
+    each image is multiplied by one matrix for its rows and one for its columns, and the batch is two matrix products.
+    """
+    num_images, num_channels, height, width = images_u8.shape
+    top_b, left_b, height_b, width_b, flip_b = params.to(torch.float32).unbind(dim=1)
+    rows_bsh = _resize_matrices(top_b, height_b, height, size)
+    columns_bsw = _resize_matrices(left_b, width_b, width, size)
+    columns_bsw = torch.where(flip_b.view(-1, 1, 1) > 0, columns_bsw.flip(1), columns_bsw)
+    with torch.autocast(images_u8.device.type, enabled=False):
+        pixels_bhcw = images_u8.permute(0, 2, 1, 3).to(torch.float32)
+        tall = torch.bmm(rows_bsh, pixels_bhcw.reshape(num_images, height, -1))
+        both = torch.bmm(tall.view(num_images, size * num_channels, width), columns_bsw.mT)
+    return both.view(num_images, size, num_channels, size).permute(0, 2, 1, 3).contiguous()
+
+
+def _resize_matrices(start_b: Tensor, length_b: Tensor, side: int, size: int) -> Tensor:
+    """Triangle-filter weights (B, size, side): pixels start .. start + length of a line to `size` pixels."""
+    start_b11, length_b11 = start_b.view(-1, 1, 1), length_b.view(-1, 1, 1)
+    step_b11 = length_b11 / size
+    centre_s1 = torch.arange(size, device=start_b.device).view(1, -1, 1) + 0.5
+    pixel_1p = torch.arange(side, device=start_b.device).view(1, 1, -1) + 0.5
+    distance_bsp = (pixel_1p - start_b11 - centre_s1 * step_b11).abs()
+    weights_bsp = (1 - distance_bsp / step_b11.clamp(min=1)).clamp(min=0)
+    inside_b1p = (pixel_1p > start_b11) & (pixel_1p < start_b11 + length_b11)
+    weights_bsp = weights_bsp * inside_b1p
+    return weights_bsp / weights_bsp.sum(dim=-1, keepdim=True)
 
 
 class _StepBatches:
@@ -171,17 +198,25 @@ class TrainStream:
         self.steps_per_epoch = len(data) // batch_size
         self._epoch: tuple[str, int] | None = None
         self._order = torch.empty(0)
-        self._reader: tuple[str, int, Iterator[Decoded]] | None = None
+        self._reader: tuple[str, int, Iterator[Pixels]] | None = None
         self._label_table = None if data.labels is None else torch.tensor(data.labels).to(self.device)
         self.images: Tensor | None = None
         if cache == "memory" or (cache == "auto" and self._pays_to_cache(world_size)):
-            store = self.device if self._fits_device() else torch.device("cpu")
-            everything = list(range(len(data)))
-            self.images, num_rows = fill_uint8(data, preprocess, everything, store, num_workers, progress, replace=True)
-            if num_rows < len(data):
-                raise BadImage(
-                    f"{len(data) - num_rows} images of {data.name} cannot be read, nor others of their class"
-                )
+            self.images = self._fill_cache(progress)
+
+    def _fill_cache(self, progress: Progress | None) -> Tensor:
+        """All images uint8 (N, 3, resize, resize), on the device if they fit there, else on the host."""
+        store = self.device if self._fits_device() else torch.device("cpu")
+        everything = list(range(len(self.data)))
+        images, num_rows = fill_uint8(
+            self.data, self.preprocess, everything, store, self.num_workers, progress, replace=True
+        )
+        if num_rows < len(self.data):
+            num_bad = len(self.data) - num_rows
+            raise BadImage(
+                f"{num_bad} images of {self.data.name} cannot be read, and neither can others of their class"
+            )
+        return images
 
     def _num_bytes(self) -> int:
         return 3 * self.preprocess.resize**2 * len(self.data)
@@ -190,11 +225,8 @@ class TrainStream:
         return self._num_bytes() <= CACHE_SHARE * free_bytes(self.device)
 
     def _pays_to_cache(self, world_size: int) -> bool:
-        if hasattr(self.data, "draw") and self.device.type == "cpu":
-            return False  # drawing ahead on the CPU would only delay the first step
-        held = getattr(self.data, "images", None)
-        if isinstance(held, Tensor) and held.device.type == self.device.type:
-            return False  # it is there already
+        if not self.data.worth_caching(self.device):
+            return False
         on_host = CACHE_SHARE * free_bytes(torch.device("cpu")) / world_size
         return self._fits_device() or self._num_bytes() <= on_host
 
@@ -228,26 +260,26 @@ class TrainStream:
 
     def _uint8_batch(self, step: int, stage: str) -> Tensor:
         """uint8 (B_local, 3, resize, resize) on the device."""
-        if self.images is not None:
-            own = to_device(self.indices(step, stage), self.images.device)
-            return to_device(self.images.index_select(0, own), self.device)
-        draw = getattr(self.data, "draw", None)
-        if draw is not None:
-            return self.preprocess.fit(draw(self.indices(step, stage), self.device).images)
-        return self._read(step, stage).to(self.device, non_blocking=True)
+        if self.images is None:
+            return self._read(step, stage)
+        own = to_device(self.indices(step, stage), self.images.device)
+        return to_device(self.images.index_select(0, own), self.device)
 
     def _read(self, step: int, stage: str) -> Tensor:
+        """The same from the data itself, which reads ahead as long as the steps follow each other."""
         if self._reader is None or self._reader[:2] != (stage, step):
             self.close()
-            images = DecodedImages(self.data, self.preprocess, crop=False, replace=self.data.skip_bad)
-            batches = _StepBatches(self, stage, step)
-            self._reader = (stage, step, decode_batches(images, batches, self.num_workers, self.device))
+            chunks = _StepBatches(self, stage, step)
+            batches = self.data.batches(
+                chunks, self.preprocess, self.device, num_workers=self.num_workers, replace=True
+            )
+            self._reader = (stage, step, batches)
         reader = self._reader[2]
-        decoded = next(reader)
-        if len(decoded.images) != self.rows.stop - self.rows.start:
+        images = next(reader).images
+        if len(images) != self.rows.stop - self.rows.start:
             raise BadImage(f"an image of step {step} cannot be read, nor another of its class")
         self._reader = (stage, step + 1, reader)
-        return decoded.images
+        return images
 
     def close(self) -> None:
         """Stop reading ahead; the next batch starts again."""

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from raptor.data.folder import ImageData
+from raptor.data.images import ImageData
 from raptor.data.split import choice_split
 from raptor.data.stream import Batch, ImageStream, iterate
 from raptor.vit.trajectory import autocast

@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from raptor.data import open_data
-from raptor.data.dense import DenseData, open_dense
-from raptor.data.folder import ImageData
+from raptor.data import DenseData, ImageData, open_data, open_dense
 from raptor.data.split import Split
 from raptor.fidelity.heads import LinearHead
 from raptor.probes.classify import Classify, read_head

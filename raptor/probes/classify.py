@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_accuracy
 
-from raptor.data.folder import ImageData
+from raptor.data.images import ImageData
 from raptor.data.preprocess import Preprocess
 from raptor.data.split import choice_split
 from raptor.data.stream import TrainStream, iterate

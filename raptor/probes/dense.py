@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from raptor.data.dense import DenseData
+from raptor.data.dense import DenseData, FrameStore
 from raptor.data.split import choice_split
 from raptor.data.stream import stable_seed
 from raptor.probes.classify import grid_logits
 from raptor.probes.features import normed_tokens, view_at
-from raptor.probes.frames import FrameStore, Geometry, crop_images, draw_boxes
+from raptor.probes.frames import Geometry, crop_images, draw_boxes
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
 

@@ -1,24 +1,16 @@
-"""Dense frames on the device: decoded once, cropped and flipped with their targets, padded to whole patches."""
+"""The geometry of dense frames: cropped and flipped with their targets, padded to whole patches, and back."""
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
-from raptor.data.augment import draw_crops
-from raptor.data.dense import DenseData
-from raptor.data.stream import CACHE_SHARE
-from raptor.devices import free_bytes
+from raptor.data.stream import draw_crops
 
-CROP_UNITS = 2**16
-DECODE_CHUNK = 64
+_CROP_UNITS = 2**16
 
 
 @dataclass(frozen=True)
@@ -103,8 +95,8 @@ def resize(x_bhwc: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 def draw_boxes(num_images: int, generator: torch.Generator, scale: tuple[float, float]) -> Tensor:
     """Random resized crops as shares of the frame: (B, 5) of top, left, height, width, flip."""
-    boxes = draw_crops(num_images, CROP_UNITS, generator, scale).float()
-    return torch.cat([boxes[:, :4] / CROP_UNITS, boxes[:, 4:]], dim=1)
+    boxes = draw_crops(num_images, _CROP_UNITS, generator, scale).float()
+    return torch.cat([boxes[:, :4] / _CROP_UNITS, boxes[:, 4:]], dim=1)
 
 
 def pixel_centres(height: int, width: int) -> tuple[Tensor, Tensor]:
@@ -145,69 +137,3 @@ def _sources(boxes: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tens
     top, left, height, width, flip = boxes.unbind(dim=1)
     columns_bw = torch.where(flip[:, None] > 0, 1 - columns[None], columns[None])
     return top[:, None] + height[:, None] * rows[None], left[:, None] + width[:, None] * columns_bw
-
-
-class FrameStore:
-    """Images uint8 (3, *size) and targets of a dense set, kept decoded on the device or the host when they fit."""
-
-    def __init__(self, data: DenseData, size: tuple[int, int], device: torch.device) -> None:
-        self.data, self.size, self.device = data, size, device
-        self.dtype = torch.uint8 if data.task == "segment" else torch.float32
-        self.images: Tensor | None = None
-        self.targets: Tensor | None = None
-        self._pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
-        self._ahead: dict[int, Future[tuple[np.ndarray, np.ndarray]]] = {}
-        num_bytes = len(data) * (3 * size[0] * size[1] + self.dtype.itemsize * data.frame[0] * data.frame[1])
-        draws_on_host = hasattr(data, "draw") and device.type == "cpu"
-        for place in dict.fromkeys([device, torch.device("cpu")]):
-            if not draws_on_host and num_bytes <= CACHE_SHARE * free_bytes(place):
-                self._fill(place)
-                break
-
-    def _fill(self, place: torch.device) -> None:
-        num = len(self.data)
-        images = torch.empty(num, 3, *self.size, dtype=torch.uint8, device=place)
-        targets = torch.empty(num, *self.data.frame, dtype=self.dtype, device=place)
-        for part in torch.arange(num).split(DECODE_CHUNK):
-            images[part], targets[part] = self._read(part, place)
-        self.images, self.targets = images, targets
-
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images uint8 (B, 3, *size) and targets (B, *frame) of `indices` (on the host), on the device."""
-        if self.images is None or self.targets is None:
-            return self._read(indices, self.device)
-        own = indices.to(self.images.device)
-        return self.images[own].to(self.device), self.targets[own].to(self.device)
-
-    def prefetch(self, indices: Tensor) -> None:
-        """Begin to decode `indices` for the next `batch`, where they are not kept decoded."""
-        if self.images is None and not hasattr(self.data, "draw"):
-            self._ahead = {i: self._pool.submit(self._decode, i) for i in indices.tolist()}
-
-    def _read(self, indices: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        draw = getattr(self.data, "draw", None)
-        if draw is not None:
-            images, targets = draw(indices, device)
-            if images.shape[-2:] != self.size:
-                images = F.interpolate(images.float(), size=self.size, mode="bicubic", antialias=True)
-                images = images.round_().clamp_(0, 255).to(torch.uint8)
-            return images, targets
-        ahead, self._ahead = self._ahead, {}
-        waiting = [ahead.get(i) or self._pool.submit(self._decode, i) for i in indices.tolist()]
-        pairs = [decoded.result() for decoded in waiting]
-        images, targets = (torch.from_numpy(np.stack(part)) for part in zip(*pairs))
-        return images.permute(0, 3, 1, 2).to(device), targets.to(device, self.dtype)
-
-    def _decode(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        image, target = self.data.load(index)
-        height, width = self.size
-        if image.size != (width, height):
-            image = image.resize((width, height), Image.Resampling.BICUBIC)
-        return np.array(image), _nearest(target, self.data.frame)
-
-
-def _nearest(target: np.ndarray, frame: tuple[int, int]) -> np.ndarray:
-    if target.shape == frame:
-        return target
-    rows, columns = (((np.arange(n) + 0.5) * side / n).astype(np.int64) for n, side in zip(frame, target.shape))
-    return target[rows[:, None], columns[None, :]]

@@ -10,7 +10,7 @@ from tiny_models import tiny_timm
 
 from raptor.cli import main, read_arguments
 from raptor.commands.dynamics import choose_classes, dynamics
-from raptor.data.folder import ImageData
+from raptor.data.images import ImageData
 from raptor.open import open_vit, save_vit
 from raptor.recipes import load_recipe
 from raptor.report.figures_dynamics import FIGURES, figure_speed

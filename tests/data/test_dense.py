@@ -13,11 +13,9 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from raptor.data import open_data
-from raptor.data.dense import open_dense
-from raptor.data.folder import BadImage
+from raptor.data import BadImage, open_data, open_dense
+from raptor.data.dense import FrameStore
 from raptor.data.scenes.render import Scenes
-from raptor.probes.frames import FrameStore
 
 SAMPLES = Path(__file__).parents[3] / "shared" / "data"
 

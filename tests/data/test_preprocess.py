@@ -10,7 +10,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from raptor.data import Preprocess
-from raptor.data.augment import draw_crops, random_resized_crop
+from raptor.data.stream import draw_crops, random_resized_crop
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:

@@ -7,9 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from raptor.data import BadImage, ImageData, Preprocess, TrainStream, iterate, load_uint8, open_data
+from raptor.data import BadImage, ImageData, InMemory, Preprocess, TrainStream, iterate, load_uint8, open_data
 from raptor.data import stream as stream_module
-from raptor.data.memory import InMemory
 from raptor.data.stream import stable_seed
 
 PREPROCESS = Preprocess(size=12, resize=14)
@@ -166,8 +165,21 @@ def test_images_in_memory_are_not_kept_twice(data: ImageData) -> None:
     assert torch.equal(TrainStream(held, PREPROCESS, 4, seed=3).batch(2), expected)
     held.images = held.images.to("meta")
     assert TrainStream(held, PREPROCESS, 4, device="meta").images is None
-    drawn = held.select([5, 2, 9]).draw(torch.tensor([1, 0]), "meta").images
+    drawn = held.select([5, 2, 9]).batch(torch.tensor([1, 0]), PREPROCESS, "meta")
     assert drawn.device.type == "meta" and drawn.shape == (2, 3, 14, 14)
+
+
+def test_every_kind_of_data_answers_the_same_call(data: ImageData) -> None:
+    wanted = torch.tensor([7, 0, 19])
+    decoded = data.batch(wanted, PREPROCESS, "cpu")
+    assert torch.equal(decoded, torch.stack([PREPROCESS.decode(data.load(i)) for i in wanted.tolist()]))
+    held = InMemory(data, PREPROCESS)
+    assert torch.equal(held.batch(wanted, PREPROCESS, "cpu"), decoded)
+    assert torch.equal(held.select([19, 7, 0]).batch([1, 2, 0], PREPROCESS, "cpu"), decoded)
+    assert np.array_equal(np.asarray(held.load(7)), decoded[0].permute(1, 2, 0).numpy())
+    own = Preprocess(size=16, resize=16)
+    scenes = open_data("scenes", "val", size=16)
+    assert torch.equal(scenes.batch([3], own, "cpu")[0], own.decode(scenes.load(3)))
 
 
 def test_wrong_settings_are_refused(data: ImageData) -> None:
@@ -202,7 +214,7 @@ def test_scenes_are_drawn_in_batches() -> None:
 
 
 def test_all_scenes_are_both_splits() -> None:
-    from raptor.data.scenes.data import DrawnScenes
+    from raptor.data.scenes.drawn import DrawnScenes
     from raptor.data.scenes.render import Scenes
 
     data = open_data("scenes", "all", size=16)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tiny_models import tiny_timm
 from torchvision.transforms.v2 import functional as TF
 
-from raptor.data.dense import open_dense
+from raptor.data import open_dense
 from raptor.probes.depth import (
     bin_depths,
     depth_loss,

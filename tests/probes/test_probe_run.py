@@ -16,8 +16,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from raptor.data.dense import DenseData, SceneFrames, open_dense
-from raptor.data.folder import ImageData
+from raptor.data import DenseData, ImageData, open_dense
+from raptor.data.scenes import SceneFrames
 from raptor.fidelity.heads import LinearHead
 from raptor.open import open_vit
 from raptor.probes import ProbeResult, probe, recovery
@@ -88,8 +88,10 @@ def test_the_choice_is_the_best_of_the_split(vit: ViT) -> None:
 class Scrambled(SceneFrames):
     """Validation scenes with other targets."""
 
-    def draw(self, indices: torch.Tensor, device: str | torch.device = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
-        images, targets = super().draw(indices, device)
+    def batch(
+        self, indices: torch.Tensor, size: tuple[int, int], device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        images, targets = super().batch(indices, size, device)
         return images, targets.flip(-1, -2) if self.task == "segment" else 11.0 - targets.clamp(max=10)
 
 
@@ -116,7 +118,7 @@ def test_reported_rmse_in_numpy(vit: ViT) -> None:
     train, val = data_for("depth")
     assert isinstance(train, DenseData) and isinstance(val, SceneFrames)
     result = probe(vit, "depth", train, val, lrs=[0.05], epochs=2, batch_size=16)
-    images, true = val.draw(torch.arange(len(val)))
+    images, true = val.batch(torch.arange(len(val)), val.frame, torch.device("cpu"))
     tokens = normed_tokens(vit, vit.preprocess.normalise(images), 3, "fp32")
     features = torch.cat([tokens[:, 3:], tokens[:, :1].expand(-1, 16, -1)], dim=-1).view(-1, 4, 4, 64)
     weight, bias = result.head

@@ -1,0 +1,286 @@
+"""`ImageData`, the base of every reader, and how it gives batches: decoded by workers, or whole at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from io import BytesIO
+from typing import NamedTuple, Self
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from raptor.data.preprocess import Preprocess
+from raptor.data.split import choose_sample
+from raptor.devices import to_device
+
+Progress = Callable[[int, int], None]
+"""Called with (images done, images in total)."""
+
+
+class BadImage(ValueError):
+    """An image that cannot be read; the message names it."""
+
+
+def open_image(data: bytes) -> Image.Image:
+    """Decode the bytes of an image file completely."""
+    image = Image.open(BytesIO(data))
+    image.load()
+    return image
+
+
+class Pixels(NamedTuple):
+    """One batch as it comes out of the data: images uint8 (B, 3, S, S) on a device, their indices (B,) on the CPU."""
+
+    images: Tensor
+    indices: Tensor
+
+
+class ImageData:
+    """A map-style set of images.
+
+    `names`: a unique name per image. `labels`: a class index per image, or None. `classes`: their names, or None.
+    `parts`: the data's own split of each image, or None. `bad`: names of unreadable images met with `skip_bad`.
+    `positions`: int64 (N,), where each image stands in the reader's own order.
+    """
+
+    fill_size = 64
+    """Images per batch where the batches only fill a cache."""
+
+    def __init__(
+        self,
+        name: str,
+        names: list[str],
+        labels: list[int] | None = None,
+        classes: list[str] | None = None,
+        parts: Sequence[str | None] | None = None,
+    ) -> None:
+        self.name = name
+        self.names = names
+        self.labels = labels
+        self.classes = classes
+        self.parts: list[str | None] = list(parts) if parts is not None else [None] * len(names)
+        self.positions = torch.arange(len(names))
+        self.skip_bad = False
+        self.bad: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __getitem__(self, index: int) -> Image.Image:
+        return self.load(index)
+
+    def read(self, position: int) -> Image.Image:
+        """The image at a position of the reader's own order. Readers define this; callers use `load`."""
+        raise NotImplementedError
+
+    def load(self, index: int) -> Image.Image:
+        """Image `index` as RGB; an unreadable one raises BadImage with its name."""
+        try:
+            return self.read(int(self.positions[index])).convert("RGB")
+        except Exception as error:  # image decoders raise almost anything
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise BadImage(f"cannot read image {self.names[index]} of {self.name}: {reason}") from error
+
+    def select(self, indices: Sequence[int]) -> Self:
+        """The same reader over some of its images; labels stay only if each of these images has one."""
+        chosen = copy.copy(self)
+        chosen.names = [self.names[i] for i in indices]
+        chosen.parts = [self.parts[i] for i in indices]
+        chosen.positions = self.positions[torch.tensor(indices, dtype=torch.int64)]
+        chosen.bad = []
+        if self.labels is not None:
+            labels = [self.labels[i] for i in indices]
+            chosen.labels = labels if min(labels, default=0) >= 0 else None
+            chosen.classes = self.classes if chosen.labels is not None else None
+        return chosen
+
+    def sample(self, limit: int | None) -> list[int]:
+        """`limit` indices spread over the data, the same each time; None for all."""
+        return list(range(len(self))) if limit is None else choose_sample(self.names, limit)
+
+    def worth_caching(self, device: torch.device) -> bool:
+        """Whether a cache on `device` would give batches faster than the data does."""
+        return True
+
+    def batch(self, indices: Sequence[int] | Tensor, preprocess: Preprocess, device: str | torch.device) -> Tensor:
+        """Images `indices` as uint8 (B, 3, resize, resize) on `device`."""
+        chunk = indices.tolist() if isinstance(indices, Tensor) else list(indices)
+        return next(self.batches([chunk], preprocess, device)).images
+
+    def batches(
+        self,
+        chunks: Iterable[list[int]],
+        preprocess: Preprocess,
+        device: str | torch.device,
+        *,
+        num_workers: int = 0,
+        crop: bool = False,
+        replace: bool = False,
+    ) -> Iterator[Pixels]:
+        """A batch on `device` per chunk of indices, decoded ahead by `num_workers` processes.
+
+        Args:
+            chunks: the indices of each batch; it may be endless.
+            crop: whether the centre crop of side `size` is taken; otherwise images have the side `resize`.
+            replace: with `skip_bad`, replace a bad image by the next readable one of its class, so that a batch keeps
+                its size. Otherwise a batch lacks its bad images.
+        """
+        device = torch.device(device)
+        loader: DataLoader = DataLoader(
+            _Decoded(self, preprocess, crop=crop, replace=replace and self.skip_bad),
+            batch_sampler=chunks,  # type: ignore[arg-type]
+            num_workers=num_workers,
+            collate_fn=_collate,
+            pin_memory=device.type == "cuda",
+            generator=torch.Generator().manual_seed(0),  # otherwise each pass would advance the global one
+        )
+        for images, indices, bad in loader:
+            self._note_bad(bad)
+            yield Pixels(images.to(device, non_blocking=True), indices)
+
+    def _note_bad(self, bad: list[tuple[str, str]]) -> None:
+        """Stop at the first bad image, or with `skip_bad` add their names to `bad`."""
+        if bad and not self.skip_bad:
+            raise BadImage(f"{bad[0][1]}; repair or remove it, or skip such images with --skip-bad")
+        self.bad += [name for name in dict(bad) if name not in self.bad]
+
+
+_Row = tuple[int, Tensor | None, list[tuple[str, str]]]
+"""Index of an image, its pixels, and (name, error) of each bad image that was tried."""
+
+
+class _Decoded(Dataset[_Row]):
+    """What a worker does per image. Errors are returned as values: an exception would arrive as a traceback."""
+
+    def __init__(self, data: ImageData, preprocess: Preprocess, *, crop: bool, replace: bool) -> None:
+        self.data, self.preprocess, self.crop, self.replace = data, preprocess, crop, replace
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> _Row:
+        bad: list[tuple[str, str]] = []
+        for candidate in self._candidates(index):
+            try:
+                image = self.preprocess.decode(self.data.load(candidate))
+                return index, self.preprocess.crop(image) if self.crop else image, bad
+            except BadImage as error:
+                bad.append((self.data.names[candidate], str(error)))
+        return index, None, bad
+
+    def _candidates(self, index: int) -> Iterator[int]:
+        yield index
+        labels = self.data.labels
+        for step in range(1, len(self.data) if self.replace else 0):
+            other = (index + step) % len(self.data)
+            if labels is None or labels[other] == labels[index]:
+                yield other
+
+
+def _collate(rows: Sequence[_Row]) -> tuple[Tensor, Tensor, list[tuple[str, str]]]:
+    images = [image for _, image, _ in rows if image is not None]
+    indices = [index for index, image, _ in rows if image is not None]
+    bad = [entry for _, _, entries in rows for entry in entries]
+    return torch.stack(images) if images else torch.empty(0), torch.tensor(indices, dtype=torch.int64), bad
+
+
+class WholeBatches(ImageData):
+    """Data that gives a batch at once on the device that needs it: drawn there, or kept in memory."""
+
+    fill_size = 1024
+
+    def take(self, positions: Tensor, device: torch.device) -> Tensor:
+        """Images at `positions` (B,) of the reader's own order as uint8 (B, 3, S, S) on `device`."""
+        raise NotImplementedError
+
+    def read(self, position: int) -> Image.Image:
+        image = self.take(torch.tensor([position]), torch.device("cpu"))[0]
+        return Image.fromarray(image.permute(1, 2, 0).numpy())
+
+    def batches(
+        self,
+        chunks: Iterable[list[int]],
+        preprocess: Preprocess,
+        device: str | torch.device,
+        *,
+        num_workers: int = 0,
+        crop: bool = False,
+        replace: bool = False,
+    ) -> Iterator[Pixels]:
+        """As in `ImageData`; there is nothing to decode ahead and no image is bad."""
+        for chunk in chunks:
+            indices = torch.tensor(chunk)
+            images = preprocess.fit(self.take(self.positions[indices], torch.device(device)))
+            yield Pixels(preprocess.crop(images) if crop else images, indices)
+
+
+class InMemory(WholeBatches):
+    """The images of `data`, decoded once for `preprocess` and kept as uint8 on `device`: for many runs over them."""
+
+    def __init__(
+        self,
+        data: ImageData,
+        preprocess: Preprocess,
+        device: str | torch.device = "cpu",
+        num_workers: int = 0,
+        progress: Progress | None = None,
+    ) -> None:
+        if data.skip_bad:
+            raise ValueError("images that may be skipped cannot be kept in memory: remove the bad ones first")
+        super().__init__(data.name, list(data.names), data.labels, data.classes, data.parts)
+        self.images = load_uint8(data, preprocess, num_workers, progress=progress).to(device)
+
+    def take(self, positions: Tensor, device: torch.device) -> Tensor:
+        chosen = self.images.index_select(0, to_device(positions, self.images.device))
+        return to_device(chosen, device)
+
+    def worth_caching(self, device: torch.device) -> bool:
+        return device.type not in ("cpu", self.images.device.type)
+
+
+def chunks_of(indices: list[int], size: int) -> list[list[int]]:
+    """Consecutive pieces of `size` indices; the last may be shorter."""
+    return [indices[i : i + size] for i in range(0, len(indices), size)]
+
+
+def load_uint8(
+    data: ImageData,
+    preprocess: Preprocess,
+    num_workers: int = 0,
+    limit: int | None = None,
+    progress: Progress | None = None,
+) -> Tensor:
+    """Decode once: uint8 (N, 3, resize, resize) in the order of `data.sample(limit)`, without bad images skipped."""
+    indices = data.sample(limit)
+    images, num_rows = fill_uint8(data, preprocess, indices, torch.device("cpu"), num_workers, progress, replace=False)
+    return images[:num_rows]
+
+
+def fill_uint8(
+    data: ImageData,
+    preprocess: Preprocess,
+    indices: list[int],
+    device: torch.device,
+    num_workers: int,
+    progress: Progress | None,
+    *,
+    replace: bool,
+) -> tuple[Tensor, int]:
+    """A uint8 tensor (len(indices), 3, resize, resize) on `device`, and how many of its first rows are filled.
+
+    With `replace`, bad images that may be skipped are replaced by others, and every row is filled.
+    """
+    side = preprocess.resize
+    images = torch.empty(len(indices), 3, side, side, dtype=torch.uint8, device=device)
+    chunks, num_rows, num_done = chunks_of(indices, data.fill_size), 0, 0
+    parts = data.batches(chunks, preprocess, device, num_workers=num_workers, replace=replace)
+    for chunk, (part, _) in zip(chunks, parts):
+        if len(part):
+            images[num_rows : num_rows + len(part)] = part
+        num_rows, num_done = num_rows + len(part), num_done + len(chunk)
+        if progress is not None:
+            progress(num_done, len(indices))
+    return images, num_rows

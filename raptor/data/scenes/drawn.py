@@ -1,0 +1,99 @@
+"""The built-in scenes as data, with labels or with masks and depth maps: drawn on the device that needs them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from raptor.data.dense import DenseData, Size
+from raptor.data.images import WholeBatches
+from raptor.data.scenes.layout import lay_out
+from raptor.data.scenes.render import MASK_CLASSES, SceneBatch, Scenes
+from raptor.data.split import Split
+
+_MAX_DEPTH = 12.0
+
+
+class DrawnScenes(WholeBatches):
+    """Scenes of one split, or training and validation scenes one after the other (`all`)."""
+
+    def __init__(self, split: Split = "train", size: int | None = None) -> None:
+        if split not in ("train", "val", "all"):
+            raise ValueError(f"unknown split {split!r}; use train, val or all")
+        wanted = ["train", "val"] if split == "all" else [split]
+        self.scenes = [Scenes(part) if size is None else Scenes(part, size=size) for part in wanted]
+        names = [f"{scenes.split}/{i:06d}" for scenes in self.scenes for i in range(len(scenes))]
+        labels = [
+            label
+            for scenes in self.scenes
+            for label in lay_out(torch.arange(len(scenes)), scenes.seed, scenes.split).label.tolist()
+        ]
+        parts = [scenes.split for scenes in self.scenes for _ in range(len(scenes))]
+        super().__init__("scenes", names, labels, list(Scenes.classes), parts)
+
+    def sample(self, limit: int | None) -> list[int]:
+        """The first `limit` scenes: their order is random already."""
+        if limit is not None and limit < 1:
+            raise ValueError(f"limit must be at least 1; got {limit}")
+        return list(range(len(self) if limit is None else min(limit, len(self))))
+
+    def worth_caching(self, device: torch.device) -> bool:
+        return device.type != "cpu"  # on the CPU, drawing them all first would only delay the first step
+
+    def take(self, positions: Tensor, device: torch.device) -> Tensor:
+        return self.draw(positions, device).images
+
+    def draw(self, positions: Tensor, device: str | torch.device = "cpu") -> SceneBatch:
+        """Scenes at `positions` (B,) of the whole set: images uint8 (B, 3, S, S), labels, masks, depths on `device`."""
+        if len(self.scenes) == 1:
+            return self.scenes[0].draw(positions, device)
+        num_first = len(self.scenes[0])
+        owner = (positions >= num_first).long()
+        drawn = [
+            scenes.draw(positions[owner == part] - part * num_first, device)
+            for part, scenes in enumerate(self.scenes)
+            if (owner == part).any()
+        ]
+        back = owner.argsort(stable=True).argsort().to(device)
+        return SceneBatch(*(torch.cat(fields)[back] for fields in zip(*drawn)))
+
+
+class SceneFrames(DenseData):
+    """The built-in scenes with their masks (background is a class) or their depth maps."""
+
+    def __init__(self, split: Split = "train", task: str = "segment", size: int | None = None) -> None:
+        self.drawn = DrawnScenes(split, size)
+        side = self.drawn.scenes[0].size
+        super().__init__(
+            "scenes",
+            task,
+            list(self.drawn.names),
+            self.drawn.parts,
+            frame=(side, side),
+            classes=MASK_CLASSES if task == "segment" else None,
+            max_depth=None if task == "segment" else _MAX_DEPTH,
+        )
+
+    def worth_caching(self, device: torch.device) -> bool:
+        return self.drawn.worth_caching(device)
+
+    def batch(self, indices: Tensor, size: Size, device: torch.device) -> tuple[Tensor, Tensor]:
+        drawn = self.drawn.draw(self.positions[indices], device)
+        images = drawn.images
+        if images.shape[-2:] != size:
+            images = F.interpolate(images.float(), size=size, mode="bicubic", antialias=True)
+            images = images.round_().clamp_(0, 255).to(torch.uint8)
+        return images, self._target(drawn)
+
+    def prefetch(self, indices: Tensor, size: Size) -> None:
+        """Nothing to do: a scene is drawn when its batch is."""
+
+    def read(self, position: int) -> tuple[Image.Image, np.ndarray]:
+        drawn = self.drawn.draw(torch.tensor([position]))
+        return Image.fromarray(drawn.images[0].permute(1, 2, 0).numpy()), self._target(drawn)[0].numpy()
+
+    def _target(self, drawn: SceneBatch) -> Tensor:
+        return drawn.masks if self.task == "segment" else drawn.depths
