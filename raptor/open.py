@@ -13,13 +13,14 @@ from __future__ import annotations
 import difflib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
 from raptor.data.preprocess import Preprocess
+from raptor.options import OpeningModel, with_defaults
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.builders import TIMM_MODULES, build_base, forward_arguments, is_embedding_head, model_preprocess
 from raptor.vit.structure import inspect_vit
@@ -107,14 +108,8 @@ def open_pair(
     source: str | Path | ViT,
     *,
     teacher: str | Path | nn.Module | ViT | None = None,
-    weights: str | None = None,
-    pretrained: bool = True,
-    size: int | None = None,
-    blocks: str | None = None,
-    norm: str | None = None,
-    cls: int | None = None,
-    registers: int | None = None,
     device: str | torch.device = "cpu",
+    **opening: Unpack[OpeningModel],
 ) -> tuple[ViT | None, ViT]:
     """A surrogate and its teacher, or None and the model when `source` is no surrogate.
 
@@ -122,8 +117,10 @@ def open_pair(
     teacher's, and so are `blocks`, `norm`, `cls` and `registers` (as in `open_vit`). `pretrained=False` gives a plain
     model's untrained twin.
     """
+    options = with_defaults(OpeningModel, opening)
+    size, pretrained = options.pop("size"), options.pop("pretrained")
+    of_teacher = _given(**options)
     inner = teacher if isinstance(teacher, nn.Module | ViT) else None
-    of_teacher = _given(weights=weights, blocks=blocks, norm=norm, cls=cls, registers=registers)
     own = {} if _is_surrogate(source) else of_teacher
     view = open_vit(source, teacher=inner, size=size, pretrained=pretrained, device=device, **own)
     if not view.phases:

@@ -2,8 +2,7 @@
 
 A command takes them as keyword arguments, from Python as from the terminal:
 
-    class PhasesOptions(Opening, Measuring, total=False):
-        pass
+    class PhasesOptions(Opening, Measuring, total=False): ...
 
     def phases(models: list[str], *, k: list[int] = [2, 3, 4], **given: Unpack[PhasesOptions]) -> PhasesResult:
         options = with_defaults(PhasesOptions, given)
@@ -17,7 +16,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypedDict, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, cast, get_type_hints
 
 Group = TypeVar("Group", bound=Mapping[str, Any])
 
@@ -64,16 +63,20 @@ class Opening(TypedDict, total=False):
     registers: Annotated[int | None, Option(None, "number of register tokens, likewise.")]
 
 
-class OpeningPair(Opening, total=False):
-    """How a surrogate is opened together with its teacher."""
-
-    teacher: Annotated[str | None, Option(None, "what the teacher is, where the run does not say.")]
-
-
 class Untrained(TypedDict, total=False):
     """Whether a model has its published weights."""
 
     pretrained: Annotated[bool, Option(True, "fetch published weights; false gives an untrained twin.")]
+
+
+class OpeningModel(Opening, Untrained, total=False):
+    """How a model that may be untrained is opened."""
+
+
+class OfTeacher(TypedDict, total=False):
+    """What a surrogate was made from."""
+
+    teacher: Annotated[str | None, Option(None, "what the teacher of a surrogate is, where its folder does not say.")]
 
 
 class OnDevice(TypedDict, total=False):
@@ -108,7 +111,7 @@ class Measuring(Running, total=False):
 class AnySplit(TypedDict, total=False):
     """Which part of the data is measured."""
 
-    split: Annotated[str, Option("val", "val (held out), train or all.")]
+    split: Annotated[Literal["train", "val", "all"], Option("val", "val (held out), train or all.")]
 
 
 class GivenHead(TypedDict, total=False):

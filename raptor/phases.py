@@ -179,7 +179,14 @@ def study_phases(
     )
 
 
-def check_cuts(vit: ViT, k: Sequence[int], method: str, score: str, min_length: int | None, tokens: str) -> None:
+def check_cuts(
+    vit: ViT,
+    k: Sequence[int],
+    method: str = "maxcut",
+    score: str = "weighted",
+    min_length: int | None = None,
+    tokens: str = "all",
+) -> None:
     """Raise when the model cannot be cut this way, before any image is read."""
     present = [name for name, _ in vit.groups.present()]
     known = ["all", *present, *(["pooled"] if set(POOLED) & set(present) else [])]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict, get_type_hints
+from typing import Literal, TypedDict, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -38,4 +38,5 @@ def test_every_option_has_help_and_a_default_of_its_type(group):
     kinds = get_type_hints(group)
     for name, option in declared(group).items():
         assert option.help.endswith("."), name
-        assert isinstance(option.default, kinds[name]), name
+        choices = get_args(kinds[name]) if get_origin(kinds[name]) is Literal else None
+        assert option.default in choices if choices else isinstance(option.default, kinds[name]), name

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from raptor.commands.phases import PhasesResult, phases
+import time
+from dataclasses import replace
+
+from raptor.data import iterate, open_data
+from raptor.devices import pick_device, pick_precision
+from raptor.open import open_vit
+from raptor.phases import PhasesFile, check_cuts, study_phases
+from raptor.provenance import Provenance
+from raptor.report.figures_phases import SavedPhases, save_phases
+from raptor.run import check_folder
 
 MODELS = [
     "timm/vit_base_patch14_reg4_dinov2.lvd142m",
@@ -13,6 +22,8 @@ MODELS = [
     "timm/deit3_base_patch16_224.fb_in1k",
     "timm/vit_base_patch16_224.augreg_in21k",
 ]
+
+BATCH_SIZE = 64
 
 
 def run(
@@ -25,7 +36,7 @@ def run(
     out: str = "runs/figure1",
     device: str = "auto",
     num_workers: int = 8,
-) -> PhasesResult:
+) -> SavedPhases:
     """Similarity and phases of DINOv2, DINOv3, CLIP, SigLIP, MAE, DeiT-3 and AugReg, side by side.
 
     Args:
@@ -38,7 +49,16 @@ def run(
         device: auto, cpu or cuda.
         num_workers: processes that decode images.
     """
-    return phases(
-        models, data=data, k=k, num_images=num_images, pretrained=pretrained, out=out, device=device,
-        num_workers=num_workers,
-    )  # fmt: skip
+    started = time.monotonic()
+    device = pick_device(device)
+    precision = pick_precision("auto", device)
+    views = [open_vit(name, pretrained=pretrained, device=device) for name in models]
+    for vit in views:
+        check_cuts(vit, k)
+    folder = check_folder(out)
+    entries = []
+    for vit in views:
+        images = open_data(data, "val", limit=num_images, size=vit.preprocess.size)
+        batches = iterate(images, vit.preprocess, BATCH_SIZE, device=device, num_workers=num_workers)
+        entries.append(replace(study_phases(vit, batches, k, precision=precision), data=data))
+    return save_phases(PhasesFile(entries, Provenance.since(started, device)), folder)

@@ -1,14 +1,54 @@
-"""The layer-layer heatmaps with phases outlined, one model beside the other (the paper's Figures 1 and 2)."""
+"""phases.json as text and as layer-layer heatmaps with phases outlined (the paper's Figures 1 and 2)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from raptor.phases import ModelPhases
-from raptor.report.style import PALETTE, use_style
+from raptor.phases import ModelPhases, PhasesFile
+from raptor.report.style import PALETTE, save_figure, use_style
+
+
+@dataclass
+class SavedPhases:
+    """What was found, one entry per model as in phases.json, and the folder it was written to."""
+
+    models: list[ModelPhases]
+    folder: Path
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"models": [entry.to_dict() for entry in self.models], "folder": str(self.folder)}
+
+    def text(self) -> str:
+        lines = []
+        for entry in self.models:
+            facts = entry.model
+            groups = ", ".join(f"{n} {name}" for name, n in facts.groups.to_dict().items() if n)
+            lines.append(
+                f"{facts.name}: {facts.num_layers} blocks, dim {facts.dim}, {groups}; "
+                f"{entry.num_images} images of {entry.data} at {entry.image_size} px"
+            )
+            for k, found in entry.phases.items():
+                within, across = ("none" if mean is None else f"{mean:.3f}" for mean in entry.within[k])
+                lines.append(f"  k={k:>2}  {found!s:<24} similarity within {within}, across {across}")
+            lines.append(f"  the gains of further cuts suggest k={entry.chosen_k}")
+            if entry.bad_images:
+                lines.append(
+                    f"  {len(entry.bad_images)} unreadable images were passed over: see bad_images in phases.json"
+                )
+        return "\n".join([*lines, f"written to {self.folder}/phases.json and {self.folder}/figures/phases.png"])
+
+
+def save_phases(found: PhasesFile, folder: Path) -> SavedPhases:
+    """Write phases.json and figures/phases into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found.write(folder)
+    save_figure(figure_phases(found.models), folder / "figures" / "phases")
+    return SavedPhases(found.models, folder)
 
 
 def figure_phases(entries: Sequence[ModelPhases]) -> Any:
