@@ -11,24 +11,21 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import math
 import os
 import shutil
 import signal
 import threading
-import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, fields
-from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Self, TextIO, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self, TextIO
 
-import numpy as np
 import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from raptor.streaming import Record
 
 KEPT_CHECKPOINTS = 2
 
@@ -184,6 +181,32 @@ class StopSignal:
         self.__exit__()
 
 
+class ResultFile(Record):
+    """A record that is a file of a run folder."""
+
+    FILE: ClassVar[str]
+
+    def write(self, folder: str | Path) -> Path:
+        path = Path(folder) / self.FILE
+        write_text(path, json.dumps(self.to_dict(), allow_nan=False))
+        return path
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Self:
+        """The file of `folder`; RunError that names it when it is missing or damaged."""
+        return cls.read_file(Path(folder) / cls.FILE)
+
+    @classmethod
+    def read_file(cls, path: Path) -> Self:
+        saved = read_json(path)
+        if not isinstance(saved, dict):
+            raise RunError(f"{path} cannot be read (not an object): run the command that made it again")
+        try:
+            return cls.from_dict(saved)
+        except ValueError as error:
+            raise RunError(f"{path} cannot be read ({error}): run the command that made it again") from None
+
+
 def latest_checkpoint(folder: str | Path) -> Path | None:
     """The newest whole checkpoint of a run folder, or None."""
     pointer = Path(folder) / "checkpoint" / "latest"
@@ -303,158 +326,3 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in config.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
-
-
-class Record:
-    """Base of a dataclass that is written as JSON and read back: its fields are the keys.
-
-    Types are taken from the annotations: numbers, strings, lists, tuples, dicts, numpy arrays, other records, and
-    `X | None`. Reading ignores unknown keys, uses the default of a field that is missing, and raises a ValueError
-    that names the key where a type is wrong. A field with `metadata=NOT_SAVED` is not written.
-    """
-
-    def to_dict(self) -> dict[str, Any]:
-        return {f.name: encode(getattr(self, f.name)) for f in _saved_fields(type(self))}
-
-    @classmethod
-    def from_dict(cls, saved: Any, where: str = "") -> Self:
-        """The record of parsed JSON; `where` is the path of its key, for error messages."""
-        if not isinstance(saved, dict):
-            raise _wrong(where, "an object", saved)
-        hints: dict[str, Any] = _hints(cls)  # type: ignore[arg-type]
-        values = {}
-        for f in _saved_fields(cls):
-            path = f"{where}.{f.name}" if where else f.name
-            if f.name in saved:
-                values[f.name] = decode(hints[f.name], saved[f.name], path)
-            elif f.default is MISSING and f.default_factory is MISSING:
-                raise ValueError(f"{path} is missing")
-        return cls(**values)
-
-
-class ResultFile(Record):
-    """A record that is a file of a run folder."""
-
-    FILE: ClassVar[str]
-
-    def write(self, folder: str | Path) -> Path:
-        path = Path(folder) / self.FILE
-        write_text(path, json.dumps(self.to_dict(), allow_nan=False))
-        return path
-
-    @classmethod
-    def read(cls, folder: str | Path) -> Self:
-        """The file of `folder`; RunError that names it when it is missing or damaged."""
-        return cls.read_file(Path(folder) / cls.FILE)
-
-    @classmethod
-    def read_file(cls, path: Path) -> Self:
-        saved = read_json(path)
-        if not isinstance(saved, dict):
-            raise RunError(f"{path} cannot be read (not an object): run the command that made it again")
-        try:
-            return cls.from_dict(saved)
-        except ValueError as error:
-            raise RunError(f"{path} cannot be read ({error}): run the command that made it again") from None
-
-
-NOT_SAVED = {"saved": False}
-
-
-def encode(value: Any) -> Any:
-    """`value` as JSON: records as objects, arrays as lists, complex numbers as [real, imaginary], NaN as None."""
-    if isinstance(value, Record):
-        return value.to_dict()
-    if isinstance(value, (np.ndarray, np.generic)):
-        return encode(value.tolist())
-    if isinstance(value, dict):
-        return {str(key): encode(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [encode(entry) for entry in value]
-    if isinstance(value, complex):
-        return [encode(value.real), encode(value.imag)]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def decode(kind: Any, value: Any, where: str = "") -> Any:
-    """Parsed JSON as an object of type `kind`; ValueError that begins with the key `where` when it has another type."""
-    origin, args = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return value
-    if origin in (Union, types.UnionType):
-        return _decode_union(args, value, where)
-    if isinstance(kind, type) and issubclass(kind, Record):
-        return kind.from_dict(value, where)
-    if kind is np.ndarray or origin is np.ndarray:
-        return _decode_array(args, value, where)
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise _wrong(where, "an object", value)
-        return {_key(args[0], key, where): decode(args[1], entry, f"{where}.{key}") for key, entry in value.items()}
-    if origin in (list, tuple):
-        return _decode_list(origin, args, value, where)
-    if kind in (int, float, str, bool) and _is_plain(kind, value):
-        return value
-    raise _wrong(where, getattr(kind, "__name__", str(kind)), value)
-
-
-def _decode_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
-    if value is None and type(None) in kinds:
-        return None
-    *others, last = [kind for kind in kinds if kind is not type(None)]
-    for kind in others:
-        try:
-            return decode(kind, value, where)
-        except ValueError:
-            continue
-    return decode(last, value, where)
-
-
-def _decode_list(origin: Any, args: tuple[Any, ...], value: Any, where: str) -> Any:
-    if not isinstance(value, list):
-        raise _wrong(where, "a list", value)
-    if origin is tuple and args[-1] is not Ellipsis:
-        if len(args) != len(value):
-            raise ValueError(f"{where}: expected {len(args)} entries, got {len(value)}")
-        return tuple(decode(kind, entry, f"{where}[{i}]") for i, (kind, entry) in enumerate(zip(args, value)))
-    return origin(decode(args[0], entry, f"{where}[{i}]") for i, entry in enumerate(value))
-
-
-def _decode_array(args: tuple[Any, ...], value: Any, where: str) -> np.ndarray:
-    """Nested lists as an array; float64 unless the annotation names another type. None becomes NaN."""
-    dtype = get_args(args[1])[0] if args else np.float64
-    try:
-        if np.issubdtype(dtype, np.complexfloating):
-            pairs = np.array(value, dtype=np.float64)
-            return pairs[..., 0] + 1j * pairs[..., 1]
-        return np.array(value, dtype=dtype)
-    except (ValueError, TypeError, IndexError):
-        raise _wrong(where, "an array of numbers", value) from None
-
-
-def _is_plain(kind: type, value: Any) -> bool:
-    if kind in (int, float):
-        return not isinstance(value, bool) and isinstance(value, int if kind is int else int | float)
-    return isinstance(value, kind)
-
-
-def _key(kind: Any, key: str, where: str) -> Any:
-    if kind is not int:
-        return key
-    if not key.lstrip("-").isdigit():
-        raise ValueError(f"{where}: expected whole numbers as keys, got {key!r}")
-    return int(key)
-
-
-def _wrong(where: str, expected: str, value: Any) -> ValueError:
-    words = {dict: "an object", list: "a list", str: "a string", type(None): "null", bool: "true or false"}
-    return ValueError(f"{where or 'the file'}: expected {expected}, got {words.get(type(value), 'a number')}")
-
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _saved_fields(kind: type[Record]) -> list[Field[Any]]:
-    return [f for f in fields(kind) if f.metadata.get("saved", True)]  # type: ignore[arg-type]

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import math
 import random
+import types
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from functools import cache
+from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_QUANTILE_KEYS = tuple(f"q{round(100 * q):02d}" for q in QUANTILES)
 QUANTILE_IMAGES = 4096  # quantiles are exact up to this many images, and of a uniform sample beyond
 
 
@@ -100,8 +103,38 @@ class Reservoir:
         self._keys = [self._keys[i] for i in order]
 
 
+NOT_SAVED = {"saved": False}  # metadata of a field of a record that is not written
+
+
+class Record:
+    """Base of a dataclass that is written as JSON and read back: its fields are the keys.
+
+    Types are taken from the annotations: numbers, strings, lists, tuples, dicts, numpy arrays, other records, and
+    `X | None`. Reading ignores unknown keys, uses the default of a field that is missing, and raises a ValueError
+    that names the key where a type is wrong. A field with `metadata=NOT_SAVED` is not written.
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        return {f.name: jsonable(getattr(self, f.name)) for f in _saved_fields(type(self))}
+
+    @classmethod
+    def from_dict(cls, saved: Any, where: str = "") -> Self:
+        """The record of parsed JSON; `where` is the path of its key, for error messages."""
+        if not isinstance(saved, dict):
+            raise _wrong(where, "an object", saved)
+        hints: dict[str, Any] = _hints(cls)  # type: ignore[arg-type]
+        values = {}
+        for f in _saved_fields(cls):
+            path = f"{where}.{f.name}" if where else f.name
+            if f.name in saved:
+                values[f.name] = decode(hints[f.name], saved[f.name], path)
+            elif f.default is MISSING and f.default_factory is MISSING:
+                raise ValueError(f"{path} is missing")
+        return cls(**values)
+
+
 @dataclass
-class Spread:
+class Spread(Record):
     """How a quantity is spread over images.
 
     `mean` and `std` (population) have the quantity's shape; `quantiles` has one more leading axis, in the order of
@@ -119,16 +152,24 @@ class Spread:
         quantiles = None if self.quantiles is None else np.stack([q[index] for q in self.quantiles])
         return Spread(self.mean[index], std, quantiles, self.num_images)
 
+    def quantile(self, q: float) -> np.ndarray | None:
+        """The quantile `q` of `QUANTILES`, of the quantity's shape; None when there are none."""
+        return None if self.quantiles is None else self.quantiles[QUANTILES.index(q)]
+
     def to_dict(self) -> dict[str, Any]:
-        named = None
-        if self.quantiles is not None:
-            named = {f"q{round(100 * q):02d}": jsonable(row) for q, row in zip(QUANTILES, self.quantiles)}
-        return {
-            "mean": jsonable(self.mean),
-            "std": jsonable(self.std),
-            "quantiles": named,
-            "num_images": self.num_images,
-        }
+        rows = None if self.quantiles is None else dict(zip(_QUANTILE_KEYS, jsonable(self.quantiles)))
+        return super().to_dict() | {"quantiles": rows}
+
+    @classmethod
+    def from_dict(cls, saved: Any, where: str = "") -> Spread:
+        rows = saved.get("quantiles") if isinstance(saved, dict) else None
+        if rows is None:
+            return super().from_dict(saved, where)
+        named = decode(dict[str, np.ndarray], rows, f"{where}.quantiles")
+        if named.keys() != set(_QUANTILE_KEYS):
+            raise ValueError(f"{where}.quantiles: expected {', '.join(_QUANTILE_KEYS)}, got {', '.join(named)}")
+        quantiles = np.stack([named[key] for key in _QUANTILE_KEYS])
+        return replace(super().from_dict({**saved, "quantiles": None}, where), quantiles=quantiles)
 
 
 class ImageMoments:
@@ -168,7 +209,7 @@ class ImageMoments:
 def jsonable(value: Any, digits: int | None = None) -> Any:
     """`value` as JSON can hold it.
 
-    Arrays become nested lists, dataclasses and spreads dicts, complex numbers [real, imaginary], and numbers that are
+    Arrays become nested lists, dataclasses dicts, complex numbers [real, imaginary], and numbers that are
     not finite None. `digits` rounds floats to that many significant digits.
     """
     if isinstance(value, np.ndarray | np.generic):
@@ -177,7 +218,7 @@ def jsonable(value: Any, digits: int | None = None) -> Any:
         return _json_float(value, digits)
     if isinstance(value, complex):
         return [_json_float(value.real, digits), _json_float(value.imag, digits)]
-    if isinstance(value, Spread):
+    if isinstance(value, Record):
         value = value.to_dict()
     elif is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
@@ -192,3 +233,89 @@ def _json_float(value: float, digits: int | None) -> float | None:
     if not math.isfinite(value):
         return None
     return value if digits is None else float(f"{value:.{digits}g}")
+
+
+def decode(kind: Any, value: Any, where: str = "") -> Any:
+    """Parsed JSON as an object of type `kind`; ValueError that begins with the key `where` when it has another type."""
+    origin, args = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        return _decode_union(args, value, where)
+    if isinstance(kind, type) and issubclass(kind, Record):
+        return kind.from_dict(value, where)
+    if kind is np.ndarray or origin is np.ndarray:
+        return _decode_array(args, value, where)
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise _wrong(where, "an object", value)
+        return {_key(args[0], key, where): decode(args[1], entry, f"{where}.{key}") for key, entry in value.items()}
+    if origin in (list, tuple):
+        return _decode_list(origin, args, value, where)
+    if kind in (int, float, str, bool) and _is_plain(kind, value):
+        return value
+    raise _wrong(where, getattr(kind, "__name__", str(kind)), value)
+
+
+def _decode_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in kinds:
+        return None
+    *others, last = [kind for kind in kinds if kind is not type(None)]
+    for kind in others:
+        try:
+            return decode(kind, value, where)
+        except ValueError:
+            continue
+    return decode(last, value, where)
+
+
+def _decode_list(origin: Any, args: tuple[Any, ...], value: Any, where: str) -> Any:
+    if not isinstance(value, list):
+        raise _wrong(where, "a list", value)
+    if origin is tuple and args[-1] is not Ellipsis:
+        if len(args) != len(value):
+            raise ValueError(f"{where}: expected {len(args)} entries, got {len(value)}")
+        return tuple(decode(kind, entry, f"{where}[{i}]") for i, (kind, entry) in enumerate(zip(args, value)))
+    return origin(decode(args[0], entry, f"{where}[{i}]") for i, entry in enumerate(value))
+
+
+def _decode_array(args: tuple[Any, ...], value: Any, where: str) -> np.ndarray:
+    """Nested lists as an array; float64 unless the annotation names another type. None becomes NaN."""
+    dtype = get_args(args[1])[0] if args else np.float64
+    try:
+        if np.issubdtype(dtype, np.complexfloating):
+            pairs = np.array(value, dtype=np.float64)
+            if not pairs.size:
+                return pairs.astype(dtype)
+            return pairs[..., 0] + 1j * pairs[..., 1]
+        return np.array(value, dtype=dtype)
+    except (ValueError, TypeError, IndexError):
+        raise _wrong(where, "an array of numbers", value) from None
+
+
+def _is_plain(kind: type, value: Any) -> bool:
+    if kind in (int, float):
+        return not isinstance(value, bool) and isinstance(value, int if kind is int else int | float)
+    return isinstance(value, kind)
+
+
+def _key(kind: Any, key: str, where: str) -> Any:
+    if kind is not int:
+        return key
+    if not key.lstrip("-").isdigit():
+        raise ValueError(f"{where}: expected whole numbers as keys, got {key!r}")
+    return int(key)
+
+
+def _wrong(where: str, expected: str, value: Any) -> ValueError:
+    words = {dict: "an object", list: "a list", str: "a string", type(None): "null", bool: "true or false"}
+    return ValueError(f"{where or 'the file'}: expected {expected}, got {words.get(type(value), 'a number')}")
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _saved_fields(kind: type[Record]) -> list[Field[Any]]:
+    return [f for f in fields(kind) if f.metadata.get("saved", True)]  # type: ignore[arg-type]

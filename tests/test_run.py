@@ -21,9 +21,7 @@ from safetensors import SafetensorError
 
 from raptor import run as run_module
 from raptor.run import (
-    NOT_SAVED,
     Interrupted,
-    Record,
     ResultFile,
     Run,
     RunError,
@@ -35,6 +33,7 @@ from raptor.run import (
     read_summary,
     slug,
 )
+from raptor.streaming import NOT_SAVED, Record
 
 CONFIG = {"model": "scenes", "recipe": {"lr": 1e-3, "crop_scale": (0.35, 1.0)}, "seed": 0}
 TENSORS = {"w": torch.arange(6.0).view(2, 3), "step": torch.tensor(3.0)}

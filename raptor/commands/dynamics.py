@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -17,15 +16,21 @@ from raptor.data import ImageData, ImageStream, iterate, open_data
 from raptor.devices import pick_device, pick_precision
 from raptor.dynamics.effects import Predict
 from raptor.dynamics.findings import find
-from raptor.dynamics.interventions import measure_extrapolation, measure_repetition, measure_swaps
-from raptor.dynamics.measure import measure_dynamics
+from raptor.dynamics.interventions import (
+    Interventions,
+    InterventionsFile,
+    measure_extrapolation,
+    measure_repetition,
+    measure_swaps,
+)
+from raptor.dynamics.measure import DynamicsFile, DynamicsResult, measure_dynamics
 from raptor.dynamics.stability import KINDS
 from raptor.fidelity.heads import Head, head_batches, resolve_head
 from raptor.open import open_pair
 from raptor.phases import Phases, find_phases
 from raptor.progress import Progress
-from raptor.provenance import provenance
-from raptor.run import check_folder, slug, write_text
+from raptor.provenance import Provenance
+from raptor.run import check_folder, slug
 from raptor.similarity.cosine import measure_similarity
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
@@ -35,30 +40,26 @@ from raptor.vit.view import ViT
 class Dynamics:
     """What `raptor dynamics` found, as in dynamics.json and interventions.json, and where it was written."""
 
-    measured: dict[str, Any]
-    interventions: dict[str, Any] | None
+    measured: DynamicsFile
+    interventions: InterventionsFile | None
     folder: Path
     figures: list[str]
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "dynamics": self.measured,
-            "interventions": self.interventions,
+            "dynamics": self.measured.to_dict(),
+            "interventions": None if self.interventions is None else self.interventions.to_dict(),
             "folder": str(self.folder),
             "figures": self.figures,
         }
 
     def text(self) -> str:
         lines = []
-        for side in ("teacher", "surrogate"):
-            model = self.measured[side]
-            if model is not None:
-                lines.append(
-                    f"{side}: {model['model']['name']}, {model['num_images']} images of {self.measured['data']}"
-                )
-                lines += [f"  {line}" for line in model["findings"] + model["notes"]]
+        for side, found in self.measured.sides().items():
+            lines.append(f"{side}: {found.model.name}, {found.num_images} images of {self.measured.data}")
+            lines += [f"  {line}" for line in found.findings + found.notes]
         if self.interventions is not None:
-            lines += ["interventions:", *(f"  {line}" for line in self.interventions["findings"])]
+            lines += ["interventions:", *(f"  {line}" for line in self.interventions.findings)]
         return "\n".join([*lines, f"written to {self.folder}: dynamics.json, {len(self.figures)} figures in figures/"])
 
 
@@ -150,7 +151,7 @@ def dynamics(
     batches = stream(split, num_images)
     lengths = choose_phases(main, surrogate, batches, k, phases, precision)
     chosen = choose_classes(batches.data, classes)
-    sides: dict[str, dict[str, Any] | None] = {"teacher": None, "surrogate": None}
+    sides: dict[str, DynamicsResult] = {}
     for side, vit in (("teacher", main), ("surrogate", surrogate)):
         if vit is None:
             continue
@@ -163,12 +164,26 @@ def dynamics(
         bar.finish()
         if chosen is None and classes:
             found.notes.append("no basins: the data has fewer than two classes with two images")
-        sides[side] = found.to_dict() | {"findings": find(found, lengths)}
-    facts = {"data": data, "split": split, "image_size": main.preprocess.size, "num_images": batches.num_images,
-             "phases": list(lengths), "class_names": _class_names(batches.data, chosen), "seed": seed}  # fmt: skip
-    measured = {"provenance": provenance(started, device)} | facts | sides | {"bad_images": list(batches.data.bad)}
+        found.findings = find(found, lengths)
+        sides[side] = found
+    facts: dict[str, Any] = dict(
+        data=data,
+        split=split,
+        image_size=main.preprocess.size,
+        phases=list(lengths),
+        class_names=_class_names(batches.data, chosen),
+        seed=seed,
+    )
+    measured = DynamicsFile(
+        sides["teacher"],
+        sides.get("surrogate"),
+        num_images=batches.num_images,
+        bad_images=list(batches.data.bad),
+        provenance=Provenance.since(started, device),
+        **facts,
+    )
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "dynamics.json", json.dumps(measured, allow_nan=False))
+    measured.write(folder)
     changed = None
     if interventions:
         training = None
@@ -181,9 +196,17 @@ def dynamics(
             precision=precision,
         )  # fmt: skip
         shown = first_images(batches, intervention_images)
-        changed = {"provenance": provenance(started, device)} | facts | {"num_images": len(shown), "head": reason}
-        changed |= intervene(main, surrogate, shown, lengths, head)
-        write_text(folder / "interventions.json", json.dumps(changed, allow_nan=False))
+        found_by_side = intervene(main, surrogate, shown, lengths, head)
+        changed = InterventionsFile(
+            found_by_side["teacher"],
+            found_by_side.get("surrogate"),
+            findings=[f"{side}: {line}" for side, parts in found_by_side.items() for line in parts.findings()],
+            head=reason,
+            num_images=len(shown),
+            provenance=Provenance.since(started, device),
+            **facts,
+        )
+        changed.write(folder)
     from raptor.report.figures_dynamics import save_figures
 
     return Dynamics(measured, changed, folder, save_figures(measured, changed, folder / "figures"))
@@ -226,24 +249,21 @@ def first_images(batches: ImageStream, num: int) -> torch.Tensor:
 
 def intervene(
     teacher: ViT, surrogate: ViT | None, images: torch.Tensor, phases: Sequence[int], head: Head | None
-) -> dict[str, Any]:
-    """Swaps and repetition of both sides, extrapolation of the surrogate, and the findings."""
-    found: dict[str, Any] = {"teacher": None, "surrogate": None}
-    findings = []
+) -> dict[str, Interventions]:
+    """Swaps and repetition of both sides, and extrapolation of the surrogate."""
+    found: dict[str, Interventions] = {}
     for side, vit in (("teacher", teacher), ("surrogate", surrogate)):
         if vit is None:
             continue
         predict = _predictor(vit, head)
         num_pairs = vit.num_layers * (vit.num_layers - 1) // 2
         bar = Progress(f"swaps of the {side}", num_pairs * -(-len(images) // 32), "pairs")
-        parts: dict[str, Any] = {"swaps": measure_swaps(vit, images, phases, predict, bar.advance)}
+        swaps = measure_swaps(vit, images, phases, predict, bar.advance)
         bar.finish()
-        parts["repetition"] = measure_repetition(vit, images, phases, predict)
-        if vit.phases is not None:
-            parts["extrapolation"] = measure_extrapolation(vit, images, predict=predict)
-        found[side] = {name: part.to_dict() for name, part in parts.items()}
-        findings += [f"{side}: {part['finding']}" for part in found[side].values()]
-    return found | {"findings": findings}
+        repetition = measure_repetition(vit, images, phases, predict)
+        extrapolation = None if vit.phases is None else measure_extrapolation(vit, images, predict=predict)
+        found[side] = Interventions(swaps, repetition, extrapolation)
+    return found
 
 
 def _predictor(vit: ViT, head: Head | None) -> Predict | None:

@@ -6,8 +6,7 @@ A state is the raw mean over a group's tokens, then normalised. At most `per_cla
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -15,45 +14,43 @@ from torch import Tensor
 
 from raptor.dynamics.groups import check_states, group_means, take_rows
 from raptor.dynamics.parallel import on_host_if_small, parallel_map
-from raptor.streaming import jsonable
+from raptor.streaming import NOT_SAVED, Record
 from raptor.vit.view import TokenGroups
 
 PER_CLASS = 200
 
 
 @dataclass
-class GroupBasins:
+class GroupBasins(Record):
     """Basins of one token group, of N images in C classes.
 
-    paths: `(N, L+1, 3)`, trajectories on the principal components of all kept points.
+    paths: `(N, L+1, 3)`, trajectories on the principal components of all kept points; not saved, because it is large.
     class_paths: `(C, L+1, 3)`, their class means. explained: `(3,)`, share of the variance.
     scatter_ratio: `(L+1,)`, between-class over within-class sum of squares (traces).
     accuracy: `(L+1,)`, nearest class mean, the image itself left out of its own class's mean.
     """
 
-    paths: np.ndarray
     class_paths: np.ndarray
     explained: np.ndarray
     scatter_ratio: np.ndarray
     accuracy: np.ndarray
+    paths: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
 
 
 @dataclass
-class BasinsResult:
-    """By group. labels: `(N,)`, positions in `classes`, the classes that had two images or more."""
+class BasinsResult(Record):
+    """By group.
 
-    groups: dict[str, GroupBasins]
-    labels: np.ndarray
+    classes: the classes that had two images or more. images_per_class: how many images of each.
+    chance: the accuracy of a guess. labels: `(N,)`, the class of each image as its position in `classes`; not saved.
+    """
+
     classes: list[int]
+    images_per_class: list[int]
     note: str | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything but the single images' paths, which would be large."""
-        names = ("class_paths", "explained", "scatter_ratio", "accuracy")
-        groups = {g: {name: jsonable(getattr(b, name)) for name in names} for g, b in self.groups.items()}
-        counts = np.bincount(self.labels, minlength=len(self.classes))
-        head = {"classes": self.classes, "images_per_class": jsonable(counts), "note": self.note}
-        return head | {"chance": 1 / len(self.classes), "groups": groups}
+    chance: float
+    groups: dict[str, GroupBasins]
+    labels: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
 
 
 class Basins:
@@ -105,7 +102,8 @@ class Basins:
         labels = torch.tensor([classes.index(self._labels[i]) for i in rows])
         found = parallel_map(lambda kept: group_basins(take_rows(torch.cat(kept), rows), labels), self._kept.values())
         groups = dict(zip(self._kept, found))
-        return BasinsResult(groups, labels.numpy(), classes, note)
+        counts = [int(n) for n in torch.bincount(labels, minlength=len(classes))]
+        return BasinsResult(classes, counts, note, 1 / len(classes), groups, labels.numpy())
 
 
 def group_basins(x_nld: Tensor, labels: Tensor) -> GroupBasins:

@@ -8,27 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from raptor.dynamics.angles import as_float, chord_angle, unit
 from raptor.dynamics.groups import check_states, measured_groups
-from raptor.streaming import ImageMoments, Spread, jsonable
+from raptor.streaming import ImageMoments, Record, Spread
 from raptor.vit.view import TokenGroups
 
 
 @dataclass
-class DirectionResult:
+class DirectionResult(Record):
     """By group: `norm` and `gamma` have `L+1` values (layers 0..L), `speed` has `L` (step l to l+1, at index l)."""
 
     norm: dict[str, Spread]
     gamma: dict[str, Spread]
     speed: dict[str, Spread]
-
-    def to_dict(self) -> dict[str, Any]:
-        return jsonable({"norm": self.norm, "gamma": self.gamma, "speed": self.speed})
 
 
 Bounds = tuple[tuple[int, int], ...]

@@ -8,9 +8,9 @@ one, per token, averaged over each group, and the share of images whose predicte
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +20,9 @@ from raptor.devices import full_precision
 from raptor.dynamics.angles import as_float, unit
 from raptor.dynamics.effects import Effects, Predict, by_group, clean_batches, default_predict, run_blocks
 from raptor.phases import Phases
-from raptor.streaming import ImageMoments, Spread, jsonable
+from raptor.provenance import Provenance
+from raptor.run import ResultFile
+from raptor.streaming import ImageMoments, Record, Spread, decode, jsonable
 from raptor.surrogate.surrogate import Step, surrogate_spec
 from raptor.vit.view import ViT, first_tensor
 
@@ -28,7 +30,7 @@ Advance = Callable[[], None]
 
 
 @dataclass
-class Swaps:
+class Swaps(Record):
     """Every pair of blocks (i < j) exchanged.
 
     angle: by group, the turn of the last state in radians, of shape `(pairs,)`. agreement: `(pairs,)` or None.
@@ -86,9 +88,40 @@ class Swaps:
             "deviations": {f"turn_{name}": jsonable(self.matrix(s.std)) for name, s in self.angle.items()},  # type: ignore[arg-type]
         } | {name: jsonable(self.matrix(values)) for name, values in means.items()}
 
+    @classmethod
+    def from_dict(cls, saved: Any, where: str = "") -> Swaps:
+        head = _SavedSwaps.from_dict(saved, where)
+        pairs = list(combinations(range(1, sum(head.phases) + 1), 2))
+
+        def values(matrix: Any, name: str) -> np.ndarray:
+            square = decode(np.ndarray, matrix, f"{where}.{name}")
+            if square.shape != (sum(head.phases),) * 2:
+                raise ValueError(f"{where}.{name}: expected a matrix of the blocks, got shape {square.shape}")
+            return np.array([square[i - 1, j - 1] for i, j in pairs])
+
+        angle = {
+            name.removeprefix("turn_"): Spread(
+                values(saved.get(name), name), values(deviations, f"deviations.{name}"), num_images=head.num_images
+            )
+            for name, deviations in head.deviations.items()
+        }
+        agreement = None
+        if saved.get("agreement") is not None:
+            agreement = Spread(values(saved["agreement"], "agreement"), num_images=head.num_images)
+        return cls(pairs, head.phases, angle, agreement, head.num_images)
+
 
 @dataclass
-class Repetition:
+class _SavedSwaps(Record):
+    """The keys of saved swaps whose names are fixed."""
+
+    num_images: int
+    phases: tuple[int, ...]
+    deviations: dict[str, Any]
+
+
+@dataclass
+class Repetition(Record):
     """Each phase run n-1, n, n+1 and 2n times, the phases after it as usual.
 
     A teacher's phase is run n + m times by running its last m blocks once more; a surrogate's by repeating its last
@@ -137,9 +170,41 @@ class Repetition:
         head = {"finding": self.finding(), "num_images": self.num_images, "phases": list(self.phases)}
         return head | {"rows": self.rows(), "spreads": spreads}
 
+    @classmethod
+    def from_dict(cls, saved: Any, where: str = "") -> Repetition:
+        found = _SavedRepetition.from_dict(saved, where)
+        by_phase = [[row for row in found.rows if row.phase == j + 1] for j in range(len(found.phases))]
+        agreement: list[Spread] | None = None
+        if found.rows and found.rows[0].agreement is not None:
+            kept = [decode(np.ndarray, [row.agreement for row in rows]) for rows in by_phase]
+            agreement = [Spread(values, num_images=found.num_images) for values in kept]
+        counts = [[row.times for row in rows] for rows in by_phase]
+        return cls(found.phases, counts, found.spreads.turn, found.spreads.exit_turn, agreement, found.num_images)
+
 
 @dataclass
-class Extrapolation:
+class _SavedRow(Record):
+    phase: int
+    times: int
+    agreement: float | None = None
+
+
+@dataclass
+class _SavedTurns(Record):
+    turn: list[dict[str, Spread]]
+    exit_turn: list[dict[str, Spread]]
+
+
+@dataclass
+class _SavedRepetition(Record):
+    num_images: int
+    phases: tuple[int, ...]
+    rows: list[_SavedRow]
+    spreads: _SavedTurns
+
+
+@dataclass
+class Extrapolation(Record):
     """A surrogate run past its last layer L with its last tied block: everything here is extrapolation.
 
     layers: L..L+extra. By group: norm and angle to `a_L` at each of them; speed of each step, `(extra,)`.
@@ -181,6 +246,76 @@ class Extrapolation:
             "layers": self.layers,
             "spreads": jsonable(names),
         } | jsonable(lists)
+
+    @classmethod
+    def from_dict(cls, saved: Any, where: str = "") -> Extrapolation:
+        found = _SavedExtrapolation.from_dict(saved, where)
+        by_name = found.spreads
+        agreement = None if found.agreement is None else Spread(found.agreement, num_images=found.num_images)
+        return cls(
+            found.layers, by_name.norm, by_name.turn, by_name.speed, agreement, found.conditioning, found.num_images
+        )
+
+
+@dataclass
+class _SavedPaths(Record):
+    turn: dict[str, Spread]
+    norm: dict[str, Spread]
+    speed: dict[str, Spread]
+
+
+@dataclass
+class _SavedExtrapolation(Record):
+    num_images: int
+    layers: list[int]
+    conditioning: str
+    spreads: _SavedPaths
+    agreement: np.ndarray | None = None
+
+
+@dataclass
+class Interventions(Record):
+    """All interventions on one model; `extrapolation` only on a surrogate."""
+
+    swaps: Swaps
+    repetition: Repetition
+    extrapolation: Extrapolation | None = None
+
+    def findings(self) -> list[str]:
+        """One sentence for each intervention."""
+        parts = (self.swaps, self.repetition, self.extrapolation)
+        return [part.finding() for part in parts if part is not None]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: part for name, part in super().to_dict().items() if part is not None}
+
+
+@dataclass
+class InterventionsFile(ResultFile):
+    """interventions.json: what `raptor dynamics` found when it changed the depth of a model.
+
+    head: why there are no predictions, or which head gives them.
+    """
+
+    FILE: ClassVar[str] = "interventions.json"
+
+    teacher: Interventions | None
+    surrogate: Interventions | None
+    findings: list[str] = field(default_factory=list)
+    head: str | None = None
+    data: str = "the data"
+    split: str = "val"
+    image_size: int | None = None
+    num_images: int | None = None
+    phases: list[int] | None = None
+    class_names: dict[str, str] | None = None
+    seed: int = 0
+    provenance: Provenance = field(default_factory=Provenance)
+
+    def sides(self) -> dict[str, Interventions]:
+        """The sides that were measured, the teacher first."""
+        both = {"teacher": self.teacher, "surrogate": self.surrogate}
+        return {name: side for name, side in both.items() if side is not None}
 
 
 def swap_plan(first: int, second: int, num_layers: int) -> list[tuple[int, int]]:

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -32,8 +32,11 @@ from raptor.dynamics.groups import EvenSubset, group_means, take_rows
 from raptor.dynamics.rank import RANK_IMAGES, Rank, RankResult
 from raptor.dynamics.spectra import Modes, ModesResult
 from raptor.dynamics.stability import EPS, Stability, StabilityResult
+from raptor.provenance import Provenance
+from raptor.run import ResultFile
+from raptor.streaming import Record
 from raptor.vit.trajectory import Trajectories
-from raptor.vit.view import ViT
+from raptor.vit.view import ModelFacts, ViT
 
 STABILITY_IMAGES = 64
 STABILITY_BATCH = 32  # part of what the random directions depend on
@@ -41,15 +44,23 @@ COMPILE_IMAGES = 10_000
 
 
 @dataclass
-class DynamicsResult:
+class Precision(Record):
+    """In which precision the states were measured, and in which the perturbed ones."""
+
+    states: str
+    stability: str = "fp32"
+
+
+@dataclass
+class DynamicsResult(Record):
     """Every measure of one model. basins and stability are None where they were not asked for or not possible.
 
     num_images: images in the one pass. num_stability_images: those that were perturbed.
     perturbation_passes: forward passes that each perturbed image took, blocks run over L.
-    notes: what was left out, and why.
+    notes: what was left out, and why. findings: what was found, in words.
     """
 
-    model: dict[str, Any]
+    model: ModelFacts
     num_images: int
     direction: DirectionResult
     rank: RankResult
@@ -58,20 +69,35 @@ class DynamicsResult:
     stability: StabilityResult | None
     num_stability_images: int
     perturbation_passes: float
-    precision: str
-    notes: list[str]
+    precision: Precision
+    notes: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
 
-    def to_dict(self) -> dict[str, Any]:
-        measures = ("direction", "rank", "modes", "basins", "stability")
-        parts = {name: getattr(self, name) for name in measures}
-        return {
-            "model": self.model,
-            "num_images": self.num_images,
-            "num_stability_images": self.num_stability_images,
-            "perturbation_passes": self.perturbation_passes,
-            "precision": {"states": self.precision, "stability": "fp32"},
-            "notes": self.notes,
-        } | {name: None if part is None else part.to_dict() for name, part in parts.items()}
+
+@dataclass
+class DynamicsFile(ResultFile):
+    """dynamics.json: what `raptor dynamics` measured of a model, or of a surrogate beside its teacher.
+
+    phases: the phase lengths that figures show. class_names: label -> name, of the classes whose basins were measured.
+    """
+
+    FILE: ClassVar[str] = "dynamics.json"
+
+    teacher: DynamicsResult
+    surrogate: DynamicsResult | None
+    data: str = "the data"
+    split: str = "val"
+    image_size: int | None = None
+    num_images: int | None = None
+    phases: list[int] | None = None
+    class_names: dict[str, str] | None = None
+    seed: int = 0
+    bad_images: list[str] = field(default_factory=list)
+    provenance: Provenance = field(default_factory=Provenance)
+
+    def sides(self) -> dict[str, DynamicsResult]:
+        """The sides that were measured, the teacher first."""
+        return {"teacher": self.teacher} | ({} if self.surrogate is None else {"surrogate": self.surrogate})
 
 
 def measure_dynamics(
@@ -138,7 +164,7 @@ def measure_dynamics(
             follow_perturbed(vit, stability, torch.cat(to_perturb), count)
         ranks, mode_fits, found, notes = finish.result()
     return DynamicsResult(
-        model=vit.describe(),
+        model=vit.facts(),
         num_images=num_seen,
         direction=measured,
         rank=ranks,
@@ -147,7 +173,7 @@ def measure_dynamics(
         stability=None if stability is None else stability.result(),
         num_stability_images=0 if subset is None else subset.num_kept,
         perturbation_passes=0.0 if stability is None else stability.num_block_calls / vit.num_layers,
-        precision=precision,
+        precision=Precision(precision),
         notes=notes,
     )
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from torch import Tensor
 from raptor.dynamics.angles import unit
 from raptor.dynamics.groups import EvenSubset, check_states, measured_groups, take_rows
 from raptor.dynamics.parallel import eigenvalues
-from raptor.streaming import ImageMoments, Spread, jsonable
+from raptor.streaming import ImageMoments, Record, Spread
 from raptor.vit.view import TokenGroups
 
 RANK_IMAGES = 64
@@ -29,16 +28,13 @@ PENDING = 8  # images whose Gram matrices wait on the device before the host tak
 
 
 @dataclass
-class RankResult:
+class RankResult(Record):
     """By group, `L` values each (step l to l+1, at index l)."""
 
     stable_rank: dict[str, Spread]
     effective_rank: dict[str, Spread]
     coherence: dict[str, Spread]
     num_rank_images: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return jsonable(self)
 
 
 def ranks_from_squares(squares: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,19 +7,21 @@ evenly over the set; the pooled fit uses every image, through two running `D x D
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from raptor.dynamics.groups import EvenSubset, check_states, group_means, measured_groups, take_rows
 from raptor.dynamics.modes import TOLERANCE, BatchedDMD, fit_dmd, rank_sweep
 from raptor.dynamics.parallel import on_host_if_small, parallel_map
-from raptor.streaming import ImageMoments, Spread, jsonable
+from raptor.streaming import NOT_SAVED, ImageMoments, Record, Spread, jsonable
 from raptor.vit.view import TokenGroups
 
+Complex = NDArray[np.complex128]
 TRAJECTORIES = 256
 SHOWN = 64  # trajectories that are swept over ranks and whose eigenvalues go into the JSON
 
@@ -79,18 +81,56 @@ class PooledDMD:
         rebuilt = [(self.modes @ (self.eigenvalues[:, None] ** t * b)).real.T for t in range(x.shape[1])]
         return np.linalg.norm(x - np.stack(rebuilt, 1), axis=2) / np.linalg.norm(x, axis=2)
 
-    def to_dict(self) -> dict[str, Any]:
-        names = ("rank_used", "eigenvalues", "spectral_radius", "median_modulus", "gap", "note", "num_pairs")
-        head = {"singular_values": jsonable(self.singular_values[:50])}
-        return {name: jsonable(getattr(self, name)) for name in names} | head
+    def result(self, x_nld: Tensor) -> PooledModes:
+        """What is saved of the fit; `x_nld` are trajectories that it is tested on."""
+        return PooledModes(
+            rank_used=self.rank_used,
+            eigenvalues=self.eigenvalues,
+            spectral_radius=self.spectral_radius,
+            median_modulus=self.median_modulus,
+            gap=self.gap,
+            note=self.note,
+            num_pairs=self.num_pairs,
+            singular_values=self.singular_values[:50],
+            reconstruction_error=spread_of(self.reconstruction_error(x_nld)),
+        )
 
 
 @dataclass
-class GroupModes:
+class PooledModes(Record):
+    """The DMD of all images at once: the attributes of `PooledDMD` (50 singular values at most), and its error.
+
+    gap: None when it is infinite. reconstruction_error: over images, `(L+1,)`.
+    """
+
+    rank_used: int
+    eigenvalues: Complex
+    spectral_radius: float | None
+    median_modulus: float | None
+    gap: float | None
+    note: str | None
+    num_pairs: int
+    singular_values: np.ndarray
+    reconstruction_error: Spread
+
+
+@dataclass
+class RankFit(Record):
+    """Spreads over images of the DMD at one rank."""
+
+    spectral_radius: Spread
+    median_modulus: Spread
+    reconstruction_error: Spread
+
+
+@dataclass
+class GroupModes(Record):
     """DMD of one token group: spreads over images, the fits behind them, the pooled fit and the rank sweep.
 
-    sweep: by rank, on at most 64 trajectories, spreads of the spectral radius, median modulus and reconstruction
-    error.
+    rank: the rank that was asked for. ranks_used: how many images were fitted at rank 0, 1, ...
+    eigenvalues, amplitudes: `(N, rank)` of at most 64 images, NaN where the rank is lower.
+    sweep: by rank, on at most 64 trajectories.
+    fits: the fits of all images; not saved.
     """
 
     spectral_radius: Spread
@@ -98,33 +138,31 @@ class GroupModes:
     gap: Spread
     singular_values: Spread
     reconstruction_error: Spread
-    fits: BatchedDMD
-    pooled: PooledDMD
-    pooled_error: Spread
-    sweep: dict[int, dict[str, Spread]]
-
-    def to_dict(self) -> dict[str, Any]:
-        spreads = ("spectral_radius", "median_modulus", "gap", "singular_values", "reconstruction_error")
-        return {name: getattr(self, name).to_dict() for name in spreads} | {
-            "rank": self.fits.asked_rank,
-            "ranks_used": jsonable(np.bincount(self.fits.ranks, minlength=self.fits.rank + 1)),
-            "note": self.fits.note,
-            "eigenvalues": jsonable(self.fits.eigenvalues[shown(len(self.fits.ranks))]),
-            "amplitudes": jsonable(np.abs(self.fits.amplitudes[shown(len(self.fits.ranks))])),
-            "pooled": self.pooled.to_dict() | {"reconstruction_error": self.pooled_error.to_dict()},
-            "sweep": jsonable(self.sweep),
-        }
+    rank: int
+    ranks_used: list[int]
+    note: str | None
+    eigenvalues: Complex
+    amplitudes: np.ndarray
+    pooled: PooledModes
+    sweep: dict[int, RankFit] = field(default_factory=dict)
+    fits: BatchedDMD | None = field(default=None, metadata=NOT_SAVED)
 
 
 @dataclass
-class ModesResult:
-    """DMD by token group."""
+class ModesResult(Record):
+    """DMD by token group. In JSON the groups stand beside `tolerance`."""
 
     groups: dict[str, GroupModes]
     tolerance: float
 
     def to_dict(self) -> dict[str, Any]:
-        return {"tolerance": self.tolerance} | {name: group.to_dict() for name, group in self.groups.items()}
+        return {"tolerance": self.tolerance} | jsonable(self.groups)
+
+    @classmethod
+    def from_dict(cls, saved: Any, where: str = "") -> ModesResult:
+        rest = dict(saved) if isinstance(saved, dict) else saved
+        tolerance = rest.pop("tolerance", TOLERANCE) if isinstance(rest, dict) else None
+        return super().from_dict({"tolerance": tolerance, "groups": rest}, where)
 
 
 class Modes:
@@ -168,7 +206,6 @@ class Modes:
     def _fit(self, name: str) -> GroupModes:
         x_nld = torch.cat(self._kept[name]).cpu()
         fits = fit_dmd(x_nld, self.rank, self.tolerance)
-        pooled = self._pooled[name].fit()
         swept = rank_sweep(x_nld[shown(len(x_nld))], [r for r in self.sweep if r < x_nld.shape[1]], self.tolerance)
         return GroupModes(
             spectral_radius=spread_of(fits.spectral_radius),
@@ -176,10 +213,14 @@ class Modes:
             gap=spread_of(fits.gap),
             singular_values=spread_of(fits.singular_values),
             reconstruction_error=spread_of(fits.reconstruction_error),
-            fits=fits,
-            pooled=pooled,
-            pooled_error=spread_of(pooled.reconstruction_error(x_nld)),
+            rank=fits.asked_rank,
+            ranks_used=[int(n) for n in np.bincount(fits.ranks, minlength=fits.rank + 1)],
+            note=fits.note,
+            eigenvalues=fits.eigenvalues[shown(len(fits.ranks))],
+            amplitudes=np.abs(fits.amplitudes[shown(len(fits.ranks))]),
+            pooled=self._pooled[name].fit().result(x_nld),
             sweep={rank: _summary(fit) for rank, fit in swept.items()},
+            fits=fits,
         )
 
 
@@ -188,12 +229,12 @@ def shown(num: int) -> slice:
     return slice(None, None, -(-num // SHOWN))
 
 
-def _summary(fit: BatchedDMD) -> dict[str, Spread]:
-    return {
-        "spectral_radius": spread_of(fit.spectral_radius),
-        "median_modulus": spread_of(fit.median_modulus),
-        "reconstruction_error": spread_of(fit.reconstruction_error),
-    }
+def _summary(fit: BatchedDMD) -> RankFit:
+    return RankFit(
+        spectral_radius=spread_of(fit.spectral_radius),
+        median_modulus=spread_of(fit.median_modulus),
+        reconstruction_error=spread_of(fit.reconstruction_error),
+    )
 
 
 def spread_of(values: np.ndarray) -> Spread:

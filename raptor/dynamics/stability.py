@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raptor.dynamics.angles import as_float, unit, unit_angle
 from raptor.dynamics.groups import check_states, measured_groups
-from raptor.streaming import ImageMoments, Spread, jsonable
+from raptor.streaming import ImageMoments, Record, Spread, jsonable
 from raptor.vit.view import TokenGroups
 
 EPS = (1e-3, 1e-2, 1e-1)
@@ -27,7 +27,7 @@ RunFrom = Callable[[int, Tensor], Sequence[Tensor]]
 
 
 @dataclass
-class StabilityResult:
+class StabilityResult(Record):
     """Responses to perturbations. Axes: target (what is perturbed), group (what is measured), eps, injection layer.
 
     angle_per_eps, d_per_eps: spreads of shape `(targets, groups, eps, layers)`, at the last layer.
@@ -57,7 +57,7 @@ class StabilityResult:
             return np.log(self.angle_per_eps.mean) @ centred / (centred @ centred)
 
     def to_dict(self) -> dict[str, Any]:
-        return jsonable(self) | {"log_slope": jsonable(self.log_slope())}
+        return super().to_dict() | {"log_slope": jsonable(self.log_slope())}
 
 
 def perturbation(

@@ -11,6 +11,7 @@ from tiny_models import tiny_timm
 from raptor.cli import main, read_arguments
 from raptor.commands.dynamics import choose_classes, dynamics
 from raptor.data.images import ImageData
+from raptor.dynamics.measure import DynamicsFile
 from raptor.open import open_vit, save_vit
 from raptor.recipes import load_recipe
 from raptor.report.figures_dynamics import FIGURES, figure_speed
@@ -63,8 +64,7 @@ def test_every_panel_is_drawn(run: Path) -> None:
 
 
 def test_figures_are_saved_twice_and_with_the_same_bytes(run: Path, tmp_path: Path) -> None:
-    measured = json.loads((run / "dynamics.json").read_text())
-    files = save_figure(figure_speed(measured), tmp_path / "speed")
+    files = save_figure(figure_speed(DynamicsFile.read(run)), tmp_path / "speed")
     assert [f.name for f in files] == ["speed.png", "speed.svg"] and all(f.stat().st_size > 1000 for f in files)
     assert files[1].read_bytes() == (run / "figures" / "dynamics-speed.svg").read_bytes()
 

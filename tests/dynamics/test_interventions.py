@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,9 @@ from tiny_models import noise_images, shake
 from torch import Tensor
 
 from raptor.dynamics.interventions import (
+    Extrapolation,
+    InterventionsFile,
+    Repetition,
     Swaps,
     measure_extrapolation,
     measure_repetition,
@@ -22,6 +26,7 @@ from raptor.vit.trajectory import swap_blocks
 from raptor.vit.view import ViT
 
 NUM = 6
+RESULTS = Path(__file__).parents[2] / "docs" / "results" / "dynamics"
 
 
 def angle_by_hand(x: Tensor, y: Tensor) -> Tensor:
@@ -53,7 +58,8 @@ def test_swaps_equal_the_model_with_its_blocks_exchanged(name: str, request: pyt
             np.testing.assert_allclose(swaps.angle["all"].mean[p], expected, rtol=1e-4)
             kept = (changed.argmax(-1) == logits.argmax(-1)).float().mean()
             assert swaps.agreement is not None and swaps.agreement.mean[p] == pytest.approx(kept.item())
-    json.dumps(swaps.to_dict(), allow_nan=False)
+    saved = json.loads(json.dumps(swaps.to_dict(), allow_nan=False))
+    assert Swaps.from_dict(saved).to_dict() == saved
 
 
 def test_autonomous_surrogate_bears_swaps_within_a_phase(teacher: ViT) -> None:
@@ -104,7 +110,9 @@ def test_repetition_equals_blocks_run_by_hand(teacher: ViT) -> None:
     assert found.turn(0, 1) < 1e-5 and found.turn(1, 3) < 1e-5
     exit_turn = angle_by_hand(chained(teacher, images, [1, 1]), chained(teacher, images, [1]))
     assert found.exit_angle[0]["all"].mean[2] == pytest.approx(exit_turn.item(), rel=1e-4)
-    rows = found.to_dict()["rows"]
+    saved = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert Repetition.from_dict(saved).to_dict() == saved
+    rows = saved["rows"]
     assert [(r["phase"], r["times"]) for r in rows] == [(1, 0), (1, 1), (1, 2), (2, 2), (2, 3), (2, 4), (2, 6)]
 
 
@@ -130,7 +138,7 @@ def test_extrapolation_runs_the_last_tied_block_at_deeper_depths(teacher: ViT, c
     saved = found.to_dict()
     assert saved["extrapolation"] is True and saved["layers"] == [4, 5, 6, 7]
     assert "extrapolation" in saved["finding"] and saved["speed"][0] is None
-    json.dumps(saved, allow_nan=False)
+    assert Extrapolation.from_dict(json.loads(json.dumps(saved, allow_nan=False))).to_dict() == saved
 
 
 def test_a_given_head_decides_and_none_leaves_agreement_out(teacher: ViT) -> None:
@@ -151,3 +159,10 @@ def test_bad_input(teacher: ViT) -> None:
         measure_extrapolation(teacher, images)
     with pytest.raises(ValueError, match="at least one extra step"):
         measure_extrapolation(make_surrogate(teacher, (2, 2)), images, num_extra=0)
+
+
+def test_committed_results_are_read_and_written_unchanged() -> None:
+    path = RESULTS / "dinov2s-k3-interventions.json"
+    found = InterventionsFile.read_file(path)
+    assert found.to_dict() == json.loads(path.read_text())
+    assert found.findings == [f"{side}: {line}" for side, parts in found.sides().items() for line in parts.findings()]

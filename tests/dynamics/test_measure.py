@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from tiny_models import noise_images
 from raptor.data.stream import Batch
 from raptor.dynamics import Basins, Direction, Modes, Rank, Stability
 from raptor.dynamics.findings import arrival, boundary_finding, find
-from raptor.dynamics.measure import measure_dynamics
+from raptor.dynamics.measure import DynamicsFile, DynamicsResult, measure_dynamics
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.view import ViT
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results" / "dynamics"
 
 
 def batches_of(vit: ViT, sizes: tuple[int, ...] = (5, 4, 3), labelled: bool = True) -> list[Batch]:
@@ -45,7 +48,8 @@ def test_one_pass_equals_each_measure_on_its_own(teacher: ViT) -> None:
         result.basins.groups["patches"].accuracy, basins.result().groups["patches"].accuracy, atol=1e-6
     )
     assert result.stability is None and result.perturbation_passes == 0
-    json.dumps(result.to_dict(), allow_nan=False)
+    saved = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert DynamicsResult.from_dict(saved).to_dict() == saved
 
 
 def test_perturbed_images_are_spread_and_their_passes_counted(teacher: ViT) -> None:
@@ -120,3 +124,13 @@ def test_findings(teacher: ViT) -> None:
     norm = result.direction.norm["all"].mean
     assert f"{norm[0]:.3g} at layer 0, {norm[-1]:.3g} at layer 4" in lines[0]
     assert not any("nan" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", ["scenes", "untrained", "dinov2s-k3"])
+def test_committed_results_are_read_and_written_unchanged(name: str) -> None:
+    saved = json.loads((RESULTS / f"{name}.json").read_text())
+    again = DynamicsFile.read_file(RESULTS / f"{name}.json").to_dict()
+    for side in ("teacher", "surrogate"):
+        slopes = [(found[side] or {}).get("stability", {}).pop("log_slope", 0.0) for found in (saved, again)]
+        np.testing.assert_allclose(*(np.array(slope, dtype=float) for slope in slopes), rtol=1e-12)
+    assert again == saved

@@ -10,7 +10,7 @@ from pydmd import DMD as PyDMD
 
 from raptor.dynamics.groups import group_means
 from raptor.dynamics.modes import DMD, BatchedDMD, fit_dmd, rank_sweep
-from raptor.dynamics.spectra import Modes, PooledDMD
+from raptor.dynamics.spectra import Modes, ModesResult, PooledDMD
 from raptor.vit.view import TokenGroups
 
 GROUPS = TokenGroups(cls=1, registers=4, patches=16)
@@ -179,12 +179,13 @@ def test_modes_accumulator(states: list[torch.Tensor]) -> None:
     assert isinstance(cls.fits, BatchedDMD) and len(cls.fits.ranks) == 4
     np.testing.assert_allclose(cls.spectral_radius.mean, direct.spectral_radius.mean(), rtol=1e-4)
     assert cls.pooled.num_pairs == 6 * 12
-    assert cls.sweep[2]["reconstruction_error"].mean.mean() > cls.sweep[10]["reconstruction_error"].mean.mean()
+    assert cls.sweep[2].reconstruction_error.mean.mean() > cls.sweep[10].reconstruction_error.mean.mean()
     shared = Modes(GROUPS, rank=10, num_trajectories=4, sweep=())
     shared.update(states, group_means(states, GROUPS))
     np.testing.assert_allclose(shared.result().groups["cls"].gap.mean, cls.gap.mean, rtol=1e-5)
     text = json.dumps(result.to_dict(), allow_nan=False)
     assert len(text) < 200_000
+    assert ModesResult.from_dict(json.loads(text)).to_dict() == json.loads(text)
 
 
 def test_rank_sweep_is_the_fit_at_each_rank(states: list[torch.Tensor]) -> None:

@@ -15,7 +15,8 @@ import yaml
 
 from raptor.commands.dynamics import intervene
 from raptor.data import iterate, open_data
-from raptor.dynamics.measure import measure_dynamics
+from raptor.dynamics.interventions import InterventionsFile
+from raptor.dynamics.measure import DynamicsFile, measure_dynamics
 from raptor.fidelity.certificate import certify
 from raptor.fidelity.complexity import levin_bounds
 from raptor.open import open_vit, save_vit
@@ -38,12 +39,13 @@ def full_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "config.yaml").write_text(yaml.safe_dump({"model": "scenes", "data": "scenes", "seed": 0}))
     train, val = open_data("scenes", "train", limit=60), open_data("scenes", "val", limit=24)
     batches = iterate(val, teacher.preprocess, 24)
+    about = Provenance(**ABOUT)
 
     def write(name: str, values: dict[str, Any]) -> None:
         (folder / f"{name}.json").write_text(json.dumps({"provenance": ABOUT, **values}))
 
     entry = study_phases(teacher, batches, k=(2, 3, 4))
-    PhasesFile([replace(entry, data="scenes")], Provenance(**ABOUT)).write(folder)
+    PhasesFile([replace(entry, data="scenes")], about).write(folder)
     write("certificate", certify(surrogate, teacher, batches, bootstrap=20).to_dict())
     write("complexity", levin_bounds(surrogate, teacher))
     found = {
@@ -63,11 +65,14 @@ def full_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for side, vit in (("teacher", teacher), ("surrogate", surrogate))
     }  # fmt: skip
     names = {str(c): val.classes[c] for c in labels}
-    facts = {"data": "scenes", "num_images": 24, "phases": list(PHASES), "class_names": names}
-    write("dynamics", {**facts, **{side: result.to_dict() for side, result in sides.items()}})
+    DynamicsFile(**sides, data="scenes", num_images=24, phases=list(PHASES), class_names=names, provenance=about).write(
+        folder
+    )
     with torch.no_grad():
         images = next(iter(batches)).images[:1]
-        write("interventions", intervene(teacher, surrogate, images, PHASES, None))
+        changed = intervene(teacher, surrogate, images, PHASES, None)
+    findings = [f"{side}: {line}" for side, parts in changed.items() for line in parts.findings()]
+    InterventionsFile(**changed, findings=findings, provenance=about).write(folder)
     return folder
 
 
