@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, combinations, pairwise
 from math import comb
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,8 +32,8 @@ SCORES = ("weighted", "mean", "cut")
 
 
 @dataclass(frozen=True)
-class Phases(Record):
-    """Contiguous segments of the layers 1..L.
+class Phases(Record, Sequence[int]):
+    """Contiguous segments of the layers 1..L; as a sequence, their lengths.
 
     `lengths` sum to L. `scores` are the gain of each successive cut (`maxcut`, k-1 of them, in cutting order), the
     score of each phase (`dp`, k of them), or empty. Two partitions are equal when their lengths are.
@@ -49,7 +49,18 @@ class Phases(Record):
 
     @classmethod
     def from_lengths(cls, lengths: Sequence[int]) -> Phases:
-        return cls(tuple(operator.index(n) for n in lengths))
+        """The phases of these lengths, which may be `Phases` already."""
+        return lengths if isinstance(lengths, Phases) else cls(tuple(operator.index(n) for n in lengths))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+        return self.lengths[index]
 
     @property
     def num_layers(self) -> int:
@@ -81,6 +92,11 @@ class Phases(Record):
         if not 1 <= layer <= self.num_layers:
             raise ValueError(f"layer must be 1 to {self.num_layers}, got {layer}")
         return sum(layer > boundary for boundary in self.boundaries)
+
+    def same_phase(self) -> NDArray[np.bool_]:
+        """(L, L): whether two layers are in one phase."""
+        phase_l = np.repeat(np.arange(self.k), self.lengths)
+        return phase_l[:, None] == phase_l[None, :]
 
     def __str__(self) -> str:
         return " | ".join(str(n) for n in self.lengths)
@@ -173,7 +189,7 @@ def study_phases(
         tokens=tokens,
         standardised=standardise,
         phases=found,
-        within={num: within_and_across(matrix, phases.lengths) for num, phases in found.items()},
+        within={num: within_and_across(matrix, phases) for num, phases in found.items()},
         chosen_k=chosen.k,
         gains=list(chosen.gains),
     )
@@ -197,15 +213,22 @@ def check_cuts(
         num_partitions(vit.num_layers, num, shortest(method, min_length))
 
 
-def within_and_across(matrix: ArrayLike, lengths: Sequence[int]) -> tuple[float | None, float | None]:
+def check_phases(vit: ViT, phases: Sequence[int]) -> Phases:
+    """`phases` as `Phases`; raises where they are not phases of the layers of `vit`."""
+    found = Phases.from_lengths(phases)
+    if found.num_layers != vit.num_layers:
+        raise ValueError(f"phases {list(found)} do not sum to the {vit.num_layers} blocks of {vit.name}")
+    return found
+
+
+def within_and_across(matrix: ArrayLike, phases: Sequence[int]) -> tuple[float | None, float | None]:
     """Mean of an (L, L) similarity over pairs of different layers of one phase, and over pairs of different phases.
 
     None where there is no such pair.
     """
     matrix = np.asarray(matrix)
-    phase = np.repeat(np.arange(len(lengths)), lengths)
-    same = phase[:, None] == phase[None, :]
-    other = ~np.eye(len(phase), dtype=bool)
+    same = Phases.from_lengths(phases).same_phase()
+    other = ~np.eye(len(same), dtype=bool)
     mean = [float(np.mean(matrix[mask])) if mask.any() else None for mask in (same & other, ~same)]
     return mean[0], mean[1]
 
@@ -282,10 +305,10 @@ def sample_partitions(
     count: int,
     min_length: int = 1,
     seed: int = 0,
-    exclude: Iterable[Phases | Sequence[int]] = (),
+    exclude: Iterable[Sequence[int]] = (),
 ) -> list[Phases]:
     """`count` distinct partitions drawn uniformly without replacement, none of them in `exclude`."""
-    excluded = {p if isinstance(p, Phases) else Phases.from_lengths(p) for p in exclude}
+    excluded = {Phases.from_lengths(p) for p in exclude}
     excluded = {p for p in excluded if p.num_layers == num_layers and p.k == k and min(p.lengths) >= min_length}
     total = num_partitions(num_layers, k, min_length)
     if not 0 <= count <= total - len(excluded):

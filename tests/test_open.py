@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess
 from raptor.open import list_models, open_pair, open_vit, save_vit
+from raptor.phases import Phases
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit import builders
 from raptor.vit.structure import NotAViT
@@ -539,7 +540,7 @@ def test_a_pair_reopens_the_teacher_as_it_was_opened(tmp_path: Path) -> None:
     teacher = open_vit(name, weights=str(tmp_path / "weights.pth"), **kwargs)
     save_vit(make_surrogate(teacher, (1, 2)), tmp_path / "run")
     surrogate, again = open_pair(tmp_path / "run")
-    assert surrogate is not None and surrogate.phases == (1, 2)
+    assert surrogate is not None and surrogate.phases == Phases((1, 2))
     assert again.groups == teacher.groups == TokenGroups(0, 1, 16)
     assert (again.preprocess, again.num_classes) == (prepared, 5)
     assert torch.equal(again(noise_images(teacher)), teacher(noise_images(teacher)))

@@ -272,3 +272,11 @@ def test_committed_results_are_read_and_written_unchanged(path):
     assert entry.chosen is not None and entry.chosen.num_layers == entry.model.num_layers == len(
         entry.similarity["all"]
     )
+
+
+def test_phases_are_the_sequence_of_their_lengths() -> None:
+    phases = Phases.from_lengths([3, 1, 2])
+    assert list(phases) == [3, 1, 2] and len(phases) == phases.k == 3 and phases[-1] == 2 and phases[1:] == (1, 2)
+    assert Phases.from_lengths(phases) is phases
+    expected = [[phases.phase_of(i) == phases.phase_of(j) for j in range(1, 7)] for i in range(1, 7)]
+    np.testing.assert_array_equal(phases.same_phase(), expected)

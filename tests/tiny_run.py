@@ -83,7 +83,7 @@ def main() -> None:
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         total = sum(float(v.double().abs().sum()) for v in blocks_of(done).values())
         report = {"checksum": total, "r2": done.summary["validation"]["r2_last"], "folder": str(done.folder)}
-        report["phases"] = done.surrogate.phases
+        report["phases"] = list(done.surrogate.phases or ())
         Path(f"{out}-rank{rank}.json").write_text(json.dumps(report))
 
 

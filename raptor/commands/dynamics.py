@@ -27,7 +27,7 @@ from raptor.dynamics.measure import DynamicsFile, DynamicsResult, measure_dynami
 from raptor.dynamics.stability import KINDS
 from raptor.fidelity.heads import Head, head_batches, resolve_head
 from raptor.open import open_pair
-from raptor.phases import Phases, find_phases
+from raptor.phases import Phases, check_phases, find_phases
 from raptor.progress import Progress
 from raptor.provenance import Provenance
 from raptor.run import check_folder, slug
@@ -214,18 +214,15 @@ def dynamics(
 
 def choose_phases(
     teacher: ViT, surrogate: ViT | None, batches: ImageStream, k: int, phases: Sequence[int] | None, precision: str
-) -> tuple[int, ...]:
+) -> Phases:
     """Phase lengths: those given, else the surrogate's, else max-cut on the model's own similarity."""
     if phases is not None:
-        lengths = Phases.from_lengths(phases).lengths
-        if sum(lengths) != teacher.num_layers:
-            raise ValueError(f"phases {list(lengths)} do not sum to the {teacher.num_layers} blocks of {teacher.name}")
-        return lengths
+        return check_phases(teacher, phases)
     if surrogate is not None and surrogate.phases is not None:
-        return surrogate.phases
+        return Phases.from_lengths(surrogate.phases)
     states = (states for states, _, _ in Trajectories(teacher, batches, precision))
     similarity = measure_similarity(states, teacher.num_layers, teacher.groups, cka_features=None, model=teacher.name)
-    return find_phases(similarity.matrices["all"], k).lengths
+    return find_phases(similarity.matrices["all"], k)
 
 
 def choose_classes(data: ImageData, num: int) -> list[int] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from raptor.dynamics.measure import DynamicsResult
 from raptor.dynamics.rank import RankResult
 from raptor.dynamics.spectra import ModesResult
 from raptor.dynamics.stability import StabilityResult
+from raptor.phases import Phases
 
 ARRIVED = 0.9
 
@@ -52,11 +52,11 @@ def arrival(gamma: np.ndarray) -> int:
 
 def boundary_finding(speed: np.ndarray, phases: Sequence[int]) -> str:
     """Speed of the first step of each later phase against all other steps."""
-    first = list(accumulate(phases))[:-1]  # index of the step that begins the next phase
+    phases = Phases.from_lengths(phases)
+    first = list(phases.boundaries)  # index of the step that begins the next phase
     others = np.delete(speed, first)
-    cut = " | ".join(map(str, phases))
     return (
-        f"phases {cut}: {speed[first].mean():.3f} rad in a phase's first step, {others.mean():.3f} in the others "
+        f"phases {phases}: {speed[first].mean():.3f} rad in a phase's first step, {others.mean():.3f} in the others "
         f"({speed[first].mean() / others.mean():.2f} times)"
     )
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from itertools import accumulate, cycle
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 
+from raptor.phases import Phases
 from raptor.report.style import (
     BLACK,
     BLUE,
@@ -206,7 +207,7 @@ def _heatmaps(figure: Any, entries: Sequence[tuple[str, dict[str, Any]]]) -> Non
     for ax, (title, entry), matrix in zip(axes.flat, entries, matrices):
         num = len(matrix)
         image = ax.imshow(matrix, cmap="Greys_r", vmin=low, vmax=1, extent=(0.5, num + 0.5, num + 0.5, 0.5))
-        for boundary in list(accumulate(entry["phases"]))[:-1]:
+        for boundary in Phases.from_lengths(entry["phases"]).boundaries:
             ax.axhline(boundary + 0.5, color=VERMILION, linestyle="--", linewidth=1.2)
             ax.axvline(boundary + 0.5, color=VERMILION, linestyle="--", linewidth=1.2)
         ax.set_title(f"{title}   ({'+'.join(map(str, entry['phases']))})", fontsize=9)
@@ -312,7 +313,7 @@ def _swap_matrix(ax: Any, row: dict[str, Any]) -> Any:
         grid[i - 1, j - 1] = grid[j - 1, i - 1] = value
     limits = (0, 1) if "accuracy" in row else (0, None)
     image = ax.imshow(grid, cmap="cividis", vmin=limits[0], vmax=limits[1], extent=(0.5, num + 0.5, num + 0.5, 0.5))
-    boundaries = list(accumulate(row["phases"]))[:-1]
+    boundaries = Phases.from_lengths(row["phases"]).boundaries
     for boundary in boundaries:
         ax.axhline(boundary + 0.5, color=VERMILION, linestyle="--", linewidth=1.2)
         ax.axvline(boundary + 0.5, color=VERMILION, linestyle="--", linewidth=1.2)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from raptor.fidelity.bootstrap import interval
+from raptor.phases import within_and_across
 
 Array = NDArray[np.float64]
 NUM_RESAMPLES = 10_000
@@ -23,10 +24,7 @@ def off_diagonal_mean(matrix: ArrayLike) -> float:
 
 def within_phases_mean(matrix: ArrayLike, lengths: Sequence[int]) -> float | None:
     """Mean entry off the diagonal of pairs of layers in one phase; None when every phase is one layer."""
-    m = np.asarray(matrix, dtype=np.float64)
-    phase = np.repeat(np.arange(len(lengths)), lengths)
-    pairs = (phase[:, None] == phase[None, :]) & ~np.eye(len(m), dtype=bool)
-    return float(m[pairs].mean()) if pairs.any() else None
+    return within_and_across(matrix, lengths)[0]
 
 
 def z_score(value: float, sample: Sequence[float]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from raptor.fidelity.complexity import block_list, count_flops, run_times
 from raptor.fidelity.error_curves import METRICS, Array, Curves, ErrorCurves
 from raptor.fidelity.heads import Head
 from raptor.fidelity.null_models import NULL_NAMES, NullModels, fit_null_models
+from raptor.phases import Phases
 from raptor.streaming import jsonable
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
@@ -62,7 +63,7 @@ class Certificate:
 
     surrogate: str
     teacher: str
-    phases: tuple[int, ...]
+    phases: Phases
     image_size: int
     precision: str
     device: str
@@ -117,11 +118,10 @@ class Certificate:
 
     def rows(self, group: str = "all") -> list[dict[str, float]]:
         """One row a layer: its phase, every metric of `group`, and the R2 of each null model."""
-        phase_of = [j + 1 for j, n in enumerate(self.phases) for _ in range(n)]
         return [
             {
                 "layer": layer + 1,
-                "phase": phase_of[layer],
+                "phase": self.phases.phase_of(layer + 1) + 1,
                 **{metric: float(getattr(self.curves, metric)[group][layer]) for metric in METRICS},
                 **{f"r2 of {name}": float(null.r2[group][layer]) for name, null in self.nulls.items()},
             }
@@ -205,7 +205,7 @@ def certify(
     _check_pair(surrogate, teacher)
     if null_every < 1:
         raise ValueError(f"null_every must be at least 1; got {null_every}")
-    phases = surrogate.phases or (teacher.num_layers,)
+    phases = Phases.from_lengths(surrogate.phases or [teacher.num_layers])
     nulls, notes = None, []
     if null_models:
         fitting = batches if train_batches is None else train_batches

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from raptor.data.stream import Batch
 from raptor.devices import full_precision
-from raptor.surrogate.surrogate import SurrogateSpec, make_surrogate
+from raptor.phases import Phases, check_phases
+from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.trajectory import Trajectories, autocast
 from raptor.vit.view import TokenGroups, ViT
 
@@ -35,7 +36,7 @@ class NullModels:
         num_images: how many images the mean and the maps were fitted on.
     """
 
-    phases: tuple[int, ...]
+    phases: Phases
     mean_ltd: Tensor
     maps: list[Tensor]
     tied: ViT
@@ -65,14 +66,14 @@ class NullModels:
 
 def fit_null_models(teacher: ViT, phases: Sequence[int], batches: Iterable[Batch], precision: str) -> NullModels:
     """Fit the null models on the teacher's states, in one streaming pass."""
-    spans = SurrogateSpec(tuple(phases)).spans()
-    fits = [LinearFit() for _ in spans]
+    phases = check_phases(teacher, phases)
+    fits = [LinearFit() for _ in phases]
     sums_ltd: Tensor | None = None
     num_images = 0
     for states, _, batch in Trajectories(teacher, batches, precision):
         added = torch.stack([x.float().sum(0) for x in states]).double()
         sums_ltd = added if sums_ltd is None else sums_ltd + added
-        for (first, last), fit in zip(spans, fits):
+        for (first, last), fit in zip(phases.spans, fits):
             for layer in range(first, last + 1):
                 fit.update(states[layer - 1], states[layer])
         num_images += len(batch.images)
@@ -80,7 +81,7 @@ def fit_null_models(teacher: ViT, phases: Sequence[int], batches: Iterable[Batch
         raise ValueError("no images to fit the null models on: the data is empty")
     tied = make_surrogate(teacher, phases, block="teacher", conditioning="none", copy="middle")
     mean_ltd = _group_means(sums_ltd / num_images, teacher.groups)
-    return NullModels(tuple(phases), mean_ltd, [fit.solve() for fit in fits], tied, num_images)
+    return NullModels(phases, mean_ltd, [fit.solve() for fit in fits], tied, num_images)
 
 
 def _group_means(mean_ltd: Tensor, groups: TokenGroups) -> Tensor:

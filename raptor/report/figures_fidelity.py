@@ -8,6 +8,7 @@ import numpy as np
 
 from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.error_curves import Array, Curves
+from raptor.phases import Phases
 from raptor.report.style import GROUP_COLOURS, GROUP_MARKERS
 
 if TYPE_CHECKING:
@@ -94,9 +95,9 @@ def _draw_nulls(axes: Axes, certificate: Certificate, metric: str) -> None:
         )
 
 
-def _draw_phases(axes: Axes, phases: tuple[int, ...]) -> None:
+def _draw_phases(axes: Axes, phases: Phases) -> None:
     """A vertical line between the last layer of a phase and the first of the next."""
-    for end in np.cumsum(phases)[:-1]:
+    for end in phases.boundaries:
         axes.axvline(end + 0.5, color="#BBBBBB", linewidth=1, zorder=1)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from html import escape
-from itertools import accumulate
 from typing import Any
+
+from raptor.phases import Phases
 
 PHASE_COLOURS = 7  # phases beyond that take the colours again, from the first
 
@@ -51,27 +52,27 @@ def command(text: str) -> str:
 
 def depth_drawing(num_layers: int, phases: Sequence[int] | None) -> str:
     """The blocks of the model in a row, coloured by phase, and below them the tied blocks with their counts."""
-    lengths = list(phases) if phases and sum(phases) == num_layers else []
+    cut = Phases.from_lengths(phases) if phases and sum(phases) == num_layers else None
     step = min(1000 / num_layers, 72)
     left, gap = (1000 - num_layers * step) / 2, min(4.0, step / 6)
-    phase_of = [j for j, n in enumerate(lengths) for _ in range(n)] or [-1] * num_layers
     parts = []
-    for layer, phase in enumerate(phase_of):
-        x, fill = left + layer * step + gap / 2, f"phase-{phase % PHASE_COLOURS}" if phase >= 0 else "phase-none"
+    for layer in range(num_layers):
+        x = left + layer * step + gap / 2
+        fill = "phase-none" if cut is None else f"phase-{cut.phase_of(layer + 1) % PHASE_COLOURS}"
         parts.append(f'<rect class="{fill}" x="{x:.1f}" y="20" width="{step - gap:.1f}" height="56" rx="5"/>')
         if step > 24:
             parts.append(f'<text x="{x + (step - gap) / 2:.1f}" y="53">{layer + 1}</text>')
-    for j, (length, end) in enumerate(zip(lengths, accumulate(lengths))):
-        start_x, end_x = left + (end - length) * step + gap / 2, left + end * step - gap / 2
+    for j, (first, last) in enumerate(cut.spans if cut else []):
+        start_x, end_x = left + (first - 1) * step + gap / 2, left + last * step - gap / 2
         middle, fill = (start_x + end_x) / 2, f"phase-{j % PHASE_COLOURS}"
         parts.append(
             f'<path class="bracket" d="M{start_x:.1f} 88 v10 H{end_x:.1f} v-10 M{middle:.1f} 98 v18"/>'
             f'<rect class="{fill}" x="{middle - 30:.1f}" y="120" width="60" height="56" rx="12"/>'
             f'<text x="{middle:.1f}" y="154">B{j + 1}</text>'
-            f'<text class="count" x="{middle:.1f}" y="200">× {length}</text>'
+            f'<text class="count" x="{middle:.1f}" y="200">× {last - first + 1}</text>'
         )
-    height = 212 if lengths else 96
-    words = f"{num_layers} blocks" + (f" in {len(lengths)} phases: {' | '.join(map(str, lengths))}" if lengths else "")
+    height = 212 if cut else 96
+    words = f"{num_layers} blocks" + (f" in {cut.k} phases: {cut}" if cut else "")
     return (
         f'<svg class="depth" viewBox="0 0 1000 {height}" role="img" aria-label="{escape(words)}">{"".join(parts)}</svg>'
     )

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raptor.phases import Phases, check_phases
 from raptor.surrogate.blocks import CopiedBlock, DepthMLP, DepthTable, PaperBlock, num_heads_of
 from raptor.vit.view import ViT
 
@@ -29,14 +30,14 @@ class SurrogateSpec:
     """What a surrogate is made of.
 
     Attributes:
-        phases: repetition counts n_1..n_k; they sum to the teacher's L.
+        phases: their lengths are the repetition counts n_1..n_k, and sum to the teacher's L.
         block: `teacher` copies a block of each phase, `paper` is the paper's own block from scratch.
         conditioning: how the layer number enters: `table` (learned scales and shifts per depth), `mlp` (the paper's
             depth scaling) or `none` (autonomous).
         copy: which teacher block of a phase is copied: `middle`, `first` or `last`.
     """
 
-    phases: tuple[int, ...]
+    phases: Phases
     block: str = "teacher"
     conditioning: str = "table"
     copy: str = "middle"
@@ -49,13 +50,10 @@ class SurrogateSpec:
         ):
             if value not in choices:
                 raise ValueError(f"unknown {what} {value!r}: choose from {', '.join(choices)}")
-        if not self.phases or any(n < 1 for n in self.phases):
-            raise ValueError(f"phases must be lengths of at least 1, not {self.phases}")
 
-    def spans(self) -> list[tuple[int, int]]:
-        """First and last layer (1-based, both included) of each phase."""
-        ends = [sum(self.phases[: j + 1]) for j in range(len(self.phases))]
-        return [(end - n + 1, end) for n, end in zip(self.phases, ends)]
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON; the phases are the list of their lengths."""
+        return {**vars(self), "phases": list(self.phases)}
 
 
 class TiedBlock(nn.Module):
@@ -108,24 +106,20 @@ def make_surrogate(
     """A surrogate of `teacher`, untrained, as a view of its own; the teacher is left as it is.
 
     Args:
-        phases: repetition counts of the k blocks, e.g. `find_phases(similarity, 3).lengths`.
+        phases: repetition counts of the k blocks, e.g. `find_phases(similarity, 3)` or `[7, 3, 2]`.
         block, conditioning, copy: see `SurrogateSpec`.
         seed: of the random initialisation.
     """
-    spec = SurrogateSpec(tuple(int(n) for n in phases), block, conditioning, copy)
-    if sum(spec.phases) != teacher.num_layers:
-        raise ValueError(
-            f"phases {spec.phases} sum to {sum(spec.phases)}, but {teacher.name} has {teacher.num_layers} blocks"
-        )
+    spec = SurrogateSpec(check_phases(teacher, phases), block, conditioning, copy)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        shared = nn.ModuleList(_tied_block(teacher, spec, span) for span in spec.spans())
+        shared = nn.ModuleList(_tied_block(teacher, spec, span) for span in spec.phases.spans)
     model = _without_blocks(teacher)
     model.requires_grad_(False)
     shared.to(teacher.device)
     steps = [
         Step(shared[j], layer, teacher.returns_tuple)  # type: ignore[arg-type]
-        for j, (first, last) in enumerate(spec.spans())
+        for j, (first, last) in enumerate(spec.phases.spans)
         for layer in range(first, last + 1)
     ]
     _put_blocks(model, teacher.blocks_path, steps)
@@ -134,10 +128,10 @@ def make_surrogate(
     return dataclasses.replace(
         teacher,
         model=model,
-        name=f"raptor k={len(spec.phases)} of {teacher.name}",
+        name=f"raptor k={spec.phases.k} of {teacher.name}",
         norm=_same_place(teacher.norm, teacher.model, model),
         phases=spec.phases,
-        source={"base": teacher.source, "surrogate": dataclasses.asdict(spec), "teacher": dict(teacher.opened)},
+        source={"base": teacher.source, "surrogate": spec.to_dict(), "teacher": dict(teacher.opened)},
         opened={},
     ).to(teacher.device)
 
@@ -147,7 +141,7 @@ def surrogate_spec(vit: ViT) -> SurrogateSpec:
     if "surrogate" not in vit.source:
         raise ValueError(f"{vit.name} is not a surrogate")
     fields = dict(vit.source["surrogate"])
-    return SurrogateSpec(**{**fields, "phases": tuple(fields["phases"])})
+    return SurrogateSpec(**{**fields, "phases": Phases.from_lengths(fields["phases"])})
 
 
 def shared_blocks(vit: ViT) -> nn.ModuleList:

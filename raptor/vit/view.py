@@ -8,7 +8,7 @@ read with hooks on those blocks, so rotary arguments, drop-path and attention ke
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -98,7 +98,7 @@ class ViT:
         source: how to open it again; empty for a module of the user's own.
         opened: what `open_vit` was called with, for a teacher that a surrogate has to name.
         forward_kwargs: keyword arguments of every call; a tensor among them has one row, repeated for each image.
-        phases: phase lengths when the model is a surrogate, else None.
+        phases: of a surrogate (a `raptor.phases.Phases`, which is the sequence of its lengths), else None.
         returns_tuple: whether its blocks return a tuple around the state.
     """
 
@@ -116,7 +116,7 @@ class ViT:
     source: dict[str, Any] = field(default_factory=dict)
     opened: dict[str, Any] = field(default_factory=dict)
     forward_kwargs: dict[str, Any] = field(default_factory=dict)
-    phases: tuple[int, ...] | None = None
+    phases: Sequence[int] | None = None
     returns_tuple: bool = False
 
     @property

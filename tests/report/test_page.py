@@ -18,7 +18,6 @@ from plotly.offline import get_plotlyjs
 from raptor.commands.report import report
 from raptor.report.charts import number, rounded
 from raptor.report.markup import safe_json, table
-from raptor.report.sections.glance import within_across
 from raptor.report.strips import components, png, project, teacher_colours
 from raptor.run import RunError
 
@@ -210,12 +209,6 @@ def test_numbers_for_text_and_pages() -> None:
     ]
     assert rounded({"a": [1.23456789, float("inf"), 3, True, "x"]}) == {"a": [1.2346, None, 3, True, "x"]}
     assert "<b>" not in table(("<b>",), [("<b>", "<b>")])
-
-
-def test_within_and_across_by_hand() -> None:
-    matrix = [[1, 0.9, 0.1, 0.2], [0.9, 1, 0.3, 0.4], [0.1, 0.3, 1, 0.7], [0.2, 0.4, 0.7, 1]]
-    within, across = within_across(matrix, [2, 2])
-    assert within == pytest.approx((0.9 + 0.7) / 2) and across == pytest.approx((0.1 + 0.2 + 0.3 + 0.4) / 4)
 
 
 def test_components_are_those_of_scikit_learn() -> None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 from raptor.open import open_vit, save_vit
+from raptor.phases import Phases
 from raptor.surrogate.blocks import DepthMLP, PaperBlock, _film
 from raptor.surrogate.surrogate import block_parameters, make_surrogate, shared_blocks, surrogate_spec
 from raptor.vit.trajectory import perturb, swap_blocks
@@ -541,7 +542,7 @@ def test_any_k(teacher: ViT, block: str) -> None:
         for cuts in combinations(range(1, 4), k - 1):
             phases = [b - a for a, b in pairwise((0, *cuts, 4))]
             surrogate = make_surrogate(teacher, phases, block=block, conditioning="none")
-            assert surrogate.phases == tuple(phases) == surrogate_spec(surrogate).phases
+            assert surrogate.phases == Phases.from_lengths(phases) == surrogate_spec(surrogate).phases
             assert len(shared_blocks(surrogate)) == k
             assert surrogate.num_layers == 4
             single = block_parameters(make_surrogate(teacher, [4], block=block, conditioning="none"))
@@ -554,10 +555,10 @@ def test_any_k(teacher: ViT, block: str) -> None:
 @pytest.mark.parametrize(
     ("phases", "options", "message"),
     [
-        ((2, 3), {}, "sum to 5"),
-        ((), {}, "at least 1"),
-        ((4, 0), {}, "at least 1"),
-        ((5, -1), {}, "at least 1"),
+        ((2, 3), {}, "do not sum to the 4 blocks"),
+        ((), {}, "positive integers"),
+        ((4, 0), {}, "positive integers"),
+        ((5, -1), {}, "positive integers"),
         ((4,), dict(block="swin"), "teacher, paper"),
         ((4,), dict(conditioning="rope"), "table, mlp, none"),
         ((4,), dict(copy="best"), "middle, first, last"),
@@ -588,7 +589,7 @@ def test_round_trip(teacher: ViT, block: str, conditioning: str, tmp_path: Path)
     again = open_vit(tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(again.record(images)[0], surrogate.record(images)[0]))
     assert torch.equal(again(images), surrogate(images))
-    assert (again.phases, again.groups, again.preprocess) == ((3, 1), surrogate.groups, surrogate.preprocess)
+    assert (again.phases, again.groups, again.preprocess) == (Phases((3, 1)), surrogate.groups, surrogate.preprocess)
     assert (again.name, again.num_classes) == (surrogate.name, 5)
     assert surrogate_spec(again) == surrogate_spec(surrogate)
     names = [n for n, p in again.model.named_parameters() if p.requires_grad]
@@ -621,7 +622,7 @@ def test_round_trip_of_a_users_own_module(tmp_path: Path, snapshot) -> None:
         before = snapshot(model)
         again = open_vit(tmp_path, teacher=module)
         assert torch.equal(again(images), surrogate(images))
-        assert again.phases == (3, 1)
+        assert again.phases == Phases((3, 1))
         assert same_tensors(before, model.state_dict())
     wrong = timm.create_model("vit_tiny_patch16_224", depth=4, img_size=32, embed_dim=48, num_heads=3)
     with pytest.raises(ValueError):

@@ -12,6 +12,7 @@ from PIL import Image
 from tiny_run import RECIPE, blocks_of, metrics, tiny_run, tiny_teacher, write_recipe
 
 from raptor.open import open_vit
+from raptor.phases import Phases
 from raptor.recipes import FOLDER, recipe_names
 from raptor.run import RunError
 from raptor.train import distill
@@ -190,7 +191,7 @@ def test_phase_jobs_then_stage_2_equal_one_run_to_the_last_bit(tmp_path):
         assert all(len(line["layer_loss"]) == 2 for line in lines)
     joined = tiny_run(tmp_path / "jobs", stage="2")
     assert all(torch.equal(blocks_of(joined)[n], v) for n, v in blocks_of(whole).items())
-    assert open_vit(tmp_path / "jobs", teacher=tiny_teacher()).phases == (2, 2)
+    assert open_vit(tmp_path / "jobs", teacher=tiny_teacher()).phases == Phases((2, 2))
     from_start = tiny_run(tmp_path / "started", stage="2", start=str(tmp_path / "together"))
     assert all(torch.equal(blocks_of(from_start)[n], v) for n, v in blocks_of(whole).items())
 
@@ -255,7 +256,7 @@ def test_opened_data_can_be_given(tmp_path):
 
 
 def test_k_may_repeat_the_phases_and_is_three_without_them(tmp_path):
-    assert tiny_run(tmp_path / "same", k=2, budget="2steps").surrogate.phases == (2, 2)
+    assert tiny_run(tmp_path / "same", k=2, budget="2steps").surrogate.phases == Phases((2, 2))
     assert len(tiny_run(tmp_path / "three", phases=None, budget="2steps").surrogate.phases or ()) == 3
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from raptor import run as run_module
 from raptor.open import open_vit
+from raptor.phases import Phases
 from raptor.run import RunError
 from raptor.train import distill
 
@@ -201,7 +202,7 @@ def test_a_run_of_an_own_module_says_that_it_needs_it(tmp_path):
     tiny_run(tmp_path / "run", budget="2steps")
     with pytest.raises(ValueError, match="was made from a module of your own: open it with teacher=that module"):
         open_vit(tmp_path / "run")
-    assert open_vit(tmp_path / "run", teacher=tiny_teacher()).phases == (2, 2)
+    assert open_vit(tmp_path / "run", teacher=tiny_teacher()).phases == Phases((2, 2))
 
 
 def test_metrics_of_a_run_that_never_saved_are_not_kept(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from raptor.phases import within_and_across
 from raptor.report.charts import Section, finite_values, number, percent
 from raptor.report.markup import cards, depth_drawing, paragraph
 from raptor.report.results import Results
@@ -86,20 +87,11 @@ def _phases_verdict(results: Results) -> str:
     if not lengths:
         return f"The {num} blocks of {name} were compared with each other; no cut was asked for."
     k = str(len(lengths))
-    within = (entry.get("within") or {}).get(k) or within_across(entry["similarity"][entry["tokens"]], lengths)
+    within = (entry.get("within") or {}).get(k) or within_and_across(entry["similarity"][entry["tokens"]], lengths)
     return (
         f"The {num} blocks of {name} fall into {k} phases ({' | '.join(map(str, lengths))}): mean cosine similarity "
         f"{number(within[0])} between layers of one phase, {number(within[1])} between layers of different phases."
     )
-
-
-def within_across(matrix: list[list[float]], lengths: list[int]) -> tuple[float, float]:
-    """Mean similarity of different layers of one phase, and of layers of different phases (NaN where none)."""
-    phase = [j for j, n in enumerate(lengths) for _ in range(n)]
-    pairs = [(i, j) for i in range(len(phase)) for j in range(len(phase)) if i != j]
-    same = [matrix[i][j] for i, j in pairs if phase[i] == phase[j]]
-    other = [matrix[i][j] for i, j in pairs if phase[i] != phase[j]]
-    return sum(same) / len(same) if same else float("nan"), sum(other) / len(other) if other else float("nan")
 
 
 def _dynamics_verdict(results: Results) -> str:
