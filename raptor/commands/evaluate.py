@@ -7,15 +7,17 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from raptor.data import ImageData, ImageStream, iterate, open_data
+from raptor.data.split import Split
 from raptor.devices import pick_device, pick_precision
 from raptor.fidelity.certificate import Certificate, certify
 from raptor.fidelity.complexity import levin_bounds, quantisation_error
 from raptor.fidelity.error_curves import ErrorCurves
 from raptor.fidelity.heads import head_batches, resolve_head
 from raptor.open import open_pair
+from raptor.options import GivenHead, Measuring, OfTeacher, Opening, part, with_defaults
 from raptor.progress import Progress
 from raptor.provenance import provenance
 from raptor.run import check_folder, slug, write_text
@@ -46,30 +48,19 @@ class Evaluation:
         return capture.get() + f"written to {self.folder}/certificate.json and {self.folder}/figures/certificate.png"
 
 
+class EvaluateOptions(Opening, OfTeacher, Measuring, GivenHead, total=False):
+    """The options that `evaluate` shares with other commands."""
+
+
 def evaluate(
     run: str,
     *,
-    data: str = "scenes",
-    num_images: int = 1000,
     train_images: int = 1000,
-    head_images: int | None = None,
-    teacher: str | None = None,
-    weights: str | None = None,
-    size: int | None = None,
-    blocks: str | None = None,
-    norm: str | None = None,
-    cls: int | None = None,
-    registers: int | None = None,
-    head_file: str | None = None,
     null_models: bool = True,
     bootstrap: int = 1000,
-    batch_size: int = 64,
     out: str | None = None,
     seed: int = 0,
-    device: str = "auto",
-    precision: str = "auto",
-    num_workers: int = 0,
-    skip_bad: bool = False,
+    **given: Unpack[EvaluateOptions],
 ) -> Evaluation:
     """Certify a surrogate against its teacher on held-out images.
 
@@ -78,50 +69,36 @@ def evaluate(
         data: images; their held-out split is used, as in every command.
         num_images: held-out images.
         train_images: training images that the null models are fitted on.
-        head_images: training images of a ridge head, for a teacher that has none; by default the head kept in the run,
-            else 20 images a class, 5,000 at least.
-        teacher: what the teacher is, where the run does not say.
-        weights: a local weight file for the teacher.
-        size: image size.
-        blocks: dotted path of the block list, for a teacher whose structure cannot be guessed.
-        norm: dotted path of the final norm, likewise.
-        cls: number of cls tokens (0 or 1), likewise.
-        registers: number of register tokens, likewise.
-        head_file: a linear head, for a teacher that has none or instead of its own.
         null_models: also measure the null models (adds about a forward pass).
         bootstrap: resamples of the intervals.
-        batch_size: images a forward pass.
         out: folder for certificate.json, complexity.json and the figure; by default the run's own.
         seed: of the resampling.
-        device: auto, cpu or cuda.
-        precision: auto, fp32 or bf16.
-        num_workers: processes that decode images.
-        skip_bad: pass over unreadable images instead of stopping.
     """
     started = time.monotonic()
-    device = pick_device(device)
-    precision = pick_precision(precision, device)
-    surrogate, model = open_pair(
-        run, teacher=teacher, weights=weights, size=size, blocks=blocks, norm=norm, cls=cls, registers=registers,
-        device=device,
-    )  # fmt: skip
+    options = with_defaults(EvaluateOptions, given)
+    device = pick_device(options["device"])
+    precision = pick_precision(options["precision"], device)
+    surrogate, model = open_pair(run, teacher=options["teacher"], device=device, **part(Opening, options))
     if surrogate is None:
         raise ValueError(f"{run} is no surrogate: make one with raptor distill {run}")
     folder = check_folder(out or (run if Path(run).is_dir() else f"runs/evaluate-{slug(run)}"), of=run)
     folder.mkdir(parents=True, exist_ok=True)
+    batch_size, num_workers, num_images = options["batch_size"], options["num_workers"], options["num_images"]
     bar = Progress("certificate", num_images, "images")
 
     def show(done: int, _total: int) -> None:
         bar.advance(done - bar.done)
 
-    def opened(split: str, limit: int | None) -> ImageData:
-        return open_data(data, split, limit=limit, size=model.preprocess.size, skip_bad=skip_bad)  # type: ignore[arg-type]
+    def opened(split: Split, limit: int | None) -> ImageData:
+        size, skip_bad = model.preprocess.size, options["skip_bad"]
+        return open_data(options["data"], split, limit=limit, size=size, skip_bad=skip_bad)
 
-    def stream(split: str, limit: int, progress: Any = None) -> ImageStream:
+    def stream(split: Split, limit: int, progress: Any = None) -> ImageStream:
         images = opened(split, limit)
         return iterate(images, model.preprocess, batch_size, device=device, num_workers=num_workers, progress=progress)
 
     held_out, training = stream("val", num_images, show), stream("train", train_images)
+    head_file, head_images = options["head_file"], options["head_images"]
     fitting = None
     if head_file is None and not model.num_classes:
         images = opened("train", None)
@@ -130,9 +107,16 @@ def evaluate(
         model, fitting, file=head_file, cache=folder / "head.safetensors", head_images=head_images, precision=precision
     )
     certificate = certify(
-        surrogate, model, held_out, null_models=null_models, head=head, precision=precision, bootstrap=bootstrap,
-        seed=seed, train_batches=training,
-    )  # fmt: skip
+        surrogate,
+        model,
+        held_out,
+        null_models=null_models,
+        head=head,
+        precision=precision,
+        bootstrap=bootstrap,
+        seed=seed,
+        train_batches=training,
+    )
     bar.finish()
     certificate.notes.append(f"head: {reason}")
     complexity = {
@@ -146,7 +130,7 @@ def evaluate(
     }
     about = provenance(started, device)
     bad = sorted({*held_out.data.bad, *training.data.bad, *(fitting.data.bad if fitting else ())})
-    found = {"provenance": about, "data": data, "bad_images": bad, **certificate.to_dict()}
+    found = {"provenance": about, "data": options["data"], "bad_images": bad, **certificate.to_dict()}
     write_text(folder / "certificate.json", json.dumps(found))
     write_text(folder / "complexity.json", json.dumps({"provenance": about, **complexity}))
     from raptor.report.figures_fidelity import figure_certificate
