@@ -14,9 +14,18 @@ from types import ModuleType
 from typing import Any
 
 COMMANDS = (
-    "demo", "distill", "dynamics", "evaluate", "explore", "models", "phases", "probe", "report", "reproduce",
+    "demo",
+    "distill",
+    "dynamics",
+    "evaluate",
+    "explore",
+    "models",
+    "phases",
+    "probe",
+    "report",
+    "reproduce",
     "train_teacher",
-)  # fmt: skip
+)
 
 
 class _Commands(ModuleType):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from raptor.commands.distill import distill
 from raptor.commands.dynamics import dynamics
@@ -14,6 +14,7 @@ from raptor.commands.probe import probe
 from raptor.commands.report import report
 from raptor.data import open_data
 from raptor.open import open_pair
+from raptor.options import OnDevice, with_defaults
 from raptor.phases import ModelPhases
 from raptor.progress import clock
 from raptor.train.validation import Validator
@@ -25,7 +26,7 @@ def demo(
     budget: str = "25s",
     from_scratch: bool = False,
     num_images: int = 512,
-    device: str = "auto",
+    **given: Unpack[OnDevice],
 ) -> None:
     """Phases, distillation, certificate, probes, dynamics and the page, on the built-in scenes.
 
@@ -34,9 +35,9 @@ def demo(
         budget: training time of each surrogate (k = 2 and 3).
         from_scratch: start from copies of the teacher's blocks instead of refining the shipped surrogates.
         num_images: held-out images of each measurement.
-        device: auto, cpu or cuda.
     """
     started = time.monotonic()
+    device = with_defaults(OnDevice, given)["device"]
     folder = Path(out)
     _say("1 of 6: the phases depth falls into")
     found = phases(["scenes"], data="scenes", k=[2, 3, 4], num_images=num_images, out=out, device=device)
@@ -52,9 +53,17 @@ def demo(
     recovered = {}
     for task in ("classify", "segment", "depth"):
         done = probe(
-            out, task=task, data="scenes", lrs=[1e-3, 1e-2, 1e-1], limit=1500, val_images=num_images, epochs=4,
-            batch_size=64, max_seconds=9, device=device,
-        )  # fmt: skip
+            out,
+            task=task,
+            data="scenes",
+            lrs=[1e-3, 1e-2, 1e-1],
+            limit=1500,
+            val_images=num_images,
+            epochs=4,
+            batch_size=64,
+            max_seconds=9,
+            device=device,
+        )
         recovered[task] = done.recovery or 0.0
         print(done.text().splitlines()[-2])
     _say("5 of 6: depth as a dynamical system")

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from raptor.devices import pick_device
 from raptor.open import open_pair
-from raptor.report.explored import explore_image, figure_explored, read_image
+from raptor.options import OfTeacher, OnDevice, OpeningModel, part, with_defaults
+from raptor.report.perturbed_image import figure_perturbed, perturb_image, read_image
 from raptor.vit.view import ViT
 
 
-def explore(
-    model: str,
-    *,
-    teacher: str | None = None,
-    weights: str | None = None,
-    size: int | None = None,
-    port: int = 7860,
-    device: str = "auto",
-    open_browser: bool = False,
-) -> None:
-    """Serve a page on this machine alone (loopback) to try images and perturbations.
+class ExploreOptions(OpeningModel, OfTeacher, OnDevice, total=False):
+    """The options that `explore` shares with other commands."""
+
+
+def explore(model: str, *, port: int = 7860, open_browser: bool = False, **given: Unpack[ExploreOptions]) -> None:
+    """Serve a page to try images and perturbations, only to this machine (loopback).
 
     Args:
         model: a run folder (teacher and surrogate side by side) or any model name.
-        teacher: what the teacher is, where the run does not say.
-        weights: a local weight file for the teacher.
-        size: image size.
         port: of the page.
-        device: auto, cpu or cuda.
         open_browser: open the page in a browser.
     """
-    surrogate, of_teacher = open_pair(model, teacher=teacher, weights=weights, size=size, device=pick_device(device))
+    options = with_defaults(ExploreOptions, given)
+    surrogate, of_teacher = open_pair(
+        model, teacher=options["teacher"], device=pick_device(options["device"]), **part(OpeningModel, options)
+    )
     views = {"teacher": of_teacher} if surrogate is None else {"teacher": of_teacher, "surrogate": surrogate}
     page = build_page(views, class_names(of_teacher))
     page.launch(server_name="127.0.0.1", server_port=port, inbrowser=open_browser, max_file_size="10mb", share=False)
@@ -49,10 +44,10 @@ def build_page(views: dict[str, ViT], classes: list[str]) -> Any:
     def show(path: str | None, layer: float, group: str, log_eps: float) -> tuple[Any, str]:
         try:
             image = read_image(path)
-            found = {name: explore_image(v, image, int(layer), group, 10.0**log_eps) for name, v in views.items()}
+            found = {name: perturb_image(v, image, int(layer), group, 10.0**log_eps) for name, v in views.items()}
         except ValueError as error:
             raise gr.Error(str(error)) from None
-        return figure_explored(found, int(layer), group), describe(found, classes)
+        return figure_perturbed(found, int(layer), group), describe(found, classes)
 
     with gr.Blocks(title="raptor explore", analytics_enabled=False) as page:
         gr.Markdown(

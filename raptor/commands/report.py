@@ -7,7 +7,9 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Unpack
 
+from raptor.options import OnDevice, with_defaults
 from raptor.report.page import build_page
 from raptor.report.results import Results, read_results
 from raptor.run import RunError, write_text
@@ -20,7 +22,7 @@ def report(
     images: int = 4,
     data: str = "scenes",
     open_models: bool = True,
-    device: str = "auto",
+    **given: Unpack[OnDevice],
 ) -> Path:
     """One self-contained page of whatever a run folder holds.
 
@@ -30,8 +32,8 @@ def report(
         images: how many images to show through depth; 0 for none.
         data: where those images come from; at its default, the data of the run's own config where there is one.
         open_models: whether to open the run's models for that; false shows only what was measured before.
-        device: auto, cpu or cuda.
     """
+    options = with_defaults(OnDevice, given)
     if images < 0:
         raise ValueError(f"--images must be 0 or more, got {images}")
     results = read_results(Path(run))
@@ -39,7 +41,7 @@ def report(
         results.files.pop("images", None)
         results.notes["images"] = "No images were asked for."
     elif open_models:
-        _add_strips(results, images, data, device)
+        _add_strips(results, images, data, options["device"])
     page = build_page(results)
     path = Path(out) if out else results.folder / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What `raptor explore` shows for one image: paths, speeds and predictions of teacher and surrogate."""
+"""One image through a model, plain and perturbed: paths, speeds and predictions, as `raptor explore` shows them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_PIXELS = 50_000_000
 
 
 @dataclass
-class Explored:
+class PerturbedImage:
     """One image through one model, plain and perturbed.
 
     Attributes:
@@ -38,7 +38,7 @@ class Explored:
 
 
 def read_image(path: str | Path | None) -> Image.Image:
-    """A user's file as an image; anything else is one clear line."""
+    """Read a user's image file; raise a ValueError of one line when it is none."""
     if not path:
         raise ValueError("choose an image first")
     try:
@@ -51,8 +51,8 @@ def read_image(path: str | Path | None) -> Image.Image:
 
 
 @torch.no_grad()
-def explore_image(vit: ViT, image: Image.Image, layer: int, group: str, eps: float, seed: int = 0) -> Explored:
-    """Follow one image, and again with a random perturbation of `eps` times each token's norm added at `layer`."""
+def perturb_image(vit: ViT, image: Image.Image, layer: int, group: str, eps: float, seed: int = 0) -> PerturbedImage:
+    """Follow an image twice, the second time with random noise of `eps` times each token's norm added at `layer`."""
     if not 0 <= layer <= vit.num_layers:
         raise ValueError(f"layer {layer} is not one of 0..{vit.num_layers}")
     pixels = vit.preprocess(image)[None].to(vit.device)
@@ -68,7 +68,7 @@ def explore_image(vit: ViT, image: Image.Image, layer: int, group: str, eps: flo
         moved_output = vit(pixels)
     where = vit.groups.slice(group)
     plain_ltd, moved_ltd = (torch.stack([x_btd[0, where] for x_btd in s]).float() for s in (states, moved))
-    return Explored(
+    return PerturbedImage(
         path=unit(plain_ltd.mean(1)).cpu().numpy(),
         perturbed_path=unit(moved_ltd.mean(1)).cpu().numpy(),
         speed=angle(plain_ltd[1:], plain_ltd[:-1]).mean(1).cpu().numpy(),
@@ -78,7 +78,7 @@ def explore_image(vit: ViT, image: Image.Image, layer: int, group: str, eps: flo
     )
 
 
-def figure_explored(results: dict[str, Explored], layer: int, group: str) -> Any:
+def figure_perturbed(results: dict[str, PerturbedImage], layer: int, group: str) -> Any:
     """Three panels: the paths in the plane of the teacher's two main directions, the speed, the deviation."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -86,12 +86,12 @@ def figure_explored(results: dict[str, Explored], layer: int, group: str) -> Any
     from raptor.report.style import STYLE
 
     with rc_context(STYLE):  # type: ignore[arg-type]
-        figure = Figure(figsize=(12, 3.8))  # pyplot would keep its own for as long as the page is served
+        figure = Figure(figsize=(12, 3.8))  # pyplot would keep every figure for as long as the page is served
         _draw(figure.subplots(1, 3), results, layer, group)
     return figure
 
 
-def _draw(axes: Any, results: dict[str, Explored], layer: int, group: str) -> None:
+def _draw(axes: Any, results: dict[str, PerturbedImage], layer: int, group: str) -> None:
     from raptor.report.style import PALETTE
 
     first = next(iter(results.values()))
@@ -105,7 +105,7 @@ def _draw(axes: Any, results: dict[str, Explored], layer: int, group: str) -> No
         after = np.arange(layer, len(found.deviation))
         axes[2].semilogy(after, np.maximum(found.deviation[layer:], 1e-8), color=colour, marker=".", label=name)
     axes[0].set(title=f"path of {group} through depth", xlabel="first direction", ylabel="second direction")
-    axes[1].set(title="angular speed", xlabel="layer", ylabel="radians a layer")
+    axes[1].set(title="angular speed", xlabel="layer", ylabel="radians per layer")
     axes[2].set(title=f"deviation after a perturbation at layer {layer}", xlabel="layer", ylabel="radians")
     axes[2].set_xlim(0, len(first.deviation) - 1)
     axes[2].axvline(layer, color="0.6", linestyle=":")

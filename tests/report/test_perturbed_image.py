@@ -10,7 +10,7 @@ from PIL import Image
 from raptor.commands.explore import class_names, describe
 from raptor.data.scenes.render import Scenes
 from raptor.open import open_vit
-from raptor.report.explored import explore_image, figure_explored, read_image
+from raptor.report.perturbed_image import figure_perturbed, perturb_image, read_image
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def image():
 
 
 def test_the_plain_path_ends_at_the_models_own_state(vit, image):
-    found = explore_image(vit, image[0], layer=6, group="cls", eps=0.1)
+    found = perturb_image(vit, image[0], layer=6, group="cls", eps=0.1)
     with torch.no_grad():
         states, output = vit.record(vit.preprocess(image[0])[None])
     last = states[-1][0, 0] / states[-1][0, 0].norm()
@@ -36,20 +36,20 @@ def test_the_plain_path_ends_at_the_models_own_state(vit, image):
 
 @pytest.mark.parametrize("layer", [0, 6, 12])
 def test_deviation_is_zero_before_the_perturbation_and_its_size_at_it(vit, image, layer):
-    found = explore_image(vit, image[0], layer=layer, group="cls", eps=0.01)
+    found = perturb_image(vit, image[0], layer=layer, group="cls", eps=0.01)
     assert np.all(found.deviation[:layer] == 0)
     # A random direction is almost orthogonal to the state, so the angle is nearly eps.
     assert found.deviation[layer] == pytest.approx(0.01, rel=0.05)
 
 
 def test_no_perturbation_changes_nothing(vit, image):
-    found = explore_image(vit, image[0], layer=3, group="all", eps=0.0)
+    found = perturb_image(vit, image[0], layer=3, group="all", eps=0.0)
     assert np.allclose(found.deviation, 0, atol=1e-6)
     assert found.prediction == pytest.approx(found.perturbed_prediction)
 
 
 def test_speed_is_the_mean_of_the_tokens_own_angles(vit, image):
-    found = explore_image(vit, image[0], layer=3, group="patches", eps=0.1)
+    found = perturb_image(vit, image[0], layer=3, group="patches", eps=0.1)
     with torch.no_grad():
         states, _ = vit.record(vit.preprocess(image[0])[None])
     x = np.stack([s[0, vit.groups.slice("patches")].double().numpy() for s in states])
@@ -61,16 +61,16 @@ def test_speed_is_the_mean_of_the_tokens_own_angles(vit, image):
 def test_figures_are_not_kept(vit, image):
     import matplotlib.pyplot as plt
 
-    found = {"teacher": explore_image(vit, image[0], layer=3, group="cls", eps=0.1)}
+    found = {"teacher": perturb_image(vit, image[0], layer=3, group="cls", eps=0.1)}
     before = plt.get_fignums()
-    figure = figure_explored(found, 3, "cls")
+    figure = figure_perturbed(found, 3, "cls")
     assert plt.get_fignums() == before
     assert figure.axes[1].get_lines()[0].get_linewidth() == 1.6  # the project's look
 
 
 def test_figure_and_text(vit, image):
-    found = {"teacher": explore_image(vit, image[0], layer=3, group="patches", eps=0.1)}
-    assert len(figure_explored(found, 3, "patches").axes) == 3
+    found = {"teacher": perturb_image(vit, image[0], layer=3, group="patches", eps=0.1)}
+    assert len(figure_perturbed(found, 3, "patches").axes) == 3
     assert class_names(vit)[image[1]] in describe(found, class_names(vit))
 
 
