@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,34 +11,38 @@ from raptor.data import DenseData, ImageData, open_data, open_dense
 from raptor.devices import pick_device, pick_precision
 from raptor.open import open_pair
 from raptor.options import Limited, OfTeacher, OpeningModel, Running, part, with_defaults
-from raptor.probes import ProbeResult, recovery
+from raptor.probes import ProbeReport, ProbeResult
 from raptor.probes import probe as train_probe
 from raptor.progress import Progress
-from raptor.provenance import provenance
-from raptor.run import check_folder, slug, write_text
+from raptor.provenance import Provenance
+from raptor.run import check_folder, slug
 
 
 @dataclass
 class Probed:
     """Probe results of the teacher and, given a run, of the surrogate beside it."""
 
-    task: str
-    results: dict[str, ProbeResult]
+    report: ProbeReport
     folder: Path
 
     @property
+    def results(self) -> dict[str, ProbeResult]:
+        return self.report.results
+
+    @property
     def recovery(self) -> float | None:
-        return recovery(self.results["surrogate"], self.results["teacher"]) if "surrogate" in self.results else None
+        return self.report.recovery
 
     def to_dict(self) -> dict[str, Any]:
-        results = {name: result.to_dict() for name, result in self.results.items()}
-        return {"task": self.task, "results": results, "recovery": self.recovery}
+        saved = self.report.to_dict()
+        return {key: saved[key] for key in ("task", "results", "recovery")}
 
     def text(self) -> str:
-        lines = [f"{self.task}: {result.metric} of the {n} {result.score:.4f}" for n, result in self.results.items()]
+        task = self.report.task
+        lines = [f"{task}: {result.metric} of the {n} {result.score:.4f}" for n, result in self.results.items()]
         if self.recovery is not None:
             lines.append(f"recovery {self.recovery:.1%}")
-        return "\n".join([*lines, f"written to {self.folder}/probe-{self.task}.json"])
+        return "\n".join([*lines, f"written to {self.folder}/probe-{task}.json"])
 
 
 class ProbeOptions(OpeningModel, OfTeacher, Running, Limited, total=False):
@@ -99,11 +102,6 @@ def probe(
         if vit is None:
             continue
         bar = Progress(f"{task} probe of the {name}", None, "steps")
-
-        def show(done: int, total: int, bar: Progress = bar) -> None:
-            bar.total = total
-            bar.advance(done - bar.done)
-
         results[name] = train_probe(
             vit,
             task,
@@ -120,14 +118,13 @@ def probe(
             init_head=init_head,
             num_workers=options["num_workers"],
             max_seconds=max_seconds,
-            progress=show,
+            progress=bar.update,
         )
         bar.finish()
         results[name].save(folder / f"probe-{task}-{name}")
-    probed = Probed(task, results, folder)
-    found = {"provenance": provenance(started, device), "data": data, **probed.to_dict()}
-    write_text(folder / f"probe-{task}.json", json.dumps(found))
-    return probed
+    report = ProbeReport(Provenance.since(started, device), data, task, results)
+    report.write(folder)
+    return Probed(report, folder)
 
 
 def _open_both(

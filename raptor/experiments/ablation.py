@@ -162,7 +162,7 @@ def refit(folder: Path, teacher: ViT, pair: Pair, options: dict[str, Any], machi
     return {
         "accuracy": scores["surrogate"].score,
         "teacher_accuracy": scores["teacher"].score,
-        "from_head": scores["surrogate"].settings["init_head"] != "random",
+        "from_head": scores["surrogate"].settings.init_head != "random",
     }
 
 

@@ -150,9 +150,9 @@ def probes(vit: ViT, pair: Any, options: dict[str, Any], machine: Machine) -> di
             max_seconds=options["probe_seconds"], num_workers=machine.num_workers,
         )  # fmt: skip
         kept = ("metric", "higher_is_better", "size", "num_images", "at_edge", "seconds", "chosen", "last")
-        picked = {"lr": result.runs[0].chosen.value, "epoch": result.runs[0].chosen.epoch}
+        picked = {"lr": result.seeds[0].chosen.value, "epoch": result.seeds[0].chosen.epoch}
         found[task] = {"score": result.score, **{name: result.to_dict()[name] for name in kept}, "picked": picked}
-        found[task]["epochs"] = {"done": result.runs[0].epochs[-1], "planned": result.settings["epochs"]}
+        found[task]["epochs"] = {"done": result.seeds[0].epochs[-1], "planned": result.settings.epochs}
     return found
 
 

@@ -1,7 +1,8 @@
-"""Classification on cls and mean patch: random resized crops and flips in training, cached features for scores."""
+"""Classification on cls and mean patch: heads trained on random crops and flips, or fitted in closed form."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,17 +14,20 @@ from raptor.data.images import ImageData
 from raptor.data.preprocess import Preprocess
 from raptor.data.split import choice_split
 from raptor.data.stream import TrainStream, iterate
-from raptor.fidelity.heads import LinearHead, own_linear_head
-from raptor.probes.features import normed_tokens, pooled, view_at
-from raptor.probes.train import HeadTensors
-from raptor.vit.view import ViT
+from raptor.fidelity.heads import ALPHAS, LinearHead, fit_ridge, own_linear_head
+from raptor.probes.features import normed_tokens, view_at
+from raptor.probes.grid import Choice
+from raptor.probes.result import HeadTensors, SeedRun
+from raptor.vit.view import ViT, pool
 
-CROP_SCALE = (0.08, 1.0)
-SCORE_ELEMENTS = 2**26
+_CROP_SCALE = (0.08, 1.0)
+_SCORE_ELEMENTS = 2**26
+_PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+CLOSED_FORMS = {"ridge": ALPHAS, "logistic": _PENALTIES}
 
 
 class Classify:
-    """The classification task on one view and layer; see `raptor.probes.train.Task`."""
+    """The classification task on one view and layer; see `raptor.probes.grid.Task`."""
 
     metric = "accuracy"
     higher_is_better = True
@@ -67,7 +71,7 @@ class Classify:
         return torch.cat(features), torch.cat(labels)
 
     def _pooled(self, images: Tensor) -> Tensor:
-        return pooled(self.vit, normed_tokens(self.vit, images, self.layer, self.precision))
+        return pool(normed_tokens(self.vit, images, self.layer, self.precision), self.vit.groups)
 
     def own_head(self) -> LinearHead | None:
         """The model's own head, where it is linear in the features of this layer and has the data's classes."""
@@ -83,7 +87,7 @@ class Classify:
             self.batch_size,
             seed=seed,
             augment="crop",
-            crop_scale=CROP_SCALE,
+            crop_scale=_CROP_SCALE,
             device=self.device,
             num_workers=self.num_workers,
         )
@@ -95,7 +99,7 @@ class Classify:
 
     def scores(self, weight_gcf: Tensor, bias_gc: Tensor, part: str) -> list[dict[str, float]]:
         features_nf, labels_n = self.parts[part]
-        chunk = max(1, SCORE_ELEMENTS // bias_gc.numel())
+        chunk = max(1, _SCORE_ELEMENTS // bias_gc.numel())
         with torch.no_grad():
             guesses = [grid_logits(x, weight_gcf, bias_gc).argmax(dim=-1) for x in features_nf.split(chunk)]
         guesses_ng = torch.cat(guesses)
@@ -154,3 +158,63 @@ def _same_classes(labels: Tensor, data: ImageData, classes: list[str]) -> Tensor
         raise ValueError(f"class {strange[0]} of {data.name} does not occur in the training data")
     table = torch.tensor([classes.index(name) if name in classes else -1 for name in own])
     return table.to(labels.device)[labels]
+
+
+def fit_closed_form(task: Classify, kind: str, penalties: Sequence[float] | None = None) -> SeedRun:
+    """Fit a head per penalty on centre crops of the training images and choose on the split."""
+    if kind not in CLOSED_FORMS:
+        raise ValueError(f"unknown closed form {kind!r}; use {' or '.join(CLOSED_FORMS)}")
+    values = list(penalties or CLOSED_FORMS[kind])
+    if min(values) <= 0:
+        raise ValueError(f"penalties must be above 0; got {min(values)}")
+    features_nf, labels_n = task.features(task.fit_data)
+    if kind == "ridge":
+        fitted = [fit_ridge(features_nf, labels_n, task.num_outputs, [alpha]) for alpha in values]
+        heads = [(head.weight, head.bias) for head in fitted]
+    else:
+        heads = logistic_path(features_nf, labels_n, task.num_outputs, values)
+    choice = Choice(task, values)
+    weight_gcf, bias_gc = (torch.stack([head[i] for head in heads]) for i in (0, 1))
+    choice.see(weight_gcf, bias_gc, 0)
+    return choice.finish(seed=0)
+
+
+def logistic_path(
+    features_nf: Tensor, labels_n: Tensor, num_classes: int, penalties: Sequence[float], max_iter: int = 500
+) -> list[HeadTensors]:
+    """Multinomial logistic regression on standardised features for each penalty, each started from the one before.
+
+    Minimises mean cross-entropy + penalty / 2 |W|^2 (biases are free) by L-BFGS in float64. weight (C, F) and bias (C,)
+    apply to the features as they are.
+    """
+    x_nf = features_nf.double()
+    mean, scale = x_nf.mean(0), x_nf.std(0, correction=0)
+    scale = torch.where(scale > 1e-12 * scale.max(), scale, torch.ones_like(scale))
+    z_nf = (x_nf - mean) / scale
+    weight = torch.zeros(num_classes, z_nf.shape[1], dtype=torch.float64, device=z_nf.device, requires_grad=True)
+    bias = torch.zeros(num_classes, dtype=torch.float64, device=z_nf.device, requires_grad=True)
+    heads = []
+    for penalty in penalties:
+        _minimise(z_nf, labels_n, weight, bias, penalty, max_iter)
+        own = (weight / scale).detach()
+        heads.append((own.float(), (bias - own @ mean).detach().float()))
+    return heads
+
+
+def _minimise(z_nf: Tensor, labels_n: Tensor, weight: Tensor, bias: Tensor, penalty: float, max_iter: int) -> None:
+    optimizer = torch.optim.LBFGS(
+        [weight, bias],
+        max_iter=max_iter,
+        tolerance_grad=1e-7,
+        tolerance_change=1e-12,
+        history_size=20,
+        line_search_fn="strong_wolfe",
+    )
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = F.cross_entropy(F.linear(z_nf, weight, bias), labels_n) + penalty / 2 * weight.square().sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)

@@ -8,20 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import MeanSquaredError
+from torchvision.transforms.v2.functional import adjust_brightness, adjust_contrast, adjust_saturation
 
 from raptor.data.dense import DenseData
-from raptor.probes.dense import DenseTask
-from raptor.probes.features import patches
+from raptor.probes.dense_task import DenseTask
 from raptor.probes.frames import bilinear, crop_targets, on_device, resize
 from raptor.vit.view import ViT
 
-NUM_BINS = 256
-MIN_DEPTH = 1e-3
-UPSAMPLE = 4
-NO_BIN = -100
-LOG_EPS = 1e-3
-EIGEN_ROWS, EIGEN_COLUMNS, EIGEN_FRAME = (45, 471), (41, 601), (480, 640)
-JITTER = 0.2
+_NUM_BINS = 256
+_MIN_DEPTH = 1e-3
+_UPSAMPLE = 4
+_NO_BIN = -100
+_LOG_EPS = 1e-3
+_EIGEN_ROWS, _EIGEN_COLUMNS, _EIGEN_FRAME = (45, 471), (41, 601), (480, 640)
+_JITTER = 0.2
 
 
 class Depth(DenseTask):
@@ -35,18 +35,18 @@ class Depth(DenseTask):
         if train_data.max_depth is None or val_data.max_depth is None:
             raise ValueError("depth needs data with depths; open it with the task depth")
         super().__init__(vit, layer, train_data, val_data, **options)
-        self.num_outputs, self.num_features = NUM_BINS, vit.dim * (1 + vit.groups.cls)
+        self.num_outputs, self.num_features = _NUM_BINS, vit.dim * (1 + vit.groups.cls)
         self.max_depth = train_data.max_depth
         self.bins = bin_depths(self.max_depth).to(self.device)
         geometry = self.geometry
-        rows, columns = (bilinear(n, n * UPSAMPLE) for n in geometry.grid)
+        rows, columns = (bilinear(n, n * _UPSAMPLE) for n in geometry.grid)
         self.to_fine = on_device((rows, columns), self.device)
-        self.to_target = on_device(geometry.to_target(UPSAMPLE), self.device)
-        self.places = on_device(geometry.cell_centres(UPSAMPLE), self.device)
+        self.to_target = on_device(geometry.to_target(_UPSAMPLE), self.device)
+        self.places = on_device(geometry.cell_centres(_UPSAMPLE), self.device)
         self.eigen = eigen_crop(train_data.frame) if val_data.eigen_crop else None
 
     def features(self, tokens_btd: Tensor) -> Tensor:
-        own = patches(self.vit, tokens_btd)
+        own = tokens_btd[:, self.vit.groups.slice("patches")]
         if not self.vit.groups.cls:
             return own
         return torch.cat([own, tokens_btd[:, :1].expand_as(own)], dim=-1)
@@ -100,7 +100,7 @@ class _Rmse:
 
 def bin_depths(max_depth: float = 10.0) -> Tensor:
     """The 256 depths (256,), evenly spaced from 1 mm to `max_depth` metres."""
-    return torch.linspace(MIN_DEPTH, max_depth, NUM_BINS)
+    return torch.linspace(_MIN_DEPTH, max_depth, _NUM_BINS)
 
 
 def expected_depth(logits: Tensor, bins: Tensor) -> Tensor:
@@ -110,14 +110,14 @@ def expected_depth(logits: Tensor, bins: Tensor) -> Tensor:
 
 def is_valid(depths: Tensor, max_depth: float | Tensor) -> Tensor:
     """Where there is a reading within range."""
-    return (depths >= MIN_DEPTH) & (depths <= max_depth * (1 + 1e-6))
+    return (depths >= _MIN_DEPTH) & (depths <= max_depth * (1 + 1e-6))
 
 
 def nearest_bin(depths: Tensor, bins: Tensor) -> Tensor:
-    """Index of the nearest bin; `NO_BIN`, which the cross-entropy ignores, where there is no valid reading."""
+    """Index of the nearest bin; `_NO_BIN`, which the cross-entropy ignores, where there is no valid reading."""
     step = (bins[-1] - bins[0]) / (len(bins) - 1)
     index = ((depths - bins[0]) / step).round().clamp(0, len(bins) - 1).long()
-    return torch.where(is_valid(depths, bins[-1]), index, NO_BIN)
+    return torch.where(is_valid(depths, bins[-1]), index, _NO_BIN)
 
 
 def depth_loss(logits_bhwc: Tensor, true_bhw: Tensor, bins: Tensor) -> Tensor:
@@ -125,11 +125,11 @@ def depth_loss(logits_bhwc: Tensor, true_bhw: Tensor, bins: Tensor) -> Tensor:
     valid = is_valid(true_bhw, bins[-1])
     num = valid.sum().clamp(min=1)
     predicted = expected_depth(logits_bhwc, bins)
-    g = (predicted + LOG_EPS).log() - (torch.where(valid, true_bhw, 1.0) + LOG_EPS).log()
+    g = (predicted + _LOG_EPS).log() - (torch.where(valid, true_bhw, 1.0) + _LOG_EPS).log()
     g = torch.where(valid, g, 0.0)
     scale_invariant = g.square().sum() / num - 0.85 * (g.sum() / num).square()
     labels = nearest_bin(true_bhw, bins).flatten()
-    entropy = F.cross_entropy(logits_bhwc.flatten(0, 2), labels, ignore_index=NO_BIN, reduction="sum") / num
+    entropy = F.cross_entropy(logits_bhwc.flatten(0, 2), labels, ignore_index=_NO_BIN, reduction="sum") / num
     return 10 * scale_invariant + entropy
 
 
@@ -139,9 +139,9 @@ def depth_loss_gradient(logits_bhwc: Tensor, true_bhw: Tensor, bins: Tensor) -> 
     num = valid.sum().clamp(min=1)
     probability = logits_bhwc.softmax(dim=-1)
     predicted = probability @ bins
-    g = (predicted + LOG_EPS).log() - (torch.where(valid, true_bhw, 1.0) + LOG_EPS).log()
+    g = (predicted + _LOG_EPS).log() - (torch.where(valid, true_bhw, 1.0) + _LOG_EPS).log()
     g = torch.where(valid, g, 0.0)
-    slope = torch.where(valid, 20 * (g - 0.85 * g.sum() / num) / ((predicted + LOG_EPS) * num), 0.0)
+    slope = torch.where(valid, 20 * (g - 0.85 * g.sum() / num) / ((predicted + _LOG_EPS) * num), 0.0)
     share = valid.to(predicted.dtype) / num
     # d predicted / d logit_i = p_i (bin_i - predicted), d entropy / d logit_i = p_i - one-hot_i
     gradient = probability.mul_(torch.addcmul((share - slope * predicted)[..., None], slope[..., None], bins))
@@ -151,18 +151,16 @@ def depth_loss_gradient(logits_bhwc: Tensor, true_bhw: Tensor, bins: Tensor) -> 
 
 def eigen_crop(frame: tuple[int, int]) -> tuple[slice, slice]:
     """Rows 45-470 and columns 41-600 of 480 x 640, scaled to another frame."""
-    ends = zip((EIGEN_ROWS, EIGEN_COLUMNS), EIGEN_FRAME, frame)
+    ends = zip((_EIGEN_ROWS, _EIGEN_COLUMNS), _EIGEN_FRAME, frame)
     rows, columns = (slice(round(a * n / full), round(b * n / full)) for (a, b), full, n in ends)
     return rows, columns
 
 
 def jitter_colours(images: Tensor, generator: torch.Generator) -> Tensor:
     """Brightness, contrast and saturation of each image (B, 3, H, W) in 0..255 changed by up to 20 %."""
-    draws = 1 + JITTER * (2 * torch.rand(3, len(images), 1, 1, 1, generator=generator) - 1)
-    brightness, contrast, saturation = draws.to(images.device)
-    images = (images * brightness).clamp(0, 255)
-    weights = torch.tensor([0.299, 0.587, 0.114], device=images.device).view(1, 3, 1, 1)
-    mean = (images * weights).sum(1, keepdim=True).mean(dim=(2, 3), keepdim=True)
-    images = (mean + (images - mean) * contrast).clamp(0, 255)
-    grey = (images * weights).sum(1, keepdim=True)
-    return (grey + (images - grey) * saturation).clamp(0, 255)
+    factors_b3 = 1 + _JITTER * (2 * torch.rand(3, len(images), generator=generator) - 1).T
+    changed = [
+        adjust_saturation(adjust_contrast(adjust_brightness(image, brightness), contrast), saturation)
+        for image, (brightness, contrast, saturation) in zip(images / 255, factors_b3.tolist())
+    ]
+    return torch.stack(changed) * 255

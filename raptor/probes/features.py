@@ -1,9 +1,10 @@
-"""Frozen features: the normed tokens of any layer of any view, at any image size."""
+"""Frozen features: the tokens of any layer through the final norm, at any image size."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,18 +14,11 @@ from raptor.vit.view import ViT
 
 
 def view_at(vit: ViT, height: int, width: int) -> ViT:
-    """The same model, called so that it takes images of this size; it must accept them."""
-    kwargs = dict(vit.forward_kwargs)
-    size = vit.preprocess.size
-    if (height, width) != (size, size):
-        if "interpolate_pos_encoding" in inspect.signature(vit.model.forward).parameters:
-            kwargs["interpolate_pos_encoding"] = True
-        if "noise" in kwargs:
-            num_patches = (height // vit.patch_size) * (width // vit.patch_size)
-            kwargs["noise"] = torch.arange(num_patches, dtype=torch.float32, device=vit.device)[None]
-    view = dataclasses.replace(vit, forward_kwargs=kwargs)
+    """The same model for images of this size, with as many patch tokens; it must accept them."""
+    size, num_patches = vit.preprocess.size, (height // vit.patch_size) * (width // vit.patch_size)
+    groups = dataclasses.replace(vit.groups, patches=num_patches)
+    view = dataclasses.replace(vit, groups=groups, forward_kwargs=_forward_kwargs(vit, height, width))
     blank = torch.zeros(1, 3, height, width, device=vit.device)
-    expected = vit.groups.cls + vit.groups.registers + (height // vit.patch_size) * (width // vit.patch_size)
     try:
         with torch.no_grad():
             num_tokens = view.embed(blank)[0].shape[1]
@@ -32,9 +26,23 @@ def view_at(vit: ViT, height: int, width: int) -> ViT:
         reason = str(error).strip().splitlines()[0][:100] if str(error).strip() else type(error).__name__
         message = f"{vit.name} does not take images of {height} x {width} ({reason}); use its own {size}"
         raise ValueError(message) from None
-    if num_tokens != expected:
-        raise ValueError(f"{vit.name} gives {num_tokens} tokens for {height} x {width}, not {expected}; use {size}")
+    if num_tokens != groups.num_tokens:
+        raise ValueError(
+            f"{vit.name} gives {num_tokens} tokens for {height} x {width}, not {groups.num_tokens}; use {size}"
+        )
     return view
+
+
+def _forward_kwargs(vit: ViT, height: int, width: int) -> dict[str, Any]:
+    """What some models of transformers need to take images of another size than their own."""
+    kwargs, size = dict(vit.forward_kwargs), vit.preprocess.size
+    if (height, width) != (size, size):
+        if "interpolate_pos_encoding" in inspect.signature(vit.model.forward).parameters:
+            kwargs["interpolate_pos_encoding"] = True
+        if "noise" in kwargs:
+            num_patches = (height // vit.patch_size) * (width // vit.patch_size)
+            kwargs["noise"] = torch.arange(num_patches, dtype=torch.float32, device=vit.device)[None]
+    return kwargs
 
 
 def check_layer(vit: ViT, layer: int | None) -> int:
@@ -47,23 +55,9 @@ def check_layer(vit: ViT, layer: int | None) -> int:
 
 @torch.no_grad()
 def normed_tokens(vit: ViT, images: Tensor, layer: int, precision: str) -> Tensor:
-    """Final norm of the state at `layer`, float32 (B, T, D); blocks after it are not run."""
+    """The final norm of the state at `layer`, float32 (B, T, D); blocks after it are not run."""
     with autocast(precision, images.device):
         x_btd, context = vit.embed(images)
         for number in range(1, layer + 1):
             x_btd = vit.step(number, x_btd, context)
         return vit.norm(x_btd).float()
-
-
-def pooled(vit: ViT, tokens_btd: Tensor) -> Tensor:
-    """cls and mean patch, those there are, concatenated: (B, D) or (B, 2 D), at any image size."""
-    parts = [tokens_btd[:, 0]] if vit.groups.cls else []
-    patches_bpd = patches(vit, tokens_btd)
-    if patches_bpd.shape[1]:
-        parts.append(patches_bpd.mean(dim=1))
-    return torch.cat(parts, dim=-1)
-
-
-def patches(vit: ViT, tokens_btd: Tensor) -> Tensor:
-    """Patch tokens (B, P, D): all that follow cls and registers."""
-    return tokens_btd[:, vit.groups.cls + vit.groups.registers :]

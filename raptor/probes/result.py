@@ -1,9 +1,10 @@
-"""What a probe found: scores of every head on the split, and the reported scores of two picks."""
+"""What a probe found, as it is written to JSON and read back: scores of every head on the split, and of two picks."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
@@ -13,18 +14,78 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from raptor.fidelity.heads import share_kept
-from raptor.probes.train import Pick, Trained
-from raptor.streaming import jsonable
+from raptor.provenance import Provenance
+from raptor.run import ResultFile, write_text
+from raptor.streaming import NOT_SAVED, Record
+
+HeadTensors = tuple[Tensor, Tensor]
+"""weight (C, F) and bias (C,)."""
+
+Score = float | None
+"""A score; NaN while it is computed and None in a file, where a head diverged."""
 
 
 @dataclass
-class ProbeResult:
-    """Scores of a linear probe.
+class Pick(Record):
+    """A head of the grid: its learning rate (or penalty) and epoch, its score on the split, its reported scores."""
 
-    `chosen` picks (learning rate, epoch) by the split of train; `last` picks the learning rate alone, at the last
-    epoch. Means and deviations (sample, None for one seed) are over seeds. With a closed form the grid holds
-    penalties instead of learning rates, and the one epoch is 0.
+    value: float
+    epoch: int
+    split_score: Score
+    reported: dict[str, Score] = field(default_factory=dict)
+    head: HeadTensors | None = field(default=None, metadata=NOT_SAVED)
+
+
+@dataclass
+class SeedRun(Record):
+    """One seed's run: `split_scores[e][g]` after each of `epochs` (0 is the initial head), and two picks."""
+
+    seed: int
+    epochs: list[int]
+    split_scores: list[list[Score]]
+    chosen: Pick
+    last: Pick
+
+
+@dataclass
+class Scores(Record):
+    """Mean and sample deviation (None for one seed) over seeds of each reported score."""
+
+    mean: dict[str, Score]
+    deviation: dict[str, Score]
+
+    @classmethod
+    def over(cls, picks: Sequence[Pick]) -> Scores:
+        columns = {name: [_number(pick.reported[name]) for pick in picks] for name in picks[0].reported}
+        return cls(
+            mean={name: fmean(values) for name, values in columns.items()},
+            deviation={name: stdev(values) if len(values) > 1 else None for name, values in columns.items()},
+        )
+
+
+@dataclass
+class ProbeSettings(Record):
+    """How the heads were trained; None where it does not apply (a closed form, no time limit)."""
+
+    epochs: int | None
+    batch_size: int
+    weight_decay: float | None
+    precision: str
+    train_data: str
+    val_data: str
+    init_head: str
+    max_seconds: float | None = None
+
+
+@dataclass
+class ProbeResult(ResultFile):
+    """Scores of a linear probe; `probe.json` beside the head.
+
+    `chosen` picks (learning rate, epoch) by the split of train; `last` picks only the learning rate, at the last epoch.
+    With a closed form the grid holds penalties instead of learning rates, and the only epoch is 0.
     """
+
+    FILE = "probe.json"
 
     task: str
     model: str
@@ -34,71 +95,84 @@ class ProbeResult:
     size: tuple[int, int]
     grid: list[float]
     closed_form: str | None
-    runs: list[Trained]
     num_images: dict[str, int]
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: ProbeSettings
+    seeds: list[SeedRun]
     seconds: float = 0.0
+
+    @property
+    def chosen(self) -> Scores:
+        return Scores.over([run.chosen for run in self.seeds])
+
+    @property
+    def last(self) -> Scores:
+        return Scores.over([run.last for run in self.seeds])
 
     @property
     def score(self) -> float:
         """The reported score of the chosen heads, mean over seeds."""
-        return self.summary("chosen")["mean"][self.metric]
+        return _number(self.chosen.mean[self.metric])
 
     @property
-    def head(self) -> tuple[Tensor, Tensor]:
+    def head(self) -> HeadTensors:
         """weight (C, F) and bias (C,) of the seed whose chosen head is best on the split."""
         sign = 1 if self.higher_is_better else -1
-        scores = [run.chosen.split_score for run in self.runs]
+        scores = [_number(run.chosen.split_score) for run in self.seeds]
         best = max(range(len(scores)), key=lambda i: -math.inf if math.isnan(scores[i]) else sign * scores[i])
-        return self.runs[best].chosen.head
+        head = self.seeds[best].chosen.head
+        assert head is not None, "a result that was read from a file has no heads"
+        return head
 
     @property
     def at_edge(self) -> bool:
-        """Whether a chosen value is the smallest or largest of its grid: a wider grid may then do better."""
+        """Whether a chosen value is the smallest or largest of its grid: a wider grid may then be better."""
         ends = (min(self.grid), max(self.grid))
-        return len(self.grid) > 1 and any(run.chosen.value in ends and run.chosen.epoch > 0 for run in self.runs)
-
-    def summary(self, which: str) -> dict[str, dict[str, Any]]:
-        """Mean and deviation over seeds of each reported score, for `chosen` or `last`."""
-        picks = [_picked(run, which) for run in self.runs]
-        columns = {name: [pick.reported[name] for pick in picks] for name in picks[0].reported}
-        deviation = {name: stdev(values) if len(values) > 1 else None for name, values in columns.items()}
-        return {"mean": {name: fmean(values) for name, values in columns.items()}, "deviation": deviation}
+        return len(self.grid) > 1 and any(run.chosen.value in ends and run.chosen.epoch > 0 for run in self.seeds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; a score that is not a number is None."""
-        values = {
-            "task": self.task,
-            "model": self.model,
-            "layer": self.layer,
-            "metric": self.metric,
-            "higher_is_better": self.higher_is_better,
-            "size": list(self.size),
-            "grid": list(self.grid),
-            "closed_form": self.closed_form,
-            "num_images": self.num_images,
-            "settings": self.settings,
-            "at_edge": self.at_edge,
-            "seconds": round(self.seconds, 3),
-            "chosen": self.summary("chosen"),
-            "last": self.summary("last"),
-            "seeds": [_run_to_dict(run) for run in self.runs],
-        }
-        return jsonable(values)
+        """The fields and what follows from them: `at_edge`, `chosen` and `last`."""
+        saved = {**super().to_dict(), "at_edge": self.at_edge, "seconds": round(self.seconds, 3)}
+        seeds = saved.pop("seeds")
+        return {**saved, "chosen": self.chosen.to_dict(), "last": self.last.to_dict(), "seeds": seeds}
 
     def save(self, folder: str | Path) -> Path:
         """Write `probe.json` and the head, `head.safetensors` (weight, bias), into `folder`."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         weight, bias = self.head
+        tensors = {"weight": weight.cpu().contiguous(), "bias": bias.cpu().contiguous()}
         metadata = {"task": self.task, "model": self.model, "layer": str(self.layer)}
-        save_file(
-            {"weight": weight.cpu().contiguous(), "bias": bias.cpu().contiguous()},
-            folder / "head.safetensors",
-            metadata,
-        )
-        (folder / "probe.json").write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
+        save_file(tensors, folder / "head.safetensors", metadata)
+        self.write(folder)
         return folder
+
+
+@dataclass
+class ProbeReport(ResultFile):
+    """`probe-TASK.json`: the probes of a teacher and, given a run, of its surrogate on one task."""
+
+    provenance: Provenance
+    data: str
+    task: str
+    results: dict[str, ProbeResult]
+
+    @property
+    def recovery(self) -> float | None:
+        """Share of the teacher's score that the surrogate keeps; None without a surrogate."""
+        return recovery(self.results["surrogate"], self.results["teacher"]) if "surrogate" in self.results else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields and `recovery`."""
+        return {**super().to_dict(), "recovery": self.recovery}
+
+    def write(self, folder: str | Path) -> Path:
+        path = Path(folder) / f"probe-{self.task}.json"
+        write_text(path, json.dumps(self.to_dict(), allow_nan=False))
+        return path
+
+    @classmethod
+    def read(cls, folder: str | Path, task: str = "classify") -> ProbeReport:
+        return cls.read_file(Path(folder) / f"probe-{task}.json")
 
 
 def recovery(surrogate: ProbeResult, teacher: ProbeResult) -> float | None:
@@ -108,19 +182,5 @@ def recovery(surrogate: ProbeResult, teacher: ProbeResult) -> float | None:
     return share_kept(surrogate.score, teacher.score, teacher.higher_is_better)
 
 
-def _picked(run: Trained, which: str) -> Pick:
-    assert which in ("chosen", "last"), which
-    return run.chosen if which == "chosen" else run.last
-
-
-def _run_to_dict(run: Trained) -> dict[str, Any]:
-    def pick(p: Pick) -> dict[str, Any]:
-        return {"value": p.value, "epoch": p.epoch, "split_score": p.split_score, "reported": p.reported}
-
-    return {
-        "seed": run.seed,
-        "epochs": run.epochs,
-        "split_scores": run.split_scores,
-        "chosen": pick(run.chosen),
-        "last": pick(run.last),
-    }
+def _number(score: Score) -> float:
+    return math.nan if score is None else score

@@ -10,8 +10,7 @@ from torchmetrics.classification import MulticlassJaccardIndex
 
 from raptor.data.dense import IGNORE_INDEX, DenseData
 from raptor.devices import HAS_TRITON
-from raptor.probes.dense import MAX_ELEMENTS, DenseTask
-from raptor.probes.features import patches
+from raptor.probes.dense_task import MAX_ELEMENTS, DenseTask
 from raptor.probes.frames import crop_targets, on_device, pixel_centres, resize
 from raptor.vit.view import ViT
 
@@ -37,7 +36,7 @@ class Segment(DenseTask):
         self.places = on_device(pixel_centres(geometry.height, geometry.width), self.device)
 
     def features(self, tokens_btd: Tensor) -> Tensor:
-        return patches(self.vit, tokens_btd)
+        return tokens_btd[:, self.vit.groups.slice("patches")]
 
     def train_targets(self, targets: Tensor, boxes: Tensor) -> Tensor:
         return crop_targets(targets, boxes, *self.places, IGNORE_INDEX).long()

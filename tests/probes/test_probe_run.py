@@ -20,11 +20,12 @@ from raptor.data import DenseData, ImageData, open_dense
 from raptor.data.scenes import SceneFrames
 from raptor.fidelity.heads import LinearHead
 from raptor.open import open_vit
-from raptor.probes import ProbeResult, probe, recovery
-from raptor.probes.classify import Classify
-from raptor.probes.closed_form import logistic_path
+from raptor.probes import ProbeReport, ProbeResult, probe, recovery
+from raptor.probes.classify import Classify, logistic_path
 from raptor.probes.depth import Depth
 from raptor.probes.features import normed_tokens, view_at
+from raptor.provenance import Provenance
+from raptor.run import RunError
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.view import ViT, pool
 
@@ -64,11 +65,11 @@ def test_a_grid_is_its_heads_trained_alone(vit: ViT, task: str) -> None:
     lrs = [1e-3, 1e-2, 0.1]
     together = run(vit, task, lrs)
     alone = [run(vit, task, [lr]) for lr in lrs]
-    table = np.array(together.runs[0].split_scores)
+    table = np.array(together.seeds[0].split_scores)
     assert table.shape == (2, 3)
-    np.testing.assert_allclose(table, np.hstack([np.array(r.runs[0].split_scores) for r in alone]), rtol=1e-5)
-    chosen = together.runs[0].chosen
-    same = alone[lrs.index(chosen.value)].runs[0]
+    np.testing.assert_allclose(table, np.hstack([np.array(r.seeds[0].split_scores) for r in alone]), rtol=1e-5)
+    chosen = together.seeds[0].chosen
+    same = alone[lrs.index(chosen.value)].seeds[0]
     assert chosen.epoch == same.chosen.epoch
     for mine, theirs in zip(chosen.head, same.chosen.head):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
@@ -77,7 +78,7 @@ def test_a_grid_is_its_heads_trained_alone(vit: ViT, task: str) -> None:
 
 def test_the_choice_is_the_best_of_the_split(vit: ViT) -> None:
     result = run(vit, "depth", [1e-4, 1e-2, 0.3], epochs=3)
-    seed = result.runs[0]
+    seed = result.seeds[0]
     table = np.array(seed.split_scores)
     epoch, g = np.unravel_index(table.argmin(), table.shape)
     assert (seed.chosen.value, seed.chosen.epoch) == (result.grid[g], seed.epochs[epoch])
@@ -105,10 +106,10 @@ def test_the_choice_never_sees_the_reported_set(vit: ViT, task: str) -> None:
         other = Scrambled("val", task, 24).select(range(len(val)))
     lrs = [1e-3, 1e-2, 0.1]
     first, second = (probe(vit, task, train, v, lrs=lrs, epochs=2, batch_size=16) for v in (val, other))
-    assert first.runs[0].split_scores == second.runs[0].split_scores
-    assert (first.runs[0].chosen.value, first.runs[0].chosen.epoch) == (
-        second.runs[0].chosen.value,
-        second.runs[0].chosen.epoch,
+    assert first.seeds[0].split_scores == second.seeds[0].split_scores
+    assert (first.seeds[0].chosen.value, first.seeds[0].chosen.epoch) == (
+        second.seeds[0].chosen.value,
+        second.seeds[0].chosen.epoch,
     )
     assert torch.equal(first.head[0], second.head[0])
     assert first.score != second.score
@@ -135,12 +136,11 @@ def test_seeds_give_mean_and_deviation(vit: ViT) -> None:
     result = run(
         vit, "classify", [1e-3, 0.1], seeds=(0, 1, 2), progress=lambda done, total: calls.append((done, total))
     )
-    scores = [seed.chosen.reported["accuracy"] for seed in result.runs]
-    assert len({tuple(map(tuple, seed.split_scores)) for seed in result.runs}) == 3
+    scores = [seed.chosen.reported["accuracy"] for seed in result.seeds]
+    assert len({tuple(map(tuple, seed.split_scores)) for seed in result.seeds}) == 3
     assert min(scores) > 0.5, "four colours are easy to tell apart"
-    summary = result.summary("chosen")
-    assert summary["mean"]["accuracy"] == pytest.approx(np.mean(scores))
-    assert summary["deviation"]["accuracy"] == pytest.approx(np.std(scores, ddof=1))
+    assert result.chosen.mean["accuracy"] == pytest.approx(np.mean(scores))
+    assert result.chosen.deviation["accuracy"] == pytest.approx(np.std(scores, ddof=1))
     assert calls[-1][0] == calls[-1][1] == len(calls)
 
 
@@ -156,9 +156,31 @@ def test_saved_result(vit: ViT, tmp_path: Path) -> None:
     assert recovery(result, result) == 1
 
 
+def test_what_is_read_is_what_was_written(vit: ViT, tmp_path: Path) -> None:
+    """Also where a head diverged, whose score is null in the file."""
+    result = run(vit, "segment", [1e-3, 1e38], seeds=(0, 1))
+    written = result.to_dict()
+    result.write(tmp_path)
+    again = ProbeResult.read(tmp_path)
+    assert again.to_dict() == written and again.score == result.score
+    keys = ["task", "model", "layer", "metric", "higher_is_better", "size", "grid", "closed_form", "num_images"]
+    keys += ["settings", "at_edge", "seconds", "chosen", "last", "seeds"]
+    assert sorted(written) == sorted(keys)
+
+    report = ProbeReport(Provenance.since(0.0), "scenes", "segment", {"teacher": result, "surrogate": result})
+    path = report.write(tmp_path)
+    assert path == tmp_path / "probe-segment.json"
+    saved = json.loads(path.read_text())
+    assert list(saved) == ["provenance", "data", "task", "results", "recovery"] and saved["recovery"] == 1
+    assert ProbeReport.read(tmp_path, "segment").to_dict() == saved
+    (tmp_path / "probe-depth.json").write_text("{}")
+    with pytest.raises(RunError, match=r"probe-depth\.json cannot be read"):
+        ProbeReport.read(tmp_path, "depth")
+
+
 def test_a_diverged_head_is_not_chosen(vit: ViT) -> None:
     result = run(vit, "segment", [1e-3, 1e38])
-    assert result.runs[0].chosen.value == 1e-3
+    assert result.seeds[0].chosen.value == 1e-3
     assert result.to_dict()["seeds"][0]["split_scores"][-1][1] is None
 
 
@@ -167,9 +189,9 @@ def test_public_head_takes_part_as_epoch_0(vit: ViT, tmp_path: Path) -> None:
     weight, bias = run(vit, "classify", [], closed_form="ridge").head
     torch.save({"weight": weight, "bias": bias}, path)
     ruined = run(vit, "classify", [100.0], init_head=path)
-    assert ruined.runs[0].epochs == [0, 1, 2]
-    assert ruined.runs[0].chosen.epoch == 0 and torch.equal(ruined.head[0], weight)
-    assert ruined.runs[0].last.epoch == 2
+    assert ruined.seeds[0].epochs == [0, 1, 2]
+    assert ruined.seeds[0].chosen.epoch == 0 and torch.equal(ruined.head[0], weight)
+    assert ruined.seeds[0].last.epoch == 2
     torch.save({"weight": torch.zeros(4, 160), "bias": bias}, path)
     with pytest.raises(ValueError, match="one-layer head"):
         run(vit, "classify", [0.1], init_head=path)
@@ -186,13 +208,13 @@ def _with_head(num_classes: int) -> ViT:
 def test_a_models_own_head_takes_part_as_epoch_0() -> None:
     own = _with_head(4)
     still = run(own, "classify", [1e-12])  # ties go to the first
-    assert still.settings["init_head"] == "own" and still.runs[0].epochs == [0, 1, 2]
-    assert still.runs[0].chosen.epoch == 0
+    assert still.settings.init_head == "own" and still.seeds[0].epochs == [0, 1, 2]
+    assert still.seeds[0].chosen.epoch == 0
     torch.testing.assert_close(still.head[0], torch.cat([own.model.head.weight, torch.zeros(4, 32)], dim=1))
     # It is of the last layer and of as many classes; and it need not be wanted.
     elsewhere = [run(own, "classify", [0.1], layer=2), run(_with_head(7), "classify", [0.1])]
     for other in (*elsewhere, run(own, "classify", [0.1], init_head="random")):
-        assert other.settings["init_head"] == "random" and other.runs[0].epochs == [1, 2]
+        assert other.settings.init_head == "random" and other.seeds[0].epochs == [1, 2]
 
 
 def test_closed_forms_are_scikit_learns(vit: ViT) -> None:
@@ -253,7 +275,7 @@ def test_real_frames(vit: ViT, task: str) -> None:
     val = open_dense(f"nyuv2:{folder / 'nyuv2-test.zip'}", "all", task, limit=12)
     result = probe(vit, task, train, val, size=45, lrs=[1e-3, 3e-2], epochs=3, batch_size=8)
     assert result.size == (45, 60) and result.num_images["reported"] == 12
-    scores = result.summary("chosen")["mean"]
+    scores = result.chosen.mean
     if task == "depth":
         true = np.stack([val.load(i)[1] for i in range(12)])
         guess_of_5_metres = math.sqrt(((true[true > 0] - 5.0) ** 2).mean())
@@ -265,7 +287,7 @@ def test_real_frames(vit: ViT, task: str) -> None:
 @pytest.mark.parametrize("task", ["classify", "segment", "depth"])
 def test_half_precision_is_near(vit: ViT, task: str) -> None:
     exact, half = (run(vit, task, [1e-2], precision=precision) for precision in ("fp32", "bf16"))
-    assert half.settings["precision"] == "bf16" and half.head[0].dtype == torch.float32
+    assert half.settings.precision == "bf16" and half.head[0].dtype == torch.float32
     difference = (half.head[0] - exact.head[0]).norm() / exact.head[0].norm()
     assert 0 < difference < 0.1
     assert half.score == pytest.approx(exact.score, rel=0.15)
@@ -290,7 +312,7 @@ def test_a_model_of_one_size_says_so() -> None:
 
 def test_time_ends_a_run(vit: ViT) -> None:
     result = run(vit, "classify", [1e-2], epochs=10_000, max_seconds=0.5)
-    assert result.seconds < 10 and 1 <= result.runs[0].last.epoch < 10_000
+    assert result.seconds < 10 and 1 <= result.seeds[0].last.epoch < 10_000
 
 
 @pytest.mark.parametrize(

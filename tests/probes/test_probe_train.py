@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from raptor.data.split import choice_split
 from raptor.probes.classify import classification_losses
-from raptor.probes.train import HeadGrid, grid_around, lr_factor
+from raptor.probes.grid import HeadGrid, grid_around, lr_factor
 
 
 def test_grid_is_adamw_with_clipping_head_by_head() -> None:

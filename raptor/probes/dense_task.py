@@ -21,7 +21,7 @@ MAX_ELEMENTS = 2**28
 
 
 class DenseTask:
-    """A task with a target per pixel; see `raptor.probes.train.Task`. Subclasses say features, loss and scores."""
+    """A task with a target per pixel; see `raptor.probes.grid.Task`. Subclasses say features, loss and scores."""
 
     metric: str
     higher_is_better: bool

@@ -5,28 +5,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from raptor.data.stream import stable_seed
+from raptor.probes.result import HeadTensors, Pick, SeedRun
 
-BETAS = (0.9, 0.999)
-EPS = 1e-8
-MAX_NORM = 1.0
-NUM_WARMUP = 100
-WARMUP_SHARE = 0.1
-FINAL_SHARE = 0.01
-INIT_STD = 0.01
-
-HeadTensors = tuple[Tensor, Tensor]
-"""weight (C, F) and bias (C,)."""
+_BETAS = (0.9, 0.999)
+_EPS = 1e-8
+_MAX_NORM = 1.0
+_NUM_WARMUP = 100
+_WARMUP_SHARE = 0.1
+_FINAL_SHARE = 0.01
+_INIT_STD = 0.01
 
 
 class Task(Protocol):
-    """What a task gives the loop: features inside, losses and scores outside."""
+    """What the training of heads needs of a task."""
 
     metric: str
     higher_is_better: bool
@@ -36,35 +33,13 @@ class Task(Protocol):
     device: torch.device
 
     def start(self, seed: int) -> None:
-        """Order and augmentations of the training images from here on are those of `seed`."""
+        """Take order and augmentations of the training images from `seed` from here on."""
 
     def backward(self, weight_gcf: Tensor, bias_gc: Tensor, step: int) -> None:
         """Add the gradient of the sum over heads of each head's loss on batch `step`."""
 
     def scores(self, weight_gcf: Tensor, bias_gc: Tensor, part: str) -> list[dict[str, float]]:
         """Scores of each head on `split` (the part of train it is chosen on) or `reported`."""
-
-
-@dataclass
-class Pick:
-    """A head of the grid: which, where it stands on the split, and its scores on the reported set."""
-
-    value: float
-    epoch: int
-    split_score: float
-    head: HeadTensors
-    reported: dict[str, float]
-
-
-@dataclass
-class Trained:
-    """One seed's run: `split_scores[e][g]` after each of `epochs` (0 is the initial head), and two picks."""
-
-    seed: int
-    epochs: list[int]
-    split_scores: list[list[float]]
-    chosen: Pick
-    last: Pick
 
 
 class HeadGrid:
@@ -93,30 +68,30 @@ class HeadGrid:
         params = (self.weight, self.bias)
         grads = [p.grad for p in params]
         norm_g = sum(g.flatten(1).square().sum(dim=1) for g in grads if g is not None)
-        clip_g = (MAX_NORM / (torch.as_tensor(norm_g).sqrt() + 1e-6)).clamp(max=1.0)
-        debias = [1 - beta**self.num_steps for beta in BETAS]
+        clip_g = (_MAX_NORM / (torch.as_tensor(norm_g).sqrt() + 1e-6)).clamp(max=1.0)
+        debias = [1 - beta**self.num_steps for beta in _BETAS]
         for p, grad, (mean, square) in zip(params, grads, self.moments):
             assert grad is not None, "backward comes before step"
             shape = (-1,) + (1,) * (p.dim() - 1)
             grad = grad * clip_g.view(shape)
             lr = (self.lr_g * factor).view(shape)
             p.mul_(1 - lr * self.weight_decay)
-            mean.lerp_(grad, 1 - BETAS[0])
-            square.mul_(BETAS[1]).addcmul_(grad, grad, value=1 - BETAS[1])
-            p.sub_(lr / debias[0] * mean / ((square / debias[1]).sqrt_() + EPS))
+            mean.lerp_(grad, 1 - _BETAS[0])
+            square.mul_(_BETAS[1]).addcmul_(grad, grad, value=1 - _BETAS[1])
+            p.sub_(lr / debias[0] * mean / ((square / debias[1]).sqrt_() + _EPS))
             p.grad = None
 
 
 def lr_factor(step: int, num_steps: int, share: float | None = None) -> float:
     """Share of the peak learning rate at `step` (0-based): warm-up of 100 steps (10 % of short runs), then a cosine to
     1 %. `share` of the run that is over, when time and not the number of steps ends it; the one further on rules."""
-    num_warmup = min(NUM_WARMUP, max(1, num_steps // 10))
+    num_warmup = min(_NUM_WARMUP, max(1, num_steps // 10))
     warm, done = (step + 1) / num_warmup, (step - num_warmup) / max(1, num_steps - num_warmup)
     if share is not None:
-        warm, done = max(warm, share / WARMUP_SHARE), max(done, (share - WARMUP_SHARE) / (1 - WARMUP_SHARE))
+        warm, done = max(warm, share / _WARMUP_SHARE), max(done, (share - _WARMUP_SHARE) / (1 - _WARMUP_SHARE))
     if warm < 1:
         return warm
-    return FINAL_SHARE + (1 - FINAL_SHARE) * (1 + math.cos(math.pi * min(1.0, max(0.0, done)))) / 2
+    return _FINAL_SHARE + (1 - _FINAL_SHARE) * (1 + math.cos(math.pi * min(1.0, max(0.0, done)))) / 2
 
 
 def grid_around(lr: float) -> list[float]:
@@ -127,7 +102,7 @@ def grid_around(lr: float) -> list[float]:
 def random_head(task: Task, seed: int) -> HeadTensors:
     """Small normal weights and zero biases, the same on every device."""
     generator = torch.Generator().manual_seed(stable_seed(seed, "probe", "head"))
-    weight = torch.randn(task.num_outputs, task.num_features, generator=generator) * INIT_STD
+    weight = torch.randn(task.num_outputs, task.num_features, generator=generator) * _INIT_STD
     return weight.to(task.device), torch.zeros(task.num_outputs, device=task.device)
 
 
@@ -141,7 +116,7 @@ def train_heads(
     init: HeadTensors | None = None,
     max_seconds: float | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Trained:
+) -> SeedRun:
     """Train a head per learning rate and choose (learning rate, epoch) on the split of train.
 
     A given `init` takes part as epoch 0. With `max_seconds`, counted from the end of the first step, the schedule runs
@@ -173,12 +148,12 @@ def train_heads(
 
 
 class Choice:
-    """Keeps the best head of the split so far and the best of the last epoch."""
+    """Keeps the head that is best on the split so far, and the best one of the last epoch."""
 
     def __init__(self, task: Task, values: Sequence[float]) -> None:
         self.task, self.values = task, values
         self.epochs: list[int] = []
-        self.rows: list[list[float]] = []
+        self.rows: list[list[float | None]] = []
         self.best: Pick | None = None
         self.last: Pick | None = None
 
@@ -186,21 +161,22 @@ class Choice:
         """Score the heads as they are after `epoch`."""
         row = [s[self.task.metric] for s in self.task.scores(weight_gcf, bias_gc, "split")]
         self.epochs.append(epoch)
-        self.rows.append(row)
+        self.rows.append([*row])
         g = max(range(len(row)), key=lambda i: self._rank(row[i]))
-        self.last = Pick(self.values[g], epoch, row[g], (weight_gcf[g].clone(), bias_gc[g].clone()), {})
+        self.last = Pick(self.values[g], epoch, row[g], head=(weight_gcf[g].clone(), bias_gc[g].clone()))
         if self.best is None or self._rank(row[g]) > self._rank(self.best.split_score):
             self.best = self.last
 
-    def _rank(self, score: float) -> float:
+    def _rank(self, score: float | None) -> float:
         """Higher is better; a head that diverged is the worst."""
-        return -math.inf if math.isnan(score) else (score if self.task.higher_is_better else -score)
+        return -math.inf if score is None or math.isnan(score) else (score if self.task.higher_is_better else -score)
 
-    def finish(self, seed: int) -> Trained:
-        """Score the two picks on the reported set: this is the only time it is looked at."""
+    def finish(self, seed: int) -> SeedRun:
+        """Score the two picks on the reported set, which is used only here."""
         assert self.best is not None and self.last is not None
         picks = [self.best, self.last]
-        weight, bias = (torch.stack([pick.head[i] for pick in picks]) for i in (0, 1))
+        heads = [pick.head for pick in picks if pick.head is not None]
+        weight, bias = (torch.stack([head[i] for head in heads]) for i in (0, 1))
         for pick, reported in zip(picks, self.task.scores(weight, bias, "reported")):
-            pick.reported = reported
-        return Trained(seed, self.epochs, self.rows, self.best, self.last)
+            pick.reported = {**reported}
+        return SeedRun(seed, self.epochs, self.rows, self.best, self.last)

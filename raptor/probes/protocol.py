@@ -1,0 +1,191 @@
+"""The protocol of a linear probe: a head per learning rate in one backbone pass, chosen on a split of train."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from raptor.data import DenseData, ImageData, open_data, open_dense
+from raptor.data.split import Split
+from raptor.fidelity.heads import LinearHead
+from raptor.probes.classify import CLOSED_FORMS, Classify, fit_closed_form, read_head
+from raptor.probes.depth import Depth
+from raptor.probes.features import check_layer
+from raptor.probes.grid import grid_around, train_heads
+from raptor.probes.result import HeadTensors, ProbeResult, ProbeSettings
+from raptor.probes.segment import Segment
+from raptor.vit.view import ViT
+
+AnyData = ImageData | DenseData
+Size = int | tuple[int, int] | None
+
+_STARTS = ("own", "random")
+
+
+class Defaults(NamedTuple):
+    lr: float
+    weight_decay: float
+    epochs: int
+    batch_size: int
+
+
+DEFAULTS = {
+    "classify": Defaults(lr=1e-3, weight_decay=1e-2, epochs=15, batch_size=512),
+    "segment": Defaults(lr=1e-3, weight_decay=1e-2, epochs=10, batch_size=32),
+    "depth": Defaults(lr=1e-4, weight_decay=1e-2, epochs=25, batch_size=128),
+}
+
+
+def probe(
+    vit: ViT,
+    task: str,
+    train_data: AnyData | str,
+    val_data: AnyData | str | None = None,
+    *,
+    lrs: Sequence[float] | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    weight_decay: float | None = None,
+    seeds: Sequence[int] = (0,),
+    layer: int | None = None,
+    device: str | torch.device | None = None,
+    precision: str | None = None,
+    size: Size = None,
+    closed_form: str | None = None,
+    init_head: str | Path | LinearHead = "own",
+    num_workers: int = 0,
+    max_seconds: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ProbeResult:
+    """Train linear heads on a frozen teacher or surrogate and score them.
+
+    Learning rate and epoch are chosen on a tenth of the training images (by a hash of the name); `val_data` is used
+    only once, for the chosen head and the best head of the last epoch.
+
+    Args:
+        task: `classify` (on cls and mean patch), `segment` (on patches) or `depth` (on patches with cls).
+        train_data, val_data: opened data, or names for `open_data` (classify) or `open_dense`; without `val_data` a
+            name's own validation split.
+        lrs: learning rates, all trained in one backbone pass; by default twelve around the task's own. Penalties when
+            `closed_form` is given.
+        epochs, batch_size, weight_decay: by default the task's own (`DEFAULTS`).
+        seeds: of head, order and augmentations; scores are averaged over them.
+        layer: the state to probe, 0..L, through the model's final norm; by default the last.
+        precision: `fp32` or `bf16`; by default bf16 on CUDA.
+        size: image side (the shorter one of frames), or (height, width) of frames; by default the model's own for
+            classification and the data's frame otherwise. Frames are padded to whole patches.
+        closed_form: `ridge` or `logistic` on cached features, for a quick look at classification.
+        init_head: where the classifier starts: `own`, the model's own linear head where it has one with as many classes
+            (for the last layer), else at random; `random`; or a published linear head. A head that is not random takes
+            part in the choice as epoch 0.
+        max_seconds: of training for each seed; the schedule then ends by the clock.
+        progress: called with (steps done, steps in total).
+    """
+    own = _check(task, closed_form, init_head)
+    # Ties go to the first: the smaller learning rate, the larger penalty.
+    grid = sorted(lrs or (CLOSED_FORMS[closed_form] if closed_form else grid_around(own.lr)), reverse=bool(closed_form))
+    epochs = own.epochs if epochs is None else epochs
+    if min(grid) <= 0 or epochs < 1 or not seeds:
+        raise ValueError("a probe needs learning rates above 0, at least one epoch and at least one seed")
+    if device is not None:
+        vit = vit.to(device)
+    precision = precision or ("bf16" if vit.device.type == "cuda" else "fp32")
+    decay = own.weight_decay if weight_decay is None else weight_decay
+    train, val = _open_both(train_data, val_data, task)
+    began = time.monotonic()
+    options: dict[str, Any] = {"precision": precision, "size": size, "num_workers": num_workers}
+    options["batch_size"] = own.batch_size if batch_size is None else batch_size
+    made = _make(task, vit, check_layer(vit, layer), train, val, **options)
+    init = None if closed_form else _start(init_head, made)
+    if closed_form:
+        assert isinstance(made, Classify)
+        runs = [fit_closed_form(made, closed_form, grid)]
+    else:
+        options = {"epochs": epochs, "weight_decay": decay, "init": init, "max_seconds": max_seconds}
+        told = [_of_all(progress, i, len(seeds)) for i in range(len(seeds))]
+        runs = [train_heads(made, grid, seed=seed, progress=tell, **options) for seed, tell in zip(seeds, told)]
+    settings = ProbeSettings(
+        epochs=None if closed_form else epochs,
+        batch_size=made.batch_size,
+        weight_decay=None if closed_form else decay,
+        precision=precision,
+        train_data=train.name,
+        val_data=val.name,
+        init_head="random" if init is None else ("given" if isinstance(init_head, LinearHead) else str(init_head)),
+        max_seconds=max_seconds,
+    )
+    return ProbeResult(
+        task=task,
+        model=vit.name,
+        layer=made.layer,
+        metric=made.metric,
+        higher_is_better=made.higher_is_better,
+        size=made.size,
+        grid=grid,
+        closed_form=closed_form,
+        num_images={"fit": made.num_fit, "split": len(train) - made.num_fit, "reported": len(val)},
+        settings=settings,
+        seeds=runs,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _check(task: str, closed_form: str | None, init_head: object) -> Defaults:
+    if task not in DEFAULTS:
+        raise ValueError(f"unknown task {task!r}; use {', '.join(DEFAULTS)}")
+    given = not isinstance(init_head, str) or init_head not in _STARTS
+    if task != "classify" and (closed_form is not None or given):
+        raise ValueError(f"closed_form and init_head are for the task classify, not {task}")
+    if closed_form is not None and closed_form not in CLOSED_FORMS:
+        raise ValueError(f"unknown closed form {closed_form!r}; use {' or '.join(CLOSED_FORMS)}")
+    if closed_form is not None and given:
+        raise ValueError("a closed form has no starting point; leave out init_head or closed_form")
+    return DEFAULTS[task]
+
+
+def _start(init_head: str | Path | LinearHead, made: Classify | Segment | Depth) -> HeadTensors | None:
+    """The head a probe starts from; None for a random one."""
+    if init_head == "random" or not isinstance(made, Classify):
+        return None
+    if init_head != "own":
+        return read_head(init_head, made.num_outputs, made.num_features)
+    head = made.own_head()
+    return None if head is None else (head.weight, head.bias)
+
+
+def _open_both(train: AnyData | str, val: AnyData | str | None, task: str) -> tuple[AnyData, AnyData]:
+    if val is None and not isinstance(train, str):
+        raise ValueError("give val_data: opened training data does not say where its validation split is")
+    return _open(train, "train", task), _open(train if val is None else val, "val", task)
+
+
+def _open(data: AnyData | str, split: Split, task: str) -> AnyData:
+    if isinstance(data, str):
+        return open_data(data, split) if task == "classify" else open_dense(data, split, task)
+    wanted = ImageData if task == "classify" else DenseData
+    if not isinstance(data, wanted) or (isinstance(data, DenseData) and data.task != task):
+        raise ValueError(f"{data.name} was not opened for {task}; use open_{'data' if task == 'classify' else 'dense'}")
+    return data
+
+
+def _make(
+    task: str, vit: ViT, layer: int, train: AnyData, val: AnyData, *, size: Size, num_workers: int, **options: Any
+) -> Classify | Segment | Depth:
+    if task != "classify":
+        assert isinstance(train, DenseData) and isinstance(val, DenseData)
+        return (Segment if task == "segment" else Depth)(vit, layer, train, val, size=size, **options)
+    assert isinstance(train, ImageData) and isinstance(val, ImageData)
+    if isinstance(size, tuple):
+        raise ValueError("classification takes square images: give one size")
+    return Classify(vit, layer, train, val, size=size, num_workers=num_workers, **options)
+
+
+def _of_all(progress: Callable[[int, int], None] | None, i: int, num: int) -> Callable[[int, int], None] | None:
+    """Progress of seed `i` as progress over all seeds."""
+    if progress is None:
+        return None
+    return lambda done, total: progress(i * total + done, num * total)
