@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -27,6 +27,7 @@ from raptor.dynamics.measure import DynamicsFile, DynamicsResult, measure_dynami
 from raptor.dynamics.stability import KINDS
 from raptor.fidelity.heads import Head, head_batches, resolve_head
 from raptor.open import open_pair
+from raptor.options import AnySplit, GivenHead, Measuring, OfTeacher, OpeningModel, part, with_defaults
 from raptor.phases import Phases, check_phases, find_phases
 from raptor.progress import Progress
 from raptor.provenance import Provenance
@@ -63,13 +64,14 @@ class Dynamics:
         return "\n".join([*lines, f"written to {self.folder}: dynamics.json, {len(self.figures)} figures in figures/"])
 
 
+class DynamicsOptions(OpeningModel, OfTeacher, Measuring, AnySplit, GivenHead, total=False):
+    """The options that `dynamics` shares with other commands."""
+
+
 def dynamics(
     model: str,
     *,
-    data: str = "scenes",
-    teacher: str | None = None,
     out: str | None = None,
-    num_images: int = 1000,
     classes: int = 5,
     stability_images: int = 64,
     rank_images: int = 64,
@@ -79,22 +81,8 @@ def dynamics(
     phases: list[int] | None = None,
     interventions: bool = True,
     intervention_images: int = 32,
-    head_images: int | None = None,
-    head_file: str | None = None,
-    weights: str | None = None,
-    pretrained: bool = True,
-    size: int | None = None,
-    blocks: str | None = None,
-    norm: str | None = None,
-    cls: int | None = None,
-    registers: int | None = None,
-    split: str = "val",
-    batch_size: int = 64,
     seed: int = 0,
-    device: str = "auto",
-    precision: str = "auto",
-    num_workers: int = 0,
-    skip_bad: bool = False,
+    **given: Unpack[DynamicsOptions],
 ) -> Dynamics:
     """Direction, stability, rank, modes and basins along depth, and interventions on it.
 
@@ -102,10 +90,7 @@ def dynamics(
 
     Args:
         model: a run folder, or timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, scenes-k3.
-        data: images: a folder, zip archives, scenes, cifar10, hf/NAME:split, wds/PATTERN.
-        teacher: what the teacher of a surrogate is, where its folder does not say.
         out: folder for dynamics.json, interventions.json and figures; by default the run's own.
-        num_images: how many images.
         classes: how many classes basins are drawn of: those with the most images; 0 leaves basins out.
         stability_images: images that are perturbed, in fp32; 0 leaves stability out.
         rank_images: images whose updates are factorised.
@@ -115,70 +100,63 @@ def dynamics(
         phases: phase lengths instead, e.g. 7 3 2.
         interventions: also swap layers, run phases longer and shorter, and run a surrogate past its last layer.
         intervention_images: images of the interventions.
-        head_images: training images of a ridge head, for a teacher that has none of its own; by default the head kept
-            in the run, else 20 images a class, 5,000 at least.
-        head_file: a linear head instead.
-        weights: a local weight file for the teacher.
-        pretrained: fetch published weights; false gives an untrained twin.
-        size: image size.
-        blocks: dotted path of the block list, for a model whose structure cannot be guessed.
-        norm: dotted path of the final norm, likewise.
-        cls: number of cls tokens (0 or 1), likewise.
-        registers: number of register tokens, likewise.
-        split: val (held out), train or all.
-        batch_size: images a forward pass.
         seed: of the perturbations.
-        device: auto, cpu or cuda.
         precision: auto, fp32 or bf16, of the states; stability and interventions run in fp32.
-        num_workers: processes that decode images.
-        skip_bad: pass over unreadable images instead of stopping.
     """
     started = time.monotonic()
-    device = pick_device(device)
-    precision = pick_precision(precision, device)
+    options = with_defaults(DynamicsOptions, given)
+    device = pick_device(options["device"])
+    precision = pick_precision(options["precision"], device)
     if perturbation not in KINDS:
-        raise ValueError(f"unknown perturbation {perturbation!r}: choose from {', '.join(KINDS)}")
-    surrogate, main = open_pair(
-        model, teacher=teacher, weights=weights, pretrained=pretrained, size=size, blocks=blocks, norm=norm, cls=cls,
-        registers=registers, device=device,
-    )  # fmt: skip
+        raise ValueError(f"unknown --perturbation {perturbation!r}: choose from {', '.join(KINDS)}")
+    surrogate, main = open_pair(model, teacher=options["teacher"], device=device, **part(OpeningModel, options))
     folder = check_folder(out or (model if Path(model).is_dir() else f"runs/dynamics-{slug(model)}"), of=model)
-
-    def stream(part: str, limit: int) -> ImageStream:
-        images = open_data(data, part, limit=limit, size=main.preprocess.size, skip_bad=skip_bad)  # type: ignore[arg-type]
-        return iterate(images, main.preprocess, batch_size, device=device, num_workers=num_workers)
-
-    batches = stream(split, num_images)
-    lengths = choose_phases(main, surrogate, batches, k, phases, precision)
-    chosen = choose_classes(batches.data, classes)
+    images = open_data(
+        options["data"],
+        options["split"],
+        limit=options["num_images"],
+        size=main.preprocess.size,
+        skip_bad=options["skip_bad"],
+    )
+    batches = iterate(images, main.preprocess, options["batch_size"], device=device, num_workers=options["num_workers"])
+    cut = choose_phases(main, surrogate, batches, k, phases, precision)
+    chosen = choose_classes(images, classes)
     sides: dict[str, DynamicsResult] = {}
     for side, vit in (("teacher", main), ("surrogate", surrogate)):
         if vit is None:
             continue
         bar = Progress(f"dynamics of the {side}", None, "images")
         found = measure_dynamics(
-            vit, batches, num_images=batches.num_images, classes=chosen, stability_images=stability_images,
-            rank_images=rank_images, eps=eps, perturbation=perturbation, precision=precision, seed=seed,
+            vit,
+            batches,
+            num_images=batches.num_images,
+            classes=chosen,
+            stability_images=stability_images,
+            rank_images=rank_images,
+            eps=eps,
+            perturbation=perturbation,
+            precision=precision,
+            seed=seed,
             progress=_shown(bar),
-        )  # fmt: skip
+        )
         bar.finish()
         if chosen is None and classes:
             found.notes.append("no basins: the data has fewer than two classes with two images")
-        found.findings = find(found, lengths)
+        found.findings = find(found, cut)
         sides[side] = found
     facts: dict[str, Any] = dict(
-        data=data,
-        split=split,
+        data=options["data"],
+        split=options["split"],
         image_size=main.preprocess.size,
-        phases=list(lengths),
-        class_names=_class_names(batches.data, chosen),
+        phases=list(cut.lengths),
+        class_names=_class_names(images, chosen),
         seed=seed,
     )
     measured = DynamicsFile(
         sides["teacher"],
         sides.get("surrogate"),
         num_images=batches.num_images,
-        bad_images=list(batches.data.bad),
+        bad_images=list(images.bad),
         provenance=Provenance.since(started, device),
         **facts,
     )
@@ -186,21 +164,13 @@ def dynamics(
     measured.write(folder)
     changed = None
     if interventions:
-        training = None
-        if head_file is None and not main.num_classes:
-            with suppress(ValueError):  # held-out images alone: no ridge head can be fitted, and `reason` says so
-                images = open_data(data, "train", size=main.preprocess.size, skip_bad=skip_bad)
-                training = head_batches(main, images, batch_size, head_images=head_images, num_workers=num_workers)
-        head, reason = resolve_head(
-            main, training, file=head_file, cache=folder / "head.safetensors", head_images=head_images,
-            precision=precision,
-        )  # fmt: skip
+        head, reason = _find_head(main, folder, precision, options)
         shown = first_images(batches, intervention_images)
-        found_by_side = intervene(main, surrogate, shown, lengths, head)
+        parts = intervene(main, surrogate, shown, cut, head)
         changed = InterventionsFile(
-            found_by_side["teacher"],
-            found_by_side.get("surrogate"),
-            findings=[f"{side}: {line}" for side, parts in found_by_side.items() for line in parts.findings()],
+            parts["teacher"],
+            parts.get("surrogate"),
+            findings=[f"{side}: {line}" for side, found in parts.items() for line in found.findings()],
             head=reason,
             num_images=len(shown),
             provenance=Provenance.since(started, device),
@@ -210,6 +180,20 @@ def dynamics(
     from raptor.report.figures_dynamics import save_figures
 
     return Dynamics(measured, changed, folder, save_figures(measured, changed, folder / "figures"))
+
+
+def _find_head(vit: ViT, folder: Path, precision: str, options: DynamicsOptions) -> tuple[Head | None, str]:
+    """The head that predicts after an intervention, and which one it is or why there is none."""
+    file, num = options["head_file"], options["head_images"]
+    training = None
+    if file is None and not vit.num_classes:
+        with suppress(ValueError):  # only held-out images: no ridge head can be fitted, and the reason says so
+            images = open_data(options["data"], "train", size=vit.preprocess.size, skip_bad=options["skip_bad"])
+            training = head_batches(
+                vit, images, options["batch_size"], head_images=num, num_workers=options["num_workers"]
+            )
+    cache = folder / "head.safetensors"
+    return resolve_head(vit, training, file=file, cache=cache, head_images=num, precision=precision)
 
 
 def choose_phases(
