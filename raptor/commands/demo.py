@@ -103,7 +103,7 @@ def _findings(
     return [
         f"phases: depth falls into {cut}; layers of one phase are {within:.2f} alike, of different ones {across:.2f}",
         f"surrogate: 3 tied blocks for 12, accuracy {after['recovery_head']:.1%} of the teacher's; every layer within "
-        f"{eps['value']:.0%} of the teacher's norm (the worst is layer {eps['layer']})",
+        f"{eps.value:.0%} of the teacher's norm (the worst is layer {eps.layer})",
         f"probes: share of the teacher's score that the surrogate keeps: {kept}",
     ]
 

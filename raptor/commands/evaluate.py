@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -13,14 +12,14 @@ from raptor.data import ImageData, ImageStream, iterate, open_data
 from raptor.data.split import Split
 from raptor.devices import pick_device, pick_precision
 from raptor.fidelity.certificate import Certificate, certify
-from raptor.fidelity.complexity import levin_bounds, quantisation_error
+from raptor.fidelity.complexity import Complexity, levin_bounds, quantisation_error
 from raptor.fidelity.error_curves import ErrorCurves
 from raptor.fidelity.heads import head_batches, resolve_head
 from raptor.open import open_pair
 from raptor.options import GivenHead, Measuring, OfTeacher, Opening, part, with_defaults
 from raptor.progress import Progress
-from raptor.provenance import provenance
-from raptor.run import check_folder, slug, write_text
+from raptor.provenance import Provenance
+from raptor.run import check_folder, slug
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
 
@@ -30,11 +29,12 @@ class Evaluation:
     """A certificate, the complexity of both sides, and where they were written."""
 
     certificate: Certificate
-    complexity: dict[str, Any]
+    complexity: Complexity
     folder: Path
 
     def to_dict(self) -> dict[str, Any]:
-        return {"certificate": self.certificate.to_dict(), "complexity": self.complexity, "folder": str(self.folder)}
+        found = {"certificate": self.certificate.to_dict(), "complexity": self.complexity.to_dict()}
+        return {**found, "folder": str(self.folder)}
 
     def text(self) -> str:
         from rich.console import Console
@@ -119,20 +119,18 @@ def evaluate(
     )
     bar.finish()
     certificate.notes.append(f"head: {reason}")
-    complexity = {
-        **levin_bounds(surrogate, model),
-        "quantisation": {
-            side: quantisation_error(
-                vit, lambda vit: _short_errors(vit, model, stream("val", min(256, num_images)), precision)
-            )
-            for side, vit in (("surrogate", surrogate), ("teacher", copy.deepcopy(model)))
-        },
+    rounding = {
+        side: quantisation_error(
+            vit, lambda vit: _short_errors(vit, model, stream("val", min(256, num_images)), precision)
+        )
+        for side, vit in (("surrogate", surrogate), ("teacher", copy.deepcopy(model)))
     }
-    about = provenance(started, device)
+    about = Provenance.since(started, device)
     bad = sorted({*held_out.data.bad, *training.data.bad, *(fitting.data.bad if fitting else ())})
-    found = {"provenance": about, "data": options["data"], "bad_images": bad, **certificate.to_dict()}
-    write_text(folder / "certificate.json", json.dumps(found))
-    write_text(folder / "complexity.json", json.dumps({"provenance": about, **complexity}))
+    certificate = replace(certificate, data=options["data"], bad_images=bad, provenance=about)
+    certificate.write(folder)
+    complexity = Complexity(**levin_bounds(surrogate, model), quantisation=rounding, provenance=about)
+    complexity.write(folder)
     from raptor.report.figures_fidelity import figure_certificate
     from raptor.report.style import save_figure
 

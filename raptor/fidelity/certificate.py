@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypedDict
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,7 +18,9 @@ from raptor.fidelity.error_curves import METRICS, Array, Curves, ErrorCurves
 from raptor.fidelity.heads import Head
 from raptor.fidelity.null_models import NULL_NAMES, NullModels, fit_null_models
 from raptor.phases import Phases
-from raptor.streaming import jsonable
+from raptor.provenance import Provenance
+from raptor.run import ResultFile
+from raptor.streaming import Record, jsonable
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
 
@@ -28,16 +30,26 @@ if TYPE_CHECKING:
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
-class Eps(TypedDict):
+@dataclass(frozen=True)
+class Eps(Record):
     """An error that holds for every layer, the layer that decides it, and its upper end at 95 % confidence."""
 
     value: float | None
     layer: int
-    upper: float | None
+    upper: float | None = None
 
 
-@dataclass
-class Cost:
+@dataclass(frozen=True)
+class Estimate(Record):
+    """A mean over images and the ends of its 95 % bootstrap interval."""
+
+    value: float | None
+    lower: float | None = None
+    upper: float | None = None
+
+
+@dataclass(frozen=True)
+class Cost(Record):
     """What one side costs: parameters, FLOPs of one image, measured seconds per image."""
 
     num_parameters: int
@@ -47,8 +59,8 @@ class Cost:
 
 
 @dataclass
-class Certificate:
-    """Evidence that a surrogate is eps-BRH, or how far it is from it.
+class Certificate(ResultFile):
+    """certificate.json: evidence that a surrogate is eps-BRH, or how far it is from it.
 
     Attributes:
         curves: the error curves over layers 1..L and groups.
@@ -59,7 +71,10 @@ class Certificate:
         predictions: `agreement`, `teacher_accuracy`, `surrogate_accuracy` with their intervals; empty without a head.
         costs: `surrogate` and `teacher`.
         notes: what a reader must know: the head, what the null models were fitted on, what was left out.
+        data, bad_images, provenance: where it came from.
     """
+
+    FILE: ClassVar[str] = "certificate.json"
 
     surrogate: str
     teacher: str
@@ -73,9 +88,12 @@ class Certificate:
     quantiles: dict[str, tuple[Array, Array]]
     eps: dict[str, dict[str, Eps]]
     nulls: dict[str, Curves] = field(default_factory=dict)
-    predictions: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    predictions: dict[str, Estimate] = field(default_factory=dict)
     costs: dict[str, Cost] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    data: str = "the data"
+    bad_images: list[str] = field(default_factory=list)
+    provenance: Provenance = field(default_factory=Provenance)
 
     @property
     def run_time_ratio(self) -> float:
@@ -103,13 +121,34 @@ class Certificate:
                 }
                 for metric, (values, ends) in self.quantiles.items()
             },
-            "eps": self.eps,
+            "eps": jsonable(self.eps),
             "nulls": {name: curves.to_dict() for name, curves in self.nulls.items()},
-            "predictions": self.predictions,
-            "costs": {side: vars(cost) for side, cost in self.costs.items()},
+            "predictions": jsonable(self.predictions),
+            "costs": jsonable(self.costs),
             "run_time_ratio": self.run_time_ratio,
             "notes": self.notes,
+            "data": self.data,
+            "bad_images": self.bad_images,
+            "provenance": self.provenance.to_dict(),
         }
+
+    @classmethod
+    def from_dict(cls, saved: Any, where: str = "") -> Certificate:
+        """The certificate of parsed JSON, with no per-image values."""
+        found = _SavedCertificate.from_dict(saved, where)
+        curves = Curves.from_dict(found.curves, "curves", found.num_images)
+        values = {f.name: getattr(found, f.name) for f in fields(found) if f.name != "num_images"}
+        values |= {"curves": curves, "phases": Phases.from_lengths(found.phases)}
+        values["nulls"] = {name: Curves.from_dict(null, f"nulls.{name}") for name, null in found.nulls.items()}
+        values["intervals"] = {metric: _stacked(ends, curves.groups) for metric, ends in found.intervals.items()}
+        values["quantiles"] = {
+            metric: (
+                np.stack([_stacked(quantile.value, curves.groups) for quantile in quantiles.values()]),
+                np.stack([_stacked(quantile.interval, curves.groups) for quantile in quantiles.values()]),
+            )
+            for metric, quantiles in found.quantiles.items()
+        }
+        return cls(**values)
 
     def _by_group(self, values: Array) -> dict[str, Any]:
         """(L, G) or (2, L, G) as group -> list over layers, or [lower list, upper list]."""
@@ -117,7 +156,7 @@ class Certificate:
         return {group: jsonable(v) for group, v in pick.items()}
 
     def rows(self, group: str = "all") -> list[dict[str, float]]:
-        """One row a layer: its phase, every metric of `group`, and the R2 of each null model."""
+        """One row per layer: its phase, every metric of `group`, and the R2 of each null model."""
         return [
             {
                 "layer": layer + 1,
@@ -135,7 +174,7 @@ class Certificate:
         eps = self.eps["relative"][group]
         title = (
             f"{self.surrogate}\n{self.curves.num_images} held-out images, {self.image_size} px, tokens: {group}; "
-            f"relative eps {_number(eps['value'])} (layer {eps['layer']}, at most {_number(eps['upper'])})"
+            f"relative eps {_number(eps.value)} (layer {eps.layer}, at most {_number(eps.upper)})"
         )
         table = Table(title=title)
         rows = self.rows(group)
@@ -159,13 +198,54 @@ class Certificate:
         ):
             old, new = getattr(teacher, name) / scale, getattr(surrogate, name) / scale
             table.add_row(label, _number(old), _number(new), _number(new / old))
-        scores = {name: entry["value"] or 0.0 for name, entry in self.predictions.items()}
+        scores = {name: entry.value or 0.0 for name, entry in self.predictions.items()}
         if "teacher_accuracy" in scores:
             old, new = scores["teacher_accuracy"], scores["surrogate_accuracy"]
             table.add_row("accuracy", _number(old), _number(new), _number(new / old if old else None))
         if "agreement" in scores:
             table.add_row("agreement", "", _number(scores["agreement"]), "")
         return table
+
+
+@dataclass
+class _SavedQuantile(Record):
+    """A quantile over images and its interval, by group: (L,) and (2, L)."""
+
+    value: dict[str, Array]
+    interval: dict[str, Array]
+
+
+@dataclass
+class _SavedCertificate(Record):
+    """A certificate as JSON holds it: curves and intervals by group."""
+
+    surrogate: str
+    teacher: str
+    phases: list[int]
+    image_size: int
+    precision: str
+    device: str
+    batch_size: int
+    num_images: int
+    curves: dict[str, Any]
+    intervals: dict[str, dict[str, Array]]
+    quantiles: dict[str, dict[str, _SavedQuantile]]
+    eps: dict[str, dict[str, Eps]]
+    nulls: dict[str, Any]
+    predictions: dict[str, Estimate]
+    costs: dict[str, Cost]
+    notes: list[str]
+    data: str = "the data"
+    bad_images: list[str] = field(default_factory=list)
+    provenance: Provenance = field(default_factory=Provenance)
+
+
+def _stacked(by_group: dict[str, Array], groups: tuple[str, ...]) -> Array:
+    """Arrays (..., L) by group as one (..., L, G)."""
+    missing = [group for group in groups if group not in by_group]
+    if missing:
+        raise ValueError(f"no values of the tokens {missing[0]}")
+    return np.stack([by_group[group] for group in groups], axis=-1)
 
 
 def _number(value: float | None) -> str:
@@ -200,7 +280,7 @@ def certify(
         bootstrap: resamples of the intervals; 0 for none.
         train_batches: what the mean and the linear maps of the null models are fitted on; the held-out images
             themselves when it is None (the nulls are then at their best).
-        null_every: measure the null models on every n-th batch alone, to save their forward passes on large sets.
+        null_every: measure the null models only on every n-th batch, to save their forward passes on large sets.
     """
     _check_pair(surrogate, teacher)
     if null_every < 1:
@@ -295,14 +375,14 @@ def _hits(teacher: Tensor, student: Tensor, labels: Tensor | None) -> Tensor:
     return torch.stack(hits, dim=1)
 
 
-def _predictions(right: list[Tensor], bootstrap: int, seed: int) -> dict[str, dict[str, float | None]]:
+def _predictions(right: list[Tensor], bootstrap: int, seed: int) -> dict[str, Estimate]:
     if not right:
         return {}
     hits = torch.cat(right).double().cpu().numpy()
     ends = interval(resampled_means(hits, bootstrap, seed))
     names = ("agreement", "teacher_accuracy", "surrogate_accuracy")[: hits.shape[1]]
     return {
-        name: {"value": float(hits[:, i].mean()), "lower": jsonable(ends[0, i]), "upper": jsonable(ends[1, i])}
+        name: Estimate(float(hits[:, i].mean()), jsonable(ends[0, i]), jsonable(ends[1, i]))
         for i, name in enumerate(names)
     }
 
@@ -340,11 +420,11 @@ def curve_eps(curves: Curves, bootstrap: int, seed: int = 0) -> dict[str, dict[s
         for g, group in enumerate(curves.groups):
             curve = getattr(curves, metric)[group]
             upper = np.quantile(estimates[:, :, g].max(1), 0.95) if bootstrap else np.nan
-            eps[metric][group] = {
-                "value": jsonable(curve.max()),
-                "layer": int(curve.argmax()) + 1,
-                "upper": jsonable(np.maximum(upper, curve.max())),
-            }
+            eps[metric][group] = Eps(
+                value=jsonable(curve.max()),
+                layer=int(curve.argmax()) + 1,
+                upper=jsonable(np.maximum(upper, curve.max())),
+            )
     return eps
 
 

@@ -12,25 +12,28 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from raptor.provenance import Provenance
+from raptor.run import ResultFile
+from raptor.streaming import Record
 from raptor.surrogate.surrogate import shared_blocks
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
 
 MAX_TIMED_ON_CPU = 32
 BITS = {"fp32": 32, "fp16": 16, "int8": 8}
-SCALE_BITS = 32  # int8 keeps one fp32 scale a row of a matrix, and vectors (biases, norms) in fp16
+SCALE_BITS = 32  # int8 keeps one fp32 scale per row of a matrix, and vectors (biases, norms) in fp16
 
 
 @dataclass(frozen=True)
-class LevinBound:
+class LevinBound(Record):
     """The terms of the bound for one model at one weight precision, in bits.
 
     Attributes:
@@ -55,12 +58,48 @@ class LevinBound:
     log_time_bits: float
     total_bits: float
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+
+@dataclass(frozen=True)
+class LevinPair(Record):
+    """The bounds of both sides at one precision, and the ratio of their totals, surrogate / teacher."""
+
+    surrogate: LevinBound
+    teacher: LevinBound
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Rounding(Record):
+    """A measure before and after the weights are rounded; `added` is after - before."""
+
+    before: float
+    after: float
+    added: float
+
+
+@dataclass
+class Complexity(ResultFile):
+    """complexity.json: the Levin bounds at each precision, and what rounding the weights costs.
+
+    quantisation: side -> precision -> measure.
+    """
+
+    FILE: ClassVar[str] = "complexity.json"
+
+    fp32: LevinPair
+    fp16: LevinPair
+    int8: LevinPair
+    quantisation: dict[str, dict[str, dict[str, Rounding]]] = field(default_factory=dict)
+    provenance: Provenance = field(default_factory=Provenance)
+
+    @property
+    def bounds(self) -> dict[str, LevinPair]:
+        """Precision -> bounds."""
+        return {"fp32": self.fp32, "fp16": self.fp16, "int8": self.int8}
 
 
 def count_flops(vit: ViT) -> int:
-    """FLOPs of one forward pass on one image, counted while it runs: two a multiply-add.
+    """FLOPs of one forward pass on one image, counted while it runs: two per multiply-add.
 
     Matrix products, convolutions and attention are counted; norms, activations and sums (about 1 %) are not.
     """
@@ -144,15 +183,14 @@ def levin_bound(vit: ViT, precision: str = "fp32", flops: int | None = None) -> 
     )
 
 
-def levin_bounds(surrogate: ViT, teacher: ViT) -> dict[str, dict[str, Any]]:
-    """Precision -> `surrogate` and `teacher` terms, and `ratio` of the totals (surrogate / teacher)."""
+def levin_bounds(surrogate: ViT, teacher: ViT) -> dict[str, LevinPair]:
+    """Precision -> the bounds of both sides."""
     sides = {"surrogate": surrogate, "teacher": teacher}
     flops = {side: count_flops(vit) for side, vit in sides.items()}
-    bounds: dict[str, dict[str, Any]] = {}
+    bounds = {}
     for precision in BITS:
         terms = {side: levin_bound(vit, precision, flops[side]) for side, vit in sides.items()}
-        bounds[precision] = {side: bound.to_dict() for side, bound in terms.items()}
-        bounds[precision]["ratio"] = terms["surrogate"].total_bits / terms["teacher"].total_bits
+        bounds[precision] = LevinPair(**terms, ratio=terms["surrogate"].total_bits / terms["teacher"].total_bits)
     return bounds
 
 
@@ -160,7 +198,7 @@ def levin_bounds(surrogate: ViT, teacher: ViT) -> dict[str, dict[str, Any]]:
 def quantised(vit: ViT, precision: str) -> Iterator[ViT]:
     """Inside the context the weights of the blocks are rounded to `precision`, in place; then they are put back.
 
-    `fp16` rounds every weight. `int8` rounds matrices to 255 even steps a row, symmetric about zero, and vectors to
+    `fp16` rounds every weight. `int8` rounds matrices to 255 even steps per row, symmetric about zero, and vectors to
     fp16. The arithmetic stays that of the model: what is measured is the error of the weights.
     """
     if precision not in BITS:
@@ -192,17 +230,14 @@ def rounded(weight: Tensor, precision: str) -> Tensor:
 
 def quantisation_error(
     vit: ViT, evaluate: Callable[[ViT], Mapping[str, float]], precisions: Sequence[str] = ("fp16", "int8")
-) -> dict[str, dict[str, dict[str, float]]]:
-    """What rounding the blocks' weights adds to whatever `evaluate` measures (errors, scores).
-
-    Returns precision -> measure -> `before`, `after` and `added` (after - before).
-    """
+) -> dict[str, dict[str, Rounding]]:
+    """What rounding the blocks' weights adds to what `evaluate` measures (errors, scores): precision -> measure."""
     before = dict(evaluate(vit))
     report = {}
     for precision in precisions:
         with quantised(vit, precision):
             after = evaluate(vit)
         report[precision] = {
-            name: {"before": before[name], "after": after[name], "added": after[name] - before[name]} for name in before
+            name: Rounding(before[name], after[name], added=after[name] - before[name]) for name in before
         }
     return report

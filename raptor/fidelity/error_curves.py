@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raptor.devices import free_bytes
-from raptor.streaming import Moments, Reservoir, jsonable
+from raptor.streaming import Moments, Reservoir, decode, jsonable
 from raptor.vit.view import TokenGroups
 
 Array = NDArray[np.float64]
@@ -71,6 +71,22 @@ class Curves:
     def to_dict(self) -> dict[str, Any]:
         """Group -> metric -> list over layers, without the per-image values. Numbers that are not finite are None."""
         return {group: {metric: jsonable(getattr(self, metric)[group]) for metric in METRICS} for group in self.groups}
+
+    @classmethod
+    def from_dict(cls, saved: Any, where: str = "curves", num_images: int = 0) -> Curves:
+        """The curves of parsed JSON, with no per-image values."""
+        found: dict[str, dict[str, Array]] = decode(dict[str, dict[str, Array]], saved, where)
+        for group in found:
+            missing = [metric for metric in METRICS if metric not in found[group]]
+            if missing:
+                raise ValueError(f"{where}.{group}.{missing[0]} is missing")
+        num_layers = len(next(iter(found.values()))["r2"]) if found else 0
+        none = np.zeros((0, num_layers, len(found)))
+        return cls(
+            tuple(found), num_layers, num_images,
+            **{metric: {group: curves[metric] for group, curves in found.items()} for metric in METRICS},
+            image_error=none, image_norm=none, image_deviation=none, image_cosine=none,
+        )  # fmt: skip
 
 
 def layer_sums(t_lbtd: Tensor, s_lbtd: Tensor, centre_lgd: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:

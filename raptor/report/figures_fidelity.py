@@ -52,7 +52,7 @@ def figure_certificate(certificate: Certificate) -> Figure:
         [handles[i] for i in order], [labels[i] for i in order], loc="outside lower center", ncols=8, frameon=False
     )
     relative = certificate.eps["relative"]["all"]
-    eps = "" if relative["value"] is None else f"; relative error at most {relative['value']:.3f} at every layer"
+    eps = "" if relative.value is None else f"; relative error at most {relative.value:.3f} at every layer"
     images = f"{certificate.curves.num_images:,} held-out images at {certificate.image_size} px"
     figure.suptitle(f"{certificate.surrogate}: {images}{eps}")
     return figure

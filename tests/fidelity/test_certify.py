@@ -87,15 +87,15 @@ def test_curves_and_eps_by_brute_force(teacher: ViT, surrogate: ViT, certificate
     np.testing.assert_allclose(certificate.curves.absolute["all"], absolute, rtol=1e-4)
     np.testing.assert_allclose(certificate.curves.relative["all"], relative, rtol=1e-4)
     eps = certificate.eps["relative"]["all"]
-    assert eps["value"] == pytest.approx(max(relative), rel=1e-4) and eps["layer"] == int(np.argmax(relative)) + 1
-    assert eps["upper"] is not None and eps["upper"] > eps["value"]
-    assert certificate.eps["absolute"]["all"]["value"] == pytest.approx(max(absolute), rel=1e-4)
+    assert eps.value == pytest.approx(max(relative), rel=1e-4) and eps.layer == int(np.argmax(relative)) + 1
+    assert eps.upper is not None and eps.upper > eps.value
+    assert certificate.eps["absolute"]["all"].value == pytest.approx(max(absolute), rel=1e-4)
     assert certificate.curves.num_images == 21
 
 
 def test_a_model_certifies_itself(teacher: ViT) -> None:
     certificate = certify(teacher, teacher, image_batches(1), null_models=False, bootstrap=50)
-    assert certificate.eps["absolute"]["all"]["value"] == 0
+    assert certificate.eps["absolute"]["all"].value == 0
     assert np.allclose(certificate.curves.r2["cls"], 1)
     assert certificate.nulls == {} and certificate.run_time_ratio == pytest.approx(1, abs=0.5)
 
@@ -177,17 +177,17 @@ def test_predictions(teacher: ViT, surrogate: ViT, certificate: Certificate) -> 
         features, labels, _ = collect_features(vit, image_batches(1))
         chosen[side] = head.linear(features).argmax(1)
         expected = (chosen[side] == labels).double().mean().item()
-        assert certificate.predictions[f"{side}_accuracy"]["value"] == pytest.approx(expected)
+        assert certificate.predictions[f"{side}_accuracy"].value == pytest.approx(expected)
     same = (chosen["teacher"] == chosen["surrogate"]).double().mean().item()
     entry = certificate.predictions["agreement"]
-    assert entry["value"] == pytest.approx(same) and entry["lower"] <= same <= entry["upper"]  # type: ignore[operator]
+    assert entry.value == pytest.approx(same) and entry.lower <= same <= entry.upper  # type: ignore[operator]
 
 
 def test_own_head_and_no_labels() -> None:
     teacher = tiny_vit(num_classes=4, depth=2)
     head, _ = resolve_head(teacher)
     certificate = certify(teacher, teacher, image_batches(1, labels=False), head=head, null_models=False, bootstrap=20)
-    assert set(certificate.predictions) == {"agreement"} and certificate.predictions["agreement"]["value"] == 1
+    assert set(certificate.predictions) == {"agreement"} and certificate.predictions["agreement"].value == 1
 
 
 def test_costs(teacher: ViT, surrogate: ViT, certificate: Certificate) -> None:
@@ -235,6 +235,7 @@ def test_json_and_table(certificate: Certificate) -> None:
     from rich.console import Console
 
     text = json.loads(json.dumps(certificate.to_dict(), allow_nan=False))
+    assert Certificate.from_dict(text).to_dict() == text
     assert text["curves"]["cls"]["r2"] == pytest.approx(certificate.curves.r2["cls"].tolist())
     assert set(text["nulls"]) == {"identity", "mean", "tied", "linear"}
     median = text["quantiles"]["relative"]["q50"]

@@ -10,6 +10,7 @@ import timm
 import torch
 
 from raptor.fidelity.complexity import (
+    Complexity,
     count_flops,
     description_bits,
     levin_bound,
@@ -71,23 +72,25 @@ def test_levin_terms() -> None:
     surrogate = make_surrogate(teacher, (2, 4), conditioning="none")
     block = 12 * DIM**2 + 13 * DIM  # 3 D^2 + D^2 + 8 D^2 weights; 3 + 1 + 4 + 1 biases and 4 of the norms
     bounds = levin_bounds(surrogate, teacher)
-    assert bounds["fp32"]["teacher"]["weight_bits"] == 32 * DEPTH * block
-    assert bounds["fp32"]["surrogate"]["weight_bits"] == 32 * 2 * block
-    assert bounds["fp16"]["surrogate"]["weight_bits"] == 16 * 2 * block
+    assert bounds["fp32"].teacher.weight_bits == 32 * DEPTH * block
+    assert bounds["fp32"].surrogate.weight_bits == 32 * 2 * block
+    assert bounds["fp16"].surrogate.weight_bits == 16 * 2 * block
     num_rows = 3 * DIM + DIM + 4 * DIM + DIM
-    assert bounds["int8"]["surrogate"]["weight_bits"] == 2 * (8 * 12 * DIM**2 + 16 * 13 * DIM + 32 * num_rows)
-    ours, theirs = bounds["fp32"]["surrogate"], bounds["fp32"]["teacher"]
-    assert ours["schedule_bits"] == pytest.approx(2 * math.log2(6)) and theirs["schedule_bits"] == pytest.approx(
+    assert bounds["int8"].surrogate.weight_bits == 2 * (8 * 12 * DIM**2 + 16 * 13 * DIM + 32 * num_rows)
+    ours, theirs = bounds["fp32"].surrogate, bounds["fp32"].teacher
+    assert ours.schedule_bits == pytest.approx(2 * math.log2(6)) and theirs.schedule_bits == pytest.approx(
         6 * math.log2(6)
     )
-    assert ours["schedule_bits_exact"] == pytest.approx(math.log2(5)) and theirs["schedule_bits_exact"] == 0
-    assert ours["log_time_bits"] == pytest.approx(math.log2(count_flops(teacher)))
-    assert ours["total_bits"] == pytest.approx(ours["weight_bits"] + ours["schedule_bits"] + ours["log_time_bits"])
-    assert ours["shared_bits"] == theirs["shared_bits"]
+    assert ours.schedule_bits_exact == pytest.approx(math.log2(5)) and theirs.schedule_bits_exact == 0
+    assert ours.log_time_bits == pytest.approx(math.log2(count_flops(teacher)))
+    assert ours.total_bits == pytest.approx(ours.weight_bits + ours.schedule_bits + ours.log_time_bits)
+    assert ours.shared_bits == theirs.shared_bits
     everything = sum(p.numel() for p in teacher.model.parameters())
-    assert theirs["weight_bits"] + theirs["shared_bits"] == 32 * everything
-    assert bounds["fp32"]["ratio"] == pytest.approx(ours["total_bits"] / theirs["total_bits"])
-    assert levin_bound(surrogate, "fp16").to_dict() == bounds["fp16"]["surrogate"]
+    assert theirs.weight_bits + theirs.shared_bits == 32 * everything
+    assert bounds["fp32"].ratio == pytest.approx(ours.total_bits / theirs.total_bits)
+    assert levin_bound(surrogate, "fp16") == bounds["fp16"].surrogate
+    saved = Complexity(**bounds).to_dict()
+    assert Complexity.from_dict(saved).to_dict() == saved
 
 
 def test_int8_rounds_each_row_to_127_steps_either_way() -> None:
@@ -130,8 +133,8 @@ def test_quantisation_error_is_what_the_evaluation_sees() -> None:
             return {"error": (model(images) - exact).norm().item()}
 
     report = quantisation_error(vit, evaluate)
-    assert report["fp16"]["error"]["before"] == 0
-    assert 0 < report["fp16"]["error"]["added"] < report["int8"]["error"]["added"] < 0.2 * exact.norm().item()
+    assert report["fp16"]["error"].before == 0
+    assert 0 < report["fp16"]["error"].added < report["int8"]["error"].added < 0.2 * exact.norm().item()
     assert evaluate(vit)["error"] == 0
 
 

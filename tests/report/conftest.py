@@ -18,7 +18,7 @@ from raptor.data import iterate, open_data
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile, measure_dynamics
 from raptor.fidelity.certificate import certify
-from raptor.fidelity.complexity import levin_bounds
+from raptor.fidelity.complexity import Complexity, levin_bounds
 from raptor.open import open_vit, save_vit
 from raptor.phases import PhasesFile, study_phases
 from raptor.probes import probe, recovery
@@ -46,8 +46,8 @@ def full_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     entry = study_phases(teacher, batches, k=(2, 3, 4))
     PhasesFile([replace(entry, data="scenes")], about).write(folder)
-    write("certificate", certify(surrogate, teacher, batches, bootstrap=20).to_dict())
-    write("complexity", levin_bounds(surrogate, teacher))
+    replace(certify(surrogate, teacher, batches, bootstrap=20), provenance=about).write(folder)
+    Complexity(**levin_bounds(surrogate, teacher), provenance=about).write(folder)
     found = {
         s: probe(v, "classify", train, val, closed_form="ridge")
         for s, v in (("teacher", teacher), ("surrogate", surrogate))
