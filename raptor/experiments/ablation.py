@@ -1,12 +1,14 @@
-"""Table 2: what each ingredient of the training adds, the same total steps a row.
+"""Table 2: what each ingredient of the training adds. All rows train for the same number of steps.
 
-Rows 1 to 4 are stage-1 blocks chained, rows 1 to 5 under the teacher's untouched head; row 6 is row 5 with the head
-fitted again, from the teacher's.
+Rows 1 to 4 chain the blocks of stage 1. Rows 1 to 5 are judged by the teacher's unchanged head. Row 6 is row 5 with the
+head fitted again, starting from the teacher's.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,32 +19,32 @@ from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, Sweep, run_sweep
 from raptor.experiments.figures import figure_ablation
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
-from raptor.experiments.small import Machine, Pair, best_teacher, layer_similarity, load_pair, make_raptor
+from raptor.experiments.raptors import Machine, Pair, best_teacher, cut_phases, make_raptor, open_teacher
+from raptor.experiments.records import Ablation, AblationLine, AblationRow, Refit
 from raptor.fidelity.heads import LinearHead
 from raptor.open import open_vit
-from raptor.phases import find_phases
 from raptor.probes import probe
 from raptor.recipes import load_recipe
 from raptor.report.style import save_figure
 from raptor.run import write_text
 from raptor.vit.view import ViT
 
-PLAIN = {"last_phase_weights": None, "stage2_weights": None}
+_PLAIN = {"last_phase_weights": None, "stage2_weights": None}
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "1-teacher-forcing": (
         "teacher forcing only",
-        {"lam": 1.0, "lam_until": float("inf"), "conditioning": "none", "stage1_share": 1.0, **PLAIN},
+        {"lam": 1.0, "lam_until": float("inf"), "conditioning": "none", "stage1_share": 1.0, **_PLAIN},
     ),
     "2-autoregressive": (
         "+ autoregressive, teacher forcing annealed",
-        {"conditioning": "none", "stage1_share": 1.0, **PLAIN},
+        {"conditioning": "none", "stage1_share": 1.0, **_PLAIN},
     ),
-    "3-depth": ("+ depth scaling", {"stage1_share": 1.0, **PLAIN}),
+    "3-depth": ("+ depth scaling", {"stage1_share": 1.0, **_PLAIN}),
     "4-weighted": ("+ weighted cls in the last phase", {"stage1_share": 1.0}),
     "5-joint": ("+ joint stage", {"stage1_share": 0.5}),
 }
-REFIT = "+ probe fitted again"
-PAPER = {"1": 3.9, "2": 72.7, "3": 75.2, "4": 76.7, "5": 82.4, "6": 83.0}
+_REFIT = "+ probe fitted again"
+_PUBLISHED = {"1": 3.9, "2": 72.7, "3": 75.2, "4": 76.7, "5": 82.4, "6": 83.0}
 
 
 def run(
@@ -67,7 +69,7 @@ def run(
     device: str = "auto",
     num_workers: int = 0,
     compile: bool | None = None,
-) -> Outcome:
+) -> Outcome[Ablation]:
     """Teacher forcing only; + autoregressive; + depth scaling; + weighted cls; + joint stage; + probe refit (Table 2).
 
     Args:
@@ -79,7 +81,7 @@ def run(
         k: blocks.
         base: the recipe whose ingredients are added one by one.
         budget: training of each row, both stages together; in steps, so that rows are equal.
-        batch_size: images a step.
+        batch_size: images per step.
         refit_epochs: epochs over the training images for the refitted head.
         seeds: of every row.
         limit: use only this many training images.
@@ -89,7 +91,7 @@ def run(
         cells: only these, separated by commas (such as 5-joint-s0).
         max_seconds: stop cleanly after so long.
         device: auto, cpu or cuda.
-        num_workers: processes that decode images, once a job.
+        num_workers: processes that decode images, once per job.
         compile: compile the blocks; by default on a GPU only.
     """
     started = time.monotonic()
@@ -97,58 +99,64 @@ def run(
         raise ValueError(f"the rows must have equal steps: give --budget in steps or epochs, not {budget!r}")
     machine = Machine(Path(out), pick_device(device), num_workers, compile)
     common = dict(
-        model=model or best_teacher(teachers), weights=weights, size=size, data=data, limit=limit,
-        val_images=val_images, k=k, base=base, budget=budget, batch_size=batch_size, refit_epochs=refit_epochs,
-    )  # fmt: skip
+        model=model or best_teacher(teachers),
+        weights=weights,
+        size=size,
+        data=data,
+        limit=limit,
+        val_images=val_images,
+        k=k,
+        base=base,
+        budget=budget,
+        batch_size=batch_size,
+        refit_epochs=refit_epochs,
+    )
     plan = tuple(Cell(f"{row}-s{s}", {**common, "row": row, "seed": s}) for s in seeds for row in ROWS)
     sweep = Sweep(Path(out), plan, machine.device)
-    results = run_sweep(sweep, partial(one_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
-    rows = list(results.values())
-    values: dict[str, Any] = {
-        "settings": common,
-        "rows": rows,
-        "table": summarise(rows),
-        "missing": sweep.missing_names(),
-        **sweep.made(),
-    }
-    figures = save_figure(figure_ablation(values["table"], PAPER), Path(out) / "ablation") if rows else []
-    return write_outcome("ablation", Path(out), started, machine.device, values, table(values["table"]), figures)
+    results = run_sweep(sweep, partial(_do_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
+    rows = [AblationRow.from_dict(result) for result in results.values()]
+    lines = _summarise(rows)
+    found = Ablation(settings=common, rows=rows, table=lines, missing=sweep.missing_names(), **sweep.made())
+    figures = save_figure(figure_ablation(lines, _PUBLISHED), Path(out) / "ablation") if rows else []
+    return write_outcome(found, Path(out), started, machine.device, _table(lines), figures)
 
 
 def row_recipe(base: str, row: str) -> dict[str, Any]:
-    """The recipe of a row: the base's, with what the row does not have yet taken away."""
+    """The recipe of a row: the base recipe without the ingredients that the row does not have yet."""
     return {**load_recipe(base), **ROWS[row][1]}
 
 
-def one_cell(machine: Machine, cell: Cell) -> dict[str, Any]:
-    """Train one row; the joint row also fits its head again."""
+def _do_cell(machine: Machine, cell: Cell) -> AblationRow:
+    """Train one row. The joint row also fits its head again."""
     options = cell.options
-    teacher = open_vit(options["model"], weights=options["weights"], size=options["size"], device=machine.device)
-    pair = load_pair(
-        options["data"], teacher.preprocess, options["limit"], options["val_images"], machine.device,
-        machine.num_workers,
-    )  # fmt: skip
-    phases = find_phases(layer_similarity(teacher, pair[0], machine)["all"], options["k"]).lengths
+    teacher, pair = open_teacher(options, machine)
+    phases = cut_phases(teacher, pair[0], options["k"], machine)
     folder = machine.folder / "raptors" / cell.name
     recipe = machine.folder / "recipes" / f"{cell.name}.yaml"
     recipe.parent.mkdir(parents=True, exist_ok=True)
     write_text(recipe, yaml.safe_dump(row_recipe(options["base"], options["row"]), sort_keys=False))
-    result = make_raptor(
-        teacher, pair, phases, folder, machine, recipe=str(recipe), budget=options["budget"],
-        batch_size=options["batch_size"], seed=options["seed"],
-    )  # fmt: skip
-    if options["row"] == "5-joint":
-        result["refit"] = refit(folder, teacher, pair, options, machine)
-    return {"row": options["row"], "seed": options["seed"], **result}
+    scores = make_raptor(
+        teacher,
+        pair,
+        phases,
+        folder,
+        machine,
+        recipe=str(recipe),
+        budget=options["budget"],
+        batch_size=options["batch_size"],
+        seed=options["seed"],
+    )
+    refit = _refit(folder, teacher, pair, options, machine) if options["row"] == "5-joint" else None
+    return AblationRow(row=options["row"], seed=options["seed"], refit=refit, **vars(scores))
 
 
-def refit(folder: Path, teacher: ViT, pair: Pair, options: dict[str, Any], machine: Machine) -> dict[str, Any]:
-    """Accuracy of the surrogate in `folder` with its head fitted again, and of the teacher under the same protocol."""
+def _refit(folder: Path, teacher: ViT, pair: Pair, options: dict[str, Any], machine: Machine) -> Refit:
+    """Fit the head of the surrogate in `folder` again, and that of the teacher in the same way."""
     kept = folder / "head.safetensors"
     start = LinearHead.load(kept) if kept.exists() else "own"
     surrogate = open_vit(folder / "surrogate", device=machine.device)
-    scores = {
-        name: probe(
+    fitted, of_teacher = (
+        probe(
             vit,
             "classify",
             *pair,
@@ -157,49 +165,67 @@ def refit(folder: Path, teacher: ViT, pair: Pair, options: dict[str, Any], machi
             init_head=start,
             precision=machine.precision,
         )
-        for name, vit in (("surrogate", surrogate), ("teacher", teacher))
-    }
-    return {
-        "accuracy": scores["surrogate"].score,
-        "teacher_accuracy": scores["teacher"].score,
-        "from_head": scores["surrogate"].settings.init_head != "random",
-    }
+        for vit in (surrogate, teacher)
+    )
+    return Refit(
+        accuracy=fitted.score,
+        teacher_accuracy=of_teacher.score,
+        from_head=fitted.settings.init_head != "random",
+    )
 
 
-def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A line a row of Table 2: means over seeds. The last is the joint row with its head fitted again."""
+def _summarise(rows: Sequence[AblationRow]) -> list[AblationLine]:
+    """The rows of Table 2: means over seeds. The last one is the joint row with its head fitted again."""
     lines = []
     for name, (title, _) in ROWS.items():
-        found = [row for row in rows if row["row"] == name]
+        found = [row for row in rows if row.row == name]
         if found:
-            measures = ("accuracy", "teacher_accuracy", "probe", "teacher_probe", "agreement", "r2_last", "r2_lowest")
-            means = {m: _mean([row[m] for row in found]) for m in measures}
-            lines.append({"number": name[0], "row": title, "num_steps": found[0]["num_steps"], **means})
-    joint = [row["refit"] for row in rows if row["row"] == "5-joint"]
-    if joint:
-        accuracy, of_teacher = (_mean([r[m] for r in joint]) for m in ("accuracy", "teacher_accuracy"))
-        last = {**lines[-1], "number": "6", "row": REFIT, "accuracy": accuracy, "teacher_accuracy": of_teacher}
-        lines.append(last)
+            lines.append(_mean_line(name[0], title, found))
+    refits = [row.refit for row in rows if row.refit is not None]
+    if refits:
+        accuracy = _mean([refit.accuracy for refit in refits])
+        of_teacher = _mean([refit.teacher_accuracy for refit in refits])
+        lines.append(replace(lines[-1], number="6", row=_REFIT, accuracy=accuracy, teacher_accuracy=of_teacher))
     return lines
 
 
-def table(lines: list[dict[str, Any]]) -> str:
+def _mean_line(number: str, title: str, rows: Sequence[AblationRow]) -> AblationLine:
+    return AblationLine(
+        number=number,
+        row=title,
+        num_steps=rows[0].num_steps,
+        accuracy=_mean([row.accuracy for row in rows]),
+        teacher_accuracy=_mean([row.teacher_accuracy for row in rows]),
+        probe=_mean([row.probe for row in rows]),
+        teacher_probe=_mean([row.teacher_probe for row in rows]),
+        agreement=_mean([row.agreement for row in rows]),
+        r2_last=_mean([row.r2_last for row in rows]),
+        r2_lowest=_mean([row.r2_lowest for row in rows]),
+    )
+
+
+def _table(lines: Sequence[AblationLine]) -> str:
     columns = ("row", "", "accuracy", "teacher", "recovery", "ridge probe", "R2 last", "R2 lowest", "paper (IN-1k)")
-    return markdown(
-        columns,
-        [
-            [
-                line["number"], line["row"], line["accuracy"], line["teacher_accuracy"],
-                _ratio(line["accuracy"], line["teacher_accuracy"]), line["probe"], line["r2_last"], line["r2_lowest"],
-                f"{PAPER[line['number']]:.1f} %",
-            ]
-            for line in lines
-        ],
-    )  # fmt: skip
+    return markdown(columns, [_table_line(line) for line in lines])
 
 
-def _mean(values: list[Any]) -> float | None:
-    return None if None in values else float(sum(values) / len(values))
+def _table_line(line: AblationLine) -> list[str | float | None]:
+    return [
+        line.number,
+        line.row,
+        line.accuracy,
+        line.teacher_accuracy,
+        _ratio(line.accuracy, line.teacher_accuracy),
+        line.probe,
+        line.r2_last,
+        line.r2_lowest,
+        f"{_PUBLISHED[line.number]:.1f} %",
+    ]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return None if len(known) < len(values) else float(sum(known) / len(known))
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:

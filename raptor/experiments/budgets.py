@@ -5,20 +5,19 @@ from __future__ import annotations
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, Sweep, run_sweep
 from raptor.experiments.figures import figure_budgets
-from raptor.experiments.outcome import Outcome, markdown, write_outcome
-from raptor.experiments.small import Machine, load_pair
-from raptor.open import open_vit
+from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
+from raptor.experiments.raptors import Machine, open_teacher
+from raptor.experiments.records import BudgetRow, Budgets
 from raptor.report.style import save_figure
 from raptor.surrogate.surrogate import block_parameters
 from raptor.train import distill
 
-COLUMNS = ("recipe", "k", "phases", "parameters_m", "recovery", "recovery_head", "agreement", "r2_last", "r2_lowest")
-SCORES = ("recovery", "recovery_head", "agreement", "r2_last", "r2_lowest", "probe", "teacher_probe", "r2", "cosine")
+_COLUMNS = ("recipe", "k", "phases", "parameters_m", "recovery", "recovery_head", "agreement", "r2_last", "r2_lowest")
+_SCORES = ("recovery", "recovery_head", "agreement", "r2_last", "r2_lowest", "probe", "teacher_probe", "r2", "cosine")
 
 
 def run(
@@ -37,7 +36,7 @@ def run(
     max_seconds: float | None = None,
     device: str = "auto",
     num_workers: int = 0,
-) -> Outcome:
+) -> Outcome[Budgets]:
     """Train the default recipe at each k, and the paper's beside it, for the same time; one table.
 
     Args:
@@ -58,40 +57,41 @@ def run(
     """
     started = time.monotonic()
     machine = Machine(Path(out), pick_device(device), num_workers)
-    common = dict(
-        model=model, weights=weights, data=data, budget=budget, limit=limit, val_images=val_images, seed=seed
-    )  # fmt: skip
+    common = dict(model=model, weights=weights, data=data, budget=budget, limit=limit, val_images=val_images, seed=seed)
     pairs = [("default", num) for num in k] + [("paper", num) for num in paper_k]
     plan = [Cell(f"{recipe}-k{num}", {**common, "recipe": recipe, "k": num}) for recipe, num in pairs]
     sweep = Sweep(Path(out), tuple(plan), machine.device)
-    rows = list(run_sweep(sweep, partial(one_cell, machine), cells=cells, max_seconds=max_seconds).values())
-    values = {"settings": common, "rows": rows, "missing": sweep.missing_names(), **sweep.made()}
-    table = markdown(COLUMNS, [[row[column] for column in COLUMNS] for row in rows])
+    results = run_sweep(sweep, partial(_do_cell, machine), cells=cells, max_seconds=max_seconds)
+    rows = [BudgetRow.from_dict(result) for result in results.values()]
+    found = Budgets(settings=common, rows=rows, missing=sweep.missing_names(), **sweep.made())
+    table = markdown(_COLUMNS, [[getattr(row, column) for column in _COLUMNS] for row in rows])
     figures = save_figure(figure_budgets(rows), Path(out) / "budgets") if rows else []
-    return write_outcome("budgets", Path(out), started, machine.device, values, table, figures)
+    return write_outcome(found, Path(out), started, machine.device, table, figures)
 
 
-def one_cell(machine: Machine, cell: Cell) -> dict[str, Any]:
+def _do_cell(machine: Machine, cell: Cell) -> BudgetRow:
     """Distil one surrogate."""
     options = cell.options
-    teacher = open_vit(options["model"], weights=options["weights"], device=machine.device)
-    pair = load_pair(
-        options["data"], teacher.preprocess, options["limit"], options["val_images"], machine.device,
-        machine.num_workers,
-    )  # fmt: skip
+    teacher, pair = open_teacher(options, machine)
     done = distill(
-        teacher, pair, k=options["k"], recipe=options["recipe"], budget=options["budget"], seed=options["seed"],
-        out=str(machine.folder / cell.name), device=machine.device,
-    )  # fmt: skip
+        teacher,
+        pair,
+        k=options["k"],
+        recipe=options["recipe"],
+        budget=options["budget"],
+        seed=options["seed"],
+        out=str(machine.folder / cell.name),
+        device=machine.device,
+    )
     scores = done.summary["validation"]
-    return {
-        "recipe": options["recipe"],
-        "k": options["k"],
-        "phases": "+".join(map(str, done.summary["phases"])),
-        "parameters_m": block_parameters(done.surrogate) / 1e6,
-        "teacher_parameters_m": block_parameters(teacher) / 1e6,
-        "num_steps": done.summary["num_steps"],
-        "seconds": done.summary["seconds"],
-        "device": done.summary["device"],
-        **{name: scores.get(name) for name in SCORES},
-    }
+    return BudgetRow(
+        recipe=options["recipe"],
+        k=options["k"],
+        phases=sum_of(done.summary["phases"]),
+        parameters_m=block_parameters(done.surrogate) / 1e6,
+        teacher_parameters_m=block_parameters(teacher) / 1e6,
+        num_steps=done.summary["num_steps"],
+        seconds=done.summary["seconds"],
+        device=done.summary["device"],
+        **{name: scores.get(name) for name in _SCORES},
+    )

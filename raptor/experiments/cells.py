@@ -26,7 +26,7 @@ from raptor.devices import device_name
 from raptor.progress import clock
 from raptor.provenance import versions
 from raptor.run import Interrupted, RunError, read_json, write_text
-from raptor.streaming import jsonable
+from raptor.streaming import Record, jsonable
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Cell:
     options: dict[str, Any]
 
 
-Work = Callable[[Cell], dict[str, Any]]
+Work = Callable[[Cell], Record | dict[str, Any]]
 """Does a cell and returns its result. Has to be picklable, because other processes call it too."""
 
 

@@ -43,7 +43,7 @@ def run(
         data: images, such as ImageNet's validation folder.
         models: the models to compare.
         k: phases to outline.
-        num_images: images a model.
+        num_images: images per model.
         pretrained: false draws the untrained twins.
         out: folder for phases.json and the figure.
         device: auto, cpu or cuda.

@@ -4,38 +4,35 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 from raptor.experiments.figures import figure_recovery
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
-from raptor.experiments.small import sweep_results
+from raptor.experiments.records import Figure5, Figure5Point, MeanOverSeeds, Table1, Table1Row
 from raptor.experiments.table1 import shown
 from raptor.report.style import save_figure
 
 
-def run(*, table: str = "runs/table1", out: str | None = None) -> Outcome:
+def run(*, table: str = "runs/table1", out: str | None = None) -> Outcome[Figure5]:
     """Draw accuracy as a share of the teacher's, and R2, against k from the results of `raptor reproduce table1`.
 
     Args:
         table: folder that holds table1.json.
         out: folder for the figure; by default the same.
     """
-
     started = time.monotonic()
-    rows = sweep_results(table, "table1")["rows"]
-    students = [row for row in rows if row["k"] != "teacher"]
+    rows = Table1.read(table).rows
+    students = [row for row in rows if row.k != "teacher"]
     if not students or len(students) == len(rows):
         raise ValueError(f"{table} needs the teacher and at least one k: finish raptor reproduce table1 first")
     folder = Path(out or table)
     folder.mkdir(parents=True, exist_ok=True)
     figures = save_figure(figure_recovery(rows), folder / "figure5")
     points = [_point(row) for row in students]
-    lines = [
-        [p["k"], shown(p["recovery"], percent=True, unit=" %"), shown(p["r2"]), shown(p["bounded_r2"])] for p in points
-    ]
+    lines = [[p.k, shown(p.recovery, percent=True, unit=" %"), shown(p.r2), shown(p.bounded_r2)] for p in points]
     text = markdown(("k", "accuracy, share of the teacher's", "R2 last layer", "bounded R2"), lines)
-    return write_outcome("figure5", folder, started, "cpu", {"points": points}, text, figures)
+    return write_outcome(Figure5(points=points), folder, started, "cpu", text, figures)
 
 
-def _point(row: dict[str, Any]) -> dict[str, Any]:
-    return {"k": int(row["k"]), "recovery": row["scores"]["classify"]["recovery"], **row["r2"]["all"]}
+def _point(row: Table1Row) -> Figure5Point:
+    recovery = row.scores["classify"].recovery or MeanOverSeeds()
+    return Figure5Point(k=int(row.k), recovery=recovery, **vars(row.r2["all"]))

@@ -1,50 +1,57 @@
-"""What an experiment leaves: NAME.json with where it came from, NAME.md, and figures."""
+"""What an experiment leaves in its folder: NAME.json, NAME.md with its table, and figures."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from raptor.experiments.records import ExperimentFile
+from raptor.provenance import Provenance
 from raptor.run import write_text
-from raptor.streaming import jsonable
+
+File = TypeVar("File", bound=ExperimentFile)
 
 
 @dataclass
-class Outcome:
-    """What an experiment leaves: NAME.json in its folder, a table to print, and figures."""
+class Outcome(Generic[File]):
+    """What an experiment found (as in NAME.json), its table to print, and its figures."""
 
-    name: str
     folder: Path
-    values: dict[str, Any]
+    result: File
     table: str
     figures: list[Path]
 
     @property
     def failed(self) -> list[str]:
         """Cells that failed."""
-        return self.values.get("failed", [])
+        return self.result.failed
 
     def to_dict(self) -> dict[str, Any]:
-        return self.values
+        return self.result.to_dict()
 
     def text(self) -> str:
-        return "\n".join([self.table, f"written to {self.folder}/{self.name}.json"])
+        return "\n".join([self.table, f"written to {self.folder}/{self.result.FILE}"])
 
 
 def write_outcome(
-    name: str, folder: Path, started: float, device: str, values: dict[str, Any], table: str, figures: list[Path]
-) -> Outcome:
-    """Write NAME.json and NAME.md, and give the outcome."""
-    from raptor.provenance import provenance
-
-    values = jsonable({**provenance(started, device), "experiment": name, **values})
-    write_text(folder / f"{name}.json", json.dumps(values, allow_nan=False) + "\n")
-    write_text(folder / f"{name}.md", table + "\n")
-    return Outcome(name, folder, values, table, figures)
+    result: File, folder: Path, started: float, device: str, table: str, figures: list[Path]
+) -> Outcome[File]:
+    """Write NAME.json and NAME.md. A result that does not say where its cells ran was made here."""
+    here = Provenance.since(started, device)
+    result = replace(
+        result,
+        experiment=result.name(),
+        command=here.command or "",
+        seconds=here.seconds,
+        device=result.device or here.device or "",
+        versions=result.versions or here.versions,
+    )
+    result.write(folder)
+    write_text(folder / f"{result.name()}.md", table + "\n")
+    return Outcome(folder, result, table, figures)
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]], optional: Sequence[str] = ()) -> str:
@@ -61,8 +68,13 @@ def _shown(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
+def sum_of(lengths: Sequence[int]) -> str:
+    """Phase lengths as the tables show them: `7+3+2`."""
+    return "+".join(map(str, lengths))
+
+
 def data_label(spec: str) -> str:
-    """The data's own name, without its folder, archive parts and ending: `tiny-imagenet-100`."""
+    """The name of the data without its folder, archive parts and ending: `tiny-imagenet-100`."""
     kind = spec.partition(":")[0]
     if kind in ("cifar10", "cifar100", "imagenet", "nyuv2", "ade20k"):
         return kind

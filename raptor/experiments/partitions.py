@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import ArrayLike
+
 from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, Sweep, run_sweep
 from raptor.experiments.figures import figure_partitions
-from raptor.experiments.outcome import Outcome, markdown, write_outcome
-from raptor.experiments.small import Machine, best_teacher, layer_similarity, load_pair, make_raptor
+from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
+from raptor.experiments.raptors import Machine, best_teacher, layer_similarity, make_raptor, open_teacher
+from raptor.experiments.records import (
+    PartitionRow,
+    Partitions,
+    PartitionsPlan,
+    PartitionStatistics,
+    RaptorScores,
+    Ways,
+    ZScore,
+)
 from raptor.experiments.statistics import z_score
-from raptor.open import open_vit
 from raptor.phases import Phases, find_phases, num_partitions, sample_partitions
 from raptor.report.style import save_figure
 from raptor.run import read_json, write_text
 
 MEASURES = ("accuracy", "probe", "r2_last", "bounded_r2_last", "r2_lowest")
-DP_SCORES = ("weighted", "mean", "cut")
+_DP_SCORES = ("weighted", "mean", "cut")
 
 
 def run(
@@ -44,7 +55,7 @@ def run(
     device: str = "auto",
     num_workers: int = 0,
     compile: bool | None = None,
-) -> Outcome:
+) -> Outcome[Partitions]:
     """Raptors of one teacher cut by max-cut, by the dynamic programme and at random, the same budget each (Figure 3).
 
     Args:
@@ -53,8 +64,8 @@ def run(
         teachers: folder of a stochastic-depth sweep.
         weights: a local weight file for the teacher.
         k: numbers of blocks.
-        num_random: random partitions a k, drawn without replacement among all of minimum length 1 but max-cut's.
-        budget: training of a raptor, in the joint autoregressive stage alone.
+        num_random: random partitions per k, drawn without replacement from all others with minimum length 1.
+        budget: training of a raptor, only in the joint autoregressive stage.
         batch_size, recipe: of that training.
         seed: of the draws and of every raptor.
         limit: use only this many training images.
@@ -64,121 +75,147 @@ def run(
         cells: only these, separated by commas (such as k2-7-5).
         max_seconds: stop cleanly after so long.
         device: auto, cpu or cuda.
-        num_workers: processes that decode images, once a job.
+        num_workers: processes that decode images, once per job.
         compile: compile the blocks; by default on a GPU only.
     """
     started = time.monotonic()
     machine = Machine(Path(out), pick_device(device), num_workers, compile)
     common = dict(
-        model=model or best_teacher(teachers), weights=weights, data=data, limit=limit, val_images=val_images,
-        budget=budget, batch_size=batch_size, recipe=recipe, seed=seed,
-    )  # fmt: skip
-    plan = _plan(machine, common, k, num_random)
-    wanted = {cell_name(lengths): lengths for ways in plan["partitions"].values() for lengths in _all_of(ways)}
+        model=model or best_teacher(teachers),
+        weights=weights,
+        data=data,
+        limit=limit,
+        val_images=val_images,
+        budget=budget,
+        batch_size=batch_size,
+        recipe=recipe,
+        seed=seed,
+    )
+    plan = _read_or_make_plan(machine, common, k, num_random)
+    wanted = {_cell_name(lengths): lengths for ways in plan.partitions.values() for lengths in _all_of(ways)}
     planned = tuple(Cell(name, {**common, "phases": lengths}) for name, lengths in wanted.items())
     sweep = Sweep(Path(out), planned, machine.device)
-    results = run_sweep(sweep, partial(one_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
-    rows = [row for ways in plan["partitions"].values() for row in _rows(ways, results)]
-    values = {
-        "settings": common, "partitions": plan["partitions"], "similarity": plan["similarity"], "rows": rows,
-        "statistics": {str(n): statistics([r for r in rows if r["k"] == n]) for n in k},
-        "missing": sweep.missing_names(), **sweep.made(),
-    }  # fmt: skip
-    figures = save_figure(figure_partitions(values), Path(out) / "partitions") if rows else []
-    return write_outcome("partitions", Path(out), started, machine.device, values, table(values), figures)
+    results = run_sweep(sweep, partial(_do_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
+    scores = {name: RaptorScores.from_dict(result) for name, result in results.items()}
+    rows = [row for ways in plan.partitions.values() for row in _rows(ways, scores)]
+    found = Partitions(
+        settings=common,
+        partitions=plan.partitions,
+        similarity=plan.similarity,
+        rows=rows,
+        statistics={num: statistics([row for row in rows if row.k == num]) for num in k},
+        missing=sweep.missing_names(),
+        **sweep.made(),
+    )
+    figures = save_figure(figure_partitions(rows), Path(out) / "partitions") if rows else []
+    return write_outcome(found, Path(out), started, machine.device, _table(found), figures)
 
 
-def cell_name(lengths: list[int]) -> str:
+def _cell_name(lengths: Sequence[int]) -> str:
     return "-".join([f"k{len(lengths)}", *map(str, lengths)])
 
 
-def choose_partitions(matrix: Any, k: int, num_random: int, seed: int) -> dict[str, Any]:
-    """Phase lengths by max-cut, by each exact score, and at random (all that there are, where there are fewer)."""
+def choose_partitions(matrix: ArrayLike, k: int, num_random: int, seed: int) -> Ways:
+    """Phase lengths by max-cut, by each exact score, and at random (all of them where there are fewer)."""
     best = find_phases(matrix, k)
     num = min(num_random, num_partitions(best.num_layers, k) - 1)
     drawn = sample_partitions(best.num_layers, k, num, seed=seed, exclude=[best])
-    ways: dict[str, Any] = {"maxcut": list(best.lengths)}
-    for score in DP_SCORES:
-        ways[f"dp-{score}"] = list(find_phases(matrix, k, "dp", score, min_length=1).lengths)
-    return ways | {"random": [list(p.lengths) for p in sorted(drawn, key=lambda p: p.lengths)]}
+    exact = {f"dp-{score}": find_phases(matrix, k, "dp", score, min_length=1) for score in _DP_SCORES}
+    return Ways(
+        chosen={way: list(phases.lengths) for way, phases in {"maxcut": best, **exact}.items()},
+        random=sorted(list(phases.lengths) for phases in drawn),
+    )
 
 
-def one_cell(machine: Machine, cell: Cell) -> dict[str, Any]:
-    """Train a raptor with the cell's phases."""
+def _do_cell(machine: Machine, cell: Cell) -> RaptorScores:
+    """Train a raptor with the phases of the cell."""
     options = cell.options
-    teacher = open_vit(options["model"], weights=options["weights"], device=machine.device)
-    pair = load_pair(
-        options["data"], teacher.preprocess, options["limit"], options["val_images"], machine.device,
-        machine.num_workers,
-    )  # fmt: skip
+    teacher, pair = open_teacher(options, machine)
     return make_raptor(
-        teacher, pair, options["phases"], machine.folder / "raptors" / cell.name, machine, recipe=options["recipe"],
-        budget=options["budget"], batch_size=options["batch_size"], stage1_share=0.0, seed=options["seed"],
-    )  # fmt: skip
+        teacher,
+        pair,
+        Phases.from_lengths(options["phases"]),
+        machine.folder / "raptors" / cell.name,
+        machine,
+        recipe=options["recipe"],
+        budget=options["budget"],
+        batch_size=options["batch_size"],
+        stage1_share=0.0,
+        seed=options["seed"],
+    )
 
 
-def statistics(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of one k: mean and deviation of the random partitions, and where each chosen one stands among the others."""
-    random = [row for row in rows if row["way"] == "random"]
-    chosen = [row for row in rows if row["way"] != "random"]
-    found: dict[str, Any] = {}
-    for row in chosen:
-        others = [r for r in random if r["phases"] != row["phases"]]
-        scores = {m: [r[m] for r in others if r[m] is not None] for m in MEASURES if row[m] is not None}
-        found[row["way"]] = {m: z_score(row[m], values) for m, values in scores.items()}
+def statistics(rows: Sequence[PartitionRow]) -> PartitionStatistics:
+    """For one k: where each chosen partition stands among the random ones that differ from it."""
+    found: PartitionStatistics = {}
+    for row in rows:
+        if row.way == "random":
+            continue
+        others = [other for other in rows if other.way == "random" and other.phases != row.phases]
+        found[row.way] = {}
+        for measure in MEASURES:
+            value, sample = row.score(measure), [other.score(measure) for other in others]
+            if value is not None:
+                known = [score for score in sample if score is not None]
+                found[row.way][measure] = ZScore.from_dict(z_score(value, known))
     return found
 
 
-def table(values: dict[str, Any]) -> str:
-    """A line a k and way of cutting, for accuracy under the teacher's own head and for R2."""
+def _table(found: Partitions) -> str:
+    """A line per k and way of cutting: accuracy under the teacher's own head, and R2."""
     rows = []
-    for k, ways in values["statistics"].items():
-        for way, found in ways.items():
-            accuracy, r2 = found.get("accuracy", {}), found.get("r2_last", {})
-            lengths = "+".join(map(str, values["partitions"][k][way]))
-            rows.append([k, way, lengths, *_five(accuracy), *_five(r2)])
+    for k, ways in found.statistics.items():
+        for way, scores in ways.items():
+            lengths = sum_of(found.partitions[k].chosen[way])
+            rows.append([k, way, lengths, *_score_columns(scores, "accuracy"), *_score_columns(scores, "r2_last")])
     names = [f"{what}{part}" for what in ("accuracy", "R2 last") for part in ("", ", random mean", " sd", ", z")]
     return markdown(("k", "cut by", "phases", *names), rows)
 
 
-def _five(found: dict[str, Any]) -> list[Any]:
-    return [found.get(name) for name in ("value", "mean", "deviation", "z")]
+def _score_columns(scores: dict[str, ZScore], measure: str) -> list[float | None]:
+    if measure not in scores:
+        return [None] * 4
+    score = scores[measure]
+    return [score.value, score.mean, score.deviation, score.z]
 
 
-def _plan(machine: Machine, common: dict[str, Any], k: list[int], num_random: int) -> dict[str, Any]:
-    """Which partitions are tried, decided once and kept in plan.json."""
+def _read_or_make_plan(machine: Machine, common: dict[str, Any], k: list[int], num_random: int) -> PartitionsPlan:
+    """Which partitions are tried: decided once and kept in plan.json."""
     path = machine.folder / "plan.json"
     asked = {"k": k, "num_random": num_random, **{n: common[n] for n in ("model", "weights", "data", "limit", "seed")}}
     if path.exists():
-        plan = read_json(path)
-        if plan["asked"] != asked:
+        plan = PartitionsPlan.from_dict(read_json(path))
+        if plan.asked != asked:
             raise ValueError(f"{machine.folder} holds another plan: choose another --out")
         return plan
-    teacher = open_vit(common["model"], weights=common["weights"], device=machine.device)
-    pair = load_pair(
-        common["data"], teacher.preprocess, common["limit"], common["val_images"], machine.device, machine.num_workers
-    )
+    teacher, pair = open_teacher(common, machine)
     matrix = layer_similarity(teacher, pair[0], machine)["all"]
-    partitions = {str(n): choose_partitions(matrix, n, num_random, common["seed"]) for n in k}
-    plan = {"asked": asked, "similarity": matrix.round(6).tolist(), "partitions": partitions}
+    partitions = {num: choose_partitions(matrix, num, num_random, common["seed"]) for num in k}
+    plan = PartitionsPlan(asked=asked, similarity=matrix.round(6).tolist(), partitions=partitions)
     machine.folder.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(plan))
+    write_text(path, json.dumps(plan.to_dict()))
     return plan
 
 
-def _all_of(ways: dict[str, Any]) -> list[list[int]]:
+def _all_of(ways: Ways) -> list[list[int]]:
     """Every partition once, the chosen ones first."""
-    chosen = [lengths for way, lengths in ways.items() if way != "random"]
-    return [list(p.lengths) for p in dict.fromkeys(Phases.from_lengths(n) for n in [*chosen, *ways["random"]])]
+    return [list(lengths) for lengths in dict.fromkeys(map(tuple, [*ways.chosen.values(), *ways.random]))]
 
 
-def _rows(ways: dict[str, Any], results: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row a way and partition that has a result; one partition may stand under several ways."""
-    named = [(way, lengths) for way, lengths in ways.items() if way != "random"]
-    named += [("random", lengths) for lengths in ways["random"]]
-    done = [(way, lengths, results.get(cell_name(lengths))) for way, lengths in named]
+def _rows(ways: Ways, scores: dict[str, RaptorScores]) -> list[PartitionRow]:
+    """A row per way and partition that has a result; one partition may stand under several ways."""
+    named = [*ways.chosen.items(), *(("random", lengths) for lengths in ways.random)]
+    done = [(way, lengths, scores[_cell_name(lengths)]) for way, lengths in named if _cell_name(lengths) in scores]
     return [
-        {"k": len(lengths), "way": way, "phases": lengths, **{m: found[m] for m in MEASURES}}
+        PartitionRow(
+            k=len(lengths),
+            way=way,
+            phases=lengths,
+            accuracy=found.accuracy,
+            probe=found.probe,
+            r2_last=found.r2_last,
+            bounded_r2_last=found.bounded_r2_last,
+            r2_lowest=found.r2_lowest,
+        )
         for way, lengths, found in done
-        if found is not None
     ]

@@ -1,39 +1,51 @@
 """Figure 4: does stochastic depth make a ViT more block-recurrent?
 
 Teachers are trained from scratch with p = 0 .. .9, the whole block dropped per sample with the same p at every depth;
-a k = 3 raptor of each is trained autoregressively alone.
+a k = 3 raptor of each is trained in the autoregressive stage only.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, Sweep, run_sweep
 from raptor.experiments.figures import figure_stochastic_depth
-from raptor.experiments.outcome import Outcome, markdown, write_outcome
-from raptor.experiments.small import (
-    Machine,
-    best_null,
-    check_small,
+from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
+from raptor.experiments.raptors import Machine, layer_similarity, make_raptor
+from raptor.experiments.records import Correlation, StochasticDepth, StochasticDepthRow, SweepStatistics, Trend
+from raptor.experiments.scratch import (
+    check_scratch,
     describe_similarity,
-    layer_similarity,
-    make_raptor,
-    small_pair,
-    small_shape,
-    small_teacher,
+    scratch_pair,
+    scratch_teacher,
     teacher_scores,
 )
 from raptor.experiments.statistics import correlation, partial_correlation, trend
+from raptor.phases import Phases
 from raptor.report.style import save_figure
 
-COLUMNS = (
-    "p", "seed", "phases", "similarity", "within phases", "teacher", "train", "raptor", "raptor, probe", "R2 last",
-    "bounded R2 last", "bounded cls", "bounded patches", "best null, R2 last",
-)  # fmt: skip
+_NULL_COLUMN = "best null, R2 last"
+_COLUMNS = (
+    *("p", "seed", "phases", "similarity", "within phases", "teacher", "train", "raptor", "raptor, probe"),
+    *("R2 last", "bounded R2 last", "bounded cls", "bounded patches", _NULL_COLUMN),
+)
+_MEASURES: dict[str, Callable[[StochasticDepthRow], float | None]] = {
+    "similarity": lambda row: row.similarity.off_diagonal,
+    "within_phases": lambda row: row.similarity.within_phases,
+    "bounded_r2": lambda row: row.raptor.bounded_r2_last,
+    "r2": lambda row: row.raptor.r2_last,
+    "bounded_r2_cls": lambda row: row.raptor.curves["cls"].bounded_r2[-1],
+    "bounded_r2_patches": lambda row: row.raptor.curves["patches"].bounded_r2[-1],
+    "teacher": lambda row: row.teacher.accuracy,
+    "raptor": lambda row: row.raptor.accuracy,
+    "gap": lambda row: row.teacher.accuracy - _accuracy(row),
+    "recovery": lambda row: _accuracy(row) / max(row.teacher.accuracy, 1e-9),
+}
 
 
 def run(
@@ -66,7 +78,7 @@ def run(
     device: str = "auto",
     num_workers: int = 0,
     compile: bool | None = None,
-) -> Outcome:
+) -> Outcome[StochasticDepth]:
     """Train teachers with stochastic depth and a raptor of each; similarity, R2 and accuracy against p (Figure 4).
 
     Args:
@@ -78,7 +90,7 @@ def run(
         size, patch, dim, depth, heads, registers: the teacher's shape.
         rescale: divide kept updates by 1 - p.
         teacher_budget, teacher_batch, teacher_lr: training of a teacher.
-        raptor_budget, raptor_batch, recipe: training of a raptor, in the joint autoregressive stage alone.
+        raptor_budget, raptor_batch, recipe: training of a raptor, only in the joint autoregressive stage.
         limit: use only this many training images.
         val_images: use only this many held-out images.
         out: folder; cells that are already there are not done again.
@@ -86,101 +98,120 @@ def run(
         cells: only these, separated by commas (such as p0.3-s0).
         max_seconds: stop cleanly after so long.
         device: auto, cpu or cuda.
-        num_workers: processes that decode images, once a job.
+        num_workers: processes that decode images, once per job.
         compile: compile the blocks; by default on a GPU only.
     """
     started = time.monotonic()
     machine = Machine(Path(out), pick_device(device), num_workers, compile)
     common = dict(
-        data=data, k=k, **small_shape(size, patch, dim, depth, heads, registers), rescale=rescale,
-        teacher_budget=teacher_budget, teacher_batch=teacher_batch, teacher_lr=teacher_lr, raptor_budget=raptor_budget,
-        raptor_batch=raptor_batch, recipe=recipe, limit=limit, val_images=val_images,
-    )  # fmt: skip
-    check_small(common, [*p, *more_p])
+        data=data,
+        k=k,
+        size=size,
+        patch=patch,
+        dim=dim,
+        depth=depth,
+        heads=heads,
+        registers=registers,
+        rescale=rescale,
+        teacher_budget=teacher_budget,
+        teacher_batch=teacher_batch,
+        teacher_lr=teacher_lr,
+        raptor_budget=raptor_budget,
+        raptor_batch=raptor_batch,
+        recipe=recipe,
+        limit=limit,
+        val_images=val_images,
+    )
+    check_scratch(common, [*p, *more_p])
     pairs = [(q, seed) for seed in seeds for q in p] + [(q, seed) for seed in more_seeds for q in more_p]
     plan = {cell_name(q, seed): Cell(cell_name(q, seed), {**common, "drop": q, "seed": seed}) for q, seed in pairs}
     sweep = Sweep(Path(out), tuple(plan.values()), machine.device)
-    results = run_sweep(sweep, partial(one_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
-    rows = [{"cell": name, **result} for name, result in results.items()]
-    found = statistics(rows)
-    values = {"settings": common, "rows": rows, "statistics": found, "missing": sweep.missing_names(), **sweep.made()}
-    figures = save_figure(figure_stochastic_depth(rows, found), Path(out) / "stochastic-depth") if rows else []
-    return write_outcome("stochastic-depth", Path(out), started, machine.device, values, table(rows), figures)
+    results = run_sweep(sweep, partial(_do_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
+    rows = [replace(StochasticDepthRow.from_dict(result), cell=name) for name, result in results.items()]
+    found = StochasticDepth(
+        settings=common, rows=rows, statistics=statistics(rows), missing=sweep.missing_names(), **sweep.made()
+    )
+    figures = save_figure(figure_stochastic_depth(found), Path(out) / "stochastic-depth") if rows else []
+    return write_outcome(found, Path(out), started, machine.device, _table(rows), figures)
 
 
 def cell_name(p: float, seed: int) -> str:
     return f"p{p:g}-s{seed}"
 
 
-def one_cell(machine: Machine, cell: Cell) -> dict[str, Any]:
+def _do_cell(machine: Machine, cell: Cell) -> StochasticDepthRow:
     """Train one teacher and its raptor."""
     options = cell.options
-    pair = small_pair(options, machine)
+    pair = scratch_pair(options, machine)
     folder = machine.folder / "teachers" / cell.name
-    teacher = small_teacher(options, pair, folder, machine)
+    teacher = scratch_teacher(options, pair, folder, machine)
     similarity = describe_similarity(layer_similarity(teacher, pair[0], machine), options["k"])
     raptor = make_raptor(
-        teacher, pair, similarity["phases"], machine.folder / "raptors" / cell.name, machine, recipe=options["recipe"],
-        budget=options["raptor_budget"], batch_size=options["raptor_batch"], stage1_share=0.0, seed=options["seed"],
-    )  # fmt: skip
-    return {
-        "p": options["drop"],
-        "seed": options["seed"],
-        "teacher": teacher_scores(teacher, pair, folder, machine),
-        "similarity": similarity,
-        "raptor": raptor,
-    }
+        teacher,
+        pair,
+        Phases.from_lengths(similarity.phases),
+        machine.folder / "raptors" / cell.name,
+        machine,
+        recipe=options["recipe"],
+        budget=options["raptor_budget"],
+        batch_size=options["raptor_batch"],
+        stage1_share=0.0,
+        seed=options["seed"],
+    )
+    return StochasticDepthRow(
+        p=options["drop"],
+        seed=options["seed"],
+        teacher=teacher_scores(teacher, pair, folder, machine),
+        similarity=similarity,
+        raptor=raptor,
+    )
 
 
-def statistics(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Trends against p, the correlation of similarity with the last layer's R2, and what is left of it given p."""
+def _accuracy(row: StochasticDepthRow) -> float:
+    assert row.raptor.accuracy is not None, "the teachers of a sweep have a classifier"
+    return row.raptor.accuracy
+
+
+def statistics(rows: Sequence[StochasticDepthRow]) -> SweepStatistics:
+    """Trends against p, the correlation of similarity with the last layer's R2, and the same given p."""
     if len(rows) < 3:
-        return {}
-    rows = sorted(rows, key=lambda row: (row["p"], row["seed"]))
-    columns = {"p": [row["p"] for row in rows]}
-    columns |= {name: [measure(row) for row in rows] for name, measure in MEASURES.items()}
+        return SweepStatistics()
+    rows = sorted(rows, key=lambda row: (row.p, row.seed))
+    p = [row.p for row in rows]
+    columns = {name: [measure(row) for row in rows] for name, measure in _MEASURES.items()}
     pairs = [(x, y) for x in ("similarity", "within_phases") for y in ("bounded_r2", "r2")]
-    known = {f"{x}/{y}": _known(columns[x], columns[y], columns["p"]) for x, y in pairs}
-    return {
-        "trends": {name: trend(*_known(columns["p"], columns[name], columns["p"])[:2]) for name in MEASURES},
-        "correlations": {name: correlation(x, y) for name, (x, y, _) in known.items()},
-        "given_p": {name: partial_correlation(x, y, p) for name, (x, y, p) in known.items()},
-    }
+    known = {f"{x}/{y}": _known(columns[x], columns[y], p) for x, y in pairs}
+    return SweepStatistics(
+        trends={name: Trend.from_dict(trend(*_known(p, columns[name], p)[:2])) for name in _MEASURES},
+        correlations={name: Correlation.from_dict(correlation(x, y)) for name, (x, y, _) in known.items()},
+        given_p={name: partial_correlation(x, y, given) for name, (x, y, given) in known.items()},
+    )
 
 
-def _known(x: list[Any], y: list[Any], p: list[Any]) -> tuple[list[float], list[float], list[float]]:
-    """The rows of which all are finite: a raptor that diverged has no R2."""
-    rows = [row for row in zip(x, y, p) if None not in row]
+def _known(
+    x: Sequence[float | None], y: Sequence[float | None], p: Sequence[float]
+) -> tuple[list[float], list[float], list[float]]:
+    """The rows in which all values are finite: a raptor that diverged has no R2."""
+    rows = [(a, b, c) for a, b, c in zip(x, y, p) if a is not None and b is not None]
     return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
 
 
-MEASURES = {
-    "similarity": lambda row: row["similarity"]["off_diagonal"],
-    "within_phases": lambda row: row["similarity"]["within_phases"],
-    "bounded_r2": lambda row: row["raptor"]["bounded_r2_last"],
-    "r2": lambda row: row["raptor"]["r2_last"],
-    "bounded_r2_cls": lambda row: row["raptor"]["curves"]["cls"]["bounded_r2"][-1],
-    "bounded_r2_patches": lambda row: row["raptor"]["curves"]["patches"]["bounded_r2"][-1],
-    "teacher": lambda row: row["teacher"]["accuracy"],
-    "raptor": lambda row: row["raptor"]["accuracy"],
-    "gap": lambda row: row["teacher"]["accuracy"] - row["raptor"]["accuracy"],
-    "recovery": lambda row: row["raptor"]["accuracy"] / max(row["teacher"]["accuracy"], 1e-9),
-}
+def _table(rows: Sequence[StochasticDepthRow]) -> str:
+    ordered = sorted(rows, key=lambda row: (row.seed, row.p))
+    return markdown(_COLUMNS, [_table_line(row) for row in ordered], optional=[_NULL_COLUMN])
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    ordered = sorted(rows, key=lambda row: (row["seed"], row["p"]))
-    return markdown(
-        COLUMNS,
-        [
-            [
-                f"{row['p']:g}", row["seed"], "+".join(map(str, row["raptor"]["phases"])),
-                MEASURES["similarity"](row), MEASURES["within_phases"](row), row["teacher"]["accuracy"],
-                row["teacher"]["train_accuracy"], row["raptor"]["accuracy"], row["raptor"]["probe"],
-                *(MEASURES[name](row) for name in ("r2", "bounded_r2", "bounded_r2_cls", "bounded_r2_patches")),
-                best_null(row["raptor"]),
-            ]
-            for row in ordered
-        ],
-        optional=COLUMNS[-1:],
-    )  # fmt: skip
+def _table_line(row: StochasticDepthRow) -> list[str | float | None]:
+    return [
+        f"{row.p:g}",
+        row.seed,
+        sum_of(row.raptor.phases),
+        row.similarity.off_diagonal,
+        row.similarity.within_phases,
+        row.teacher.accuracy,
+        row.teacher.train_accuracy,
+        row.raptor.accuracy,
+        row.raptor.probe,
+        *(_MEASURES[name](row) for name in ("r2", "bounded_r2", "bounded_r2_cls", "bounded_r2_patches")),
+        row.raptor.best_null(),
+    ]

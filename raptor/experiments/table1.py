@@ -1,4 +1,4 @@
-"""Table 1: classification, segmentation and depth by linear probes, the teacher against k = 2, 3, 4."""
+"""Table 1: classification, segmentation and depth of scenes by linear probes, the teacher against k = 2, 3, 4."""
 
 from __future__ import annotations
 
@@ -13,25 +13,34 @@ from raptor.data import open_dense
 from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, Sweep, run_sweep
 from raptor.experiments.figures import figure_recovery
-from raptor.experiments.outcome import Outcome, markdown, write_outcome
-from raptor.experiments.small import Machine, layer_similarity, load_pair, make_raptor
+from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
+from raptor.experiments.raptors import Machine, Pair, cut_phases, make_raptor, open_teacher
+from raptor.experiments.records import (
+    GroupCurves,
+    LastR2,
+    MeanOverSeeds,
+    ProbedRaptor,
+    ProbedTeacher,
+    ProbeScores,
+    Table1,
+    Table1Row,
+    TaskScore,
+)
 from raptor.fidelity.heads import share_kept
 from raptor.open import open_vit
-from raptor.phases import find_phases
 from raptor.probes import probe
 from raptor.report.style import save_figure
 from raptor.surrogate.surrogate import block_parameters
 from raptor.vit.view import ViT
 
-TASKS = ("classify", "segment", "depth")
-TITLES = {"classify": "accuracy (%)", "segment": "mIoU (%)", "depth": "RMSE (m)"}
-PAPER = {
+_TASKS = ("classify", "segment", "depth")
+_TITLES = {"classify": "accuracy (%)", "segment": "mIoU (%)", "depth": "RMSE (m)"}
+_PUBLISHED = {
     "2": (81.2, 39.6, 0.648),
     "3": (83.0, 43.0, 0.618),
     "4": (83.2, 43.6, 0.607),
     "teacher": (84.5, 47.5, 0.578),
 }
-CURVE_METRICS = ("r2", "bounded_r2")
 
 
 def run(
@@ -64,7 +73,7 @@ def run(
     device: str = "auto",
     num_workers: int = 0,
     compile: bool | None = None,
-) -> Outcome:
+) -> Outcome[Table1]:
     """Probes of the teacher and of surrogates over k and seeds, as one table with recovery (Table 1).
 
     Args:
@@ -96,67 +105,100 @@ def run(
     started = time.monotonic()
     machine = Machine(Path(out), pick_device(device), num_workers, compile)
     common = dict(
-        model=model, weights=weights, data=data, segment=segment, depth=depth, budget=budget, batch_size=batch_size,
-        recipe=recipe, size=size, segment_size=segment_size, depth_size=depth_size, init_head=init_head,
-        classify_epochs=classify_epochs, segment_epochs=segment_epochs, depth_epochs=depth_epochs,
-        probe_seconds=probe_seconds, limit=limit, val_images=val_images, in_memory=in_memory,
-    )  # fmt: skip
+        model=model,
+        weights=weights,
+        data=data,
+        segment=segment,
+        depth=depth,
+        budget=budget,
+        batch_size=batch_size,
+        recipe=recipe,
+        size=size,
+        segment_size=segment_size,
+        depth_size=depth_size,
+        init_head=init_head,
+        classify_epochs=classify_epochs,
+        segment_epochs=segment_epochs,
+        depth_epochs=depth_epochs,
+        probe_seconds=probe_seconds,
+        limit=limit,
+        val_images=val_images,
+        in_memory=in_memory,
+    )
     plan = [Cell("teacher", {**common, "k": None, "seed": 0})]
     plan += [Cell(f"k{n}-s{s}", {**common, "k": n, "seed": s}) for s in seeds for n in k]
     sweep = Sweep(Path(out), tuple(plan), machine.device)
-    results = run_sweep(sweep, partial(one_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
-    rows = summarise(results)
-    values = {"settings": common, "rows": rows, "cells": results, "missing": sweep.missing_names(), **sweep.made()}
-    figures = (
-        save_figure(figure_recovery(rows), Path(out) / "figure5") if len(rows) > 1 and rows[0]["k"] == "teacher" else []
+    results = run_sweep(sweep, partial(_do_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
+    teacher = ProbedTeacher.from_dict(results["teacher"]) if "teacher" in results else None
+    raptors = {name: ProbedRaptor.from_dict(result) for name, result in results.items() if name != "teacher"}
+    rows = summarise(teacher, list(raptors.values()))
+    found = Table1(
+        settings=common,
+        rows=rows,
+        cells={**({} if teacher is None else {"teacher": teacher}), **raptors},
+        missing=sweep.missing_names(),
+        **sweep.made(),
     )
-    return write_outcome("table1", Path(out), started, machine.device, values, table(rows), figures)
+    complete = teacher is not None and raptors
+    figures = save_figure(figure_recovery(rows), Path(out) / "figure5") if complete else []
+    return write_outcome(found, Path(out), started, machine.device, table(rows), figures)
 
 
-def one_cell(machine: Machine, cell: Cell) -> dict[str, Any]:
+def _do_cell(machine: Machine, cell: Cell) -> ProbedTeacher | ProbedRaptor:
     """Probe the teacher, or distil one surrogate and probe it."""
     options = cell.options
-    teacher = open_vit(options["model"], weights=options["weights"], size=options["size"], device=machine.device)
-    pair = load_pair(
-        options["data"], teacher.preprocess, options["limit"], options["val_images"], machine.device,
-        machine.num_workers, options["in_memory"],
-    )  # fmt: skip
+    teacher, pair = open_teacher(options, machine)
     if options["k"] is None:
-        return {"k": None, "parameters": block_parameters(teacher), "probes": probes(teacher, pair, options, machine)}
-    phases = find_phases(layer_similarity(teacher, pair[0], machine)["all"], options["k"]).lengths
+        return ProbedTeacher(parameters=block_parameters(teacher), probes=_probes(teacher, pair, options, machine))
     folder = machine.folder / "raptors" / cell.name
-    result = make_raptor(
-        teacher, pair, phases, folder, machine, recipe=options["recipe"], budget=options["budget"],
-        batch_size=options["batch_size"], seed=options["seed"], num_workers=machine.num_workers,
-    )  # fmt: skip
+    scores = make_raptor(
+        teacher,
+        pair,
+        cut_phases(teacher, pair[0], options["k"], machine),
+        folder,
+        machine,
+        recipe=options["recipe"],
+        budget=options["budget"],
+        batch_size=options["batch_size"],
+        seed=options["seed"],
+        num_workers=machine.num_workers,
+    )
     surrogate = open_vit(folder / "surrogate", device=machine.device)
-    return {"k": options["k"], "seed": options["seed"], **result, "probes": probes(surrogate, pair, options, machine)}
+    probes = _probes(surrogate, pair, options, machine)
+    return ProbedRaptor(k=options["k"], seed=options["seed"], probes=probes, **vars(scores))
 
 
-def probes(vit: ViT, pair: Any, options: dict[str, Any], machine: Machine) -> dict[str, Any]:
+def _probes(vit: ViT, pair: Pair, options: dict[str, Any], machine: Machine) -> dict[str, ProbeScores]:
     """The three probes of one model, as far as there is data for them."""
-    found = {}
-    for task in TASKS:
-        spec, size = options.get(task), options.get(f"{task}_size")
-        if task == "classify":
-            both = pair
-        elif spec is None:
-            continue
-        else:
-            both = _dense(spec, task, options, vit)
-        result = probe(
-            vit, task, *both, size=size, seeds=[options["seed"]], epochs=options[f"{task}_epochs"],
-            init_head=options["init_head"] if task == "classify" else "own", precision=machine.precision,
-            max_seconds=options["probe_seconds"], num_workers=machine.num_workers,
-        )  # fmt: skip
-        kept = ("metric", "higher_is_better", "size", "num_images", "at_edge", "seconds", "chosen", "last")
-        picked = {"lr": result.seeds[0].chosen.value, "epoch": result.seeds[0].chosen.epoch}
-        found[task] = {"score": result.score, **{name: result.to_dict()[name] for name in kept}, "picked": picked}
-        found[task]["epochs"] = {"done": result.seeds[0].epochs[-1], "planned": result.settings.epochs}
-    return found
+    wanted = [task for task in _TASKS if task == "classify" or options[task] is not None]
+    return {task: _probe(vit, task, pair, options, machine) for task in wanted}
 
 
-def _dense(spec: str, task: str, options: dict[str, Any], vit: ViT) -> tuple[Any, Any]:
+def _probe(vit: ViT, task: str, pair: Pair, options: dict[str, Any], machine: Machine) -> ProbeScores:
+    result = probe(
+        vit,
+        task,
+        *(pair if task == "classify" else _dense_pair(task, options, vit)),
+        size=options.get(f"{task}_size"),
+        seeds=[options["seed"]],
+        epochs=options[f"{task}_epochs"],
+        init_head=options["init_head"] if task == "classify" else "own",
+        precision=machine.precision,
+        max_seconds=options["probe_seconds"],
+        num_workers=machine.num_workers,
+    )
+    first = result.seeds[0]
+    kept = {
+        "score": result.score,
+        "picked": {"lr": first.chosen.value, "epoch": first.chosen.epoch},
+        "epochs": {"done": first.epochs[-1], "planned": result.settings.epochs},
+    }
+    return ProbeScores.from_dict({**result.to_dict(), **kept})
+
+
+def _dense_pair(task: str, options: dict[str, Any], vit: ViT) -> tuple[Any, Any]:
+    """Training and held-out frames of a dense task. The limits of the images hold only for scenes."""
+    spec = options[task]
     limits = (options["limit"], options["val_images"]) if spec == "scenes" else (None, None)
     train, held_out = (
         open_dense(spec, split, task, limit=num, size=vit.preprocess.size)  # type: ignore[arg-type]
@@ -165,70 +207,93 @@ def _dense(spec: str, task: str, options: dict[str, Any], vit: ViT) -> tuple[Any
     return train, held_out
 
 
-def summarise(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for the teacher and one a k: mean and deviation over seeds of each score, recovery, R2."""
-    teacher = results.get("teacher")
-    rows = [] if teacher is None else [_row("teacher", [teacher], teacher)]
-    ks = sorted({result["k"] for result in results.values() if result["k"] is not None})
-    return rows + [_row(str(k), [r for r in results.values() if r["k"] == k], teacher) for k in ks]
+def summarise(teacher: ProbedTeacher | None, raptors: Sequence[ProbedRaptor]) -> list[Table1Row]:
+    """A row for the teacher and one per k: mean and deviation over seeds of each score, recovery and R2."""
+    rows = []
+    if teacher is not None:
+        scores = _task_scores([teacher.probes], teacher)
+        rows.append(Table1Row(k="teacher", num_seeds=1, parameters=teacher.parameters, scores=scores))
+    ks = sorted({raptor.k for raptor in raptors})
+    return rows + [_raptor_row([raptor for raptor in raptors if raptor.k == k], teacher) for k in ks]
 
 
-def _row(k: str, found: list[dict[str, Any]], teacher: dict[str, Any] | None) -> dict[str, Any]:
-    row: dict[str, Any] = {"k": k, "num_seeds": len(found), "parameters": found[0]["parameters"], "scores": {}}
-    for task in found[0]["probes"]:
-        scores = [f["probes"][task]["score"] for f in found]
-        at_edge = sum(f["probes"][task]["at_edge"] for f in found)
-        row["scores"][task] = spread(scores) | {"size": found[0]["probes"][task]["size"], "at_edge": at_edge}
-        if teacher is not None and task in teacher["probes"]:
-            score, higher = (teacher["probes"][task][name] for name in ("score", "higher_is_better"))
-            row["scores"][task]["recovery"] = spread([share_kept(s, score, higher) for s in scores])
-    if k != "teacher":
-        row["phases"] = found[0]["phases"]
-        row["r2"] = {
-            group: {m: spread([f["curves"][group][m][-1] for f in found]) for m in CURVE_METRICS}
-            for group in found[0]["curves"]
-        }
-        row["r2_lowest"] = spread([f["r2_lowest"] for f in found])
-        row["recovery_head"] = spread([f["recovery_head"] for f in found])
-        row["recovery_ridge"] = spread([f["recovery"] for f in found])
-    return row
+def _raptor_row(raptors: Sequence[ProbedRaptor], teacher: ProbedTeacher | None) -> Table1Row:
+    first = raptors[0]
+    return Table1Row(
+        k=str(first.k),
+        num_seeds=len(raptors),
+        parameters=first.parameters,
+        scores=_task_scores([raptor.probes for raptor in raptors], teacher),
+        phases=first.phases,
+        r2={group: _last_r2([raptor.curves[group] for raptor in raptors]) for group in first.curves},
+        r2_lowest=spread([raptor.r2_lowest for raptor in raptors]),
+        recovery_head=spread([raptor.recovery_head for raptor in raptors]),
+        recovery_ridge=spread([raptor.recovery for raptor in raptors]),
+    )
 
 
-def spread(values: Sequence[float | None]) -> dict[str, float | None]:
+def _last_r2(curves: Sequence[GroupCurves]) -> LastR2:
+    return LastR2(r2=spread([c.r2[-1] for c in curves]), bounded_r2=spread([c.bounded_r2[-1] for c in curves]))
+
+
+def _task_scores(probes: Sequence[dict[str, ProbeScores]], teacher: ProbedTeacher | None) -> dict[str, TaskScore]:
+    """Scores by task, over the probes of several seeds."""
+    found = {}
+    for task in probes[0]:
+        scores = [by_task[task].score for by_task in probes]
+        recovery = None
+        if teacher is not None and task in teacher.probes:
+            own = teacher.probes[task]
+            recovery = spread([_recovery(score, own) for score in scores])
+        found[task] = TaskScore(
+            **vars(spread(scores)),
+            size=probes[0][task].size,
+            at_edge=sum(by_task[task].at_edge for by_task in probes),
+            recovery=recovery,
+        )
+    return found
+
+
+def _recovery(score: float | None, teacher: ProbeScores) -> float | None:
+    return None if teacher.score is None else share_kept(score, teacher.score, teacher.higher_is_better)
+
+
+def spread(values: Sequence[float | None]) -> MeanOverSeeds:
     """Mean and sample deviation; None where a value is missing, or for the deviation of one."""
     known = [v for v in values if v is not None]
     if not known or len(known) < len(values):
-        return {"mean": None, "deviation": None}
-    return {"mean": fmean(known), "deviation": stdev(known) if len(known) > 1 else None}
+        return MeanOverSeeds()
+    return MeanOverSeeds(mean=fmean(known), deviation=stdev(known) if len(known) > 1 else None)
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    tasks = [task for task in TASKS if rows and task in rows[0]["scores"]]
+def table(rows: Sequence[Table1Row]) -> str:
+    tasks = [task for task in _TASKS if rows and task in rows[0].scores]
     columns = ["k", "phases", "block parameters (M)"]
     for task in tasks:
-        columns += [TITLES[task], "recovery", "paper"]
-    lines = []
-    for row in rows:
-        line = [row["k"], "+".join(map(str, row.get("phases", []))) or "–", f"{row['parameters'] / 1e6:.2f}"]
-        for task in tasks:
-            found = row["scores"][task]
-            paper = PAPER.get(row["k"], (None,) * 3)[TASKS.index(task)]
-            line += [
-                shown(found) if task == "depth" else shown(found, percent=True),
-                shown(found.get("recovery", {}), percent=True, unit=" %"),
-                paper if paper is None else f"{paper:g}",
-            ]
-        ridge = shown(row.get("recovery_ridge", {}), percent=True, unit=" %")
-        lines.append([*line, ridge, shown(row.get("r2", {}).get("all", {}).get("r2", {}))])
-    return markdown([*columns, "ridge probe, recovery", "R2 last"], lines)
+        columns += [_TITLES[task], "recovery", "paper"]
+    return markdown([*columns, "ridge probe, recovery", "R2 last"], [_table_line(row, tasks) for row in rows])
 
 
-def shown(found: dict[str, Any], percent: bool = False, unit: str = "") -> str | None:
-    """`mean ± deviation`."""
-    if found.get("mean") is None:
+def _table_line(row: Table1Row, tasks: Sequence[str]) -> list[str | None]:
+    line: list[str | None] = [row.k, sum_of(row.phases) or "–", f"{row.parameters / 1e6:.2f}"]
+    for task in tasks:
+        score = row.scores[task]
+        paper = _PUBLISHED[row.k][_TASKS.index(task)] if row.k in _PUBLISHED else None
+        line += [
+            shown(score, percent=task != "depth"),
+            shown(score.recovery, percent=True, unit=" %"),
+            None if paper is None else f"{paper:g}",
+        ]
+    r2 = row.r2["all"].r2 if "all" in row.r2 else None
+    return [*line, shown(row.recovery_ridge, percent=True, unit=" %"), shown(r2)]
+
+
+def shown(found: MeanOverSeeds | None, percent: bool = False, unit: str = "") -> str | None:
+    """`mean ± deviation`; None where there is no mean."""
+    if found is None or found.mean is None:
         return None
     scale, digits = (100, 1) if percent else (1, 3)
-    text = f"{scale * found['mean']:.{digits}f}"
-    if found.get("deviation") is not None:
-        text += f" ± {scale * found['deviation']:.{digits}f}"
+    text = f"{scale * found.mean:.{digits}f}"
+    if found.deviation is not None:
+        text += f" ± {scale * found.deviation:.{digits}f}"
     return text + unit

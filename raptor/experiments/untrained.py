@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,33 +12,30 @@ from raptor.data import ImageData
 from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, Sweep, run_sweep
 from raptor.experiments.figures import figure_untrained
-from raptor.experiments.outcome import Outcome, markdown, write_outcome
-from raptor.experiments.small import (
-    Machine,
-    Pair,
-    best_null,
-    check_small,
+from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
+from raptor.experiments.raptors import Machine, Pair, layer_similarity, make_raptor
+from raptor.experiments.records import Untrained, UntrainedRow
+from raptor.experiments.scratch import (
+    check_scratch,
     describe_similarity,
-    layer_similarity,
-    make_raptor,
-    small_pair,
-    small_shape,
-    small_teacher,
+    scratch_pair,
+    scratch_teacher,
     teacher_scores,
     untrained_teacher,
 )
 from raptor.experiments.stochastic_depth import cell_name
+from raptor.phases import Phases
 from raptor.report.style import save_figure
 from raptor.run import read_summary
 from raptor.train.schedule import Budget
 from raptor.vit.view import ViT
 
-KINDS = ("trained", "untrained", "overfitted")
-COLUMNS = (
-    "teacher", "seed", "phases", "accuracy", "train", "similarity", "within phases", "within phases, cls",
-    "cls R2", "cls bounded R2", "cls correlation", "patches R2", "patches bounded R2", "best null, cls R2",
-    "best null, patches R2",
-)  # fmt: skip
+_KINDS = ("trained", "untrained", "overfitted")
+_NULL_COLUMNS = ("best null, cls R2", "best null, patches R2")
+_COLUMNS = (
+    *("teacher", "seed", "phases", "accuracy", "train", "similarity", "within phases", "within phases, cls"),
+    *("cls R2", "cls bounded R2", "cls correlation", "patches R2", "patches bounded R2", *_NULL_COLUMNS),
+)
 
 
 def run(
@@ -70,7 +68,7 @@ def run(
     device: str = "auto",
     num_workers: int = 0,
     compile: bool | None = None,
-) -> Outcome:
+) -> Outcome[Untrained]:
     """A trained teacher, its untrained start and an overfitted twin: similarity, and how well a raptor follows each.
 
     Args:
@@ -83,7 +81,7 @@ def run(
         rescale: divide kept updates by 1 - p.
         teacher_budget, teacher_batch, teacher_lr: training of a teacher.
         overfit_images: the overfitted twin sees only these, without augmentation, smoothing or stochastic depth.
-        raptor_budget, raptor_batch, recipe: training of a raptor, in the joint autoregressive stage alone.
+        raptor_budget, raptor_batch, recipe: training of a raptor, only in the joint autoregressive stage.
         limit: use only this many training images.
         val_images: use only this many held-out images.
         out: folder; cells that are already there are not done again.
@@ -91,44 +89,68 @@ def run(
         cells: only these, separated by commas (such as untrained-s0).
         max_seconds: stop cleanly after so long.
         device: auto, cpu or cuda.
-        num_workers: processes that decode images, once a job.
+        num_workers: processes that decode images, once per job.
         compile: compile the blocks; by default on a GPU only.
     """
     started = time.monotonic()
     machine = Machine(Path(out), pick_device(device), num_workers, compile)
     common = dict(
-        data=data, k=k, **small_shape(size, patch, dim, depth, heads, registers), rescale=rescale,
-        teacher_budget=teacher_budget, teacher_batch=teacher_batch, teacher_lr=teacher_lr, raptor_budget=raptor_budget,
-        raptor_batch=raptor_batch, recipe=recipe, limit=limit, val_images=val_images, teachers=teachers,
-        overfit_images=overfit_images, p=p,
-    )  # fmt: skip
-    check_small(common, [p])
-    plan = tuple(Cell(f"{kind}-s{s}", {**common, "kind": kind, "seed": s}) for s in seeds for kind in KINDS)
+        data=data,
+        k=k,
+        size=size,
+        patch=patch,
+        dim=dim,
+        depth=depth,
+        heads=heads,
+        registers=registers,
+        rescale=rescale,
+        teacher_budget=teacher_budget,
+        teacher_batch=teacher_batch,
+        teacher_lr=teacher_lr,
+        raptor_budget=raptor_budget,
+        raptor_batch=raptor_batch,
+        recipe=recipe,
+        limit=limit,
+        val_images=val_images,
+        teachers=teachers,
+        overfit_images=overfit_images,
+        p=p,
+    )
+    check_scratch(common, [p])
+    plan = tuple(Cell(f"{kind}-s{s}", {**common, "kind": kind, "seed": s}) for s in seeds for kind in _KINDS)
     sweep = Sweep(Path(out), plan, machine.device)
-    results = run_sweep(sweep, partial(one_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
-    rows = list(results.values())
-    values = {"settings": common, "rows": rows, "missing": sweep.missing_names(), **sweep.made()}
+    results = run_sweep(sweep, partial(_do_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
+    rows = [UntrainedRow.from_dict(result) for result in results.values()]
+    found = Untrained(settings=common, rows=rows, missing=sweep.missing_names(), **sweep.made())
     figures = save_figure(figure_untrained(rows), Path(out) / "untrained") if rows else []
-    return write_outcome("untrained", Path(out), started, machine.device, values, table(rows), figures)
+    return write_outcome(found, Path(out), started, machine.device, _table(rows), figures)
 
 
-def one_cell(machine: Machine, cell: Cell) -> dict[str, Any]:
+def _do_cell(machine: Machine, cell: Cell) -> UntrainedRow:
     """Make one teacher and train its raptor."""
     options = cell.options
-    pair = small_pair(options, machine)
+    pair = scratch_pair(options, machine)
     teacher, folder, seen = _teacher(options, pair, machine, machine.folder / "teachers" / cell.name)
     similarity = describe_similarity(layer_similarity(teacher, pair[0], machine), options["k"])
     raptor = make_raptor(
-        teacher, pair, similarity["phases"], machine.folder / "raptors" / cell.name, machine, recipe=options["recipe"],
-        budget=options["raptor_budget"], batch_size=options["raptor_batch"], stage1_share=0.0, seed=options["seed"],
-    )  # fmt: skip
-    return {
-        "kind": options["kind"],
-        "seed": options["seed"],
-        "teacher": teacher_scores(teacher, (seen, pair[1]), folder, machine),
-        "similarity": similarity,
-        "raptor": raptor,
-    }
+        teacher,
+        pair,
+        Phases.from_lengths(similarity.phases),
+        machine.folder / "raptors" / cell.name,
+        machine,
+        recipe=options["recipe"],
+        budget=options["raptor_budget"],
+        batch_size=options["raptor_batch"],
+        stage1_share=0.0,
+        seed=options["seed"],
+    )
+    return UntrainedRow(
+        kind=options["kind"],
+        seed=options["seed"],
+        teacher=teacher_scores(teacher, (seen, pair[1]), folder, machine),
+        similarity=similarity,
+        raptor=raptor,
+    )
 
 
 def _teacher(options: dict[str, Any], pair: Pair, machine: Machine, folder: Path) -> tuple[ViT, Path, ImageData]:
@@ -139,32 +161,34 @@ def _teacher(options: dict[str, Any], pair: Pair, machine: Machine, folder: Path
     if options["kind"] == "trained":
         swept = Path(options["teachers"]) / "teachers" / cell_name(options["p"], options["seed"])
         folder = swept if read_summary(swept) is not None else folder
-        return small_teacher({**options, "drop": options["p"]}, pair, folder, machine), folder, train
+        return scratch_teacher({**options, "drop": options["p"]}, pair, folder, machine), folder, train
     few = train.select(train.sample(min(options["overfit_images"], len(train))))
     steps = _in_steps(options["teacher_budget"], len(train) // options["teacher_batch"])
     plain = {**options, "drop": 0.0, "augment": "none", "smoothing": 0.0, "teacher_budget": steps}
-    return small_teacher(plain, (few, held_out), folder, machine), folder, few
+    return scratch_teacher(plain, (few, held_out), folder, machine), folder, few
 
 
 def _in_steps(budget: str, steps_per_epoch: int) -> str:
-    """A budget of epochs as steps, so that fewer images do not mean fewer of them."""
+    """A budget of epochs as steps, so that training on fewer images takes as many steps."""
     parsed = Budget.parse(budget)
     return f"{max(1, round(parsed.amount * steps_per_epoch))}steps" if parsed.unit == "epochs" else budget
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    return markdown(
-        COLUMNS,
-        [
-            [
-                row["kind"], row["seed"], "+".join(map(str, row["raptor"]["phases"])), row["teacher"]["accuracy"],
-                row["teacher"]["train_accuracy"], row["similarity"]["off_diagonal"],
-                row["similarity"]["within_phases"], row["similarity"]["means"]["cls"]["within_phases"],
-                *(row["raptor"]["curves"]["cls"][name][-1] for name in ("r2", "bounded_r2", "pearson")),
-                *(row["raptor"]["curves"]["patches"][name][-1] for name in ("r2", "bounded_r2")),
-                *(best_null(row["raptor"], group) for group in ("cls", "patches")),
-            ]
-            for row in rows
-        ],
-        optional=COLUMNS[-2:],
-    )  # fmt: skip
+def _table(rows: Sequence[UntrainedRow]) -> str:
+    return markdown(_COLUMNS, [_table_line(row) for row in rows], optional=_NULL_COLUMNS)
+
+
+def _table_line(row: UntrainedRow) -> list[str | float | None]:
+    cls, patches = row.raptor.curves["cls"], row.raptor.curves["patches"]
+    return [
+        row.kind,
+        row.seed,
+        sum_of(row.raptor.phases),
+        row.teacher.accuracy,
+        row.teacher.train_accuracy,
+        row.similarity.off_diagonal,
+        row.similarity.within_phases,
+        row.similarity.means["cls"].within_phases,
+        *(curve[-1] for curve in (cls.r2, cls.bounded_r2, cls.pearson, patches.r2, patches.bounded_r2)),
+        *(row.raptor.best_null(group) for group in ("cls", "patches")),
+    ]

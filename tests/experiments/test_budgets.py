@@ -1,4 +1,4 @@
-"""The budgets experiment: done once, refused for other options, its table alone on stdout."""
+"""The budgets experiment: done once, refused for other options, nothing on stdout."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def test_options_are_compared_before_a_result_is_reused(
         raise AssertionError("distilled twice")
 
     monkeypatch.setattr(budgets, "distill", not_again)
-    assert budgets.run(**options).values["rows"] == first.values["rows"]
+    assert budgets.run(**options).result.rows == first.result.rows
     with pytest.raises(RunError, match="seed: 0 -> 1"):
         budgets.run(seed=1, **options)

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from raptor.experiments.cells import Cell, Sweep, claim, do_cells, run_sweep, time_left
-from raptor.experiments.outcome import markdown
 from raptor.run import RunError
 
 
@@ -179,13 +178,6 @@ def test_time_left_comes_from_the_cells_that_are_done(tmp_path: Path) -> None:
     # Three cells of 20 s are left: two rounds of two processes.
     assert time_left(sweep, jobs=2) == "2 of 5 cells, about 40 s left"
     assert time_left(sweep, jobs=1) == "2 of 5 cells, about 1 min 00 s left"
-
-
-def test_tables() -> None:
-    assert markdown(("a", "b"), [[0.12345, None]]) == "| a | b |\n|---|---|\n| 0.123 | – |"
-    assert markdown(("a", "b", "c"), [[1, None, None], [2, None, 3]], optional=("b", "c")) == (
-        "| a | c |\n|---|---|\n| 1 | – |\n| 2 | 3 |"
-    )
 
 
 def test_results_keep_the_device_their_cells_ran_on(tmp_path: Path) -> None:

@@ -6,6 +6,15 @@ from types import SimpleNamespace
 import pytest
 
 from raptor.experiments import figure5, table1
+from raptor.experiments.records import (
+    Figure5,
+    GroupCurves,
+    MeanOverSeeds,
+    ProbedRaptor,
+    ProbedTeacher,
+    ProbeScores,
+    Table1,
+)
 
 
 def test_table1_and_figure5(sweep_folder: Path, tiny: SimpleNamespace, tmp_path: Path) -> None:
@@ -14,40 +23,39 @@ def test_table1_and_figure5(sweep_folder: Path, tiny: SimpleNamespace, tmp_path:
         **tiny.images, model=model, segment="scenes", depth="scenes", k=[2], seeds=[0, 1], budget="4steps",
         batch_size=16, classify_epochs=1, segment_epochs=1, depth_epochs=1, out=str(tmp_path),
     )  # fmt: skip
-    assert list(done.values["cells"]) == ["teacher", "k2-s0", "k2-s1"]
-    teacher, k2 = done.values["rows"]
-    scores = [done.values["cells"][f"k2-s{s}"]["probes"]["depth"]["score"] for s in (0, 1)]
-    assert k2["scores"]["depth"]["mean"] == pytest.approx(sum(scores) / 2)
-    assert k2["scores"]["depth"]["deviation"] == pytest.approx(abs(scores[0] - scores[1]) / 2**0.5)
-    of_teacher = teacher["scores"]["depth"]["mean"]
-    assert k2["scores"]["depth"]["recovery"]["mean"] == pytest.approx(sum(of_teacher / s for s in scores) / 2)
-    miou = [done.values["cells"][c]["probes"]["segment"]["score"] for c in ("teacher", "k2-s0", "k2-s1")]
-    assert k2["scores"]["segment"]["recovery"]["mean"] == pytest.approx(sum(miou[1:]) / 2 / miou[0])
-    assert k2["num_seeds"] == 2 and k2["scores"]["classify"]["size"] == [32, 32]
+    assert list(done.result.cells) == ["teacher", "k2-s0", "k2-s1"]
+    teacher, k2 = done.result.rows
+    scores = [done.result.cells[f"k2-s{s}"].probes["depth"].score for s in (0, 1)]
+    assert k2.scores["depth"].mean == pytest.approx(sum(scores) / 2)
+    assert k2.scores["depth"].deviation == pytest.approx(abs(scores[0] - scores[1]) / 2**0.5)
+    of_teacher = teacher.scores["depth"].mean
+    assert k2.scores["depth"].recovery.mean == pytest.approx(sum(of_teacher / s for s in scores) / 2)
+    miou = [done.result.cells[c].probes["segment"].score for c in ("teacher", "k2-s0", "k2-s1")]
+    assert k2.scores["segment"].recovery.mean == pytest.approx(sum(miou[1:]) / 2 / miou[0])
+    assert k2.num_seeds == 2 and k2.scores["classify"].size == [32, 32]
     drawn = figure5.run(table=str(tmp_path), out=str(tmp_path / "drawn"))
     assert (tmp_path / "drawn" / "figure5.png").exists()
-    assert drawn.values["points"][0]["r2"]["mean"] == k2["r2"]["all"]["r2"]["mean"]
-
-
-def test_figure5_asks_for_table1(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="run raptor reproduce table1"):
-        figure5.run(table=str(tmp_path))
+    assert drawn.result.points[0].r2.mean == k2.r2["all"].r2.mean
+    assert Table1.read(tmp_path) == done.result and Figure5.read(tmp_path / "drawn") == drawn.result
 
 
 def test_spreads_leave_out_nothing_silently() -> None:
-    assert table1.spread([1.0, 3.0]) == {"mean": 2.0, "deviation": pytest.approx(2**0.5)}
-    assert table1.spread([1.0]) == {"mean": 1.0, "deviation": None}
-    assert table1.spread([1.0, None]) == {"mean": None, "deviation": None}
-    assert table1.shown({"mean": 0.9612, "deviation": 0.004}, percent=True, unit=" %") == "96.1 ± 0.4 %"
+    assert table1.spread([1.0, 3.0]) == MeanOverSeeds(mean=2.0, deviation=pytest.approx(2**0.5))
+    assert table1.spread([1.0]) == MeanOverSeeds(mean=1.0, deviation=None)
+    assert table1.spread([1.0, None]) == MeanOverSeeds(mean=None, deviation=None)
+    assert table1.shown(MeanOverSeeds(mean=0.9612, deviation=0.004), percent=True, unit=" %") == "96.1 ± 0.4 %"
 
 
 def test_a_probe_without_a_score_leaves_the_table_standing() -> None:
-    def cell(k: int | None, score: float | None) -> dict:
-        probes = {"depth": {"score": score, "higher_is_better": False, "size": [8, 8], "at_edge": False}}
-        curves = {"all": {"r2": [0.5], "bounded_r2": [0.5]}}
-        known = {"phases": [2, 2], "curves": curves, "r2_lowest": 0.5, "recovery_head": 0.9, "recovery": 0.9}
-        return {"k": k, "parameters": 1, "probes": probes, **known}
+    def probes(score: float | None) -> dict[str, ProbeScores]:
+        return {"depth": ProbeScores(score=score, higher_is_better=False, size=[8, 8], at_edge=False)}
 
-    rows = table1.summarise({"teacher": cell(None, 0.5), "k2-s0": cell(2, None), "k2-s1": cell(2, 0.6)})
-    assert rows[1]["scores"]["depth"]["recovery"] == {"mean": None, "deviation": None}
+    def raptor(seed: int, score: float | None) -> ProbedRaptor:
+        curves = {"all": GroupCurves(r2=[0.5], bounded_r2=[0.5])}
+        scores = dict(r2_lowest=0.5, recovery_head=0.9, recovery=0.9, parameters=1)
+        return ProbedRaptor(k=2, seed=seed, phases=[2, 2], curves=curves, probes=probes(score), **scores)
+
+    teacher = ProbedTeacher(parameters=1, probes=probes(0.5))
+    rows = table1.summarise(teacher, [raptor(0, None), raptor(1, 0.6)])
+    assert rows[1].scores["depth"].recovery == MeanOverSeeds(mean=None, deviation=None)
     assert "| 2 | 2+2 |" in table1.table(rows)

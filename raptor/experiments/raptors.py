@@ -1,0 +1,156 @@
+"""A teacher, its images, the phases of its layers, and a raptor distilled from it: what the cells of most sweeps do."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from raptor.data import ImageData, InMemory, Preprocess, iterate, open_data
+from raptor.devices import pick_precision
+from raptor.experiments.records import GroupCurves, NullCurves, RaptorScores, StochasticDepth
+from raptor.fidelity.error_curves import ErrorCurves
+from raptor.fidelity.null_models import NULL_NAMES, fit_null_models
+from raptor.open import open_vit
+from raptor.phases import Phases, find_phases
+from raptor.similarity.cosine import Array, measure_similarity
+from raptor.surrogate.surrogate import block_parameters
+from raptor.train import distill
+from raptor.vit.trajectory import Trajectories
+from raptor.vit.view import ViT
+
+Pair = tuple[ImageData, ImageData]
+"""Training images and held-out images."""
+_SIMILARITY_IMAGES = 2048
+_NULL_IMAGES = 1024  # images that the null models are fitted on, and as many held-out ones to measure them on
+_SCORES = ("accuracy", "teacher_accuracy", "agreement", "probe", "teacher_probe", "recovery", "recovery_head")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where cells run. Nothing here decides their results."""
+
+    folder: Path
+    device: str
+    num_workers: int = 0
+    compile: bool | None = None
+
+    @property
+    def precision(self) -> str:
+        return pick_precision("auto", self.device)
+
+
+@lru_cache(maxsize=2)
+def load_pair(
+    data: str,
+    preprocess: Preprocess,
+    limit: int | None,
+    val_images: int | None,
+    device: str,
+    num_workers: int = 0,
+    in_memory: bool = True,
+) -> Pair:
+    """Training and held-out images, by default decoded once per process and kept on the device as uint8."""
+    parts = (("train", limit), ("val", val_images))
+    opened = [open_data(data, split, limit=num, size=preprocess.size) for split, num in parts]  # type: ignore[arg-type]
+    if not in_memory:
+        return opened[0], opened[1]
+    train, held_out = (InMemory(part, preprocess, device, num_workers) for part in opened)
+    return train, held_out
+
+
+def open_teacher(options: dict[str, Any], machine: Machine) -> tuple[ViT, Pair]:
+    """The teacher that the options of a cell name, and its images."""
+    teacher = open_vit(options["model"], weights=options["weights"], size=options.get("size"), device=machine.device)
+    pair = load_pair(
+        options["data"],
+        teacher.preprocess,
+        options["limit"],
+        options["val_images"],
+        machine.device,
+        machine.num_workers,
+        options.get("in_memory", True),
+    )
+    return teacher, pair
+
+
+def layer_similarity(vit: ViT, data: ImageData, machine: Machine) -> dict[str, Array]:
+    """Layer-layer similarity of training images, by token group: name -> (L, L)."""
+    limit = _SIMILARITY_IMAGES
+    batches = iterate(data, vit.preprocess, 256, device=vit.device, limit=limit, num_workers=machine.num_workers)
+    states = (states for states, _, _ in Trajectories(vit, batches, machine.precision))
+    return measure_similarity(states, vit.num_layers, vit.groups, cka_features=None).matrices
+
+
+def cut_phases(vit: ViT, data: ImageData, k: int, machine: Machine) -> Phases:
+    """Phases by max-cut of the similarity of all tokens on training images."""
+    return find_phases(layer_similarity(vit, data, machine)["all"], k)
+
+
+def make_raptor(
+    teacher: ViT, pair: Pair, phases: Phases, folder: Path, machine: Machine, **options: Any
+) -> RaptorScores:
+    """Distil a surrogate with these phases into `folder` and return its scores. Its checkpoints are deleted."""
+    done = distill(
+        teacher,
+        pair,
+        phases=list(phases.lengths),
+        out=str(folder),
+        device=machine.device,
+        compile=machine.compile,
+        **options,
+    )
+    shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+    nulls = _null_curves(teacher, pair, phases, machine)
+    return _raptor_scores(done.summary, block_parameters(done.surrogate), nulls)
+
+
+def _null_curves(teacher: ViT, pair: Pair, phases: Phases, machine: Machine) -> dict[str, dict[str, NullCurves]]:
+    """R2 of the null models, which need no training: null model -> token group -> curves."""
+    fitting, held_out = (
+        iterate(
+            part,
+            teacher.preprocess,
+            128,
+            device=teacher.device,
+            limit=min(_NULL_IMAGES, len(part)),
+            num_workers=machine.num_workers,
+        )
+        for part in pair
+    )
+    nulls = fit_null_models(teacher, phases.lengths, fitting, machine.precision)
+    curves = {name: ErrorCurves(teacher.num_layers, teacher.groups) for name in NULL_NAMES}
+    for states, _, batch in Trajectories(teacher, held_out, machine.precision):
+        for name, own in nulls.states(batch.images, states, machine.precision).items():
+            curves[name].update(states, own)
+    found = {name: curve.result().to_dict() for name, curve in curves.items()}
+    return {
+        name: {group: NullCurves.from_dict(metrics) for group, metrics in groups.items()}
+        for name, groups in found.items()
+    }
+
+
+def _raptor_scores(summary: dict[str, Any], parameters: int, nulls: dict[str, dict[str, NullCurves]]) -> RaptorScores:
+    scores = summary["validation"]
+    curves = {group: GroupCurves.from_dict(metrics) for group, metrics in scores["curves"].items()}
+    return RaptorScores(
+        phases=list(summary["phases"]),
+        num_steps=summary["num_steps"],
+        seconds=summary["seconds"],
+        num_images=scores["num_images"],
+        curves=curves,
+        r2_last=scores["r2_last"],
+        r2_lowest=scores["r2_lowest"],
+        bounded_r2_last=curves["all"].bounded_r2[-1],
+        parameters=parameters,
+        nulls=nulls,
+        **{name: scores.get(name) for name in _SCORES},
+    )
+
+
+def best_teacher(folder: str | Path) -> str:
+    """The folder of the most accurate teacher of a stochastic-depth sweep."""
+    best = max(StochasticDepth.read(folder).rows, key=lambda row: row.teacher.accuracy)
+    return str(Path(folder) / "teachers" / best.cell / "teacher")

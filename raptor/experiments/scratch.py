@@ -1,0 +1,144 @@
+"""Teachers trained from scratch: their shape, their training, their untrained start, and their scores."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raptor.data import Preprocess, open_data
+from raptor.experiments.raptors import Machine, Pair, load_pair
+from raptor.experiments.records import SimilarityMeans, TeacherScores, TeacherSimilarity
+from raptor.experiments.statistics import off_diagonal_mean, within_phases_mean
+from raptor.open import open_vit
+from raptor.phases import find_phases
+from raptor.run import RunError, read_config, read_summary
+from raptor.similarity.cosine import Array
+from raptor.surrogate.surrogate import block_parameters
+from raptor.train.recipe import load_recipe
+from raptor.train.stochastic import check_drop
+from raptor.train.teacher import check_labelled, evaluate, separate_registers, train_teacher
+from raptor.vit.builders import IMAGENET
+from raptor.vit.view import ViT
+
+SHAPE = "vit_tiny_patch16_224"
+_SHAPE_OPTIONS = ("size", "patch", "dim", "depth", "heads", "registers")
+_TRAINING: dict[str, Any] = {"smoothing": 0.1, "augment": "crop"}  # of a teacher, unless its options differ
+_TRAIN_SAMPLE = 5000  # training images on which a teacher's training accuracy is measured
+
+
+def scratch_pair(options: dict[str, Any], machine: Machine) -> Pair:
+    """The images of a cell whose teacher has the shape given in its options."""
+    preprocess = Preprocess.for_native(options["size"], *IMAGENET, size=options["size"])
+    limit, val_images = options.get("limit"), options.get("val_images")
+    return load_pair(options["data"], preprocess, limit, val_images, machine.device, machine.num_workers)
+
+
+def scratch_teacher(options: dict[str, Any], pair: Pair, folder: Path, machine: Machine) -> ViT:
+    """The teacher in `folder`, which is trained first if it is not there."""
+    if read_summary(folder) is not None:
+        _refuse_other_teacher(folder, options, pair[0].name)
+    else:
+        shape: dict[str, Any] = {name: options[name] for name in _SHAPE_OPTIONS}
+        train_teacher(
+            SHAPE,
+            pair,
+            out=str(folder),
+            **shape,
+            drop=options["drop"],
+            rescale=options["rescale"],
+            budget=options["teacher_budget"],
+            batch_size=options["teacher_batch"],
+            lr=options["teacher_lr"],
+            seed=options["seed"],
+            **{name: options.get(name, value) for name, value in _TRAINING.items()},
+            device=machine.device,
+            compile=machine.compile,
+        )
+        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+    return open_vit(folder / "teacher", device=machine.device)
+
+
+def check_scratch(options: dict[str, Any], drops: Sequence[float] = ()) -> None:
+    """Raise now for options that would fail only after a teacher was trained."""
+    if not 1 <= options["k"] <= options["depth"]:
+        raise ValueError(f"k must be from 1 to the teacher's depth {options['depth']}, not {options['k']}")
+    if options["heads"] < 1 or options["dim"] < 1 or options["dim"] % options["heads"]:
+        raise ValueError(f"dim {options['dim']} must be a multiple of heads {options['heads']}")
+    for p in drops:
+        check_drop(p)
+    load_recipe(options["recipe"])
+    for split in ("train", "val"):
+        check_labelled(open_data(options["data"], split, limit=2, size=options["size"]))  # type: ignore[arg-type]
+
+
+def _refuse_other_teacher(folder: Path, options: dict[str, Any], data: str) -> None:
+    """Raise when a finished teacher was made with other options. Device and precision do not matter."""
+    saved = read_config(folder)
+    kwargs = saved["kwargs"]
+    names = ("img_size", "patch_size", "embed_dim", "depth", "num_heads")
+    had = {name: kwargs.get(old) for name, old in zip(_SHAPE_OPTIONS, names)} | {
+        "registers": kwargs.get("reg_tokens", 0)
+    }
+    trained = {"teacher_budget": "budget", "teacher_batch": "batch_size", "teacher_lr": "lr"}
+    trained |= {name: name for name in ("drop", "rescale", "smoothing", "augment", "seed", "data")}
+    had |= {name: saved[old] for name, old in trained.items()}
+    asked = {**_TRAINING, **options, "data": data}
+    changed = [f"{name}: {value} -> {asked[name]}" for name, value in had.items() if value != asked[name]]
+    if changed:
+        raise RunError(f"{folder} holds another teacher ({'; '.join(changed[:3])}): choose another folder")
+
+
+def untrained_teacher(options: dict[str, Any], num_classes: int, device: str) -> ViT:
+    """The model a teacher of these options starts from."""
+    kwargs: dict[str, Any] = dict(
+        patch_size=options["patch"], embed_dim=options["dim"], depth=options["depth"], num_heads=options["heads"]
+    )
+    if options["registers"]:
+        kwargs |= {"reg_tokens": options["registers"], "no_embed_class": True}
+    size = options["size"]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(options["seed"])
+        vit = open_vit(
+            f"timm/{SHAPE}",
+            pretrained=False,
+            size=size,
+            img_size=size,
+            num_classes=num_classes,
+            device=device,
+            **kwargs,
+        )
+    separate_registers(vit.model, options["seed"])
+    return vit
+
+
+def describe_similarity(matrices: dict[str, Array], k: int) -> TeacherSimilarity:
+    """The matrices, the max-cut phases of all tokens, and the two means: off the diagonal, and within phases."""
+    phases = find_phases(matrices["all"], k)
+    means = {
+        name: SimilarityMeans(off_diagonal=off_diagonal_mean(m), within_phases=within_phases_mean(m, phases.lengths))
+        for name, m in matrices.items()
+    }
+    return TeacherSimilarity(
+        matrices={name: [[round(float(v), 5) for v in row] for row in m] for name, m in matrices.items()},
+        phases=list(phases.lengths),
+        means=means,
+        off_diagonal=means["all"].off_diagonal,
+        within_phases=means["all"].within_phases,
+    )
+
+
+def teacher_scores(vit: ViT, pair: Pair, folder: Path, machine: Machine) -> TeacherScores:
+    """Accuracy on held-out images and on a sample of the training images, both as centre crops."""
+    train, held_out = pair
+    sample = train.select(train.sample(min(_TRAIN_SAMPLE, len(train))))
+    saved = read_summary(folder) or {}
+    return TeacherScores(
+        accuracy=evaluate(vit, held_out, machine.precision),
+        train_accuracy=evaluate(vit, sample, machine.precision),
+        parameters=block_parameters(vit),
+        seconds=saved.get("seconds"),
+    )

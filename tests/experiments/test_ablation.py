@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from raptor.data import iterate, open_data
+from raptor.experiments import ablation
+from raptor.experiments.records import Ablation
+from raptor.open import open_vit
+from raptor.train.recipe import resolve_recipe
+from raptor.train.schedule import teacher_forcing
+
+
+def test_each_ablation_row_adds_one_ingredient() -> None:
+    recipes = [ablation.row_recipe("paper", row) for row in ablation.ROWS]
+    changed = [{key for key in a if a[key] != b[key]} for a, b in pairwise(recipes)]
+    assert changed == [
+        {"lam", "lam_until"},
+        {"conditioning"},
+        {"last_phase_weights", "stage2_weights"},  # stage 2 does not run before the last row
+        {"stage1_share"},
+    ]
+    assert [recipe["stage1_share"] for recipe in recipes] == [1.0, 1.0, 1.0, 1.0, 0.5]
+    assert recipes[0]["conditioning"] == "none" and recipes[2]["conditioning"] == "mlp"
+    lam, until = recipes[0]["lam"], recipes[0]["lam_until"]
+    assert {teacher_forcing(step, 1000, lam, until) for step in range(1000)} == {1.0}
+    assert teacher_forcing(999, 1000, recipes[1]["lam"], recipes[1]["lam_until"]) == 0.0
+
+
+def test_ablation_rows_have_equal_steps_and_the_untouched_head(
+    sweep_folder: Path, tiny: SimpleNamespace, tmp_path: Path
+) -> None:
+    model = str(sweep_folder / "teachers" / "p0-s0" / "teacher")
+    options = dict(**tiny.images, model=model, k=2, budget="4steps", batch_size=16, refit_epochs=1, out=str(tmp_path))
+    done = ablation.run(**options, cells="1-teacher-forcing-s0,5-joint-s0")
+    first, joint = done.result.rows
+    assert first.num_steps == {"stage1": 4} and joint.num_steps == {"stage1": 2, "stage2": 2}
+    assert Ablation.read(tmp_path) == done.result
+    lines = {line.number: line for line in done.result.table}
+    assert list(lines) == ["1", "5", "6"]
+    assert lines["6"].accuracy == joint.refit.accuracy and joint.refit.from_head
+    # The best of the teacher's head and of those fitted from it, on a split of train: the head itself takes part.
+    surrogate = open_vit(tmp_path / "raptors" / "5-joint-s0" / "surrogate")
+    batch = next(iter(iterate(open_data("scenes", "val", limit=48, size=32), surrogate.preprocess, 48)))
+    with torch.no_grad():
+        right = (surrogate(batch.images).argmax(-1) == batch.labels).float().mean().item()
+    assert lines["5"].accuracy == pytest.approx(right)
+    recipe = resolve_recipe(str(tmp_path / "recipes" / "1-teacher-forcing-s0.yaml"), {})
+    assert recipe.lam_until == float("inf") and recipe.last_phase_weights is None
+    with pytest.raises(ValueError, match="equal steps"):
+        ablation.run(**{**options, "budget": "60s"})

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from raptor.data import iterate, open_data
+from raptor.experiments import swaps
+from raptor.experiments.records import Swaps
+from raptor.open import open_vit
+from raptor.vit.trajectory import swap_blocks
+
+
+def test_swaps_give_the_accuracy_of_the_model_with_two_blocks_exchanged(
+    sweep_folder: Path, tiny: SimpleNamespace, tmp_path: Path
+) -> None:
+    done = swaps.run(**tiny.images, teachers=str(sweep_folder), k=2, num_images=8, out=str(tmp_path), cells="p0-s0")
+    (row,) = done.result.rows
+    assert done.result.missing == ["p0.5-s0", "p0.5-s1"]
+    vit = open_vit(sweep_folder / "teachers" / "p0-s0" / "teacher")
+    batch = next(iter(iterate(open_data("scenes", "val", limit=48, size=32), vit.preprocess, 48)))
+    first, phase_of = row.phases[0], {}
+    for (i, j), accuracy in zip(row.pairs, row.swapped_accuracy or [], strict=True):
+        with torch.no_grad(), swap_blocks(vit, i, j):
+            assert accuracy == pytest.approx((vit(batch.images).argmax(-1) == batch.labels).float().mean().item())
+        phase_of.setdefault((i <= first) == (j <= first), []).append(accuracy)
+    assert len(row.pairs) == 6
+    assert row.compared_accuracy.within == pytest.approx(np.mean(phase_of[True]))
+    assert row.compared_accuracy.across == pytest.approx(np.mean(phase_of[False]))
+    assert (tmp_path / "swaps.png").exists()
+    assert Swaps.read(tmp_path) == done.result
