@@ -22,9 +22,8 @@ from raptor.provenance import Provenance
 from raptor.run import Record, ResultFile
 from raptor.similarity.cosine import CoordinateStatistics, measure_similarity
 from raptor.similarity.outliers import Outliers
-from raptor.vit.states import POOLED
 from raptor.vit.trajectory import Trajectories
-from raptor.vit.view import ModelFacts, ViT
+from raptor.vit.view import POOLED, ModelFacts, ViT
 
 Array = NDArray[np.float64]
 METHODS = ("maxcut", "dp")

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raptor.dynamics.groups import check_states, group_means, take_rows
+from raptor.dynamics.groups import group_means, take_rows
 from raptor.dynamics.parallel import on_host_if_small, parallel_map
 from raptor.streaming import NOT_SAVED, Record
+from raptor.vit.trajectory import check_states
 from raptor.vit.view import TokenGroups
 
 PER_CLASS = 200
@@ -74,7 +75,7 @@ class Basins:
 
         means: the batch's `group_means`, if at hand.
         """
-        check_states(states, self.groups)
+        check_states(states, num_tokens=self.groups.num_tokens)
         rows = self._choose(labels.tolist() if isinstance(labels, Tensor) else labels)
         if not rows:
             return

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from raptor.dynamics.angles import as_float, chord_angle, unit
-from raptor.dynamics.groups import check_states, measured_groups
+from raptor.dynamics.groups import measured_groups
 from raptor.streaming import ImageMoments, Record, Spread
+from raptor.vit.trajectory import check_states
 from raptor.vit.view import TokenGroups
 
 
@@ -64,7 +65,7 @@ class Direction:
     @torch.no_grad()
     def update(self, states: Sequence[Tensor]) -> None:
         """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`."""
-        check_states(states, self.groups)
+        check_states(states, num_tokens=self.groups.num_tokens)
         self._batch_size = self._batch_size or len(states[0])
         step = self._compiled if self._compiled is not None and len(states[0]) == self._batch_size else direction_means
         last = unit(states[-1])

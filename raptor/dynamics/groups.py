@@ -16,15 +16,6 @@ def measured_groups(groups: TokenGroups) -> dict[str, slice]:
     return {"all": groups.slice("all"), **dict(groups.present())}
 
 
-def check_states(states: Sequence[Tensor], groups: TokenGroups) -> None:
-    """Refuse a trajectory that is too short or whose tokens do not fit the groups."""
-    if len(states) < 2:
-        raise ValueError(f"a trajectory needs at least two states, got {len(states)}")
-    if states[0].ndim != 3 or states[0].shape[1] != groups.num_tokens:
-        shape = tuple(states[0].shape)
-        raise ValueError(f"states of shape {shape} do not fit {groups.num_tokens} tokens: pass the model's own groups")
-
-
 def group_means(states: Sequence[Tensor], groups: TokenGroups) -> dict[str, Tensor]:
     """Raw mean over the tokens of each group and of all, then normalised: `(B, L+1, D)` in float32 or better."""
     wide = torch.float64 if states[0].dtype == torch.float64 else torch.float32

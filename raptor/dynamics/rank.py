@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from raptor.dynamics.angles import unit
-from raptor.dynamics.groups import EvenSubset, check_states, measured_groups, take_rows
+from raptor.dynamics.groups import EvenSubset, measured_groups, take_rows
 from raptor.dynamics.parallel import eigenvalues
 from raptor.streaming import ImageMoments, Record, Spread
+from raptor.vit.trajectory import check_states
 from raptor.vit.view import TokenGroups
 
 RANK_IMAGES = 64
@@ -82,7 +83,7 @@ class Rank:
     @torch.no_grad()
     def update(self, states: Sequence[Tensor]) -> None:
         """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`."""
-        check_states(states, self.groups)
+        check_states(states, num_tokens=self.groups.num_tokens)
         if self._cls is not None:
             cls_lbd = unit(torch.stack([a[:, 0] for a in states]))
             self._cls.update(cls_lbd[1:] - cls_lbd[:-1])

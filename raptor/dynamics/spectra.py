@@ -15,10 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raptor.dynamics.groups import EvenSubset, check_states, group_means, measured_groups, take_rows
+from raptor.dynamics.groups import EvenSubset, group_means, measured_groups, take_rows
 from raptor.dynamics.modes import TOLERANCE, BatchedDMD, fit_dmd, rank_sweep
 from raptor.dynamics.parallel import on_host_if_small, parallel_map
 from raptor.streaming import NOT_SAVED, ImageMoments, Record, Spread, jsonable
+from raptor.vit.trajectory import check_states
 from raptor.vit.view import TokenGroups
 
 Complex = NDArray[np.complex128]
@@ -191,7 +192,7 @@ class Modes:
     @torch.no_grad()
     def update(self, states: Sequence[Tensor], means: dict[str, Tensor] | None = None) -> None:
         """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`; `means` are its `group_means`, if at hand."""
-        check_states(states, self.groups)
+        check_states(states, num_tokens=self.groups.num_tokens)
         rows = self._subset.pick(len(states[0]))
         for name, x_bld in (means or group_means(states, self.groups)).items():
             self._pooled[name].update(x_bld)

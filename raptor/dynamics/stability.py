@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from raptor.dynamics.angles import as_float, unit, unit_angle
-from raptor.dynamics.groups import check_states, measured_groups
+from raptor.dynamics.groups import measured_groups
 from raptor.streaming import ImageMoments, Record, Spread, jsonable
+from raptor.vit.trajectory import check_states
 from raptor.vit.view import TokenGroups
 
 EPS = (1e-3, 1e-2, 1e-1)
@@ -137,7 +138,7 @@ class Stability:
         states: `a_0..a_L` in fp32, from the same code as `run_from`. run_from: layer l and a state `(B, T, D)` to the
         list of states l..L, the given one first.
         """
-        check_states(states, self.groups)
+        check_states(states, num_tokens=self.groups.num_tokens)
         if self.layers is None:
             self.layers = list(range(len(states) - 1))
         if not all(0 <= layer < len(states) for layer in self.layers):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raptor.vit.states import POOLED, check_states, double, pool
-
-if TYPE_CHECKING:
-    from raptor.vit.view import TokenGroups
+from raptor.vit.trajectory import check_states, double, pool_layers
+from raptor.vit.view import POOLED, TokenGroups
 
 
 class LinearCKA:
@@ -37,12 +34,12 @@ class LinearCKA:
 
     @torch.no_grad()
     def update(self, states: Sequence[Tensor], pooled: dict[str, Tensor] | None = None) -> None:
-        """Add a batch; `pooled` is `pool(states, groups)` if at hand."""
+        """Add a batch; `pooled` is `pool_layers(states, groups)` if at hand."""
         check_states(states, self.num_layers, self.groups.num_tokens)
         if len(states[0]) < 4:
             self.num_skipped_images += len(states[0])
             return
-        pooled = pool(states, self.groups) if pooled is None else pooled
+        pooled = pool_layers(states, self.groups) if pooled is None else pooled
         features_bld = torch.cat([pooled[name] for name in self.names], dim=2)
         hsic_ll = _unbiased_hsic(double(features_bld).transpose(0, 1))
         self._hsic_ll = self._hsic_ll + hsic_ll

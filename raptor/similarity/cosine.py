@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +21,8 @@ from raptor.devices import full_precision
 from raptor.similarity.cka import LinearCKA
 from raptor.similarity.outliers import Outliers, OutlierShares
 from raptor.streaming import Moments
-from raptor.vit.states import POOLED, at_least_float32, check_states, double, float_type, pool
-
-if TYPE_CHECKING:
-    from raptor.vit.view import TokenGroups
+from raptor.vit.trajectory import at_least_float32, check_states, double, float_type, pool_layers
+from raptor.vit.view import POOLED, TokenGroups
 
 Array = NDArray[np.float64]
 MAX_CHUNK = 2**27  # how many numbers of the stacked states are held at once
@@ -57,9 +55,9 @@ class CosineSimilarity:
 
     @torch.no_grad()
     def update(self, states: Sequence[Tensor], pooled: dict[str, Tensor] | None = None) -> Tensor:
-        """Add a batch; `pooled` is `pool(states, groups)` if at hand. Returns the tokens' squared norms, (B, T, L)."""
+        """Add a batch. `pooled`: of `pool_layers`, where known. Returns the squared norms of the tokens, (B, T, L)."""
         check_states(states, self.num_layers, self.groups.num_tokens)
-        pooled = pool(states, self.groups) if pooled is None else pooled
+        pooled = pool_layers(states, self.groups) if pooled is None else pooled
         gram_btll = torch.cat([_gram(self._standardise(x_btld)) for x_btld in _chunks(states)])
         cosine_btll, energy_btl = _cosines(gram_btll)
         self._token_tll = self._token_tll + double(cosine_btll.sum(0))
@@ -185,7 +183,7 @@ def measure_similarity(
     outliers = OutlierShares(num_layers)
     for states in trajectories:
         check_states(states, num_layers, groups.num_tokens)
-        pooled = pool(states, groups)
+        pooled = pool_layers(states, groups)
         energy_btl = cosine.update(states, pooled)
         outliers.update(states, energy_btl if statistics is None else None)
         if cka is not None:

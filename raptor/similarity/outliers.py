@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raptor.run import Record
-from raptor.vit.states import check_states, double, float_type
+from raptor.vit.trajectory import check_states, double, float_type
 
 Array = NDArray[np.float64]
 

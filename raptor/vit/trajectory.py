@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from raptor.data.stream import Batch
-from raptor.vit.view import ViT, first_tensor, recording, replaced_blocks
+from raptor.vit.view import TokenGroups, ViT, first_tensor, image_vectors, recording, replaced_blocks
 
 PRECISIONS = ("fp32", "bf16")
 
@@ -50,6 +50,42 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}: choose from {', '.join(PRECISIONS)}")
     return nullcontext() if precision == "fp32" else torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def check_states(states: Sequence[Tensor], num_layers: int | None = None, num_tokens: int | None = None) -> None:
+    """Raise unless `states` are the `a_0..a_L` of one or more images, each (B, T, D)."""
+    if num_layers is None and len(states) < 2:
+        raise ValueError(f"a trajectory needs at least two states, got {len(states)}")
+    if num_layers is not None and len(states) != num_layers + 1:
+        raise ValueError(f"expected the {num_layers + 1} states a_0..a_{num_layers}, got {len(states)}")
+    shape = tuple(states[0].shape)
+    if len(shape) != 3 or (num_tokens is not None and shape[1] != num_tokens):
+        tokens = "(B, T, D)" if num_tokens is None else f"{num_tokens} tokens"
+        raise ValueError(f"states of shape {shape} do not fit {tokens}: pass the model's own states and token groups")
+    if shape[0] == 0:
+        raise ValueError("a batch of states has no images")
+
+
+@torch.no_grad()
+def pool_layers(states: Sequence[Tensor], groups: TokenGroups) -> dict[str, Tensor]:
+    """`image_vectors` at the layers 1..L, each (B, L, D), in float32 or better."""
+    by_layer = [image_vectors(x_btd, groups, float_type(x_btd)) for x_btd in states[1:]]
+    return {name: torch.stack([vectors[name] for vectors in by_layer], dim=1) for name in by_layer[0]}
+
+
+def float_type(x: Tensor) -> torch.dtype:
+    """float32, or the type of `x` where that is finer."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """`x` in `float_type(x)`."""
+    return x.to(float_type(x))
+
+
+def double(x: Tensor) -> Tensor:
+    """float64 on the same device; Apple's GPUs have none, so there on the CPU."""
+    return (x.cpu() if x.device.type == "mps" else x).double()
 
 
 @contextmanager

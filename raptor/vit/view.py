@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from raptor.data.preprocess import Preprocess
 from raptor.run import Record
 
+POOLED = ("cls", "patches")  # the groups that `image_vectors` are of
 GROUP_NAMES = ("cls", "registers", "patches")
 
 
@@ -245,11 +246,18 @@ def replaced_blocks(vit: ViT, replacements: Mapping[int, nn.Module]) -> Iterator
 
 
 def pool(x_btd: Tensor, groups: TokenGroups) -> Tensor:
-    """cls and mean patch of each image, those that exist, concatenated: `(B, D)` or `(B, 2 D)`."""
-    parts = [x_btd[:, 0]] if groups.cls else []
-    if groups.patches:
-        parts.append(x_btd[:, groups.slice("patches")].mean(dim=1))
-    return torch.cat(parts, dim=-1)
+    """The image vectors concatenated: `(B, D)` or `(B, 2 D)`."""
+    return torch.cat(list(image_vectors(x_btd, groups).values()), dim=-1)
+
+
+def image_vectors(x_btd: Tensor, groups: TokenGroups, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """`cls` and `patches` (the mean patch) of each image, those that exist, each (B, D).
+
+    The patches are all tokens after cls and registers, so the image size may differ from that of `groups`.
+    """
+    vectors = {"cls": x_btd[:, 0].to(dtype or x_btd.dtype)} if groups.cls else {}
+    patches_bpd = x_btd[:, groups.cls + groups.registers :]
+    return vectors | {"patches": patches_bpd.mean(1, dtype=dtype)} if patches_bpd.shape[1] else vectors
 
 
 def per_batch(kwargs: Mapping[str, Any], images: Tensor) -> dict[str, Any]:

@@ -293,7 +293,7 @@ def test_bad_input_is_refused() -> None:
     states = make_states(4)
     with pytest.raises(ValueError, match=r"expected the 6 states a_0\.\.a_5, got 5"):
         measure_similarity([states], 5, GROUPS)
-    with pytest.raises(ValueError, match="states have 8 tokens, but the token groups hold 7"):
+    with pytest.raises(ValueError, match="do not fit 7 tokens"):
         measure_similarity([states], NUM_LAYERS, TokenGroups(1, 1, 5))
     with pytest.raises(ValueError, match="no images"):
         measure_similarity([], NUM_LAYERS, GROUPS)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from raptor.data import open_data
 from raptor.data.stream import Batch, iterate
-from raptor.vit.trajectory import Trajectories, perturb, replace_block, swap_blocks
-from raptor.vit.view import ViT, recording
+from raptor.vit.trajectory import Trajectories, check_states, perturb, pool_layers, replace_block, swap_blocks
+from raptor.vit.view import TokenGroups, ViT, recording
 
 GROUPS = ("all", "cls", "registers", "patches")
 
@@ -307,3 +307,22 @@ def test_gradients_pass_through_a_perturbation(teacher: ViT) -> None:
         teacher(noise_images(teacher)).sum().backward()
     assert change.grad is not None
     assert change.grad.abs().sum() > 0
+
+
+def test_states_must_fit_the_groups() -> None:
+    with pytest.raises(ValueError, match="do not fit 5 tokens"):
+        check_states([torch.randn(2, 4, 6)] * 3, num_tokens=5)
+    with pytest.raises(ValueError, match="at least two states"):
+        check_states([torch.randn(2, 5, 6)], num_tokens=5)
+    with pytest.raises(ValueError, match="no images"):
+        check_states([torch.randn(0, 5, 6)] * 3, num_layers=2)
+
+
+def test_layers_are_pooled_in_float32() -> None:
+    groups = TokenGroups(cls=1, registers=2, patches=4)
+    states = [torch.randn(3, 7, 5, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(4)]
+    found = pool_layers(states, groups)
+    assert {name: x.shape for name, x in found.items()} == {"cls": (3, 3, 5), "patches": (3, 3, 5)}
+    for layer, x_btd in enumerate(states[1:]):
+        assert torch.equal(found["cls"][:, layer], x_btd[:, 0].float())
+        assert torch.equal(found["patches"][:, layer], x_btd[:, 3:].float().mean(1))
