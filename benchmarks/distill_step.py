@@ -105,7 +105,7 @@ def raptor_step(name: str, batch: int, checkpointing: bool = False) -> tuple[Cal
 
 
 def measure(step: Callable[[], None], batch: int, seconds: float) -> dict[str, float]:
-    """Median seconds a step over about `seconds` of running, images/s and peak memory since it was last reset."""
+    """Median seconds per step over about `seconds` of running, images/s and peak memory since its last reset."""
     for _ in range(3):
         step()
     torch.cuda.synchronize()
@@ -121,7 +121,7 @@ def measure(step: Callable[[], None], batch: int, seconds: float) -> dict[str, f
 
 
 def kernels(step: Callable[[], None], num: int = 30) -> list[dict[str, Any]]:
-    """The kernels that take longest in one step: name, milliseconds and calls."""
+    """The slowest kernels of one step: name, milliseconds and number of calls."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         step()
         torch.cuda.synchronize()
@@ -133,7 +133,7 @@ def kernels(step: Callable[[], None], num: int = 30) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=None)
-    parser.add_argument("--seconds", type=float, default=4.0, help="time a measurement")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds per measurement")
     parser.add_argument("--profile", action="store_true", help="also the kernels of each of our steps")
     parser.add_argument("--model", default="vit_base_patch14_reg4_dinov2")
     args = parser.parse_args()

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from raptor.open import open_vit
-from raptor.train import Distilled, distill, loop
+from raptor.train import Distilled, distill
+from raptor.train.teacher import train_teacher
 from raptor.vit.view import ViT
 
 RECIPE = dict(
@@ -22,6 +23,10 @@ RECIPE = dict(
     stage2_weights=dict(cls=0.45, registers=0.10, patches=0.45), budget="12steps", augment="crop",
 )  # fmt: skip
 OPTIONS = dict(phases=[2, 2], limit=64, val_images=8, phase_images=32, device="cpu")
+TEACHER = dict(
+    size=24, patch=8, dim=32, depth=3, heads=2, registers=2, budget="12steps", batch_size=8, limit=64, val_images=16,
+    device="cpu", drop=0.3, mixup=0.2, cutmix=1.0,
+)  # fmt: skip
 
 
 def tiny_teacher(depth: int = 4, **changes: Any) -> ViT:
@@ -55,6 +60,12 @@ def tiny_run(out: Path, teacher: ViT | nn.Module | None = None, **options: Any) 
     return distill(teacher or tiny_teacher(), "scenes", recipe=recipe, out=str(out), **{**OPTIONS, **options})
 
 
+def train_tiny(out: Path, **changes: Any) -> ViT:
+    """`train_teacher` of a tiny ViT."""
+    options: dict[str, Any] = {**TEACHER, **changes}
+    return train_teacher("vit_tiny_patch16_224", "scenes", out=str(out), **options)
+
+
 def metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -66,11 +77,15 @@ def blocks_of(result: Distilled) -> dict[str, Tensor]:
 def run_and_report(out: Path, options: dict[str, Any], report: Path) -> None:
     """A run in a process of its own, with few checkpoints; what went wrong is left in `report`."""
     torch.set_num_threads(1)
-    loop.NUM_CHECKPOINTS = 4
+    sys.modules["raptor.train.distill"].NUM_CHECKPOINTS = 4  # type: ignore[attr-defined]
     try:
         tiny_run(out, **options)
     except ValueError as error:
         report.write_text(str(error))
+
+
+def _checksum(state: dict[str, Tensor]) -> float:
+    return sum(float(v.double().abs().sum()) for v in state.values())
 
 
 def main() -> None:
@@ -79,10 +94,17 @@ def main() -> None:
     if os.environ.get("RANK", "0") != "0":
         sys.modules["raptor.train.distill"]._similarity_matrix = None  # type: ignore[attr-defined]
     for out, options in json.loads(sys.argv[1]).items():
+        rank = int(os.environ.get("RANK", "0"))
+        if options.pop("teacher", False):
+            state = train_tiny(Path(out), **options).model.state_dict()
+            Path(f"{out}-rank{rank}.json").write_text(json.dumps({"checksum": _checksum(state)}))
+            continue
         done = tiny_run(Path(out), **options)
-        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-        total = sum(float(v.double().abs().sum()) for v in blocks_of(done).values())
-        report = {"checksum": total, "r2": done.summary["validation"]["r2_last"], "folder": str(done.folder)}
+        report = {
+            "checksum": _checksum(blocks_of(done)),
+            "r2": done.summary.validation.r2_last,
+            "folder": str(done.folder),
+        }
         report["phases"] = list(done.surrogate.phases or ())
         Path(f"{out}-rank{rank}.json").write_text(json.dumps(report))
 

@@ -17,7 +17,7 @@ from raptor.open import open_pair
 from raptor.options import OnDevice, with_defaults
 from raptor.phases import ModelPhases
 from raptor.progress import clock
-from raptor.train.validation import Validator
+from raptor.train import Scores, Validator
 
 
 def demo(
@@ -44,7 +44,7 @@ def demo(
     print(found.text())
     _say("2 of 6: rewrite 12 blocks as 2, and as 3")
     _distil(2, str(folder / "k2"), budget, from_scratch, device)
-    before, after = _distil(3, out, budget, from_scratch, device)
+    after = _distil(3, out, budget, from_scratch, device)
     _say("3 of 6: the certificate")
     certificate = evaluate(
         out, data="scenes", num_images=num_images, train_images=num_images, device=device
@@ -71,38 +71,36 @@ def demo(
     _say("6 of 6: the page")
     page = report(out)
     _say(f"done in {clock(time.monotonic() - started)}")
-    for line in _findings(found.models[0], certificate, before, after, recovered):
+    for line in _findings(found.models[0], certificate, after, recovered):
         print(line)
     print(f"the page: {page}")
 
 
-def _distil(k: int, out: str, budget: str, from_scratch: bool, device: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Refine a shipped surrogate (or train one from the teacher's blocks); scores before and after."""
+def _distil(k: int, out: str, budget: str, from_scratch: bool, device: str) -> Scores:
+    """Refine a shipped surrogate (or train one from the teacher's blocks); scores afterwards."""
     start = None if from_scratch else f"scenes-k{k}"
     surrogate, teacher = open_pair(f"scenes-k{k}", device="cpu")
     assert surrogate is not None and surrogate.phases is not None
     options: dict[str, Any] = dict(phases=surrogate.phases, start=start, recipe="quick", budget=budget, device=device)
     train, held_out = (open_data("scenes", s, limit=n, size=48) for s, n in (("train", 2000), ("val", 500)))  # type: ignore[arg-type]
-    before = Validator(teacher, train, held_out).validate(surrogate) if start else {"accuracy": float("nan")}
+    before = Validator(teacher, train, held_out).validate(surrogate).accuracy if start else float("nan")
     done = distill("scenes", "scenes", out=out, val_images=500, head_images=1000, **options)
-    after = done.summary["validation"]
+    after = done.summary.validation
     print(
-        f"k={k}: accuracy {before['accuracy']:.1%} as shipped, {after['accuracy']:.1%} after {budget} here, "
-        f"{after['recovery_head']:.1%} of the teacher's {after['teacher_accuracy']:.1%}"
+        f"k={k}: accuracy {before:.1%} as shipped, {after.accuracy:.1%} after {budget} here, "
+        f"{after.recovery_head:.1%} of the teacher's {after.teacher_accuracy:.1%}"
     )
-    return before, after
+    return after
 
 
-def _findings(
-    entry: ModelPhases, certificate: Any, before: dict[str, Any], after: dict[str, Any], recovered: dict[str, float]
-) -> list[str]:
+def _findings(entry: ModelPhases, certificate: Any, after: Scores, recovered: dict[str, float]) -> list[str]:
     cut = entry.phases[3]
     within, across = entry.within[3]
     eps = certificate.eps["relative"]["all"]
     kept = ", ".join(f"{task} {share:.0%}" for task, share in recovered.items())
     return [
         f"phases: depth falls into {cut}; layers of one phase are {within:.2f} alike, of different ones {across:.2f}",
-        f"surrogate: 3 tied blocks for 12, accuracy {after['recovery_head']:.1%} of the teacher's; every layer within "
+        f"surrogate: 3 tied blocks for 12, accuracy {after.recovery_head:.1%} of the teacher's; every layer within "
         f"{eps.value:.0%} of the teacher's norm (the worst is layer {eps.layer})",
         f"probes: share of the teacher's score that the surrogate keeps: {kept}",
     ]

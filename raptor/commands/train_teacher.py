@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raptor.run import read_summary
 from raptor.train import teacher as teachers
+from raptor.train.teacher import TeacherSummary
 from raptor.vit.view import ViT
 
 
@@ -19,15 +19,15 @@ class TrainedTeacher:
 
     teacher: ViT
     folder: Path
-    summary: dict[str, Any]
+    summary: TeacherSummary
 
     def to_dict(self) -> dict[str, Any]:
-        return {"folder": str(self.folder), **self.summary}
+        return {"folder": str(self.folder), **self.summary.to_dict()}
 
     def text(self) -> str:
-        accuracy, seconds = self.summary["accuracy"], self.summary["seconds"]
+        accuracy, seconds = self.summary.accuracy, self.summary.seconds
         lines = [f"{self.teacher.name}: accuracy {accuracy:.1%} on held-out images after {seconds:g} s"]
-        bad = self.summary.get("bad_images") or []
+        bad = self.summary.bad_images
         lines += [f"{len(bad)} unreadable images were passed over: see bad_images in summary.json"] if bad else []
         return "\n".join([*lines, f"run folder {self.folder}"])
 
@@ -38,6 +38,6 @@ def train_teacher(*args: Any, **options: Any) -> TrainedTeacher:
     given = inspect.signature(teachers.train_teacher).bind(*args, **options)
     given.apply_defaults()
     folder = Path(given.arguments["out"])
-    summary = read_summary(folder)
+    summary = TeacherSummary.read(folder)
     assert summary is not None
     return TrainedTeacher(teacher, folder, summary)

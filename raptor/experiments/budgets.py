@@ -83,15 +83,15 @@ def _do_cell(machine: Machine, cell: Cell) -> BudgetRow:
         out=str(machine.folder / cell.name),
         device=machine.device,
     )
-    scores = done.summary["validation"]
+    summary = done.summary
     return BudgetRow(
         recipe=options["recipe"],
         k=options["k"],
-        phases=sum_of(done.summary["phases"]),
+        phases=sum_of(summary.phases),
         parameters_m=block_parameters(done.surrogate) / 1e6,
         teacher_parameters_m=block_parameters(teacher) / 1e6,
-        num_steps=done.summary["num_steps"],
-        seconds=done.summary["seconds"],
-        device=done.summary["device"],
-        **{name: scores.get(name) for name in _SCORES},
+        num_steps=summary.num_steps,
+        seconds=summary.seconds,
+        device=summary.device,
+        **{name: getattr(summary.validation, name) for name in _SCORES},
     )

@@ -17,7 +17,7 @@ from raptor.open import open_vit
 from raptor.phases import Phases, find_phases
 from raptor.similarity.cosine import Array, measure_similarity
 from raptor.surrogate.surrogate import block_parameters
-from raptor.train import distill
+from raptor.train import DistillSummary, distill
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
 
@@ -132,21 +132,21 @@ def _null_curves(teacher: ViT, pair: Pair, phases: Phases, machine: Machine) -> 
     }
 
 
-def _raptor_scores(summary: dict[str, Any], parameters: int, nulls: dict[str, dict[str, NullCurves]]) -> RaptorScores:
-    scores = summary["validation"]
-    curves = {group: GroupCurves.from_dict(metrics) for group, metrics in scores["curves"].items()}
+def _raptor_scores(summary: DistillSummary, parameters: int, nulls: dict[str, dict[str, NullCurves]]) -> RaptorScores:
+    scores = summary.validation
+    curves = {group: GroupCurves.from_dict(metrics) for group, metrics in scores.curves.items()}
     return RaptorScores(
-        phases=list(summary["phases"]),
-        num_steps=summary["num_steps"],
-        seconds=summary["seconds"],
-        num_images=scores["num_images"],
+        phases=list(summary.phases),
+        num_steps=summary.num_steps,
+        seconds=summary.seconds,
+        num_images=scores.num_images,
         curves=curves,
-        r2_last=scores["r2_last"],
-        r2_lowest=scores["r2_lowest"],
+        r2_last=scores.r2_last,
+        r2_lowest=scores.r2_lowest,
         bounded_r2_last=curves["all"].bounded_r2[-1],
         parameters=parameters,
         nulls=nulls,
-        **{name: scores.get(name) for name in _SCORES},
+        **{name: getattr(scores, name) for name in _SCORES},
     )
 
 

@@ -177,9 +177,14 @@ def collect_features(
     return torch.cat(features), torch.cat(labels) if labels else None, torch.cat(logits) if logits else None
 
 
+def is_right(logits_nc: Tensor, labels_n: Tensor) -> Tensor:
+    """Whether the largest logit is the label's, (N,) bool on the device of the logits."""
+    return logits_nc.argmax(-1) == labels_n.to(logits_nc.device)
+
+
 def accuracy(logits_nc: Tensor, labels_n: Tensor) -> float:
     """Share of images whose largest logit is their label's."""
-    return (logits_nc.argmax(-1) == labels_n.to(logits_nc.device)).float().mean().item()
+    return is_right(logits_nc, labels_n).float().mean().item()
 
 
 def share_kept(score: float | None, of_teacher: float, higher_is_better: bool = True) -> float | None:

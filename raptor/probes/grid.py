@@ -12,6 +12,7 @@ from torch import Tensor
 
 from raptor.data.stream import stable_seed
 from raptor.probes.result import HeadTensors, Pick, SeedRun
+from raptor.train.schedule import cosine
 
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8
@@ -91,7 +92,7 @@ def lr_factor(step: int, num_steps: int, share: float | None = None) -> float:
         warm, done = max(warm, share / _WARMUP_SHARE), max(done, (share - _WARMUP_SHARE) / (1 - _WARMUP_SHARE))
     if warm < 1:
         return warm
-    return _FINAL_SHARE + (1 - _FINAL_SHARE) * (1 + math.cos(math.pi * min(1.0, max(0.0, done)))) / 2
+    return cosine(min(1.0, max(0.0, done)), 1.0, _FINAL_SHARE)
 
 
 def grid_around(lr: float) -> list[float]:

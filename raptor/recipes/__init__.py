@@ -1,4 +1,4 @@
-"""Named runs as YAML. Each file's header gives the command, the time and the result to expect."""
+"""Named runs as YAML. The header of each file gives the command, the run time and the expected result."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ FOLDER = Path(__file__).parent
 
 
 def recipe_names() -> list[str]:
-    """The recipes of a distillation; the other files are options of other commands."""
+    """Names of the recipes for `distill`; the other files hold options of other commands."""
     return sorted(p.stem for p in FOLDER.glob("*.yaml") if "block" in yaml.safe_load(p.read_text()))
 
 
 def load_recipe(name: str) -> dict[str, Any]:
-    """A recipe by name, or the path of a YAML file."""
+    """The entries of a recipe, given its name or the path of a YAML file."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if not path.is_file():
         close = difflib.get_close_matches(name, recipe_names(), n=1)

@@ -1,6 +1,5 @@
 """Training: two-stage distillation of surrogates, and small teachers to study."""
 
-from raptor.train.distill import distill
-from raptor.train.distilled import Distilled
+from raptor.train.distill import Distilled, DistillSummary, Scores, Validator, distill
 
-__all__ = ["Distilled", "distill"]
+__all__ = ["DistillSummary", "Distilled", "Scores", "Validator", "distill"]

@@ -1,41 +1,60 @@
 """Two-stage distillation: train k tied blocks to reproduce every state of a teacher.
 
-Stage 1 trains every phase on its own from the teacher's state at the phase's start; stage 2 joins them and trains
-end to end on the surrogate's own states. The teacher runs in the same step, so nothing is ever stored. Everything
-random is a function of (seed, stage, step), so a resumed run equals an uninterrupted one.
+Stage 1 trains each phase separately, from the teacher's state at the start of the phase; stage 2 joins the phases and
+trains end to end on the surrogate's own states. The teacher runs in the same step, so no states are stored.
+
+Reads top to bottom: `distill` (the typed surface), setup, fit, validate, result.
 """
 
 from __future__ import annotations
 
-import atexit
+import copy
 import dataclasses
-import logging
-import os
+import math
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from raptor.data import ImageData, iterate, open_data
-from raptor.devices import pick_device, pick_precision
-from raptor.fidelity.heads import fingerprint
-from raptor.open import open_vit, save_vit
-from raptor.phases import Phases, find_phases
-from raptor.run import Run, read_summary, slug
+from raptor.data.stream import TrainStream
+from raptor.devices import device_name, pick_device, pick_precision
+from raptor.fidelity.error_curves import ErrorCurves
+from raptor.fidelity.heads import (
+    Head,
+    accuracy,
+    agreement,
+    collect_features,
+    fingerprint,
+    fit_ridge,
+    head_batches,
+    resolve_head,
+    share_kept,
+)
+from raptor.open import open_vit, save_vit, saved_folder
+from raptor.phases import Phases, check_phases, find_phases
+from raptor.provenance import Provenance
+from raptor.run import Record, ResultFile, Run, RunError, load_checkpoint, read_config, read_json, read_summary, slug
 from raptor.similarity.cosine import measure_similarity
-from raptor.surrogate.surrogate import make_surrogate
-from raptor.train.distilled import Distilled
-from raptor.train.job import Job
-from raptor.train.loop import Trainer
-from raptor.train.recipe import resolve_recipe
-from raptor.train.resume import load_blocks
-from raptor.train.start import start_from, take_phases
-from raptor.train.track import check_tracker
-from raptor.vit.trajectory import Trajectories
-from raptor.vit.view import ViT
+from raptor.streaming import jsonable
+from raptor.surrogate.surrogate import make_surrogate, shared_blocks, surrogate_spec
+from raptor.train.graphs import StepGraphs
+from raptor.train.loop import Checkpoint, Loop, ParameterGroup, check_tracker, open_fabric, read_finished
+from raptor.train.recipe import Recipe, resolve_recipe
+from raptor.train.schedule import Budget, Rates, teacher_forcing
+from raptor.train.step import DistillStep, Parts, state_variance
+from raptor.vit.trajectory import Trajectories, autocast
+from raptor.vit.view import ModelFacts, ViT, replaced_blocks
+
+NUM_CHECKPOINTS = 8  # per stage
+NUM_VALIDATIONS = 4  # per stage
+VALIDATION_BATCH = 128
 
 
 def distill(
@@ -138,15 +157,14 @@ def distill(
     precision = pick_precision(precision, device)
     structure = {"blocks": blocks, "norm": norm, "cls": cls, "registers": registers}
     teacher = open_vit(model, weights=weights, size=size, device="cpu", **structure)  # type: ignore[arg-type]
-    if phases is not None and sum(phases) != teacher.num_layers:
-        raise ValueError(f"phases {list(phases)} do not sum to the {teacher.num_layers} blocks of {teacher.name}")
+    found = None if phases is None else check_phases(teacher, phases)
     if isinstance(data, str):
         side = teacher.preprocess.size
         train_data = open_data(data, "train", limit=limit, size=side, skip_bad=skip_bad)
         val_data = open_data(data, "val", limit=val_images, size=side, skip_bad=skip_bad)
     else:
         train_data, val_data = data
-    fabric = _fabric(device, precision)
+    fabric = open_fabric(device, precision)
     teacher.to(fabric.device)
     job = Job(
         teacher, settings, train_data, val_data, fabric, precision=precision,
@@ -165,8 +183,7 @@ def distill(
         **{key: value for key, value in structure.items() if value is not None},
     )  # fmt: skip
     root = f"runs/{slug(name)}"
-    if phases is not None:
-        found = Phases.from_lengths(list(phases))
+    if found is not None:
         return _distill_one(job, found, Path(out or f"{root}-k{found.k}"), config)
     matrix = None
     if fabric.is_global_zero:
@@ -207,13 +224,88 @@ def _check_options(
     raise ValueError("--k auto needs --target recovery=.95 or r2=.6")
 
 
+# Setup: what a run works with, and where its blocks start.
+
+
+@dataclass(frozen=True)
+class Job:
+    """The models, the data, the device and the options of one distillation; options as in `distill`, resolved."""
+
+    teacher: ViT
+    recipe: Recipe
+    train_data: ImageData
+    val_data: ImageData
+    fabric: Any
+    precision: str = "fp32"
+    stage: str = "all"
+    phase: int | None = None
+    start: str | None = None
+    head_file: str | None = None
+    head_images: int | None = None
+    seed: int = 0
+    num_workers: int = 0
+    compile_blocks: bool = False
+    graph: bool | None = None
+    checkpointing: bool = False
+    resume: bool = True
+    track: str | None = None
+
+    def stages(self) -> dict[str, float]:
+        """The stages to run, each with its share of the budget. A stage that runs without the other keeps its share."""
+        shares = {"stage1": self.recipe.stage1_share, "stage2": 1 - self.recipe.stage1_share}
+        asked = shares if self.stage == "all" else {f"stage{self.stage}": shares[f"stage{self.stage}"]}
+        plan = {name: share for name, share in asked.items() if share > 0}
+        if not plan:
+            raise ValueError(
+                f"stage1_share={self.recipe.stage1_share:g} leaves nothing for stage {self.stage}: change one of them"
+            )
+        return plan
+
+    def steps_per_epoch(self) -> float:
+        return (self.recipe.epoch_images or len(self.train_data)) / self.recipe.batch_size
+
+    def graphed(self) -> bool:
+        """Whether forward and backward pass run as a CUDA graph: by default on a single GPU."""
+        single = self.fabric.device.type == "cuda" and self.fabric.world_size == 1
+        if self.graph and not single:
+            raise ValueError("a CUDA graph needs a single GPU: leave out --graph")
+        return single if self.graph is None else self.graph
+
+    def stream(self) -> TrainStream:
+        """This rank's training batches."""
+        return TrainStream(
+            self.train_data,
+            self.teacher.preprocess,
+            self.recipe.batch_size,
+            seed=self.seed,
+            augment=self.recipe.augment,
+            crop_scale=self.recipe.crop_scale,
+            device=self.fabric.device,
+            rank=self.fabric.global_rank,
+            world_size=self.fabric.world_size,
+            num_workers=self.num_workers,
+        )
+
+    def validator(self, folder: Path) -> Validator:
+        return Validator(
+            self.teacher,
+            self.train_data,
+            self.val_data,
+            self.precision,
+            self.num_workers,
+            self.head_file,
+            folder,
+            self.head_images,
+        )
+
+
 def _smallest_k(job: Job, name: str, value: float, matrix: Any, root: Path, config: dict[str, Any]) -> Distilled:
     """Train k = 1, 2, ... until a trained surrogate passes the target."""
-    key = {"recovery": "recovery", "r2": "r2_lowest"}[name]  # a surrogate stands for every layer
     for k in range(1, job.teacher.num_layers + 1):
         phases = find_phases(matrix, k)
         result = _distill_one(job, phases, root / f"k{k}", config)
-        score = result.summary["validation"].get(key)
+        scores = result.summary.validation
+        score = scores.recovery if name == "recovery" else scores.r2_lowest  # a surrogate stands for every layer
         if score is None:
             raise ValueError("recovery needs labels, and a teacher that is right on some: else --target r2=.6")
         if job.fabric.is_global_zero:
@@ -226,37 +318,80 @@ def _smallest_k(job: Job, name: str, value: float, matrix: Any, root: Path, conf
 
 
 def _distill_one(job: Job, phases: Phases, folder: Path, config: dict[str, Any]) -> Distilled:
+    """One surrogate with these phases, in its run folder: a finished one, or one that is trained (on) here."""
     if job.phase is not None and not 1 <= job.phase <= phases.k:
         raise ValueError(f"phase {job.phase} is not one of 1..{phases.k}")
-    config = {**config, "phases": list(phases.lengths), "stage": job.stage, "phase": job.phase}
+    config = {**config, "phases": list(phases), "stage": job.stage, "phase": job.phase}
     run_folder = folder if job.phase is None else folder / f"phase-{job.phase}"
     with Run(run_folder, config, resume=job.resume, writer=job.fabric.is_global_zero) as run:
         student = make_surrogate(
             job.teacher,
-            phases.lengths,
+            phases,
             block=job.recipe.block,
             conditioning=job.recipe.conditioning,
             copy=job.recipe.copy,
             seed=job.seed,
         )
-        done, saved = read_summary(run_folder), run.load_checkpoint()
-        if done is not None and saved is not None:
-            load_blocks(student, saved[0])
-            return Distilled(student, job.teacher, run_folder, done)
+        done, saved = read_finished(DistillSummary, run_folder), run.load_checkpoint()
+        if saved is not None:
+            _load_blocks(student, saved[0])
+        elif done is not None:
+            _start_from(student, str(run_folder), job.teacher)
+        elif job.start is not None:
+            _start_from(student, job.start, job.teacher)
+        elif job.stage == "2":
+            _take_phases(student, folder, config)
         if done is not None:
-            start_from(student, str(run_folder), job.teacher)
             return Distilled(student, job.teacher, run_folder, done)
-        if saved is None and job.start is not None:
-            start_from(student, job.start, job.teacher)
-        elif saved is None and job.stage == "2":
-            take_phases(student, folder, config)
-        summary = job.fabric.broadcast(Trainer(job, run, student, phases).fit())
+        summary = job.fabric.broadcast(_fit(job, run, student, phases, saved))
         if job.fabric.is_global_zero:
-            if job.phase is None:
-                with run.writing():
+            with run.writing():
+                if job.phase is None:
                     save_vit(student, run_folder / "surrogate")
-            run.write_summary(summary)
+                summary.write(run_folder)
     return Distilled(student, job.teacher, run_folder, summary)
+
+
+def _load_blocks(student: ViT, tensors: Mapping[str, Tensor]) -> None:
+    """Put the blocks of a checkpoint into a surrogate."""
+    state = {n.removeprefix("block."): v for n, v in tensors.items() if n.startswith("block.")}
+    shared_blocks(student).load_state_dict(state)
+
+
+def _start_from(student: ViT, start: str, teacher: ViT) -> None:
+    """Take the blocks of the surrogate that `start` names."""
+    folder = saved_folder(start)
+    of_own_module = folder is not None and read_json(folder / "config.json").get("base") is None
+    # A copy of the module, so that the teacher stays as it is whatever the folder holds.
+    other = open_vit(start, teacher=copy.deepcopy(teacher.model) if of_own_module else None)
+    if other.phases is None:
+        raise ValueError(f"{start} is not a surrogate: --start takes the folder of one")
+    theirs, ours = surrogate_spec(other), surrogate_spec(student)
+    for name in ("phases", "block", "conditioning"):
+        here, there = getattr(ours, name), getattr(theirs, name)
+        if here != there:
+            raise ValueError(f"{start} has {name} {there}, this run {here}: give the same --{name}")
+    shared_blocks(student).load_state_dict(shared_blocks(other).state_dict())
+
+
+def _take_phases(student: ViT, folder: Path, config: dict[str, Any]) -> None:
+    """Take the block of each phase from its finished stage-1 job under `folder`."""
+    for j, block in enumerate(shared_blocks(student)):
+        job = folder / f"phase-{j + 1}"
+        saved = load_checkpoint(job)
+        if saved is None or read_summary(job) is None:
+            state = "is not finished" if job.exists() else "is missing"
+            raise RunError(f"stage 2 needs every phase or a --start: {job} {state}; run --phase {j + 1} first")
+        _check_same_model(job, read_config(job), config)
+        prefix = f"block.{j}."
+        block.load_state_dict({n.removeprefix(prefix): v for n, v in saved[0].items() if n.startswith(prefix)})
+
+
+def _check_same_model(job: Path, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    here, there = ({**config, **config["recipe"]} for config in (ours, theirs))
+    for name in ("model", "weights", "size", "phases", "block", "conditioning"):
+        if here[name] != there[name]:
+            raise RunError(f"{job} was trained with {name} {there[name]}, this run has {here[name]}: give the same")
 
 
 def _similarity_matrix(vit: ViT, data: ImageData, num_images: int, num_workers: int, precision: str) -> Any:
@@ -265,27 +400,346 @@ def _similarity_matrix(vit: ViT, data: ImageData, num_images: int, num_workers: 
     return measure_similarity(states, vit.num_layers, vit.groups).matrices["all"]
 
 
-def _fabric(device: str, precision: str) -> Any:
-    from lightning_fabric import Fabric
+# Fit: the two stages in the loop that teachers train in too.
 
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its notices about precision are not news
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    fabric = Fabric(
-        accelerator=device,
-        devices=local,
-        num_nodes=max(1, world // local),
-        strategy="ddp" if world > 1 else "auto",
-        precision="bf16-mixed" if precision == "bf16" else "32-true",
+
+def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | None) -> DistillSummary | None:
+    """Train every stage that is not done yet; the summary, on rank 0."""
+    started = time.monotonic()
+    stream, validator = job.stream(), job.validator(run.folder)
+    variance_lt = saved[0]["variance"] if saved else _measure_variance(job, stream)
+    recipe = job.recipe
+    module = DistillStep(
+        job.teacher,
+        student,
+        phases,
+        variance_lt,
+        recipe.last_phase_weights,
+        recipe.stage2_weights,
+        recipe.cosine,
+        job.compile_blocks,
+        job.checkpointing,
+        job.phase,
+        half_teacher=job.precision == "bf16" and job.fabric.device.type == "cuda",
     )
-    fabric.launch()
-    if world > 1:
-        atexit.unregister(_leave_group)
-        atexit.register(_leave_group)
-    return fabric
+    measured = Measured(validator, student, job.teacher, phases, job.phase)
+    loop = Loop(run, job.fabric, saved, [job.train_data, job.val_data], job.track)
+    loop.fit([DistillStage(job, name, share, module, stream, measured) for name, share in job.stages().items()])
+    bad_images = loop.bad_images()
+    if not job.fabric.is_global_zero:
+        return None
+    return DistillSummary(
+        phases=phases,
+        teacher=job.teacher.facts(),
+        surrogate=student.facts(),
+        num_steps=loop.state.num_steps,
+        seconds=round(loop.state.seconds, 1),
+        validation=measured.final(),
+        provenance=Provenance.since(started, job.fabric.device),
+        device=device_name(job.fabric.device),
+        image_size=job.teacher.preprocess.size,
+        bad_images=bad_images,
+    )
 
 
-def _leave_group() -> None:
-    """Ranks leave together: one that ends while another still waits for it would abort."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+def _measure_variance(job: Job, stream: TrainStream) -> Tensor:
+    def add_ranks(value: Tensor) -> Tensor:
+        return job.fabric.all_reduce(value, reduce_op="sum")
+
+    return state_variance(job.teacher, stream, job.recipe.normalise, job.precision, add_ranks)
+
+
+class DistillStage:
+    """`stage1` or `stage2` of a distillation; see `raptor.train.loop.Stage`."""
+
+    betas = (0.9, 0.999)
+
+    def __init__(self, job: Job, name: str, share: float, module: DistillStep, stream: TrainStream, measured: Measured):
+        recipe = job.recipe
+        self.name, self.title, self.share = name, f"distil {name}", share
+        self.module, self.stream, self.measured, self.recipe = module, stream, measured, recipe
+        self.graphs = StepGraphs(module, name, job.precision, job.graphed())
+        self.groups = [ParameterGroup(module.trained_parameters(), recipe.weight_decay)]
+        self.clip, self.rates = recipe.clip, Rates(recipe.lr, recipe.min_lr, recipe.warmup)
+        self.batch_size, self.budget = recipe.batch_size, Budget.parse(recipe.budget)
+        self.steps_per_epoch = job.steps_per_epoch()
+        self.num_checkpoints, self.num_validations = NUM_CHECKPOINTS, NUM_VALIDATIONS
+
+    def losses(self, wrapped: Any, step: int, num_steps: int, propagate: Callable[[Tensor], None]) -> Tensor:
+        """The loss of every trained layer, on the device."""
+        images, lam = self.stream.batch(step, stage=self.name), self._lam(step, num_steps)
+        layer_losses = self.graphs.run(images, lam)
+        if layer_losses is None:
+            loss, layer_losses = wrapped(images, self.name, lam)
+            propagate(loss)
+        return layer_losses
+
+    def kind(self, step: int, num_steps: int) -> Parts:
+        return Parts.of(self._lam(step, num_steps))
+
+    def _lam(self, step: int, num_steps: int) -> float:
+        """The share of teacher forcing at a step."""
+        if self.name != "stage1":
+            return 0.0
+        return teacher_forcing(step, num_steps, self.recipe.lam, self.recipe.lam_until)
+
+    def clip_groups(self) -> list[list[nn.Parameter]]:
+        return self.module.clip_groups(self.name)
+
+    def tensors(self) -> dict[str, Tensor]:
+        tensors = {f"block.{n}": v for n, v in self.module.shared_blocks.state_dict().items()}
+        return tensors | {"variance": self.module.variance_lt}
+
+    def metrics(self, loss_nl: Tensor) -> dict[str, Any]:
+        return {
+            "loss": float(loss_nl.mean()),
+            "layer_loss": [float(f"{v:.7g}") for v in loss_nl.mean(0).tolist()],
+        }
+
+    def where(self, column: int | None = None) -> str:
+        return f" of {self.name}" + ("" if column is None else f", layer {self.measured.layers[column]}")
+
+    def validate(self) -> tuple[dict[str, Any], str]:
+        scores = self.measured.validate()
+        note = f"R2 {scores.r2_last:.3f} (lowest {scores.r2_lowest:.3f})"
+        if scores.agreement is not None:
+            note += f", agreement {scores.agreement:.1%}"
+        return scores.to_dict(), note
+
+
+# Validate: how close the surrogate is to its teacher on held-out images.
+
+
+@dataclass
+class Scores(Record):
+    """Scores of a surrogate on held-out images; None where there is no head or there are no labels.
+
+    Attributes:
+        r2, cosine: per layer, over all tokens.
+        r2_last, r2_lowest: R2 of the last layer and of the worst one.
+        curves: token group -> metric -> value per layer.
+        agreement: share of images on which both predict the same class.
+        teacher_accuracy, accuracy, recovery_head: of the head described in `head`, and surrogate / teacher.
+        teacher_probe, probe, recovery: likewise of a ridge probe that is fitted to each side's features.
+    """
+
+    r2: list[float | None]
+    r2_last: float
+    r2_lowest: float
+    cosine: list[float | None]
+    curves: dict[str, dict[str, list[float | None]]]
+    num_images: int
+    agreement: float | None = None
+    teacher_accuracy: float | None = None
+    accuracy: float | None = None
+    recovery_head: float | None = None
+    head: str | None = None
+    teacher_probe: float | None = None
+    probe: float | None = None
+    recovery: float | None = None
+
+    @classmethod
+    def from_dict(cls, saved: Any, where: str = "") -> Self:
+        nans = {name: math.nan for name in ("r2_last", "r2_lowest") if saved.get(name, 0) is None}  # null in JSON
+        return super().from_dict({**saved, **nans}, where)
+
+
+class Validator:
+    """Measures surrogates of one teacher on held-out images.
+
+    Args:
+        head_file: a linear head, for a teacher that has none of its own.
+        folder: where a ridge head fitted for the run is kept.
+        head_images: training images a ridge head is fitted on; see `head_batches`.
+    """
+
+    def __init__(
+        self,
+        teacher: ViT,
+        train_data: ImageData,
+        val_data: ImageData,
+        precision: str = "fp32",
+        num_workers: int = 0,
+        head_file: str | None = None,
+        folder: Path | None = None,
+        head_images: int | None = None,
+    ):
+        self.teacher, self.precision = teacher, precision
+        size = min(VALIDATION_BATCH, len(val_data))
+        self.val = iterate(val_data, teacher.preprocess, size, device=teacher.device, num_workers=num_workers)
+        self.head_images = head_images
+        self.train = head_batches(
+            teacher, train_data, VALIDATION_BATCH, head_images=head_images, num_workers=num_workers
+        )
+        self.labelled = train_data.labels is not None and val_data.labels is not None
+        self.num_classes = len(train_data.classes or ())
+        self.head_file, self.folder = head_file, folder
+        self._head: tuple[Head | None, str] | None = None
+        self._teacher_ridge: float | None = None
+
+    @property
+    def head(self) -> Head | None:
+        """The head for accuracy and agreement, resolved once."""
+        if self._head is None:
+            cache = None if self.folder is None else self.folder / "head.safetensors"
+            self._head = resolve_head(
+                self.teacher,
+                self.train,
+                file=self.head_file,
+                cache=cache,
+                head_images=self.head_images,
+                precision=self.precision,
+            )
+        return self._head[0]
+
+    @torch.no_grad()
+    def validate(self, student: ViT) -> Scores:
+        """R2 per layer, cosine, agreement with the teacher's prediction and, with labels, accuracy of both."""
+        curves = ErrorCurves(self.teacher.num_layers, self.teacher.groups)
+        logits: dict[str, list[Tensor]] = {"teacher": [], "student": []}
+        labels = []
+        for batch in self.val:
+            with autocast(self.precision, self.teacher.device):
+                states, output = self.teacher.record(batch.images)
+                own_states, own_output = student.record(batch.images)
+                if self.head is not None:
+                    logits["teacher"].append(self.head.logits(self.teacher, states[-1], output).float())
+                    logits["student"].append(self.head.logits(student, own_states[-1], own_output).float())
+            curves.update(states, own_states)
+            if batch.labels is not None:
+                labels.append(batch.labels)
+        result = curves.result()
+        r2 = result.r2["all"]
+        scores = Scores(
+            r2=jsonable(r2),
+            r2_last=float(r2[-1]),
+            r2_lowest=float(r2.min()),
+            cosine=jsonable(result.cosine["all"]),
+            curves=result.to_dict(),
+            num_images=result.num_images,
+        )
+        if self.head is not None:
+            of_teacher, of_student = torch.cat(logits["teacher"]), torch.cat(logits["student"])
+            scores.agreement = agreement(of_student, of_teacher)
+            if self.labelled and self.head.num_classes == self.num_classes:
+                label = torch.cat(labels)
+                scores.teacher_accuracy = accuracy(of_teacher, label)
+                scores.accuracy = accuracy(of_student, label)
+                scores.recovery_head = share_kept(scores.accuracy, scores.teacher_accuracy)
+        return scores
+
+    @torch.no_grad()
+    def final(self, student: ViT) -> Scores:
+        """`validate`, and with labels the recovery under a ridge probe refitted on each side's own features."""
+        scores = self.validate(student)
+        scores.head = self._head[1] if self._head else None
+        if self.labelled:
+            if self._teacher_ridge is None:
+                self._teacher_ridge = self._ridge_accuracy(self.teacher)
+            scores.teacher_probe = self._teacher_ridge
+            scores.probe = self._ridge_accuracy(student)
+            scores.recovery = share_kept(scores.probe, self._teacher_ridge)
+        return scores
+
+    def _ridge_accuracy(self, vit: ViT) -> float:
+        features, labels, _ = collect_features(vit, self.train, self.precision)
+        held_out, held_labels, _ = collect_features(vit, self.val, self.precision)
+        assert labels is not None and held_labels is not None
+        return accuracy(fit_ridge(features, labels, self.num_classes)(held_out), held_labels)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run measures: its surrogate or, when only one phase is trained, that phase among the teacher's blocks."""
+
+    validator: Validator
+    student: ViT
+    teacher: ViT
+    phases: Phases
+    phase: int | None = None
+
+    @property
+    def layers(self) -> range:
+        """The layers that are trained: all, or those of the one phase."""
+        first, last = (1, self.phases.num_layers) if self.phase is None else self.phases.spans[self.phase - 1]
+        return range(first, last + 1)
+
+    def validate(self) -> Scores:
+        with self._other_layers_of_teacher():
+            return self.validator.validate(self.student)
+
+    def final(self) -> Scores:
+        with self._other_layers_of_teacher():
+            return self.validator.final(self.student)
+
+    def _other_layers_of_teacher(self) -> AbstractContextManager[None]:
+        others = set(range(1, self.phases.num_layers + 1)) - set(self.layers)
+        return replaced_blocks(self.student, {layer: self.teacher.blocks[layer - 1] for layer in others})
+
+
+# Result.
+
+
+@dataclass
+class DistillSummary(ResultFile):
+    """`summary.json` of a distillation.
+
+    Attributes:
+        phases: on disk their lengths.
+        num_steps: per stage.
+        seconds: of training, without validation and checkpoints.
+        bad_images: names of the unreadable images that were skipped.
+    """
+
+    FILE: ClassVar[str] = "summary.json"
+
+    phases: Phases
+    teacher: ModelFacts
+    surrogate: ModelFacts
+    num_steps: dict[str, int]
+    seconds: float
+    validation: Scores
+    provenance: Provenance = field(default_factory=Provenance)
+    device: str = ""
+    image_size: int | None = None
+    bad_images: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "phases": list(self.phases)}
+
+    @classmethod
+    def from_dict(cls, saved: Any, where: str = "") -> Self:
+        return super().from_dict({**saved, "phases": {"lengths": saved.get("phases")}}, where)
+
+
+@dataclass
+class Distilled:
+    """What a distillation gives: the surrogate, its teacher, its run folder and the summary written there."""
+
+    surrogate: ViT
+    teacher: ViT
+    folder: Path
+    summary: DistillSummary
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"folder": str(self.folder), **self.summary.to_dict()}
+
+    def text(self) -> str:
+        """Phases, scores on held-out images and the folder, in a few lines."""
+        scores = self.summary.validation
+        lines = [
+            f"{self.surrogate.name}: phases {' '.join(map(str, self.summary.phases))}",
+            f"R2 of the last layer {scores.r2_last:.3f}, lowest {scores.r2_lowest:.3f}",
+        ]
+        for label, score, of_teacher in (
+            ("agreement with the teacher", scores.agreement, None),
+            ("accuracy", scores.accuracy, scores.teacher_accuracy),
+            ("accuracy of a ridge probe", scores.probe, scores.teacher_probe),
+            ("recovery", scores.recovery, None),
+        ):
+            if score is not None:
+                beside = "" if of_teacher is None else f" (teacher {of_teacher:.1%})"
+                lines.append(f"{label} {score:.1%}{beside}")
+        bad = self.summary.bad_images
+        lines += [f"{len(bad)} unreadable images were passed over: see bad_images in summary.json"] if bad else []
+        return "\n".join([*lines, f"run folder {self.folder}"])

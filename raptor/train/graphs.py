@@ -1,12 +1,13 @@
 """A training step's forward and backward pass, captured once as a CUDA graph and replayed.
 
-Launching the kernels of one step takes the host longer than a GPU needs to run them for a small model or batch; a
-replayed graph costs one launch. Shapes are fixed, everything random is outside, and the layers' loop has no host sync,
-so the whole of forward and backward can be captured; clipping and the optimizer run as usual.
+For a small model or batch the host needs longer to launch the kernels of one step than a GPU needs to run them; a
+replayed graph costs one launch. Shapes are fixed, everything random is drawn outside, and the loop over layers has no
+host sync, so all of forward and backward can be captured. Clipping and the optimizer run as usual.
 """
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,39 @@ NUM_WARM = 3
 
 
 class NotCapturable(RuntimeError):
-    """The step copies something to the host, waits for it, or does else what a graph cannot hold."""
+    """The step copies something to the host, waits for it, or does something else that a graph cannot hold."""
+
+
+class StepGraphs:
+    """The captured pass of one stage, for the losses that a step computes.
+
+    Args:
+        enabled: False runs every step without a graph.
+    """
+
+    def __init__(self, module: DistillStep, stage: str, precision: str, enabled: bool):
+        self.module, self.stage, self.precision, self.enabled = module, stage, precision, enabled
+        self.graphs: dict[Parts, GraphedStep] = {}
+
+    def run(self, images: Tensor, lam: float) -> Tensor | None:
+        """The loss of every layer, with the gradients left in place; None when the step cannot run as a graph."""
+        if not self.enabled:
+            return None
+        try:
+            return self._graph(images, Parts.of(lam))(images, lam)
+        except NotCapturable as error:
+            self.enabled = False
+            self.graphs.clear()
+            reason = str(error).splitlines()[0]
+            print(f"this model's step runs without a CUDA graph: {reason}", file=sys.stderr)
+            return None
+
+    def _graph(self, images: Tensor, parts: Parts) -> GraphedStep:
+        """The captured pass of these losses. Only one is kept, because each holds memory of its own."""
+        if parts not in self.graphs:
+            self.graphs.clear()
+            self.graphs[parts] = GraphedStep(self.module, self.stage, images, parts, self.precision)
+        return self.graphs[parts]
 
 
 class GraphedStep:
@@ -30,7 +63,7 @@ class GraphedStep:
         module: the step, on a GPU.
         stage: `stage1` or `stage2`.
         images: a batch like every later one.
-        parts: which of the two losses are in it; lambda, where both are, may change from step to step.
+        parts: which of the two losses are in it. With both, lambda may change from step to step.
         precision: `bf16` or `fp32`.
     """
 
@@ -63,7 +96,7 @@ class GraphedStep:
         self.grads = [p.grad for p in parameters]
 
     def __call__(self, images: Tensor, lam: float) -> Tensor:
-        """Run on `images`; gives the loss of every layer and leaves the gradients in place."""
+        """Run on `images`: return the loss of every layer and leave the gradients in place."""
         self.images.copy_(images, non_blocking=True)
         self.lam.fill_(lam)
         for (_, p), grad in zip(self.module.trained_parameters(), self.grads):
@@ -81,9 +114,9 @@ class GraphedStep:
 
 @contextmanager
 def _no_host_sync() -> Iterator[None]:
-    """Inside, a call that waits for the device is a `NotCapturable`."""
+    """Inside the context a call that waits for the device raises `NotCapturable`."""
     mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(action="ignore"):  # that not every wait is found
+    with warnings.catch_warnings(action="ignore"):  # torch warns that it does not find every wait
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield

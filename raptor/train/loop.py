@@ -1,153 +1,215 @@
-"""The training loop: the state a checkpoint holds, and one plain loop over steps."""
+"""The one training loop. Surrogates and teachers train in it: a list of stages, one plain loop over steps for each.
+
+A `Stage` says what is trained and how one step goes. The loop owns the rest: the optimizer, the budget, the learning
+rate, checkpoints and exact resume, the stop signal, checks for finite values, metrics, progress bar and tracker.
+Everything random is a function of (seed, stage, step), so a resumed run equals an uninterrupted one.
+"""
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
 import time
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from raptor.devices import device_name
-from raptor.phases import Phases
+from raptor.data import ImageData
 from raptor.progress import Progress
-from raptor.provenance import provenance
-from raptor.run import Interrupted, Run, RunError, StopSignal
-from raptor.train.job import Job
-from raptor.train.resume import checkpoint_tensors, load_blocks, restore_optimizer
-from raptor.train.schedule import Budget, learning_rate, teacher_forcing
-from raptor.train.stage import Stage
-from raptor.train.step import DistillStep, Parts, state_variance
-from raptor.train.timing import mean_seconds
-from raptor.train.track import Tracker, open_tracker
-from raptor.vit.view import ViT, replaced_blocks
+from raptor.run import Interrupted, Record, ResultFile, Run, RunError, StopSignal
+from raptor.train.schedule import Budget, Rates
 
 LOG_EVERY = 20
-NUM_CHECKPOINTS = 8
-NUM_VALIDATIONS = 4
+TRACKERS = ("wandb", "tensorboard")
+TIMED_RUN = 64
+# Steps of each kind when timing: first the untimed ones (compilation, capture, caches, start of the loader), then the
+# timed ones.
+NUM_TIMED = {"cuda": (4, 16), "cpu": (1, 2)}
+
+Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]
+"""Tensors and state, as `Run.load_checkpoint` returns them."""
+File = TypeVar("File", bound=ResultFile)
 
 
-class Trainer:
-    """One run's training: the state that a checkpoint holds, and the plain loop over steps."""
+class ParameterGroup(NamedTuple):
+    """Parameters by name, and their weight decay."""
 
-    def __init__(self, job: Job, run: Run, student: ViT, phases: Phases):
-        self.job, self.run, self.student, self.phases = job, run, student, phases
-        self.fabric, self.recipe = job.fabric, job.recipe
-        self.stream = job.stream()
-        self.validator = job.validator(run.folder)
+    named: list[tuple[str, nn.Parameter]]
+    weight_decay: float
+
+
+class Stage(Protocol):
+    """What the loop needs to know about one stage of training.
+
+    Attributes:
+        name: the stage in metrics.jsonl and in the checkpoint.
+        title: description of the progress bar.
+        module: one training step as a module. Fabric wraps it; nothing trainable may be called around it.
+        groups: what the optimizer (AdamW) trains, in its order.
+        betas, clip, rates: of the optimizer: decay rates of the moments, gradient norm, learning rate.
+        batch_size: images per step over all ranks.
+        budget, share, steps_per_epoch: length of the run, the share of it that this stage gets, steps in an epoch.
+        num_checkpoints, num_validations: how many, spread over the stage.
+    """
+
+    name: str
+    title: str
+    groups: list[ParameterGroup]
+    betas: tuple[float, float]
+    clip: float
+    rates: Rates
+    batch_size: int
+    budget: Budget
+    share: float
+    steps_per_epoch: float
+    num_checkpoints: int
+    num_validations: int
+
+    @property
+    def module(self) -> nn.Module: ...
+
+    def losses(self, wrapped: Any, step: int, num_steps: int, propagate: Callable[[Tensor], None]) -> Tensor:
+        """Run one step and leave its gradients in the parameters; the losses (N,) to log, on the device.
+
+        Args:
+            wrapped: `module` as Fabric wraps it.
+            propagate: clears the gradients and runs the backward pass from a loss.
+        """
+
+    def kind(self, step: int, num_steps: int) -> Hashable:
+        """Steps of one kind take the same time."""
+
+    def clip_groups(self) -> list[list[nn.Parameter]]:
+        """The parameters whose gradients are clipped by one norm."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds beside the optimizer's state."""
+
+    def metrics(self, loss_nl: Tensor) -> dict[str, Any]:
+        """The log line's entries for the losses (steps, N) since the last one."""
+
+    def where(self, column: int | None = None) -> str:
+        """The end of an error message: which stage, and which part of it the loss in `column` belongs to."""
+
+    def validate(self) -> tuple[dict[str, Any], str]:
+        """Scores on held-out images, and a note for the progress bar. Runs on rank 0."""
+
+
+@dataclass
+class LoopState(Record):
+    """Everything of a run that is not a tensor: `state.json` of a checkpoint."""
+
+    stage: str | None = None
+    step: int = -1
+    num_steps: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    validations: list[dict[str, Any]] = field(default_factory=list)
+    bad_images: list[str] = field(default_factory=list)
+    num_logged: int = 0
+
+    @classmethod
+    def from_dict(cls, saved: Any, where: str = "") -> Self:
+        if isinstance(saved.get("num_steps"), int):  # a teacher's checkpoint of an earlier version
+            saved = {**saved, "stage": "teacher", "num_steps": {"teacher": saved["num_steps"]}}
+        return super().from_dict(saved, where)
+
+
+class Loop:
+    """Trains the stages of one run.
+
+    Args:
+        run: where checkpoints and metrics go.
+        fabric: where it trains; see `open_fabric`.
+        saved: the checkpoint to continue from; its model tensors are already loaded.
+        data: the data sets whose unreadable images are reported.
+        track: `wandb`, `tensorboard` or None.
+    """
+
+    def __init__(
+        self, run: Run, fabric: Any, saved: Checkpoint | None, data: Sequence[ImageData], track: str | None = None
+    ):
+        self.run, self.fabric, self.data = run, fabric, data
+        self.tensors = saved[0] if saved else {}
+        self.state = LoopState.from_dict(saved[1]) if saved else LoopState()
         self.stop = StopSignal()
-        self.started = time.monotonic()
-        self.tracker: Tracker | None = open_tracker(job.track, run.folder) if self.fabric.is_global_zero else None
-        self.state: dict[str, Any] = {"stage": None, "num_steps": {}, "seconds": 0.0, "validations": []}
+        self.tracker = open_tracker(track, run.folder) if fabric.is_global_zero else None
 
-    def fit(self) -> dict[str, Any]:
-        """Train every stage that is not done yet; gives the summary (on rank 0)."""
-        tensors, self.state = self.run.load_checkpoint() or ({}, self.state)
-        self.run.cut_metrics(self.state.get("num_logged", 0))
-        if tensors:
-            load_blocks(self.student, tensors)
-        variance_lt = tensors["variance"] if tensors else self._measure_variance()
-        module = DistillStep(
-            self.job.teacher, self.student, self.phases, variance_lt, self.recipe.last_phase_weights,
-            self.recipe.stage2_weights, self.recipe.cosine, self.job.compile_blocks, self.job.checkpointing,
-            self.job.phase, half_teacher=self.job.precision == "bf16" and self.fabric.device.type == "cuda",
-        )  # fmt: skip
-        plan = self.job.stages()
-        reached = self.state["stage"]
+    def fit(self, stages: Sequence[Stage]) -> None:
+        """Train every stage that is not done yet."""
+        self.run.cut_metrics(self.state.num_logged)
+        names, reached = [stage.name for stage in stages], self.state.stage
         with self.stop:
-            for name, share in plan.items():
-                if reached is None or list(plan).index(name) >= list(plan).index(reached):
-                    self._fit_stage(name, share, module, tensors if reached == name else {})
-        return self._summary()
+            for stage in stages[0 if reached is None else names.index(reached) :]:
+                self._fit_stage(stage, self.tensors if stage.name == reached else {})
+                self.tensors = {}
 
-    def _fit_stage(self, name: str, share: float, module: DistillStep, tensors: dict[str, Tensor]) -> None:
-        stage = self._set_up(name, share, module, tensors)
-        start, num_steps = self.state["step"] + 1 if tensors else 0, stage.num_steps
-        save_every = max(1, num_steps // NUM_CHECKPOINTS)
-        validate_at = {round(num_steps * (i + 1) / NUM_VALIDATIONS) - 1 for i in range(NUM_VALIDATIONS)}
-        bar = self._bar(name, start, num_steps)
+    def _fit_stage(self, stage: Stage, tensors: Mapping[str, Tensor]) -> None:
+        training = self._set_up(stage, tensors)
+        start, num_steps = self.state.step + 1 if tensors else 0, self.state.num_steps[stage.name]
+        save_every = max(1, num_steps // stage.num_checkpoints)
+        num_validations = stage.num_validations
+        validate_at = {round(num_steps * (i + 1) / num_validations) - 1 for i in range(num_validations)}
+        bar = Progress(stage.title, num_steps, "steps", stage.batch_size, "images")
+        bar.start_at(start)
         losses: list[Tensor] = []
         since = time.monotonic()
         for step in range(start, num_steps):
-            losses.append(self._train_step(stage, step, num_steps))
+            losses.append(training.step(step, num_steps))
             stop = self._stop_asked(step)
             save = stop or (step + 1) % save_every == 0 or step == num_steps - 1
             if save or (step + 1) % LOG_EVERY == 0 or step in validate_at:
                 loss_nl = self.fabric.all_reduce(torch.stack(losses), reduce_op="mean").cpu()  # the loop's only sync
-                self._check_finite(loss_nl, name, step)
+                self._check_finite(stage, loss_nl, step)
                 self._log(stage, step, loss_nl, time.monotonic() - since)
                 bar.note = f"loss {loss_nl[-1].mean():.4f}"
                 losses = []
                 if step in validate_at:
-                    self._validate(name, step, bar)
+                    self._validate(stage, step, bar)
                 if save:
-                    self._save(stage, step)
+                    self._save(training, step)
                 if stop:
-                    raise Interrupted(f"stopped after step {step} of {name}; the same command goes on from there")
+                    raise Interrupted(f"stopped after step {step}{stage.where()}; the same command goes on from there")
                 since = time.monotonic()
             bar.advance()
         bar.finish()
 
-    def _set_up(self, name: str, share: float, module: DistillStep, tensors: dict[str, Tensor]) -> Stage:
+    def _set_up(self, stage: Stage, tensors: Mapping[str, Tensor]) -> _Training:
         """A stage ready to train: its optimizer (continued from `tensors` if there are any) and its length."""
-        named = module.trained_parameters()
+        groups = [{"params": [p for _, p in g.named], "weight_decay": g.weight_decay} for g in stage.groups]
         optimizer = torch.optim.AdamW(
-            [p for _, p in named],
-            lr=self.recipe.lr,
-            weight_decay=self.recipe.weight_decay,
-            fused=self.fabric.device.type == "cuda",
+            groups, lr=stage.rates.peak, betas=stage.betas, fused=self.fabric.device.type == "cuda"
         )
         if tensors:
-            restore_optimizer(optimizer, named, tensors)
-        wrapped, optimizer = self.fabric.setup(module, optimizer)
-        stage = Stage(name, module, wrapped, optimizer, self.job.precision, self.job.graphed())
-        if name not in self.state["num_steps"]:
-            self.state["num_steps"][name] = self._count_steps(stage, share)
-        stage.num_steps = self.state["num_steps"][name]
-        self.state["stage"] = name
-        return stage
+            _restore_optimizer(optimizer, _named(stage), tensors)
+        wrapped, optimizer = self.fabric.setup(stage.module, optimizer)
+        training = _Training(stage, wrapped, optimizer, self.fabric.backward)
+        if stage.name not in self.state.num_steps:
+            self.state.num_steps[stage.name] = stage.budget.num_steps(
+                stage.steps_per_epoch, stage.share, lambda: self._step_seconds(training)
+            )
+        self.state.stage = stage.name
+        return training
 
-    def _train_step(self, stage: Stage, step: int, num_steps: int) -> Tensor:
-        """One optimizer step; gives the loss of every trained layer, on the device."""
-        recipe = self.recipe
-        for group in stage.optimizer.param_groups:
-            group["lr"] = learning_rate(step, num_steps, recipe.lr, recipe.min_lr, recipe.warmup)
-        images = self.stream.batch(step, stage=stage.name)
-        layer_losses = stage.backward(images, self._lam(stage, step, num_steps), self.fabric.backward)
-        for parameters in stage.module.clip_groups(stage.name):
-            torch.nn.utils.clip_grad_norm_(parameters, recipe.clip)
-        stage.optimizer.step()
-        return layer_losses.detach()
-
-    def _lam(self, stage: Stage, step: int, num_steps: int) -> float:
-        """The share of teacher forcing at a step."""
-        if stage.name != "stage1":
-            return 0.0
-        return teacher_forcing(step, num_steps, self.recipe.lam, self.recipe.lam_until)
-
-    def _count_steps(self, stage: Stage, share: float) -> int:
-        """Steps of this stage. A budget of seconds is turned into steps by timing a few, which are then undone."""
-        budget = Budget.parse(self.recipe.budget)
-        if budget.unit != "s":
-            per_epoch = (self.recipe.epoch_images or len(self.stream.data)) / self.recipe.batch_size
-            total = budget.amount * (per_epoch if budget.unit == "epochs" else 1)
-            return max(1, round(total * share))
-        saved = [(p, p.detach().clone()) for _, p in stage.named()]
-        mean = mean_seconds(
-            lambda step, num: self._train_step(stage, step, num),
-            lambda step, num: Parts.of(self._lam(stage, step, num)),
-            self.fabric.device,
-        )
+    def _step_seconds(self, training: _Training) -> float:
+        """Mean seconds per step over all ranks, from a few steps that are then undone."""
+        named = _named(training.stage)
+        saved = [(p, p.detach().clone()) for _, p in named]
+        mean = mean_seconds(training.step, training.stage.kind, self.fabric.device)
         seconds = torch.tensor(mean, device=self.fabric.device)
         with torch.no_grad():
             for parameter, value in saved:
                 parameter.copy_(value)
-        stage.moments().clear()
-        return max(1, round(budget.amount * share / float(self.fabric.all_reduce(seconds, reduce_op="mean"))))
+        training.moments().clear()
+        return float(self.fabric.all_reduce(seconds, reduce_op="mean"))
 
     def _stop_asked(self, step: int) -> bool:
-        """Whether Ctrl-C or SIGTERM came; several ranks agree on it, now and then."""
+        """Whether Ctrl-C or SIGTERM came. Several ranks agree on it every `LOG_EVERY` steps."""
         if self.fabric.world_size == 1:
             return self.stop.given
         if (step + 1) % LOG_EVERY:
@@ -155,105 +217,206 @@ class Trainer:
         flag = torch.tensor(float(self.stop.given), device=self.fabric.device)
         return bool(self.fabric.all_reduce(flag, reduce_op="sum") > 0)
 
-    def _measure_variance(self) -> Tensor:
-        def add_ranks(value: Tensor) -> Tensor:
-            return self.fabric.all_reduce(value, reduce_op="sum")
-
-        return state_variance(self.job.teacher, self.stream, self.recipe.normalise, self.job.precision, add_ranks)
-
-    def _check_finite(self, loss_nl: Tensor, name: str, step: int) -> None:
+    def _check_finite(self, stage: Stage, loss_nl: Tensor, step: int) -> None:
         bad = (~torch.isfinite(loss_nl)).nonzero()
         if len(bad):
             row, column = bad[0].tolist()
-            layer = self._layers()[column]
-            self._fail(f"the loss is not finite at step {step - len(loss_nl) + 1 + row} of {name}, layer {layer}")
+            self._fail(f"the loss is not finite at step {step - len(loss_nl) + 1 + row}{stage.where(column)}")
 
     def _fail(self, what: str) -> None:
         where = self.run.latest()
         kept = f"the last good checkpoint is {where}" if where else "no checkpoint was written yet"
         raise RunError(f"{what}: {kept}; try a smaller --lr")
 
-    def _layers(self) -> range:
-        """The layers that are trained: all, or those of the one phase."""
-        first, last = (1, self.phases.num_layers) if self.job.phase is None else self.phases.spans[self.job.phase - 1]
-        return range(first, last + 1)
-
     def _log(self, stage: Stage, step: int, loss_nl: Tensor, seconds: float) -> None:
-        recipe, num_steps = self.recipe, stage.num_steps
-        self.state["seconds"] += seconds
+        num_steps = self.state.num_steps[stage.name]
+        self.state.seconds += seconds
         values = {
-            "stage": stage.name, "step": step, "num_steps": num_steps, "loss": float(loss_nl.mean()),
-            "layer_loss": [float(f"{v:.7g}") for v in loss_nl.mean(0).tolist()],
-            "images_per_s": round(len(loss_nl) * recipe.batch_size / max(seconds, 1e-9), 1),
-            "lr": learning_rate(step, num_steps, recipe.lr, recipe.min_lr, recipe.warmup),
-            "seconds": round(self.state["seconds"], 2),
-        }  # fmt: skip
+            "stage": stage.name,
+            "step": step,
+            "num_steps": num_steps,
+            **stage.metrics(loss_nl),
+            "images_per_s": round(len(loss_nl) * stage.batch_size / max(seconds, 1e-9), 1),
+            "lr": stage.rates.at(step, num_steps),
+            "seconds": round(self.state.seconds, 2),
+        }
         self.run.log(**values)
-        self._track({k: v for k, v in values.items() if isinstance(v, float)}, step)
+        self._track(values, step)
 
-    def _track(self, values: dict[str, float], step: int) -> None:
+    def _track(self, values: Mapping[str, Any], step: int) -> None:
         if self.tracker is not None:
-            self.tracker(values, self._total(step))
+            self.tracker({k: v for k, v in values.items() if isinstance(v, float)}, self._total(step))
 
     def _total(self, step: int) -> int:
         """The step counted over all stages."""
-        return step + sum(num for name, num in self.state["num_steps"].items() if name != self.state["stage"])
+        return step + sum(num for name, num in self.state.num_steps.items() if name != self.state.stage)
 
-    def _validate(self, name: str, step: int, bar: Progress) -> None:
+    def _validate(self, stage: Stage, step: int, bar: Progress) -> None:
         self.fabric.barrier()
         if self.fabric.is_global_zero:
-            with self._measured():
-                scores = self.validator.validate(self.student)
-            self.run.log(stage=name, step=step, validation=scores)
-            self.state["validations"].append({"stage": name, "step": step, **scores})
-            self._track({k: v for k, v in scores.items() if isinstance(v, float)}, step)
-            agreement = scores.get("agreement")
-            text = f"R2 {scores['r2_last']:.3f} (lowest {scores['r2_lowest']:.3f})"
-            bar.note = text + (f", agreement {agreement:.1%}" if agreement is not None else "")
+            scores, bar.note = stage.validate()
+            self.run.log(stage=stage.name, step=step, validation=scores)
+            self.state.validations.append({"stage": stage.name, "step": step, **scores})
+            self._track(scores, step)
         self.fabric.barrier()
 
-    def _measured(self) -> AbstractContextManager[None]:
-        """Inside, the student is what is measured: itself, or with one phase trained, that phase amid the teacher."""
-        others = set(range(1, self.phases.num_layers + 1)) - set(self._layers())
-        return replaced_blocks(self.student, {layer: self.job.teacher.blocks[layer - 1] for layer in others})
-
-    def _save(self, stage: Stage, step: int) -> None:
-        if not torch.stack([p.detach().isfinite().all() for _, p in stage.named()]).all():
-            self._fail(f"the weights are not finite after step {step} of {stage.name}")
-        self.state["step"] = step
+    def _save(self, training: _Training, step: int) -> None:
+        stage, named = training.stage, _named(training.stage)
+        if not torch.stack([p.detach().isfinite().all() for _, p in named]).all():
+            self._fail(f"the weights are not finite after step {step}{stage.where()}")
+        self.state.step = step
         if not self.fabric.is_global_zero:
             return
-        tensors = checkpoint_tensors(self.student, stage.named(), stage.moments())
-        tensors["variance"] = stage.module.variance_lt
-        self.state["bad_images"] = self._bad_images()
-        self.run.save_checkpoint(self._total(step), tensors, {**self.state, "num_logged": self.run.num_logged()})
+        moments = training.moments()
+        tensors = stage.tensors()
+        for name, p in named:
+            tensors |= {f"optimizer.{key}.{name}": value for key, value in moments[p].items()}
+        self.state.bad_images = self._own_bad_images()
+        self.state.num_logged = self.run.num_logged()
+        self.run.save_checkpoint(self._total(step), tensors, self.state.to_dict())
 
-    def _bar(self, name: str, start: int, num_steps: int) -> Progress:
-        bar = Progress(f"distil {name}", num_steps, "steps", self.recipe.batch_size, "images")
-        bar.start_at(start)
-        return bar
+    def bad_images(self) -> list[str]:
+        """Names of the unreadable images that were skipped since the run began, on any rank."""
+        own = self._own_bad_images()
+        each = [own] * self.fabric.world_size
+        if self.fabric.world_size > 1:  # each rank reads its own images
+            torch.distributed.all_gather_object(each, own)
+        return sorted({name for names in each for name in names})
 
-    def _bad_images(self) -> list[str]:
-        """Names of the images that were passed over since the run began."""
-        return sorted({*self.state.get("bad_images", ()), *self.job.train_data.bad, *self.job.val_data.bad})
+    def _own_bad_images(self) -> list[str]:
+        return sorted({*self.state.bad_images, *(name for data in self.data for name in data.bad)})
 
-    def _summary(self) -> dict[str, Any]:
-        each = [self._bad_images()] * self.fabric.world_size
-        if self.fabric.world_size > 1:  # each rank reads images of its own
-            torch.distributed.all_gather_object(each, self._bad_images())
-        if not self.fabric.is_global_zero:
-            return {}
-        with self._measured():
-            scores = self.validator.final(self.student)
-        return {
-            "phases": list(self.phases.lengths),
-            "teacher": self.job.teacher.describe(),
-            "surrogate": self.student.describe(),
-            "num_steps": self.state["num_steps"],
-            "seconds": round(self.state["seconds"], 1),
-            "validation": scores,
-            "provenance": provenance(self.started, self.fabric.device),
-            "device": device_name(self.fabric.device),
-            "image_size": self.job.teacher.preprocess.size,
-            "bad_images": sorted({*self._bad_images(), *(name for names in each for name in names)}),
-        }
+
+@dataclass
+class _Training:
+    """A stage with its module as Fabric wraps it, and its optimizer."""
+
+    stage: Stage
+    wrapped: Any
+    optimizer: Any
+    backward: Callable[[Tensor], None]
+
+    def step(self, step: int, num_steps: int) -> Tensor:
+        """One optimizer step; the losses (N,) to log, on the device."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.stage.rates.at(step, num_steps)
+        losses = self.stage.losses(self.wrapped, step, num_steps, self._propagate)
+        for parameters in self.stage.clip_groups():
+            nn.utils.clip_grad_norm_(parameters, self.stage.clip)
+        self.optimizer.step()
+        return losses.detach()
+
+    def moments(self) -> dict[nn.Parameter, dict[str, Tensor]]:
+        """The optimizer's state of each parameter."""
+        return getattr(self.optimizer, "optimizer", self.optimizer).state
+
+    def _propagate(self, loss: Tensor) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.backward(loss)
+
+
+def _named(stage: Stage) -> list[tuple[str, nn.Parameter]]:
+    return [entry for group in stage.groups for entry in group.named]
+
+
+def _restore_optimizer(optimizer: Any, named: list[tuple[str, nn.Parameter]], tensors: Mapping[str, Tensor]) -> None:
+    """Put the optimizer's state of a checkpoint back."""
+    for n, p in named:
+        for key in ("step", "exp_avg", "exp_avg_sq"):
+            value = tensors[f"optimizer.{key}.{n}"]
+            optimizer.state[p][key] = value if key == "step" and not optimizer.defaults["fused"] else value.to(p.device)
+
+
+def mean_seconds(
+    train_step: Callable[[int, int], object], kind_of: Callable[[int, int], Hashable], device: torch.device
+) -> float:
+    """Mean seconds per step of a whole run: each kind of step is timed and weighted by its share of the run.
+
+    Args:
+        train_step: trains one step, given its number and the number of all steps.
+        kind_of: which kind of step (with teacher forcing or without) that is.
+    """
+    kinds = [kind_of(i, TIMED_RUN) for i in range(TIMED_RUN)]
+    by_kind = {kind: [i for i, k in enumerate(kinds) if k == kind] for kind in dict.fromkeys(kinds)}
+    by_kind = {kind: steps for kind, steps in by_kind.items() if len(steps) > 1}  # a single one does not count
+    num_untimed, num_timed = NUM_TIMED[device.type]
+    total = 0.0
+    for steps in by_kind.values():
+        start = min(num_untimed, len(steps) // 2)
+        for i in steps[:start]:
+            train_step(i, TIMED_RUN)
+        timed = steps[start : start + num_timed]
+        began = _clock(device)
+        for i in timed:
+            train_step(i, TIMED_RUN)
+        total += len(steps) * (_clock(device) - began) / len(timed)
+    return total / sum(map(len, by_kind.values()))
+
+
+def _clock(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.monotonic()
+
+
+def open_fabric(device: str, precision: str) -> Any:
+    """Lightning Fabric for this process: one device, or this rank's under torchrun and Slurm."""
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies import DDPStrategy
+
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # hides its notices about precision
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    fabric = Fabric(
+        accelerator=device,
+        devices=local,
+        num_nodes=max(1, world // local),
+        # Each rank draws its own stochastic-depth masks, which are buffers: rank 0's must not replace them.
+        strategy=DDPStrategy(broadcast_buffers=False) if world > 1 else "auto",
+        precision="bf16-mixed" if precision == "bf16" else "32-true",
+    )
+    fabric.launch()
+    if world > 1:
+        atexit.unregister(_leave_group)
+        atexit.register(_leave_group)
+    return fabric
+
+
+def _leave_group() -> None:
+    """Ranks leave together: a rank that ends while another one still waits for it would abort."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def check_tracker(track: str | None) -> None:
+    """Raise unless the tracker is known and installed, before any work is done."""
+    if track is not None and track not in TRACKERS:
+        raise ValueError(f"unknown tracker {track!r}: choose from {', '.join(TRACKERS)}")
+    if track is not None and find_spec(track) is None:
+        raise ValueError(f"{track} is not installed: pip install 'raptor-vit[track]'")
+
+
+def open_tracker(track: str | None, folder: Path) -> Callable[[Mapping[str, float], int], object] | None:
+    """A function of (numbers, step) that logs to `wandb` or `tensorboard`, or None."""
+    check_tracker(track)
+    if track == "wandb":
+        import wandb
+
+        run = wandb.init(project="raptor", dir=str(folder), name=folder.name)
+        return lambda values, step: run.log(dict(values), step=step)
+    if track == "tensorboard":
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter(str(folder / "tensorboard"))
+
+        def add_scalars(values: Mapping[str, float], step: int) -> None:
+            for key, value in values.items():
+                writer.add_scalar(key, value, step)
+
+        return add_scalars
+    return None
+
+
+def read_finished(kind: type[File], folder: Path) -> File | None:
+    """The summary of a finished run; None when the run is not finished."""
+    return kind.read(folder) if (folder / kind.FILE).exists() else None

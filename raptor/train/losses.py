@@ -1,4 +1,4 @@
-"""Distillation losses: every one a mean over images, a weighted mean over tokens and a mean over coordinates."""
+"""Distillation losses: a mean over images, a weighted mean over tokens and a mean over coordinates."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ NORMALISATIONS = ("none", "layer", "group")
 
 
 def token_weights(groups: TokenGroups, weights: Mapping[str, float] | None) -> Tensor:
-    """One weight a token, `(T,)`, summing to one.
+    """One weight per token, (T,), summing to one.
 
-    With group weights each group's own mean is weighted; groups the model lacks are dropped and the rest renormalised.
-    None is the plain mean over all tokens.
+    `weights` are those of the mean over each token group. Groups that the model does not have are dropped and the other
+    weights renormalised. None gives the plain mean over all tokens.
     """
     w_t = torch.zeros(groups.num_tokens)
     if weights is None:
@@ -37,7 +37,7 @@ def token_weights(groups: TokenGroups, weights: Mapping[str, float] | None) -> T
 def weighted_error(student_btd: Tensor, teacher_btd: Tensor, w_t: Tensor, cosine_t: Tensor | None = None) -> Tensor:
     """Mean over images of the sum over tokens of `w_t` times the squared error's mean over coordinates.
 
-    `cosine_t` (T,) adds that much of `1 - cos` a token.
+    `cosine_t` (T,) is the weight of an additional `1 - cos` per token.
     """
     s_btd, t_btd = student_btd.float(), teacher_btd.float()
     error_bt = (s_btd - t_btd).square().mean(dim=-1) * w_t
@@ -71,7 +71,7 @@ class StateVariance:
         return float(self.moments[layer, name].variance.mean().clamp(min=1e-12))
 
     def per_token(self, normalise: str) -> Tensor:
-        """What each squared error is divided by, `(L, T)`: 1, the layer's variance, or the layer's and group's."""
+        """What each squared error is divided by, (L, T): 1, the variance of its layer, or of its layer and group."""
         if normalise not in NORMALISATIONS:
             raise ValueError(f"unknown normalise {normalise!r}: choose from {', '.join(NORMALISATIONS)}")
         v_lt = torch.ones(self.num_layers, self.groups.num_tokens)

@@ -12,7 +12,7 @@ from raptor.train.schedule import Budget
 
 @dataclass
 class Recipe:
-    """Everything that decides how a surrogate is trained. See SPEC section 4 for the paper's values."""
+    """The entries of a recipe, with their defaults. `recipes/paper.yaml` has the paper's values."""
 
     block: str = "teacher"
     conditioning: str = "table"
@@ -37,7 +37,7 @@ class Recipe:
 
 
 def resolve_recipe(name: str, given: dict[str, Any]) -> Recipe:
-    """The named recipe with the options that were given put over it."""
+    """The named recipe, overridden by the options that are not None."""
     values = {**load_recipe(name), **{key: value for key, value in given.items() if value is not None}}
     known = {f.name for f in dataclasses.fields(Recipe)}
     unknown = sorted(set(values) - known)
@@ -52,7 +52,7 @@ def resolve_recipe(name: str, given: dict[str, Any]) -> Recipe:
 
 
 def _number(name: str, value: Any) -> Any:
-    """A recipe's entry as the number it should be: YAML takes `1e-3` for a word."""
+    """A recipe's entry as a number where it should be one: YAML reads `1e-3` as a string."""
     kind = next(f.type for f in dataclasses.fields(Recipe) if f.name == name)
     if kind not in ("int", "float"):
         return value

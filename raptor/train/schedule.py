@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 UNITS = {"s": ("s", 1.0), "m": ("s", 60.0), "min": ("s", 60.0), "h": ("s", 3600.0)}
@@ -30,6 +31,30 @@ class Budget:
             raise ValueError(f"cannot read the budget {text!r}: write 120s, 5m, 2h, 3000steps or 20epochs")
         return cls(amount, unit)
 
+    def num_steps(self, steps_per_epoch: float, share: float, step_seconds: Callable[[], float]) -> int:
+        """Steps in `share` of the budget; `step_seconds` times a step, and is called only for a budget of seconds."""
+        if self.unit == "s":
+            return max(1, round(self.amount * share / step_seconds()))
+        total = self.amount * (steps_per_epoch if self.unit == "epochs" else 1)
+        return max(1, round(total * share))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The learning rate over a run: warm-up over the first `warmup` of it to `peak`, then a cosine to `low`."""
+
+    peak: float
+    low: float
+    warmup: float
+
+    def at(self, step: int, num_steps: int) -> float:
+        return learning_rate(step, num_steps, self.peak, self.low, self.warmup)
+
+
+def cosine(progress: float, peak: float, low: float) -> float:
+    """Half a cosine from `peak` at progress 0 to `low` at progress 1."""
+    return low + 0.5 * (peak - low) * (1 + math.cos(math.pi * progress))
+
 
 def learning_rate(step: int, num_steps: int, peak: float, low: float, warmup: float) -> float:
     """Linear warm-up over the first `warmup` of the run to `peak`, then a cosine down to `low` at its last step."""
@@ -37,7 +62,7 @@ def learning_rate(step: int, num_steps: int, peak: float, low: float, warmup: fl
     if step < num_warm:
         return peak * (step + 1) / num_warm
     progress = (step - num_warm + 1) / max(1, num_steps - num_warm)
-    return low + 0.5 * (peak - low) * (1 + math.cos(math.pi * progress))
+    return cosine(progress, peak, low)
 
 
 def teacher_forcing(step: int, num_steps: int, start: float, until: float) -> float:

@@ -1,7 +1,7 @@
 """Stochastic depth as the paper uses it: a whole block is dropped, per sample, with one probability at every depth.
 
-timm's `drop_path_rate` ramps up over depth and drops attention and MLP separately. Kept updates are not rescaled unless
-asked: at p = .9 the factor would be 10.
+timm's `drop_path_rate` rises over depth and drops attention and MLP separately. Kept updates are not rescaled by
+default: at p = .9 the factor would be 10.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from raptor.vit.view import first_tensor
 
 
 class StochasticBlock(nn.Module):
-    """A block that passes the samples for which `keep` is False on as they came."""
+    """A block that is skipped, in training, for the samples whose `keep` is False.
+
+    Args:
+        batch_size: samples on this rank.
+        scale: what a kept update is multiplied by.
+    """
 
     keep: Tensor
 
@@ -36,28 +41,43 @@ class StochasticBlock(nn.Module):
 
 
 def check_drop(p: float) -> None:
-    """Refuse what is no probability to drop a block with."""
+    """Raise unless 0 <= p < 1."""
     if not 0 <= p < 1:
         raise ValueError(f"the drop probability must be in [0, 1), not {p}")
 
 
 class StochasticDepth:
-    """Whole-block stochastic depth over a model's blocks, as a function of (seed, step)."""
+    """Whole-block stochastic depth over a model's blocks, as a function of (seed, step).
 
-    def __init__(self, blocks: nn.Sequential | nn.ModuleList, p: float, batch_size: int, rescale: bool, seed: int):
+    Args:
+        p: probability that a sample skips a block.
+        batch_size: samples over all ranks.
+        rescale: divide kept updates by 1 - p.
+        rows: this rank's samples of the batch; by default all.
+    """
+
+    def __init__(
+        self,
+        blocks: nn.Sequential | nn.ModuleList,
+        p: float,
+        batch_size: int,
+        rescale: bool,
+        seed: int,
+        rows: slice = slice(None),
+    ):
         check_drop(p)
-        self.blocks, self.p, self.seed = blocks, p, seed
+        self.blocks, self.p, self.seed, self.batch_size, self.rows = blocks, p, seed, batch_size, rows
         scale = 1 / (1 - p) if rescale else 1.0
         for name, block in list(blocks.named_children()):
-            setattr(blocks, name, StochasticBlock(block, batch_size, scale))
+            setattr(blocks, name, StochasticBlock(block, len(range(batch_size)[rows]), scale))
 
     def draw(self, step: int) -> None:
-        """Set which samples keep which block at this step."""
+        """Set which samples keep which block at this step: drawn for the whole batch, then cut to this rank's rows."""
         first = next(self.blocks.children())
         assert isinstance(first, StochasticBlock)
         generator = torch.Generator().manual_seed(stable_seed(self.seed, "stochastic depth", step))
-        keep_lb = torch.rand(len(self.blocks), len(first.keep), generator=generator) >= self.p
-        keep_lb = keep_lb.to(first.keep.device, non_blocking=True)
+        keep_lb = torch.rand(len(self.blocks), self.batch_size, generator=generator) >= self.p
+        keep_lb = keep_lb[:, self.rows].to(first.keep.device, non_blocking=True)
         for block, keep_b in zip(self.blocks.children(), keep_lb):
             block.keep.copy_(keep_b[:, None, None])  # type: ignore[union-attr, operator]
 

@@ -1,30 +1,32 @@
-"""Train a ViT from scratch to study: any timm shape, registers, and the paper's stochastic depth."""
+"""Train a ViT classifier from scratch, to study: any timm shape, registers, and the paper's stochastic depth."""
 
 from __future__ import annotations
 
-import math
-import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.transforms import v2
 
 from raptor.data import ImageData, Preprocess, iterate, open_data
 from raptor.data.stream import TrainStream, stable_seed
 from raptor.devices import device_name, pick_device, pick_precision
+from raptor.fidelity.heads import is_right
 from raptor.open import open_vit, save_vit
-from raptor.progress import Progress
-from raptor.run import Interrupted, Run, RunError, StopSignal, read_summary
-from raptor.train.schedule import Budget, learning_rate
-from raptor.train.stochastic import StochasticDepth
+from raptor.run import ResultFile, Run
+from raptor.train.loop import Checkpoint, Loop, ParameterGroup, open_fabric, read_finished
+from raptor.train.schedule import Budget, Rates
+from raptor.train.stochastic import StochasticDepth, check_drop
 from raptor.vit.builders import IMAGENET, build_base
 from raptor.vit.structure import inspect_vit
 from raptor.vit.trajectory import autocast
-from raptor.vit.view import ViT
+from raptor.vit.view import ModelFacts, ViT
 
-LOG_EVERY = 20
+STAGE = "teacher"
 REGISTER_STD = 0.02
 NUM_CHECKPOINTS = 10
 SCENES_SIZE = 48
@@ -87,13 +89,12 @@ def train_teacher(
         skip_bad: pass over unreadable images instead of stopping.
     """
     device, precision = pick_device(device), pick_precision(precision, device)
+    check_drop(drop)
+    Budget.parse(budget)
     if data == "scenes" and size is None:
         size = SCENES_SIZE
-    kwargs = {
-        k: v
-        for k, v in dict(img_size=size, patch_size=patch, embed_dim=dim, depth=depth, num_heads=heads).items()
-        if v is not None
-    }
+    given = dict(img_size=size, patch_size=patch, embed_dim=dim, depth=depth, num_heads=heads)
+    kwargs: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if registers:
         kwargs |= {"reg_tokens": registers, "no_embed_class": True}
     if isinstance(data, str):
@@ -110,35 +111,214 @@ def train_teacher(
     separate_registers(model, seed)
     native = size or int(model.patch_embed.img_size[0])  # type: ignore[union-attr, index]
     preprocess = Preprocess.for_native(native, *IMAGENET, size=native)
-    vit = inspect_vit(model, f"timm/{shape} trained on {data_name}", preprocess, source=base).to(device)
+    fabric = open_fabric(device, "fp32")  # `TeacherStep` has its own autocast
+    vit = inspect_vit(model, f"timm/{shape} trained on {data_name}", preprocess, source=base).to(fabric.device)
     config: dict[str, Any] = dict(
-        shape=shape, data=data_name, kwargs=kwargs, drop=drop, rescale=rescale, budget=budget, batch_size=batch_size,
-        lr=lr, weight_decay=weight_decay, warmup=warmup, smoothing=smoothing, mixup=mixup, cutmix=cutmix,
-        augment=augment, crop_scale=list(crop_scale), limit=limit, seed=seed, precision=precision,
-    )  # fmt: skip
-    compiled = device == "cuda" if compile is None else compile
-    with Run(out, config, resume=resume) as run:
-        if read_summary(out) is None:
-            stream = TrainStream(
-                train_data, preprocess, batch_size, seed=seed, augment=augment, crop_scale=crop_scale, device=device,
-                num_workers=num_workers,
-            )  # fmt: skip
-            seconds = _fit(vit, run, stream, config, compiled, num_workers)
-            scores = {"accuracy": evaluate(vit, val_data, precision, num_workers), "seconds": round(seconds, 1)}
-            save_vit(vit, Path(out) / "teacher")
-            bad_images = sorted({*train_data.bad, *val_data.bad})
-            facts = {"teacher": vit.describe(), **scores, "device": device_name(device), "bad_images": bad_images}
-            run.write_summary(facts)
-        elif (saved := run.load_checkpoint()) is not None:
+        shape=shape,
+        data=data_name,
+        kwargs=kwargs,
+        drop=drop,
+        rescale=rescale,
+        budget=budget,
+        batch_size=batch_size,
+        lr=lr,
+        weight_decay=weight_decay,
+        warmup=warmup,
+        smoothing=smoothing,
+        mixup=mixup,
+        cutmix=cutmix,
+        augment=augment,
+        crop_scale=list(crop_scale),
+        limit=limit,
+        seed=seed,
+        precision=precision,
+    )
+    with Run(out, config, resume=resume, writer=fabric.is_global_zero) as run:
+        saved = run.load_checkpoint()
+        if saved is not None:
             tensors = saved[0].items()
-            vit.model.load_state_dict({k.removeprefix("model."): v for k, v in tensors if k.startswith("model.")})
-        else:
-            vit.model.load_state_dict(open_vit(Path(out) / "teacher").model.state_dict())
+            model.load_state_dict({k.removeprefix("model."): v for k, v in tensors if k.startswith("model.")})
+        if read_finished(TeacherSummary, run.folder) is None:
+            stream = TrainStream(
+                train_data,
+                preprocess,
+                batch_size,
+                seed=seed,
+                augment=augment,
+                crop_scale=crop_scale,
+                device=fabric.device,
+                rank=fabric.global_rank,
+                world_size=fabric.world_size,
+                num_workers=num_workers,
+            )
+            stage = TeacherStage(vit, stream, config, fabric, device == "cuda" if compile is None else compile)
+            _fit(vit, stage, run, saved, val_data, num_workers)
+        elif saved is None:
+            model.load_state_dict(open_vit(Path(out) / "teacher").model.state_dict())
     return vit
 
 
+def _fit(
+    vit: ViT, stage: TeacherStage, run: Run, saved: Checkpoint | None, val_data: ImageData, num_workers: int
+) -> None:
+    """Train the teacher; rank 0 measures it on the held-out images and writes it."""
+    fabric = stage.fabric
+    loop = Loop(run, fabric, saved, [stage.stream.data, val_data])
+    loop.fit([stage])
+    stage.finish()
+    accuracy = evaluate(vit, val_data, stage.precision, num_workers) if fabric.is_global_zero else 0.0
+    bad_images = loop.bad_images()
+    if fabric.is_global_zero:
+        seconds, device = round(loop.state.seconds, 1), device_name(fabric.device)
+        with run.writing():
+            save_vit(vit, run.folder / "teacher")
+            TeacherSummary(vit.facts(), accuracy, seconds, device, bad_images).write(run.folder)
+    fabric.barrier()  # other ranks may read the summary after this
+
+
+@dataclass
+class TeacherSummary(ResultFile):
+    """`summary.json` of a teacher.
+
+    Attributes:
+        accuracy: on the held-out images.
+        seconds: of training.
+        bad_images: names of the unreadable images that were skipped.
+    """
+
+    FILE: ClassVar[str] = "summary.json"
+
+    teacher: ModelFacts
+    accuracy: float
+    seconds: float
+    device: str = ""
+    bad_images: list[str] = field(default_factory=list)
+
+
+class TeacherStep(nn.Module):
+    """One training step: the loss of a batch under soft targets.
+
+    It has its own autocast, because Fabric's would round the targets to bf16 as well.
+    """
+
+    def __init__(self, model: nn.Module, precision: str):
+        super().__init__()
+        self.model, self.precision = model, precision
+
+    def forward(self, images: Tensor, targets_bc: Tensor) -> Tensor:
+        with autocast(self.precision, images.device):
+            return F.cross_entropy(self.model(images), targets_bc)
+
+
+class TeacherStage:
+    """The training of a teacher; see `raptor.train.loop.Stage`.
+
+    Args:
+        vit: the model, whose blocks are wrapped for stochastic depth until `finish`.
+        stream: this rank's training batches.
+        config: the run's, with the options of `train_teacher`.
+        compiled: compile the blocks.
+    """
+
+    name, title = STAGE, "train teacher"
+    betas, clip, share = (0.9, 0.98), 1.0, 1.0
+    num_validations = 0
+
+    def __init__(self, vit: ViT, stream: TrainStream, config: dict[str, Any], fabric: Any, compiled: bool):
+        self.model, self.stream, self.config, self.fabric = vit.model.train(), stream, config, fabric
+        self.precision: str = config["precision"]
+        named = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+        self.groups = [
+            ParameterGroup([(n, p) for n, p in named if p.ndim > 1], config["weight_decay"]),
+            ParameterGroup([(n, p) for n, p in named if p.ndim <= 1], 0.0),
+        ]
+        self.rates = Rates(config["lr"], 0.0, config["warmup"])
+        self.batch_size: int = config["batch_size"]
+        self.budget = Budget.parse(config["budget"])
+        self.steps_per_epoch = float(stream.steps_per_epoch)
+        self.num_checkpoints = NUM_CHECKPOINTS
+        self.dropped = StochasticDepth(
+            vit.blocks, config["drop"], self.batch_size, config["rescale"], config["seed"], stream.rows
+        )
+        self.model.to(fabric.device)
+        if compiled:
+            for block in vit.blocks:
+                block.compile()
+        self.module = TeacherStep(self.model, self.precision)
+
+    def losses(self, wrapped: Any, step: int, num_steps: int, propagate: Callable[[Tensor], None]) -> Tensor:
+        images, targets_bc = self._batch(step)
+        self.dropped.draw(step)
+        loss = wrapped(images, targets_bc)
+        propagate(loss)
+        return loss.detach().float()[None]
+
+    def _batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """This rank's images and soft targets (B, C), with mixup or cutmix over the batch of all ranks."""
+        config, num_classes = self.config, len(self.stream.data.classes or ())
+        images, labels = self.stream.batch(step, stage=STAGE), self.stream.labels(step, stage=STAGE)
+        targets_bc = smooth_targets(labels, num_classes, config["smoothing"])
+        mixup, cutmix, seed = config["mixup"], config["cutmix"], stable_seed(config["seed"], "mix", step)
+        if self.fabric.world_size == 1 or max(mixup, cutmix) <= 0:
+            return mixed_batch(images, targets_bc, mixup, cutmix, seed)
+        images, targets_bc = mixed_batch(
+            self._from_previous(images), self._from_previous(targets_bc), mixup, cutmix, seed
+        )
+        return images[1:], targets_bc[1:]
+
+    def _from_previous(self, rows: Tensor) -> Tensor:
+        """`rows` after the row that precedes them in the batch of all ranks: each row is mixed with the one before."""
+        last = self.fabric.all_gather(rows[-1:])
+        return torch.cat([last[self.fabric.global_rank - 1], rows])
+
+    def kind(self, step: int, num_steps: int) -> None:
+        return None
+
+    def clip_groups(self) -> list[list[nn.Parameter]]:
+        return [list(self.model.parameters())]
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"model.{k.replace('.block.', '.', 1)}": v for k, v in self.model.state_dict().items()}
+
+    def metrics(self, loss_nl: Tensor) -> dict[str, Any]:
+        return {"loss": round(float(loss_nl.mean()), 5)}
+
+    def where(self, column: int | None = None) -> str:
+        return ""
+
+    def validate(self) -> tuple[dict[str, Any], str]:
+        raise AssertionError("a teacher is measured once, at the end")
+
+    def finish(self) -> None:
+        """Put the plain blocks back."""
+        self.dropped.remove()
+        self.model.eval()
+
+
+def smooth_targets(labels_b: Tensor, num_classes: int, smoothing: float) -> Tensor:
+    """Targets (B, C): `1 - smoothing` at the label, `smoothing` spread over all classes."""
+    return F.one_hot(labels_b, num_classes).float() * (1 - smoothing) + smoothing / num_classes
+
+
+def mixed_batch(images: Tensor, targets_bc: Tensor, mixup: float, cutmix: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Images and targets after mixup or cutmix. When both are on, one of them is chosen with equal probability.
+
+    Each row is mixed with the row before it (the first one with the last), as torchvision does it.
+    """
+    transforms: list[v2.Transform] = []
+    if mixup > 0:
+        transforms.append(v2.MixUp(alpha=mixup))
+    if cutmix > 0:
+        transforms.append(v2.CutMix(alpha=cutmix))
+    if not transforms:
+        return images, targets_bc
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        return v2.RandomChoice(transforms)(images, targets_bc)
+
+
 def check_labelled(data: ImageData, name: str | None = None) -> list[str]:
-    """The classes of labelled data; other data is refused. `name`: as its user gave it."""
+    """The classes of labelled data; raises for other data. `name`: as its user gave it."""
     if data.labels is None or not data.classes:
         raise ValueError(f"{name or data.name} has no labels: a teacher is trained to classify")
     return data.classes
@@ -146,7 +326,7 @@ def check_labelled(data: ImageData, name: str | None = None) -> list[str]:
 
 @torch.no_grad()
 def separate_registers(model: nn.Module, seed: int) -> None:
-    """Give each register a start of its own: timm's are all nearly zero, and alike they stay alike through training."""
+    """Draw each register at random. timm's all start near zero, and registers that start equal stay equal."""
     token = getattr(model, "reg_token", None)
     if token is not None:
         generator = torch.Generator().manual_seed(stable_seed(seed, "registers"))
@@ -156,145 +336,10 @@ def separate_registers(model: nn.Module, seed: int) -> None:
 @torch.no_grad()
 def evaluate(vit: ViT, data: ImageData, precision: str = "fp32", num_workers: int = 0) -> float:
     """Accuracy of the model's own head on `data`."""
-    right, num = torch.zeros((), device=vit.device), 0
+    num_right, num = torch.zeros((), device=vit.device), 0
     for batch in iterate(data, vit.preprocess, 256, device=vit.device, num_workers=num_workers):
         assert batch.labels is not None
         with autocast(precision, vit.device):
-            right += (vit(batch.images).argmax(-1) == batch.labels).sum()
+            num_right += is_right(vit(batch.images), batch.labels).sum()
         num += len(batch.images)
-    return float(right) / num
-
-
-def mixed_batch(
-    images: Tensor, labels: Tensor, num_classes: int, mixup: float, cutmix: float, smoothing: float, seed: int
-) -> tuple[Tensor, Tensor]:
-    """Images and soft targets (B, C) after mixup or cutmix (one of them, chosen evenly, when both are on)."""
-    targets = F.one_hot(labels, num_classes).float() * (1 - smoothing) + smoothing / num_classes
-    generator = torch.Generator().manual_seed(seed)
-    use_cutmix = cutmix > 0 and (mixup <= 0 or bool(torch.rand((), generator=generator) < 0.5))
-    alpha = cutmix if use_cutmix else mixup
-    if alpha <= 0:
-        return images, targets
-    gamma = torch._standard_gamma(torch.full((2,), float(alpha)), generator=generator)
-    share = float(gamma[0] / gamma.sum())
-    other_images, other_targets = images.flip(0), targets.flip(0)
-    if use_cutmix:
-        side = images.shape[-1]
-        cut = round(side * (1 - share) ** 0.5)
-        top, left = (int(v) for v in torch.randint(0, side - cut + 1, (2,), generator=generator))
-        mask = torch.zeros(side, side, device=images.device)
-        mask[top : top + cut, left : left + cut] = 1
-        images, share = images * (1 - mask) + other_images * mask, 1 - cut * cut / side**2
-    else:
-        images = share * images + (1 - share) * other_images
-    return images, share * targets + (1 - share) * other_targets
-
-
-def _fit(vit: ViT, run: Run, stream: TrainStream, config: dict[str, Any], compiled: bool, num_workers: int) -> float:
-    model, device = vit.model.train(), vit.device
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    rest = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": config["weight_decay"]}, {"params": rest, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=config["lr"], betas=(0.9, 0.98), fused=device.type == "cuda")
-    names = {id(p): n for n, p in model.named_parameters()}
-    start, seconds, num_steps = 0, 0.0, None
-    tensors, state = run.load_checkpoint() or ({}, {"num_logged": 0})
-    run.cut_metrics(state["num_logged"])
-    if tensors:
-        start, seconds, num_steps = state["step"] + 1, state["seconds"], state["num_steps"]
-        _restore(model, optimizer, names, tensors)
-    dropped = StochasticDepth(vit.blocks, config["drop"], config["batch_size"], config["rescale"], config["seed"])
-    model.to(device)
-    if compiled:
-        for block in vit.blocks:
-            block.compile()
-    step_once = _stepper(model, optimizer, stream, dropped, config, device)
-    num_steps = num_steps or _count_steps(config, stream, model, optimizer, step_once)
-    bar = Progress("train teacher", num_steps, "steps", config["batch_size"], "images")
-    bar.start_at(start)
-    save_every = max(1, num_steps // NUM_CHECKPOINTS)
-    losses, began = [], time.monotonic()
-    with StopSignal() as stop:
-        for step in range(start, num_steps):
-            losses.append(step_once(step, num_steps))
-            stopped = stop.given
-            save = stopped or (step + 1) % save_every == 0 or step == num_steps - 1
-            if save or (step + 1) % LOG_EVERY == 0:
-                loss = float(torch.stack(losses).mean())  # the only sync of the loop
-                if not math.isfinite(loss):
-                    raise RunError(
-                        f"the loss is not finite near step {step}; the last good checkpoint is {run.latest()}"
-                    )
-                now = time.monotonic()
-                seconds, began, losses = seconds + now - began, now, []
-                run.log(step=step, num_steps=num_steps, loss=round(loss, 5), seconds=round(seconds, 2))
-                bar.note = f"loss {loss:.3f}"
-                if save:
-                    state = {"step": step, "seconds": seconds, "num_steps": num_steps, "num_logged": run.num_logged()}
-                    run.save_checkpoint(step, _checkpoint_tensors(model, optimizer, names), state)
-                if stopped:
-                    raise Interrupted(f"stopped after step {step}; the same command goes on from there")
-            bar.advance()
-    bar.finish()
-    dropped.remove()
-    model.eval()
-    return seconds
-
-
-def _stepper(
-    model: nn.Module, optimizer: Any, stream: TrainStream, dropped: StochasticDepth, config: dict[str, Any],
-    device: torch.device,
-) -> Any:  # fmt: skip
-    num_classes = len(stream.data.classes or ())
-
-    def step_once(step: int, num_steps: int) -> Tensor:
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, num_steps, config["lr"], 0.0, config["warmup"])
-        images, labels = stream.batch(step, stage="teacher"), stream.labels(step, stage="teacher")
-        seed = stable_seed(config["seed"], "mix", step)
-        images, targets = mixed_batch(
-            images, labels, num_classes, config["mixup"], config["cutmix"], config["smoothing"], seed
-        )
-        dropped.draw(step)
-        with autocast(config["precision"], device):
-            loss = F.cross_entropy(model(images), targets)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return loss.detach().float()
-
-    return step_once
-
-
-def _count_steps(config: dict[str, Any], stream: TrainStream, model: nn.Module, optimizer: Any, step_once: Any) -> int:
-    """Steps of the run; a budget of seconds is turned into steps by timing a few, which are then undone."""
-    budget = Budget.parse(config["budget"])
-    if budget.unit != "s":
-        return max(1, round(budget.amount * (stream.steps_per_epoch if budget.unit == "epochs" else 1)))
-    saved = {k: v.clone() for k, v in model.state_dict().items()}
-    times = []
-    for i in range(12):
-        began = time.monotonic()
-        float(step_once(i, 10_000))
-        times.append(time.monotonic() - began)
-    model.load_state_dict(saved)
-    optimizer.state.clear()
-    return max(1, round(budget.amount / sorted(times[4:])[4]))
-
-
-def _checkpoint_tensors(model: nn.Module, optimizer: Any, names: dict[int, str]) -> dict[str, Tensor]:
-    tensors = {f"model.{k.replace('.block.', '.', 1)}": v for k, v in model.state_dict().items()}
-    for p, state in optimizer.state.items():
-        tensors |= {f"optimizer.{key}.{names[id(p)]}": value for key, value in state.items()}
-    return tensors
-
-
-def _restore(model: nn.Module, optimizer: Any, names: dict[int, str], tensors: dict[str, Tensor]) -> None:
-    model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
-    fused = optimizer.defaults["fused"]
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            for key in ("step", "exp_avg", "exp_avg_sq"):
-                value = tensors[f"optimizer.{key}.{names[id(p)]}"]
-                optimizer.state[p][key] = value.to(p.device) if key != "step" or fused else value
+    return float(num_right) / num

@@ -10,19 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_run import metrics, tiny_run
+import torch
+from safetensors.torch import load_file
+from tiny_run import metrics, tiny_run, train_tiny
 
 OPTIONS = dict(budget="8steps", normalise="group", cosine=0.1)
 PAPER = dict(budget="8steps", block="paper", conditioning="mlp", normalise="none")
 
+TEACHER = dict(budget="10steps", drop=0.4, mixup=0.4, cutmix=1.0)
 AUTO = dict(phases=None, k="auto", target="r2=-9", budget="2steps")
 
 
 def torchrun(runs: dict[str, dict[str, Any]]) -> None:
     """`tiny_run` as a script on two processes."""
-    script = str(Path(__file__).parents[1] / "tiny_run.py")
+    root = Path(__file__).parents[2]
+    script = str(root / "tests" / "tiny_run.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}  # this tree, whatever is installed
     done = subprocess.run([*command, json.dumps(runs)], env=environment, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -33,11 +37,13 @@ def reports(out: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A run of one process and a run of two, through both stages; beside them two of the paper's block, and `auto`."""
+    """Runs of one process and of two: both stages, the paper's block and a teacher; and `auto` of two."""
     folder = tmp_path_factory.mktemp("parallel")
     tiny_run(folder / "one", **OPTIONS)
     tiny_run(folder / "paper-one", **PAPER)
-    torchrun({str(folder / "two"): OPTIONS, str(folder / "paper-two"): PAPER, str(folder / "auto"): AUTO})
+    train_tiny(folder / "teacher-one", **TEACHER)
+    runs = {"two": OPTIONS, "paper-two": PAPER, "auto": AUTO, "teacher-two": {**TEACHER, "teacher": True}}
+    torchrun({str(folder / name): options for name, options in runs.items()})
     return folder / "one", folder / "two"
 
 
@@ -67,3 +73,19 @@ def test_auto_k_ends_alike_on_every_rank(both):
     first, second = reports(auto)
     assert first == second  # though the second rank cannot measure the similarity on its own: see tiny_run
     assert first["folder"] == str(auto / "k1")
+
+
+def test_a_teacher_on_two_processes_has_the_losses_of_one(both):
+    """With dropped blocks, and images mixed across the border between the ranks."""
+    folders = [folder.with_name(f"teacher-{folder.name}") for folder in both]
+    one, two = (metrics(folder) for folder in folders)
+    assert [line["step"] for line in one] == [line["step"] for line in two] == list(range(10))
+    for a, b in zip(one, two):
+        assert b["loss"] == pytest.approx(a["loss"], abs=2e-5)  # it is rounded to 5 digits
+    first, second = reports(folders[1])
+    assert first == second
+    weights = [load_file(folder / "teacher" / "model.safetensors") for folder in folders]
+    for name, value in weights[0].items():
+        assert torch.allclose(weights[1][name], value, atol=1e-4), name
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
+    assert summaries[0]["accuracy"] == pytest.approx(summaries[1]["accuracy"], abs=0.1)

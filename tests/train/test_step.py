@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_models import noise_images, tiny_timm
 from tiny_run import tiny_teacher
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 
 from raptor.open import open_vit
@@ -17,7 +18,7 @@ from raptor.phases import Phases
 from raptor.surrogate.blocks import Modulation
 from raptor.surrogate.folding import FoldedDepths, Spread
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
-from raptor.train.step import DistillStep, Parts
+from raptor.train.step import DistillStep, Parts, PatchProduct, half_copy
 from raptor.vit.view import ViT
 
 LAST = {"cls": 0.34, "registers": 0.33, "patches": 0.33}
@@ -370,3 +371,37 @@ def test_a_compiled_step_gives_the_same_loss_and_gradient(monkeypatch, make, blo
         assert plain.keys() == compiled.keys()
         for name in plain:
             assert torch.allclose(plain[name], compiled[name], rtol=1e-3, atol=1e-6), name
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("patch", "size"), [((14, 14), (42, 28)), ((3, 5), (12, 10)), ((4, 4), (15, 18))])
+def test_a_patch_product_is_the_convolution(patch: tuple[int, int], size: tuple[int, int], bias: bool) -> None:
+    conv = nn.Conv2d(3, 10, patch, stride=patch, bias=bias).double()
+    images = torch.randn(2, 3, *size, dtype=torch.float64)
+    torch.testing.assert_close(PatchProduct(conv)(images), conv(images))
+
+
+def test_the_half_copy_has_no_convolution_left_and_the_same_states() -> None:
+    vit = tiny_timm()
+    copied = half_copy(vit)
+    assert not any(isinstance(m, nn.Conv2d) for m in copied.model.modules())
+    assert any(isinstance(m, nn.Conv2d) for m in vit.model.modules())
+    images = noise_images(vit)
+    with torch.no_grad():
+        exact, half = vit.embed(images)[0], copied.embed(images.bfloat16())[0]
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), exact, rtol=0.05, atol=0.05)
+
+
+def test_other_convolutions_stay() -> None:
+    vit = tiny_timm()
+    for conv in (
+        nn.Conv2d(3, 8, 3, stride=2),
+        nn.Conv2d(3, 8, 4, stride=4, padding=1),
+        nn.Conv2d(4, 8, 2, 2, groups=2),
+    ):
+        vit.model.extra = conv
+        try:
+            assert type(half_copy(vit).model.extra) is type(conv)
+        finally:
+            del vit.model.extra

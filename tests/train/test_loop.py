@@ -1,4 +1,4 @@
-"""Never lose work: kill -9, Ctrl-C, non-finite losses, full disks, damaged checkpoints, changed configs."""
+"""The loop: kill -9, Ctrl-C, non-finite losses, full disks, damaged checkpoints, changed configs, timed steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from raptor import run as run_module
 from raptor.open import open_vit
 from raptor.phases import Phases
 from raptor.run import RunError
-from raptor.train import distill
+from raptor.train import DistillSummary, distill, loop
+from raptor.train.loop import LoopState
 
 LONG = dict(budget="20steps", normalise="group")
 
@@ -107,7 +108,7 @@ def test_a_finished_run_is_given_back_untouched(tmp_path):
     stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*") if p.is_file() and p.name != "lock"}
     again = tiny_run(tmp_path / "run")
     assert {p: p.stat().st_mtime_ns for p in stamps} == stamps
-    assert again.summary == json.loads(json.dumps(first.summary))
+    assert again.summary == DistillSummary.from_dict(json.loads(json.dumps(first.summary.to_dict())))
     assert all(torch.equal(blocks_of(first)[n], v) for n, v in blocks_of(again).items())
     for path in (tmp_path / "run" / "checkpoint").rglob("*"):
         path.unlink() if path.is_file() else None
@@ -221,3 +222,34 @@ def test_another_teacher_of_the_same_name_is_refused(tmp_path):
     next(teacher.model.parameters()).data.add_(1.0)
     with pytest.raises(RunError, match=r"another config .*fingerprint"):
         distill(teacher, "scenes", out=str(tmp_path / "run"), **options)
+
+
+class Clock:
+    """Steps that take the time they are said to, and ten seconds more where the loader has to start again."""
+
+    def __init__(self) -> None:
+        self.now, self.last = 0.0, -1
+
+    def step(self, i: int, num: int) -> None:
+        self.now += (3.0 if i < num / 4 else 1.0) + (10.0 if i != self.last + 1 or i == 0 else 0.0)
+        self.last = i
+
+
+@pytest.mark.parametrize(("first_alone", "expected"), [(False, (16 * 3 + 48 * 1) / 64), (True, (15 * 3 + 48 * 1) / 63)])
+def test_each_kind_of_step_has_its_share_and_no_start_is_timed(monkeypatch, first_alone, expected):
+    clock = Clock()
+    monkeypatch.setattr(loop, "_clock", lambda device: clock.now)
+
+    def kind(i: int, num: int) -> object:
+        return "first" if first_alone and i == 0 else i < num / 4
+
+    for device in ("cpu", "cuda"):
+        assert loop.mean_seconds(clock.step, kind, torch.device(device)) == pytest.approx(expected)
+
+
+def test_a_checkpoints_state_is_read_as_it_was_written():
+    state = LoopState("stage2", 7, {"stage1": 4, "stage2": 9}, 1.5, [{"stage": "stage1", "r2_last": 0.5}], ["a.png"], 3)
+    saved = json.loads(json.dumps({**state.to_dict(), "tensor_bytes": 12}))
+    assert LoopState.from_dict(saved) == state
+    old = LoopState.from_dict({"step": 5, "seconds": 2.0, "num_steps": 24, "num_logged": 6, "tensor_bytes": 1})
+    assert old == LoopState("teacher", 5, {"teacher": 24}, 2.0, num_logged=6)

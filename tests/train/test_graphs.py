@@ -1,4 +1,4 @@
-"""Which passes are captured as graphs, what happens where one cannot be, and how steps are timed.
+"""Which passes are captured as graphs, and what happens where one cannot be.
 
 A stand-in for the captured graph runs the same module at once, so that the decisions are seen without a GPU.
 """
@@ -12,10 +12,9 @@ import torch
 from tiny_run import blocks_of, metrics, tiny_run
 from torch import Tensor
 
-from raptor.train import graphs, stage, timing
-from raptor.train.graphs import NotCapturable
-from raptor.train.job import Job
-from raptor.train.stage import Stage
+from raptor.train import graphs
+from raptor.train.distill import Job
+from raptor.train.graphs import NotCapturable, StepGraphs
 from raptor.train.step import DistillStep, Parts
 
 LINE = "this model's step runs without a CUDA graph: called a synchronizing CUDA operation"
@@ -40,7 +39,7 @@ class EagerGraph:
 @pytest.fixture
 def graphed(monkeypatch: pytest.MonkeyPatch) -> type[EagerGraph]:
     monkeypatch.setattr(Job, "graphed", lambda self: True)
-    monkeypatch.setattr(stage, "GraphedStep", EagerGraph)
+    monkeypatch.setattr(graphs, "GraphedStep", EagerGraph)
     monkeypatch.setattr(EagerGraph, "captured", [])
     return EagerGraph
 
@@ -60,7 +59,7 @@ def test_one_graph_for_each_set_of_losses(tmp_path, graphed):
 
 
 def test_the_graph_not_in_use_is_let_go(graphed):
-    one = Stage("stage1", None, None, None, graphed=True)  # type: ignore[arg-type]
+    one = StepGraphs(None, "stage1", "fp32", enabled=True)  # type: ignore[arg-type]
     images = torch.zeros(1)
     first = one._graph(images, Parts.of(0.5))
     assert one._graph(images, Parts.of(0.25)) is first
@@ -75,7 +74,7 @@ def test_a_step_that_waits_for_the_host_runs_without_a_graph(tmp_path, monkeypat
         tries.append(args)
         raise NotCapturable("called a synchronizing CUDA operation")
 
-    monkeypatch.setattr(stage, "GraphedStep", refuse)
+    monkeypatch.setattr(graphs, "GraphedStep", refuse)
     done = tiny_run(tmp_path / "refused")
     assert capfd.readouterr().err.count(LINE) == len(tries) == 2  # once a stage
     monkeypatch.setattr(Job, "graphed", lambda self: False)
@@ -89,7 +88,7 @@ def test_other_failures_of_a_capture_are_not_hidden(tmp_path, monkeypatch, graph
     def fail(*args: Any) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(stage, "GraphedStep", fail)
+    monkeypatch.setattr(graphs, "GraphedStep", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
         tiny_run(tmp_path / "run")
 
@@ -104,26 +103,3 @@ def test_the_checked_pass_tells_host_syncs_from_other_errors_and_puts_the_mode_b
         raise RuntimeError("shapes do not fit")
     assert not isinstance(error.value, NotCapturable)
     assert modes == [0, "error", 0, "error", 0]
-
-
-class Clock:
-    """Steps that take the time they are said to, and ten seconds more where the loader has to start again."""
-
-    def __init__(self) -> None:
-        self.now, self.last = 0.0, -1
-
-    def step(self, i: int, num: int) -> None:
-        self.now += (3.0 if i < num / 4 else 1.0) + (10.0 if i != self.last + 1 or i == 0 else 0.0)
-        self.last = i
-
-
-@pytest.mark.parametrize(("first_alone", "expected"), [(False, (16 * 3 + 48 * 1) / 64), (True, (15 * 3 + 48 * 1) / 63)])
-def test_each_kind_of_step_has_its_share_and_no_start_is_timed(monkeypatch, first_alone, expected):
-    clock = Clock()
-    monkeypatch.setattr(timing, "_clock", lambda device: clock.now)
-
-    def kind(i: int, num: int) -> object:
-        return "first" if first_alone and i == 0 else i < num / 4
-
-    for device in ("cpu", "cuda"):
-        assert timing.mean_seconds(clock.step, kind, torch.device(device)) == pytest.approx(expected)

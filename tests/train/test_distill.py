@@ -1,0 +1,247 @@
+"""The options of `distill`: what does not go together, budgets, k=auto, phase jobs, starts, its result."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+from tiny_run import blocks_of, metrics, tiny_run, tiny_teacher, write_recipe
+
+from raptor.open import open_vit
+from raptor.phases import Phases
+from raptor.run import RunError
+from raptor.train import DistillSummary, Scores, distill
+from raptor.train.distill import Job
+from raptor.train.recipe import resolve_recipe
+
+
+def test_one_stage_alone_is_as_long_as_beside_the_other():
+    recipe = resolve_recipe("paper", {})
+    for stage, name in (("1", "stage1"), ("2", "stage2")):
+        assert Job(None, recipe, None, None, None, stage=stage).stages() == {name: 0.5}  # type: ignore[arg-type]
+    joint = replace(recipe, stage1_share=0.0)
+    assert Job(None, joint, None, None, None).stages() == {"stage2": 1.0}  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="leaves nothing for stage 1"):
+        Job(None, joint, None, None, None, stage="1").stages()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(recipe="papper"), "unknown recipe 'papper': did you mean paper?"),
+        (dict(recipe="missing.yaml"), "unknown recipe 'missing.yaml'"),
+        (dict(stage="3"), "unknown stage '3'"),
+        (dict(stage="2", phase=1), "--phase is a job of stage 1"),
+        (dict(k="two", phases=None), "cannot read k='two'"),
+        (dict(k=0, phases=None), "k"),
+        (dict(k=9, phases=None), "k"),
+        (dict(k=2, target="r2=.5"), "--target goes with --k auto"),
+        (dict(k="auto", phases=None), "--k auto needs --target"),
+        (dict(k="auto", phases=None, target="r2=high"), "--k auto needs --target"),
+        (dict(k="auto", phases=None, target="loss=1"), "--k auto needs --target"),
+        (dict(k="auto", target="r2=.5"), "leave out --phases"),
+        (dict(k=3), "--k 3 contradicts the 2 phases of --phases"),
+        (dict(graph=True), "a CUDA graph needs a single GPU"),
+        (dict(phases=[2, 3]), r"phases \[2, 3\] do not sum to the 4 blocks"),
+        (dict(phase=3), r"phase 3 is not one of 1\.\.2"),
+        (dict(batch_size=0), "batch_size must be at least 1"),
+        (dict(batch_size=1000), "cannot be filled from 64 images"),
+        (dict(budget="soon"), "cannot read the budget"),
+        (dict(block="mine"), "unknown block"),
+        (dict(conditioning="time"), "unknown conditioning"),
+        (dict(normalise="all"), "unknown normalise"),
+        (dict(augment="blur"), "unknown augmentation"),
+        (dict(track="paper"), "unknown tracker"),
+        (dict(device="tpu"), "unknown device"),
+        (dict(precision="fp8"), "unknown precision"),
+        (dict(stage="2"), "stage 2 needs every phase"),
+        (dict(start="nowhere"), "unknown model 'nowhere'"),
+    ],
+)
+def test_wrong_options_are_one_line(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message) as error:
+        tiny_run(tmp_path / "run", **options)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize(("budget", "each"), [("6steps", 3), ("1epochs", 4), ("1steps", 1)])
+def test_budgets_of_steps_and_epochs(tmp_path, budget, each):
+    """64 images in batches of 8 are 8 steps an epoch, shared by two stages."""
+    result = tiny_run(tmp_path / "run", budget=budget)
+    assert result.summary.num_steps == {"stage1": each, "stage2": each}
+
+
+def test_a_budget_of_seconds_is_kept_and_what_was_timed_is_undone(tmp_path):
+    result = tiny_run(tmp_path / "run", budget="2s", stage1_share=0.0)
+    assert 0.3 < result.summary.seconds < 12
+    steps = result.summary.num_steps["stage2"]
+    exact = tiny_run(tmp_path / "exact", budget=f"{steps}steps", stage1_share=0.0)
+    ours, theirs = blocks_of(result), blocks_of(exact)
+    assert all(torch.equal(ours[n], theirs[n]) for n in ours)
+
+
+def test_auto_stops_at_the_smallest_k_that_passes(tmp_path, capfd):
+    options = dict(phases=None, k="auto", budget="4steps")
+    scores = {}
+    for k in (1, 2):
+        one = tiny_run(tmp_path / f"alone-{k}", **{**options, "k": k})
+        scores[k] = one.summary.validation.r2_lowest
+    assert scores[1] < scores[2]
+    between = (scores[1] + scores[2]) / 2
+    result = tiny_run(tmp_path / "auto", **options, target=f"r2={between}")
+    assert result.surrogate.phases is not None and len(result.surrogate.phases) == 2
+    assert result.folder == tmp_path / "auto" / "k2"
+    assert result.summary.validation.r2_lowest == scores[2]
+    assert not (tmp_path / "auto" / "k3").exists()
+    assert capfd.readouterr().out == ""
+    first = tiny_run(tmp_path / "easy", **options, target=f"r2={scores[1]}")
+    assert first.folder.name == "k1"
+
+
+def test_auto_says_when_no_k_passes(tmp_path):
+    with pytest.raises(ValueError, match=r"no k passes r2=2: at k=4 it is"):
+        tiny_run(tmp_path / "run", phases=None, k="auto", target="r2=2", budget="2steps")
+
+
+def test_phase_jobs_then_stage_2_equal_one_run_to_the_last_bit(tmp_path):
+    whole = tiny_run(tmp_path / "whole")
+    together = tiny_run(tmp_path / "together", stage="1")
+    for phase in (1, 2):
+        job = tiny_run(tmp_path / "jobs", phase=phase)
+        assert job.folder == tmp_path / "jobs" / f"phase-{phase}"
+        ours, theirs = blocks_of(job), blocks_of(together)
+        own = [n for n in ours if n.startswith(f"{phase - 1}.")]
+        assert own and all(torch.equal(ours[n], theirs[n]) for n in own)
+        lines = [line for line in metrics(job.folder) if "loss" in line]
+        assert all(len(line["layer_loss"]) == 2 for line in lines)
+    joined = tiny_run(tmp_path / "jobs", stage="2")
+    assert all(torch.equal(blocks_of(joined)[n], v) for n, v in blocks_of(whole).items())
+    assert open_vit(tmp_path / "jobs", teacher=tiny_teacher()).phases == Phases((2, 2))
+    from_start = tiny_run(tmp_path / "started", stage="2", start=str(tmp_path / "together"))
+    assert all(torch.equal(blocks_of(from_start)[n], v) for n, v in blocks_of(whole).items())
+
+
+def test_a_phase_job_is_measured_amid_the_teachers_other_blocks(tmp_path):
+    job = tiny_run(tmp_path / "run", phase=2)
+    r2 = job.summary.validation.r2
+    assert r2[:2] == pytest.approx([1.0, 1.0], abs=1e-6)
+    assert max(r2[2:]) < 1 - 1e-4
+    teacher_blocks = list(job.teacher.blocks)
+    assert not any(block in teacher_blocks for block in job.surrogate.blocks)
+
+
+def test_stage_2_refuses_phases_that_are_missing_unfinished_or_of_another_cut(tmp_path):
+    tiny_run(tmp_path / "run", phase=1)
+    with pytest.raises(RunError, match=r"phase-2 is missing; run --phase 2 first"):
+        tiny_run(tmp_path / "run", stage="2")
+    tiny_run(tmp_path / "run", phase=2)
+    summary = tmp_path / "run" / "phase-2" / "summary.json"
+    kept = summary.read_text()
+    summary.unlink()
+    with pytest.raises(RunError, match="phase-2 is not finished"):
+        tiny_run(tmp_path / "run", stage="2")
+    summary.write_text(kept)
+    with pytest.raises(RunError, match=r"phase-1 was trained with phases \[2, 2\], this run has \[1, 3\]"):
+        tiny_run(tmp_path / "run", stage="2", phases=[1, 3])
+
+
+def test_start_must_be_a_surrogate_of_the_same_make(tmp_path):
+    tiny_run(tmp_path / "first", budget="2steps")
+    start = str(tmp_path / "first")
+    with pytest.raises(ValueError, match=r"has phases 2 \| 2, this run 1 \| 3"):
+        tiny_run(tmp_path / "second", start=start, phases=[1, 3])
+    with pytest.raises(ValueError, match="has conditioning table, this run mlp"):
+        tiny_run(tmp_path / "third", start=start, conditioning="mlp")
+    with pytest.raises(ValueError, match="scenes is not a surrogate"):
+        tiny_run(tmp_path / "fourth", start="scenes")
+
+
+def test_distilling_leaves_the_teacher_as_it_was(tmp_path):
+    teacher = tiny_teacher()
+    before = {k: v.clone() for k, v in teacher.model.state_dict().items()}
+    result = tiny_run(tmp_path / "run", teacher, lr=1e-2)
+    after = teacher.model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[k], after[k]) for k in before)
+    assert result.teacher is teacher
+    frozen = result.surrogate.model.state_dict()
+    assert all(torch.equal(frozen[k], v) for k, v in before.items() if not k.startswith("blocks."))
+
+
+def test_opened_data_can_be_given(tmp_path):
+    from raptor.data import open_data
+
+    pair = (open_data("scenes", "train", limit=64, size=24), open_data("scenes", "val", limit=8, size=24))
+    named = tiny_run(tmp_path / "named", budget="4steps")
+    given = distill(
+        tiny_teacher(), pair, phases=[2, 2], recipe=write_recipe(tmp_path, budget="4steps"),
+        out=str(tmp_path / "given"), device="cpu",
+    )  # fmt: skip
+    assert all(torch.equal(blocks_of(named)[n], v) for n, v in blocks_of(given).items())
+
+
+def test_k_may_repeat_the_phases_and_is_three_without_them(tmp_path):
+    assert tiny_run(tmp_path / "same", k=2, budget="2steps").surrogate.phases == Phases((2, 2))
+    assert len(tiny_run(tmp_path / "three", phases=None, budget="2steps").surrogate.phases or ()) == 3
+
+
+def test_a_result_says_its_scores_and_folder(tmp_path):
+    done = tiny_run(tmp_path / "run", budget="2steps")
+    scores = done.summary.validation
+    assert scores.recovery == (scores.probe / scores.teacher_probe if scores.teacher_probe else None)
+    scores.recovery = None  # of a teacher that is never right
+    assert "recovery" not in done.text()
+    scores.recovery = 0.5
+    text = done.text()
+    assert "phases 2 2" in text and text.endswith(f"run folder {tmp_path / 'run'}")
+    assert f"{scores.r2_last:.3f}" in text and f"recovery {scores.recovery:.1%}" in text
+    assert f"ridge probe {scores.probe:.1%} (teacher {scores.teacher_probe:.1%})" in text
+    assert "unreadable" not in text and done.summary.bad_images == []
+
+
+def test_images_passed_over_are_named_in_the_summary(tmp_path):
+    for name in [*(f"train/{i:02d}" for i in range(16)), *(f"val/{i:02d}" for i in range(4))]:
+        path = tmp_path / "images" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((24, 24), 60).save(path)
+        if name in ("train/05", "val/02"):
+            path.write_bytes(b"broken")
+    options = dict(recipe=write_recipe(tmp_path), phases=[2, 2], budget="4steps", device="cpu")
+    with pytest.raises(ValueError, match=r"train/05\.png"):
+        distill(tiny_teacher(), str(tmp_path / "images"), out=str(tmp_path / "strict"), **options)
+    done = distill(tiny_teacher(), str(tmp_path / "images"), out=str(tmp_path / "run"), skip_bad=True, **options)
+    assert done.summary.bad_images == ["train/05.png", "val/02.png"]
+    assert "2 unreadable images" in done.text()
+
+
+def test_a_summary_is_read_as_it_was_written(tmp_path):
+    scores = Scores([0.5, None], 0.25, 0.25, [0.9, 0.8], {"all": {"r2": [0.5, None]}}, 7, agreement=0.5)
+    facts = tiny_teacher(depth=2).facts()
+    summary = DistillSummary(Phases.from_lengths([1, 1]), facts, facts, {"stage1": 3}, 1.5, scores)
+    summary.write(tmp_path)
+    saved = json.loads((tmp_path / "summary.json").read_text())
+    assert saved["phases"] == [1, 1] and saved["validation"]["r2"] == [0.5, None]
+    assert DistillSummary.read(tmp_path) == summary
+    scores.r2_last = math.nan  # of a teacher whose states do not vary
+    summary.write(tmp_path)
+    assert math.isnan(DistillSummary.read(tmp_path).validation.r2_last)
+    (tmp_path / "summary.json").write_text(json.dumps({"accuracy": 0.5, "seconds": 1.0}))
+    with pytest.raises(RunError, match=r"summary\.json cannot be read"):
+        DistillSummary.read(tmp_path)
+
+
+def test_a_summary_of_an_earlier_version_is_read(tmp_path):
+    """Its validation has no key for what was not measured, and it knows nothing of bad images."""
+    tiny_run(tmp_path / "run", budget="2steps")
+    path = tmp_path / "run" / "summary.json"
+    values = json.loads(path.read_text())
+    del values["bad_images"], values["validation"]["recovery"]
+    path.write_text(json.dumps({**values, "unknown": 1}))
+    old = DistillSummary.read(tmp_path / "run")
+    assert old.bad_images == [] and old.validation.recovery is None
+    assert old.phases == Phases((2, 2))
