@@ -1,9 +1,9 @@
-"""Cost of the certificate against the two bare forward passes it needs, side by side in one run.
+"""Time of the certificate relative to the two plain forward passes it needs, measured side by side in one run.
 
     python benchmarks/certificate.py --model timm/vit_small_patch14_reg4_dinov2 --device cuda --precision bf16
 
-Prints JSON: seconds of each, and the ratios. Images are noise in memory, so that no reader is timed.
-The null models cost one more forward pass than the certificate alone; both ratios are printed.
+Prints JSON: the seconds of each, and the ratios. The images are noise in memory, so that reading files is not timed.
+The null models cost one more forward pass; the ratios with and without them are printed.
 """
 
 from __future__ import annotations

@@ -1,17 +1,19 @@
-"""Cost of the dynamics suite against the passes it cannot do without, and of batched DMD against PyDMD, in one run.
+"""Time of the dynamics suite relative to the forward passes it needs, and of batched DMD relative to PyDMD.
 
     python benchmarks/dynamics.py --only suite --out docs/results/dynamics-suite.json
     python benchmarks/dynamics.py --only dmd --threads 2 --out docs/results/dmd.json
 
-suite: `measure_dynamics` over `--images` noise images, divided by the bare forward pass over the same images plus the
-perturbation passes that the suite asks for (the same blocks run from the same layers in fp32, nothing measured). Also
-without stability, against the bare forward pass alone. Compiling happens in a first run and is stated apart.
+Both sides of a ratio are measured in the same run.
 
-dmd: the same float64 trajectories fitted by `fit_dmd` all at once and by PyDMD in a loop, at the same rank, with the
-same number of threads (torch's and numpy's alike). Ours three times: eigenvalues and reconstruction errors, which is
-what the suite's rank sweep uses; with amplitudes and modes as weights of the snapshots, as `fit_dmd` keeps them; and
-with the modes written out, (N, D, r) complex numbers, which PyDMD does for one trajectory at a time. The last size is
-the paper's, ViT-g: 40 layers of 1,536. Eigenvalues are compared in the same run.
+suite: `measure_dynamics` over `--images` noise images, divided by the plain forward pass over the same images plus the
+perturbed passes of the suite (the same blocks from the same layers in fp32, without measurements). Also without
+stability, divided by only the plain forward pass. Compilation happens in a first run and is reported separately.
+
+dmd: the same float64 trajectories fitted by `fit_dmd` all at once and by PyDMD in a loop, at the same rank and with the
+same number of threads for torch and numpy. `fit_dmd` is timed three times: with eigenvalues and reconstruction errors,
+as in the suite's sweep over ranks; with amplitudes and modes as weights of the snapshots, as `fit_dmd` keeps them; and
+with the modes as (N, D, r) complex numbers, as PyDMD computes them for one trajectory at a time. The last size is that
+of the paper's ViT-g: 40 layers of dim 1,536. The eigenvalues of both are compared.
 """
 
 from __future__ import annotations
@@ -37,11 +39,11 @@ from raptor.open import open_vit
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
 
-SIZES = ((384, 12), (768, 12), (1536, 40))  # of the DMD's trajectories: dim and layers
+SIZES = ((384, 12), (768, 12), (1536, 40))  # dim and number of layers of the trajectories
 
 
 class Repeated:
-    """`num_images` noise images as batches: the same two buffers over and over, so that only the model is measured."""
+    """`num_images` noise images in batches. Two buffers are used in turn, so that only the model is measured."""
 
     def __init__(self, num_images: int, batch: int, size: int, device: str, num_classes: int = 10):
         self.sizes = [min(batch, num_images - start) for start in range(0, num_images, batch)]

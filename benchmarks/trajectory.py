@@ -1,9 +1,9 @@
-"""Cost of recording a trajectory with its similarity, against the model's bare forward pass, in the same run.
+"""Time of recording a trajectory with its similarity, relative to the plain forward pass, measured in the same run.
 
     python benchmarks/trajectory.py --out docs/results/trajectory.json
 
-ViT-B/14-reg, bf16, batch 256 on a GPU. Also: peak memory over 1,000 and 100,000 images (on a CPU, of a fresh process
-each), and what holding all states would take.
+ViT-B/14-reg, bf16, batch 256 on a GPU. Also the peak memory over 1,000 and 100,000 images (on a CPU in a new process
+each), and the memory that keeping all states would need.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from raptor.vit.trajectory import Trajectories, autocast
 
 
 class Repeated:
-    """`num_images` noise images as batches: the same two buffers over and over, so that only the model is measured."""
+    """`num_images` noise images in batches. Two buffers are used in turn, so that only the model is measured."""
 
     def __init__(self, num_images: int, batch: int, size: int, device: str):
         self.num_batches = max(1, round(num_images / batch))
@@ -43,7 +43,7 @@ class Repeated:
 
 
 def own_peak(command: list[str]) -> float:
-    """GiB at the peak of a process of its own that runs `command`."""
+    """Peak memory in GiB of a new process that runs `command`."""
     return float(subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True).stdout)
 
 
@@ -55,7 +55,9 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=100_000)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repeats", type=int, default=5, help="pairs of timings")
-    parser.add_argument("--peak-of", type=int, default=None, help="record this many images, print the peak, no more")
+    parser.add_argument(
+        "--peak-of", type=int, default=None, help="only record this many images and print the peak memory"
+    )
     args = parser.parse_args()
     cuda = args.device == "cuda"
     precision = "bf16" if cuda else "fp32"

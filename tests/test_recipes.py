@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
+import pytest
 import yaml
 
 from raptor.commands.reproduce import EXPERIMENTS, experiment
@@ -22,3 +24,10 @@ def test_recipes_are_those_of_a_distillation_or_options_of_an_experiment() -> No
         signature = inspect.signature(experiment(name))
         unknown = set(yaml.safe_load(path.read_text())) - set(signature.parameters)
         assert not unknown, f"{path.name}: {unknown}"
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_header_of_a_recipe_gives_command_time_and_expected_result(path: Path) -> None:
+    header = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    for word in ("Command: raptor ", "Time: ", "Expected"):
+        assert any(line.startswith(f"# {word}") for line in header), word
