@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import stats
 
 from raptor.fidelity.bootstrap import interval
 from raptor.phases import within_and_across
@@ -40,22 +42,6 @@ def z_score(value: float, sample: Sequence[float]) -> dict[str, Any]:
     return {"value": float(value), "mean": mean, "deviation": deviation, "z": z, "below": below, "num": len(x)}
 
 
-def ranks(values: ArrayLike) -> Array:
-    """Ranks 1..N along the last axis, ties given their mean rank."""
-    x = np.asarray(values, dtype=np.float64)
-    below = (x[..., None, :] < x[..., :, None]).sum(-1)
-    equal = (x[..., None, :] == x[..., :, None]).sum(-1)
-    return below + (equal + 1) / 2.0
-
-
-def pearson(x: Array, y: Array) -> Array:
-    """Correlation along the last axis; NaN where one side does not vary."""
-    x, y = x - x.mean(-1, keepdims=True), y - y.mean(-1, keepdims=True)
-    scale = np.sqrt((x**2).sum(-1) * (y**2).sum(-1))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(scale > 0, (x * y).sum(-1) / scale, np.nan)
-
-
 def correlation(x: Sequence[float], y: Sequence[float], seed: int = 0) -> dict[str, Any]:
     """Pearson's and Spearman's correlation of pairs, each with a 95 % percentile interval over resampled pairs.
 
@@ -64,16 +50,24 @@ def correlation(x: Sequence[float], y: Sequence[float], seed: int = 0) -> dict[s
     """
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     assert a.shape == b.shape and a.ndim == 1
-    found: dict[str, Any] = {"num": len(a)}
-    drawn = np.random.default_rng(seed).integers(max(1, len(a)), size=(NUM_RESAMPLES, len(a)))
-    for name, turn in (("pearson", np.asarray), ("spearman", ranks)):
-        value = float(pearson(turn(a), turn(b))) if len(a) > 2 else np.nan
-        if not np.isfinite(value):
-            found[name] = None
-            continue
-        resampled = pearson(turn(a[drawn]), turn(b[drawn]))
+    found: dict[str, Any] = {"num": len(a), "pearson": None, "spearman": None}
+    if len(a) < 3 or min(np.ptp(a), np.ptp(b)) == 0:
+        return found
+    for name, statistic in (("pearson", _pearson), ("spearman", _spearman)):
+        with warnings.catch_warnings():
+            # About resamples without a correlation in the interval that scipy would give; ours leaves them out.
+            warnings.simplefilter("ignore", stats.DegenerateDataWarning)
+            resampled = stats.bootstrap(
+                (a, b),
+                statistic,
+                n_resamples=NUM_RESAMPLES,
+                paired=True,
+                vectorized=True,
+                method="percentile",
+                rng=np.random.default_rng(seed),
+            ).bootstrap_distribution
         lower, upper = interval(resampled[np.isfinite(resampled)])
-        found[name] = {"value": value, "lower": float(lower), "upper": float(upper)}
+        found[name] = {"value": float(statistic(a, b)), "lower": float(lower), "upper": float(upper)}
     return found
 
 
@@ -85,18 +79,28 @@ def partial_correlation(x: Sequence[float], y: Sequence[float], given: Sequence[
     left = [v - line @ np.linalg.lstsq(line, v, rcond=None)[0] for v in (np.asarray(x, float), np.asarray(y, float))]
     if min(np.abs(v).max() for v in left) < 1e-12:
         return None
-    return float(pearson(*left))
+    return float(_pearson(*left))
 
 
 def permutation_p(x: Sequence[float], y: Sequence[float], seed: int = 0) -> float | None:
-    """Share of random pairings with a Spearman correlation at least as large (one-sided), counting the real one."""
-    a, b = ranks(x), ranks(y)
-    real = pearson(a, b)
-    if len(a) < 3 or not np.isfinite(real):
+    """Share of pairings with a Spearman correlation at least as large (one-sided).
+
+    Over all pairings where there are few, else over 10,000 random ones and the real one. None where there are fewer
+    than three pairs or one side does not vary.
+    """
+    if len(x) < 3 or min(np.ptp(x), np.ptp(y)) == 0:
         return None
-    rng = np.random.default_rng(seed)
-    shuffled = rng.permuted(np.tile(b, (NUM_RESAMPLES, 1)), axis=1)
-    return float(((pearson(a[None], shuffled) >= real - 1e-12).sum() + 1) / (NUM_RESAMPLES + 1))
+    rank_x = stats.rankdata(x)
+    found = stats.permutation_test(
+        (stats.rankdata(y),),
+        lambda rank_y, axis: _pearson(rank_x, rank_y),
+        permutation_type="pairings",
+        vectorized=True,
+        n_resamples=NUM_RESAMPLES,
+        alternative="greater",
+        rng=np.random.default_rng(seed),
+    )
+    return float(found.pvalue)
 
 
 def trend(x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
@@ -110,3 +114,15 @@ def trend(x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
         "first": fmean(b for a, b in zip(x, y) if a == min(x)) if y else None,
         "last": fmean(b for a, b in zip(x, y) if a == max(x)) if y else None,
     }
+
+
+def _pearson(x: Array, y: Array, axis: int = -1) -> Array:
+    """Correlation along the last axis; NaN where one side does not vary."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", stats.ConstantInputWarning)
+        x, y = np.broadcast_arrays(x, y)
+        return stats.pearsonr(x, y, axis=axis).statistic
+
+
+def _spearman(x: Array, y: Array, axis: int = -1) -> Array:
+    return _pearson(stats.rankdata(x, axis=axis), stats.rankdata(y, axis=axis), axis)

@@ -1,4 +1,8 @@
-"""Bootstrap intervals over images: resample the images, measure again, take percentiles."""
+"""Bootstrap intervals over images: resample the images, measure again, take percentiles.
+
+Not `scipy.stats.bootstrap`: that draws anew for each column and holds all resampled rows. Here one set of draws serves
+thousands of columns (layers x groups x metrics) as a product with counts, and quantiles need only the resampled ranks.
+"""
 
 from __future__ import annotations
 
