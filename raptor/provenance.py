@@ -31,7 +31,7 @@ class Provenance(Record):
 
 
 def versions() -> dict[str, str]:
-    """Of torch, and of raptor and timm where they are installed as packages."""
+    """Versions of torch, and of raptor and timm if they are installed as packages."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {"torch": str(torch.__version__)}
@@ -46,9 +46,9 @@ def versions() -> dict[str, str]:
 def provenance(started: float, device: str | torch.device = "cpu") -> dict[str, Any]:
     """What every result file carries; `started` is `time.monotonic()` at the start of the work."""
     name = Path(sys.argv[0]).name
-    program = "raptor" if name in ("raptor", "__main__.py", "cli.py") else f"python {name}"
+    program = ["raptor"] if name in ("raptor", "__main__.py", "cli.py") else ["python", name]
     return {
-        "command": shlex.join([program, *sys.argv[1:]]),
+        "command": shlex.join([*program, *sys.argv[1:]]),
         "versions": versions(),
         "device": device_name(device),
         "seconds": round(time.monotonic() - started, 1),

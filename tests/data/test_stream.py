@@ -1,3 +1,5 @@
+"""Batches in order, and training batches as a function of the step."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -6,30 +8,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_images import picture
+from torchvision.transforms.v2 import functional as F
 
 from raptor.data import BadImage, ImageData, InMemory, Preprocess, TrainStream, iterate, load_uint8, open_data
 from raptor.data import stream as stream_module
-from raptor.data.stream import stable_seed
+from raptor.data.stream import draw_crops, random_resized_crop, stable_seed
 
 PREPROCESS = Preprocess(size=12, resize=14)
 PLAIN = Preprocess(size=1, resize=1, mean=(0.0, 0.0, 0.0), std=(1 / 255, 1 / 255, 1 / 255))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """23 images of noise in two classes."""
-    root = tmp_path_factory.mktemp("images")
-    rng = np.random.default_rng(0)
-    for i in range(23):
-        path = root / f"{'ab'[i % 2]}" / f"{i:02d}.png"
-        path.parent.mkdir(exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (16, 20, 3), dtype=np.uint8)).save(path)
-    return root
-
-
-@pytest.fixture
-def data(folder: Path) -> ImageData:
-    return open_data(str(folder), "all")
 
 
 class Numbered(ImageData):
@@ -69,13 +56,6 @@ def test_iterate_limit(data: ImageData) -> None:
     indices = torch.cat([batch.indices for batch in batches]).tolist()
     assert len(indices) == 6 and indices == data.sample(6)
     assert torch.equal(batches[0].images[2], PREPROCESS(data.load(indices[2])))
-
-
-def test_load_uint8(data: ImageData) -> None:
-    images = load_uint8(data, PREPROCESS, num_workers=1)
-    assert images.dtype == torch.uint8 and images.shape == (23, 3, 14, 14)
-    assert torch.equal(images[17], PREPROCESS.decode(data.load(17)))
-    assert len(load_uint8(data, PREPROCESS, limit=9)) == 9
 
 
 @pytest.mark.parametrize("cache", ["memory", "none"])
@@ -169,19 +149,6 @@ def test_images_in_memory_are_not_kept_twice(data: ImageData) -> None:
     assert drawn.device.type == "meta" and drawn.shape == (2, 3, 14, 14)
 
 
-def test_every_kind_of_data_answers_the_same_call(data: ImageData) -> None:
-    wanted = torch.tensor([7, 0, 19])
-    decoded = data.batch(wanted, PREPROCESS, "cpu")
-    assert torch.equal(decoded, torch.stack([PREPROCESS.decode(data.load(i)) for i in wanted.tolist()]))
-    held = InMemory(data, PREPROCESS)
-    assert torch.equal(held.batch(wanted, PREPROCESS, "cpu"), decoded)
-    assert torch.equal(held.select([19, 7, 0]).batch([1, 2, 0], PREPROCESS, "cpu"), decoded)
-    assert np.array_equal(np.asarray(held.load(7)), decoded[0].permute(1, 2, 0).numpy())
-    own = Preprocess(size=16, resize=16)
-    scenes = open_data("scenes", "val", size=16)
-    assert torch.equal(scenes.batch([3], own, "cpu")[0], own.decode(scenes.load(3)))
-
-
 def test_wrong_settings_are_refused(data: ImageData) -> None:
     for settings, message in (
         ({"batch_size": 24}, "smaller batch"),
@@ -197,35 +164,6 @@ def test_wrong_settings_are_refused(data: ImageData) -> None:
         TrainStream(data, PREPROCESS, 4).labels(0)
 
 
-def test_scenes_are_drawn_in_batches() -> None:
-    from raptor.data.scenes.render import Scenes
-
-    data = open_data("scenes", "val", limit=10, size=32)
-    preprocess = Preprocess(size=32, resize=32)
-    drawn = Scenes("val", size=32).draw(torch.arange(10))
-    batches = list(iterate(data, preprocess, 4))
-    assert torch.equal(torch.cat([b.images for b in batches]), preprocess.normalise(drawn.images))
-    assert data.labels == drawn.labels.tolist() and data.classes == list(Scenes.classes)
-    assert np.array_equal(np.asarray(data.load(3)), drawn.images[3].permute(1, 2, 0).numpy())
-    larger = next(iter(iterate(data, Preprocess(size=56, resize=64), 4)))
-    assert larger.images.shape == (4, 3, 56, 56)
-    streams = [TrainStream(data, preprocess, 4, augment="crop", cache=cache) for cache in ("memory", "none")]
-    assert torch.equal(streams[0].batch(1), streams[1].batch(1))
-
-
-def test_all_scenes_are_both_splits() -> None:
-    from raptor.data.scenes.drawn import DrawnScenes
-    from raptor.data.scenes.render import Scenes
-
-    data = open_data("scenes", "all", size=16)
-    assert isinstance(data, DrawnScenes)
-    train, val = Scenes("train", size=16), Scenes("val", size=16)
-    assert len(data) == len(train) + len(val)
-    mixed = data.draw(torch.tensor([len(train) + 2, 5, len(train), 0])).images
-    expected = torch.stack([val[2].images, train[5].images, val[0].images, train[0].images])
-    assert torch.equal(mixed, expected)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("augment", ["none", "crop"])
 def test_cached_batches_never_wait_for_the_device(data: ImageData, augment: str) -> None:
@@ -239,3 +177,36 @@ def test_cached_batches_never_wait_for_the_device(data: ImageData, augment: str)
         torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(images.cpu(), on_cpu.batch(5), atol=1e-2, rtol=0)
     assert labels.tolist() == on_cpu.labels(5).tolist()
+
+
+@pytest.mark.parametrize(
+    "box", [(0, 0, 20, 20), (5, 9, 13, 31), (0, 3, 64, 40), (10, 0, 40, 64), (0, 0, 64, 64), (63, 63, 1, 1)]
+)
+@pytest.mark.parametrize("size", [32, 56])
+def test_crop_equals_torchvision(box: tuple[int, int, int, int], size: int) -> None:
+    """Up- and downscaling, against float resampling of the cut-out crop."""
+    images = torch.stack([torch.from_numpy(np.array(picture(64, 64, seed))).permute(2, 0, 1) for seed in range(2)])
+    params = torch.tensor([[*box, 0], [*box, 1]])
+    cropped = random_resized_crop(images, params, size)
+    expected = F.resized_crop(images.float(), *box, [size, size], antialias=True)
+    expected[1] = expected[1].flip(-1)
+    torch.testing.assert_close(cropped, expected, atol=2e-3, rtol=0)
+
+
+def test_crops_follow_the_law() -> None:
+    """Area uniform in the scale, all crops inside, half of them flipped."""
+    generator = torch.Generator().manual_seed(3)
+    top, left, height, width, flip = draw_crops(20_000, 256, generator, (0.2, 0.6)).unbind(1)
+    area = height * width / 256**2
+    assert (top >= 0).all() and (left >= 0).all() and (top + height <= 256).all() and (left + width <= 256).all()
+    assert area.min() > 0.19 and area.max() < 0.61
+    assert area.mean().item() == pytest.approx(0.4, abs=0.005)
+    assert (width / height).log().mean().item() == pytest.approx(0, abs=0.01)
+    assert flip.double().mean().item() == pytest.approx(0.5, abs=0.02)
+    room = (256 - width).double()
+    assert (left / room).mean().item() == pytest.approx(0.5, abs=0.01)
+
+
+def test_crop_that_cannot_fit_is_the_whole_image() -> None:
+    crops = draw_crops(5, 64, torch.Generator().manual_seed(0), scale=(1.0, 1.0), ratio=(1.2, 1.3), flip=0.0)
+    assert crops.tolist() == [[0, 0, 64, 64, 0]] * 5

@@ -1,3 +1,5 @@
+"""Drawn scenes: images, masks and depths that do not depend on their batch."""
+
 from __future__ import annotations
 
 import math
@@ -9,7 +11,7 @@ from sklearn.linear_model import RidgeClassifier
 from raptor.data.scenes import layout as scene_layout
 from raptor.data.scenes import render as scenes
 from raptor.data.scenes import solids
-from raptor.data.scenes.render import CLASSES, MASK_CLASSES, SceneBatch, Scenes, draw_scenes
+from raptor.data.scenes.render import MASK_CLASSES, SceneBatch, Scenes, draw_scenes
 
 CPU = torch.device("cpu")
 
@@ -66,33 +68,6 @@ def test_splits_and_seeds_are_disjoint() -> None:
     assert len(seen) == 400
 
 
-def test_every_run_of_twenty_holds_each_class_once() -> None:
-    labels = scene_layout.lay_out(torch.arange(2000), 0, "train").label.view(-1, len(CLASSES))
-    assert torch.equal(labels.sort(1).values, torch.arange(len(CLASSES)).expand(100, -1))
-    assert len({tuple(run.tolist()) for run in labels}) > 50
-
-
-def test_hash_is_splitmix64() -> None:
-    """First outputs of the published generator from state 0, next to the same steps in Python integers."""
-    word = 2**64 - 1
-    for n in range(1, 50):
-        x = n * 0x9E3779B97F4A7C15 & word
-        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & word
-        x = (x ^ x >> 27) * 0x94D049BB133111EB & word
-        x = x ^ x >> 31
-        assert n != 1 or x == 0xE220A8397B1DCDAF
-        state = torch.tensor(scene_layout._signed(n * 0x9E3779B97F4A7C15))
-        assert int(scene_layout.mix(state)) & word == x
-
-
-def test_dice_are_uniform_and_independent() -> None:
-    dice = scene_layout.Dice(scene_layout.mix(torch.arange(20_000)))
-    a, b = dice.uniform(), dice.uniform()
-    counts = torch.histc(a, 20, 0, 1)
-    assert ((counts - 1000).square() / 1000).sum() < 43.8  # chi-square, 19 degrees, p = 0.001
-    assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 4 / math.sqrt(20_000)
-
-
 def test_objects_stand_before_the_background(batch: SceneBatch) -> None:
     layout = scene_layout.lay_out(torch.arange(200), 0, "train")
     _, background = scenes._draw_background(layout, 32, CPU)
@@ -122,43 +97,6 @@ def test_ground_distance_is_that_of_a_plane() -> None:
             ray = (across * scene_layout.HALF_VIEW, up * scene_layout.HALF_VIEW, 1.0)
             fall = math.sin(pitch) * ray[2] - math.cos(pitch) * ray[1]
             assert float(distance[image, row, column]) == pytest.approx(height * math.hypot(*ray) / fall, rel=1e-5)
-
-
-def inside(shape: str, p: torch.Tensor) -> torch.Tensor:
-    x, y, z = p
-    ring = torch.hypot(x, z)
-    if shape == "sphere":
-        return x * x + y * y + z * z < 1
-    if shape == "cube":
-        return p.abs().amax(0) < solids.CUBE_HALF
-    if shape == "cylinder":
-        return (ring < solids.CYLINDER_RADIUS) & (y.abs() < 1)
-    if shape == "cone":
-        return (ring < solids.CONE_SLOPE * (1 - y)) & (y.abs() < 1)
-    return (ring - solids.RING_RADIUS).square() + y * y < solids.TUBE_RADIUS**2
-
-
-@pytest.mark.parametrize("number, shape", enumerate(solids.SHAPES))
-def test_rays_meet_solids_where_marching_enters_them(number: int, shape: str) -> None:
-    generator = torch.Generator().manual_seed(number)
-    origin = torch.tensor([0.0, 2.5, -4.0])[:, None].expand(3, 400)
-    target = torch.rand(3, 400, generator=generator) * 2.4 - 1.2
-    direction = target - origin
-    t = solids.MEET[number](tuple(origin), tuple(direction))
-    steps = torch.linspace(0.3, 2.0, 6000)
-    points = origin[:, :, None].double() + direction[:, :, None] * steps.double()
-    entered = inside(shape, points)
-    first = torch.where(entered.any(1), steps[entered.int().argmax(1)], torch.inf)
-    # Rays that only graze differ: a torus counts them as hits from 0.02 outside on.
-    agree = ((t - first).abs() < 3e-3) | (t.isinf() & first.isinf())
-    assert agree.float().mean() > (0.95 if shape == "torus" else 0.99)
-
-    hit = t < torch.inf
-    at = solids.along(tuple(origin[:, hit]), t[hit], tuple(direction[:, hit]))
-    normal = torch.stack(solids.NORMAL[number](at))
-    normal = normal / normal.norm(dim=0)
-    assert inside(shape, torch.stack(at) - 0.03 * normal).float().mean() > 0.97
-    assert not inside(shape, torch.stack(at) + 0.03 * normal).any()
 
 
 def test_leaving_out_tiles_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

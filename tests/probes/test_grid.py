@@ -1,4 +1,4 @@
-"""The grid of heads against torch's own optimiser, the schedule, the split of train."""
+"""The grid of heads against torch's own optimiser, and its schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from raptor.data.split import choice_split
 from raptor.probes.classify import classification_losses
 from raptor.probes.grid import HeadGrid, grid_around, lr_factor
 
@@ -60,15 +59,3 @@ def test_grid_holds_the_tasks_own_rate() -> None:
     grid = grid_around(1e-3)
     assert len(grid) == 12 and any(math.isclose(lr, 1e-3) for lr in grid)
     assert all(math.isclose(b / a, 10 ** (1 / 3)) for a, b in pairwise(grid))
-
-
-def test_choice_split_is_a_tenth_by_name() -> None:
-    names = [f"train/a/{i}.jpg" for i in range(5000)]
-    fit, held = choice_split(names)
-    assert sorted(fit + held) == list(range(5000))
-    assert abs(len(held) - 500) < 5 * math.sqrt(5000 * 0.09)
-    shuffled = names[::-1]
-    assert {shuffled[i] for i in choice_split(shuffled)[1]} == {names[i] for i in held}
-    assert [len(part) for part in choice_split(["x", "y"])] == [1, 1]
-    with pytest.raises(ValueError, match="at least two"):
-        choice_split(["x"])

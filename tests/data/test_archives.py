@@ -1,0 +1,132 @@
+"""Zip and tar archives, read in place."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_images import SHARED, SPLIT_TREE, encoded, needs_shared, pixels, same, write_tree
+
+from raptor.data import BadImage, Preprocess, iterate, open_data
+from raptor.data.archives import expand_braces
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_zips_equal_their_folder(tmp_path: Path, method: int) -> None:
+    write_tree(tmp_path / "tree", SPLIT_TREE)
+    halves = [SPLIT_TREE[0::2], SPLIT_TREE[1::2]]
+    for i, half in enumerate(halves):
+        with zipfile.ZipFile(tmp_path / f"part-{i}.zip", "w", method) as archive:
+            for path in half:
+                archive.write(tmp_path / "tree" / path, path)
+            archive.writestr("__MACOSX/._x.png", b"junk")
+    folder = open_data(str(tmp_path / "tree"), "val")
+    joined = f"{tmp_path}/part-0.zip, {tmp_path}/part-1.zip"
+    for spec in (
+        joined,
+        f"{tmp_path}/part-*.zip",
+        f"{tmp_path}/part-{{0..1}}.zip",
+        f"{tmp_path}/{{part-0,part-1}}.zip",
+    ):
+        data = open_data(spec, "val")
+        assert (data.names, data.labels, data.classes) == (folder.names, folder.labels, folder.classes)
+        assert all(same(data.load(i), folder.load(i)) for i in range(len(data)))
+    assert open_data("part-0.zip,part-1.zip", "val", root=str(tmp_path)).names == folder.names
+
+
+def test_damaged_zip_entry_is_bad(tmp_path: Path) -> None:
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/1.png", encoded(1))
+        archive.writestr("a/2.png", encoded(2))
+    content = bytearray(path.read_bytes())
+    content[80] ^= 0xFF
+    path.write_bytes(bytes(content))
+    data = open_data(str(path), "all")
+    with pytest.raises(BadImage, match=r"a/1\.png.*checksum"):
+        data.load(0)
+    assert same(data.load(1), pixels(2))
+
+
+def test_zip_in_forked_workers(tmp_path: Path) -> None:
+    """Workers that shared one file position would read each other's bytes."""
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for i in range(200):
+            archive.writestr(f"{i:03d}.png", encoded(i))
+    data = open_data(str(path), "all")
+    data.load(0)  # the parent opens its handle before the fork
+    preprocess = Preprocess(size=8, resize=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    batches = list(iterate(data, preprocess, 5, num_workers=2))
+    images = torch.cat([batch.images for batch in batches]).mul(255).round().byte().permute(0, 2, 3, 1)
+    assert same(images.numpy(), np.stack([pixels(i) for i in range(200)]))
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+def test_tar_shards(tmp_path: Path) -> None:
+    for shard in range(3):
+        members: dict[str, bytes] = {}
+        for i in range(shard * 10, shard * 10 + 10):
+            members[f"img{i:03d}.cls"] = str(i % 4).encode()
+            members[f"img{i:03d}.{['png', 'webp'][i % 2]}"] = encoded(i, ["png", "webp"][i % 2])
+        write_tar(tmp_path / f"shard-{shard:04d}.tar", members)
+    data = open_data(f"wds/{tmp_path}/shard-{{0000..0002}}.tar", "all")
+    assert data.names == [f"img{i:03d}" for i in range(30)]
+    assert data.labels == [i % 4 for i in range(30)] and data.classes == ["0", "1", "2", "3"]
+    assert all(same(data.load(i), pixels(i)) for i in (29, 3, 17))
+    pattern = f"wds/{tmp_path}/*.tar"
+    assert sorted(open_data(pattern, "train").names + open_data(pattern, "val").names) == data.names
+
+
+def test_tar_shards_with_own_validation_and_json(tmp_path: Path) -> None:
+    for part, seeds in (("train", range(6)), ("val", range(6, 8))):
+        members: dict[str, bytes] = {}
+        for i in seeds:
+            members[f"{i}.jpg"] = encoded(i, "jpeg")
+            members[f"{i}.json"] = json.dumps({"label": "dog" if i % 2 else "cat", "width": 8}).encode()
+        write_tar(tmp_path / f"set-{part}-000.tar", members)
+    val = open_data(f"wds/{tmp_path}/set-{{train,val}}-000.tar", "val")
+    assert val.names == ["6", "7"] and val.labels == [0, 1] and val.classes == ["cat", "dog"]
+    with tarfile.open(tmp_path / "z.tar", "w:gz"):
+        pass
+    with pytest.raises(ValueError, match="unpack a compressed one"):
+        open_data(f"{tmp_path}/z.tar")
+
+
+def test_braces() -> None:
+    assert expand_braces("s-{08..10}.tar") == ["s-08.tar", "s-09.tar", "s-10.tar"]
+    assert expand_braces("{a,b{1..2}}-{x,y}") == ["a-x", "a-y", "b1-x", "b1-y", "b2-x", "b2-y"]
+    for wrong in ("a{1..", "a{3..1}"):
+        with pytest.raises(ValueError, match=r"brace|backwards"):
+            expand_braces(wrong)
+
+
+@needs_shared
+def test_real_zips() -> None:
+    spec = ",".join(str(SHARED / f"imagenet-20-{part}.zip") for part in ("train-0", "train-1", "val"))
+    train, val = open_data(spec, "train"), open_data(spec, "val")
+    assert (len(train), len(val)) == (18_494, 2_392)
+    assert train.classes == val.classes and train.classes is not None and len(train.classes) == 20
+    assert train.labels is not None
+    for i in range(0, len(train), 2_000):
+        assert train.load(i).size == (160, 160)
+        assert train.classes[train.labels[i]] == train.names[i].split("/")[1]
+    only_train = str(SHARED / "imagenet-20-train-0.zip")
+    held_out = len(open_data(only_train, "val"))
+    assert held_out + len(open_data(only_train, "train")) == 9_247
+    assert held_out == pytest.approx(0.05 * 9_247, abs=4 * (9_247 * 0.05 * 0.95) ** 0.5)
+    with pytest.raises(ValueError, match="no train images"):
+        open_data(str(SHARED / "imagenet-20-val.zip"), "train")

@@ -1,0 +1,44 @@
+"""Names that no reader knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raptor.data import open_data, open_dense
+
+
+def test_unknown_data_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    cases = {
+        "cifar-10": "did you mean cifar10",
+        "scene": "did you mean scenes",
+        "hf:user/set": "did you mean hf/user/set",
+        str(tmp_path / "photo"): "did you mean .*photos",
+        "": "give a folder",
+        str(tmp_path / "photos"): "no images in folder",
+        str(tmp_path / "no.zip"): "no file",
+        f"wds/{tmp_path}/x-{{0..1}}.tar": "no file",
+    }
+    for spec, message in cases.items():
+        with pytest.raises(ValueError, match=message) as caught:
+            open_data(spec)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="unknown split"):
+        open_data("scenes", "dev")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("spec", "task", "message"),
+    [
+        ("ade20", "segment", "did you mean ade20k:PATH"),
+        ("scenes", "sort", "unknown dense task"),
+        ("nyuv2:/nowhere/labelled.mat", "depth", "no file"),
+        ("ade20k:/nowhere", "segment", "no file"),
+        ("something", "depth", "give scenes"),
+    ],
+)
+def test_bad_specs_are_named(spec: str, task: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_dense(spec, "train", task)

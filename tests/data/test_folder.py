@@ -1,0 +1,76 @@
+"""Image folders: their layouts, classes and splits."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+from tiny_images import SHARED, SPLIT_TREE, encoded, needs_shared, same, write_tree
+from torchvision.datasets import ImageFolder
+
+from raptor.data import open_data
+from raptor.data.folder import arrange
+from raptor.data.split import choose_sample, name_share
+
+
+def test_folder_with_splits_equals_imagefolder(tmp_path: Path) -> None:
+    write_tree(tmp_path, [*SPLIT_TREE, "train/.hidden.png"])
+    for split in ("train", "val"):
+        data = open_data(str(tmp_path), split)
+        reference = ImageFolder(str(tmp_path / split))
+        assert data.classes == reference.classes == ["ant", "bee", "cat"]
+        assert data.labels == reference.targets
+        assert data.names == [Path(path).relative_to(tmp_path).as_posix() for path, _ in reference.imgs]
+        assert all(same(data.load(i), reference[i][0]) for i in range(len(data)))
+    assert len(open_data(str(tmp_path), "all")) == 18
+
+
+def test_folder_without_splits_holds_out_by_name(tmp_path: Path) -> None:
+    write_tree(tmp_path, [f"{name}/{i}.webp" for name in ("cat", "ant") for i in range(60)])
+    train, val, everything = (open_data(str(tmp_path), split) for split in ("train", "val", "all"))
+    assert sorted(train.names + val.names) == everything.names and len(everything) == 120
+    assert val.names == [name for name in everything.names if name_share(name) < 0.05]
+    assert train.classes == ["ant", "cat"] and set(train.labels or []) == {0, 1}
+    (tmp_path / "cat" / "new.png").write_bytes(encoded(1))
+    assert set(val.names) <= set(open_data(str(tmp_path), "val").names)
+
+
+def test_flat_folder_and_limit(tmp_path: Path) -> None:
+    write_tree(tmp_path, [f"x{i:03d}.{kind}" for i, kind in enumerate(["png", "bmp", "tiff", "jpeg", "webp"] * 8)])
+    data = open_data(str(tmp_path), "all")
+    assert len(data) == 40 and data.labels is None and data.classes is None
+    ten, twenty = (open_data(str(tmp_path), "all", limit=n).names for n in (10, 20))
+    assert len(ten) == 10 and set(ten) < set(twenty) and ten == sorted(ten) and ten != data.names[:10]
+    assert choose_sample(data.names, 100) == list(range(40))
+    with pytest.raises(ValueError, match="limit"):
+        open_data(str(tmp_path), limit=0)
+
+
+def test_layouts() -> None:
+    def split_and_class(*paths: str) -> list[tuple[str | None, str | None]]:
+        return [(entry.part, entry.class_name) for entry in arrange(paths)]
+
+    assert split_and_class("set/train/a/1.png", "set/val/b/2.png") == [("train", "a"), ("val", "b")]
+    assert split_and_class("bus/1.png", "train/2.png") == [(None, "bus"), (None, "train")]
+    assert split_and_class("notes/1.png", "train/a/2.png", "val/a/3.png") == [("train", "a"), ("val", "a")]
+    assert split_and_class("flowers/rose/1.png", "flowers/lily/2.png") == [(None, "lily"), (None, "rose")]
+    assert split_and_class("train/a/1.png", "val/2.png") == [("train", "a"), ("val", None)]
+
+
+def test_flat_validation_folder_has_no_labels(tmp_path: Path) -> None:
+    write_tree(tmp_path, ["train/a/1.png", "train/b/2.png", "val/3.png"])
+    assert open_data(str(tmp_path), "train").labels == [0, 1]
+    assert open_data(str(tmp_path), "val").labels is None and open_data(str(tmp_path), "val").classes is None
+
+
+@needs_shared
+def test_real_images_as_a_flat_folder(tmp_path: Path) -> None:
+    with zipfile.ZipFile(SHARED / "imagenet-20-val.zip") as archive:
+        for name in archive.namelist()[:40]:
+            (tmp_path / name.rsplit("/", 1)[1]).write_bytes(archive.read(name))
+    data = open_data(str(tmp_path), "all")
+    assert len(data) == 40 and data.labels is None
+    zipped = open_data(str(SHARED / "imagenet-20-val.zip"), "val")
+    index = {name.rsplit("/", 1)[1]: i for i, name in enumerate(zipped.names)}
+    assert all(same(data.load(i), zipped.load(index[data.names[i]])) for i in (0, 20, 39))

@@ -1,0 +1,50 @@
+"""Every kind of data gives its own batches; images that cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_images import write_tree
+
+from raptor.data import BadImage, ImageData, InMemory, Preprocess, iterate, load_uint8, open_data
+
+PREPROCESS = Preprocess(size=12, resize=14)
+
+
+def test_load_uint8(data: ImageData) -> None:
+    images = load_uint8(data, PREPROCESS, num_workers=1)
+    assert images.dtype == torch.uint8 and images.shape == (23, 3, 14, 14)
+    assert torch.equal(images[17], PREPROCESS.decode(data.load(17)))
+    assert len(load_uint8(data, PREPROCESS, limit=9)) == 9
+
+
+def test_every_kind_of_data_answers_the_same_call(data: ImageData) -> None:
+    wanted = torch.tensor([7, 0, 19])
+    decoded = data.batch(wanted, PREPROCESS, "cpu")
+    assert torch.equal(decoded, torch.stack([PREPROCESS.decode(data.load(i)) for i in wanted.tolist()]))
+    held = InMemory(data, PREPROCESS)
+    assert torch.equal(held.batch(wanted, PREPROCESS, "cpu"), decoded)
+    assert torch.equal(held.select([19, 7, 0]).batch([1, 2, 0], PREPROCESS, "cpu"), decoded)
+    assert np.array_equal(np.asarray(held.load(7)), decoded[0].permute(1, 2, 0).numpy())
+    own = Preprocess(size=16, resize=16)
+    scenes = open_data("scenes", "val", size=16)
+    assert torch.equal(scenes.batch([3], own, "cpu")[0], own.decode(scenes.load(3)))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_bad_images_are_named(tmp_path: Path, num_workers: int) -> None:
+    write_tree(tmp_path, [f"{i}.png" for i in range(6)])
+    (tmp_path / "2.png").write_bytes(b"no image")
+    (tmp_path / "4.png").write_bytes((tmp_path / "4.png").read_bytes()[:60])
+    preprocess = Preprocess(size=8, resize=8)
+    with pytest.raises(BadImage, match=r"2\.png") as caught:
+        list(iterate(open_data(str(tmp_path), "all"), preprocess, 4, num_workers=num_workers))
+    assert "\n" not in str(caught.value)
+    data = open_data(str(tmp_path), "all", skip_bad=True)
+    for _ in range(2):
+        batches = list(iterate(data, preprocess, 4, num_workers=num_workers))
+        assert torch.cat([batch.indices for batch in batches]).tolist() == [0, 1, 3, 5]
+        assert data.bad == ["2.png", "4.png"]

@@ -1,0 +1,72 @@
+"""Classification: published heads, the model's own head, closed forms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from sklearn.linear_model import LogisticRegression, Ridge
+from tiny_probe import data_for, run
+
+from raptor.data import ImageData
+from raptor.fidelity.heads import LinearHead
+from raptor.open import open_vit
+from raptor.probes import probe
+from raptor.probes.classify import Classify, logistic_path
+from raptor.vit.view import ViT
+
+
+def test_public_head_takes_part_as_epoch_0(vit: ViT, tmp_path: Path) -> None:
+    path = tmp_path / "head.pth"
+    weight, bias = run(vit, "classify", [], closed_form="ridge").head
+    torch.save({"weight": weight, "bias": bias}, path)
+    ruined = run(vit, "classify", [100.0], init_head=path)
+    assert ruined.seeds[0].epochs == [0, 1, 2]
+    assert ruined.seeds[0].chosen.epoch == 0 and torch.equal(ruined.head[0], weight)
+    assert ruined.seeds[0].last.epoch == 2
+    torch.save({"weight": torch.zeros(4, 160), "bias": bias}, path)
+    with pytest.raises(ValueError, match="one-layer head"):
+        run(vit, "classify", [0.1], init_head=path)
+    with pytest.raises(ValueError, match="knows 1000 classes"):
+        run(vit, "classify", [0.1], init_head=LinearHead(torch.zeros(1000, 64), torch.zeros(1000)))
+
+
+def _with_head(num_classes: int) -> ViT:
+    torch.manual_seed(0)
+    shape: dict[str, Any] = dict(img_size=24, patch_size=6, embed_dim=32, depth=3, num_heads=2)
+    return open_vit(timm.create_model("vit_tiny_patch16_224", **shape, num_classes=num_classes), size=24)
+
+
+def test_a_models_own_head_takes_part_as_epoch_0() -> None:
+    own = _with_head(4)
+    still = run(own, "classify", [1e-12])  # ties go to the first
+    assert still.settings.init_head == "own" and still.seeds[0].epochs == [0, 1, 2]
+    assert still.seeds[0].chosen.epoch == 0
+    torch.testing.assert_close(still.head[0], torch.cat([own.model.head.weight, torch.zeros(4, 32)], dim=1))
+    # It is of the last layer and of as many classes; and it need not be wanted.
+    elsewhere = [run(own, "classify", [0.1], layer=2), run(_with_head(7), "classify", [0.1])]
+    for other in (*elsewhere, run(own, "classify", [0.1], init_head="random")):
+        assert other.settings.init_head == "random" and other.seeds[0].epochs == [1, 2]
+
+
+def test_closed_forms_are_scikit_learns(vit: ViT) -> None:
+    train, val = data_for("classify")
+    assert isinstance(train, ImageData) and isinstance(val, ImageData)
+    task = Classify(vit, 3, train, val, batch_size=64, precision="fp32")
+    x, y = (t.numpy().astype(np.float64) for t in task.features(task.fit_data))
+    z = (x - x.mean(0)) / x.std(0)
+    for (weight, bias), penalty in zip(
+        logistic_path(torch.tensor(x), torch.tensor(y).long(), 4, [0.1, 0.01]), [0.1, 0.01]
+    ):
+        reference = LogisticRegression(C=1 / (penalty * len(x)), tol=1e-8, max_iter=5000).fit(z, y)
+        mine = torch.softmax(torch.tensor(x).float() @ weight.T + bias, dim=1).numpy()
+        np.testing.assert_allclose(mine, reference.predict_proba(z), atol=2e-4)
+    result = probe(vit, "classify", train, val, lrs=[30.0], closed_form="ridge")
+    reference = Ridge(alpha=30.0).fit(z, np.eye(4)[y.astype(int)])
+    features, labels = task.features(val)
+    guess = reference.predict((features.numpy() - x.mean(0)) / x.std(0)).argmax(1)
+    assert result.score == pytest.approx((guess == labels.numpy()).mean())

@@ -1,0 +1,100 @@
+"""The depth probe: loss, gradient, expectation, crop and colours."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tiny_probe import data_for
+
+from raptor.data import DenseData
+from raptor.data.scenes import SceneFrames
+from raptor.probes import probe
+from raptor.probes.depth import (
+    bin_depths,
+    depth_loss,
+    depth_loss_gradient,
+    eigen_crop,
+    expected_depth,
+    jitter_colours,
+    nearest_bin,
+)
+from raptor.probes.features import normed_tokens
+from raptor.vit.view import ViT
+
+
+def _depth_case() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(2, 3, 4, 256, generator=generator, dtype=torch.float64) * 3
+    true = torch.rand(2, 3, 4, generator=generator, dtype=torch.float64) * 9.9 + 0.05
+    true[0, 0, :2], true[1, 2, 3] = 0.0, 12.0
+    return logits, true, bin_depths().double()
+
+
+def test_depth_loss_in_numpy() -> None:
+    logits, true, bins = _depth_case()
+    x, d, b = logits.numpy().reshape(-1, 256), true.numpy().ravel(), np.linspace(0.001, 10, 256)
+    keep = (d > 0) & (d <= 10)
+    assert keep.sum() == 21
+    p = np.exp(x) / np.exp(x).sum(1, keepdims=True)
+    g = np.log((p * b).sum(1) + 1e-3)[keep] - np.log(d + 1e-3)[keep]
+    nearest = np.abs(d[:, None] - b[None]).argmin(1)
+    entropy = -np.log(p[np.arange(len(d)), nearest])[keep].mean()
+    expected = 10 * ((g**2).mean() - 0.85 * g.mean() ** 2) + entropy
+    assert depth_loss(logits, true, bins).item() == pytest.approx(expected, rel=1e-6)
+    assert (nearest_bin(true, bins).flatten().numpy()[keep] == nearest[keep]).all()
+
+
+def test_depth_gradient_is_autograds_and_ignores_invalid_pixels() -> None:
+    logits, true, bins = _depth_case()
+    logits.requires_grad_()
+    depth_loss(logits, true, bins).backward()
+    gradient = depth_loss_gradient(logits.detach(), true, bins)
+    torch.testing.assert_close(gradient, logits.grad, rtol=1e-9, atol=1e-12)
+    assert (gradient[0, 0, :2] == 0).all() and (gradient[1, 2, 3] == 0).all()
+    nothing = depth_loss_gradient(logits.detach(), torch.zeros_like(true), bins)
+    assert (nothing == 0).all()
+
+
+def test_expected_depth_in_closed_form() -> None:
+    bins = bin_depths()
+    assert expected_depth(torch.zeros(256), bins).item() == pytest.approx((0.001 + 10) / 2, rel=1e-6)
+    two = torch.full((256,), -1e4)
+    two[0], two[255] = np.log(0.25), np.log(0.75)
+    assert expected_depth(two, bins).item() == pytest.approx(0.25 * 0.001 + 0.75 * 10, rel=1e-6)
+    ratio = 0.97  # a geometric distribution over the bins has a known mean
+    logits = torch.arange(256) * np.log(ratio)
+    mean = ratio / (1 - ratio) - 256 * ratio**256 / (1 - ratio**256)
+    assert expected_depth(logits.double(), bins.double()).item() == pytest.approx(0.001 + mean * 9.999 / 255, rel=1e-6)
+
+
+def test_eigen_crop_scales() -> None:
+    assert eigen_crop((480, 640)) == (slice(45, 471), slice(41, 601))
+    rows, columns = eigen_crop((240, 320))
+    assert (rows.start, rows.stop, columns.start, columns.stop) == (22, 236, 20, 300)
+
+
+def test_colours_stay_in_range_and_change_per_image() -> None:
+    images = torch.rand(3, 3, 8, 8) * 255
+    changed = jitter_colours(images, torch.Generator().manual_seed(0))
+    assert changed.min() >= 0 and changed.max() <= 255
+    shifts = (changed - images).mean(dim=(1, 2, 3))
+    assert len({round(v, 3) for v in shifts.tolist()}) == 3
+
+
+def test_reported_rmse_in_numpy(vit: ViT) -> None:
+    train, val = data_for("depth")
+    assert isinstance(train, DenseData) and isinstance(val, SceneFrames)
+    result = probe(vit, "depth", train, val, lrs=[0.05], epochs=2, batch_size=16)
+    images, true = val.batch(torch.arange(len(val)), val.frame, torch.device("cpu"))
+    tokens = normed_tokens(vit, vit.preprocess.normalise(images), 3, "fp32")
+    features = torch.cat([tokens[:, 3:], tokens[:, :1].expand(-1, 16, -1)], dim=-1).view(-1, 4, 4, 64)
+    weight, bias = result.head
+    fine = torch.nn.functional.interpolate(
+        (features @ weight.T + bias).permute(0, 3, 1, 2), scale_factor=4, mode="bilinear"
+    )
+    depth = (fine.softmax(1) * torch.linspace(1e-3, 12, 256).view(1, -1, 1, 1)).sum(1, keepdim=True)
+    guess = torch.nn.functional.interpolate(depth, size=(24, 24), mode="bilinear")[:, 0]
+    assert result.score == pytest.approx(math.sqrt(float(((guess - true).double() ** 2).mean())), rel=1e-5)

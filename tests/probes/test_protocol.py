@@ -1,0 +1,126 @@
+"""`probe` end to end: the grid, the choice, precision, time, bad input."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from tiny_probe import Coloured, data_for, run
+
+from raptor.data import DenseData, ImageData
+from raptor.data.scenes import SceneFrames
+from raptor.probes import probe
+from raptor.vit.view import ViT
+
+
+@pytest.mark.parametrize("task", ["classify", "segment", "depth"])
+def test_a_grid_is_its_heads_trained_alone(vit: ViT, task: str) -> None:
+    lrs = [1e-3, 1e-2, 0.1]
+    together = run(vit, task, lrs)
+    alone = [run(vit, task, [lr]) for lr in lrs]
+    table = np.array(together.seeds[0].split_scores)
+    assert table.shape == (2, 3)
+    np.testing.assert_allclose(table, np.hstack([np.array(r.seeds[0].split_scores) for r in alone]), rtol=1e-5)
+    chosen = together.seeds[0].chosen
+    same = alone[lrs.index(chosen.value)].seeds[0]
+    assert chosen.epoch == same.chosen.epoch
+    for mine, theirs in zip(chosen.head, same.chosen.head):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    assert chosen.reported[together.metric] == pytest.approx(same.chosen.reported[together.metric], rel=1e-5)
+
+
+def test_the_choice_is_the_best_of_the_split(vit: ViT) -> None:
+    result = run(vit, "depth", [1e-4, 1e-2, 0.3], epochs=3)
+    seed = result.seeds[0]
+    table = np.array(seed.split_scores)
+    epoch, g = np.unravel_index(table.argmin(), table.shape)
+    assert (seed.chosen.value, seed.chosen.epoch) == (result.grid[g], seed.epochs[epoch])
+    assert result.at_edge == (g != 1)
+    assert (seed.last.value, seed.last.epoch) == (result.grid[table[-1].argmin()], 3)
+
+
+class Scrambled(SceneFrames):
+    """Validation scenes with other targets."""
+
+    def batch(
+        self, indices: torch.Tensor, size: tuple[int, int], device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        images, targets = super().batch(indices, size, device)
+        return images, targets.flip(-1, -2) if self.task == "segment" else 11.0 - targets.clamp(max=10)
+
+
+@pytest.mark.parametrize("task", ["classify", "segment", "depth"])
+def test_the_choice_never_sees_the_reported_set(vit: ViT, task: str) -> None:
+    train, val = data_for(task)
+    if isinstance(val, ImageData):
+        other: ImageData | DenseData = copy.copy(val)
+        other.labels = [(label + 1) % 4 for label in val.labels or []]  # type: ignore[union-attr]
+    else:
+        other = Scrambled("val", task, 24).select(range(len(val)))
+    lrs = [1e-3, 1e-2, 0.1]
+    first, second = (probe(vit, task, train, v, lrs=lrs, epochs=2, batch_size=16) for v in (val, other))
+    assert first.seeds[0].split_scores == second.seeds[0].split_scores
+    assert (first.seeds[0].chosen.value, first.seeds[0].chosen.epoch) == (
+        second.seeds[0].chosen.value,
+        second.seeds[0].chosen.epoch,
+    )
+    assert torch.equal(first.head[0], second.head[0])
+    assert first.score != second.score
+
+
+@pytest.mark.parametrize("task", ["classify", "segment", "depth"])
+def test_half_precision_is_near(vit: ViT, task: str) -> None:
+    exact, half = (run(vit, task, [1e-2], precision=precision) for precision in ("fp32", "bf16"))
+    assert half.settings.precision == "bf16" and half.head[0].dtype == torch.float32
+    difference = (half.head[0] - exact.head[0]).norm() / exact.head[0].norm()
+    assert 0 < difference < 0.1
+    assert half.score == pytest.approx(exact.score, rel=0.15)
+
+
+def test_time_ends_a_run(vit: ViT) -> None:
+    result = run(vit, "classify", [1e-2], epochs=10_000, max_seconds=0.5)
+    assert result.seconds < 10 and 1 <= result.seeds[0].last.epoch < 10_000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "sort"}, "unknown task"),
+        ({"task": "depth", "closed_form": "ridge"}, "for the task classify"),
+        ({"closed_form": "lasso"}, "unknown closed form"),
+        ({"epochs": 0}, "at least one epoch"),
+        ({"lrs": [-1.0]}, "above 0"),
+        ({"size": (24, 24)}, "square"),
+    ],
+)
+def test_bad_input_is_named(vit: ViT, options: dict, message: str) -> None:
+    task = options.pop("task", "classify")
+    with pytest.raises(ValueError, match=message):
+        run(vit, task, options.pop("lrs", [1e-2]), **options) if task != "sort" else probe(vit, task, "scenes")
+
+
+def test_data_must_fit_the_task(vit: ViT) -> None:
+    train, val = data_for("depth")
+    with pytest.raises(ValueError, match="not opened for segment"):
+        probe(vit, "segment", train, val)
+    with pytest.raises(ValueError, match="open_data"):
+        probe(vit, "classify", train, val)
+    with pytest.raises(ValueError, match="give val_data"):
+        probe(vit, "depth", train)
+    bare = Coloured("train", 20)
+    bare.labels = None
+    with pytest.raises(ValueError, match="no labels"):
+        probe(vit, "classify", bare, bare)
+    other = Coloured("val", 20)
+    other.classes = ["w", "b", "g", "x"]
+    with pytest.raises(ValueError, match="class x"):
+        probe(vit, "classify", Coloured("train", 20), other)
+    other.classes, other.labels = ["w", "b", "g", "r"], [3 - label for label in other.labels or []]
+    renamed, plain = (probe(vit, "classify", Coloured("train", 80), v, closed_form="ridge") for v in (other, data_20()))
+    assert renamed.score == plain.score
+
+
+def data_20() -> ImageData:
+    return Coloured("val", 20)
