@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,13 +12,8 @@ import torch
 
 from raptor.data import TrainStream, iterate, open_data
 from raptor.experiments import stochastic_depth
-from raptor.experiments.figures import figure_stochastic_depth
-from raptor.experiments.raptors import best_teacher
-from raptor.experiments.records import GroupCurves, RaptorScores, StochasticDepth, StochasticDepthRow
-from raptor.experiments.scratch import SHAPE, untrained_teacher
+from raptor.experiments.records import StochasticDepth, StochasticDepthRow
 from raptor.open import open_vit
-from raptor.report.style import save_figure
-from raptor.train.teacher import train_teacher
 
 
 def rows_of(folder: Path) -> dict[str, StochasticDepthRow]:
@@ -60,7 +54,6 @@ def test_the_sweep_measures_what_it_says(sweep_folder: Path) -> None:
         assert list(nulls) == ["identity", "mean", "tied", "linear"]
         assert nulls["identity"][group].r2[-1] == pytest.approx(still, rel=1e-3, abs=1e-4)
         assert row.raptor.best_null(group) == max(nulls[name][group].r2[-1] for name in nulls)
-    assert RaptorScores(phases=[2, 2], curves={}).best_null() is None
 
 
 def test_similarity_is_that_of_the_training_images(sweep_folder: Path) -> None:
@@ -79,41 +72,10 @@ def test_similarity_is_that_of_the_training_images(sweep_folder: Path) -> None:
     assert row.within_phases == pytest.approx(np.mean(within), abs=1e-5)
 
 
-def test_figures_tables_and_the_best_teacher(sweep_folder: Path) -> None:
+def test_the_figure_and_the_table(sweep_folder: Path) -> None:
     assert (sweep_folder / "stochastic-depth.png").stat().st_size > 20_000
     assert (sweep_folder / "stochastic-depth.svg").exists()
     assert len((sweep_folder / "stochastic-depth.md").read_text().splitlines()) == 2 + 3
-    rows = rows_of(sweep_folder)
-    best = Path(best_teacher(sweep_folder)).parent.name
-    assert rows[best].teacher.accuracy == max(row.teacher.accuracy for row in rows.values())
-
-
-def test_a_raptor_that_diverged_is_still_drawn(sweep_folder: Path) -> None:
-    rows = list(rows_of(sweep_folder).values())
-    raptor = rows[0].raptor
-    curves = {
-        group: GroupCurves(**{name: [*curve[:-1], None] for name, curve in vars(found).items()})
-        for group, found in raptor.curves.items()
-    }
-    rows[0] = replace(rows[0], raptor=replace(raptor, bounded_r2_last=None, curves=curves))
-    found = StochasticDepth(rows=rows, statistics=stochastic_depth.statistics(rows))
-    figure = figure_stochastic_depth(found)
-    assert len(save_figure(figure, sweep_folder / "diverged", ("png",))) == 1
-
-
-def test_the_untrained_teacher_is_where_training_starts(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    options = {**tiny.shape, "registers": 2, "seed": 3}
-    first = untrained_teacher(options, 7, "cpu").model.state_dict()
-    again = untrained_teacher(options, 7, "cpu").model.state_dict()
-    other = untrained_teacher({**options, "seed": 4}, 7, "cpu").model.state_dict()
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not torch.equal(first["blocks.0.attn.qkv.weight"], other["blocks.0.attn.qkv.weight"])
-    assert (first["reg_token"][0, 0] - first["reg_token"][0, 1]).norm() > 0.5 * first["reg_token"][0, 0].norm()
-    budget = dict(budget="1steps", batch_size=8, lr=0.0, weight_decay=0.0, limit=16, val_images=8, device="cpu")
-    train_teacher(SHAPE, "scenes", out=str(tmp_path), **tiny.shape, registers=2, seed=3, **budget)
-    start, trained = untrained_teacher(options, 20, "cpu"), open_vit(tmp_path / "teacher")
-    for name in ("reg_token", "blocks.0.attn.qkv.weight", "pos_embed"):
-        assert torch.equal(trained.model.state_dict()[name], start.model.state_dict()[name]), name
 
 
 def test_an_interrupted_sweep_goes_on_to_the_same_numbers(
