@@ -9,35 +9,73 @@ Everything is loaded on first use, so importing raptor is quick.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raptor.data import Preprocess, iterate, open_data
+    from raptor.dynamics.measure import measure_dynamics
+    from raptor.fidelity.certificate import certify
+    from raptor.open import list_models, open_pair, open_vit, save_vit
+    from raptor.phases import Phases, choose_k, find_phases, random_phases, study_phases
+    from raptor.similarity.cosine import measure_similarity
+    from raptor.surrogate.surrogate import make_surrogate
+    from raptor.train import distill
+    from raptor.train.teacher import train_teacher
+    from raptor.vit.trajectory import Trajectories, perturb, replace_block, swap_blocks
+    from raptor.vit.view import TokenGroups, ViT
+
+__all__ = [
+    "Phases",
+    "Preprocess",
+    "TokenGroups",
+    "Trajectories",
+    "ViT",
+    "certify",
+    "choose_k",
+    "distill",
+    "find_phases",
+    "iterate",
+    "list_models",
+    "make_surrogate",
+    "measure_dynamics",
+    "measure_similarity",
+    "open_data",
+    "open_pair",
+    "open_vit",
+    "perturb",
+    "random_phases",
+    "replace_block",
+    "save_vit",
+    "study_phases",
+    "swap_blocks",
+    "train_teacher",
+]
 
 _PLACES = {
-    "open_vit": "raptor.open",
-    "save_vit": "raptor.open",
-    "list_models": "raptor.open",
-    "open_data": "raptor.data",
-    "iterate": "raptor.data",
-    "Preprocess": "raptor.data",
-    "ViT": "raptor.vit.view",
-    "TokenGroups": "raptor.vit.view",
-    "Trajectories": "raptor.vit.trajectory",
-    "perturb": "raptor.vit.trajectory",
-    "swap_blocks": "raptor.vit.trajectory",
-    "replace_block": "raptor.vit.trajectory",
-    "measure_similarity": "raptor.similarity.cosine",
-    "Phases": "raptor.phases",
-    "find_phases": "raptor.phases",
-    "random_phases": "raptor.phases",
-    "choose_k": "raptor.phases",
-    "make_surrogate": "raptor.surrogate.surrogate",
-    "certify": "raptor.fidelity.certificate",
-    "train_teacher": "raptor.train.teacher",
+    "raptor.data": ("Preprocess", "iterate", "open_data"),
+    "raptor.dynamics.measure": ("measure_dynamics",),
+    "raptor.fidelity.certificate": ("certify",),
+    "raptor.open": ("list_models", "open_pair", "open_vit", "save_vit"),
+    "raptor.phases": ("Phases", "choose_k", "find_phases", "random_phases", "study_phases"),
+    "raptor.similarity.cosine": ("measure_similarity",),
+    "raptor.surrogate.surrogate": ("make_surrogate",),
+    "raptor.train": ("distill",),
+    "raptor.train.teacher": ("train_teacher",),
+    "raptor.vit.trajectory": ("Trajectories", "perturb", "replace_block", "swap_blocks"),
+    "raptor.vit.view": ("TokenGroups", "ViT"),
 }
-
-__all__ = sorted(_PLACES)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PLACES:
-        return getattr(import_module(_PLACES[name]), name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("raptor-vit")
+    for module, names in _PLACES.items():
+        if name in names:
+            return getattr(import_module(module), name)
     raise AttributeError(f"module 'raptor' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, "__version__"])

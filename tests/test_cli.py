@@ -10,7 +10,6 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from raptor.cli import COMMANDS, EXAMPLES, build_parser, find_function, join_lists, main, read_arguments
 from raptor.commands.reproduce import EXPERIMENTS
@@ -100,24 +99,6 @@ def test_the_programs_own_errors_are_not_hidden(monkeypatch):
         main(["phases"])
 
 
-def test_phases_checks_its_options_before_any_image(monkeypatch, capsys):
-    def no_pass(*_args, **_options):
-        raise AssertionError("images were read")
-
-    monkeypatch.setattr(import_module("raptor.commands.phases"), "open_data", no_pass)
-    assert main(["phases", "scenes", "--k", "13"]) == 2
-    assert "k=13" in capsys.readouterr().err
-
-
-def test_models_as_text_and_as_json(capsys):
-    assert main(["models", "scenes"]) == 0
-    text = capsys.readouterr().out
-    assert main(["models", "scenes", "--json"]) == 0
-    names = json.loads(capsys.readouterr().out)["models"]
-    assert names == ["scenes", "scenes-k2", "scenes-k3"] == text.splitlines()[:3]
-    assert "3 names" in text
-
-
 @pytest.mark.parametrize("verb", ["phases", "evaluate", "probe", "dynamics"])
 def test_structure_options_are_on_every_verb_that_opens_a_model(verb):
     options = {a.dest for a in build_parser(verb, getattr(import_module(f"raptor.commands.{verb}"), verb))._actions}
@@ -168,37 +149,6 @@ def test_every_command_has_a_module_and_an_example():
         module, _, function = where.partition(":")
         assert callable(getattr(import_module(module), function)), name
         assert EXAMPLES[name], name
-
-
-def test_phases_writes_what_it_prints(tmp_path, capsys):
-    out = str(tmp_path / "run")
-    assert main(["phases", "scenes", "--num-images", "32", "--k", "2", "3", "--out", out, "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    saved = json.loads((tmp_path / "run" / "phases.json").read_text())
-    assert saved["models"] == printed["models"]
-    assert [sum(p["lengths"]) for p in saved["models"][0]["phases"].values()] == [12, 12]
-    assert saved["models"][0]["image_size"] == 48
-    assert (tmp_path / "run" / "figures" / "phases.png").stat().st_size > 1000
-
-
-def test_phases_says_which_images_it_passed_over(tmp_path, capsys):
-    for i in range(4):
-        Image.new("RGB", (48, 48), (60 * i, 20, 90)).save(tmp_path / f"{i}.png")
-    (tmp_path / "torn.png").write_bytes((tmp_path / "0.png").read_bytes()[:60])
-    words = [
-        "phases",
-        "scenes",
-        "--data",
-        str(tmp_path),
-        "--split",
-        "train",
-        "--k",
-        "2",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    assert main([*words, "--device", "cpu", "--skip-bad"]) == 0
-    assert "1 unreadable images were passed over" in capsys.readouterr().out
 
 
 def test_python_has_the_same_verbs_as_functions():

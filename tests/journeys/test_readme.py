@@ -57,19 +57,18 @@ def test_the_readmes_python_runs(tmp_path):
 
 
 SMALL = {
-    "phases": ["--num_images", "64"],
-    "distill": ["--budget", "4steps", "--batch_size", "8", "--limit", "64", "--val_images", "32",
-                "--phase_images", "32", "--head_images", "64"],
-    "evaluate": ["--num_images", "32", "--train_images", "64", "--bootstrap", "50"],
-    "probe": ["--limit", "64", "--val_images", "32", "--epochs", "1", "--batch_size", "16"],
-    "dynamics": ["--num_images", "32", "--stability_images", "1", "--intervention_images", "2", "--rank_images", "4"],
-}  # fmt: skip
+    "phases": "--num_images 64",
+    "distill": "--budget 4steps --batch_size 8 --limit 64 --val_images 32 --phase_images 32 --head_images 64",
+    "evaluate": "--num_images 32 --train_images 64 --bootstrap 50",
+    "probe": "--limit 64 --val_images 32 --epochs 1 --batch_size 16",
+    "dynamics": "--num_images 32 --stability_images 1 --intervention_images 2 --rank_images 4",
+}
 
 
 def test_the_readmes_commands_run_in_order(tmp_path):
     """The whole way of a new user, from a model's name to the page."""
     for words in commands("README.md"):
-        line = [sys.executable, "-m", "raptor", *words, *SMALL.get(words[0], [])]
+        line = [sys.executable, "-m", "raptor", *words, *SMALL.get(words[0], "").split()]
         done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, (words, done.stderr)
     page = tmp_path / "runs" / "scenes-k3" / "report.html"

@@ -1,0 +1,56 @@
+"""raptor explore: the text and the page; the models it opens."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raptor.commands.explore import build_page, class_names, describe, explore
+from raptor.open import open_pair, open_vit
+from raptor.report.perturbed_image import PerturbedImage
+from raptor.vit.view import ViT
+
+
+@pytest.fixture(scope="module")
+def vit() -> ViT:
+    return open_vit("scenes")
+
+
+def perturbed(prediction: tuple[int, float] | None) -> PerturbedImage:
+    path = np.zeros((2, 3))
+    return PerturbedImage(path, path, np.zeros(1), np.array([0.0, 0.25]), prediction, prediction)
+
+
+def test_predictions_are_named_where_the_classes_are_known(vit: ViT) -> None:
+    text = describe({"teacher": perturbed((1, 0.5)), "surrogate": perturbed(None)}, class_names(vit))
+    assert f"**teacher** sees {class_names(vit)[1]} (50%)" in text and "final deviation 2.50e-01 rad" in text
+    assert "**surrogate** has no head" in text
+    assert "sees 1 (50%)" in describe({"teacher": perturbed((1, 0.5))}, [])
+
+
+def test_the_page_builds_where_gradio_is_installed(vit: ViT) -> None:
+    pytest.importorskip("gradio")
+    assert build_page({"teacher": vit}, class_names(vit)) is not None
+
+
+def test_options_reach_the_model_and_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: dict[str, Any] = {}
+    launched: dict[str, Any] = {}
+
+    class Page:
+        def launch(self, **options: Any) -> None:
+            launched.update(options)
+
+    def open_two(source: str, **options: Any) -> Any:
+        opened.update(options)
+        return open_pair("scenes-k3")
+
+    module = sys.modules["raptor.commands.explore"]
+    monkeypatch.setattr(module, "open_pair", open_two)
+    monkeypatch.setattr(module, "build_page", lambda views, _classes: Page() if len(views) == 2 else None)
+    explore("a run", port=1234, size=48, teacher="scenes", blocks="b", device="cpu")
+    assert launched["server_name"] == "127.0.0.1" and launched["server_port"] == 1234 and not launched["share"]
+    assert [opened[k] for k in ("size", "teacher", "blocks", "norm", "pretrained")] == [48, "scenes", "b", None, True]

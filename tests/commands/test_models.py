@@ -1,0 +1,16 @@
+"""raptor models: names as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+
+from raptor.cli import main
+
+
+def test_models_as_text_and_as_json(capsys):
+    assert main(["models", "scenes"]) == 0
+    text = capsys.readouterr().out
+    assert main(["models", "scenes", "--json"]) == 0
+    names = json.loads(capsys.readouterr().out)["models"]
+    assert names == ["scenes", "scenes-k2", "scenes-k3"] == text.splitlines()[:3]
+    assert "3 names" in text

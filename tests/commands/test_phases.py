@@ -1,0 +1,51 @@
+"""raptor phases: what it writes and prints; options are checked before any image is read."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+
+import pytest
+from PIL import Image
+
+from raptor.cli import main
+from raptor.commands.phases import phases
+
+
+def test_phases_checks_its_options_before_any_image(monkeypatch, capsys):
+    def no_pass(*_args, **_options):
+        raise AssertionError("images were read")
+
+    monkeypatch.setattr(import_module("raptor.commands.phases"), "open_data", no_pass)
+    assert main(["phases", "scenes", "--k", "13"]) == 2
+    assert "k=13" in capsys.readouterr().err
+
+
+def test_phases_writes_what_it_prints(tmp_path, capsys):
+    out = str(tmp_path / "run")
+    assert main(["phases", "scenes", "--num-images", "32", "--k", "2", "3", "--out", out, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    saved = json.loads((tmp_path / "run" / "phases.json").read_text())
+    assert saved["models"] == printed["models"]
+    assert [sum(p["lengths"]) for p in saved["models"][0]["phases"].values()] == [12, 12]
+    assert saved["models"][0]["image_size"] == 48
+    assert (tmp_path / "run" / "figures" / "phases.png").stat().st_size > 1000
+
+
+def test_phases_says_which_images_it_passed_over(tmp_path, capsys):
+    for i in range(4):
+        Image.new("RGB", (48, 48), (60 * i, 20, 90)).save(tmp_path / f"{i}.png")
+    (tmp_path / "torn.png").write_bytes((tmp_path / "0.png").read_bytes()[:60])
+    words = ["phases", "scenes", "--data", str(tmp_path), "--split", "train", "--k", "2", "--device", "cpu"]
+    assert main([*words, "--out", str(tmp_path / "out"), "--skip-bad"]) == 0
+    assert "1 unreadable images were passed over" in capsys.readouterr().out
+
+
+def test_an_unknown_argument_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="unexpected argument 'num_imges': did you mean 'num_images'"):
+        phases(["scenes"], num_imges=3)  # type: ignore[call-arg]
+
+
+def test_one_weight_file_is_for_one_model() -> None:
+    with pytest.raises(ValueError, match="--weights goes with one model"):
+        phases(["scenes", "scenes-k3"], weights="file.safetensors", device="cpu")

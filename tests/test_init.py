@@ -1,0 +1,43 @@
+"""`import raptor` is quick, and names of the library load on first use."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import raptor
+
+
+def test_every_name_is_there() -> None:
+    for name in raptor.__all__:
+        assert callable(getattr(raptor, name)), name
+
+
+def test_types_names_and_places_agree() -> None:
+    tree = ast.parse(Path(raptor.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = {
+        (node.module, alias.name) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert typed == {(module, name) for module, names in raptor._PLACES.items() for name in names}
+    assert {name for _, name in typed} == set(raptor.__all__)
+
+
+def test_dir_and_version() -> None:
+    assert {"open_vit", "distill", "__version__"} <= set(dir(raptor))
+    assert raptor.__version__[0].isdigit()
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'open_vitt'"):
+        getattr(raptor, "open_vitt")  # noqa: B009
+
+
+def test_importing_raptor_imports_nothing_heavy() -> None:
+    code = "import sys, raptor; print([m for m in ('torch', 'timm', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
