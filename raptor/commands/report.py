@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
@@ -38,7 +38,7 @@ def report(
         raise ValueError(f"--images must be 0 or more, got {images}")
     results = read_results(Path(run))
     if images == 0:
-        results.files.pop("images", None)
+        results.images = None
         results.notes["images"] = "No images were asked for."
     elif open_models:
         _add_strips(results, images, data, options["device"])
@@ -58,8 +58,8 @@ def _add_strips(results: Results, num_images: int, data: str, device: str) -> No
 
         open_data(data, "val", limit=1)
     data = str(results.config.get("data") or data) if data == "scenes" else data
-    known = results.get("images")
-    if known and known.get("num_images") == num_images and known.get("data") == data:
+    known = results.images
+    if known is not None and known.num_images == num_images and known.data == data:
         return
     from raptor.devices import pick_device
     from raptor.provenance import provenance
@@ -74,6 +74,6 @@ def _add_strips(results: Results, num_images: int, data: str, device: str) -> No
     except (ValueError, OSError) as error:
         results.notes["images"] = f"The images could not be followed ({' '.join(str(error).split())})."
         return
-    results.files["images"] = {**found, **provenance(started, device)}
-    with suppress(OSError):  # a folder that cannot be written to: the page goes elsewhere and has them
-        write_text(results.folder / "images.json", json.dumps(results.files["images"]))
+    results.images = replace(found, **provenance(started, device))
+    with suppress(OSError):  # the folder cannot be written to: the page goes elsewhere and has the images
+        results.images.write(results.folder)

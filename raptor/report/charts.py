@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,6 +12,10 @@ from raptor.streaming import jsonable
 DIGITS = 5
 GROUP_NAMES = {"all": "all tokens", "cls": "cls", "registers": "registers", "patches": "patches", "pooled": "pooled"}
 EVERY = "every group"
+Series = dict[str, Any]
+"""A curve, heatmap or set of points as `draw.js` takes it."""
+Axis = dict[str, Any]
+"""Label, scale and limits of an axis as `draw.js` takes it."""
 
 
 @dataclass
@@ -40,7 +44,7 @@ class Chart:
         phases: phase lengths whose bands are drawn behind lines over depth.
         offset: the layer at which phase bands start: .5 where x is a state, -.5 where x is a step.
         wide: whether it takes the whole width of the page.
-        extra: what one kind alone needs.
+        extra: what only one kind needs.
     """
 
     id: str
@@ -48,9 +52,9 @@ class Chart:
     title: str
     caption: str
     alt: str
-    series: list[dict[str, Any]]
-    x: dict[str, Any] = field(default_factory=dict)
-    y: dict[str, Any] = field(default_factory=dict)
+    series: list[Series]
+    x: Axis = field(default_factory=dict)
+    y: Axis = field(default_factory=dict)
     controls: list[Control] = field(default_factory=list)
     phases: list[int] | None = None
     offset: float = 0.5
@@ -116,5 +120,5 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f}\u00a0%"
 
 
-def finite_values(values: Sequence[Any]) -> list[float]:
+def finite_values(values: Iterable[Any]) -> list[float]:
     return [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]

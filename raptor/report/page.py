@@ -34,7 +34,7 @@ def build_page(results: Results) -> str:
         "charts": charts,
         "sections": {s.id: [c.id for c in s.charts] for s in sections},
         "controls": {s.id: [_control(c) for c in s.controls] for s in sections},
-        "images": rounded(results.get("images")),
+        "images": rounded(results.images),
         "phases": results.phase_lengths,
         "name": results.folder.resolve().name,
     })  # fmt: skip
@@ -58,7 +58,7 @@ def build_section(make: Callable[[Results], Section], results: Results) -> Secti
 
 
 def _page(results: Results, sections: list[Section], data: str) -> str:
-    title = results.facts.get("name") or results.folder.resolve().name
+    title = results.facts.name if results.facts else results.folder.resolve().name
     links = "".join(f'<a href="#{s.id}">{escape(s.nav)}</a>' for s in sections)
     body = "".join(_section(section) for section in sections)
     scripts = "".join(f"<script>{_text(name)}</script>" for name in ("draw.js", "strip.js", "page.js"))

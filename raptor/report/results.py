@@ -1,97 +1,172 @@
-"""What a run folder holds, as the page reads it: every file is optional, a damaged one is an error that names it."""
+"""What a run folder holds, as the page reads it. Every file is optional; a damaged one is an error that names it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import yaml
 
-from raptor.run import RunError, read_json
+from raptor.dynamics.interventions import InterventionsFile
+from raptor.dynamics.measure import DynamicsFile
+from raptor.fidelity.certificate import Certificate
+from raptor.fidelity.complexity import Complexity
+from raptor.fidelity.error_curves import Curves
+from raptor.phases import PhasesFile
+from raptor.probes.result import ProbeReport
+from raptor.provenance import Provenance
+from raptor.report.strips import ImagesFile
+from raptor.run import ResultFile, RunError
+from raptor.streaming import Record
+from raptor.vit.view import ModelFacts
 
-FILES = (
-    "summary", "phases", "certificate", "complexity", "probe-classify", "probe-segment", "probe-depth", "dynamics",
-    "interventions", "images",
-)  # fmt: skip
+_File = TypeVar("_File", bound=ResultFile)
 TASKS = ("classify", "segment", "depth")
 
 
 @dataclass
+class Validation(Record):
+    """Scores of a surrogate on the held-out images of its run."""
+
+    curves: dict[str, dict[str, list[float | None]]] | None = None
+    r2: list[float | None] = field(default_factory=list)
+    agreement: float | None = None
+    accuracy: float | None = None
+    teacher_accuracy: float | None = None
+    recovery_head: float | None = None
+    recovery: float | None = None
+
+
+@dataclass
+class RunSummary(ResultFile):
+    """What the page shows of summary.json, of a distillation or of the training of a teacher."""
+
+    FILE: ClassVar[str] = "summary.json"
+
+    teacher: ModelFacts | None = None
+    surrogate: ModelFacts | None = None
+    phases: list[int] | None = None
+    validation: Validation | None = None
+    seconds: float | None = None
+    device: str | None = None
+    provenance: Provenance = field(default_factory=Provenance)
+
+
+@dataclass
+class TrainingLoss:
+    """A line of metrics.jsonl that has a loss."""
+
+    stage: str
+    step: int
+    loss: float
+
+
+@dataclass
 class Results:
-    """A run folder's results.
+    """The results of a run folder; None where there is no such file.
 
     Attributes:
-        folder: where they lie.
-        files: name (without `.json`) -> what the file holds; absent files are absent here.
+        probes: task -> its probes.
         config: `config.yaml`, empty when there is none.
-        metrics: the lines of `metrics.jsonl`.
-        notes: what kept a part from being made, by the name of the file.
+        training: the losses in `metrics.jsonl`.
+        notes: why a part could not be made, by the name of its file.
     """
 
     folder: Path
-    files: dict[str, dict[str, Any]]
-    config: dict[str, Any] = field(default_factory=dict)
-    metrics: list[dict[str, Any]] = field(default_factory=list)
+    summary: RunSummary | None = None
+    phases: PhasesFile | None = None
+    certificate: Certificate | None = None
+    complexity: Complexity | None = None
+    probes: dict[str, ProbeReport] = field(default_factory=dict)
+    dynamics: DynamicsFile | None = None
+    interventions: InterventionsFile | None = None
+    images: ImagesFile | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    training: list[TrainingLoss] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
 
-    def get(self, name: str) -> dict[str, Any] | None:
-        return self.files.get(name)
+    def provenance(self) -> dict[str, Provenance]:
+        """Where each file that is there came from, by its name without `.json`."""
+        files: dict[str, Any] = {
+            "summary": self.summary,
+            "phases": self.phases,
+            "certificate": self.certificate,
+            "complexity": self.complexity,
+            **{f"probe-{task}": report for task, report in self.probes.items()},
+            "dynamics": self.dynamics,
+            "interventions": self.interventions,
+            "images": self.images,
+        }
+        return {name: _provenance(file) for name, file in files.items() if file is not None}
 
     @property
     def phase_lengths(self) -> list[int] | None:
         """Phases the page draws: those of the surrogate, else of the dynamics, else the ones chosen from similarity."""
-        for name in ("certificate", "summary", "dynamics"):
-            lengths = (self.get(name) or {}).get("phases")
-            if lengths:
-                return [int(n) for n in lengths]
-        models = (self.get("phases") or {}).get("models") or []
-        return chosen_phases(models[0]) if models else None
+        if self.certificate is not None:
+            return list(self.certificate.phases)
+        for file in (self.summary, self.dynamics):
+            if file is not None and file.phases:
+                return file.phases
+        chosen = self.phases.models[0].chosen if self.phases is not None and self.phases.models else None
+        return None if chosen is None else list(chosen)
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """`ViT.describe()` of the teacher, empty when no file has it."""
-        summary, phases, dynamics = self.get("summary"), self.get("phases"), self.get("dynamics")
-        if summary and summary.get("teacher"):
-            return dict(summary["teacher"])
-        if phases and phases.get("models"):
-            return dict(phases["models"][0]["model"])
-        model = (dynamics or {}).get("model") or ((dynamics or {}).get("teacher") or {}).get("model")
-        return dict(model) if isinstance(model, dict) else {}
+    def curves(self) -> Curves | None:
+        """Error curves of the surrogate: those of the certificate, else of the run's own validation."""
+        if self.certificate is not None:
+            return self.certificate.curves
+        validation = None if self.summary is None else self.summary.validation
+        return Curves.from_dict(validation.curves) if validation is not None and validation.curves else None
 
-
-def chosen_phases(entry: dict[str, Any]) -> list[int] | None:
-    """Phase lengths at the chosen k of one entry of phases.json, or at the nearest k that was cut."""
-    cuts = entry.get("phases") or {}
-    if not cuts:
-        return None
-    wanted = int(entry.get("chosen_k") or 0)
-    nearest = min(cuts, key=lambda k: (abs(int(k) - wanted), int(k)))
-    return [int(n) for n in cuts[nearest]["lengths"]]
+    @property
+    def facts(self) -> ModelFacts | None:
+        """Facts about the teacher; None when no file has them."""
+        if self.summary is not None and self.summary.teacher is not None:
+            return self.summary.teacher
+        if self.phases is not None and self.phases.models:
+            return self.phases.models[0].model
+        return None if self.dynamics is None else self.dynamics.teacher.model
 
 
 def read_results(folder: Path) -> Results:
     """Read every known file of `folder`; RunError when there is none, or when one is damaged."""
     if not folder.is_dir():
         raise RunError(f"{folder} is no folder: give the run folder that a command wrote with --out")
-    files = {name: _read_object(folder / f"{name}.json") for name in FILES if (folder / f"{name}.json").exists()}
-    if not files:
+    results = Results(
+        folder,
+        summary=_read(RunSummary, folder),
+        phases=_read(PhasesFile, folder),
+        certificate=_read(Certificate, folder),
+        complexity=_read(Complexity, folder),
+        probes={task: ProbeReport.read(folder, task) for task in TASKS if (folder / f"probe-{task}.json").exists()},
+        dynamics=_read(DynamicsFile, folder),
+        interventions=_read(InterventionsFile, folder),
+        images=_read(ImagesFile, folder),
+    )
+    if not results.provenance():
         raise RunError(f"{folder} holds no results yet: start with raptor phases MODEL --out {folder}")
-    return Results(folder, files, _read_config(folder / "config.yaml"), _read_metrics(folder / "metrics.jsonl"))
+    results.config = _read_config(folder / "config.yaml")
+    results.training = _read_training(folder / "metrics.jsonl")
+    return results
 
 
-def provenance_of(entry: dict[str, Any]) -> dict[str, Any]:
-    """command, versions, device and seconds of a result file, at its top or under `provenance`."""
-    nested = entry.get("provenance")
-    return {**entry, **nested} if isinstance(nested, dict) else entry
+def _read(kind: type[_File], folder: Path) -> _File | None:
+    return kind.read(folder) if (folder / kind.FILE).exists() else None
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise RunError(f"{path} cannot be read (not an object): run the command that made it again")
-    return value
+def _provenance(file: Any) -> Provenance:
+    found: Provenance = file.provenance
+    if isinstance(file, RunSummary):  # that of a teacher has only seconds and device
+        return Provenance(
+            found.command,
+            found.versions,
+            found.device if found.device is not None else file.device,
+            found.seconds if found.seconds is not None else file.seconds,
+        )
+    return found
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -105,16 +180,19 @@ def _read_config(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; a last line cut off by an interruption is passed over."""
+def _read_training(path: Path) -> list[TrainingLoss]:
+    """The losses of metrics.jsonl. A last line that an interruption cut off is skipped."""
     if not path.exists():
         return []
     lines = path.read_text(errors="replace").splitlines()
-    rows: list[dict[str, Any]] = []
+    rows: list[TrainingLoss] = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except json.JSONDecodeError as error:
             if number < len(lines):
                 raise RunError(f"{path} cannot be read (line {number}: {error}): delete that line") from None
+            continue
+        if row.get("loss") is not None and row.get("step") is not None:
+            rows.append(TrainingLoss(str(row.get("stage", "training")), row["step"], row["loss"]))
     return rows

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from PIL import Image
@@ -19,6 +20,9 @@ from torch import Tensor
 
 from raptor.data import iterate, open_data
 from raptor.open import open_pair, open_vit, saved_folder
+from raptor.provenance import Provenance
+from raptor.run import ResultFile
+from raptor.streaming import Record
 from raptor.vit.view import ViT
 
 NUM_FIT = 64  # images the components are fitted on, the shown ones among them
@@ -27,11 +31,53 @@ PICTURE_SIDE = 128
 MAX_GRID = 24  # finer grids of patches are averaged down, to keep the page small
 
 
-def measure_strips(teacher: ViT, surrogate: ViT | None, data: str, num_images: int) -> dict[str, Any]:
-    """The colours of `num_images` held-out images of `data`, as images.json holds them (PNGs in base64).
+@dataclass
+class ImageStrip(Record):
+    """One image through depth, as PNGs in base64.
 
-    Each model's maps are one PNG a picture: the L+1 layers side by side, one pixel a patch.
+    Attributes:
+        image: the image.
+        teacher, surrogate: the maps of all L+1 layers side by side, one pixel per patch.
+        cosine: mean cosine between the patches of both models, per layer.
     """
+
+    name: str
+    label: str | None
+    image: str
+    teacher: str
+    surrogate: str | None = None
+    cosine: list[float | None] | None = None
+
+
+@dataclass
+class ImagesFile(ResultFile):
+    """images.json: a few held-out images of `data` through depth.
+
+    explained: share of the variance that the three components of a layer hold, per layer.
+    """
+
+    FILE: ClassVar[str] = "images.json"
+
+    data: str
+    num_images: int
+    grid: tuple[int, int]
+    num_layers: int
+    teacher: str
+    surrogate: str | None
+    explained: list[float | None]
+    images: list[ImageStrip]
+    command: str | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    device: str | None = None
+    seconds: float | None = None
+
+    @property
+    def provenance(self) -> Provenance:
+        return Provenance(self.command, self.versions, self.device, self.seconds)
+
+
+def measure_strips(teacher: ViT, surrogate: ViT | None, data: str, num_images: int) -> ImagesFile:
+    """The colours of `num_images` held-out images of `data`."""
     if not teacher.groups.patches:
         raise ValueError(f"{teacher.name} has no patch tokens to colour")
     images = open_data(data, "val", limit=max(NUM_FIT, num_images), size=teacher.preprocess.size)
@@ -44,33 +90,31 @@ def measure_strips(teacher: ViT, surrogate: ViT | None, data: str, num_images: i
     classes = images.classes
     rows = []
     for row, i in enumerate(chosen):
-        entry: dict[str, Any] = {
-            "name": str(images.names[int(batch.indices[i])]),
-            "label": None if batch.labels is None or not classes else str(classes[int(batch.labels[i])]),
-            "image": png(_picture(batch.images[i], teacher)),
-            "teacher": png(_sprite([c[i] for c in colours], teacher.grid)),
-            "surrogate": None,
-            "cosine": None,
-        }
+        entry = ImageStrip(
+            name=str(images.names[int(batch.indices[i])]),
+            label=None if batch.labels is None or not classes else str(classes[int(batch.labels[i])]),
+            image=png(_picture(batch.images[i], teacher)),
+            teacher=png(_sprite([c[i] for c in colours], teacher.grid)),
+        )
         if own is not None:
             theirs = [project(states[row], *basis) for states, basis in zip(own, bases)]
-            entry["surrogate"] = png(_sprite(theirs, teacher.grid))
+            entry.surrogate = png(_sprite(theirs, teacher.grid))
             pairs = zip(patches, own)
-            entry["cosine"] = [float(torch.cosine_similarity(t[i], s[row], dim=-1).mean()) for t, s in pairs]
+            entry.cosine = [float(torch.cosine_similarity(t[i], s[row], dim=-1).mean()) for t, s in pairs]
         rows.append(entry)
-    return {
-        "data": data,
-        "num_images": len(rows),
-        "grid": list(teacher.grid),
-        "num_layers": teacher.num_layers,
-        "teacher": teacher.name,
-        "surrogate": None if surrogate is None else surrogate.name,
-        "explained": explained,
-        "images": rows,
-    }
+    return ImagesFile(
+        data=data,
+        num_images=len(rows),
+        grid=teacher.grid,
+        num_layers=teacher.num_layers,
+        teacher=teacher.name,
+        surrogate=None if surrogate is None else surrogate.name,
+        explained=[float(share) for share in explained],
+        images=rows,
+    )
 
 
-def open_run(folder: Path, config: dict[str, Any], device: str) -> tuple[ViT, ViT | None]:
+def open_run(folder: Path, config: Mapping[str, Any], device: str) -> tuple[ViT, ViT | None]:
     """Teacher and surrogate of a run folder: the models saved there, else the one its config names."""
     if saved_folder(str(folder)) is not None:
         surrogate, teacher = open_pair(folder, device=device)

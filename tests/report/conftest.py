@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import yaml
 
 from raptor.commands.dynamics import intervene
+from raptor.commands.report import report
 from raptor.data import iterate, open_data
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile, measure_dynamics
@@ -21,12 +20,13 @@ from raptor.fidelity.certificate import certify
 from raptor.fidelity.complexity import Complexity, levin_bounds
 from raptor.open import open_vit, save_vit
 from raptor.phases import PhasesFile, study_phases
-from raptor.probes import probe, recovery
+from raptor.probes import probe
+from raptor.probes.result import ProbeReport
 from raptor.provenance import Provenance
 from raptor.surrogate.surrogate import make_surrogate
 
 PHASES = (3, 3, 6)
-ABOUT: dict[str, Any] = {"command": "raptor test", "versions": {"raptor": "0.1.0"}, "device": "cpu", "seconds": 1.5}
+ABOUT = Provenance("raptor test", {"raptor": "0.1.0"}, "cpu", 1.5)
 
 
 @pytest.fixture(scope="session")
@@ -39,46 +39,47 @@ def full_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "config.yaml").write_text(yaml.safe_dump({"model": "scenes", "data": "scenes", "seed": 0}))
     train, val = open_data("scenes", "train", limit=60), open_data("scenes", "val", limit=24)
     batches = iterate(val, teacher.preprocess, 24)
-    about = Provenance(**ABOUT)
-
-    def write(name: str, values: dict[str, Any]) -> None:
-        (folder / f"{name}.json").write_text(json.dumps({"provenance": ABOUT, **values}))
 
     entry = study_phases(teacher, batches, k=(2, 3, 4))
-    PhasesFile([replace(entry, data="scenes")], about).write(folder)
-    replace(certify(surrogate, teacher, batches, bootstrap=20), provenance=about).write(folder)
-    Complexity(**levin_bounds(surrogate, teacher), provenance=about).write(folder)
+    PhasesFile([replace(entry, data="scenes")], ABOUT).write(folder)
+    replace(certify(surrogate, teacher, batches, bootstrap=20), provenance=ABOUT).write(folder)
+    Complexity(**levin_bounds(surrogate, teacher), provenance=ABOUT).write(folder)
     found = {
         s: probe(v, "classify", train, val, closed_form="ridge")
         for s, v in (("teacher", teacher), ("surrogate", surrogate))
     }
-    results = {side: result.to_dict() for side, result in found.items()}
-    write(
-        "probe-classify",
-        {"task": "classify", "results": results, "recovery": recovery(found["surrogate"], found["teacher"])},
-    )
+    ProbeReport(ABOUT, "scenes", "classify", found).write(folder)
     labels = sorted({c for c in val.labels if val.labels.count(c) > 1})[:3]
     sides = {
         side: measure_dynamics(
             vit, batches, num_images=24, classes=labels, stability_images=1, rank_images=2, eps=(1e-2,)
         )
         for side, vit in (("teacher", teacher), ("surrogate", surrogate))
-    }  # fmt: skip
-    names = {str(c): val.classes[c] for c in labels}
-    DynamicsFile(**sides, data="scenes", num_images=24, phases=list(PHASES), class_names=names, provenance=about).write(
-        folder
-    )
+    }
+    DynamicsFile(
+        **sides,
+        data="scenes",
+        num_images=24,
+        phases=list(PHASES),
+        class_names={str(c): val.classes[c] for c in labels},
+        provenance=ABOUT,
+    ).write(folder)
     with torch.no_grad():
         images = next(iter(batches)).images[:1]
         changed = intervene(teacher, surrogate, images, PHASES, None)
     findings = [f"{side}: {line}" for side, parts in changed.items() for line in parts.findings()]
-    InterventionsFile(**changed, findings=findings, provenance=about).write(folder)
+    InterventionsFile(**changed, findings=findings, provenance=ABOUT).write(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def full_page(full_run: Path) -> str:
+    return report(str(full_run), images=2).read_text()
 
 
 @pytest.fixture
 def run_of(full_run: Path, tmp_path: Path) -> Callable[..., Path]:
-    """A copy of the run folder with some of its files alone."""
+    """A copy of the run folder with only some of its files."""
 
     def copy(*names: str) -> Path:
         folder = tmp_path / "run"

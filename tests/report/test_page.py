@@ -1,8 +1,9 @@
+"""The page of a run folder: what it shows, what it refuses, and that nothing in it runs that should not."""
+
 from __future__ import annotations
 
 import base64
 import gzip
-import io
 import json
 import re
 from collections.abc import Callable
@@ -12,13 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from plotly.offline import get_plotlyjs
 
 from raptor.commands.report import report
-from raptor.report.charts import number, rounded
-from raptor.report.markup import safe_json, table
-from raptor.report.strips import components, png, project, teacher_colours
+from raptor.report.charts import rounded
 from raptor.run import RunError
 
 RunOf = Callable[..., Path]
@@ -36,11 +34,6 @@ def hints(page: str) -> dict[str, bool]:
     """Section -> whether it is nothing but a hint."""
     parts = re.findall(r'<section id="(\w+)"><h2>[^<]*</h2>(.*?)</section>', page, re.S)
     return {name: body.startswith('<p class="hint">') for name, body in parts}
-
-
-@pytest.fixture(scope="module")
-def full_page(full_run: Path) -> str:
-    return report(str(full_run), images=2).read_text()
 
 
 def test_whole_run_gives_every_section_in_order(full_page: str, full_run: Path) -> None:
@@ -151,13 +144,6 @@ def test_page_stays_small_and_refuses_what_is_too_large(run_of: RunOf) -> None:
         report(str(folder))
 
 
-def test_folder_without_results_says_how_to_start(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="raptor phases MODEL --out"):
-        report(str(tmp_path))
-    with pytest.raises(RunError, match="no folder"):
-        report(str(tmp_path / "nowhere"))
-
-
 def test_interrupted_metrics_lose_their_last_line_alone(run_of: RunOf) -> None:
     folder = run_of("phases.json")
     lines = [json.dumps({"stage": "stage1", "step": i, "loss": 1.0 / (i + 1)}) for i in range(4)]
@@ -188,67 +174,3 @@ def test_names_are_text_everywhere(run_of: RunOf) -> None:
     assert page.count("&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt;") >= 6
     names = {s["name"] for s in page_data(page)["charts"]["basin-paths"]["series"]}
     assert names == {EVIL}
-
-
-def test_safe_json_closes_no_script() -> None:
-    value = {"</script><!--": "a\u2028b & <b>"}
-    text = safe_json(value)
-    assert "<" not in text and "\u2028" not in text and json.loads(text) == value
-    with pytest.raises(ValueError):
-        safe_json(float("nan"))
-
-
-def test_numbers_for_text_and_pages() -> None:
-    assert [number(v) for v in (0.123456, 12, 1234.5, None, float("nan"), 123456)] == [
-        "0.123",
-        "12",
-        "1,234",
-        "–",
-        "–",
-        "123,456",
-    ]
-    assert rounded({"a": [1.23456789, float("inf"), 3, True, "x"]}) == {"a": [1.2346, None, 3, True, "x"]}
-    assert "<b>" not in table(("<b>",), [("<b>", "<b>")])
-
-
-def test_components_are_those_of_scikit_learn() -> None:
-    from sklearn.decomposition import PCA
-
-    generator = torch.Generator().manual_seed(0)
-    points = torch.randn(200, 8, generator=generator, dtype=torch.float64) * torch.tensor([5.0, 3, 2, 1, 1, 1, 1, 1])
-    mean, axes, share = components(points)
-    reference = PCA(3, whiten=True).fit(points.numpy())
-    scores = ((points - mean) @ axes).numpy()
-    expected = reference.transform(points.numpy()) * (200 / 199) ** 0.5
-    for i in range(3):
-        same = min(abs(scores[:, i] - expected[:, i]).max(), abs(scores[:, i] + expected[:, i]).max())
-        assert same < 1e-9
-    assert share == pytest.approx(reference.explained_variance_ratio_.sum())
-
-
-def test_colours_do_not_jump_when_axes_turn() -> None:
-    """Layers that are rotations of one another look the same: the components are rotated onto each other."""
-    generator = torch.Generator().manual_seed(1)
-    last = torch.randn(4, 9, 6, generator=generator, dtype=torch.float64) * torch.tensor([4.0, 2, 1.5, 0.1, 0.1, 0.1])
-    turned = torch.linalg.qr(torch.randn(6, 6, generator=generator, dtype=torch.float64)).Q
-    colours, bases, explained = teacher_colours([3 * last @ turned, last @ turned.mT, last])
-    assert len(colours) == len(bases) == len(explained) == 3
-    for other in colours[:2]:
-        assert torch.allclose(other, colours[2], atol=1e-8)
-    assert torch.allclose(project(last, *bases[2]), colours[2])
-
-
-def test_strips_hold_one_map_a_layer(full_page: str, full_run: Path) -> None:
-    saved = json.loads((full_run / "images.json").read_text())
-    assert saved["num_images"] == len(saved["images"]) == 2 and saved["num_layers"] == 12
-    for row in saved["images"]:
-        for side in ("teacher", "surrogate"):
-            assert Image.open(io.BytesIO(base64.b64decode(row[side]))).size == (13 * 6, 6)
-        assert row["cosine"][0] == pytest.approx(1, abs=1e-6) and row["cosine"][-1] < 0.999
-    assert page_data(full_page)["images"]["images"][0]["teacher"] == saved["images"][0]["teacher"]
-
-
-def test_png_keeps_its_pixels() -> None:
-    colours = torch.tensor([[[0.0, 0.5, 1.0], [1.0, 0.0, 0.25]]])
-    picture = Image.open(io.BytesIO(base64.b64decode(png(colours))))
-    assert [picture.getpixel((x, 0)) for x in (0, 1)] == [(0, 128, 255), (255, 0, 64)]

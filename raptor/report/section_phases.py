@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from raptor.report.charts import GROUP_NAMES, Chart, Control, Section, finite_values, number
-from raptor.report.results import Results, chosen_phases
+from raptor.phases import ModelPhases
+from raptor.report.charts import GROUP_NAMES, Chart, Control, Section, Series, finite_values, number
+from raptor.report.results import Results
 
 LEAD = (
     "Each cell compares the same token after two blocks. Squares along the diagonal are stretches of depth that do "
@@ -13,9 +12,9 @@ LEAD = (
 )
 
 
-def similarity(results: Results) -> Section:
+def phases(results: Results) -> Section:
     section = Section("similarity", "Phases", "Depth falls into phases", LEAD)
-    entries = (results.get("phases") or {}).get("models") or []
+    entries = results.phases.models if results.phases else []
     if not entries:
         section.hint = f"raptor phases MODEL --out {results.folder}"
         return section
@@ -24,38 +23,37 @@ def similarity(results: Results) -> Section:
     return section
 
 
-def _heatmap(entries: list[dict[str, Any]], phases: list[int] | None) -> Chart:
+def _heatmap(entries: list[ModelPhases], lengths: list[int] | None) -> Chart:
     names = _names(entries)
-    maps: list[dict[str, Any]] = []
+    maps: list[Series] = []
     ks: set[int] = set()
     tokens: dict[str, str] = {}
     for name, entry in zip(names, entries):
-        matrices = dict(entry["similarity"])
-        if entry.get("cka"):
-            matrices["cka"] = entry["cka"]
-        cuts = {k: cut["lengths"] for k, cut in (entry.get("phases") or {}).items()}
-        ks |= {int(k) for k in cuts}
+        matrices = dict(entry.similarity)
+        if entry.cka is not None:
+            matrices["cka"] = entry.cka
+        cuts = {k: cut.lengths for k, cut in entry.phases.items()}
+        ks |= set(cuts)
         for group, matrix in matrices.items():
-            tokens[group] = "linear CKA" if group == "cka" else str(GROUP_NAMES.get(group, group))
+            tokens[group] = "linear CKA" if group == "cka" else GROUP_NAMES.get(group, group)
             unit = "linear CKA" if group == "cka" else "cosine similarity"
             when = {"model": [name], "tokens": [group]}
             maps.append({"name": name, "z": matrix, "cuts": cuts, "unit": unit, "when": when})
     first = entries[0]
-    cut = phases if phases and len(phases) in ks else chosen_phases(first) or []
+    cut = lengths if lengths and len(lengths) in ks else first.chosen or []
     start = str(len(cut))
-    controls = [Control("tokens", "Tokens", list(tokens.items()), first.get("tokens", "all"))]
+    controls = [Control("tokens", "Tokens", list(tokens.items()), first.tokens)]
     if len(entries) > 1:
         controls.insert(0, Control("model", "Model", [(n, n) for n in names], names[0]))
     if ks:
         options = [(str(k), f"{k} phases") for k in sorted(ks)]
         controls.append(Control("k", "Phases k", options, start, slider=True))
-    values = [v for row in first["similarity"][first["tokens"]] for v in row]
     alt = (
-        f"Layer by layer similarity of {names[0]}, {len(first['similarity']['all'])} layers, values from "
-        f"{number(min(finite_values(values)))} to 1; cut into phases "
+        f"Layer by layer similarity of {names[0]}, {len(first.similarity['all'])} layers, values from "
+        f"{number(float(first.similarity[first.tokens].min()))} to 1; cut into phases "
         f"{' | '.join(map(str, cut))}."
     )
-    images = f"{number(first['num_images'])} images of {first.get('data', 'the data')} at {first['image_size']} px"
+    images = f"{number(first.num_images)} images of {first.data} at {first.image_size} px"
     return Chart(
         id="similarity",
         kind="heatmap",
@@ -70,14 +68,14 @@ def _heatmap(entries: list[dict[str, Any]], phases: list[int] | None) -> Chart:
     )
 
 
-def _gains(entries: list[dict[str, Any]]) -> Chart:
+def _gains(entries: list[ModelPhases]) -> Chart:
     series = [
-        {"name": name, "x": list(range(2, len(e["gains"]) + 2)), "y": e["gains"], "colour": f"palette-{i}"}
+        {"name": name, "x": list(range(2, len(e.gains) + 2)), "y": e.gains, "colour": f"palette-{i}"}
         for i, (name, e) in enumerate(zip(_names(entries), entries))
-        if e.get("gains")
+        if e.gains
     ]
-    gains = entries[0].get("gains") or [0]
-    chosen = entries[0].get("chosen_k")
+    gains = entries[0].gains or [0]
+    chosen = entries[0].chosen_k
     return Chart(
         id="gains",
         kind="lines",
@@ -91,18 +89,16 @@ def _gains(entries: list[dict[str, Any]]) -> Chart:
     )
 
 
-def _outliers(entries: list[dict[str, Any]], phases: list[int] | None) -> Chart:
-    series = []
+def _outliers(entries: list[ModelPhases], lengths: list[int] | None) -> Chart:
+    series: list[Series] = []
     for i, (name, entry) in enumerate(zip(_names(entries), entries)):
-        outliers = entry.get("outliers") or {}
         prefix = f"{name}: " if len(entries) > 1 else ""
-        for j, what in enumerate(("coordinates", "tokens")):
-            if outliers.get(what):
-                layers = list(range(1, len(outliers[what]) + 1))
-                series.append({
-                    "name": f"{prefix}top 1 % of {what}", "x": layers, "y": outliers[what],
-                    "colour": f"palette-{2 * i + j}", "side": "surrogate" if j else "teacher",
-                })  # fmt: skip
+        shares = (("coordinates", entry.outliers.coordinates), ("tokens", entry.outliers.tokens))
+        for j, (what, values) in enumerate(shares):
+            series.append({
+                "name": f"{prefix}top 1 % of {what}", "x": list(range(1, len(values) + 1)), "y": values,
+                "colour": f"palette-{2 * i + j}", "side": "surrogate" if j else "teacher",
+            })  # fmt: skip
     highest = max((max(finite_values(s["y"]), default=0.0) for s in series), default=0.0)
     return Chart(
         id="outliers",
@@ -113,14 +109,14 @@ def _outliers(entries: list[dict[str, Any]], phases: list[int] | None) -> Chart:
         series=series,
         x={"label": "layer", "integer": True},
         y={"label": "share of squared norm", "range": [0, 1]},
-        phases=phases if len(entries) == 1 else None,
+        phases=lengths if len(entries) == 1 else None,
     )
 
 
-def _names(entries: list[dict[str, Any]]) -> list[str]:
+def _names(entries: list[ModelPhases]) -> list[str]:
     """Names of the models, told apart by a number where two are the same."""
     names: list[str] = []
     for entry in entries:
-        name = str(entry["model"]["name"])
+        name = entry.model.name
         names.append(f"{name} ({len(names) + 1})" if name in names else name)
     return names

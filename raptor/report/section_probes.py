@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from raptor.probes.result import ProbeReport, Scores
 from raptor.report.charts import Chart, Section, number, percent
 from raptor.report.markup import table
 from raptor.report.results import TASKS, Results
@@ -15,24 +14,19 @@ LEAD = (
 
 def probes(results: Results) -> Section:
     section = Section("probes", "Probes", "Linear probes", LEAD)
-    found = {task: results.files[f"probe-{task}"] for task in TASKS if f"probe-{task}" in results.files}
+    found = results.probes
     missing = [task for task in TASKS if task not in found]
     if missing:
         section.hint = f"raptor probe {results.folder} --task {missing[0]}"
         section.hint_reason = f"Not probed yet: {', '.join(missing)}." if found else ""
     if not found:
         return section
-    kept = {task: value for task, entry in found.items() if (value := _recovery(entry)) is not None}
+    kept = {task: value for task, entry in found.items() if (value := entry.recovery) is not None}
     if kept:
         section.charts = [_recovery_chart(kept)]
     head = ("task", "metric", "teacher", "surrogate", "recovery", "last epoch (teacher, surrogate)", "images scored")
     section.after = table(head, [_row(task, entry, kept.get(task)) for task, entry in found.items()])
     return section
-
-
-def _recovery(entry: dict[str, Any]) -> float | None:
-    value = entry.get("recovery")
-    return None if value is None else float(value)
 
 
 def _recovery_chart(kept: dict[str, float]) -> Chart:
@@ -54,21 +48,24 @@ def _recovery_chart(kept: dict[str, float]) -> Chart:
     )  # fmt: skip
 
 
-def _row(task: str, entry: dict[str, Any], kept: float | None) -> tuple[Any, ...]:
-    sides = entry["results"]
-    known = next(side for side in sides.values() if side)
-    metric = known["metric"]
-    direction = "higher is better" if known.get("higher_is_better", True) else "lower is better"
-
-    def score(side: str, which: str) -> str:
-        result = sides.get(side)
-        if not result:
-            return "–"
-        mean, deviation = result[which]["mean"][metric], (result[which].get("deviation") or {}).get(metric)
-        return number(mean) + (f" ± {number(deviation, 2)}" if deviation is not None else "")
-
+def _row(task: str, entry: ProbeReport, kept: float | None) -> tuple[str, ...]:
+    known = next(iter(entry.results.values()))
+    direction = "higher is better" if known.higher_is_better else "lower is better"
+    teacher, surrogate = (entry.results.get(side) for side in ("teacher", "surrogate"))
+    chosen = [_score(None if side is None else side.chosen, known.metric) for side in (teacher, surrogate)]
+    last = [_score(None if side is None else side.last, known.metric) for side in (teacher, surrogate)]
     return (
-        task, f"{metric.replace('_', ' ')}, {direction}", score("teacher", "chosen"), score("surrogate", "chosen"),
-        percent(kept), f"{score('teacher', 'last')}, {score('surrogate', 'last')}",
-        number(known["num_images"].get("reported")),
-    )  # fmt: skip
+        task,
+        f"{known.metric.replace('_', ' ')}, {direction}",
+        *chosen,
+        percent(kept),
+        ", ".join(last),
+        number(known.num_images.get("reported")),
+    )
+
+
+def _score(scores: Scores | None, metric: str) -> str:
+    if scores is None:
+        return "–"
+    deviation = scores.deviation.get(metric)
+    return number(scores.mean[metric]) + (f" ± {number(deviation, 2)}" if deviation is not None else "")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import yaml
 
-from raptor.report.charts import Chart, Section, finite_values, number
+from raptor.provenance import Provenance
+from raptor.report.charts import Chart, Section, Series, finite_values, number
 from raptor.report.markup import command, escape, paragraph, table
-from raptor.report.results import Results, provenance_of
+from raptor.report.results import Results, TrainingLoss
 
 LEAD = "Every number on this page comes from the files of one folder."
 
 
-def made(results: Results) -> Section:
+def provenance(results: Results) -> Section:
     section = Section("made", "Provenance", "How it was made", LEAD)
-    rows = [_row(name, entry) for name, entry in results.files.items()]
+    rows = [_row(name, found) for name, found in results.provenance().items()]
     versions = {row[-1] for row in rows} - {"–"}
     head: tuple[str, ...] = ("file", "command", "seconds", "device", "versions")
     if len(versions) == 1:
@@ -23,10 +22,10 @@ def made(results: Results) -> Section:
     section.after = table(head, rows, numeric=False)
     if len(versions) == 1:
         section.after += paragraph(f"Versions: {versions.pop()}.", "caption")
-    chart = _training(results.metrics)
+    chart = _training_chart(results.training)
     section.charts = [chart] if chart else []
     if results.config:
-        text = escape(yaml.safe_dump(results.config, sort_keys=False, allow_unicode=True))
+        text = escape(yaml.safe_dump(dict(results.config), sort_keys=False, allow_unicode=True))
         section.after += (
             f"<details><summary>config.yaml, everything resolved</summary><pre tabindex='0'>{text}</pre></details>"
         )
@@ -34,24 +33,17 @@ def made(results: Results) -> Section:
     return section
 
 
-def _row(name: str, entry: dict[str, Any]) -> tuple[str, ...]:
-    known = provenance_of(entry)
-    versions = known.get("versions")
-    words = ", ".join(f"{k} {v}" for k, v in versions.items()) if isinstance(versions, dict) else "–"
-    seconds = known.get("seconds")
-    return (
-        f"{name}.json", str(known.get("command") or "–"), number(seconds) if seconds is not None else "–",
-        str(known.get("device") or "–"), words,
-    )  # fmt: skip
+def _row(name: str, found: Provenance) -> tuple[str, ...]:
+    versions = ", ".join(f"{package} {version}" for package, version in found.versions.items())
+    return f"{name}.json", found.command or "–", number(found.seconds), found.device or "–", versions or "–"
 
 
-def _training(metrics: list[dict[str, Any]]) -> Chart | None:
-    """Loss over the steps of each stage, from metrics.jsonl."""
-    stages: dict[str, list[tuple[float, float]]] = {}
-    for row in metrics:
-        if row.get("loss") is not None and row.get("step") is not None:
-            stages.setdefault(str(row.get("stage", "training")), []).append((row["step"], row["loss"]))
-    series: list[dict[str, Any]] = []
+def _training_chart(training: list[TrainingLoss]) -> Chart | None:
+    """Loss over the steps of each stage."""
+    stages: dict[str, list[tuple[int, float]]] = {}
+    for row in training:
+        stages.setdefault(row.stage, []).append((row.step, row.loss))
+    series: list[Series] = []
     for i, (stage, points) in enumerate(stages.items()):
         thin = points[:: -(-len(points) // 400)]
         series.append({

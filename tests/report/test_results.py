@@ -1,0 +1,92 @@
+"""What the page reads of a run folder, and that every result in docs/results can still be read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raptor.dynamics.interventions import InterventionsFile
+from raptor.dynamics.measure import DynamicsFile
+from raptor.phases import PhasesFile
+from raptor.report.results import read_results
+from raptor.run import ResultFile, RunError
+
+RunOf = Callable[..., Path]
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+# Made by benchmarks and experiments; `certificate.json` is the run time of certify.
+OTHERS = {
+    "budgets",
+    "certificate",
+    "distill_step",
+    "dmd",
+    "dynamics-suite",
+    "dynamics-suite-cpu",
+    "probes",
+    "scenes",
+    "trajectory",
+    "trajectory-cpu",
+}
+
+
+def kind_of(path: Path) -> tuple[type[ResultFile], str] | None:
+    """The class that reads a committed file and the name that it has in a run folder."""
+    if path.parent == RESULTS and path.stem in OTHERS:
+        return None
+    if path.name.startswith("phases-"):
+        return PhasesFile, "phases.json"
+    if path.stem.endswith("-interventions"):
+        return InterventionsFile, "interventions.json"
+    return DynamicsFile, "dynamics.json"
+
+
+COMMITTED = [p for p in sorted([*RESULTS.glob("*.json"), *RESULTS.glob("dynamics/*.json")]) if kind_of(p)]
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_committed_results_can_be_read(path: Path, tmp_path: Path) -> None:
+    if path.stem.endswith("-summary"):
+        shutil.copy(path, tmp_path / "summary.json")
+        summary = read_results(tmp_path).summary
+        assert summary is not None and summary.validation is not None and read_results(tmp_path).curves is not None
+        return
+    found = kind_of(path)
+    assert found is not None
+    kind, name = found
+    kind.read_file(path)
+    shutil.copy(path, tmp_path / name)
+    assert list(read_results(tmp_path).provenance()) == [name.removesuffix(".json")]
+
+
+def test_every_file_is_read(full_run: Path, full_page: str) -> None:
+    results = read_results(full_run)
+    names = ["phases", "certificate", "complexity", "probe-classify", "dynamics", "interventions", "images"]
+    assert list(results.provenance()) == names
+    assert results.provenance()["certificate"].command == "raptor test"
+    assert results.phase_lengths == [3, 3, 6] and results.facts is not None and results.facts.num_layers == 12
+
+
+def test_a_teacher_has_seconds_and_device_without_provenance(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({"accuracy": 0.5, "seconds": 3.0, "device": "cpu"}))
+    found = read_results(tmp_path).provenance()["summary"]
+    assert (found.command, found.seconds, found.device) == (None, 3.0, "cpu")
+
+
+def test_a_wrong_type_names_the_file_and_the_key(run_of: RunOf) -> None:
+    folder = run_of("dynamics.json")
+    path = folder / "dynamics.json"
+    saved = json.loads(path.read_text())
+    saved["teacher"]["direction"]["norm"] = [1, 2]
+    path.write_text(json.dumps(saved))
+    with pytest.raises(RunError, match=r"dynamics\.json cannot be read \(teacher\.direction\.norm: expected an object"):
+        read_results(folder)
+
+
+def test_folder_without_results_says_how_to_start(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="raptor phases MODEL --out"):
+        read_results(tmp_path)
+    with pytest.raises(RunError, match="no folder"):
+        read_results(tmp_path / "nowhere")
