@@ -1,15 +1,15 @@
+"""Streaming cosines against numpy on all states at once; what is said of bad states."""
+
 from __future__ import annotations
 
 import json
-from itertools import permutations
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from tiny_states import DIM, GROUPS, NUM_LAYERS, direct_cka, in_float64, make_states, split
 
 from raptor.similarity import cosine as module
-from raptor.similarity.cka import LinearCKA
 from raptor.similarity.cosine import (
     CoordinateStatistics,
     CosineSimilarity,
@@ -17,31 +17,7 @@ from raptor.similarity.cosine import (
     SimilarityResult,
     measure_similarity,
 )
-from raptor.similarity.outliers import OutlierShares
 from raptor.vit.view import TokenGroups
-
-GROUPS = TokenGroups(cls=1, registers=2, patches=5)
-NUM_LAYERS, DIM = 4, 12
-
-
-def make_states(num_images: int, groups: TokenGroups = GROUPS, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """A residual walk with a shared offset and one huge coordinate, so that cosines are neither 0 nor 1."""
-    generator = torch.Generator().manual_seed(num_images)
-    x = torch.randn(num_images, groups.num_tokens, DIM, generator=generator)
-    x[..., 3] += 4
-    states = [x]
-    for _ in range(NUM_LAYERS):
-        states.append(states[-1] + 0.7 * torch.randn(x.shape, generator=generator))
-    return [s.to(dtype) for s in states]
-
-
-def split(states: list[Tensor], sizes: list[int]) -> list[list[Tensor]]:
-    return [list(batch) for batch in zip(*(s.split(sizes) for s in states))]
-
-
-def in_float64(states: list[Tensor]) -> np.ndarray:
-    """(L, B, T, D) over a_1..a_L."""
-    return np.stack([s.double().numpy() for s in states[1:]])
 
 
 def mean_cosine(x_lnd: np.ndarray) -> np.ndarray:
@@ -153,101 +129,6 @@ def test_statistics_survive_a_large_mean_and_a_constant_coordinate() -> None:
     np.testing.assert_array_equal(statistics.std[:, 1], 0)
     standard_btld = statistics.standardise(torch.stack(states[1:], dim=2))
     assert (standard_btld[..., 1] == 0).all()
-
-
-def test_outlier_shares() -> None:
-    groups = TokenGroups(1, 0, 119)  # the top 1 % of 120 tokens is 2
-    generator = torch.Generator().manual_seed(0)
-    states = [torch.randn(6, 120, 250, generator=generator) for _ in range(3)]  # and of 250 coordinates 3
-    states[2][:, :, 17] *= 30
-    states[2][2, 44] *= 9
-    result = measure_similarity(split(states, [4, 2]), 2, groups).outliers
-    energy_lbtd = in_float64(states) ** 2
-    for layer, energy_btd in enumerate(energy_lbtd):
-        coordinates = np.sort(energy_btd.sum(axis=(0, 1)))[-3:].sum() / energy_btd.sum()
-        tokens = np.sort(energy_btd.sum(axis=2), axis=1)[:, -2:].sum() / energy_btd.sum()
-        assert result.coordinates[layer] == pytest.approx(coordinates, rel=1e-5)
-        assert result.tokens[layer] == pytest.approx(tokens, rel=1e-5)
-    assert (result.even_coordinates, result.even_tokens) == (3 / 250, 2 / 120)
-    alone = OutlierShares(2)
-    alone.update(states)
-    np.testing.assert_allclose(alone.result().tokens, result.tokens, rtol=1e-5)
-
-
-def test_states_of_equal_size_have_even_shares() -> None:
-    states = [torch.ones(4, 200, 100) for _ in range(2)]
-    outliers = measure_similarity([states], 1, TokenGroups(0, 0, 200), cka_features=None).outliers
-    assert outliers.coordinates == pytest.approx([0.01]) and outliers.tokens == pytest.approx([0.01])
-
-
-def features_by_hand(states: list[Tensor], features: str) -> np.ndarray:
-    x_lbtd = in_float64(states)
-    parts = {"cls": x_lbtd[:, :, 0], "patches": x_lbtd[:, :, 3:].mean(axis=2)}
-    return np.concatenate(list(parts.values()), axis=2) if features == "both" else parts[features]
-
-
-def hsic_by_hand(x_nd: np.ndarray, y_nd: np.ndarray) -> float:
-    """The U-statistic as the sum it abbreviates: over all ordered quadruples of distinct images."""
-    k, l, n = x_nd @ x_nd.T, y_nd @ y_nd.T, len(x_nd)
-    terms = [k[i, j] * (l[i, j] + l[q, r] - 2 * l[i, q]) for i, j, q, r in permutations(range(n), 4)]
-    return float(np.mean(terms))
-
-
-def direct_cka(batches: list[list[Tensor]], features: str) -> np.ndarray:
-    per_batch = [features_by_hand(states, features) for states in batches]
-    hsic = np.mean([[[hsic_by_hand(x, y) for y in f] for x in f] for f in per_batch], axis=0)
-    return hsic / np.sqrt(np.outer(np.diagonal(hsic), np.diagonal(hsic)))
-
-
-@pytest.mark.parametrize("features", ["cls", "patches", "both"])
-def test_cka_equals_the_sum_over_quadruples(features: str) -> None:
-    batches = [*split(make_states(11), [6, 5]), make_states(4)]
-    result = measure_similarity(batches, NUM_LAYERS, GROUPS, cka_features=features)
-    np.testing.assert_allclose(result.cka, direct_cka(batches, features), atol=1e-6)
-
-
-def test_cka_does_not_change_under_rotation_scale_and_shift() -> None:
-    base = make_states(20)[1].double()
-    rotation, _ = torch.linalg.qr(
-        torch.randn(DIM, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    )
-    states = [base, base, 5 * base @ rotation + 300]
-    cka = measure_similarity([states], 2, GROUPS, cka_features="cls").cka
-    np.testing.assert_allclose(cka, np.ones((2, 2)), atol=1e-9)
-
-
-def test_cka_of_independent_features_is_near_zero() -> None:
-    """The biased estimator would give about .5 here, with as many coordinates as images."""
-    generator = torch.Generator().manual_seed(0)
-    groups = TokenGroups(1, 0, 0)
-    batches = [[torch.randn(32, 1, 32, generator=generator) for _ in range(3)] for _ in range(40)]
-    cka = measure_similarity(batches, 2, groups).cka
-    assert cka is not None and abs(cka[0, 1]) < 0.05
-
-
-def test_small_batches_are_skipped_by_cka_alone() -> None:
-    states = make_states(10)
-    batches = split(states, [7, 3])
-    cka = LinearCKA(NUM_LAYERS, GROUPS)
-    for batch in batches:
-        cka.update(batch)
-    assert (cka.num_batches, cka.num_skipped_images) == (1, 3)
-    np.testing.assert_allclose(cka.result(), direct_cka(batches[:1], "both"), atol=1e-6)
-    result = measure_similarity(split(states, [3, 3, 3, 1]), NUM_LAYERS, GROUPS)
-    assert result.cka is None and result.num_images == 10
-    with pytest.raises(ValueError, match="batch of 4 images"):
-        LinearCKA(NUM_LAYERS, GROUPS).result()
-
-
-def test_cka_errors() -> None:
-    with pytest.raises(ValueError, match="no tokens for CKA features 'cls'"):
-        LinearCKA(2, TokenGroups(0, 2, 4), "cls")
-    with pytest.raises(ValueError, match="unknown CKA features"):
-        LinearCKA(2, GROUPS, "registers")
-    constant = LinearCKA(2, TokenGroups(0, 0, 3))
-    constant.update([torch.ones(5, 3, 4)] * 3)
-    with pytest.raises(ValueError, match="layer 1 are the same"):
-        constant.result()
 
 
 @pytest.mark.parametrize("layer", [0, 2, 4])

@@ -270,18 +270,6 @@ def test_exact_restoration(teacher: ViT, how: str, fails: str, snapshot) -> None
     assert not teacher.model.training
 
 
-@torch.no_grad()
-def test_embed_and_finish_restore_after_an_exception(teacher: ViT) -> None:
-    images = noise_images(teacher)
-    output, blocks = teacher(images), list(teacher.blocks)
-    with pytest.raises(RuntimeError, match="channels"):
-        teacher.embed(torch.zeros(1, 5, 28, 28))
-    with pytest.raises(RuntimeError, match="normalized_shape"):
-        teacher.finish(torch.zeros(1, 7, 13))
-    assert list(teacher.blocks) == blocks
-    assert torch.equal(teacher(images), output)
-
-
 @pytest.mark.parametrize("layer", [-1, 5])
 def test_layers_out_of_range(teacher: ViT, layer: int) -> None:
     with pytest.raises(ValueError, match=r"0\.\.4"), perturb(teacher, layer, torch.ones(48)):

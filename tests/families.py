@@ -1,0 +1,151 @@
+"""Small models of every family that is supported, with random weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+import torchvision
+import transformers
+from tiny_models import shake, tiny_timm
+from torch import Tensor, nn
+
+from raptor.open import open_vit
+from raptor.vit.view import ViT
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+HALF = (0.5, 0.5, 0.5)
+IMAGENET = (0.485, 0.456, 0.406)
+
+
+@dataclasses.dataclass
+class Family:
+    build: Callable[[], ViT]
+    groups: tuple[int, int, int]
+    mean: tuple[float, ...]
+    num_classes: int = 0
+
+
+def timm_family(name: str, prefix: tuple[int, int], mean: tuple[float, ...], num_classes: int = 0, **kwargs) -> Family:
+    return Family(lambda: tiny_timm(name, depth=3, **kwargs), (*prefix, 4), mean, num_classes)
+
+
+SMALL = dict(hidden_size=48, num_hidden_layers=3, num_attention_heads=3, intermediate_size=96)
+AT_16 = SMALL | dict(image_size=32, patch_size=16)
+AT_14 = dict(hidden_size=48, num_hidden_layers=3, num_attention_heads=3, image_size=28, patch_size=14)
+HF_MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int, int], tuple[float, ...], int]] = {
+    "ViT": (lambda: transformers.ViTModel(transformers.ViTConfig(**AT_16)), (1, 0, 4), HALF, 0),
+    "ViTForImageClassification": (
+        lambda: transformers.ViTForImageClassification(transformers.ViTConfig(**AT_16, num_labels=7)),
+        (1, 0, 4),
+        HALF,
+        7,
+    ),
+    "Dinov2": (lambda: transformers.Dinov2Model(transformers.Dinov2Config(**AT_14)), (1, 0, 4), IMAGENET, 0),
+    "Dinov2WithRegisters": (
+        lambda: transformers.Dinov2WithRegistersModel(transformers.Dinov2WithRegistersConfig(**AT_14)),
+        (1, 4, 4),
+        IMAGENET,
+        0,
+    ),
+    "DINOv3ViT": (
+        lambda: transformers.DINOv3ViTModel(transformers.DINOv3ViTConfig(**AT_16, num_register_tokens=3)),
+        (1, 3, 4),
+        IMAGENET,
+        0,
+    ),
+    "CLIPVision": (
+        lambda: transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**AT_16)),
+        (1, 0, 4),
+        CLIP_MEAN,
+        0,
+    ),
+    "SiglipVision": (
+        lambda: transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**AT_16)),
+        (0, 0, 4),
+        HALF,
+        0,
+    ),
+    "ViTMAE": (
+        lambda: transformers.ViTMAEModel(transformers.ViTMAEConfig(**AT_16, mask_ratio=0.0)),
+        (1, 0, 4),
+        IMAGENET,
+        0,
+    ),
+    "DeiT": (lambda: transformers.DeiTModel(transformers.DeiTConfig(**AT_16)), (1, 1, 4), HALF, 0),
+}
+
+
+def torchvision_vit() -> nn.Module:
+    return torchvision.models.VisionTransformer(
+        image_size=32, patch_size=16, num_layers=3, num_heads=3, hidden_dim=48, mlp_dim=96, num_classes=6
+    )
+
+
+ZOO: dict[str, Family] = {
+    "dinov2": timm_family("vit_small_patch14_dinov2", (1, 0), IMAGENET),
+    "dinov2-registers": timm_family("vit_small_patch14_reg4_dinov2", (1, 4), IMAGENET),
+    "dinov3": timm_family("vit_small_patch16_dinov3", (1, 4), IMAGENET),
+    "eva02": timm_family("eva02_tiny_patch14_224", (1, 0), CLIP_MEAN),
+    "clip": timm_family("vit_base_patch16_clip_224", (1, 0), CLIP_MEAN),
+    "siglip": timm_family("vit_base_patch16_siglip_224", (0, 0), HALF),
+    "deit": timm_family("deit_tiny_patch16_224", (1, 0), IMAGENET, 1000),
+    "deit-distilled": timm_family("deit_tiny_distilled_patch16_224", (1, 1), IMAGENET, 1000),
+    "deit3": timm_family("deit3_small_patch16_224", (1, 0), IMAGENET, 1000),
+    "mae": timm_family("vit_base_patch16_224.mae", (1, 0), IMAGENET),
+    "beit": timm_family("beit_base_patch16_224", (1, 0), HALF, 1000, img_size=32),
+    "augreg": timm_family("vit_tiny_patch16_224", (1, 0), HALF, 1000),
+    "swiglu-giant": timm_family("vit_giant_patch14_dinov2", (1, 0), IMAGENET),
+    "rope-mixed": timm_family("vit_small_patch16_rope_mixed_224", (1, 0), IMAGENET, 1000),
+    "registers-no-cls": timm_family("vit_little_patch16_reg4_gap_256", (0, 4), HALF, 1000),
+    "torchvision": Family(lambda: open_vit(shake(torchvision_vit())), (1, 0, 4), IMAGENET, 6),
+}
+for hf_name, (hf_build, hf_groups, hf_mean, hf_classes) in HF_MODELS.items():
+    ZOO[f"hf-{hf_name}"] = Family(lambda build=hf_build: open_vit(shake(build())), hf_groups, hf_mean, hf_classes)
+
+
+@cache
+def opened(family: str) -> ViT:
+    return ZOO[family].build()
+
+
+each_family = pytest.mark.parametrize("family", ZOO)
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.normed = nn.LayerNorm(dim)
+        self.mix = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.mix(self.normed(x)).mean(1, keepdim=True))
+
+
+class Unheard(nn.Module):
+    """A model nobody has heard of: patches by unfolding, two extra tokens under odd names, an odd block list."""
+
+    def __init__(self, dim: int = 24, num_blocks: int = 5) -> None:
+        super().__init__()
+        self.lift = nn.Linear(3 * 8 * 8, dim)
+        self.summary = nn.Parameter(torch.randn(1, 1, dim))
+        self.scratch = nn.Parameter(torch.randn(1, 1, dim))
+        self.trunk = nn.Module()
+        self.trunk.stack = nn.ModuleList(Block(dim) for _ in range(num_blocks))
+        self.last = nn.LayerNorm(dim)
+        self.answer = nn.Linear(dim, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = nn.functional.unfold(images, 8, stride=8).transpose(1, 2)
+        extra = torch.cat([self.summary, self.scratch], 1).expand(len(images), -1, -1)
+        x = torch.cat([extra, self.lift(patches)], 1)
+        for block in self.trunk.stack:
+            x = block(x)
+        return self.answer(self.last(x)[:, 0])

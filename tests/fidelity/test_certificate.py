@@ -1,0 +1,118 @@
+"""The certificate: curves, eps, null models, bootstrap intervals, predictions, JSON, table and figure."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_certified import all_states, image_batches, tiny_vit
+from torch import Tensor
+
+from raptor.fidelity.certificate import Certificate, certify
+from raptor.fidelity.heads import collect_features, resolve_head
+from raptor.report.figures_fidelity import figure_certificate
+from raptor.vit.view import ViT
+
+
+def frobenius(x: Tensor) -> Tensor:
+    return torch.linalg.matrix_norm(x)
+
+
+def test_curves_and_eps_by_brute_force(teacher: ViT, surrogate: ViT, certificate: Certificate) -> None:
+    t, s = all_states(teacher, image_batches(1)), all_states(surrogate, image_batches(1))
+    absolute = [float(frobenius(a - b).mean()) for a, b in zip(t[1:], s[1:])]
+    relative = [e / float(frobenius(a).mean()) for e, a in zip(absolute, t[1:])]
+    np.testing.assert_allclose(certificate.curves.absolute["all"], absolute, rtol=1e-4)
+    np.testing.assert_allclose(certificate.curves.relative["all"], relative, rtol=1e-4)
+    eps = certificate.eps["relative"]["all"]
+    assert eps.value == pytest.approx(max(relative), rel=1e-4) and eps.layer == int(np.argmax(relative)) + 1
+    assert eps.upper is not None and eps.upper > eps.value
+    assert certificate.eps["absolute"]["all"].value == pytest.approx(max(absolute), rel=1e-4)
+    assert certificate.curves.num_images == 21
+
+
+def test_a_model_certifies_itself(teacher: ViT) -> None:
+    certificate = certify(teacher, teacher, image_batches(1), null_models=False, bootstrap=50)
+    assert certificate.eps["absolute"]["all"].value == 0
+    assert np.allclose(certificate.curves.r2["cls"], 1)
+    assert certificate.nulls == {} and certificate.run_time_ratio == pytest.approx(1, abs=0.5)
+
+
+def test_predictions(teacher: ViT, surrogate: ViT, certificate: Certificate) -> None:
+    head, _ = resolve_head(teacher, image_batches(0))
+    assert head is not None and head.linear is not None
+    chosen = {}
+    for side, vit in (("teacher", teacher), ("surrogate", surrogate)):
+        features, labels, _ = collect_features(vit, image_batches(1))
+        chosen[side] = head.linear(features).argmax(1)
+        expected = (chosen[side] == labels).double().mean().item()
+        assert certificate.predictions[f"{side}_accuracy"].value == pytest.approx(expected)
+    same = (chosen["teacher"] == chosen["surrogate"]).double().mean().item()
+    entry = certificate.predictions["agreement"]
+    assert entry.value == pytest.approx(same) and entry.lower <= same <= entry.upper  # type: ignore[operator]
+
+
+def test_own_head_and_no_labels() -> None:
+    teacher = tiny_vit(num_classes=4, depth=2)
+    head, _ = resolve_head(teacher)
+    certificate = certify(teacher, teacher, image_batches(1, labels=False), head=head, null_models=False, bootstrap=20)
+    assert set(certificate.predictions) == {"agreement"} and certificate.predictions["agreement"].value == 1
+
+
+def test_costs(teacher: ViT, surrogate: ViT, certificate: Certificate) -> None:
+    ours, theirs = certificate.costs["surrogate"], certificate.costs["teacher"]
+    assert theirs.num_parameters == sum(p.numel() for p in teacher.model.parameters())
+    assert ours.block_parameters * 5 == theirs.block_parameters * 2
+    assert theirs.num_parameters - ours.num_parameters == theirs.block_parameters - ours.block_parameters
+    assert ours.flops == theirs.flops and ours.seconds_per_image > 0
+
+
+def test_intervals_hold_the_estimate(certificate: Certificate) -> None:
+    for metric in ("absolute", "relative", "cosine", "r2"):
+        lower, upper = certificate.intervals[metric]
+        value = np.stack([getattr(certificate.curves, metric)[g] for g in certificate.curves.groups], axis=1)
+        inside = (lower <= value + 1e-6) & (value <= upper + 1e-6)
+        assert inside.mean() > 0.9, metric
+        assert (upper > lower).all()
+
+
+def test_bf16_is_close_to_fp32(teacher: ViT, surrogate: ViT, certificate: Certificate) -> None:
+    rounded = certify(surrogate, teacher, image_batches(1), precision="bf16", null_models=False, bootstrap=0)
+    np.testing.assert_allclose(rounded.curves.relative["all"], certificate.curves.relative["all"], atol=0.02)
+
+
+def test_json_and_table(certificate: Certificate) -> None:
+    from rich.console import Console
+
+    text = json.loads(json.dumps(certificate.to_dict(), allow_nan=False))
+    assert Certificate.from_dict(text).to_dict() == text
+    assert text["curves"]["cls"]["r2"] == pytest.approx(certificate.curves.r2["cls"].tolist())
+    assert set(text["nulls"]) == {"identity", "mean", "tied", "linear"}
+    median = text["quantiles"]["relative"]["q50"]
+    assert len(median["value"]["all"]) == 5 and len(median["interval"]["all"]) == 2
+    assert [row["phase"] for row in certificate.rows()] == [1, 1, 2, 2, 2]
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(certificate.table("patches"), certificate.summary_table())
+    assert f"{certificate.curves.r2['patches'][4]:.3f}" in console.export_text()
+
+
+def test_figure(certificate: Certificate, tmp_path: Path) -> None:
+    figure = figure_certificate(certificate)
+    axes = figure.axes[0]
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    np.testing.assert_allclose(lines["cls"].get_ydata(), certificate.curves.r2["cls"])
+    np.testing.assert_allclose(lines["null: linear"].get_ydata(), certificate.nulls["linear"].r2["all"])
+    assert [line.get_xdata()[0] for line in axes.get_lines() if len(line.get_xdata()) == 2] == [2.5]
+    figure.savefig(tmp_path / "certificate.png")
+    assert (tmp_path / "certificate.png").stat().st_size > 10_000
+
+
+def test_models_that_do_not_fit_are_refused(teacher: ViT) -> None:
+    with pytest.raises(ValueError, match="layers 3, not 5"):
+        certify(tiny_vit(depth=3), teacher, image_batches(1))
+    with pytest.raises(ValueError, match="empty"):
+        certify(teacher, teacher, [], null_models=False)

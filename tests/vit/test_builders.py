@@ -1,0 +1,126 @@
+"""Models by name: transformers folders, torch.hub entries, image sizes and statistics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import transformers
+from families import (
+    AT_16,
+    HF_MODELS,
+)
+from tiny_models import noise_images, shake, tiny_timm
+
+from raptor.open import open_vit, save_vit
+from raptor.vit import builders
+from raptor.vit.view import TokenGroups
+
+
+@pytest.mark.parametrize("name", HF_MODELS)
+@torch.no_grad()
+def test_transformers_folder(name: str, tmp_path: Path) -> None:
+    build, groups, mean, num_classes = HF_MODELS[name]
+    model = shake(build()).eval()
+    model.save_pretrained(tmp_path / "model")
+    from_folder = open_vit(f"hf/{tmp_path}/model")
+    as_module = open_vit(model)
+    assert (from_folder.groups.cls, from_folder.groups.registers, from_folder.groups.patches) == groups
+    assert from_folder.preprocess.mean == pytest.approx(mean)
+    assert from_folder.num_classes == num_classes
+    assert from_folder.preprocess == as_module.preprocess
+    images = noise_images(from_folder)
+    states, output = from_folder.record(images)
+    assert torch.equal(output, as_module(images))
+    assert torch.equal(from_folder.finish(states[-1]), output)
+
+
+@torch.no_grad()
+def test_statistics_of_a_hub_model_are_its_processors_not_its_familys(tmp_path: Path, monkeypatch) -> None:
+    """DINO's ViTs are of the family `vit`, but were trained with ImageNet's mean and deviation."""
+    asked = []
+
+    def cached(repo: str, name: str, local_files_only: bool = False, **_quiet: bool) -> str | None:
+        asked.append((repo, local_files_only))
+        return str(tmp_path / name) if repo == "someone/dino" else None
+
+    monkeypatch.setattr("transformers.utils.cached_file", cached)
+    mean, std = builders.IMAGENET
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": mean, "image_std": std}))
+    half = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    for repo, statistics in (("someone/dino", builders.IMAGENET), ("someone/vit", half), ("", half)):
+        model = transformers.ViTModel(transformers.ViTConfig(**AT_16))
+        model.config._name_or_path = repo
+        preprocess = open_vit(model).preprocess
+        assert (preprocess.mean, preprocess.std) == statistics
+    assert asked == [("someone/dino", True), ("someone/vit", True)]  # what was fetched before, and nothing new
+
+
+def test_masked_transformers_folder_sees_every_patch(tmp_path: Path) -> None:
+    config = transformers.ViTMAEConfig(**AT_16, mask_ratio=0.75)
+    shake(transformers.ViTMAEModel(config)).save_pretrained(tmp_path)
+    vit = open_vit(f"hf/{tmp_path}")
+    assert vit.groups == TokenGroups(1, 0, 4)
+    images = noise_images(vit)
+    assert torch.equal(vit(images), vit(images))
+    states, output = vit.record(images)
+    assert states[0].shape == (3, 5, 48)
+    assert torch.equal(vit.finish(states[-1]), output)
+    # patches stand in their own order: moving one patch of the picture moves the token of the same place
+    moved = images.clone()
+    moved[:, :, 16:, :16] += 1
+    changed = (vit.record(moved)[0][0] - states[0]).abs().amax((0, 2)) > 1e-6
+    assert changed.tolist() == [False, False, False, True, False]
+
+
+@torch.no_grad()
+def test_transformers_position_interpolation(tmp_path: Path) -> None:
+    transformers.ViTModel(transformers.ViTConfig(**AT_16)).save_pretrained(tmp_path)
+    for source in (f"hf/{tmp_path}", transformers.ViTModel(transformers.ViTConfig(**AT_16))):
+        vit = open_vit(source, size=64)
+        assert vit.groups.patches == 16
+        assert vit(noise_images(vit)).shape[0] == 3
+
+
+@torch.no_grad()
+def test_transformers_weights_that_lack_the_pooler_are_not_made_up(tmp_path: Path) -> None:
+    """A pooler with random weights must not silently become the model's output."""
+    shake(transformers.ViTModel(transformers.ViTConfig(**AT_16), add_pooling_layer=False)).save_pretrained(tmp_path)
+    first, second = open_vit(f"hf/{tmp_path}"), open_vit(f"hf/{tmp_path}")
+    assert torch.equal(first(noise_images(first)), second(noise_images(first)))
+    again = open_vit(save_vit(first, tmp_path / "saved"))
+    assert torch.equal(again(noise_images(first)), first(noise_images(first)))
+
+
+def test_default_size_is_224_whatever_the_native_one() -> None:
+    vit = tiny_timm("vit_small_patch14_reg4_dinov2", depth=2, size=None)
+    assert (vit.preprocess.size, vit.preprocess.resize) == (224, 256)
+    assert vit.groups == TokenGroups(1, 4, 256)
+    assert vit.groups.num_tokens == 261
+
+
+def test_smaller_native_size_is_kept() -> None:
+    vit = tiny_timm(depth=2, size=None, img_size=48)
+    assert (vit.preprocess.size, vit.groups.patches) == (48, 9)
+
+
+def test_a_model_that_does_not_take_224_says_so() -> None:
+    with pytest.raises(ValueError, match="give size=") as error:
+        open_vit(timm.create_model("vit_tiny_patch16_224", depth=2, img_size=240, embed_dim=48, num_heads=3))
+    assert "\n" not in str(error.value)
+
+
+@torch.no_grad()
+def test_local_hub_entry(tmp_path: Path) -> None:
+    (tmp_path / "hubconf.py").write_text(
+        "dependencies = ['torch', 'timm']\n"
+        "def small(pretrained=True, width=48):\n"
+        "    import timm\n"
+        "    assert not pretrained\n"
+        "    return timm.create_model('vit_tiny_patch16_224', depth=2, embed_dim=width, num_heads=2, img_size=32)\n"
+    )
+    vit = open_vit(f"hub/{tmp_path}:small", pretrained=False, width=32)
+    assert (vit.num_layers, vit.dim, vit.groups) == (2, 32, TokenGroups(1, 0, 4))

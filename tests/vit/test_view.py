@@ -1,0 +1,116 @@
+"""The view: recording, embed, unroll and finish give the states and output of the model, for every supported family."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise
+
+import pytest
+import torch
+from families import (
+    each_family,
+    opened,
+)
+from tiny_models import noise_images, same_tensors, tiny_timm
+
+from raptor.surrogate.surrogate import make_surrogate
+from raptor.vit.view import TokenGroups, ViT, pool
+
+
+@each_family
+@torch.no_grad()
+def test_recording_changes_nothing(family: str, snapshot) -> None:
+    vit = opened(family)
+    images = noise_images(vit)
+    weights = snapshot(vit.model)
+    before = vit(images)
+    states, recorded = vit.record(images)
+    assert before.shape[0] == recorded.shape[0] == len(images)
+    assert torch.equal(before, recorded)
+    assert torch.equal(before, vit(images))
+    assert same_tensors(weights, vit.model.state_dict())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in vit.model.modules())
+    assert [tuple(s.shape) for s in states] == [(3, vit.groups.num_tokens, 48)] * 4
+    assert all(not torch.equal(a, b) for a, b in pairwise(states))
+
+
+@each_family
+@torch.no_grad()
+def test_last_state_finishes_as_the_model_does(family: str) -> None:
+    vit = opened(family)
+    states, output = vit.record(noise_images(vit))
+    assert torch.equal(vit.finish(states[-1]), output)
+    assert not torch.allclose(vit.finish(states[0]), output, atol=1e-3)
+
+
+@each_family
+@torch.no_grad()
+def test_embed_and_unroll_equal_record(family: str) -> None:
+    vit = opened(family)
+    images = noise_images(vit)
+    states, _ = vit.record(images)
+    a_0, context = vit.embed(images)
+    unrolled = vit.unroll(a_0, context)
+    assert len(unrolled) == 4
+    assert all(torch.equal(a, b) for a, b in zip(states, unrolled))
+    assert torch.equal(vit.unroll(states[1], context, start=1)[-1], states[-1])
+    middle = vit.unroll(states[1], context, start=1, stop=2)
+    assert len(middle) == 2
+    assert torch.equal(middle[1], states[2])
+
+
+@each_family
+@torch.no_grad()
+def test_each_image_has_its_own_states(family: str) -> None:
+    """A batch is its images: nothing leaks across rows, none is lost."""
+    vit = opened(family)
+    images = noise_images(vit)
+    together, _ = vit.record(images)
+    alone, _ = vit.record(images[1:2])
+    for batch, single in zip(together, alone):
+        assert torch.allclose(batch[1:2], single, atol=1e-4)
+        assert not torch.allclose(batch[0], batch[1], atol=1e-3)
+
+
+def test_final_norm_and_pooled_features() -> None:
+    vit = tiny_timm("vit_small_patch14_reg4_dinov2")
+    assert vit.norm is vit.model.norm
+    assert opened("siglip").norm is opened("siglip").model.norm
+    x = torch.randn(2, 9, 48)
+    normed = vit.model.norm(x)
+    assert torch.equal(vit.features(x), torch.cat([normed[:, 0], normed[:, 5:].mean(1)], -1))
+    assert torch.equal(pool(x, TokenGroups(0, 4, 5)), x[:, 4:].mean(1))
+    assert torch.equal(pool(x, TokenGroups(1, 8, 0)), x[:, 0])
+
+
+def test_token_groups() -> None:
+    groups = TokenGroups(cls=1, registers=4, patches=256)
+    assert groups.num_tokens == 261
+    assert groups.slice("cls") == slice(0, 1)
+    assert groups.slice("registers") == slice(1, 5)
+    assert groups.slice("patches") == slice(5, 261)
+    assert groups.slice("all") == slice(0, 261)
+    assert dict(TokenGroups(0, 0, 9).present()) == {"patches": slice(0, 9)}
+    assert [name for name, _ in TokenGroups(1, 0, 9).present()] == ["cls", "patches"]
+    with pytest.raises(ValueError, match="choose from"):
+        groups.slice("heads")
+
+
+def test_moving_a_view_moves_the_tensors_of_its_calls(teacher: ViT) -> None:
+    teacher = dataclasses.replace(teacher, forward_kwargs={"noise": torch.zeros(1, 4), "ratio": 0})
+    surrogate = make_surrogate(teacher, [4], block="paper", conditioning="mlp")
+    surrogate.to("meta")
+    assert surrogate.forward_kwargs["noise"].device.type == "meta" and surrogate.forward_kwargs["ratio"] == 0
+    assert teacher.forward_kwargs["noise"].device.type == "cpu"
+
+
+@torch.no_grad()
+def test_embed_and_finish_restore_after_an_exception(teacher: ViT) -> None:
+    images = noise_images(teacher)
+    output, blocks = teacher(images), list(teacher.blocks)
+    with pytest.raises(RuntimeError, match="channels"):
+        teacher.embed(torch.zeros(1, 5, 28, 28))
+    with pytest.raises(RuntimeError, match="normalized_shape"):
+        teacher.finish(torch.zeros(1, 7, 13))
+    assert list(teacher.blocks) == blocks
+    assert torch.equal(teacher(images), output)
