@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from raptor.data import Preprocess, iterate, open_data
     from raptor.dynamics.measure import measure_dynamics
     from raptor.fidelity.certificate import certify
-    from raptor.open import list_models, open_pair, open_vit, save_vit
+    from raptor.open import SharedViT, list_models, open_pair, open_vit, save_vit
     from raptor.phases import Phases, choose_k, find_phases, random_phases, study_phases
     from raptor.similarity.cosine import measure_similarity
     from raptor.surrogate.surrogate import make_surrogate
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Phases",
     "Preprocess",
+    "SharedViT",
     "TokenGroups",
     "Trajectories",
     "ViT",
@@ -55,7 +56,7 @@ _PLACES = {
     "raptor.data": ("Preprocess", "iterate", "open_data"),
     "raptor.dynamics.measure": ("measure_dynamics",),
     "raptor.fidelity.certificate": ("certify",),
-    "raptor.open": ("list_models", "open_pair", "open_vit", "save_vit"),
+    "raptor.open": ("SharedViT", "list_models", "open_pair", "open_vit", "save_vit"),
     "raptor.phases": ("Phases", "choose_k", "find_phases", "random_phases", "study_phases"),
     "raptor.similarity.cosine": ("measure_similarity",),
     "raptor.surrogate.surrogate": ("make_surrogate",),

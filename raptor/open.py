@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import torch
+from huggingface_hub import ModelHubMixin, snapshot_download
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess
 from raptor.options import OpeningModel, with_defaults
@@ -29,6 +30,8 @@ from raptor.vit.weights import head_classes, load_weights, read_weights
 
 ASSETS = Path(__file__).parent / "assets"
 FORMAT = "raptor-vit/1"
+SAVED_FILES = ("config.json", "model.safetensors")
+DOWNLOAD_OPTIONS = ("revision", "cache_dir", "force_download", "local_files_only", "token")
 
 
 def open_vit(
@@ -225,6 +228,42 @@ def load_saved(
     load_weights(vit.model, read_weights(weights or folder / "model.safetensors"), str(weights or folder))
     vit.num_classes = config["num_classes"]
     return vit
+
+
+class SharedViT(ModelHubMixin, library_name="raptor-vit", tags=["vision-transformer", "raptor"]):
+    """A view with `save_pretrained`, `from_pretrained` and `push_to_hub`, to share it on the Hugging Face hub.
+
+        SharedViT(open_vit("runs/scenes-k3")).push_to_hub("me/scenes-k3")
+        vit = SharedViT.from_pretrained("me/scenes-k3").vit
+
+    A folder holds only safetensors and JSON, so loading one never runs code that is in it.
+
+    Attributes:
+        vit: the view itself.
+    """
+
+    def __init__(self, vit: ViT):
+        self.vit = vit
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """The model's own output for `images` (B, 3, H, W)."""
+        return self.vit(images)
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        save_vit(self.vit, save_directory)
+
+    @classmethod
+    def _from_pretrained(
+        cls, *, model_id: str, teacher: nn.Module | ViT | None = None, size: int | None = None, **download: Any
+    ) -> SharedViT:
+        """`teacher` and `size` as in `open_vit`."""
+        folder = Path(model_id)
+        if not folder.is_dir():
+            options = {name: value for name, value in download.items() if name in DOWNLOAD_OPTIONS}
+            folder = Path(snapshot_download(model_id, allow_patterns=list(SAVED_FILES), **options))
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"{model_id} holds no raptor model: it has no config.json")
+        return cls(load_saved(folder, teacher=teacher, size=size))
 
 
 def saved_folder(text: str) -> Path | None:

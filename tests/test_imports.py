@@ -22,7 +22,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("similarity",),
     ("phases",),
     ("surrogate",),
-    ("open", "share"),
+    ("open",),
     ("fidelity",),
     ("train", "recipes"),
     ("probes", "dynamics"),
