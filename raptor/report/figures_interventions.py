@@ -46,11 +46,12 @@ def figure_repetition(changed: InterventionsFile) -> Any:
         for j, length in enumerate(found.phases):
             ratio = [times / length for times in found.counts[j]]
             style = dict(
-                color=PALETTE[1 + j % (len(PALETTE) - 1)], marker="o",
+                color=PALETTE[1 + j % (len(PALETTE) - 1)],
+                marker="o",
                 linestyle="-" if side == "teacher" else (0, (4, 2)),
                 markerfacecolor=None if side == "teacher" else "white",
                 label=f"phase {j + 1} ({length} blocks)" + (f", {side}" if len(sides) > 1 else ""),
-            )  # fmt: skip
+            )
             axes[0, 0].plot(ratio, found.angle[j]["all"].mean, **style)
             if found.agreement is not None:
                 axes[0, 1].plot(ratio, 100 * found.agreement[j].mean, **style)

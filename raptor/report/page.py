@@ -30,14 +30,16 @@ def build_page(results: Results) -> str:
     """The whole HTML page of `results`; RunError when a file has not the form it should have."""
     sections = [build_section(make, results) for make in SECTIONS]
     charts = {chart.id: chart.to_dict() for section in sections for chart in section.charts}
-    data = safe_json({
-        "charts": charts,
-        "sections": {s.id: [c.id for c in s.charts] for s in sections},
-        "controls": {s.id: [_control(c) for c in s.controls] for s in sections},
-        "images": rounded(results.images),
-        "phases": results.phase_lengths,
-        "name": results.folder.resolve().name,
-    })  # fmt: skip
+    data = safe_json(
+        {
+            "charts": charts,
+            "sections": {s.id: [c.id for c in s.charts] for s in sections},
+            "controls": {s.id: [_control(c) for c in s.controls] for s in sections},
+            "images": rounded(results.images),
+            "phases": results.phase_lengths,
+            "name": results.folder.resolve().name,
+        }
+    )
     if len(data.encode()) > MAX_DATA:
         raise ValueError(f"the page's data would take {len(data) / 1e6:.1f} MB of 2: use fewer models or --images 2")
     page = _page(results, sections, data)
@@ -122,9 +124,12 @@ def _chart(chart: Chart) -> str:
 
 def _control(control: Control) -> dict[str, Any]:
     return {
-        "name": control.name, "label": control.label, "options": control.options, "start": control.start,
+        "name": control.name,
+        "label": control.label,
+        "options": control.options,
+        "start": control.start,
         "slider": control.slider,
-    }  # fmt: skip
+    }
 
 
 def _text(name: str) -> str:

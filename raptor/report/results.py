@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 
@@ -19,40 +19,13 @@ from raptor.phases import PhasesFile
 from raptor.probes.result import ProbeReport
 from raptor.provenance import Provenance
 from raptor.report.strips import ImagesFile
-from raptor.run import ResultFile, RunError
-from raptor.streaming import Record
+from raptor.run import ResultFile, RunError, read_summary
+from raptor.train.distill import DistillSummary
+from raptor.train.teacher import TeacherSummary
 from raptor.vit.view import ModelFacts
 
 _File = TypeVar("_File", bound=ResultFile)
 TASKS = ("classify", "segment", "depth")
-
-
-@dataclass
-class Validation(Record):
-    """Scores of a surrogate on the held-out images of its run."""
-
-    curves: dict[str, dict[str, list[float | None]]] | None = None
-    r2: list[float | None] = field(default_factory=list)
-    agreement: float | None = None
-    accuracy: float | None = None
-    teacher_accuracy: float | None = None
-    recovery_head: float | None = None
-    recovery: float | None = None
-
-
-@dataclass
-class RunSummary(ResultFile):
-    """What the page shows of summary.json, of a distillation or of the training of a teacher."""
-
-    FILE: ClassVar[str] = "summary.json"
-
-    teacher: ModelFacts | None = None
-    surrogate: ModelFacts | None = None
-    phases: list[int] | None = None
-    validation: Validation | None = None
-    seconds: float | None = None
-    device: str | None = None
-    provenance: Provenance = field(default_factory=Provenance)
 
 
 @dataclass
@@ -76,7 +49,7 @@ class Results:
     """
 
     folder: Path
-    summary: RunSummary | None = None
+    summary: DistillSummary | TeacherSummary | None = None
     phases: PhasesFile | None = None
     certificate: Certificate | None = None
     complexity: Complexity | None = None
@@ -103,13 +76,16 @@ class Results:
         return {name: _provenance(file) for name, file in files.items() if file is not None}
 
     @property
+    def distilled(self) -> DistillSummary | None:
+        """The summary, when it is that of a distillation."""
+        return self.summary if isinstance(self.summary, DistillSummary) else None
+
+    @property
     def phase_lengths(self) -> list[int] | None:
         """Phases the page draws: those of the surrogate, else of the dynamics, else the ones chosen from similarity."""
-        if self.certificate is not None:
-            return list(self.certificate.phases)
-        for file in (self.summary, self.dynamics):
+        for file in (self.certificate, self.distilled, self.dynamics):
             if file is not None and file.phases:
-                return file.phases
+                return list(file.phases)
         chosen = self.phases.models[0].chosen if self.phases is not None and self.phases.models else None
         return None if chosen is None else list(chosen)
 
@@ -118,13 +94,12 @@ class Results:
         """Error curves of the surrogate: those of the certificate, else of the run's own validation."""
         if self.certificate is not None:
             return self.certificate.curves
-        validation = None if self.summary is None else self.summary.validation
-        return Curves.from_dict(validation.curves) if validation is not None and validation.curves else None
+        return None if self.distilled is None else Curves.from_dict(self.distilled.validation.curves)
 
     @property
     def facts(self) -> ModelFacts | None:
         """Facts about the teacher; None when no file has them."""
-        if self.summary is not None and self.summary.teacher is not None:
+        if self.summary is not None:
             return self.summary.teacher
         if self.phases is not None and self.phases.models:
             return self.phases.models[0].model
@@ -137,7 +112,7 @@ def read_results(folder: Path) -> Results:
         raise RunError(f"{folder} is no folder: give the run folder that a command wrote with --out")
     results = Results(
         folder,
-        summary=_read(RunSummary, folder),
+        summary=_read_summary(folder),
         phases=_read(PhasesFile, folder),
         certificate=_read(Certificate, folder),
         complexity=_read(Complexity, folder),
@@ -157,15 +132,17 @@ def _read(kind: type[_File], folder: Path) -> _File | None:
     return kind.read(folder) if (folder / kind.FILE).exists() else None
 
 
+def _read_summary(folder: Path) -> DistillSummary | TeacherSummary | None:
+    saved = read_summary(folder)
+    if isinstance(saved, dict) and "validation" in saved:
+        return _read(DistillSummary, folder)
+    return _read(TeacherSummary, folder)
+
+
 def _provenance(file: Any) -> Provenance:
+    if isinstance(file, TeacherSummary):
+        return Provenance(device=file.device, seconds=file.seconds)
     found: Provenance = file.provenance
-    if isinstance(file, RunSummary):  # that of a teacher has only seconds and device
-        return Provenance(
-            found.command,
-            found.versions,
-            found.device if found.device is not None else file.device,
-            found.seconds if found.seconds is not None else file.seconds,
-        )
     return found
 
 

@@ -43,10 +43,17 @@ def _paths(found: dict[str, BasinsResult], class_names: dict[str, str]) -> Chart
             axes = [f"PC{i + 1} ({percent(share)})" for i, share in enumerate(values.explained)]
             for i, (name, path) in enumerate(zip(names, values.class_paths)):
                 x, y, z = path.T
-                series.append({
-                    "name": name, "x": x, "y": y, "z": z, "colour": f"palette-{i}", "axes": axes,
-                    "when": {"tokens": [group], "model": [side]},
-                })  # fmt: skip
+                series.append(
+                    {
+                        "name": name,
+                        "x": x,
+                        "y": y,
+                        "z": z,
+                        "colour": f"palette-{i}",
+                        "axes": axes,
+                        "when": {"tokens": [group], "model": [side]},
+                    }
+                )
     controls = [
         Control("depth", "Depth", [(str(l), f"layer {l}") for l in range(num_states)], str(num_states - 1), True)
     ]
@@ -54,12 +61,16 @@ def _paths(found: dict[str, BasinsResult], class_names: dict[str, str]) -> Chart
         controls.insert(0, Control("model", "Model", [(side, side) for side in found], "teacher"))
     names = _class_names(next(iter(found.values())), class_names)
     return Chart(
-        id="basin-paths", kind="paths", title="Paths of the classes through depth", series=series, controls=controls,
+        id="basin-paths",
+        kind="paths",
+        title="Paths of the classes through depth",
+        series=series,
+        controls=controls,
         caption="Mean path of each class on three principal components, large dots at the chosen depth. "
         "Look for where paths part. Each model has axes of its own.",
         alt=f"Three-dimensional paths of {len(names)} classes ({', '.join(names)}) over {num_states} states.",
         wide=True,
-    )  # fmt: skip
+    )
 
 
 def _curves(found: dict[str, BasinsResult], phases: list[int] | None) -> list[Chart]:
@@ -81,20 +92,32 @@ def _curves(found: dict[str, BasinsResult], phases: list[int] | None) -> list[Ch
         scale = 100 if quantity == "accuracy" else 1
         series: list[Series] = [
             {
-                "name": side, "x": list(range(len(getattr(values, quantity)))), "y": scale * getattr(values, quantity),
-                "colour": f"side-{side}", "side": side, "when": {"tokens": [group]},
+                "name": side,
+                "x": list(range(len(getattr(values, quantity)))),
+                "y": scale * getattr(values, quantity),
+                "colour": f"side-{side}",
+                "side": side,
+                "when": {"tokens": [group]},
             }
             for side, basin in found.items()
             for group, values in basin.groups.items()
-        ]  # fmt: skip
+        ]
         first = next(iter(found.values()))
         group = next(g for g in GROUPS if g in first.groups)
         values = getattr(first.groups[group], quantity)
-        charts.append(Chart(
-            id=f"basins-{quantity.replace('_', '-')}", kind="lines", title=title, caption=caption, series=series,
-            alt=f"{title}, {GROUP_NAMES[group]} of the teacher: from {number(values[0])} at layer 0 to "
-            f"{number(values[-1])} at the last layer.",
-            x={"label": "layer", "integer": True}, y={"label": unit, "from_zero": True}, phases=phases,
-            extra={"line": 100 * first.chance} if quantity == "accuracy" else {},
-        ))  # fmt: skip
+        charts.append(
+            Chart(
+                id=f"basins-{quantity.replace('_', '-')}",
+                kind="lines",
+                title=title,
+                caption=caption,
+                series=series,
+                alt=f"{title}, {GROUP_NAMES[group]} of the teacher: from {number(values[0])} at layer 0 to "
+                f"{number(values[-1])} at the last layer.",
+                x={"label": "layer", "integer": True},
+                y={"label": unit, "from_zero": True},
+                phases=phases,
+                extra={"line": 100 * first.chance} if quantity == "accuracy" else {},
+            )
+        )
     return charts

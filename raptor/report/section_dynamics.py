@@ -37,17 +37,52 @@ MAX_POINTS = 96  # eigenvalues drawn for one group of one side
 # measure, quantity, title, axis, caption, unit, options of the y axis
 PANELS: tuple[tuple[str, str, str, str, str, str, Axis], ...] = (
     ("direction", "norm", "Norm", STATE, "Look for growth, and for groups that grow faster.", "|x|", {"log": True}),
-    ("direction", "gamma", "Directional convergence", STATE,
-     "Look for an S-shape, and for the group that arrives first.", "cosine with the last layer", {}),
-    ("direction", "speed", "Angular speed", STEP,
-     "Look for jumps where a phase ends, and a late turn of cls.", "radians a layer", {"from_zero": True}),
-    ("rank", "stable_rank", "Stable rank of updates", STEP,
-     "Look for a fall: fewer and fewer directions shared by all tokens.", "stable rank", {"from_zero": True}),
-    ("rank", "effective_rank", "Effective rank of updates", STEP,
-     "The same with small directions counted too.", "effective rank", {"from_zero": True}),
-    ("rank", "coherence", "Coherence of updates", STEP,
-     "1 means all tokens move as one. Look for a late peak.", "cosine with the mean update", {"range": [0, 1]}),
-)  # fmt: skip
+    (
+        "direction",
+        "gamma",
+        "Directional convergence",
+        STATE,
+        "Look for an S-shape, and for the group that arrives first.",
+        "cosine with the last layer",
+        {},
+    ),
+    (
+        "direction",
+        "speed",
+        "Angular speed",
+        STEP,
+        "Look for jumps where a phase ends, and a late turn of cls.",
+        "radians a layer",
+        {"from_zero": True},
+    ),
+    (
+        "rank",
+        "stable_rank",
+        "Stable rank of updates",
+        STEP,
+        "Look for a fall: fewer and fewer directions shared by all tokens.",
+        "stable rank",
+        {"from_zero": True},
+    ),
+    (
+        "rank",
+        "effective_rank",
+        "Effective rank of updates",
+        STEP,
+        "The same with small directions counted too.",
+        "effective rank",
+        {"from_zero": True},
+    ),
+    (
+        "rank",
+        "coherence",
+        "Coherence of updates",
+        STEP,
+        "1 means all tokens move as one. Look for a late peak.",
+        "cosine with the mean update",
+        {"range": [0, 1]},
+    ),
+)
 
 
 def dynamics(results: Results) -> Section:
@@ -101,18 +136,28 @@ def _panel(
         for group in (g for g in GROUPS if g in spreads):
             series.append({**_line(group, side, spreads[group]), "when": {"tokens": [group, EVERY]}})
     return Chart(
-        id=f"dynamics-{quantity.replace('_', '-')}", kind="lines", title=title, caption=caption,
-        alt=_alt(title, series), series=series, x={"label": axis, "integer": True}, y={"label": unit, **y},
-        phases=phases, offset=0.5 if axis == STATE else -0.5,
-    )  # fmt: skip
+        id=f"dynamics-{quantity.replace('_', '-')}",
+        kind="lines",
+        title=title,
+        caption=caption,
+        alt=_alt(title, series),
+        series=series,
+        x={"label": axis, "integer": True},
+        y={"label": unit, **y},
+        phases=phases,
+        offset=0.5 if axis == STATE else -0.5,
+    )
 
 
 def _line(group: str, side: str, spread: Spread) -> Series:
     """A curve over depth from index 0, with the middle half of the images as its band where it is known."""
     return {
-        **series_name(group, side), "x": list(range(len(spread.mean))), "y": spread.mean,
-        "lower": spread.quantile(0.25), "upper": spread.quantile(0.75),
-    }  # fmt: skip
+        **series_name(group, side),
+        "x": list(range(len(spread.mean))),
+        "y": spread.mean,
+        "lower": spread.quantile(0.25),
+        "upper": spread.quantile(0.75),
+    }
 
 
 def _alt(title: str, series: list[Series]) -> str:
@@ -140,22 +185,33 @@ def _sensitivity(found: dict[str, StabilityResult], phases: list[int] | None) ->
             for g, group in enumerate(measured.groups):
                 for e in range(len(measured.eps)):
                     spread = measured.angle_per_eps[t, g, e]
-                    series.append({
-                        **series_name(group, side), "x": measured.layers, "y": spread.mean,
-                        "when": {"target": [target], "eps": [str(e)], "tokens": [group, EVERY]},
-                        "lower": spread.quantile(0.25), "upper": spread.quantile(0.75),
-                    })  # fmt: skip
+                    series.append(
+                        {
+                            **series_name(group, side),
+                            "x": measured.layers,
+                            "y": spread.mean,
+                            "when": {"target": [target], "eps": [str(e)], "tokens": [group, EVERY]},
+                            "lower": spread.quantile(0.25),
+                            "upper": spread.quantile(0.75),
+                        }
+                    )
     first = next(iter(found.values()))
     kind = "of the token's norm" if first.kind == "relative" else "times a Gaussian"
     slope = _slope(first)
     return Chart(
-        id="sensitivity", kind="lines", title="Sensitivity", series=series, controls=_size_controls(first),
-        caption=f"ε is a share {kind}. A straight fall means the same contraction at every layer." if kind[0] == "o"
+        id="sensitivity",
+        kind="lines",
+        title="Sensitivity",
+        series=series,
+        controls=_size_controls(first),
+        caption=f"ε is a share {kind}. A straight fall means the same contraction at every layer."
+        if kind[0] == "o"
         else "Look for a straight fall: the same contraction at every layer.",
         alt=f"Final angle over size of the perturbation, by the layer it enters{slope}.",
-        x={"label": "layer of injection", "integer": True}, y={"label": "final angle / ε (radians)", "log": True},
+        x={"label": "layer of injection", "integer": True},
+        y={"label": "final angle / ε (radians)", "log": True},
         phases=phases,
-    )  # fmt: skip
+    )
 
 
 def _slope(measured: StabilityResult) -> str:
@@ -173,19 +229,30 @@ def _perturbed_paths(found: dict[str, StabilityResult], phases: list[int] | None
             for e in range(len(measured.eps)):
                 for i in shown:
                     path = measured.path[t, g, e, i]
-                    series.append({
-                        "name": f"from layer {layers[i]}" + (", surrogate" if side == "surrogate" else ""),
-                        "base": f"from layer {layers[i]}",
-                        "x": list(range(len(path))), "y": path, "colour": f"ramp-{i / max(len(layers) - 1, 1):.3f}",
-                        "side": side, "when": {"target": [target], "eps": [str(e)]},
-                    })  # fmt: skip
+                    series.append(
+                        {
+                            "name": f"from layer {layers[i]}" + (", surrogate" if side == "surrogate" else ""),
+                            "base": f"from layer {layers[i]}",
+                            "x": list(range(len(path))),
+                            "y": path,
+                            "colour": f"ramp-{i / max(len(layers) - 1, 1):.3f}",
+                            "side": side,
+                            "when": {"target": [target], "eps": [str(e)]},
+                        }
+                    )
     first = next(iter(found.values()))
     return Chart(
-        id="perturbed-paths", kind="lines", title="Perturbed paths", series=series, controls=_size_controls(first),
+        id="perturbed-paths",
+        kind="lines",
+        title="Perturbed paths",
+        series=series,
+        controls=_size_controls(first),
         caption="Look for paths that bend back: depth forgets what was added.",
         alt="Angle between the perturbed and the clean path at every layer, for several layers of injection.",
-        x={"label": "layer", "integer": True}, y={"label": "angle (radians)", "log": True}, phases=phases,
-    )  # fmt: skip
+        x={"label": "layer", "integer": True},
+        y={"label": "angle (radians)", "log": True},
+        phases=phases,
+    )
 
 
 def _eigenvalues(found: list[Modes]) -> Chart:
@@ -198,28 +265,41 @@ def _eigenvalues(found: list[Modes]) -> Chart:
     side, group, first = found[0]
     radius, modulus = float(first.spectral_radius.mean), float(first.median_modulus.mean)
     return Chart(
-        id="eigenvalues", kind="points", title="DMD eigenvalues", series=series,
+        id="eigenvalues",
+        kind="points",
+        title="DMD eigenvalues",
+        series=series,
         caption="Inside the circle contracts, the angle rotates. Look for a cluster near +1.",
         alt=f"Eigenvalues on the complex plane; {series_name(group, side)['name']}: mean spectral radius "
         f"{number(radius)}, median modulus {number(modulus)}.",
-        x={"label": "real part"}, y={"label": "imaginary part"}, extra={"circle": True},
-    )  # fmt: skip
+        x={"label": "real part"},
+        y={"label": "imaginary part"},
+        extra={"circle": True},
+    )
 
 
 def _spectrum(found: list[Modes]) -> Chart:
     series: list[Series] = []
     for side, group, modes in found:
         values = modes.singular_values.mean
-        series.append({
-            **series_name(group, side), "x": list(range(1, len(values) + 1)), "y": values / (values[0] or 1.0),
-            "when": {"tokens": [group, EVERY]},
-        })  # fmt: skip
+        series.append(
+            {
+                **series_name(group, side),
+                "x": list(range(1, len(values) + 1)),
+                "y": values / (values[0] or 1.0),
+                "when": {"tokens": [group, EVERY]},
+            }
+        )
     return Chart(
-        id="singular-values", kind="lines", title="Singular spectrum", series=series,
+        id="singular-values",
+        kind="lines",
+        title="Singular spectrum",
+        series=series,
         caption="Look for a fast fall: few directions carry the whole path through depth.",
         alt="Singular values of the trajectory matrix, relative to the largest, by token group.",
-        x={"label": "index", "integer": True}, y={"label": "relative singular value", "log": True},
-    )  # fmt: skip
+        x={"label": "index", "integer": True},
+        y={"label": "relative singular value", "log": True},
+    )
 
 
 def _reconstruction(found: list[Modes], phases: list[int] | None) -> Chart:
@@ -235,11 +315,16 @@ def _reconstruction(found: list[Modes], phases: list[int] | None) -> Chart:
             series.append({**pooled, "x": layers, "y": values, "when": {"tokens": [group]}})
     rank = found[0][2].rank
     return Chart(
-        id="reconstruction", kind="lines", title="Rebuilt by a linear operator", series=series, phases=phases,
+        id="reconstruction",
+        kind="lines",
+        title="Rebuilt by a linear operator",
+        series=series,
+        phases=phases,
         caption=f"Error of t steps of a rank-{rank} linear map. Small is nearly linear, but a high rank fits anything.",
         alt=f"Reconstruction error of exact DMD at rank {rank} over depth, by token group.",
-        x={"label": "layer", "integer": True}, y={"label": "relative error", "from_zero": True},
-    )  # fmt: skip
+        x={"label": "layer", "integer": True},
+        y={"label": "relative error", "from_zero": True},
+    )
 
 
 def _sweep(found: list[Modes]) -> Chart:
@@ -247,13 +332,21 @@ def _sweep(found: list[Modes]) -> Chart:
     for side, group, modes in found:
         ranks = sorted(modes.sweep)
         if ranks:
-            series.append({
-                **series_name(group, side), "x": ranks, "y": [modes.sweep[r].median_modulus.mean for r in ranks],
-                "when": {"tokens": [group, EVERY]},
-            })  # fmt: skip
+            series.append(
+                {
+                    **series_name(group, side),
+                    "x": ranks,
+                    "y": [modes.sweep[r].median_modulus.mean for r in ranks],
+                    "when": {"tokens": [group, EVERY]},
+                }
+            )
     return Chart(
-        id="rank-sweep", kind="lines", title="Does the rank decide it?", series=series,
+        id="rank-sweep",
+        kind="lines",
+        title="Does the rank decide it?",
+        series=series,
         caption="Trust a modulus that stays as the rank grows; one that drifts is an artefact of the fit.",
         alt="Median modulus of the DMD eigenvalues against the rank of the fit, by token group.",
-        x={"label": "rank r of the fit", "integer": True}, y={"label": "median |λ|", "from_zero": True},
-    )  # fmt: skip
+        x={"label": "rank r of the fit", "integer": True},
+        y={"label": "median |λ|", "from_zero": True},
+    )

@@ -17,7 +17,8 @@ from raptor.report.charts import (
     percent,
 )
 from raptor.report.markup import bullet_list, table
-from raptor.report.results import Results, Validation
+from raptor.report.results import Results
+from raptor.train.distill import Scores
 
 LEAD = (
     "Run from the same first state, the surrogate must follow its teacher through every layer, not only arrive. "
@@ -25,13 +26,28 @@ LEAD = (
 )
 METRICS = (
     ("r2", "R² of the states", "R²", "1 is perfect. Look for the surrogate staying above every null model.", (-1, 1)),
-    ("relative", "Relative error", "E|a − ã| / E|a|", "0 is perfect. Look for errors that build up with depth.",
-     (0, 2)),
-    ("cosine", "Direction", "mean cosine over tokens", "1 is perfect. Look for a token group that turns away.",
-     (-0.25, 1)),
-    ("bounded_r2", "Shape, up to scale and offset", "squared correlation",
-     "1 is perfect. Far above the plain R² where the surrogate is right but for its scale.", (0, 1)),
-)  # fmt: skip
+    (
+        "relative",
+        "Relative error",
+        "E|a − ã| / E|a|",
+        "0 is perfect. Look for errors that build up with depth.",
+        (0, 2),
+    ),
+    (
+        "cosine",
+        "Direction",
+        "mean cosine over tokens",
+        "1 is perfect. Look for a token group that turns away.",
+        (-0.25, 1),
+    ),
+    (
+        "bounded_r2",
+        "Shape, up to scale and offset",
+        "squared correlation",
+        "1 is perfect. Far above the plain R² where the surrogate is right but for its scale.",
+        (0, 1),
+    ),
+)
 NULLS = {
     "identity": "null: input repeated",
     "mean": "null: data mean",
@@ -53,7 +69,7 @@ def fidelity(results: Results) -> Section:
         section.charts.append(_costs(certificate.costs))
     if results.complexity is not None:
         section.charts.append(_levin(results.complexity))
-    section.after = _tables(certificate, None if results.summary is None else results.summary.validation)
+    section.after = _tables(certificate, None if results.distilled is None else results.distilled.validation)
     if certificate is None:
         section.hint = f"raptor evaluate {results.folder}"
         section.hint_reason = "Null models, intervals, costs and run time come with the certificate:"
@@ -77,43 +93,71 @@ def _curve(
     layers = list(range(1, curves.num_layers + 1))
     for g, (group, values) in enumerate(by_group.items()):
         lower, upper = (None, None) if ends is None else ends[..., g]
-        series.append({
-            "name": GROUP_NAMES.get(group, group), "x": layers, "y": values, "colour": group,
-            "when": {"tokens": [group, EVERY]}, "lower": lower, "upper": upper,
-        })  # fmt: skip
+        series.append(
+            {
+                "name": GROUP_NAMES.get(group, group),
+                "x": layers,
+                "y": values,
+                "colour": group,
+                "when": {"tokens": [group, EVERY]},
+                "lower": lower,
+                "upper": upper,
+            }
+        )
         for name, null in nulls.items():
-            series.append({
-                "name": NULLS.get(name, f"null: {name}"), "x": layers, "y": getattr(null, metric)[group],
-                "colour": f"null-{name}", "side": "null", "when": {"tokens": [group]},
-            })  # fmt: skip
+            series.append(
+                {
+                    "name": NULLS.get(name, f"null: {name}"),
+                    "x": layers,
+                    "y": getattr(null, metric)[group],
+                    "colour": f"null-{name}",
+                    "side": "null",
+                    "when": {"tokens": [group]},
+                }
+            )
     known = finite_values(by_group.get("all", next(iter(by_group.values()))))
     alt = f"{title} over {curves.num_layers} layers, all tokens: from {number(known[0] if known else None)} at the "
     alt += f"first layer to {number(known[-1] if known else None)} at the last."
     return Chart(
-        id=f"fidelity-{metric.replace('_', '-')}", kind="lines", title=title, caption=caption, alt=alt, series=series,
-        x={"label": "layer", "integer": True}, y={"label": label, "clip": limits}, phases=phases,
-    )  # fmt: skip
+        id=f"fidelity-{metric.replace('_', '-')}",
+        kind="lines",
+        title=title,
+        caption=caption,
+        alt=alt,
+        series=series,
+        x={"label": "layer", "integer": True},
+        y={"label": label, "clip": limits},
+        phases=phases,
+    )
 
 
 def _costs(costs: dict[str, Cost]) -> Chart:
     sides = {side: costs[side] for side in ("teacher", "surrogate")}
     series: list[Series] = [
         {
-            "name": side, "x": [cost.flops / 1e9], "y": [cost.block_parameters / 1e6], "colour": f"side-{side}",
-            "text": [f"{1e3 * cost.seconds_per_image:.2f} ms an image"], "side": side,
+            "name": side,
+            "x": [cost.flops / 1e9],
+            "y": [cost.block_parameters / 1e6],
+            "colour": f"side-{side}",
+            "text": [f"{1e3 * cost.seconds_per_image:.2f} ms an image"],
+            "side": side,
         }
         for side, cost in sides.items()
-    ]  # fmt: skip
+    ]
     words = [
         f"{side}: {cost.block_parameters / 1e6:.2f} M and {cost.flops / 1e9:.3g} GFLOPs" for side, cost in sides.items()
     ]
     return Chart(
-        id="costs", kind="points", title="Parameters against FLOPs",
+        id="costs",
+        kind="points",
+        title="Parameters against FLOPs",
         caption="Look for a fall straight down: fewer parameters for the same work.",
         alt=f"Block parameters and FLOPs. {'; '.join(words)}.",
-        series=series, x={"label": "GFLOPs an image", "from_zero": True},
-        y={"label": "block parameters (M)", "from_zero": True}, extra={"large": True},
-    )  # fmt: skip
+        series=series,
+        x={"label": "GFLOPs an image", "from_zero": True},
+        y={"label": "block parameters (M)", "from_zero": True},
+        extra={"large": True},
+    )
 
 
 def _levin(complexity: Complexity) -> Chart:
@@ -127,12 +171,16 @@ def _levin(complexity: Complexity) -> Chart:
     ]
     ratios = ", ".join(f"{pair.ratio:.2f} in {precision}" for precision, pair in bounds.items())
     return Chart(
-        id="levin", kind="bars", title="Description length (Levin bound)",
+        id="levin",
+        kind="bars",
+        title="Description length (Levin bound)",
         caption="Bits to write down blocks, schedule and the logarithm of their time. Lower is simpler."
         + _rounding(complexity),
-        alt=f"Levin bound of surrogate over teacher: {ratios}.", series=series,
-        x={"label": "precision of the weights"}, y={"label": "megabits", "from_zero": True},
-    )  # fmt: skip
+        alt=f"Levin bound of surrogate over teacher: {ratios}.",
+        series=series,
+        x={"label": "precision of the weights"},
+        y={"label": "megabits", "from_zero": True},
+    )
 
 
 def _rounding(complexity: Complexity) -> str:
@@ -146,7 +194,7 @@ def _rounding(complexity: Complexity) -> str:
     )
 
 
-def _tables(certificate: Certificate | None, validation: Validation | None) -> str:
+def _tables(certificate: Certificate | None, validation: Scores | None) -> str:
     rows = []
     for name, entry in (certificate.predictions if certificate else {}).items():
         interval = f"{percent(entry.lower)} to {percent(entry.upper)}"

@@ -57,21 +57,30 @@ def _swaps(found: dict[str, Swaps]) -> Chart:
     first = next(iter(found.values()))
     measures = [f"turn_{group}" for group in first.angle] + (["agreement"] if first.agreement is not None else [])
     series: list[Series] = [
-        {"name": side, "z": swaps.matrix(values), "cuts": {"phases": first.phases}, "unit": _unit(m),
-         "when": {"model": [side], "measure": [m]}}
+        {
+            "name": side,
+            "z": swaps.matrix(values),
+            "cuts": {"phases": first.phases},
+            "unit": _unit(m),
+            "when": {"model": [side], "measure": [m]},
+        }
         for side, swaps in found.items()
         for m, values in _swap_means(swaps).items()
-    ]  # fmt: skip
+    ]
     compared = first.compare(first.angle["all"].mean)
     return Chart(
-        id="swaps", kind="heatmap", title="Two blocks swapped", series=series,
+        id="swaps",
+        kind="heatmap",
+        title="Two blocks swapped",
+        series=series,
         caption="Look at the squares: a swap within a phase should cost less than one across.",
         alt=f"Turn of the last state when two blocks are swapped: {number(compared['within'])} radians within a phase, "
         f"{number(compared['across'])} across phases.",
-        x={"label": "block", "integer": True}, y={"label": "block", "integer": True},
+        x={"label": "block", "integer": True},
+        y={"label": "block", "integer": True},
         controls=[*_controls(found, measures, "turn_all"), Control("k", "Phases", [("phases", "phases")], "phases")],
         extra={"unit": _unit("turn"), "what": "blocks"},
-    )  # fmt: skip
+    )
 
 
 def _swap_means(swaps: Swaps) -> dict[str, np.ndarray]:
@@ -91,19 +100,30 @@ def _repetition(found: dict[str, Repetition]) -> Chart:
                 means["agreement"] = repetition.agreement[j].mean
             ratio = [times / length for times in repetition.counts[j]]
             series += [
-                {"name": f"phase {j + 1} (× {length})", "x": ratio, "y": means[m], "colour": f"palette-{j}",
-                 "unit": _unit(m), "when": {"model": [side], "measure": [m]}}
+                {
+                    "name": f"phase {j + 1} (× {length})",
+                    "x": ratio,
+                    "y": means[m],
+                    "colour": f"palette-{j}",
+                    "unit": _unit(m),
+                    "when": {"model": [side], "measure": [m]},
+                }
                 for m in measures
-            ]  # fmt: skip
+            ]
     turns = finite_values(value for by_group in first.angle for value in by_group["all"].mean)
     return Chart(
-        id="repetition", kind="lines", title="A phase run shorter and longer", series=series,
+        id="repetition",
+        kind="lines",
+        title="A phase run shorter and longer",
+        series=series,
         caption="1 is the model as it is. Look for a flat curve: a phase that bears being run on.",
         alt=f"Turn of the last state as each phase runs one time fewer to twice as often: at most {number(max(turns))} "
         "radians.",
-        x={"label": "times the phase runs, over its own count"}, y={"label": "", "from_zero": True},
-        controls=_controls(found, measures, "turn_all"), extra={"mark": 1},
-    )  # fmt: skip
+        x={"label": "times the phase runs, over its own count"},
+        y={"label": "", "from_zero": True},
+        controls=_controls(found, measures, "turn_all"),
+        extra={"mark": 1},
+    )
 
 
 def _past(found: dict[str, Extrapolation]) -> Chart:
@@ -118,15 +138,26 @@ def _past(found: dict[str, Extrapolation]) -> Chart:
             "agreement": None if past.agreement is None else past.agreement.mean,
         }
         series += [
-            {"name": _words(m), "x": past.layers, "y": means[m], "colour": f"side-{side}", "unit": _unit(m),
-             "when": {"model": [side], "measure": [m]}}
+            {
+                "name": _words(m),
+                "x": past.layers,
+                "y": means[m],
+                "colour": f"side-{side}",
+                "unit": _unit(m),
+                "when": {"model": [side], "measure": [m]},
+            }
             for m in measures
-        ]  # fmt: skip
+        ]
     speeds = finite_values(first.speed["all"].mean)
     return Chart(
-        id="extrapolation", kind="lines", title="Run on past the last layer", series=series,
+        id="extrapolation",
+        kind="lines",
+        title="Run on past the last layer",
+        series=series,
         caption="The surrogate's last block keeps running. Look for a speed that falls: the state settles.",
         alt=f"Past layer {first.layers[0]} the speed goes from {number(speeds[0])} to {number(speeds[-1])} radians.",
-        x={"label": "layer", "integer": True}, y={"label": "", "from_zero": True},
-        controls=_controls(found, measures, "speed"), wide=True,
-    )  # fmt: skip
+        x={"label": "layer", "integer": True},
+        y={"label": "", "from_zero": True},
+        controls=_controls(found, measures, "speed"),
+        wide=True,
+    )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raptor.dynamics.measure import DynamicsFile
-from raptor.fidelity.certificate import Cost, Estimate
+from raptor.fidelity.certificate import Cost
 from raptor.phases import ModelPhases, within_and_across
 from raptor.report.charts import Section, finite_values, number, percent
 from raptor.report.markup import cards, depth_drawing, paragraph
-from raptor.report.results import Results, Validation
+from raptor.report.results import Results
 
 COUNTS = ("no", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve")
 
@@ -25,7 +25,7 @@ def overview(results: Results) -> Section:
 
 def _verdict(results: Results) -> str:
     """One sentence with its numbers, from the strongest evidence that is there."""
-    if results.certificate or (results.summary and results.summary.validation):
+    if results.certificate or results.distilled:
         return _surrogate_verdict(results)
     if results.phases and results.phases.models:
         return _phases_verdict(results.phases.models[0], results.phase_lengths)
@@ -52,21 +52,29 @@ class _Fidelity:
 def _fidelity(results: Results) -> _Fidelity:
     """From the certificate, else from the run's summary."""
     certificate = results.certificate
-    validation = (results.summary and results.summary.validation) or Validation()
+    validation = None if results.distilled is None else results.distilled.validation
     curves = results.curves
-    r2 = finite_values(validation.r2 if curves is None else curves.r2["all"])
+    r2 = finite_values([] if curves is None else curves.r2["all"])
     relative = finite_values([] if curves is None else curves.relative["all"])
     predictions = certificate.predictions if certificate else {}
-    agreement = predictions.get("agreement", Estimate(validation.agreement)).value
-    teacher, student = (predictions.get(f"{side}_accuracy", Estimate(None)).value for side in ("teacher", "surrogate"))
+    agreement, teacher, student = (
+        predictions[name].value if name in predictions else None
+        for name in ("agreement", "teacher_accuracy", "surrogate_accuracy")
+    )
+    recovery = student / teacher if teacher and student is not None else None
+    if validation is not None:
+        agreement = agreement if "agreement" in predictions else validation.agreement
+        recovery = validation.recovery_head if recovery is None else recovery
+        teacher = validation.teacher_accuracy if teacher is None else teacher
+        student = validation.accuracy if student is None else student
     return _Fidelity(
         r2_last=r2[-1] if r2 else None,
         r2_lowest=min(r2) if r2 else None,
         relative=max(relative) if relative else None,
         agreement=agreement,
-        recovery=student / teacher if teacher and student is not None else validation.recovery_head,
-        teacher_accuracy=teacher if teacher is not None else validation.teacher_accuracy,
-        surrogate_accuracy=student if student is not None else validation.accuracy,
+        recovery=recovery,
+        teacher_accuracy=teacher,
+        surrogate_accuracy=student,
         costs=certificate.costs if certificate and certificate.costs.keys() >= {"teacher", "surrogate"} else None,
     )
 
@@ -133,8 +141,8 @@ def _cards(results: Results) -> list[tuple[str, str, str]]:
         items.append((number(facts.groups.num_tokens), "tokens", f"{tokens} at {facts.image_size} px"))
         items.append((number(facts.num_layers), "blocks", f"of width {facts.dim}"))
         items.append((f"{facts.num_parameters / 1e6:.2f} M", "parameters", "teacher"))
-    if results.summary and results.summary.surrogate:
-        items.append((f"{results.summary.surrogate.num_parameters / 1e6:.2f} M", "parameters", "surrogate"))
+    if results.distilled:
+        items.append((f"{results.distilled.surrogate.num_parameters / 1e6:.2f} M", "parameters", "surrogate"))
     found = _fidelity(results)
     if found.r2_last is not None:
         items.append((f"{found.r2_last:.3f}", "R², last layer", f"lowest {found.r2_lowest:.3f}"))

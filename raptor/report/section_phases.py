@@ -95,10 +95,15 @@ def _outliers(entries: list[ModelPhases], lengths: list[int] | None) -> Chart:
         prefix = f"{name}: " if len(entries) > 1 else ""
         shares = (("coordinates", entry.outliers.coordinates), ("tokens", entry.outliers.tokens))
         for j, (what, values) in enumerate(shares):
-            series.append({
-                "name": f"{prefix}top 1 % of {what}", "x": list(range(1, len(values) + 1)), "y": values,
-                "colour": f"palette-{2 * i + j}", "side": "surrogate" if j else "teacher",
-            })  # fmt: skip
+            series.append(
+                {
+                    "name": f"{prefix}top 1 % of {what}",
+                    "x": list(range(1, len(values) + 1)),
+                    "y": values,
+                    "colour": f"palette-{2 * i + j}",
+                    "side": "surrogate" if j else "teacher",
+                }
+            )
     highest = max((max(finite_values(s["y"]), default=0.0) for s in series), default=0.0)
     return Chart(
         id="outliers",

@@ -38,14 +38,18 @@ def _recovery_chart(kept: dict[str, float]) -> Chart:
         caption="100 % is the teacher. For errors, recovery is teacher over surrogate.",
         alt=f"Share of the teacher's score that the surrogate keeps: {words}.",
         series=[
-            {"name": "surrogate / teacher", "x": list(kept), "y": [100 * v for v in kept.values()],
-             "colour": "side-surrogate"},
+            {
+                "name": "surrogate / teacher",
+                "x": list(kept),
+                "y": [100 * v for v in kept.values()],
+                "colour": "side-surrogate",
+            },
         ],
         x={"label": "task"},
         y={"label": "recovery (%)", "from_zero": True},
         extra={"line": 100},
         wide=True,
-    )  # fmt: skip
+    )
 
 
 def _row(task: str, entry: ProbeReport, kept: float | None) -> tuple[str, ...]:

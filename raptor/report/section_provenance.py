@@ -46,16 +46,26 @@ def _training_chart(training: list[TrainingLoss]) -> Chart | None:
     series: list[Series] = []
     for i, (stage, points) in enumerate(stages.items()):
         thin = points[:: -(-len(points) // 400)]
-        series.append({
-            "name": stage, "x": [p[0] for p in thin], "y": [p[1] for p in thin], "plain": True,
-            "colour": f"palette-{i}",
-        })  # fmt: skip
+        series.append(
+            {
+                "name": stage,
+                "x": [p[0] for p in thin],
+                "y": [p[1] for p in thin],
+                "plain": True,
+                "colour": f"palette-{i}",
+            }
+        )
     values = finite_values([y for s in series for y in s["y"]])
     if len(values) < 2:
         return None
     return Chart(
-        id="training", kind="lines", title="Training",
+        id="training",
+        kind="lines",
+        title="Training",
         caption="Loss of each stage; the stages measure different things.",
-        alt=f"Training loss from {number(values[0])} to {number(values[-1])}.", series=series,
-        x={"label": "step"}, y={"label": "loss", "log": min(values) > 0}, wide=True,
-    )  # fmt: skip
+        alt=f"Training loss from {number(values[0])} to {number(values[-1])}.",
+        series=series,
+        x={"label": "step"},
+        y={"label": "loss", "log": min(values) > 0},
+        wide=True,
+    )
