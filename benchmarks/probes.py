@@ -32,7 +32,7 @@ LIMITS = {"classify": 1.2, "segment": 3.0, "depth": 3.0}
 
 
 class Noise(ImageData):
-    """Pictures that are decoded once and kept, so that a step is backbone and heads alone."""
+    """Pictures that are decoded once and kept, so that a step is only backbone and heads."""
 
     def __init__(self, num_images: int, size: int) -> None:
         super().__init__("noise", [f"{i}.png" for i in range(num_images)], [0] * num_images, ["any"])
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(DEFAULTS), choices=list(DEFAULTS))
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument(
-        "--batch", type=int, default=None, help="images a step; by default the task's own, less on the CPU"
+        "--batch", type=int, default=None, help="images per step; by default the task's own, less on the CPU"
     )
     parser.add_argument("--out", default=None)
     args = parser.parse_args()

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-DEVICES = ("auto", "cpu", "cuda")
+_DEVICES = ("auto", "cpu", "cuda")
 HAS_TRITON = find_spec("triton") is not None
 """Our kernels need it; torch comes without it on a Mac and in the build for the CPU only."""
 
 
 def pick_device(device: str) -> str:
     """`auto` is the GPU when there is one."""
-    if device not in DEVICES:
-        raise ValueError(f"unknown device {device!r}: choose from {', '.join(DEVICES)}")
+    if device not in _DEVICES:
+        raise ValueError(f"unknown device {device!r}: choose from {', '.join(_DEVICES)}")
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():

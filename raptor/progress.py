@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BAR_INTERVAL = 0.2
-LOG_INTERVAL = 15.0
+_BAR_INTERVAL = 0.2
+_LOG_INTERVAL = 15.0
 """Seconds between two updates of the bar, or between two lines of a log."""
 
 
@@ -52,7 +52,7 @@ class Progress:
         self._started = self._last_shown = time.monotonic()
         self._first_done: int | None = None
         self._bar = _open_bar(description) if self.shown else None
-        self.interval = LOG_INTERVAL if self._bar is None else BAR_INTERVAL
+        self.interval = _LOG_INTERVAL if self._bar is None else _BAR_INTERVAL
         if self._bar is not None:
             weakref.finalize(self, _close_bar, self._bar)  # gives the cursor back where `finish` is never reached
 

@@ -1,7 +1,7 @@
 """The run folder: config, lock, metrics, checkpoints, resume, result files. Tensors are safetensors, the rest is text.
 
 config.yaml       everything, resolved
-metrics.jsonl     one line a log step or validation
+metrics.jsonl     one line per log step or validation
 checkpoint/       step-N/ folders (tensors.safetensors, state.json) and `latest`, which names the newest whole one
 summary.json      what came out
 """
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from raptor.streaming import Record
 
-KEPT_CHECKPOINTS = 2
+_KEPT_CHECKPOINTS = 2
 
 
 class RunError(ValueError):
@@ -89,7 +89,7 @@ class Run:
 
     def latest(self) -> Path | None:
         """The newest whole checkpoint, or None."""
-        return latest_checkpoint(self.folder)
+        return _latest_checkpoint(self.folder)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -127,7 +127,7 @@ class Run:
             except (OSError, SafetensorError):
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
-        for old in _checkpoints(root)[:-KEPT_CHECKPOINTS]:
+        for old in _checkpoints(root)[:-_KEPT_CHECKPOINTS]:
             if old != final:
                 shutil.rmtree(old, ignore_errors=True)
 
@@ -207,7 +207,7 @@ class ResultFile(Record):
             raise RunError(f"{path} cannot be read ({error}): run the command that made it again") from None
 
 
-def latest_checkpoint(folder: str | Path) -> Path | None:
+def _latest_checkpoint(folder: str | Path) -> Path | None:
     """The newest whole checkpoint of a run folder, or None."""
     pointer = Path(folder) / "checkpoint" / "latest"
     return pointer.parent / pointer.read_text().strip() if pointer.exists() else None
@@ -215,7 +215,7 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
 
 def load_checkpoint(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """Tensors and state of the newest checkpoint of a run folder; None when there is none."""
-    path = latest_checkpoint(folder)
+    path = _latest_checkpoint(folder)
     if path is None:
         return None
     try:

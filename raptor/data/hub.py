@@ -12,24 +12,24 @@ from PIL import Image
 from raptor.data.images import ImageData, open_image
 from raptor.data.split import TRAIN_NAMES, VAL_NAMES, own_validation
 
-LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "cls")
+_LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "cls")
 
 
 class HubImages(ImageData):
     """`NAME` or `NAME:split`. A named training split keeps the set's own validation split beside it."""
 
     def __init__(self, spec: str) -> None:
-        name, split = split_spec(spec)
-        parts = load_parts(name, split)
+        name, split = _split_spec(spec)
+        parts = _load_parts(name, split)
         first = next(iter(parts.values()))
-        image_column, label_column = find_columns(first.features, name)
+        image_column, label_column = _find_columns(first.features, name)
         self.tables = [table.select_columns([image_column]) for table in parts.values()]
         self.ends = list(accumulate(len(table) for table in self.tables))
         self.image_column = image_column
         names = [f"{part}/{i}" for part, table in parts.items() for i in range(len(table))]
         if not names:
             raise ValueError(f"hf/{spec} has no images")
-        labels, classes = read_labels(list(parts.values()), label_column)
+        labels, classes = _read_labels(list(parts.values()), label_column)
         roles = {part: "val" if part.lower() in VAL_NAMES else "train" for part in parts}
         owners = [roles[part] for part, table in parts.items() for _ in range(len(table))]
         super().__init__(f"hf/{spec}", names, labels, classes, owners)
@@ -43,7 +43,7 @@ class HubImages(ImageData):
         return value
 
 
-def split_spec(spec: str) -> tuple[str, str | None]:
+def _split_spec(spec: str) -> tuple[str, str | None]:
     """`NAME:split` to its two parts; the split may be sliced, as in `train[:10%]`."""
     slice_start = spec.find("[")
     name, colon, split = (spec if slice_start < 0 else spec[:slice_start]).rpartition(":")
@@ -52,7 +52,7 @@ def split_spec(spec: str) -> tuple[str, str | None]:
     return name, split + ("" if slice_start < 0 else spec[slice_start:])
 
 
-def load_parts(name: str, split: str | None) -> dict[str, Any]:
+def _load_parts(name: str, split: str | None) -> dict[str, Any]:
     """The training table and the validation table of a set, by their own names; only one if it has only one."""
     try:
         import datasets
@@ -109,20 +109,20 @@ def _choose_parts(tables: dict[str, Any], name: str, split: str | None) -> dict[
     return {part: tables[part] for part in chosen}
 
 
-def find_columns(features: Any, name: str) -> tuple[str, str | None]:
+def _find_columns(features: Any, name: str) -> tuple[str, str | None]:
     """The image column and, if there is one, the label column."""
     kinds = {column: type(feature).__name__ for column, feature in features.items()}
     images = [column for column, kind in kinds.items() if kind == "Image"]
     if not images:
         raise ValueError(f"hf/{name} has no image column; it has {', '.join(kinds)}")
-    named = [column for column in LABEL_COLUMNS if column in kinds]
+    named = [column for column in _LABEL_COLUMNS if column in kinds]
     labels = [column for column in named if kinds[column] == "ClassLabel"]
     labels += [column for column, kind in kinds.items() if kind == "ClassLabel"]
     labels += [column for column in named if getattr(features[column], "dtype", "").startswith(("int", "uint"))]
     return images[0], labels[0] if labels else None
 
 
-def read_labels(tables: list[Any], column: str | None) -> tuple[list[int] | None, list[str] | None]:
+def _read_labels(tables: list[Any], column: str | None) -> tuple[list[int] | None, list[str] | None]:
     """Labels of all tables in order, and class names; (None, None) without a label column in each."""
     if column is None or any(column not in table.column_names for table in tables):
         return None, None

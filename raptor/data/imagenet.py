@@ -9,9 +9,9 @@ from typing import Any
 from raptor.data.folder import FolderImages
 from raptor.data.split import is_train
 
-INNER_FOLDERS = ("", "Data/CLS-LOC", "ILSVRC/Data/CLS-LOC")
-GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
-SOLUTION = "LOC_val_solution.csv"
+_INNER_FOLDERS = ("", "Data/CLS-LOC", "ILSVRC/Data/CLS-LOC")
+_GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
+_SOLUTION = "LOC_val_solution.csv"
 
 
 class ImageNetImages(FolderImages):
@@ -23,7 +23,7 @@ class ImageNetImages(FolderImages):
 
     def __init__(self, root: str | Path) -> None:
         top = Path(root).expanduser()
-        base = next((top / inner for inner in INNER_FOLDERS if (top / inner / "val").is_dir()), top)
+        base = next((top / inner for inner in _INNER_FOLDERS if (top / inner / "val").is_dir()), top)
         if not base.is_dir():
             raise ValueError(f"no folder {base}; expected ImageNet with train/<wnid>/ and val/")
         super().__init__(base)
@@ -54,11 +54,11 @@ def _validation_wnids(top: Path) -> dict[str, str]:
     places = [top, *sorted(top.glob("*devkit*")), *sorted(top.parent.glob("*devkit*"))]
     for folder in places:
         for inner in ("", "data"):
-            if (folder / inner / GROUND_TRUTH).is_file():
+            if (folder / inner / _GROUND_TRUTH).is_file():
                 return _from_devkit(folder / inner)
-        if (folder / SOLUTION).is_file():
-            return _from_solution(folder / SOLUTION)
-    raise ValueError(f"val/ of {top} is flat; put the devkit ({GROUND_TRUTH}, meta.mat) or {SOLUTION} in {top}")
+        if (folder / _SOLUTION).is_file():
+            return _from_solution(folder / _SOLUTION)
+    raise ValueError(f"val/ of {top} is flat; put the devkit ({_GROUND_TRUTH}, meta.mat) or {_SOLUTION} in {top}")
 
 
 def _from_devkit(folder: Path) -> dict[str, str]:
@@ -71,7 +71,7 @@ def _from_devkit(folder: Path) -> dict[str, str]:
         raise ValueError("meta.mat needs scipy: pip install scipy") from None
     synsets: Any = loadmat(meta, squeeze_me=True)["synsets"]
     wnid_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
-    numbers = [int(word) for word in (folder / GROUND_TRUTH).read_text().split()]
+    numbers = [int(word) for word in (folder / _GROUND_TRUTH).read_text().split()]
     return {f"ILSVRC2012_val_{i:08d}": wnid_of[number] for i, number in enumerate(numbers, start=1)}
 
 

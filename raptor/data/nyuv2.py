@@ -14,15 +14,15 @@ from PIL import Image
 from raptor.data.dense import IGNORE_INDEX, DenseData, Files
 from raptor.data.images import open_image
 
-MAX_DEPTH = 10.0
-CLASS_NAMES = """
+_MAX_DEPTH = 10.0
+_CLASS_NAMES = """
     wall, floor, cabinet, bed, chair, sofa, table, door, window, bookshelf, picture, counter, blinds, desk, shelves,
     curtain, dresser, pillow, mirror, floor mat, clothes, ceiling, books, refrigerator, television, paper, towel,
     shower curtain, box, whiteboard, person, night stand, toilet, sink, lamp, bathtub, bag, other structure,
     other furniture, other prop
 """
-CLASSES = [name.strip() for name in CLASS_NAMES.split(",")]
-NUM_FOLDER_CLASSES = 39
+CLASSES = [name.strip() for name in _CLASS_NAMES.split(",")]
+_NUM_FOLDER_CLASSES = 39
 """Of the 40 classes, label 39 of the folder layout mixes one with "unlabelled" and is left out."""
 
 
@@ -41,14 +41,14 @@ def open_nyuv2(spec: str, task: str = "depth") -> DenseData:
     return NyuFolders(files, spec, task)
 
 
-def decode_depth(data: bytes) -> np.ndarray:
+def _decode_depth(data: bytes) -> np.ndarray:
     """A depth picture to metres, float32 (H, W): 8 bit is value x 10 / 255, 16 bit is millimetres; 0 is no reading."""
     image = open_image(data)
     values = np.array(image)
     if values.ndim != 2:
         raise ValueError(f"a depth picture has one channel, this one is {image.mode}")
     if image.mode == "L":
-        return values.astype(np.float32) * np.float32(MAX_DEPTH / 255)
+        return values.astype(np.float32) * np.float32(_MAX_DEPTH / 255)
     return values.astype(np.float32) / np.float32(1000)
 
 
@@ -69,20 +69,20 @@ class NyuFolders(DenseData):
         width, height = open_image(files.read(self.pairs[0][1])).size
         parts = [PurePosixPath(path).parts[-3] if len(PurePosixPath(path).parts) > 2 else None for path in images]
         super().__init__(
-            f"nyuv2:{spec}", task, images, parts, frame=(height, width), **_facts(task, NUM_FOLDER_CLASSES)
+            f"nyuv2:{spec}", task, images, parts, frame=(height, width), **_facts(task, _NUM_FOLDER_CLASSES)
         )
 
     def read(self, position: int) -> tuple[Image.Image, np.ndarray]:
         image_path, target_path = self.pairs[position]
         image, data = open_image(self.files.read(image_path)), self.files.read(target_path)
         if self.task == "depth":
-            return image, decode_depth(data)
+            return image, _decode_depth(data)
         labels = np.array(open_image(data))
-        return image, np.where(labels < NUM_FOLDER_CLASSES, labels, IGNORE_INDEX).astype(np.uint8)
+        return image, np.where(labels < _NUM_FOLDER_CLASSES, labels, IGNORE_INDEX).astype(np.uint8)
 
 
 class NyuCsv(DenseData):
-    """`nyu2_train.csv` and `nyu2_test.csv`: a picture and its depth per line, 480 x 640. Depths alone."""
+    """`nyu2_train.csv` and `nyu2_test.csv`: a picture and its depth per line, 480 x 640. It has depths only."""
 
     def __init__(self, files: Files, spec: str, task: str) -> None:
         if task != "depth":
@@ -118,7 +118,7 @@ class NyuCsv(DenseData):
 
     def read(self, position: int) -> tuple[Image.Image, np.ndarray]:
         image, depth = self.pairs[position]
-        return open_image(self.files.read(image)), decode_depth(self.files.read(depth))
+        return open_image(self.files.read(image)), _decode_depth(self.files.read(depth))
 
 
 class NyuMat(DenseData):
@@ -175,7 +175,7 @@ class NyuMat(DenseData):
 
 def _facts(task: str, num_classes: int) -> dict[str, Any]:
     if task == "depth":
-        return {"max_depth": MAX_DEPTH, "eigen_crop": True}
+        return {"max_depth": _MAX_DEPTH, "eigen_crop": True}
     return {"classes": CLASSES[:num_classes]}
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
-INTERPOLATIONS = {
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET_STD = (0.229, 0.224, 0.225)
+_INTERPOLATIONS = {
     "bicubic": Image.Resampling.BICUBIC,
     "bilinear": Image.Resampling.BILINEAR,
     "lanczos": Image.Resampling.LANCZOS,
@@ -34,14 +34,14 @@ class Preprocess:
     size: int = 224
     resize: int = 256
     interpolation: str = "bicubic"
-    mean: Triple = IMAGENET_MEAN
-    std: Triple = IMAGENET_STD
+    mean: Triple = _IMAGENET_MEAN
+    std: Triple = _IMAGENET_STD
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.resize < self.size:
             raise ValueError(f"resize ({self.resize}) must be at least size ({self.size}), and both at least 1")
-        if self.interpolation not in INTERPOLATIONS:
-            raise ValueError(f"unknown interpolation {self.interpolation!r}; use one of {', '.join(INTERPOLATIONS)}")
+        if self.interpolation not in _INTERPOLATIONS:
+            raise ValueError(f"unknown interpolation {self.interpolation!r}; use one of {', '.join(_INTERPOLATIONS)}")
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
             raise ValueError(f"mean and std need three numbers each, std above 0; got {self.mean} and {self.std}")
 
@@ -49,8 +49,8 @@ class Preprocess:
     def for_native(
         cls,
         native_size: int,
-        mean: Triple = IMAGENET_MEAN,
-        std: Triple = IMAGENET_STD,
+        mean: Triple = _IMAGENET_MEAN,
+        std: Triple = _IMAGENET_STD,
         size: int | None = None,
     ) -> Preprocess:
         """The default of every analysis: 224 from 256; a smaller native size is kept; `size` overrides."""
@@ -65,7 +65,7 @@ class Preprocess:
         short = min(width, height)
         if short != self.resize:
             width, height = (self.resize * side // short for side in (width, height))
-            image = image.resize((width, height), INTERPOLATIONS[self.interpolation])
+            image = image.resize((width, height), _INTERPOLATIONS[self.interpolation])
         left, top = _margin(width, self.resize), _margin(height, self.resize)
         image = image.crop((left, top, left + self.resize, top + self.resize))
         return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()

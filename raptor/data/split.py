@@ -10,8 +10,8 @@ from typing import Literal
 Split = Literal["train", "val", "all"]
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "validation", "valid", "test", "testing")
-HELD_OUT_SHARE = 0.05
-CHOICE_SHARE = 0.1
+_HELD_OUT_SHARE = 0.05
+_CHOICE_SHARE = 0.1
 
 
 def is_train(part: str | None) -> bool:
@@ -55,7 +55,7 @@ def choose_split(names: Sequence[str], parts: Sequence[str | None], split: Split
         val = [i for i, part in enumerate(parts) if part is not None and part.lower() == validation]
     else:
         shares = {i: name_share(names[i]) for i in train}
-        val = [i for i in train if shares[i] < HELD_OUT_SHARE] or sorted(train, key=lambda i: shares[i])[:1]
+        val = [i for i in train if shares[i] < _HELD_OUT_SHARE] or sorted(train, key=lambda i: shares[i])[:1]
         held_out = set(val)
         train = [i for i in train if i not in held_out]
     chosen = {"train": train, "val": val, "all": sorted(train + val)}[split]
@@ -80,7 +80,7 @@ def choice_split(names: Sequence[str]) -> tuple[list[int], list[int]]:
     if len(names) < 2:
         raise ValueError(f"a probe needs at least two training images; got {len(names)}")
     shares = [name_share("probe:" + name) for name in names]
-    held = [i for i, share in enumerate(shares) if share < CHOICE_SHARE] or [shares.index(min(shares))]
+    held = [i for i, share in enumerate(shares) if share < _CHOICE_SHARE] or [shares.index(min(shares))]
     if len(held) == len(names):
         held = held[:1]
     out = set(held)

@@ -45,7 +45,7 @@ class DenseTask:
                 f"targets of {train_data.frame} for training and {val_data.frame} for scores; use one frame"
             )
         self.device, self.layer, self.precision = vit.device, layer, precision
-        self.size = height, width = frame_size(train_data, size)
+        self.size = height, width = _frame_size(train_data, size)
         self.geometry = Geometry(height, width, vit.patch_size, train_data.frame)
         self.vit = view_at(vit, *self.geometry.padded)
         fit, held = choice_split(train_data.names)
@@ -127,7 +127,7 @@ class DenseTask:
                 yield self.coarse_logits(self.grid_features(images.float()), weight_gcf, bias_gc), targets
 
 
-def frame_size(data: DenseData, size: int | tuple[int, int] | None) -> tuple[int, int]:
+def _frame_size(data: DenseData, size: int | tuple[int, int] | None) -> tuple[int, int]:
     """Height and width at which images are shown: the data's frame, or that frame with its shorter side at `size`."""
     if size is None:
         return data.frame

@@ -90,7 +90,7 @@ class _Rmse:
     def update(self, predicted: Tensor, true: Tensor) -> None:
         for name, (rows, columns) in self.areas.items():
             p, t = predicted[:, rows, columns].double(), true[:, rows, columns].double()
-            valid = is_valid(t, self.max_depth)
+            valid = _is_valid(t, self.max_depth)
             if valid.any():
                 self.metrics[name].update(p[valid], t[valid])
 
@@ -108,7 +108,7 @@ def expected_depth(logits: Tensor, bins: Tensor) -> Tensor:
     return logits.softmax(dim=-1) @ bins
 
 
-def is_valid(depths: Tensor, max_depth: float | Tensor) -> Tensor:
+def _is_valid(depths: Tensor, max_depth: float | Tensor) -> Tensor:
     """Where there is a reading within range."""
     return (depths >= _MIN_DEPTH) & (depths <= max_depth * (1 + 1e-6))
 
@@ -117,12 +117,12 @@ def nearest_bin(depths: Tensor, bins: Tensor) -> Tensor:
     """Index of the nearest bin; `_NO_BIN`, which the cross-entropy ignores, where there is no valid reading."""
     step = (bins[-1] - bins[0]) / (len(bins) - 1)
     index = ((depths - bins[0]) / step).round().clamp(0, len(bins) - 1).long()
-    return torch.where(is_valid(depths, bins[-1]), index, _NO_BIN)
+    return torch.where(_is_valid(depths, bins[-1]), index, _NO_BIN)
 
 
 def depth_loss(logits_bhwc: Tensor, true_bhw: Tensor, bins: Tensor) -> Tensor:
     """10 (mean g^2 - .85 (mean g)^2) + cross-entropy over valid pixels; g is the difference of logarithms."""
-    valid = is_valid(true_bhw, bins[-1])
+    valid = _is_valid(true_bhw, bins[-1])
     num = valid.sum().clamp(min=1)
     predicted = expected_depth(logits_bhwc, bins)
     g = (predicted + _LOG_EPS).log() - (torch.where(valid, true_bhw, 1.0) + _LOG_EPS).log()
@@ -135,7 +135,7 @@ def depth_loss(logits_bhwc: Tensor, true_bhw: Tensor, bins: Tensor) -> Tensor:
 
 def depth_loss_gradient(logits_bhwc: Tensor, true_bhw: Tensor, bins: Tensor) -> Tensor:
     """Gradient of `depth_loss` in the logits, from one softmax: autograd's takes several times as long."""
-    valid = is_valid(true_bhw, bins[-1])
+    valid = _is_valid(true_bhw, bins[-1])
     num = valid.sum().clamp(min=1)
     probability = logits_bhwc.softmax(dim=-1)
     predicted = probability @ bins

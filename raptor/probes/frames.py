@@ -15,7 +15,7 @@ _CROP_UNITS = 2**16
 
 @dataclass(frozen=True)
 class Geometry:
-    """From an image of (height, width), padded all round to whole patches, to a grid and back to a target frame."""
+    """From an image of (height, width), padded on all sides to whole patches, to a grid and back to a target frame."""
 
     height: int
     width: int

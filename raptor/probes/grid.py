@@ -84,8 +84,10 @@ class HeadGrid:
 
 
 def lr_factor(step: int, num_steps: int, share: float | None = None) -> float:
-    """Share of the peak learning rate at `step` (0-based): warm-up of 100 steps (10 % of short runs), then a cosine to
-    1 %. `share` of the run that is over, when time and not the number of steps ends it; the one further on rules."""
+    """Share of the peak learning rate at `step` (0-based): warm-up of 100 steps (10 % of short runs), a cosine to 1 %.
+
+    share: how much of the run is over by the clock, when a time limit is set; the later of the two positions counts.
+    """
     num_warmup = min(_NUM_WARMUP, max(1, num_steps // 10))
     warm, done = (step + 1) / num_warmup, (step - num_warmup) / max(1, num_steps - num_warmup)
     if share is not None:

@@ -20,13 +20,13 @@ from raptor.probes.result import HeadTensors, ProbeResult, ProbeSettings
 from raptor.probes.segment import Segment
 from raptor.vit.view import ViT
 
-AnyData = ImageData | DenseData
-Size = int | tuple[int, int] | None
+_AnyData = ImageData | DenseData
+_Size = int | tuple[int, int] | None
 
 _STARTS = ("own", "random")
 
 
-class Defaults(NamedTuple):
+class _Defaults(NamedTuple):
     lr: float
     weight_decay: float
     epochs: int
@@ -34,17 +34,17 @@ class Defaults(NamedTuple):
 
 
 DEFAULTS = {
-    "classify": Defaults(lr=1e-3, weight_decay=1e-2, epochs=15, batch_size=512),
-    "segment": Defaults(lr=1e-3, weight_decay=1e-2, epochs=10, batch_size=32),
-    "depth": Defaults(lr=1e-4, weight_decay=1e-2, epochs=25, batch_size=128),
+    "classify": _Defaults(lr=1e-3, weight_decay=1e-2, epochs=15, batch_size=512),
+    "segment": _Defaults(lr=1e-3, weight_decay=1e-2, epochs=10, batch_size=32),
+    "depth": _Defaults(lr=1e-4, weight_decay=1e-2, epochs=25, batch_size=128),
 }
 
 
 def probe(
     vit: ViT,
     task: str,
-    train_data: AnyData | str,
-    val_data: AnyData | str | None = None,
+    train_data: _AnyData | str,
+    val_data: _AnyData | str | None = None,
     *,
     lrs: Sequence[float] | None = None,
     epochs: int | None = None,
@@ -54,7 +54,7 @@ def probe(
     layer: int | None = None,
     device: str | torch.device | None = None,
     precision: str | None = None,
-    size: Size = None,
+    size: _Size = None,
     closed_form: str | None = None,
     init_head: str | Path | LinearHead = "own",
     num_workers: int = 0,
@@ -134,7 +134,7 @@ def probe(
     )
 
 
-def _check(task: str, closed_form: str | None, init_head: object) -> Defaults:
+def _check(task: str, closed_form: str | None, init_head: object) -> _Defaults:
     if task not in DEFAULTS:
         raise ValueError(f"unknown task {task!r}; use {', '.join(DEFAULTS)}")
     given = not isinstance(init_head, str) or init_head not in _STARTS
@@ -157,13 +157,13 @@ def _start(init_head: str | Path | LinearHead, made: Classify | Segment | Depth)
     return None if head is None else (head.weight, head.bias)
 
 
-def _open_both(train: AnyData | str, val: AnyData | str | None, task: str) -> tuple[AnyData, AnyData]:
+def _open_both(train: _AnyData | str, val: _AnyData | str | None, task: str) -> tuple[_AnyData, _AnyData]:
     if val is None and not isinstance(train, str):
         raise ValueError("give val_data: opened training data does not say where its validation split is")
     return _open(train, "train", task), _open(train if val is None else val, "val", task)
 
 
-def _open(data: AnyData | str, split: Split, task: str) -> AnyData:
+def _open(data: _AnyData | str, split: Split, task: str) -> _AnyData:
     if isinstance(data, str):
         return open_data(data, split) if task == "classify" else open_dense(data, split, task)
     wanted = ImageData if task == "classify" else DenseData
@@ -173,7 +173,7 @@ def _open(data: AnyData | str, split: Split, task: str) -> AnyData:
 
 
 def _make(
-    task: str, vit: ViT, layer: int, train: AnyData, val: AnyData, *, size: Size, num_workers: int, **options: Any
+    task: str, vit: ViT, layer: int, train: _AnyData, val: _AnyData, *, size: _Size, num_workers: int, **options: Any
 ) -> Classify | Segment | Depth:
     if task != "classify":
         assert isinstance(train, DenseData) and isinstance(val, DenseData)

@@ -1,4 +1,4 @@
-"""The kernel behind `fused_gradient`, apart so that Triton is loaded where it runs alone."""
+"""The kernel behind `fused_gradient`, in a file of its own so that Triton is loaded only where it runs."""
 
 import triton
 import triton.language as tl

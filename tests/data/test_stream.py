@@ -72,7 +72,7 @@ def test_an_epoch_is_a_permutation(cache: str) -> None:
 
 
 @pytest.mark.parametrize("augment", ["none", "crop"])
-def test_a_batch_depends_on_the_step_alone(data: ImageData, augment: str) -> None:
+def test_a_batch_depends_only_on_the_step(data: ImageData, augment: str) -> None:
     """Cached, read by workers in order, and read out of order: the same batches."""
     cached = TrainStream(data, PREPROCESS, 6, seed=4, augment=augment, cache="memory")
     read = TrainStream(data, PREPROCESS, 6, seed=4, augment=augment, cache="none", num_workers=2)
@@ -110,7 +110,7 @@ def test_seed_is_stable() -> None:
 
 @pytest.mark.parametrize("cache", ["memory", "none"])
 def test_bad_images_in_training(folder: Path, tmp_path: Path, cache: str) -> None:
-    """A bad image gives way to the next of its class: sizes and labels stay, and both caches agree."""
+    """A bad image is replaced by the next of its class: sizes and labels stay, and both caches agree."""
     for path in sorted(folder.rglob("*.png")):
         target = tmp_path / path.relative_to(folder)
         target.parent.mkdir(exist_ok=True)

@@ -16,7 +16,7 @@ from raptor.vit.view import ViT
 
 
 @pytest.mark.parametrize("task", ["classify", "segment", "depth"])
-def test_a_grid_is_its_heads_trained_alone(vit: ViT, task: str) -> None:
+def test_a_grid_is_its_heads_trained_one_by_one(vit: ViT, task: str) -> None:
     lrs = [1e-3, 1e-2, 0.1]
     together = run(vit, task, lrs)
     alone = [run(vit, task, [lr]) for lr in lrs]

@@ -21,20 +21,20 @@ NUM_OBJECTS = 4
 """One main object and up to three smaller ones behind it."""
 HALF_VIEW = 0.43
 """Tangent of half the camera's field of view."""
-CYLINDER, TORUS = SHAPES.index("cylinder"), SHAPES.index("torus")
+_CYLINDER, _TORUS = SHAPES.index("cylinder"), SHAPES.index("torus")
 
 
 def _signed(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
 
 
-GOLDEN, MIX_1, MIX_2 = (_signed(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_GOLDEN, _MIX_1, _MIX_2 = (_signed(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def mix(x: Tensor) -> Tensor:
     """Scramble int64 values one to one (the finaliser of SplitMix64)."""
-    x = (x ^ ((x >> 30) & (2**34 - 1))) * MIX_1
-    x = (x ^ ((x >> 27) & (2**37 - 1))) * MIX_2
+    x = (x ^ ((x >> 30) & (2**34 - 1))) * _MIX_1
+    x = (x ^ ((x >> 27) & (2**37 - 1))) * _MIX_2
     return x ^ ((x >> 31) & (2**33 - 1))
 
 
@@ -46,7 +46,7 @@ class Dice:
 
     def bits(self) -> Tensor:
         self.attribute += 1
-        return mix(self.keys + _signed(GOLDEN * self.attribute))
+        return mix(self.keys + _signed(_GOLDEN * self.attribute))
 
     def uniform(self, low: float | Tensor = 0.0, high: float | Tensor = 1.0) -> Tensor:
         return low + ((self.bits() >> 11) & (2**53 - 1)).double() * 2.0**-53 * (high - low)
@@ -81,7 +81,7 @@ class Layout:
         return Layout(*(getattr(self, field.name)[..., part] for field in fields(self)))
 
 
-def colour_of(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
+def _colour_of(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
     """HSV to linear RGB (display gamma 2), stacked on a new first dimension."""
     channels = []
     for n in (5, 3, 1):
@@ -92,7 +92,7 @@ def colour_of(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
 
 def lay_out(indices: Tensor, seed: int, split: str) -> Layout:
     """Lay out the images `indices` (B,) int64 of a split."""
-    stream = mix(mix(torch.tensor(seed) + GOLDEN) + SPLITS.index(split))
+    stream = mix(mix(torch.tensor(seed) + _GOLDEN) + SPLITS.index(split))
     dice = Dice(mix(stream + indices))
     # Each run of 20 indices holds each class once, in an order of its own.
     run_key = mix(stream ^ mix(indices // len(CLASSES)))
@@ -105,8 +105,8 @@ def lay_out(indices: Tensor, seed: int, split: str) -> Layout:
     flat = elevation.cos()
     light = torch.stack([flat * azimuth.sin(), elevation.sin(), -flat * azimuth.cos()])
     ground_hue = dice.uniform()
-    ground = colour_of(ground_hue, dice.uniform(0.05, 0.42), dice.uniform(0.55, 0.9))
-    wall_colour = colour_of(ground_hue + dice.uniform(-0.3, 0.3), dice.uniform(0.05, 0.4), dice.uniform(0.55, 0.95))
+    ground = _colour_of(ground_hue, dice.uniform(0.05, 0.42), dice.uniform(0.55, 0.9))
+    wall_colour = _colour_of(ground_hue + dice.uniform(-0.3, 0.3), dice.uniform(0.05, 0.4), dice.uniform(0.55, 0.95))
     layout = Layout(
         label=label,
         height=height,
@@ -158,8 +158,8 @@ def _objects(image_dice: Dice, label: Tensor, height: Tensor) -> dict[str, Tenso
     third = (order - 2 + side * 0.28) * 0.62 * HALF_VIEW * z
     x = torch.where(main, side * (HALF_VIEW * z - 0.85 * radius), third)
 
-    lying = (shape == CYLINDER) & (dice.uniform() < 0.4)
-    torus = shape == TORUS
+    lying = (shape == _CYLINDER) & (dice.uniform() < 0.4)
+    torus = shape == _TORUS
     tilt = torch.where(torus, dice.uniform(0.45, 1.25), torch.where(lying, math.pi / 2, 0.0))
     turn = dice.uniform()
     yaw = torch.where(torus, (turn - 0.5) * 1.6, torch.where(lying, 0.6 + turn * (math.pi - 1.2), turn * 2 * math.pi))
@@ -169,9 +169,9 @@ def _objects(image_dice: Dice, label: Tensor, height: Tensor) -> dict[str, Tenso
     axes = torch.stack([c, 0 * c, -s, -s * st, ct, -c * st, s * ct, st, c * ct]).unflatten(0, (3, 3))
 
     hue = dice.uniform()
-    first = colour_of(hue, dice.uniform(0.55, 0.95), dice.uniform(0.7, 1.0))
+    first = _colour_of(hue, dice.uniform(0.55, 0.95), dice.uniform(0.7, 1.0))
     pale = dice.uniform() < 0.5
-    second = colour_of(
+    second = _colour_of(
         hue + dice.uniform(0.25, 0.75), dice.uniform(0.1, 0.6), torch.where(pale, 1.0, dice.uniform(0.12, 0.3))
     )
     angle, frequency = dice.uniform(0, math.pi), dice.uniform(2.6, 3.4)

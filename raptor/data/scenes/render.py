@@ -1,7 +1,7 @@
 """`scenes`: small drawn images, each with its class, its segmentation mask and its depth map.
 
 A main object and up to three smaller ones stand on a textured ground before a wall. The class of an image is the
-material and the shape of its main object, the nearest one. Image i of a split is a function of (seed, split, i) alone.
+material and the shape of its main object, the nearest one. Image i of a split depends only on (seed, split, i).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from raptor.data.scenes.solids import MEET, NORMAL, SHAPES, Vector, along, dot
 
 MASK_CLASSES = ("background", *SHAPES)
 NUM_IMAGES = {"train": 50_000, "val": 5_000, "test": 5_000}
-STRIPED, CHECKERED, METALLIC = (MATERIALS.index(name) for name in ("striped", "checkered", "metallic"))
+_STRIPED, _CHECKERED, _METALLIC = (MATERIALS.index(name) for name in ("striped", "checkered", "metallic"))
 TILE = 4
 """Objects are drawn in tiles of TILE x TILE pixels."""
-SAMPLES = ((0.25, 0.3), (0.75, 0.7))
+_SAMPLES = ((0.25, 0.3), (0.75, 0.7))
 """Where in a pixel objects are sampled: (across, down)."""
 CHUNK_PIXELS = {"cpu": 2**18, "cuda": 2**23}
 LAYOUT_CHUNK = 2**10
-LIGHT_UNIT = 2**16
+_LIGHT_UNIT = 2**16
 
 
 class SceneBatch(NamedTuple):
@@ -99,13 +99,13 @@ def draw_scenes(
 
 
 def _draw(layout: Layout, size: int, device: torch.device) -> SceneBatch:
-    """Draw the background once per pixel, the objects at SAMPLES."""
+    """Draw the background once per pixel, the objects at _SAMPLES."""
     grid = -(-size // TILE) * TILE
     background, distance = _draw_background(layout, size, device)
     depth, mask, num_covered, light = (field[..., :size, :size] for field in _draw_objects(layout, size, grid, device))
 
-    images = background * (1 - num_covered / len(SAMPLES)) + light
-    solid = num_covered * 2 >= len(SAMPLES)
+    images = background * (1 - num_covered / len(_SAMPLES)) + light
+    solid = num_covered * 2 >= len(_SAMPLES)
     return SceneBatch(
         _expose(images, layout.noise_start.to(device)),
         layout.label.to(device),
@@ -210,11 +210,11 @@ def _draw_objects(layout: Layout, size: int, grid: int, device: torch.device) ->
     table = _object_table(layout, chosen)[:, owner, None].to(device)
     cells = torch.arange(TILE, device=device)
     row, column = cells.repeat_interleave(TILE), cells.repeat(TILE)
-    layers = torch.arange(len(SAMPLES), device=device)[:, None] * (num_images * grid * grid)
+    layers = torch.arange(len(_SAMPLES), device=device)[:, None] * (num_images * grid * grid)
     sample = first_pixel.to(device)[:, None] + (layers + (row * grid + column)).flatten()
     pixel = 2 * HALF_VIEW / size
-    du = torch.cat([(column + across) * pixel for across, _ in SAMPLES])
-    dv = torch.cat([(row + down) * -pixel for _, down in SAMPLES])
+    du = torch.cat([(column + across) * pixel for across, _ in _SAMPLES])
+    dv = torch.cat([(row + down) * -pixel for _, down in _SAMPLES])
     u0 = (tile_column * pixel - HALF_VIEW).to(device, torch.float32)[:, None]
     v0 = (HALF_VIEW - tile_row * pixel).to(device, torch.float32)[:, None]
     u, v = u0 + du, v0 + dv
@@ -224,7 +224,7 @@ def _draw_objects(layout: Layout, size: int, grid: int, device: torch.device) ->
     ray: Vector = _three(corner_ray[i] + du * table[6 + i] + dv * table[9 + i] for i in range(3))
     t = torch.cat([meet(_cut(origin, part), _cut(ray, part)) for meet, part in zip(MEET, slices)])
     distance = t * (1 + u * u + v * v).sqrt()
-    nearest = torch.full((len(SAMPLES) * num_images * grid * grid,), torch.inf, device=device)
+    nearest = torch.full((len(_SAMPLES) * num_images * grid * grid,), torch.inf, device=device)
     nearest.scatter_reduce_(0, sample.flatten(), distance.flatten(), "amin")
 
     seen = ((distance < torch.inf) & (distance == nearest[sample])).float()
@@ -234,28 +234,28 @@ def _draw_objects(layout: Layout, size: int, grid: int, device: torch.device) ->
 
     # From here on per pixel. Sums are of integers, so that their order does not matter.
     place = sample[:, : TILE * TILE]
-    depth = nearest.view(len(SAMPLES), -1).amin(0)
-    own = distance.unflatten(1, (len(SAMPLES), -1)).amin(1)
+    depth = nearest.view(len(_SAMPLES), -1).amin(0)
+    own = distance.unflatten(1, (len(_SAMPLES), -1)).amin(1)
     front = (own < torch.inf) & (own == depth[place])
     mask = torch.zeros_like(depth, dtype=torch.uint8)
     mask[place[front]] = (shape_of_tile + 1).to(device, torch.uint8)[:, None].expand_as(front)[front]
     num_covered = torch.zeros_like(depth, dtype=torch.int32)
     num_covered.index_add_(0, place.flatten(), _sum_samples(seen).int().flatten())
     light = torch.zeros(3, len(depth), dtype=torch.int32, device=device)
-    metallic = (layout.material.flatten()[chosen][owner] == METALLIC).to(device)
+    metallic = (layout.material.flatten()[chosen][owner] == _METALLIC).to(device)
     for shade, tiles in ((_shade_metal, metallic), (_shade_matte, ~metallic)):
         tile = (seen.amax(1) * tiles).nonzero()[:, 0]
-        share = seen[tile] * (LIGHT_UNIT / len(SAMPLES))
+        share = seen[tile] * (_LIGHT_UNIT / len(_SAMPLES))
         values = shade(table[12:, tile], _cut(at, tile), _unit(_cut(normal, tile)), _cut(ray, tile))
         for channel, value in zip(light, values):
             channel.index_add_(0, place[tile].flatten(), _sum_samples(value * share).int().flatten())
     shape = (num_images, grid, grid)
-    return depth.view(shape), mask.view(shape), num_covered.view(shape), light.view(3, *shape) * (1 / LIGHT_UNIT)
+    return depth.view(shape), mask.view(shape), num_covered.view(shape), light.view(3, *shape) * (1 / _LIGHT_UNIT)
 
 
 def _sum_samples(values: Tensor) -> Tensor:
-    """Add the samples of each pixel: (T, len(SAMPLES) * TILE * TILE) to (T, TILE * TILE)."""
-    first, *others = values.unflatten(1, (len(SAMPLES), -1)).unbind(1)
+    """Add the samples of each pixel: (T, len(_SAMPLES) * TILE * TILE) to (T, TILE * TILE)."""
+    first, *others = values.unflatten(1, (len(_SAMPLES), -1)).unbind(1)
     for other in others:
         first = first + other
     return first
@@ -313,7 +313,7 @@ def _object_table(layout: Layout, chosen: Tensor) -> Tensor:
         layout.stripe.flatten(1)[:, chosen],
         layout.colour.flatten(1)[:, chosen],
         layout.ground_colour[:, image],
-        torch.stack([material == m for m in (STRIPED, CHECKERED, METALLIC)]).double(),
+        torch.stack([material == m for m in (_STRIPED, _CHECKERED, _METALLIC)]).double(),
     ]
     return torch.cat(rows).float()
 

@@ -24,8 +24,8 @@ BOUNDING_RADIUS = (
 """Radius of the sphere around the frame's origin that holds each solid, in the order of SHAPES."""
 HALF_HEIGHT = (1.0, CUBE_HALF, 1.0, 1.0, TUBE_RADIUS)
 """How far each upright solid reaches below its origin."""
-NUM_TORUS_STEPS = 14
-MISS = float("inf")
+_NUM_TORUS_STEPS = 14
+_MISS = float("inf")
 
 
 def dot(a: Vector, b: Vector) -> Tensor:
@@ -37,13 +37,13 @@ def along(origin: Vector, t: Tensor, direction: Vector) -> Vector:
     return x, y, z
 
 
-def meet_sphere(origin: Vector, direction: Vector) -> Tensor:
+def _meet_sphere(origin: Vector, direction: Vector) -> Tensor:
     a, b, c = dot(direction, direction), dot(origin, direction), dot(origin, origin) - 1
     root = b * b - a * c
-    return where(root > 0, (-b - root.clamp_min(0).sqrt()) / a, MISS)
+    return where(root > 0, (-b - root.clamp_min(0).sqrt()) / a, _MISS)
 
 
-def meet_cube(origin: Vector, direction: Vector) -> Tensor:
+def _meet_cube(origin: Vector, direction: Vector) -> Tensor:
     near, far = [], []
     for o, d in zip(origin, direction):
         inverse = 1 / where(d.abs() < 1e-6, 1e-6, d)
@@ -51,10 +51,10 @@ def meet_cube(origin: Vector, direction: Vector) -> Tensor:
         near.append(middle - half)
         far.append(middle + half)
     t_near, t_far = near[0].maximum(near[1]).maximum(near[2]), far[0].minimum(far[1]).minimum(far[2])
-    return where(t_near < t_far, t_near, MISS)
+    return where(t_near < t_far, t_near, _MISS)
 
 
-def meet_cylinder(origin: Vector, direction: Vector) -> Tensor:
+def _meet_cylinder(origin: Vector, direction: Vector) -> Tensor:
     (ox, oy, oz), (dx, dy, dz) = origin, direction
     a = (dx * dx + dz * dz).clamp_min(1e-8)
     b, c = ox * dx + oz * dz, ox * ox + oz * oz - CYLINDER_RADIUS**2
@@ -64,10 +64,10 @@ def meet_cylinder(origin: Vector, direction: Vector) -> Tensor:
     t_cap = (where(dy > 0, -1.0, 1.0) - oy) / where(dy.abs() < 1e-6, 1e-6, dy)
     cap_x, cap_z = ox + t_cap * dx, oz + t_cap * dz
     on_cap = cap_x * cap_x + cap_z * cap_z <= CYLINDER_RADIUS**2
-    return where(on_side, t_side, MISS).minimum(where(on_cap, t_cap, MISS))
+    return where(on_side, t_side, _MISS).minimum(where(on_cap, t_cap, _MISS))
 
 
-def meet_cone(origin: Vector, direction: Vector) -> Tensor:
+def _meet_cone(origin: Vector, direction: Vector) -> Tensor:
     """The mantle only: a cone stands on its base and is seen from above."""
     (ox, oy, oz), (dx, dy, dz) = origin, direction
     slope, below = CONE_SLOPE**2, 1 - oy
@@ -76,50 +76,50 @@ def meet_cone(origin: Vector, direction: Vector) -> Tensor:
     b, c = ox * dx + oz * dz + slope * below * dy, ox * ox + oz * oz - slope * below * below
     root = b * b - a * c
     spread = root.clamp_min(0).sqrt()
-    best = full_like(a, MISS)
+    best = full_like(a, _MISS)
     for t in ((-b - spread) / a, (-b + spread) / a):
-        best = best.minimum(where((root > 0) & ((oy + t * dy).abs() <= 1), t, MISS))
+        best = best.minimum(where((root > 0) & ((oy + t * dy).abs() <= 1), t, _MISS))
     return best
 
 
-def meet_torus(origin: Vector, direction: Vector) -> Tensor:
+def _meet_torus(origin: Vector, direction: Vector) -> Tensor:
     """Walk along the ray by the distance to the torus, from its bounding sphere on."""
     speed = dot(direction, direction).sqrt()
     t = -dot(origin, direction) / (speed * speed) - 1 / speed
     gap = zeros_like(t)
-    for _ in range(NUM_TORUS_STEPS):
+    for _ in range(_NUM_TORUS_STEPS):
         x, y, z = along(origin, t, direction)
         ring = (x * x + z * z).sqrt() - RING_RADIUS
         gap = (ring * ring + y * y).sqrt() - TUBE_RADIUS
         t = t + gap / speed
-    return where(gap < 0.02, t, MISS)
+    return where(gap < 0.02, t, _MISS)
 
 
-def normal_sphere(p: Vector) -> Vector:
+def _normal_sphere(p: Vector) -> Vector:
     return p
 
 
-def normal_cube(p: Vector) -> Vector:
+def _normal_cube(p: Vector) -> Vector:
     x, y, z = (c.abs() for c in p)
     face_x = (x >= y) & (x >= z)
     face_y = ~face_x & (y >= z)
     return p[0].sign() * face_x, p[1].sign() * face_y, p[2].sign() * ~(face_x | face_y)
 
 
-def normal_cylinder(p: Vector) -> Vector:
+def _normal_cylinder(p: Vector) -> Vector:
     cap = p[1].abs() > 0.9999
     return where(cap, 0.0, p[0]), where(cap, p[1], 0.0), where(cap, 0.0, p[2])
 
 
-def normal_cone(p: Vector) -> Vector:
+def _normal_cone(p: Vector) -> Vector:
     return p[0], CONE_SLOPE**2 * (1 - p[1]), p[2]
 
 
-def normal_torus(p: Vector) -> Vector:
+def _normal_torus(p: Vector) -> Vector:
     x, y, z = p
     pull = 1 - RING_RADIUS / (x * x + z * z).sqrt().clamp_min(1e-6)
     return x * pull, y, z * pull
 
 
-MEET = (meet_sphere, meet_cube, meet_cylinder, meet_cone, meet_torus)
-NORMAL = (normal_sphere, normal_cube, normal_cylinder, normal_cone, normal_torus)
+MEET = (_meet_sphere, _meet_cube, _meet_cylinder, _meet_cone, _meet_torus)
+NORMAL = (_normal_sphere, _normal_cube, _normal_cylinder, _normal_cone, _normal_torus)
