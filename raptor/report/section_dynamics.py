@@ -52,7 +52,7 @@ PANELS: tuple[tuple[str, str, str, str, str, str, Axis], ...] = (
         "Angular speed",
         STEP,
         "Look for jumps where a phase ends, and a late turn of cls.",
-        "radians a layer",
+        "radians per layer",
         {"from_zero": True},
     ),
     (
@@ -216,7 +216,7 @@ def _sensitivity(found: dict[str, StabilityResult], phases: list[int] | None) ->
 
 def _slope(measured: StabilityResult) -> str:
     value = float(measured.log_slope()[0, measured.groups.index("all"), len(measured.eps) // 2])
-    return f"; its logarithm changes by {number(value)} a layer over all tokens"
+    return f"; its logarithm changes by {number(value)} per layer over all tokens"
 
 
 def _perturbed_paths(found: dict[str, StabilityResult], phases: list[int] | None) -> Chart:

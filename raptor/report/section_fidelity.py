@@ -52,7 +52,7 @@ NULLS = {
     "identity": "null: input repeated",
     "mean": "null: data mean",
     "tied": "null: tied, untrained",
-    "linear": "null: linear map a phase",
+    "linear": "null: linear map per phase",
 }
 
 
@@ -139,7 +139,7 @@ def _costs(costs: dict[str, Cost]) -> Chart:
             "x": [cost.flops / 1e9],
             "y": [cost.block_parameters / 1e6],
             "colour": f"side-{side}",
-            "text": [f"{1e3 * cost.seconds_per_image:.2f} ms an image"],
+            "text": [f"{1e3 * cost.seconds_per_image:.2f} ms per image"],
             "side": side,
         }
         for side, cost in sides.items()
@@ -154,7 +154,7 @@ def _costs(costs: dict[str, Cost]) -> Chart:
         caption="Look for a fall straight down: fewer parameters for the same work.",
         alt=f"Block parameters and FLOPs. {'; '.join(words)}.",
         series=series,
-        x={"label": "GFLOPs an image", "from_zero": True},
+        x={"label": "GFLOPs per image", "from_zero": True},
         y={"label": "block parameters (M)", "from_zero": True},
         extra={"large": True},
     )
@@ -224,8 +224,8 @@ def _cost_rows(costs: dict[str, Cost]) -> list[tuple[str, ...]]:
     for label, name, scale in (
         ("parameters (M)", "num_parameters", 1e6),
         ("block parameters (M)", "block_parameters", 1e6),
-        ("GFLOPs an image", "flops", 1e9),
-        ("milliseconds an image", "seconds_per_image", 1e-3),
+        ("GFLOPs per image", "flops", 1e9),
+        ("milliseconds per image", "seconds_per_image", 1e-3),
     ):
         old, new = (getattr(costs[side], name) / scale for side in ("teacher", "surrogate"))
         rows.append((label, number(old), number(new), f"{new / old:.2f}" if old else "–"))

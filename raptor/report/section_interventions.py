@@ -11,7 +11,9 @@ from raptor.report.charts import GROUP_NAMES, Chart, Control, Section, Series, f
 from raptor.report.markup import bullet_list
 from raptor.report.results import Results
 
-LEAD = "If depth is recurrence, blocks of one phase may change places, and a tied block may run on. Break it and see."
+LEAD = (
+    "If depth is recurrence, blocks of one phase can change places, and a tied block can run on. Here both are tried."
+)
 
 
 def interventions(results: Results) -> Section:
@@ -41,7 +43,7 @@ def _words(measure: str) -> str:
 
 
 def _unit(measure: str) -> str:
-    units = {"agreement": "share of predictions that stay", "norm": "|x|", "speed": "radians a step"}
+    units = {"agreement": "share of predictions that stay", "norm": "|x|", "speed": "radians per step"}
     return units.get(measure, "turn of the last state (radians)")
 
 
@@ -116,7 +118,7 @@ def _repetition(found: dict[str, Repetition]) -> Chart:
         kind="lines",
         title="A phase run shorter and longer",
         series=series,
-        caption="1 is the model as it is. Look for a flat curve: a phase that bears being run on.",
+        caption="1 is the model as it is. Look for a flat curve: a phase that can run on.",
         alt=f"Turn of the last state as each phase runs one time fewer to twice as often: at most {number(max(turns))} "
         "radians.",
         x={"label": "times the phase runs, over its own count"},

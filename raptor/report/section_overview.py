@@ -130,7 +130,7 @@ def _drawing_note(results: Results, num_layers: int) -> str:
         return f"The {num_layers} blocks of the model, from input (left) to output (right)."
     if results.certificate or results.summary:
         return "Above, the teacher's blocks, coloured by phase. Below, the surrogate: each block repeats, weights tied."
-    return "Above, the model's blocks, coloured by phase. Below, what a surrogate would be: one tied block a phase."
+    return "Above, the model's blocks, coloured by phase. Below, what a surrogate would be: one tied block per phase."
 
 
 def _cards(results: Results) -> list[tuple[str, str, str]]:

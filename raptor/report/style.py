@@ -57,7 +57,7 @@ def phase_lines(ax: Any, boundaries: Sequence[int], offset: float = 0.5) -> None
 
 
 def whole_numbers(ax: Any) -> None:
-    """Ticks at whole layers alone."""
+    """Ticks only at whole layers."""
     from matplotlib.ticker import MaxNLocator
 
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))

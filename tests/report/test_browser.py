@@ -175,7 +175,7 @@ def test_downloads_arrive(desktop: Opened, full_run: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(text)))
     saved = json.loads((full_run / "dynamics.json").read_text())
     own = [r for r in rows if r["series"] == "cls, surrogate"]
-    assert [float(r["radians a layer"]) for r in own] == pytest.approx(
+    assert [float(r["radians per layer"]) for r in own] == pytest.approx(
         saved["surrogate"]["direction"]["speed"]["cls"]["mean"], rel=1e-4
     )
     picture = Image.open(io.BytesIO(desktop.download("#chart-similarity [data-download=png]")))

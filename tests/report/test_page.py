@@ -87,7 +87,7 @@ def test_nothing_is_fetched(full_page: str) -> None:
         (["complexity.json"], set()),
     ],
 )
-def test_a_part_alone_gives_its_section_and_hints(run_of: RunOf, names: list[str], whole: set[str]) -> None:
+def test_one_part_gives_its_section_and_hints(run_of: RunOf, names: list[str], whole: set[str]) -> None:
     folder = run_of(*names)
     page = report(str(folder)).read_text()
     shown = {name for name, hint in hints(page).items() if not hint}
@@ -97,7 +97,7 @@ def test_a_part_alone_gives_its_section_and_hints(run_of: RunOf, names: list[str
         assert (f"raptor {verb}" in page) or section in whole
 
 
-def test_summary_alone_gives_curves_and_asks_for_the_certificate(run_of: RunOf) -> None:
+def test_a_summary_without_certificate_gives_curves_and_asks_for_the_certificate(run_of: RunOf) -> None:
     folder = run_of()
     shutil.copy(RESULTS / "dynamics" / "dinov2s-k3-summary.json", folder / "summary.json")
     page = report(str(folder)).read_text()
@@ -144,7 +144,7 @@ def test_page_stays_small_and_refuses_what_is_too_large(run_of: RunOf) -> None:
         report(str(folder))
 
 
-def test_interrupted_metrics_lose_their_last_line_alone(run_of: RunOf) -> None:
+def test_interrupted_metrics_lose_only_their_last_line(run_of: RunOf) -> None:
     folder = run_of("phases.json")
     lines = [json.dumps({"stage": "stage1", "step": i, "loss": 1.0 / (i + 1)}) for i in range(4)]
     (folder / "metrics.jsonl").write_text("\n".join([*lines, '{"stage": "sta']))
