@@ -8,7 +8,8 @@ A command takes them as keyword arguments, from Python as from the terminal:
         options = with_defaults(PhasesOptions, given)
         views = [open_vit(name, **part(Opening, options)) for name in models]
 
-Where the docstring of a command describes one of these options, its `--help` shows that text instead.
+The groups that only sweeps take are in `experiments`. Where the docstring of a command describes one of these options,
+its `--help` shows that text instead.
 """
 
 from __future__ import annotations
@@ -50,10 +51,15 @@ def part(kind: type[Group], options: Mapping[str, Any]) -> Group:
     return cast(Group, {name: options[name] for name in declared(kind) if name in options})
 
 
-class Opening(TypedDict, total=False):
-    """How a model is opened. The options are those of a teacher where the command also takes surrogates."""
+class WeightFile(TypedDict, total=False):
+    """Where the weights of a model are."""
 
     weights: Annotated[str | None, Option(None, "a local weight file for the teacher.")]
+
+
+class Opening(WeightFile, total=False):
+    """How a model is opened. The options are those of a teacher where the command also takes surrogates."""
+
     size: Annotated[int | None, Option(None, "image size.")]
     blocks: Annotated[
         str | None, Option(None, "dotted path of the block list, for a model whose structure cannot be guessed.")

@@ -11,18 +11,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import yaml
 
 from raptor.devices import pick_device
-from raptor.experiments.cells import Cell, Sweep, run_sweep
+from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
 from raptor.experiments.figures import figure_ablation
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
-from raptor.experiments.raptors import Machine, Pair, best_teacher, cut_phases, make_raptor, open_teacher
+from raptor.experiments.raptors import Machine, OneTeacher, Pair, best_teacher, cut_phases, make_raptor, open_teacher
 from raptor.experiments.records import Ablation, AblationLine, AblationRow, Refit
 from raptor.fidelity.heads import LinearHead
 from raptor.open import open_vit
+from raptor.options import Limited, part, with_defaults
 from raptor.probes import probe
 from raptor.recipes import load_recipe
 from raptor.report.style import save_figure
@@ -47,12 +48,13 @@ _REFIT = "+ probe fitted again"
 _PUBLISHED = {"1": 3.9, "2": 72.7, "3": 75.2, "4": 76.7, "5": 82.4, "6": 83.0}
 
 
+class AblationOptions(OneTeacher, TrainingSweepOptions, total=False):
+    """The options that ablation shares with other experiments."""
+
+
 def run(
     *,
     data: str,
-    model: str | None = None,
-    teachers: str = "runs/stochastic-depth",
-    weights: str | None = None,
     size: int | None = None,
     k: int = 3,
     base: str = "default",
@@ -60,23 +62,13 @@ def run(
     batch_size: int = 256,
     refit_epochs: int = 5,
     seeds: list[int] = [0],  # noqa: B006
-    limit: int | None = None,
-    val_images: int | None = None,
     out: str = "runs/ablation",
-    jobs: int = 1,
-    cells: str | None = None,
-    max_seconds: float | None = None,
-    device: str = "auto",
-    num_workers: int = 0,
-    compile: bool | None = None,
+    **given: Unpack[AblationOptions],
 ) -> Outcome[Ablation]:
     """Teacher forcing only; + autoregressive; + depth scaling; + weighted cls; + joint stage; + probe refit (Table 2).
 
     Args:
         data: labelled images.
-        model: the teacher; by default the most accurate one of `teachers`.
-        teachers: folder of a stochastic-depth sweep.
-        weights: a local weight file for the teacher.
         size: image size.
         k: blocks.
         base: the recipe whose ingredients are added one by one.
@@ -84,27 +76,20 @@ def run(
         batch_size: images per step.
         refit_epochs: epochs over the training images for the refitted head.
         seeds: of every row.
-        limit: use only this many training images.
-        val_images: use only this many held-out images.
         out: folder; cells that are already there are not done again.
-        jobs: processes that work at the same time.
         cells: only these, separated by commas (such as 5-joint-s0).
-        max_seconds: stop cleanly after so long.
-        device: auto, cpu or cuda.
-        num_workers: processes that decode images, once per job.
-        compile: compile the blocks; by default on a GPU only.
     """
     started = time.monotonic()
+    options = with_defaults(AblationOptions, given)
     if not budget.rstrip().endswith(("steps", "epochs")):
         raise ValueError(f"the rows must have equal steps: give --budget in steps or epochs, not {budget!r}")
-    machine = Machine(Path(out), pick_device(device), num_workers, compile)
-    common = dict(
-        model=model or best_teacher(teachers),
-        weights=weights,
+    machine = Machine(Path(out), pick_device(options["device"]), options["num_workers"], options["compile"])
+    common: dict[str, Any] = dict(
+        model=options["model"] or best_teacher(options["teachers"]),
+        weights=options["weights"],
         size=size,
         data=data,
-        limit=limit,
-        val_images=val_images,
+        **part(Limited, options),
         k=k,
         base=base,
         budget=budget,
@@ -113,7 +98,7 @@ def run(
     )
     plan = tuple(Cell(f"{row}-s{s}", {**common, "row": row, "seed": s}) for s in seeds for row in ROWS)
     sweep = Sweep(Path(out), plan, machine.device)
-    results = run_sweep(sweep, partial(_do_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
+    results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
     rows = [AblationRow.from_dict(result) for result in results.values()]
     lines = _summarise(rows)
     found = Ablation(settings=common, rows=rows, table=lines, missing=sweep.missing_names(), **sweep.made())

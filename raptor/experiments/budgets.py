@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from functools import partial
 from pathlib import Path
+from typing import Unpack
 
 from raptor.devices import pick_device
-from raptor.experiments.cells import Cell, Sweep, run_sweep
+from raptor.experiments.cells import Cell, CellOptions, Sweep, SweepOptions, run_sweep
 from raptor.experiments.figures import figure_budgets
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
 from raptor.experiments.raptors import Machine, open_teacher
 from raptor.experiments.records import BudgetRow, Budgets
+from raptor.options import WeightFile, part, with_defaults
 from raptor.report.style import save_figure
 from raptor.surrogate.surrogate import block_parameters
 from raptor.train import distill
@@ -20,11 +22,14 @@ _COLUMNS = ("recipe", "k", "phases", "parameters_m", "recovery", "recovery_head"
 _SCORES = ("recovery", "recovery_head", "agreement", "r2_last", "r2_lowest", "probe", "teacher_probe", "r2", "cosine")
 
 
+class BudgetsOptions(WeightFile, SweepOptions, total=False):
+    """The options that budgets shares with other experiments."""
+
+
 def run(
     model: str = "scenes",
     *,
     data: str = "scenes",
-    weights: str | None = None,
     k: list[int] = [1, 2, 3, 4, 6],  # noqa: B006
     paper_k: list[int] = [2, 3],  # noqa: B006
     budget: str = "120s",
@@ -32,17 +37,13 @@ def run(
     val_images: int = 4000,
     seed: int = 0,
     out: str = "runs/budgets",
-    cells: str | None = None,
-    max_seconds: float | None = None,
-    device: str = "auto",
-    num_workers: int = 0,
+    **given: Unpack[BudgetsOptions],
 ) -> Outcome[Budgets]:
     """Train the default recipe at each k, and the paper's beside it, for the same time; one table.
 
     Args:
         model: the teacher.
         data: labelled images.
-        weights: a local weight file for the teacher.
         k: blocks of the default recipe's runs.
         paper_k: blocks of the paper's recipe's runs.
         budget: training time of each run.
@@ -50,18 +51,19 @@ def run(
         val_images: held-out images.
         seed: of every run.
         out: folder; runs that are already there are not done again.
+        jobs: processes that work at the same time; with budgets in seconds they share the machine unevenly.
         cells: only these, separated by commas (such as default-k3).
-        max_seconds: stop cleanly after so long.
-        device: auto, cpu or cuda.
-        num_workers: processes that decode images.
     """
     started = time.monotonic()
-    machine = Machine(Path(out), pick_device(device), num_workers)
-    common = dict(model=model, weights=weights, data=data, budget=budget, limit=limit, val_images=val_images, seed=seed)
+    options = with_defaults(BudgetsOptions, given)
+    machine = Machine(Path(out), pick_device(options["device"]), options["num_workers"])
+    common = dict(
+        model=model, weights=options["weights"], data=data, budget=budget, limit=limit, val_images=val_images, seed=seed
+    )
     pairs = [("default", num) for num in k] + [("paper", num) for num in paper_k]
     plan = [Cell(f"{recipe}-k{num}", {**common, "recipe": recipe, "k": num}) for recipe, num in pairs]
     sweep = Sweep(Path(out), tuple(plan), machine.device)
-    results = run_sweep(sweep, partial(_do_cell, machine), cells=cells, max_seconds=max_seconds)
+    results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
     rows = [BudgetRow.from_dict(result) for result in results.values()]
     found = Budgets(settings=common, rows=rows, missing=sweep.missing_names(), **sweep.made())
     table = markdown(_COLUMNS, [[getattr(row, column) for column in _COLUMNS] for row in rows])

@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO, TypedDict, Unpack
 
 from raptor.devices import device_name
+from raptor.options import Compiling, Decoding, Limited, OnDevice, Option, with_defaults
 from raptor.progress import clock
 from raptor.provenance import versions
 from raptor.run import Interrupted, RunError, read_json, write_text
@@ -114,19 +115,32 @@ class Sweep:
         return replace(self, cells=tuple(cell for cell in self.cells if cell.name in wanted))
 
 
-def run_sweep(
-    sweep: Sweep, work: Work, *, jobs: int = 1, cells: str | None = None, max_seconds: float | None = None
-) -> dict[str, dict[str, Any]]:
+class CellOptions(TypedDict, total=False):
+    """Which cells are done, by how many processes and for how long."""
+
+    jobs: Annotated[int, Option(1, "processes that work at the same time, each with its own num_workers.")]
+    cells: Annotated[str | None, Option(None, "only these, separated by commas.")]
+    max_seconds: Annotated[float | None, Option(None, "stop cleanly after so long; the same command continues.")]
+
+
+class SweepOptions(CellOptions, OnDevice, Decoding, total=False):
+    """What every sweep takes."""
+
+
+class TrainingSweepOptions(SweepOptions, Limited, Compiling, total=False):
+    """What a sweep takes that trains."""
+
+
+def run_sweep(sweep: Sweep, work: Work, **given: Unpack[CellOptions]) -> dict[str, dict[str, Any]]:
     """Do the cells that have no result yet, and return the results of the whole sweep, by cell.
 
-    Args:
-        work: does one cell.
-        jobs: number of processes on this machine. Other commands may work on the same folder at the same time.
-        cells: only these, separated by commas.
-        max_seconds: stop after this time. A training run writes a checkpoint, and the next command continues it.
+    `work` does one cell. Other commands may work on the same folder at the same time. A training run that is stopped
+    by `max_seconds` writes a checkpoint, and the next command continues it.
     """
+    options = with_defaults(CellOptions, given)
+    jobs, cells, max_seconds = options["jobs"], options["cells"], options["max_seconds"]
     if jobs < 1:
-        raise ValueError(f"jobs must be at least 1, got {jobs}")
+        raise ValueError(f"--jobs must be at least 1, got {jobs}")
     sweep.check_options()
     chosen = sweep.select(cells)
     (sweep.folder / "cells").mkdir(parents=True, exist_ok=True)

@@ -7,15 +7,15 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from numpy.typing import ArrayLike
 
 from raptor.devices import pick_device
-from raptor.experiments.cells import Cell, Sweep, run_sweep
+from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
 from raptor.experiments.figures import figure_partitions
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
-from raptor.experiments.raptors import Machine, best_teacher, layer_similarity, make_raptor, open_teacher
+from raptor.experiments.raptors import Machine, OneTeacher, best_teacher, layer_similarity, make_raptor, open_teacher
 from raptor.experiments.records import (
     PartitionRow,
     Partitions,
@@ -26,6 +26,7 @@ from raptor.experiments.records import (
     ZScore,
 )
 from raptor.experiments.statistics import z_score
+from raptor.options import Limited, part, with_defaults
 from raptor.phases import Phases, find_phases, num_partitions, sample_partitions
 from raptor.report.style import save_figure
 from raptor.run import read_json, write_text
@@ -34,58 +35,42 @@ MEASURES = ("accuracy", "probe", "r2_last", "bounded_r2_last", "r2_lowest")
 _DP_SCORES = ("weighted", "mean", "cut")
 
 
+class PartitionsOptions(OneTeacher, TrainingSweepOptions, total=False):
+    """The options that partitions shares with other experiments."""
+
+
 def run(
     *,
     data: str,
-    model: str | None = None,
-    teachers: str = "runs/stochastic-depth",
-    weights: str | None = None,
     k: list[int] = [2, 3, 4],  # noqa: B006
     num_random: int = 10,
     budget: str = "300steps",
     batch_size: int = 256,
     recipe: str = "default",
     seed: int = 0,
-    limit: int | None = None,
-    val_images: int | None = None,
     out: str = "runs/partitions",
-    jobs: int = 1,
-    cells: str | None = None,
-    max_seconds: float | None = None,
-    device: str = "auto",
-    num_workers: int = 0,
-    compile: bool | None = None,
+    **given: Unpack[PartitionsOptions],
 ) -> Outcome[Partitions]:
     """Raptors of one teacher cut by max-cut, by the dynamic programme and at random, the same budget each (Figure 3).
 
     Args:
         data: labelled images.
-        model: the teacher; by default the most accurate one of `teachers`.
-        teachers: folder of a stochastic-depth sweep.
-        weights: a local weight file for the teacher.
         k: numbers of blocks.
         num_random: random partitions per k, drawn without replacement from all others with minimum length 1.
         budget: training of a raptor, only in the joint autoregressive stage.
         batch_size, recipe: of that training.
         seed: of the draws and of every raptor.
-        limit: use only this many training images.
-        val_images: use only this many held-out images.
         out: folder; cells that are already there are not done again.
-        jobs: processes that work at the same time.
         cells: only these, separated by commas (such as k2-7-5).
-        max_seconds: stop cleanly after so long.
-        device: auto, cpu or cuda.
-        num_workers: processes that decode images, once per job.
-        compile: compile the blocks; by default on a GPU only.
     """
     started = time.monotonic()
-    machine = Machine(Path(out), pick_device(device), num_workers, compile)
-    common = dict(
-        model=model or best_teacher(teachers),
-        weights=weights,
+    options = with_defaults(PartitionsOptions, given)
+    machine = Machine(Path(out), pick_device(options["device"]), options["num_workers"], options["compile"])
+    common: dict[str, Any] = dict(
+        model=options["model"] or best_teacher(options["teachers"]),
+        weights=options["weights"],
         data=data,
-        limit=limit,
-        val_images=val_images,
+        **part(Limited, options),
         budget=budget,
         batch_size=batch_size,
         recipe=recipe,
@@ -95,7 +80,7 @@ def run(
     wanted = {_cell_name(lengths): lengths for ways in plan.partitions.values() for lengths in _all_of(ways)}
     planned = tuple(Cell(name, {**common, "phases": lengths}) for name, lengths in wanted.items())
     sweep = Sweep(Path(out), planned, machine.device)
-    results = run_sweep(sweep, partial(_do_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
+    results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
     scores = {name: RaptorScores.from_dict(result) for name, result in results.items()}
     rows = [row for ways in plan.partitions.values() for row in _rows(ways, scores)]
     found = Partitions(

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from raptor.data import ImageData, InMemory, Preprocess, iterate, open_data
 from raptor.devices import pick_precision
@@ -14,6 +14,7 @@ from raptor.experiments.records import GroupCurves, NullCurves, RaptorScores, St
 from raptor.fidelity.error_curves import ErrorCurves
 from raptor.fidelity.null_models import NULL_NAMES, fit_null_models
 from raptor.open import open_vit
+from raptor.options import Option, WeightFile
 from raptor.phases import Phases, find_phases
 from raptor.similarity.cosine import Array, measure_similarity
 from raptor.surrogate.surrogate import block_parameters
@@ -26,6 +27,18 @@ Pair = tuple[ImageData, ImageData]
 _SIMILARITY_IMAGES = 2048
 _NULL_IMAGES = 1024  # images that the null models are fitted on, and as many held-out ones to measure them on
 _SCORES = ("accuracy", "teacher_accuracy", "agreement", "probe", "teacher_probe", "recovery", "recovery_head")
+
+
+class SweptTeachers(TypedDict, total=False):
+    """Where teachers trained from scratch are."""
+
+    teachers: Annotated[str, Option("runs/stochastic-depth", "folder of a stochastic-depth sweep.")]
+
+
+class OneTeacher(SweptTeachers, WeightFile, total=False):
+    """Which teacher an experiment studies."""
+
+    model: Annotated[str | None, Option(None, "the teacher; by default the most accurate one of `teachers`.")]
 
 
 @dataclass(frozen=True)

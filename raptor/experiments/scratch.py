@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import torch
 
@@ -14,6 +14,7 @@ from raptor.experiments.raptors import Machine, Pair, load_pair
 from raptor.experiments.records import SimilarityMeans, TeacherScores, TeacherSimilarity
 from raptor.experiments.statistics import off_diagonal_mean, within_phases_mean
 from raptor.open import open_vit
+from raptor.options import Option
 from raptor.phases import find_phases
 from raptor.run import RunError, read_config, read_summary
 from raptor.similarity.cosine import Array
@@ -28,6 +29,25 @@ SHAPE = "vit_tiny_patch16_224"
 _SHAPE_OPTIONS = ("size", "patch", "dim", "depth", "heads", "registers")
 _TRAINING: dict[str, Any] = {"smoothing": 0.1, "augment": "crop"}  # of a teacher, unless its options differ
 _TRAIN_SAMPLE = 5000  # training images on which a teacher's training accuracy is measured
+
+
+class ScratchOptions(TypedDict, total=False):
+    """The shape and the training of teachers made from scratch, and the training of their raptors."""
+
+    k: Annotated[int, Option(3, "blocks of each raptor.")]
+    size: Annotated[int, Option(64, "the teacher's image size.")]
+    patch: Annotated[int, Option(8, "the teacher's patch side in pixels.")]
+    dim: Annotated[int, Option(192, "the teacher's width.")]
+    depth: Annotated[int, Option(12, "the teacher's number of blocks.")]
+    heads: Annotated[int, Option(3, "the teacher's attention heads.")]
+    registers: Annotated[int, Option(0, "the teacher's register tokens.")]
+    rescale: Annotated[bool, Option(False, "divide kept updates by 1 - p.")]
+    teacher_budget: Annotated[str, Option("20epochs", "training of a teacher.")]
+    teacher_batch: Annotated[int, Option(512, "images per step of a teacher's training.")]
+    teacher_lr: Annotated[float, Option(1e-3, "peak learning rate of a teacher's training.")]
+    raptor_budget: Annotated[str, Option("1000steps", "training of a raptor, only in the joint autoregressive stage.")]
+    raptor_batch: Annotated[int, Option(256, "images per step of a raptor's training.")]
+    recipe: Annotated[str, Option("default", "recipe of a raptor's training.")]
 
 
 def scratch_pair(options: dict[str, Any], machine: Machine) -> Pair:

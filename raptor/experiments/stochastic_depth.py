@@ -11,14 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, Unpack
 
 from raptor.devices import pick_device
-from raptor.experiments.cells import Cell, Sweep, run_sweep
+from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
 from raptor.experiments.figures import figure_stochastic_depth
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
 from raptor.experiments.raptors import Machine, layer_similarity, make_raptor
 from raptor.experiments.records import Correlation, StochasticDepth, StochasticDepthRow, SweepStatistics, Trend
 from raptor.experiments.scratch import (
+    ScratchOptions,
     check_scratch,
     describe_similarity,
     scratch_pair,
@@ -26,6 +28,7 @@ from raptor.experiments.scratch import (
     teacher_scores,
 )
 from raptor.experiments.statistics import correlation, partial_correlation, trend
+from raptor.options import Limited, part, with_defaults
 from raptor.phases import Phases
 from raptor.report.style import save_figure
 
@@ -48,6 +51,10 @@ _MEASURES: dict[str, Callable[[StochasticDepthRow], float | None]] = {
 }
 
 
+class StochasticDepthOptions(ScratchOptions, TrainingSweepOptions, total=False):
+    """The options that stochastic-depth shares with other experiments."""
+
+
 def run(
     *,
     data: str,
@@ -55,29 +62,8 @@ def run(
     seeds: list[int] = [0],  # noqa: B006
     more_seeds: list[int] = [1],  # noqa: B006
     more_p: list[float] = [0.0, 0.3, 0.6, 0.9],  # noqa: B006
-    k: int = 3,
-    size: int = 64,
-    patch: int = 8,
-    dim: int = 192,
-    depth: int = 12,
-    heads: int = 3,
-    registers: int = 0,
-    rescale: bool = False,
-    teacher_budget: str = "20epochs",
-    teacher_batch: int = 512,
-    teacher_lr: float = 1e-3,
-    raptor_budget: str = "1000steps",
-    raptor_batch: int = 256,
-    recipe: str = "default",
-    limit: int | None = None,
-    val_images: int | None = None,
     out: str = "runs/stochastic-depth",
-    jobs: int = 1,
-    cells: str | None = None,
-    max_seconds: float | None = None,
-    device: str = "auto",
-    num_workers: int = 0,
-    compile: bool | None = None,
+    **given: Unpack[StochasticDepthOptions],
 ) -> Outcome[StochasticDepth]:
     """Train teachers with stochastic depth and a raptor of each; similarity, R2 and accuracy against p (Figure 4).
 
@@ -86,47 +72,19 @@ def run(
         p: drop probabilities.
         seeds: of teacher and raptor, at every p.
         more_seeds, more_p: further seeds at these p, done last.
-        k: blocks of each raptor.
-        size, patch, dim, depth, heads, registers: the teacher's shape.
-        rescale: divide kept updates by 1 - p.
-        teacher_budget, teacher_batch, teacher_lr: training of a teacher.
-        raptor_budget, raptor_batch, recipe: training of a raptor, only in the joint autoregressive stage.
-        limit: use only this many training images.
-        val_images: use only this many held-out images.
         out: folder; cells that are already there are not done again.
         jobs: processes that work at the same time. With budgets in seconds they share the machine unevenly.
         cells: only these, separated by commas (such as p0.3-s0).
-        max_seconds: stop cleanly after so long.
-        device: auto, cpu or cuda.
-        num_workers: processes that decode images, once per job.
-        compile: compile the blocks; by default on a GPU only.
     """
     started = time.monotonic()
-    machine = Machine(Path(out), pick_device(device), num_workers, compile)
-    common = dict(
-        data=data,
-        k=k,
-        size=size,
-        patch=patch,
-        dim=dim,
-        depth=depth,
-        heads=heads,
-        registers=registers,
-        rescale=rescale,
-        teacher_budget=teacher_budget,
-        teacher_batch=teacher_batch,
-        teacher_lr=teacher_lr,
-        raptor_budget=raptor_budget,
-        raptor_batch=raptor_batch,
-        recipe=recipe,
-        limit=limit,
-        val_images=val_images,
-    )
+    options = with_defaults(StochasticDepthOptions, given)
+    machine = Machine(Path(out), pick_device(options["device"]), options["num_workers"], options["compile"])
+    common: dict[str, Any] = {"data": data, **part(ScratchOptions, options), **part(Limited, options)}
     check_scratch(common, [*p, *more_p])
     pairs = [(q, seed) for seed in seeds for q in p] + [(q, seed) for seed in more_seeds for q in more_p]
     plan = {cell_name(q, seed): Cell(cell_name(q, seed), {**common, "drop": q, "seed": seed}) for q, seed in pairs}
     sweep = Sweep(Path(out), tuple(plan.values()), machine.device)
-    results = run_sweep(sweep, partial(_do_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
+    results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
     rows = [replace(StochasticDepthRow.from_dict(result), cell=name) for name, result in results.items()]
     found = StochasticDepth(
         settings=common, rows=rows, statistics=statistics(rows), missing=sweep.missing_names(), **sweep.made()

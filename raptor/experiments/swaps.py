@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -14,11 +15,12 @@ import torch
 from raptor.data import iterate
 from raptor.devices import pick_device
 from raptor.dynamics.interventions import measure_swaps
-from raptor.experiments.cells import Cell, Sweep, run_sweep
+from raptor.experiments.cells import Cell, CellOptions, Sweep, SweepOptions, run_sweep
 from raptor.experiments.figures import figure_swaps
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
-from raptor.experiments.raptors import Machine, cut_phases, open_teacher
+from raptor.experiments.raptors import Machine, SweptTeachers, cut_phases, open_teacher
 from raptor.experiments.records import Compared, StochasticDepth, SwapRow, Swaps
+from raptor.options import Limited, WeightFile, part, with_defaults
 from raptor.report.style import save_figure
 from raptor.train.teacher import evaluate
 from raptor.vit.trajectory import swap_blocks
@@ -26,22 +28,18 @@ from raptor.vit.trajectory import swap_blocks
 _KINDS = ("within", "across", "within_matched", "across_matched")
 
 
+class SwapsOptions(SweptTeachers, WeightFile, SweepOptions, Limited, total=False):
+    """The options that swaps shares with other experiments."""
+
+
 def run(
     *,
     data: str,
     models: list[str] | None = None,
-    teachers: str = "runs/stochastic-depth",
-    weights: str | None = None,
     k: int = 3,
     num_images: int = 512,
-    limit: int | None = None,
-    val_images: int | None = None,
     out: str = "runs/swaps",
-    jobs: int = 1,
-    cells: str | None = None,
-    max_seconds: float | None = None,
-    device: str = "auto",
-    num_workers: int = 0,
+    **given: Unpack[SwapsOptions],
 ) -> Outcome[Swaps]:
     """Exchange every pair of blocks of each teacher: accuracy, agreement and angle of the last state, within and across
     phases.
@@ -49,26 +47,23 @@ def run(
     Args:
         data: labelled images.
         models: the teachers; by default all of the sweep in `teachers`.
-        teachers: folder of a stochastic-depth sweep.
         weights: a local weight file for the models.
         k: phases, by max-cut on training images.
         num_images: held-out images for agreement and angle.
-        limit: use only this many training images.
         val_images: use only this many held-out images for accuracy.
         out: folder; cells that are already there are not done again.
-        jobs: processes that work at the same time.
         cells: only these, separated by commas (such as p0.3-s0).
-        max_seconds: stop cleanly after so long.
-        device: auto, cpu or cuda.
-        num_workers: processes that decode images, once per job.
     """
     started = time.monotonic()
-    machine = Machine(Path(out), pick_device(device), num_workers)
-    common = dict(data=data, weights=weights, k=k, num_images=num_images, limit=limit, val_images=val_images)
-    named = {m.strip("/").replace("/", "_"): (m, None) for m in models} if models else _swept(teachers)
+    options = with_defaults(SwapsOptions, given)
+    machine = Machine(Path(out), pick_device(options["device"]), options["num_workers"])
+    common: dict[str, Any] = dict(
+        data=data, weights=options["weights"], k=k, num_images=num_images, **part(Limited, options)
+    )
+    named = {m.strip("/").replace("/", "_"): (m, None) for m in models} if models else _swept(options["teachers"])
     plan = [Cell(name, {**common, "model": model, "p": p}) for name, (model, p) in named.items()]
     sweep = Sweep(Path(out), tuple(plan), machine.device)
-    results = run_sweep(sweep, partial(_do_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
+    results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
     rows = [replace(SwapRow.from_dict(result), cell=name) for name, result in results.items()]
     found = Swaps(settings=common, rows=rows, missing=sweep.missing_names(), **sweep.made())
     figures = save_figure(figure_swaps(rows), Path(out) / "swaps") if rows else []

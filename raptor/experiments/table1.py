@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Unpack
 
 from raptor.data import open_dense
 from raptor.devices import pick_device
-from raptor.experiments.cells import Cell, Sweep, run_sweep
+from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
 from raptor.experiments.figures import figure_recovery
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
 from raptor.experiments.raptors import Machine, Pair, cut_phases, make_raptor, open_teacher
@@ -28,6 +28,7 @@ from raptor.experiments.records import (
 )
 from raptor.fidelity.heads import share_kept
 from raptor.open import open_vit
+from raptor.options import Limited, WeightFile, part, with_defaults
 from raptor.probes import probe
 from raptor.report.style import save_figure
 from raptor.surrogate.surrogate import block_parameters
@@ -43,10 +44,13 @@ _PUBLISHED = {
 }
 
 
+class Table1Options(WeightFile, TrainingSweepOptions, total=False):
+    """The options that table1 shares with other experiments."""
+
+
 def run(
     *,
     model: str = "timm/vit_small_patch14_reg4_dinov2",
-    weights: str | None = None,
     data: str,
     segment: str | None = None,
     depth: str | None = None,
@@ -63,16 +67,9 @@ def run(
     segment_epochs: int | None = None,
     depth_epochs: int | None = None,
     probe_seconds: float | None = None,
-    limit: int | None = None,
-    val_images: int | None = None,
     in_memory: bool = True,
     out: str = "runs/table1",
-    jobs: int = 1,
-    cells: str | None = None,
-    max_seconds: float | None = None,
-    device: str = "auto",
-    num_workers: int = 0,
-    compile: bool | None = None,
+    **given: Unpack[Table1Options],
 ) -> Outcome[Table1]:
     """Probes of the teacher and of surrogates over k and seeds, as one table with recovery (Table 1).
 
@@ -95,18 +92,14 @@ def run(
         val_images: use only this many held-out images there.
         in_memory: decode the images once and keep them on the device; false reads them as they are needed.
         out: folder; cells that are already there are not done again.
-        jobs: processes that work at the same time.
         cells: only these, separated by commas (such as teacher or k3-s0).
-        max_seconds: stop cleanly after so long.
-        device: auto, cpu or cuda.
-        num_workers: processes that decode images.
-        compile: compile the blocks; by default on a GPU only.
     """
     started = time.monotonic()
-    machine = Machine(Path(out), pick_device(device), num_workers, compile)
-    common = dict(
+    options = with_defaults(Table1Options, given)
+    machine = Machine(Path(out), pick_device(options["device"]), options["num_workers"], options["compile"])
+    common: dict[str, Any] = dict(
         model=model,
-        weights=weights,
+        weights=options["weights"],
         data=data,
         segment=segment,
         depth=depth,
@@ -121,14 +114,13 @@ def run(
         segment_epochs=segment_epochs,
         depth_epochs=depth_epochs,
         probe_seconds=probe_seconds,
-        limit=limit,
-        val_images=val_images,
+        **part(Limited, options),
         in_memory=in_memory,
     )
     plan = [Cell("teacher", {**common, "k": None, "seed": 0})]
     plan += [Cell(f"k{n}-s{s}", {**common, "k": n, "seed": s}) for s in seeds for n in k]
     sweep = Sweep(Path(out), tuple(plan), machine.device)
-    results = run_sweep(sweep, partial(_do_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
+    results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
     teacher = ProbedTeacher.from_dict(results["teacher"]) if "teacher" in results else None
     raptors = {name: ProbedRaptor.from_dict(result) for name, result in results.items() if name != "teacher"}
     rows = summarise(teacher, list(raptors.values()))

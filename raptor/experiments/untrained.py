@@ -6,16 +6,17 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from raptor.data import ImageData
 from raptor.devices import pick_device
-from raptor.experiments.cells import Cell, Sweep, run_sweep
+from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
 from raptor.experiments.figures import figure_untrained
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
-from raptor.experiments.raptors import Machine, Pair, layer_similarity, make_raptor
+from raptor.experiments.raptors import Machine, Pair, SweptTeachers, layer_similarity, make_raptor
 from raptor.experiments.records import Untrained, UntrainedRow
 from raptor.experiments.scratch import (
+    ScratchOptions,
     check_scratch,
     describe_similarity,
     scratch_pair,
@@ -24,6 +25,7 @@ from raptor.experiments.scratch import (
     untrained_teacher,
 )
 from raptor.experiments.stochastic_depth import cell_name
+from raptor.options import Limited, part, with_defaults
 from raptor.phases import Phases
 from raptor.report.style import save_figure
 from raptor.run import read_summary
@@ -38,36 +40,18 @@ _COLUMNS = (
 )
 
 
+class UntrainedOptions(ScratchOptions, SweptTeachers, TrainingSweepOptions, total=False):
+    """The options that untrained shares with other experiments."""
+
+
 def run(
     *,
     data: str,
-    teachers: str = "runs/stochastic-depth",
     p: float = 0.3,
     seeds: list[int] = [0],  # noqa: B006
-    k: int = 3,
-    size: int = 64,
-    patch: int = 8,
-    dim: int = 192,
-    depth: int = 12,
-    heads: int = 3,
-    registers: int = 0,
-    rescale: bool = False,
-    teacher_budget: str = "20epochs",
-    teacher_batch: int = 512,
-    teacher_lr: float = 1e-3,
     overfit_images: int = 5000,
-    raptor_budget: str = "1000steps",
-    raptor_batch: int = 256,
-    recipe: str = "default",
-    limit: int | None = None,
-    val_images: int | None = None,
     out: str = "runs/untrained",
-    jobs: int = 1,
-    cells: str | None = None,
-    max_seconds: float | None = None,
-    device: str = "auto",
-    num_workers: int = 0,
-    compile: bool | None = None,
+    **given: Unpack[UntrainedOptions],
 ) -> Outcome[Untrained]:
     """A trained teacher, its untrained start and an overfitted twin: similarity, and how well a raptor follows each.
 
@@ -76,50 +60,25 @@ def run(
         teachers: folder of a stochastic-depth sweep; its teacher at `p` is taken if it is there, else trained here.
         p: stochastic depth of the trained teacher.
         seeds: of teacher and raptor.
-        k: blocks of each raptor.
-        size, patch, dim, depth, heads, registers: the teacher's shape.
-        rescale: divide kept updates by 1 - p.
-        teacher_budget, teacher_batch, teacher_lr: training of a teacher.
         overfit_images: the overfitted twin sees only these, without augmentation, smoothing or stochastic depth.
-        raptor_budget, raptor_batch, recipe: training of a raptor, only in the joint autoregressive stage.
-        limit: use only this many training images.
-        val_images: use only this many held-out images.
         out: folder; cells that are already there are not done again.
-        jobs: processes that work at the same time.
         cells: only these, separated by commas (such as untrained-s0).
-        max_seconds: stop cleanly after so long.
-        device: auto, cpu or cuda.
-        num_workers: processes that decode images, once per job.
-        compile: compile the blocks; by default on a GPU only.
     """
     started = time.monotonic()
-    machine = Machine(Path(out), pick_device(device), num_workers, compile)
-    common = dict(
-        data=data,
-        k=k,
-        size=size,
-        patch=patch,
-        dim=dim,
-        depth=depth,
-        heads=heads,
-        registers=registers,
-        rescale=rescale,
-        teacher_budget=teacher_budget,
-        teacher_batch=teacher_batch,
-        teacher_lr=teacher_lr,
-        raptor_budget=raptor_budget,
-        raptor_batch=raptor_batch,
-        recipe=recipe,
-        limit=limit,
-        val_images=val_images,
-        teachers=teachers,
-        overfit_images=overfit_images,
-        p=p,
-    )
+    options = with_defaults(UntrainedOptions, given)
+    machine = Machine(Path(out), pick_device(options["device"]), options["num_workers"], options["compile"])
+    common: dict[str, Any] = {
+        "data": data,
+        **part(ScratchOptions, options),
+        **part(Limited, options),
+        "teachers": options["teachers"],
+        "overfit_images": overfit_images,
+        "p": p,
+    }
     check_scratch(common, [p])
     plan = tuple(Cell(f"{kind}-s{s}", {**common, "kind": kind, "seed": s}) for s in seeds for kind in _KINDS)
     sweep = Sweep(Path(out), plan, machine.device)
-    results = run_sweep(sweep, partial(_do_cell, machine), jobs=jobs, cells=cells, max_seconds=max_seconds)
+    results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
     rows = [UntrainedRow.from_dict(result) for result in results.values()]
     found = Untrained(settings=common, rows=rows, missing=sweep.missing_names(), **sweep.made())
     figures = save_figure(figure_untrained(rows), Path(out) / "untrained") if rows else []
