@@ -63,7 +63,6 @@ def test_help_and_version_import_nothing_heavy():
         (["reproduce", "stochastic-depth", "--data", "scenes", "--p", "1.5"], "must be in [0, 1)"),
         (["reproduce", "untrained", "--data", "scenes", "--heads", "5"], "must be a multiple of heads"),
         (["reproduce", "claims", "--results", "raptor"], "no results in raptor"),
-        (["report", "docs/results", "--data", "nowhere"], "unknown data 'nowhere'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(words, message, capsys):

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 import pytest
 import yaml
 
+from raptor.cli import read_arguments
 from raptor.commands.reproduce import EXPERIMENTS, experiment
 from raptor.recipes import FOLDER, recipe_names
 from raptor.train.recipe import resolve_recipe
@@ -21,8 +21,8 @@ def test_recipes_are_those_of_a_distillation_or_options_of_an_experiment() -> No
         command = next(line for line in path.read_text().splitlines() if "raptor reproduce" in line)
         name = command.split("raptor reproduce ")[1].split()[0]
         assert name in EXPERIMENTS and f"--config raptor/recipes/{path.name}" in command
-        signature = inspect.signature(experiment(name))
-        unknown = set(yaml.safe_load(path.read_text())) - set(signature.parameters)
+        known = {argument.name for argument in read_arguments(experiment(name))}
+        unknown = set(yaml.safe_load(path.read_text())) - known
         assert not unknown, f"{path.name}: {unknown}"
 
 

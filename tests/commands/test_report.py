@@ -39,3 +39,8 @@ def test_images_are_measured_once(run: Path) -> None:
 def test_a_negative_number_of_images_is_refused(run: Path) -> None:
     with pytest.raises(ValueError, match="--images must be 0 or more"):
         report(str(run), images=-1)
+
+
+def test_data_that_was_asked_for_and_is_not_there_is_an_error(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(run), "--data", "nowhere"]) == 2
+    assert "unknown data 'nowhere'" in capsys.readouterr().err
