@@ -49,5 +49,6 @@ def hsic_by_hand(x_nd: np.ndarray, y_nd: np.ndarray) -> float:
 
 def direct_cka(batches: list[list[Tensor]], features: str) -> np.ndarray:
     per_batch = [features_by_hand(states, features) for states in batches]
-    hsic = np.mean([[[hsic_by_hand(x, y) for y in f] for x in f] for f in per_batch], axis=0)
+    sizes = [len(states[0]) for states in batches]
+    hsic = np.average([[[hsic_by_hand(x, y) for y in f] for x in f] for f in per_batch], axis=0, weights=sizes)
     return hsic / np.sqrt(np.outer(np.diagonal(hsic), np.diagonal(hsic)))

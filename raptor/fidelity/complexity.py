@@ -104,10 +104,25 @@ def count_flops(vit: ViT) -> int:
     Matrix products, convolutions and attention are counted; norms, activations and sums (about 1 %) are not.
     """
     size = vit.preprocess.size
-    # the plain kernel is two counted matrix products; not every torch counts every fused kernel
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), _plain_kernels(), FlopCounterMode(display=False) as counter:
         vit(torch.zeros(1, 3, size, size, device=vit.device))
     return counter.get_total_flops()
+
+
+@contextmanager
+def _plain_kernels() -> Iterator[None]:
+    """Inside the context attention and encoder layers run as matrix products, which the counter sees.
+
+    It does not see into torch's fused kernels: those of `scaled_dot_product_attention`, nor the ones that
+    `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` run instead of their children in inference.
+    """
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 @torch.no_grad()

@@ -17,9 +17,10 @@ class LinearCKA:
     """Minibatch linear CKA with the unbiased HSIC estimator (Nguyen et al. 2021). Samples are the images of a batch.
 
     `features`: `cls`, `patches` (the mean patch) or `both` (concatenated; whichever the model has). HSIC is averaged
-    over batches, each counting once, and the ratio is taken at the end. The estimator needs 4 images: a smaller batch
-    is skipped and counted in `num_skipped_images`. The value depends a little on the batch size, as the estimator's
-    variance does, so state it.
+    over batches, weighted by their number of images, and the ratio is taken at the end. Each batch's HSIC is unbiased
+    and its variance falls as one over its number of images, so these weights give the least variance: a short last
+    batch counts for as much as it knows. The estimator needs 4 images: a smaller batch is skipped and counted in
+    `num_skipped_images`. The value depends a little on the batch size, so state it.
     """
 
     def __init__(self, num_layers: int, groups: TokenGroups, features: str = "both") -> None:
@@ -29,7 +30,7 @@ class LinearCKA:
         if not present:
             raise ValueError(f"this model has no tokens for CKA features {features!r}: choose another group")
         self.num_layers, self.groups, self.names = num_layers, groups, present
-        self.num_batches = self.num_skipped_images = 0
+        self.num_images = self.num_skipped_images = 0
         self._hsic_ll = torch.zeros((), dtype=torch.float64)
 
     @torch.no_grad()
@@ -42,14 +43,14 @@ class LinearCKA:
         pooled = pool_layers(states, self.groups) if pooled is None else pooled
         features_bld = torch.cat([pooled[name] for name in self.names], dim=2)
         hsic_ll = _unbiased_hsic(double(features_bld).transpose(0, 1))
-        self._hsic_ll = self._hsic_ll + hsic_ll
-        self.num_batches += 1
+        self._hsic_ll = self._hsic_ll + len(states[0]) * hsic_ll
+        self.num_images += len(states[0])
 
     def result(self) -> NDArray[np.float64]:
         """(L, L)."""
-        if self.num_batches == 0:
+        if self.num_images == 0:
             raise ValueError("CKA needs at least one batch of 4 images: use a larger batch size")
-        hsic_ll = (self._hsic_ll / self.num_batches).cpu().numpy()
+        hsic_ll = (self._hsic_ll / self.num_images).cpu().numpy()
         own_l = np.diagonal(hsic_ll)
         if not (own_l > 0).all():
             layer = int(np.flatnonzero(~(own_l > 0))[0]) + 1

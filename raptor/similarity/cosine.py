@@ -189,7 +189,7 @@ def measure_similarity(
         if cka is not None:
             cka.update(states, pooled)
     matrices = cosine.result()
-    cka_ll = cka.result() if cka is not None and cka.num_batches > 0 else None
+    cka_ll = cka.result() if cka is not None and cka.num_images > 0 else None
     return SimilarityResult(matrices, cka_ll, outliers.result(), cosine.num_images)
 
 

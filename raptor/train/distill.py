@@ -259,6 +259,9 @@ class Job:
             raise ValueError(
                 f"stage1_share={self.recipe.stage1_share:g} leaves nothing for stage {self.stage}: change one of them"
             )
+        budget = Budget.parse(self.recipe.budget)
+        if len(plan) > 1 and budget.unit == "steps" and round(budget.amount) < len(plan):
+            raise ValueError("one step cannot be shared by two stages: give --budget 2steps or more")
         return plan
 
     def steps_per_epoch(self) -> float:
@@ -457,6 +460,7 @@ class DistillStage:
     def __init__(self, job: Job, name: str, share: float, module: DistillStep, stream: TrainStream, measured: Measured):
         recipe = job.recipe
         self.name, self.title, self.share = name, f"distil {name}", share
+        self.before = 0.0 if name == "stage1" else recipe.stage1_share
         self.module, self.stream, self.measured, self.recipe = module, stream, measured, recipe
         self.graphs = StepGraphs(module, name, job.precision, job.graphed())
         self.groups = [ParameterGroup(module.trained_parameters(), recipe.weight_decay)]

@@ -54,7 +54,8 @@ class Stage(Protocol):
         groups: what the optimizer (AdamW) trains, in its order.
         betas, clip, rates: of the optimizer: decay rates of the moments, gradient norm, learning rate.
         batch_size: images per step over all ranks.
-        budget, share, steps_per_epoch: length of the run, the share of it that this stage gets, steps in an epoch.
+        budget, share, before, steps_per_epoch: length of the run, the share of it that this stage gets, the share that
+            the stages before it get, steps in an epoch.
         num_checkpoints, num_validations: how many, spread over the stage.
     """
 
@@ -67,6 +68,7 @@ class Stage(Protocol):
     batch_size: int
     budget: Budget
     share: float
+    before: float
     steps_per_epoch: float
     num_checkpoints: int
     num_validations: int
@@ -191,7 +193,7 @@ class Loop:
         training = _Training(stage, wrapped, optimizer, self.fabric.backward)
         if stage.name not in self.state.num_steps:
             self.state.num_steps[stage.name] = stage.budget.num_steps(
-                stage.steps_per_epoch, stage.share, lambda: self._step_seconds(training)
+                stage.steps_per_epoch, stage.share, lambda: self._step_seconds(training), stage.before
             )
         self.state.stage = stage.name
         return training

@@ -31,12 +31,24 @@ class Budget:
             raise ValueError(f"cannot read the budget {text!r}: write 120s, 5m, 2h, 3000steps or 20epochs")
         return cls(amount, unit)
 
-    def num_steps(self, steps_per_epoch: float, share: float, step_seconds: Callable[[], float]) -> int:
-        """Steps in `share` of the budget; `step_seconds` times a step, and is called only for a budget of seconds."""
+    def num_steps(
+        self, steps_per_epoch: float, share: float, step_seconds: Callable[[], float], before: float = 0.0
+    ) -> int:
+        """Steps in `share` of the budget, after the share `before` that other stages have; at least 1.
+
+        The stages of a budget in steps or epochs have exactly its steps together: the boundaries between them are
+        rounded, not their lengths. `step_seconds` times a step, and is called only for a budget of seconds.
+        """
         if self.unit == "s":
             return max(1, round(self.amount * share / step_seconds()))
-        total = self.amount * (steps_per_epoch if self.unit == "epochs" else 1)
-        return max(1, round(total * share))
+        total = max(1, round(self.amount * (steps_per_epoch if self.unit == "epochs" else 1)))
+        return max(1, _boundary(total, before + share) - _boundary(total, before))
+
+
+def _boundary(total: int, share: float) -> int:
+    """Steps in the first `share` of `total`: at least one on each side of a boundary inside the run."""
+    share = round(share, 9)  # .1 + .9 is 1
+    return total if share >= 1 else 0 if share <= 0 else max(1, min(round(total * share), total - 1))
 
 
 @dataclass(frozen=True)

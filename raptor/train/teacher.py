@@ -221,7 +221,7 @@ class TeacherStage:
     """
 
     name, title = STAGE, "train teacher"
-    betas, clip, share = (0.9, 0.98), 1.0, 1.0
+    betas, clip, share, before = (0.9, 0.98), 1.0, 1.0, 0.0
     num_validations = 0
 
     def __init__(self, vit: ViT, stream: TrainStream, config: dict[str, Any], fabric: Any, compiled: bool):

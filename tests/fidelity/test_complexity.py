@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import timm
 import torch
+import torchvision
+import transformers
+from torch import Tensor, nn
 
 from raptor.fidelity.complexity import (
     Complexity,
@@ -60,6 +64,68 @@ def test_flops_of_deit_tiny_are_the_published_ones() -> None:
     vit = open_vit("timm/vit_tiny_patch16_224", pretrained=False)
     assert count_flops(vit) == closed_form(192, 12, 16, 224, 1, 1000)
     assert count_flops(vit) / 2 == pytest.approx(1.26e9, rel=0.01)
+
+
+def torchvision_vit() -> ViT:
+    """Its blocks are of `nn.MultiheadAttention`, which runs a fused kernel in inference."""
+    model = torchvision.models.VisionTransformer(
+        image_size=SIZE, patch_size=PATCH, num_layers=DEPTH, num_heads=2, hidden_dim=DIM, mlp_dim=4 * DIM, num_classes=5
+    )
+    return open_vit(model)
+
+
+class EncoderViT(nn.Module):
+    """A ViT of `nn.TransformerEncoderLayer`, which runs as one fused kernel in inference."""
+
+    def __init__(self, norm_first: bool) -> None:
+        super().__init__()
+        self.patch_embed = nn.Conv2d(3, DIM, PATCH, PATCH)
+        self.cls_token = nn.Parameter(torch.randn(1, 1, DIM))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(DIM, 2, 4 * DIM, batch_first=True, norm_first=norm_first) for _ in range(DEPTH)
+        )
+        self.head = nn.Linear(DIM, NUM_CLASSES)
+        self.image_size = SIZE
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patch_embed(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x[:, 0])
+
+
+def transformers_vit(attention: str) -> ViT:
+    config = transformers.ViTConfig(
+        hidden_size=DIM,
+        num_hidden_layers=DEPTH,
+        num_attention_heads=2,
+        intermediate_size=4 * DIM,
+        image_size=SIZE,
+        patch_size=PATCH,
+        num_labels=NUM_CLASSES,
+        attn_implementation=attention,
+    )
+    return open_vit(transformers.ViTForImageClassification(config))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        torchvision_vit,
+        lambda: open_vit(EncoderViT(norm_first=False)),
+        lambda: open_vit(EncoderViT(norm_first=True)),
+        lambda: transformers_vit("sdpa"),
+        lambda: transformers_vit("eager"),
+    ],
+    ids=["torchvision", "encoder-layer", "encoder-layer-pre-norm", "hf-sdpa", "hf-eager"],
+)
+def test_fused_attention_and_encoder_layers_are_counted(build: Callable[[], ViT]) -> None:
+    vit, fused = build(), torch.backends.mha.get_fastpath_enabled()
+    expected = closed_form(DIM, DEPTH, PATCH, SIZE, 1, NUM_CLASSES)
+    assert count_flops(vit) == expected
+    assert count_flops(make_surrogate(vit, (2, 4), conditioning="none")) == expected
+    assert torch.backends.mha.get_fastpath_enabled() == fused
 
 
 def test_a_surrogate_of_copied_blocks_costs_its_teachers_flops() -> None:

@@ -40,13 +40,22 @@ def test_cka_of_independent_features_is_near_zero() -> None:
     assert cka is not None and abs(cka[0, 1]) < 0.05
 
 
+def test_a_last_batch_of_4_does_not_weigh_like_one_of_256() -> None:
+    """Two layers that are equal in 256 images and unrelated in 4 are nearly equal."""
+    generator = torch.Generator().manual_seed(3)
+    same = torch.randn(256, 1, 8, generator=generator)
+    last = [torch.randn(4, 1, 8, generator=generator) for _ in range(3)]
+    cka = measure_similarity([[same] * 3, last], 2, TokenGroups(1, 0, 0)).cka
+    assert cka is not None and 0.9 < cka[0, 1] < 1
+
+
 def test_small_batches_are_skipped_by_cka_alone() -> None:
     states = make_states(10)
     batches = split(states, [7, 3])
     cka = LinearCKA(NUM_LAYERS, GROUPS)
     for batch in batches:
         cka.update(batch)
-    assert (cka.num_batches, cka.num_skipped_images) == (1, 3)
+    assert (cka.num_images, cka.num_skipped_images) == (7, 3)
     np.testing.assert_allclose(cka.result(), direct_cka(batches[:1], "both"), atol=1e-6)
     result = measure_similarity(split(states, [3, 3, 3, 1]), NUM_LAYERS, GROUPS)
     assert result.cka is None and result.num_images == 10

@@ -57,3 +57,14 @@ def test_lambda_is_annealed_linearly_to_zero():
     assert set(lam[100:]) == {0.0}
     assert teacher_forcing(0, 10, 1.0, 0.0) == 0.0
     assert teacher_forcing(9, 10, 1.0, math.inf) == 1.0
+
+
+@pytest.mark.parametrize("total", [2, 3, 5, 7, 101])
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.9])
+def test_the_stages_together_have_exactly_the_steps_asked_for(total, share):
+    for text, per_epoch in ((f"{total}steps", 1), ("1epoch", total)):
+        budget = Budget.parse(text)
+        first = budget.num_steps(per_epoch, share, lambda: 1.0)
+        second = budget.num_steps(per_epoch, 1 - share, lambda: 1.0, before=share)
+        assert first >= 1 and second >= 1 and first + second == total
+        assert abs(first - share * total) <= 1
