@@ -12,12 +12,13 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, TextIO, Union, cast, get_args, get_origin, get_type_hints
 
 COMMANDS = {
     "demo": ("raptor.commands.demo:demo", "everything below on the built-in default; ends with report.html"),
@@ -55,28 +56,83 @@ EXAMPLES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and give its exit code: 0; 2 with one line when the input was wrong; 130 when it was
-    stopped; 1 when an experiment's cell failed."""
+    """Run the command line and give its exit code: 0 when the result is saved; 2 with one line when the input was
+    wrong; 130 when it was stopped; 1 when an experiment's cell failed."""
     words = list(sys.argv[1:] if argv is None else argv)
+    with _safe_streams():
+        try:
+            return _run(words)
+        except KeyboardInterrupt:
+            print("raptor: stopped", file=sys.stderr)
+            return 130
+        except Exception as error:
+            if not is_users(error):
+                raise
+            print("raptor:", one_line(error), file=sys.stderr)
+            return 130 if type(error).__name__ == "Interrupted" else 2
+
+
+def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        print(overview())
+        print(overview(), flush=True)
         return 0
     if words[0] in ("-V", "--version"):
-        print(f"raptor {version('raptor-vit')}")
+        print(f"raptor {version('raptor-vit')}", flush=True)
         return 0
+    return run_command(words[0], words[1:])
+
+
+@contextmanager
+def _safe_streams() -> Iterator[None]:
+    """Inside, a standard stream that nobody reads any more is silent, so that it never ends a run.
+
+    A closed one (`2>&-`) is opened on /dev/null first: the next file that is opened would otherwise take its number
+    and receive what is printed.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    old = sys.stdout, sys.stderr
     try:
-        return run_command(words[0], words[1:])
-    except KeyboardInterrupt:
-        print("raptor: stopped", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # whoever read the output, such as head, has what it wanted
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-        return 0
-    except Exception as error:
-        if not is_users(error):
-            raise
-        print("raptor:", one_line(error), file=sys.stderr)
-        return 130 if type(error).__name__ == "Interrupted" else 2
+        sys.stdout = cast(TextIO, _Unbroken(sys.stdout, BrokenPipeError))
+        sys.stderr = cast(TextIO, _Unbroken(sys.stderr, OSError))
+        yield
+    finally:
+        sys.stdout, sys.stderr = old
+
+
+class _Unbroken:
+    """A standard stream on which errors of one kind are not raised; after the first it writes to /dev/null."""
+
+    def __init__(self, stream: TextIO | None, ignored: type[OSError]):
+        self._stream = stream or open(os.devnull, "w")  # noqa: SIM115
+        self._ignored = ignored
+
+    def write(self, text: str) -> int:
+        try:
+            self._stream.write(text)
+        except (OSError, ValueError) as error:
+            self._silence(error)
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError) as error:
+            self._silence(error)
+
+    def _silence(self, error: OSError | ValueError) -> None:
+        with suppress(OSError, ValueError):  # what is in the buffer goes there too, when the process ends
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+        if isinstance(error, OSError) and not isinstance(error, self._ignored):
+            raise error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def is_users(error: Exception) -> bool:

@@ -28,6 +28,7 @@ from torch import Tensor
 from raptor.streaming import Record
 
 _KEPT_CHECKPOINTS = 2
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class RunError(ValueError):
@@ -35,7 +36,7 @@ class RunError(ValueError):
 
 
 class Interrupted(RunError):
-    """Ctrl-C or SIGTERM stopped a run after its checkpoint was written."""
+    """Ctrl-C, SIGTERM or SIGHUP stopped a run after its checkpoint was written."""
 
 
 class Run:
@@ -160,7 +161,10 @@ class Run:
 
 
 class StopSignal:
-    """Inside the context Ctrl-C and SIGTERM set `given`, which a loop reads between steps; a second acts at once."""
+    """Inside the context Ctrl-C, SIGTERM and SIGHUP (a closed terminal) set `given`, which a loop reads between steps.
+
+    A second signal acts at once.
+    """
 
     def __init__(self) -> None:
         self.given = False
@@ -168,7 +172,8 @@ class StopSignal:
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():
-            self._old = {number: signal.signal(number, self._set) for number in (signal.SIGINT, signal.SIGTERM)}
+            wanted = [n for n in _STOP_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]  # nohup ignores SIGHUP
+            self._old = {number: signal.signal(number, self._set) for number in wanted}
         return self
 
     def __exit__(self, *_exc: object) -> None:

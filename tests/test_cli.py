@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -127,14 +128,60 @@ def test_help_names_no_classes_of_the_library():
         assert "subclass" not in text and "ImageData" not in text and "Module" not in text
 
 
-@pytest.mark.parametrize(("error", "code"), [(Interrupted("stopped after step 3"), 130), (BrokenPipeError(), 0)])
-def test_exit_codes_of_a_stop_and_of_a_closed_pipe(monkeypatch, capsys, error, code):
+@pytest.mark.parametrize(("error", "code"), [(Interrupted("stopped after step 3"), 130), (BrokenPipeError(), 2)])
+def test_exit_codes_of_a_stop_and_of_a_broken_pipe_elsewhere(monkeypatch, capsys, error, code):
     def fails(*_):
         raise error
 
     monkeypatch.setattr("raptor.cli.run_command", fails)
     monkeypatch.setattr(sys, "stdout", sys.stdout)
     assert main(["phases"]) == code
+
+
+# Prints a lot, then saves a file: what training does.
+CHATTY = """
+import sys, time
+from pathlib import Path
+from raptor import cli
+
+def run_command(name, words):
+    for _ in range(20):
+        print("x" * 10_000, file=getattr(sys, words[0]), flush=True)
+        time.sleep(0.005)
+    Path(words[1]).write_text("saved")
+    return 0
+
+cli.run_command = run_command
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def run_shell(line: str) -> subprocess.CompletedProcess[str]:
+    script = f"set -o pipefail; {line}"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PY": sys.executable, "CODE": CHATTY}
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, timeout=120)
+
+
+@pytest.mark.parametrize(
+    "ending",
+    ["stderr saved 2>&1 | head -c 1", "stdout saved | head -c 1", "stderr saved 2>&-", "stderr saved 2>/dev/full"],
+)
+def test_a_broken_stream_ends_nothing(ending: str, tmp_path: Path) -> None:
+    done = run_shell(f'cd {tmp_path}; "$PY" -c "$CODE" distill {ending}')
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "saved").read_text() == "saved"
+
+
+def test_a_result_that_cannot_be_printed_is_an_error(tmp_path: Path) -> None:
+    done = run_shell(f'cd {tmp_path}; "$PY" -c "$CODE" distill stdout saved > /dev/full')
+    assert done.returncode == 2 and done.stderr.startswith("raptor: ") and done.stderr.count("\n") == 1
+
+
+def test_distill_into_a_pipe_that_closes_saves_its_surrogate(tmp_path: Path) -> None:
+    options = "--phases 6 6 --budget 2steps --batch_size 4 --limit 8 --val_images 4 --head_images 8 --out run"
+    done = run_shell(f'cd {tmp_path}; "$PY" -m raptor distill scenes {options} 2>&1 | head -c 1')
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / "run" / "surrogate" / "model.safetensors").exists()
 
 
 def test_options_are_the_functions_arguments():

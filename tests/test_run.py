@@ -245,7 +245,7 @@ def test_damaged_json_names_its_file(tmp_path):
         read_json(tmp_path / "nothing.json")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_is_a_flag_and_the_second_acts(number):
     before = signal.getsignal(number)
     seen = []
@@ -372,3 +372,13 @@ def test_a_missing_or_damaged_result_file_is_one_line(tmp_path):
             (tmp_path / "found.json").write_text(text)
         with pytest.raises(RunError, match=r"found\.json cannot be read"):
             Found.read(tmp_path)
+
+
+def test_a_run_under_nohup_ignores_the_closed_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignal() as stop:
+            signal.raise_signal(signal.SIGHUP)
+        assert not stop.given
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -211,7 +211,7 @@ class Loop:
         return float(self.fabric.all_reduce(seconds, reduce_op="mean"))
 
     def _stop_asked(self, step: int) -> bool:
-        """Whether Ctrl-C or SIGTERM came. Several ranks agree on it every `LOG_EVERY` steps."""
+        """Whether Ctrl-C, SIGTERM or SIGHUP came. Several ranks agree on it every `LOG_EVERY` steps."""
         if self.fabric.world_size == 1:
             return self.stop.given
         if (step + 1) % LOG_EVERY:

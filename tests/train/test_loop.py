@@ -87,10 +87,10 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, uninterru
     assert len(set(steps)) == len(steps)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_stop_signal_saves_and_ends_with_one_line(tmp_path, uninterrupted, number):
     folder = tmp_path / "run"
-    lines = num_lines(uninterrupted) * (1 if number == signal.SIGTERM else 3) // 4
+    lines = num_lines(uninterrupted) * (3 if number == signal.SIGINT else 1) // 4
     signal_after(start(folder, LONG), folder, lines, number)
     report = (tmp_path / "report").read_text()
     assert report.startswith("stopped after step ")
