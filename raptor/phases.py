@@ -26,8 +26,8 @@ from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import POOLED, ModelFacts, ViT
 
 Array = NDArray[np.float64]
-METHODS = ("maxcut", "dp")
-SCORES = ("weighted", "mean", "cut")
+_METHODS = ("maxcut", "dp")
+_SCORES = ("weighted", "mean", "cut")
 
 
 @dataclass(frozen=True)
@@ -248,8 +248,8 @@ def find_phases(
     matrix = _check_similarity(similarity)
     min_length = shortest(method, min_length)
     _check_counts(len(matrix), k, min_length)
-    if score not in SCORES:
-        raise ValueError(f"unknown score {score!r}: choose from {', '.join(SCORES)}")
+    if score not in _SCORES:
+        raise ValueError(f"unknown score {score!r}: choose from {', '.join(_SCORES)}")
     if method == "dp":
         return _dynamic_programme(matrix, k, score, min_length)
     edges, gains = _max_cut(matrix, k, min_length)
@@ -264,8 +264,8 @@ def find_phases(
 
 def shortest(method: str, min_length: int | None = None) -> int:
     """The `min_length` that is meant: the given one, or the method's own."""
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}: choose from {', '.join(METHODS)}")
+    if method not in _METHODS:
+        raise ValueError(f"unknown method {method!r}: choose from {', '.join(_METHODS)}")
     return min_length if min_length is not None else (2 if method == "dp" else 1)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _QUANTILE_KEYS = tuple(f"q{round(100 * q):02d}" for q in QUANTILES)
-QUANTILE_IMAGES = 4096  # quantiles are exact up to this many images, and of a uniform sample beyond
+_QUANTILE_IMAGES = 4096  # quantiles are exact up to this many images, and of a uniform sample beyond
 
 
 class Moments:
@@ -178,7 +178,7 @@ class ImageMoments:
     `reservoir` images are kept for the quantiles (0: no quantiles).
     """
 
-    def __init__(self, reservoir: int = QUANTILE_IMAGES, seed: int = 0) -> None:
+    def __init__(self, reservoir: int = _QUANTILE_IMAGES, seed: int = 0) -> None:
         self.num_images = 0
         self._moments = Moments()
         self._reservoir = Reservoir(reservoir, seed) if reservoir else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from raptor.dynamics.basins import Basins, BasinsResult
 from raptor.dynamics.direction import Direction, DirectionResult
 from raptor.dynamics.findings import find
-from raptor.dynamics.groups import group_means
 from raptor.dynamics.interventions import (
     Extrapolation,
     Repetition,
@@ -19,6 +18,7 @@ from raptor.dynamics.modes import DMD, BatchedDMD, fit_dmd, rank_sweep
 from raptor.dynamics.rank import Rank, RankResult
 from raptor.dynamics.spectra import Modes, ModesResult, PooledDMD
 from raptor.dynamics.stability import Stability, StabilityResult
+from raptor.dynamics.states import group_means
 from raptor.streaming import QUANTILES, ImageMoments, Spread, jsonable
 
 __all__ = [

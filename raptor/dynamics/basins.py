@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raptor.dynamics.groups import group_means, take_rows
 from raptor.dynamics.parallel import on_host_if_small, parallel_map
+from raptor.dynamics.states import group_means, take_rows
 from raptor.streaming import NOT_SAVED, Record
 from raptor.vit.trajectory import check_states
 from raptor.vit.view import TokenGroups
 
-PER_CLASS = 200
+_PER_CLASS = 200
 
 
 @dataclass
@@ -57,7 +57,7 @@ class BasinsResult(Record):
 class Basins:
     """Streaming collection of the trajectories of chosen classes."""
 
-    def __init__(self, groups: TokenGroups, classes: Sequence[int], per_class: int = PER_CLASS) -> None:
+    def __init__(self, groups: TokenGroups, classes: Sequence[int], per_class: int = _PER_CLASS) -> None:
         if len(set(classes)) < 2:
             raise ValueError(f"basins need at least two different classes, got {list(classes)}")
         self.groups = groups
@@ -111,7 +111,7 @@ def group_basins(x_nld: Tensor, labels: Tensor) -> GroupBasins:
     """PCA, scatter and accuracy of trajectories `(N, L+1, D)` with labels 0..C-1."""
     x_nld = x_nld.double()
     labels = labels.to(x_nld.device)
-    paths, explained = principal_paths(x_nld)
+    paths, explained = _principal_paths(x_nld)
     means_cld = class_means(x_nld, labels)
     return GroupBasins(
         paths=paths.cpu().numpy(),
@@ -128,7 +128,7 @@ def class_means(x_nld: Tensor, labels: Tensor) -> Tensor:
     return torch.einsum("cn,nld->cld", member_cn, x_nld) / member_cn.sum(1)[:, None, None]
 
 
-def principal_paths(x_nld: Tensor, num_components: int = 3) -> tuple[Tensor, Tensor]:
+def _principal_paths(x_nld: Tensor, num_components: int = 3) -> tuple[Tensor, Tensor]:
     """Trajectories on the principal components of all their points, and each component's share of the variance.
 
     Each component's largest coordinate is positive, so that two runs agree in sign.

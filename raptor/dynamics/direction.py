@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from raptor.dynamics.angles import as_float, chord_angle, unit
-from raptor.dynamics.groups import measured_groups
+from raptor.dynamics.states import chord_angle, measured_groups, unit
 from raptor.streaming import ImageMoments, Record, Spread
-from raptor.vit.trajectory import check_states
+from raptor.vit.trajectory import at_least_float32, check_states
 from raptor.vit.view import TokenGroups
 
 
@@ -31,14 +30,14 @@ class DirectionResult(Record):
 Bounds = tuple[tuple[int, int], ...]
 
 
-def direction_means(state_btd: Tensor, before_btd: Tensor, last_btd: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
+def _direction_means(state_btd: Tensor, before_btd: Tensor, last_btd: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
     """One step: means over tokens of the norm, the cosine with `last` and the angle from `before`; and the unit state.
 
     A pure function, so that one compiled graph serves every layer. `before` and `last` are unit states; `bounds` are
     the first token of each group and the one after its last. Means are `(B, 3, groups)`, the unit state `(B, T, D)` in
     float32 or better. Compiled it reads three states and writes one; eager it makes eleven passes.
     """
-    x_btd = as_float(state_btd)
+    x_btd = at_least_float32(state_btd)
     norm_bt = torch.linalg.vector_norm(x_btd, dim=-1)
     now_btd = x_btd / norm_bt.clamp_min(torch.finfo(x_btd.dtype).tiny)[..., None]
     gamma_bt = torch.linalg.vecdot(now_btd, last_btd)
@@ -58,7 +57,7 @@ class Direction:
         self.groups = groups
         self._spans = measured_groups(groups)
         self._bounds = tuple((span.start, span.stop) for span in self._spans.values())
-        self._compiled = torch.compile(direction_means, dynamic=False) if compile else None
+        self._compiled = torch.compile(_direction_means, dynamic=False) if compile else None
         self._batch_size: int | None = None
         self._moments = ImageMoments()
 
@@ -67,7 +66,7 @@ class Direction:
         """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`."""
         check_states(states, num_tokens=self.groups.num_tokens)
         self._batch_size = self._batch_size or len(states[0])
-        step = self._compiled if self._compiled is not None and len(states[0]) == self._batch_size else direction_means
+        step = self._compiled if self._compiled is not None and len(states[0]) == self._batch_size else _direction_means
         last = unit(states[-1])
         now, means = unit(states[0]), []  # the first state has none before it: its speed of 0 is dropped in the end
         for state in states:

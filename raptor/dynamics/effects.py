@@ -7,20 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from raptor.dynamics.angles import unit, unit_angle
-from raptor.dynamics.groups import measured_groups
+from raptor.dynamics.states import measured_groups, unit, unit_angle
 from raptor.streaming import ImageMoments, Spread
 from raptor.vit.view import Context, ViT, first_tensor
 
-BATCH = 32
+_BATCH = 32
 
 Predict = Callable[[Tensor], Tensor]
 """A last state `(B, T, D)` to logits `(B, classes)`."""
-Plan = Sequence[tuple[int, int]]
+_Plan = Sequence[tuple[int, int]]
 """Blocks to run, each with the layer whose arguments it gets, both numbered 1..L."""
 
 
-def run_blocks(vit: ViT, x_btd: Tensor, context: Context, plan: Plan) -> Tensor:
+def run_blocks(vit: ViT, x_btd: Tensor, context: Context, plan: _Plan) -> Tensor:
     """The state after running, in order, each block of `plan` at its place."""
     for block, place in plan:
         args, kwargs = context.calls[place - 1]
@@ -77,6 +76,6 @@ def by_group(moments: ImageMoments, spans: dict[str, slice]) -> dict[str, Spread
 
 def clean_batches(vit: ViT, images: Tensor) -> Iterator[tuple[list[Tensor], Context]]:
     """Clean states and block arguments of `images`, a few at a time."""
-    for some in images.to(vit.device).split(BATCH):
+    for some in images.to(vit.device).split(_BATCH):
         a_0, context = vit.embed(some)
         yield vit.unroll(a_0, context), context

@@ -14,19 +14,19 @@ from raptor.dynamics.spectra import ModesResult
 from raptor.dynamics.stability import StabilityResult
 from raptor.phases import Phases
 
-ARRIVED = 0.9
+_ARRIVED = 0.9
 
 
 def find(result: DynamicsResult, phases: Sequence[int] | None = None) -> list[str]:
     """What was measured of one model, line by line; `phases` are the lengths that speed is compared at."""
-    lines = direction_findings(result.direction, phases)
+    lines = _direction_findings(result.direction, phases)
     if result.stability is not None:
-        lines += stability_findings(result.stability)
-    lines += rank_findings(result.rank) + mode_findings(result.modes)
-    return lines + (basin_findings(result.basins) if result.basins is not None else [])
+        lines += _stability_findings(result.stability)
+    lines += _rank_findings(result.rank) + _mode_findings(result.modes)
+    return lines + (_basin_findings(result.basins) if result.basins is not None else [])
 
 
-def direction_findings(direction: DirectionResult, phases: Sequence[int] | None) -> list[str]:
+def _direction_findings(direction: DirectionResult, phases: Sequence[int] | None) -> list[str]:
     norm, gamma, speed = direction.norm["all"].mean, direction.gamma, direction.speed
     groups = [name for name in speed if name != "all"]
     arrived = {g: arrival(gamma[g].mean) for g in groups}
@@ -34,7 +34,7 @@ def direction_findings(direction: DirectionResult, phases: Sequence[int] | None)
     lines = [
         f"norm: {norm[0]:.3g} at layer 0, {norm[-1]:.3g} at layer {len(norm) - 1}; "
         f"it grows in {np.sum(np.diff(norm) > 0)} of {len(norm) - 1} steps",
-        f"direction: within a cosine of {ARRIVED} of the last state from {_listed(arrived, 'layer {}')} on",
+        f"direction: within a cosine of {_ARRIVED} of the last state from {_listed(arrived, 'layer {}')} on",
         f"speed, mean over depth: {_listed(mean_speed, '{:.3f} rad')}; "
         + "fastest step: "
         + _listed({g: int(np.argmax(speed[g].mean)) + 1 for g in groups}, "{}"),
@@ -45,8 +45,8 @@ def direction_findings(direction: DirectionResult, phases: Sequence[int] | None)
 
 
 def arrival(gamma: np.ndarray) -> int:
-    """The layer from which gamma stays at `ARRIVED` or above."""
-    below = np.flatnonzero(gamma < ARRIVED)
+    """The layer from which gamma stays at `_ARRIVED` or above."""
+    below = np.flatnonzero(gamma < _ARRIVED)
     return int(below[-1]) + 1 if len(below) else 0
 
 
@@ -61,7 +61,7 @@ def boundary_finding(speed: np.ndarray, phases: Sequence[int]) -> str:
     )
 
 
-def stability_findings(stability: StabilityResult) -> list[str]:
+def _stability_findings(stability: StabilityResult) -> list[str]:
     """Each group perturbed alone and measured on itself, at the smallest size."""
     slope, angle = stability.log_slope(), stability.angle_per_eps.mean
     own = [
@@ -77,7 +77,7 @@ def stability_findings(stability: StabilityResult) -> list[str]:
     ]
 
 
-def rank_findings(rank: RankResult) -> list[str]:
+def _rank_findings(rank: RankResult) -> list[str]:
     name = "patches" if "patches" in rank.stable_rank else "all"
     stable, effective = rank.stable_rank[name].mean, rank.effective_rank[name].mean
     peaks = {g: int(np.argmax(s.mean)) + 1 for g, s in rank.coherence.items() if g != "all"}
@@ -87,7 +87,7 @@ def rank_findings(rank: RankResult) -> list[str]:
     ]
 
 
-def mode_findings(modes: ModesResult) -> list[str]:
+def _mode_findings(modes: ModesResult) -> list[str]:
     groups = {name: group for name, group in modes.groups.items() if name != "all"}
     radius = {g: float(m.spectral_radius.mean) for g, m in groups.items()}
     median = {g: float(m.median_modulus.mean) for g, m in groups.items()}
@@ -97,7 +97,7 @@ def mode_findings(modes: ModesResult) -> list[str]:
     ]
 
 
-def basin_findings(basins: BasinsResult) -> list[str]:
+def _basin_findings(basins: BasinsResult) -> list[str]:
     ends = {g: f"{b.accuracy[0]:.0%} to {b.accuracy[-1]:.0%}" for g, b in basins.groups.items()}
     # Tokens that do not depend on the image have no scatter at layer 0.
     finite = {g: b.scatter_ratio[np.isfinite(b.scatter_ratio)] for g, b in basins.groups.items()}

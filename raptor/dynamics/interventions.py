@@ -17,16 +17,17 @@ import torch
 from torch import Tensor
 
 from raptor.devices import full_precision
-from raptor.dynamics.angles import as_float, unit
 from raptor.dynamics.effects import Effects, Predict, by_group, clean_batches, default_predict, run_blocks
-from raptor.phases import Phases
+from raptor.dynamics.states import unit
+from raptor.phases import Phases, check_phases
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.streaming import ImageMoments, Record, Spread, decode, jsonable
 from raptor.surrogate.surrogate import Step, surrogate_spec
+from raptor.vit.trajectory import at_least_float32
 from raptor.vit.view import ViT, first_tensor
 
-Advance = Callable[[], None]
+_Advance = Callable[[], None]
 
 
 @dataclass
@@ -39,15 +40,14 @@ class Swaps(Record):
     """
 
     pairs: list[tuple[int, int]]
-    phases: tuple[int, ...]
+    phases: Phases
     angle: dict[str, Spread]
     agreement: Spread | None
     num_images: int
 
     def compare(self, values: np.ndarray) -> dict[str, float]:
         """Means of `(pairs,)` values within and across phases, plain and at equal distance."""
-        phases = Phases(self.phases)
-        same = np.array([phases.phase_of(i) == phases.phase_of(j) for i, j in self.pairs])
+        same = np.array([self.phases.phase_of(i) == self.phases.phase_of(j) for i, j in self.pairs])
         distance = np.array([j - i for i, j in self.pairs])
         both = [d for d in np.unique(distance) if same[distance == d].any() and (~same)[distance == d].any()]
         matched = {
@@ -69,7 +69,7 @@ class Swaps(Record):
 
     def matrix(self, values: np.ndarray) -> np.ndarray:
         """`(pairs,)` values as a symmetric `(L, L)` matrix with NaN on its diagonal."""
-        num = sum(self.phases)
+        num = self.phases.num_layers
         square = np.full((num, num), np.nan)
         for (i, j), value in zip(self.pairs, values):
             square[i - 1, j - 1] = square[j - 1, i - 1] = value
@@ -108,7 +108,7 @@ class Swaps(Record):
         agreement = None
         if saved.get("agreement") is not None:
             agreement = Spread(values(saved["agreement"], "agreement"), num_images=head.num_images)
-        return cls(pairs, head.phases, angle, agreement, head.num_images)
+        return cls(pairs, Phases(head.phases), angle, agreement, head.num_images)
 
 
 @dataclass
@@ -130,7 +130,7 @@ class Repetition(Record):
     phase, `(counts,)`. agreement: by phase, or None.
     """
 
-    phases: tuple[int, ...]
+    phases: Phases
     counts: list[list[int]]
     angle: list[dict[str, Spread]]
     exit_angle: list[dict[str, Spread]]
@@ -179,7 +179,8 @@ class Repetition(Record):
             kept = [decode(np.ndarray, [row.agreement for row in rows]) for rows in by_phase]
             agreement = [Spread(values, num_images=found.num_images) for values in kept]
         counts = [[row.times for row in rows] for rows in by_phase]
-        return cls(found.phases, counts, found.spreads.turn, found.spreads.exit_turn, agreement, found.num_images)
+        phases = Phases(found.phases)
+        return cls(phases, counts, found.spreads.turn, found.spreads.exit_turn, agreement, found.num_images)
 
 
 @dataclass
@@ -336,16 +337,16 @@ def repetition_plan(vit: ViT, span: tuple[int, int], count: int) -> list[tuple[i
 
 
 def measure_swaps(
-    vit: ViT, images: Tensor, phases: Sequence[int], predict: Predict | None = None, advance: Advance | None = None
+    vit: ViT, images: Tensor, phases: Sequence[int], predict: Predict | None = None, advance: _Advance | None = None
 ) -> Swaps:
     """Exchange every pair of blocks on `images` (N, 3, H, W).
 
     Args:
-        phases: phase lengths, to tell pairs within a phase from pairs across.
+        phases: to tell pairs within a phase from pairs across.
         predict: a head; by default the model's own.
         advance: called after each of the `L (L - 1) / 2` pairs of each batch of 32 images.
     """
-    lengths = _checked(vit, phases)
+    phases = check_phases(vit, phases)
     pairs = list(combinations(range(1, vit.num_layers + 1), 2))
     effects = Effects(vit, predict or default_predict(vit))
     with full_precision(vit.device):
@@ -356,19 +357,18 @@ def measure_swaps(
                 if advance is not None:
                     advance()
             effects.end()
-    return Swaps(pairs, lengths, effects.angle(), effects.agreement(), len(images))
+    return Swaps(pairs, phases, effects.angle(), effects.agreement(), len(images))
 
 
 def measure_repetition(vit: ViT, images: Tensor, phases: Sequence[int], predict: Predict | None = None) -> Repetition:
     """Run each phase n-1, n, n+1 and 2n times on `images`."""
-    lengths = _checked(vit, phases)
-    counts = [sorted({n - 1, n, n + 1, 2 * n}) for n in lengths]
-    spans = Phases(lengths).spans
+    phases = check_phases(vit, phases)
+    counts = [sorted({n - 1, n, n + 1, 2 * n}) for n in phases]
     predict = predict or default_predict(vit)
-    effects, exits = ([Effects(vit, p) for _ in lengths] for p in (predict, None))
+    effects, exits = ([Effects(vit, p) for _ in phases] for p in (predict, None))
     with full_precision(vit.device):
         for states, context in clean_batches(vit, images):
-            for j, (first, last) in enumerate(spans):
+            for j, (first, last) in enumerate(phases.spans):
                 effects[j].clean(states[-1])
                 exits[j].clean(states[last])
                 for count in counts[j]:
@@ -380,7 +380,7 @@ def measure_repetition(vit: ViT, images: Tensor, phases: Sequence[int], predict:
                 exits[j].end()
     kept = [spread for e in effects if (spread := e.agreement()) is not None]
     return Repetition(
-        lengths, counts, [e.angle() for e in effects], [e.angle() for e in exits], kept or None, len(images)
+        phases, counts, [e.angle() for e in effects], [e.angle() for e in exits], kept or None, len(images)
     )
 
 
@@ -423,15 +423,8 @@ def measure_extrapolation(
 
 
 def _norms(state_btd: Tensor, spans: dict[str, slice]) -> Tensor:
-    norm_bt = torch.linalg.vector_norm(as_float(state_btd), dim=-1)
+    norm_bt = torch.linalg.vector_norm(at_least_float32(state_btd), dim=-1)
     return torch.stack([norm_bt[:, span].mean(-1) for span in spans.values()], -1)
-
-
-def _checked(vit: ViT, phases: Sequence[int]) -> tuple[int, ...]:
-    lengths = Phases.from_lengths(phases).lengths
-    if sum(lengths) != vit.num_layers:
-        raise ValueError(f"phases {list(lengths)} do not sum to the {vit.num_layers} blocks of {vit.name}")
-    return lengths
 
 
 def _mean(values: Any) -> float:

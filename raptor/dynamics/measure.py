@@ -28,19 +28,19 @@ from raptor.data.stream import Batch
 from raptor.devices import full_precision
 from raptor.dynamics.basins import Basins, BasinsResult
 from raptor.dynamics.direction import Direction, DirectionResult
-from raptor.dynamics.groups import EvenSubset, group_means, take_rows
 from raptor.dynamics.rank import RANK_IMAGES, Rank, RankResult
 from raptor.dynamics.spectra import Modes, ModesResult
 from raptor.dynamics.stability import EPS, Stability, StabilityResult
+from raptor.dynamics.states import EvenSubset, group_means, take_rows
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.streaming import Record
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ModelFacts, ViT
 
-STABILITY_IMAGES = 64
+_STABILITY_IMAGES = 64
 STABILITY_BATCH = 32  # part of what the random directions depend on
-COMPILE_IMAGES = 10_000
+_COMPILE_IMAGES = 10_000
 
 
 @dataclass
@@ -106,7 +106,7 @@ def measure_dynamics(
     *,
     num_images: int,
     classes: Sequence[int] | None = None,
-    stability_images: int = STABILITY_IMAGES,
+    stability_images: int = _STABILITY_IMAGES,
     rank_images: int = RANK_IMAGES,
     eps: Sequence[float] = EPS,
     perturbation: str = "relative",
@@ -131,14 +131,14 @@ def measure_dynamics(
         progress: called with (forward passes of one image done, all of them), perturbation passes included.
     """
     if compile is None:
-        compile = vit.device.type == "cuda" and num_images >= COMPILE_IMAGES
+        compile = vit.device.type == "cuda" and num_images >= _COMPILE_IMAGES
     direction = Direction(vit.groups, compile=compile)
     rank = Rank(vit.groups, rank_images, num_images)
     modes = Modes(vit.groups, num_images=num_images)
     basins = Basins(vit.groups, classes) if classes is not None else None
     stability = Stability(vit.groups, eps, kind=perturbation, seed=seed) if stability_images else None
     subset = EvenSubset(stability_images, num_images) if stability is not None else None
-    count = PassCount(vit, stability, num_images, min(stability_images, num_images), progress)
+    count = _PassCount(vit, stability, num_images, min(stability_images, num_images), progress)
     to_perturb: list[Tensor] = []
     num_seen = 0
     for states, _, batch in Trajectories(vit, batches, precision):
@@ -147,7 +147,7 @@ def measure_dynamics(
         rank.update(states)
         modes.update(states, means)
         if basins is not None:
-            basins.update(states, host_labels(batches, batch), means)
+            basins.update(states, _host_labels(batches, batch), means)
         if subset is not None and (rows := subset.pick(len(batch.images))):
             to_perturb.append(take_rows(batch.images, rows))
         num_seen += len(batch.images)
@@ -155,13 +155,13 @@ def measure_dynamics(
     if num_seen == 0:
         raise ValueError("there are no images to measure")
     measured = direction.result()
-    check_finite(vit, measured)
+    _check_finite(vit, measured)
     with ThreadPoolExecutor(1) as pool:
-        finish = pool.submit(lambda: (rank.result(), modes.result(), *basins_or_note(basins)))
+        finish = pool.submit(lambda: (rank.result(), modes.result(), *_basins_or_note(basins)))
         if vit.device.type == "cpu":
             finish.result()  # both want the same cores; beside a GPU the host factorises meanwhile
         if stability is not None:
-            follow_perturbed(vit, stability, torch.cat(to_perturb), count)
+            _follow_perturbed(vit, stability, torch.cat(to_perturb), count)
         ranks, mode_fits, found, notes = finish.result()
     return DynamicsResult(
         model=vit.facts(),
@@ -178,7 +178,7 @@ def measure_dynamics(
     )
 
 
-def follow_perturbed(vit: ViT, stability: Stability, images: Tensor, count: PassCount | None = None) -> None:
+def _follow_perturbed(vit: ViT, stability: Stability, images: Tensor, count: _PassCount | None = None) -> None:
     """Perturb `images` and follow them, in full fp32 and in batches of `STABILITY_BATCH`."""
 
     def run_from(layer: int, x_btd: Tensor) -> list[Tensor]:
@@ -192,7 +192,7 @@ def follow_perturbed(vit: ViT, stability: Stability, images: Tensor, count: Pass
             stability.update(run_from(0, a_0), run_from)
 
 
-class PassCount:
+class _PassCount:
     """Tells `progress` how many forward passes of one image are done."""
 
     def __init__(
@@ -215,7 +215,7 @@ class PassCount:
             self.progress(round(self.done), self.total)
 
 
-def host_labels(batches: Iterable[Batch], batch: Batch) -> list[int]:
+def _host_labels(batches: Iterable[Batch], batch: Batch) -> list[int]:
     """The labels of a batch, from the data itself where it is at hand: reading them off a device would wait for it."""
     table = getattr(getattr(batches, "data", None), "labels", None)
     if table is not None:
@@ -225,14 +225,14 @@ def host_labels(batches: Iterable[Batch], batch: Batch) -> list[int]:
     return [int(label) for label in batch.labels.tolist()]
 
 
-def check_finite(vit: ViT, direction: DirectionResult) -> None:
+def _check_finite(vit: ViT, direction: DirectionResult) -> None:
     """Refuse states that are not finite, naming the first layer."""
     bad = np.flatnonzero(~np.isfinite(direction.norm["all"].mean))
     if len(bad):
         raise ValueError(f"the states of {vit.name} are not finite from layer {bad[0]} on: check weights, or use fp32")
 
 
-def basins_or_note(basins: Basins | None) -> tuple[BasinsResult | None, list[str]]:
+def _basins_or_note(basins: Basins | None) -> tuple[BasinsResult | None, list[str]]:
     if basins is None:
         return None, []
     try:

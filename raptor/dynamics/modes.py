@@ -6,7 +6,7 @@ amplitudes `b = Phi^+ x_0`; step t is rebuilt as `Phi diag(lambda)^t b`. r' is t
 X1 (singular values above `tolerance` times the largest), whichever is less.
 
 Many trajectories are fitted at once from their `(L+1) x (L+1)` Gram matrices (the method of snapshots). Squaring costs
-half the digits, so a trajectory whose r-th singular value is below `GRAM_LIMIT` of the largest goes through a QR
+half the digits, so a trajectory whose r-th singular value is below `_GRAM_LIMIT` of the largest goes through a QR
 factorisation instead.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from raptor.dynamics.parallel import parallel_map
 
 TOLERANCE = 1e-6
-GRAM_LIMIT = 3e-3
+_GRAM_LIMIT = 3e-3
 CHUNK = 200  # trajectories fitted together: few enough to stay in the cache
 
 
@@ -89,7 +89,7 @@ def fit_dmd(
     x_nld: Tensor,
     rank: int = 10,
     tolerance: float = TOLERANCE,
-    gram_limit: float = GRAM_LIMIT,
+    gram_limit: float = _GRAM_LIMIT,
     with_modes: bool = True,
 ) -> BatchedDMD:
     """Fit every trajectory of `(N, L+1, D)` on the CPU in float64.

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 Result = TypeVar("Result")
-HOST_SIZE = 1024
+_HOST_SIZE = 1024
 
 
 def on_host_if_small(matrix: Tensor) -> Tensor:
     """`matrix` where it is best factorised: up to 1,024 rows on the CPU, which can take several at once."""
-    return matrix.cpu() if matrix.shape[-1] <= HOST_SIZE else matrix
+    return matrix.cpu() if matrix.shape[-1] <= _HOST_SIZE else matrix
 
 
 def parallel_map(function: Callable[..., Result], *arguments: Iterable[Any]) -> list[Result]:

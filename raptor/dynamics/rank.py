@@ -17,15 +17,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from raptor.dynamics.angles import unit
-from raptor.dynamics.groups import EvenSubset, measured_groups, take_rows
 from raptor.dynamics.parallel import eigenvalues
+from raptor.dynamics.states import EvenSubset, measured_groups, take_rows, unit
 from raptor.streaming import ImageMoments, Record, Spread
 from raptor.vit.trajectory import check_states
 from raptor.vit.view import TokenGroups
 
 RANK_IMAGES = 64
-PENDING = 8  # images whose Gram matrices wait on the device before the host takes them
+_PENDING = 8  # images whose Gram matrices wait on the device before the host takes them
 
 
 @dataclass
@@ -78,7 +77,7 @@ class Rank:
         self._num_pending = 0
         self._worker: ThreadPoolExecutor | None = None
         self._jobs: list[Future[None]] = []
-        self._cls = UpdatesOverImages() if groups.cls else None
+        self._cls = _UpdatesOverImages() if groups.cls else None
 
     @torch.no_grad()
     def update(self, states: Sequence[Tensor]) -> None:
@@ -88,11 +87,11 @@ class Rank:
             cls_lbd = unit(torch.stack([a[:, 0] for a in states]))
             self._cls.update(cls_lbd[1:] - cls_lbd[:-1])
         rows = self._subset.pick(len(states[0]))
-        for start in range(0, len(rows), PENDING):
-            some = rows[start : start + PENDING]
+        for start in range(0, len(rows), _PENDING):
+            some = rows[start : start + _PENDING]
             self._measure([take_rows(a, some) for a in states])
             self._num_pending += len(some)
-            if self._num_pending >= PENDING:
+            if self._num_pending >= _PENDING:
                 self._factorise()
 
     def _measure(self, states: Sequence[Tensor]) -> None:
@@ -139,7 +138,7 @@ class Rank:
         return RankResult(stable, effective, coherent, ranks.num_images)
 
 
-class UpdatesOverImages:
+class _UpdatesOverImages:
     """Ranks and coherence of updates whose rows are images, from a streaming second moment.
 
     Keeps an `L x D x D` float64 matrix: 57 MB for a ViT-B, 755 MB for a ViT-g.

@@ -15,16 +15,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raptor.dynamics.groups import EvenSubset, group_means, measured_groups, take_rows
 from raptor.dynamics.modes import TOLERANCE, BatchedDMD, fit_dmd, rank_sweep
 from raptor.dynamics.parallel import on_host_if_small, parallel_map
+from raptor.dynamics.states import EvenSubset, group_means, measured_groups, take_rows
 from raptor.streaming import NOT_SAVED, ImageMoments, Record, Spread, jsonable
 from raptor.vit.trajectory import check_states
 from raptor.vit.view import TokenGroups
 
-Complex = NDArray[np.complex128]
-TRAJECTORIES = 256
-SHOWN = 64  # trajectories that are swept over ranks and whose eigenvalues go into the JSON
+_Complex = NDArray[np.complex128]
+_TRAJECTORIES = 256
+_SHOWN = 64  # trajectories that are swept over ranks and whose eigenvalues go into the JSON
 
 
 class PooledDMD:
@@ -93,7 +93,7 @@ class PooledDMD:
             note=self.note,
             num_pairs=self.num_pairs,
             singular_values=self.singular_values[:50],
-            reconstruction_error=spread_of(self.reconstruction_error(x_nld)),
+            reconstruction_error=_spread_of(self.reconstruction_error(x_nld)),
         )
 
 
@@ -105,7 +105,7 @@ class PooledModes(Record):
     """
 
     rank_used: int
-    eigenvalues: Complex
+    eigenvalues: _Complex
     spectral_radius: float | None
     median_modulus: float | None
     gap: float | None
@@ -142,7 +142,7 @@ class GroupModes(Record):
     rank: int
     ranks_used: list[int]
     note: str | None
-    eigenvalues: Complex
+    eigenvalues: _Complex
     amplitudes: np.ndarray
     pooled: PooledModes
     sweep: dict[int, RankFit] = field(default_factory=dict)
@@ -176,7 +176,7 @@ class Modes:
         self,
         groups: TokenGroups,
         rank: int = 10,
-        num_trajectories: int = TRAJECTORIES,
+        num_trajectories: int = _TRAJECTORIES,
         num_images: int | None = None,
         tolerance: float = TOLERANCE,
         sweep: Sequence[int] | None = None,
@@ -209,11 +209,11 @@ class Modes:
         fits = fit_dmd(x_nld, self.rank, self.tolerance)
         swept = rank_sweep(x_nld[shown(len(x_nld))], [r for r in self.sweep if r < x_nld.shape[1]], self.tolerance)
         return GroupModes(
-            spectral_radius=spread_of(fits.spectral_radius),
-            median_modulus=spread_of(fits.median_modulus),
-            gap=spread_of(fits.gap),
-            singular_values=spread_of(fits.singular_values),
-            reconstruction_error=spread_of(fits.reconstruction_error),
+            spectral_radius=_spread_of(fits.spectral_radius),
+            median_modulus=_spread_of(fits.median_modulus),
+            gap=_spread_of(fits.gap),
+            singular_values=_spread_of(fits.singular_values),
+            reconstruction_error=_spread_of(fits.reconstruction_error),
             rank=fits.asked_rank,
             ranks_used=[int(n) for n in np.bincount(fits.ranks, minlength=fits.rank + 1)],
             note=fits.note,
@@ -227,18 +227,18 @@ class Modes:
 
 def shown(num: int) -> slice:
     """At most 64 of `num` trajectories, evenly spaced."""
-    return slice(None, None, -(-num // SHOWN))
+    return slice(None, None, -(-num // _SHOWN))
 
 
 def _summary(fit: BatchedDMD) -> RankFit:
     return RankFit(
-        spectral_radius=spread_of(fit.spectral_radius),
-        median_modulus=spread_of(fit.median_modulus),
-        reconstruction_error=spread_of(fit.reconstruction_error),
+        spectral_radius=_spread_of(fit.spectral_radius),
+        median_modulus=_spread_of(fit.median_modulus),
+        reconstruction_error=_spread_of(fit.reconstruction_error),
     )
 
 
-def spread_of(values: np.ndarray) -> Spread:
+def _spread_of(values: np.ndarray) -> Spread:
     """The spread of `(N, ...)` values over their first axis."""
     moments = ImageMoments(reservoir=len(values))
     moments.update(torch.from_numpy(np.ascontiguousarray(values)))

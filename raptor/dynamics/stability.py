@@ -15,16 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raptor.dynamics.angles import as_float, unit, unit_angle
-from raptor.dynamics.groups import measured_groups
+from raptor.dynamics.states import measured_groups, unit, unit_angle
 from raptor.streaming import ImageMoments, Record, Spread, jsonable
-from raptor.vit.trajectory import check_states
+from raptor.vit.trajectory import at_least_float32, check_states
 from raptor.vit.view import TokenGroups
 
 EPS = (1e-3, 1e-2, 1e-1)
 KINDS = ("relative", "paper")
 
-RunFrom = Callable[[int, Tensor], Sequence[Tensor]]
+_RunFrom = Callable[[int, Tensor], Sequence[Tensor]]
 
 
 @dataclass
@@ -67,7 +66,7 @@ def perturbation(
     """What to add to `(B, T, D)` to perturb the tokens of `span`; zero elsewhere. The draw covers all tokens."""
     if kind not in KINDS:
         raise ValueError(f"unknown kind of perturbation {kind!r}: choose from {', '.join(KINDS)}")
-    x_btd = as_float(state_btd)
+    x_btd = at_least_float32(state_btd)
     noise = torch.randn(x_btd.shape, generator=generator, device=x_btd.device, dtype=x_btd.dtype)
     if kind == "relative":
         norm = torch.linalg.vector_norm(x_btd, dim=-1, keepdim=True)
@@ -83,7 +82,7 @@ def seeded_generator(device: torch.device, *key: int) -> torch.Generator:
     return torch.Generator(device).manual_seed((int(state[0]) << 31) ^ int(state[1]))
 
 
-def path_angles(path: Sequence[Tensor], units: Sequence[Tensor], spans: Sequence[slice]) -> Tensor:
+def _path_angles(path: Sequence[Tensor], units: Sequence[Tensor], spans: Sequence[slice]) -> Tensor:
     """Angle and `1 - cos` between a path and unit states, averaged over each span's tokens: `(B, 2, spans, layers)`."""
     by_layer = []
     for perturbed, clean in zip(path, units, strict=True):
@@ -132,7 +131,7 @@ class Stability:
             raise ValueError(f"unknown kind of perturbation {self.kind!r}: choose from {', '.join(KINDS)}")
 
     @torch.no_grad()
-    def update(self, states: Sequence[Tensor], run_from: RunFrom) -> None:
+    def update(self, states: Sequence[Tensor], run_from: _RunFrom) -> None:
         """Perturb a batch everywhere it was asked for and follow each path.
 
         states: `a_0..a_L` in fp32, from the same code as `run_from`. run_from: layer l and a state `(B, T, D)` to the
@@ -145,10 +144,10 @@ class Stability:
             raise ValueError(f"injection layers {self.layers} do not fit a model of {len(states) - 1} blocks")
         units = [unit(state) for state in states]
         if self._floor is None:
-            first = as_float(states[0])
+            first = at_least_float32(states[0])
             generator = seeded_generator(first.device, self.seed)
             ends = run_from(0, first + perturbation(first, torch.finfo(first.dtype).eps, slice(None), generator))[-1:]
-            self._floor = path_angles(ends, units[-1:], list(self._spans.values()))[:, 0].mean(0)[:, 0]
+            self._floor = _path_angles(ends, units[-1:], list(self._spans.values()))[:, 0].mean(0)[:, 0]
         angles = [self._respond(states, units, run_from, target) for target in self.targets]
         both = torch.stack(angles, 2)  # (B, 2, targets, groups, eps, layers, L+1)
         self._last.update(both[..., -1])
@@ -161,7 +160,7 @@ class Stability:
         layers = range(num_blocks) if self.layers is None else self.layers
         return sum(num_blocks - layer for layer in layers) * len(self.eps) * len(self.targets)
 
-    def _respond(self, states: Sequence[Tensor], units: list[Tensor], run_from: RunFrom, target: str) -> Tensor:
+    def _respond(self, states: Sequence[Tensor], units: list[Tensor], run_from: _RunFrom, target: str) -> Tensor:
         """Response of every image to each size and layer: `(B, 2, groups, eps, layers, L+1)`."""
         assert self.layers is not None
         by_eps = []
@@ -171,17 +170,17 @@ class Stability:
         return torch.stack(by_eps, 3)
 
     def _follow(
-        self, states: Sequence[Tensor], units: list[Tensor], run_from: RunFrom, target: str, eps_index: int, layer: int
+        self, states: Sequence[Tensor], units: list[Tensor], run_from: _RunFrom, target: str, eps_index: int, layer: int
     ) -> Tensor:
         """Angle and `1 - cos` along one perturbed path, NaN before `layer`: `(B, 2, groups, L+1)`."""
-        state_btd = as_float(states[layer])
+        state_btd = at_least_float32(states[layer])
         # The target is not in the key: every target meets the same directions.
         generator = seeded_generator(state_btd.device, self.seed, layer, eps_index, self.num_batches)
         added = perturbation(state_btd, self.eps[eps_index], self._spans[target], generator, self.kind)
         path = run_from(layer, state_btd + added)
         if len(path) != len(states) - layer:
             raise ValueError(f"run_from({layer}, ·) gave {len(path)} states, expected {len(states) - layer}")
-        angles = path_angles(path, units[layer:], list(self._spans.values()))
+        angles = _path_angles(path, units[layer:], list(self._spans.values()))
         return torch.nn.functional.pad(angles, (layer, 0), value=float("nan"))
 
     def result(self) -> StabilityResult:

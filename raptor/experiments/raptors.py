@@ -133,7 +133,7 @@ def _null_curves(teacher: ViT, pair: Pair, phases: Phases, machine: Machine) -> 
         )
         for part in pair
     )
-    nulls = fit_null_models(teacher, phases.lengths, fitting, machine.precision)
+    nulls = fit_null_models(teacher, phases, fitting, machine.precision)
     curves = {name: ErrorCurves(teacher.num_layers, teacher.groups) for name in NULL_NAMES}
     for states, _, batch in Trajectories(teacher, held_out, machine.precision):
         for name, own in nulls.states(batch.images, states, machine.precision).items():

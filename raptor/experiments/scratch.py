@@ -139,7 +139,7 @@ def describe_similarity(matrices: dict[str, Array], k: int) -> TeacherSimilarity
     """The matrices, the max-cut phases of all tokens, and the two means: off the diagonal, and within phases."""
     phases = find_phases(matrices["all"], k)
     means = {
-        name: SimilarityMeans(off_diagonal=off_diagonal_mean(m), within_phases=within_phases_mean(m, phases.lengths))
+        name: SimilarityMeans(off_diagonal=off_diagonal_mean(m), within_phases=within_phases_mean(m, phases))
         for name, m in matrices.items()
     }
     return TeacherSimilarity(

@@ -78,7 +78,7 @@ def _do_cell(machine: Machine, cell: Cell) -> SwapRow:
     phases = cut_phases(vit, train, options["k"], machine)
     num = min(options["num_images"], len(held_out))
     batches = iterate(held_out, vit.preprocess, num, device=machine.device, limit=num)
-    swaps = measure_swaps(vit, next(iter(batches)).images, phases.lengths)
+    swaps = measure_swaps(vit, next(iter(batches)).images, phases)
     compared = {group: _compared(swaps.compare(spread.mean)) for group, spread in swaps.angle.items()}
     if swaps.agreement is not None:
         compared["agreement"] = _compared(swaps.compare(swaps.agreement.mean))

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-LEVEL = 0.95
+_LEVEL = 0.95
 CHUNK = 100  # resamples made at once
 
 
@@ -29,7 +29,7 @@ def resampled_means(values_nm: Array, num_resamples: int, seed: int = 0) -> Arra
     return means
 
 
-def interval(estimates: Array, level: float = LEVEL) -> Array:
+def interval(estimates: Array, level: float = _LEVEL) -> Array:
     """Percentile interval of estimates (R, ...): (2, ...), lower and upper end. NaN where there are no resamples."""
     if len(estimates) == 0:
         return np.full((2, *estimates.shape[1:]), np.nan)
@@ -67,6 +67,6 @@ def quantile_intervals(
         drawn = rng.integers(num_images, size=(rows, num_images))
         drawn.partition(np.unique(places), axis=1)
         ranks[start : start + rows] = drawn[:, places]
-    ends = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+    ends = [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2]
     bounds = np.quantile(ranks, ends, axis=0, method="nearest").astype(np.int64)
     return ordered[places], ordered[bounds.T]

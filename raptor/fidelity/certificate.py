@@ -305,9 +305,9 @@ def certify(
         device=device_name(teacher.device),
         batch_size=len(measured.images),
         curves=curves,
-        intervals=curve_intervals(curves, bootstrap, seed),
-        quantiles=curve_quantiles(curves, bootstrap, seed),
-        eps=curve_eps(curves, bootstrap, seed),
+        intervals=_curve_intervals(curves, bootstrap, seed),
+        quantiles=_curve_quantiles(curves, bootstrap, seed),
+        eps=_curve_eps(curves, bootstrap, seed),
         nulls={name: measured.curves[name].result() for name in NULL_NAMES if nulls is not None},
         predictions=_predictions(measured.right, bootstrap, seed),
         costs=_costs(surrogate, teacher, measured.images, precision),
@@ -387,7 +387,7 @@ def _predictions(right: list[Tensor], bootstrap: int, seed: int) -> dict[str, Es
     }
 
 
-def curve_intervals(curves: Curves, bootstrap: int, seed: int = 0) -> dict[str, Array]:
+def _curve_intervals(curves: Curves, bootstrap: int, seed: int = 0) -> dict[str, Array]:
     """Bootstrap intervals (2, L, G) over images of absolute and relative error, R2 and cosine."""
     error, norm = curves.image_error, curves.image_norm
     return {
@@ -398,13 +398,13 @@ def curve_intervals(curves: Curves, bootstrap: int, seed: int = 0) -> dict[str, 
     }
 
 
-def curve_quantiles(curves: Curves, bootstrap: int, seed: int = 0) -> dict[str, tuple[Array, Array]]:
+def _curve_quantiles(curves: Curves, bootstrap: int, seed: int = 0) -> dict[str, tuple[Array, Array]]:
     """Quantiles over images (Q, L, G) of error, relative error and cosine, with their intervals (Q, 2, L, G)."""
     values = {"absolute": curves.image_error, "relative": curves.image_relative, "cosine": curves.image_cosine}
     return {metric: quantile_intervals(v, QUANTILES, bootstrap, seed) for metric, v in values.items()}
 
 
-def curve_eps(curves: Curves, bootstrap: int, seed: int = 0) -> dict[str, dict[str, Eps]]:
+def _curve_eps(curves: Curves, bootstrap: int, seed: int = 0) -> dict[str, dict[str, Eps]]:
     """The eps that holds for every layer: the largest mean error over depth, and how large it is at 95 % confidence.
 
     The upper end is the 95th percentile over resamples of that maximum.

@@ -1,7 +1,7 @@
 """Streaming error curves over depth between a teacher's states and a student's.
 
 Every batch is reduced on its device to a few numbers per image and per coordinate, added to float64 sums. Nothing is
-read back before `result`, and memory does not grow with the number of images: beyond `RESERVOIR_IMAGES` the per-image
+read back before `result`, and memory does not grow with the number of images: beyond `_RESERVOIR_IMAGES` the per-image
 values are a uniform sample.
 """
 
@@ -22,11 +22,12 @@ from raptor.vit.view import TokenGroups
 
 Array = NDArray[np.float64]
 Bounds = tuple[tuple[int, int], ...]
-RESERVOIR_IMAGES = 10_000
+_RESERVOIR_IMAGES = 10_000
 METRICS = ("r2", "r2_uniform", "absolute", "relative", "cosine", "bounded_r2", "pearson")
-NUM_IMAGE_VALUES = 6  # per image, layer and group: |s - t|^2, |t|^2, |t - centre|^2, sums of cosine, Pearson, Pearson^2
+# Per image, layer and group: |s - t|^2, |t|^2, |t - centre|^2, sums of cosine, Pearson, Pearson^2.
+_NUM_IMAGE_VALUES = 6
 STACKED_VALUES = {"cuda": 2**27, "cpu": 1}  # how many numbers of a model's states are measured at once, at most
-BYTES_EACH = 400  # of free memory for each of them: they take about 20
+_BYTES_EACH = 400  # of free memory for each of them: they take about 20
 TINY = 1e-30
 
 
@@ -89,7 +90,7 @@ class Curves:
         )  # fmt: skip
 
 
-def layer_sums(t_lbtd: Tensor, s_lbtd: Tensor, centre_lgd: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
+def _layer_sums(t_lbtd: Tensor, s_lbtd: Tensor, centre_lgd: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
     """Sums of some layers over one batch, in float32 and in as few passes over the states as eager torch allows.
 
     Products of two vectors come from the norms of both and of their difference, which loses no digits when the two are
@@ -101,7 +102,7 @@ def layer_sums(t_lbtd: Tensor, s_lbtd: Tensor, centre_lgd: Tensor, bounds: Bound
         bounds: first token and one past the last of each group.
 
     Returns:
-        per image (L, B, G + 1, 6), see `NUM_IMAGE_VALUES`, all tokens last; per coordinate (L, G, 3, D): mean of t and
+        per image (L, B, G + 1, 6), see `_NUM_IMAGE_VALUES`, all tokens last; per coordinate (L, G, 3, D): mean of t and
         sum of (t - mean)^2 over the batch's images and tokens, and sum of (s - t)^2.
     """
     t, s = t_lbtd.float(), s_lbtd.float()
@@ -155,7 +156,7 @@ class ErrorCurves:
         num_layers: int,
         groups: TokenGroups,
         *,
-        reservoir: int = RESERVOIR_IMAGES,
+        reservoir: int = _RESERVOIR_IMAGES,
         seed: int = 0,
     ) -> None:
         self.num_layers, self.groups = num_layers, groups
@@ -178,7 +179,7 @@ class ErrorCurves:
         assert self._centre is not None
         pairs = zip(*(self._stacks(states) for states in (teacher_states, student_states)))
         with torch.autocast(teacher_states[0].device.type, enabled=False):
-            rows = [layer_sums(t, s, self._centre[where], self.bounds) for (where, t), (_, s) in pairs]
+            rows = [_layer_sums(t, s, self._centre[where], self.bounds) for (where, t), (_, s) in pairs]
         image_blgv = torch.cat([image for image, _ in rows]).transpose(0, 1)
         self._image_sums += image_blgv.sum(0, dtype=torch.float64)
         self._norm_sums += image_blgv[..., :2].sqrt().sum(0, dtype=torch.float64)
@@ -248,10 +249,10 @@ class ErrorCurves:
         self._centre = torch.stack(
             [torch.stack([x.float()[:, a:b].mean((0, 1)) for a, b in spans]) for x in teacher_states[1:]]
         )
-        self._num_stacked = min(STACKED_VALUES.get(device.type, 1), free_bytes(device) // BYTES_EACH)
+        self._num_stacked = min(STACKED_VALUES.get(device.type, 1), free_bytes(device) // _BYTES_EACH)
         double = torch.float64
         self._num_tokens = torch.tensor([[b - a] for a, b in self.bounds], device=device, dtype=double)  # (G, 1)
-        self._image_sums = torch.zeros(self.num_layers, num + 1, NUM_IMAGE_VALUES, device=device, dtype=double)
+        self._image_sums = torch.zeros(self.num_layers, num + 1, _NUM_IMAGE_VALUES, device=device, dtype=double)
         self._norm_sums = self._image_sums[..., :2].clone()
         self._residuals = torch.zeros(self.num_layers, num, dim, device=device, dtype=double)
 

@@ -22,7 +22,7 @@ from raptor.vit.trajectory import Trajectories, autocast
 from raptor.vit.view import TokenGroups, ViT
 
 NULL_NAMES = ("identity", "mean", "tied", "linear")
-JITTER = 1e-7  # of the mean squared feature: keeps directions that carry rounding noise alone out of the linear maps
+_JITTER = 1e-7  # of the mean squared feature: keeps directions that carry rounding noise alone out of the linear maps
 
 
 @dataclass
@@ -124,7 +124,7 @@ class LinearFit:
         if self._start is None:
             raise ValueError("no rows to fit a linear map on")
         x_mean, x_scale, y_mean = (v.double() for v in self._start)
-        jitter = JITTER * self._gram.diagonal().mean()
+        jitter = _JITTER * self._gram.diagonal().mean()
         eye = torch.eye(len(self._gram), device=self._gram.device, dtype=torch.float64)
         solution = torch.linalg.solve(self._gram + jitter * eye, self._cross)
         weight = solution[:-1] / x_scale[:, None]

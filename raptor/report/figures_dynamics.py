@@ -7,7 +7,6 @@ surrogate, bands the middle half of the images, thin vertical lines the ends of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult
+from raptor.phases import Phases
 from raptor.report.style import CLASS_COLOURS, GROUP_COLOURS, phase_lines, save_figure, use_style, whole_numbers
 from raptor.streaming import Spread
 
@@ -326,7 +326,7 @@ def _plain_log_ticks(ax: Any) -> None:
 
 
 def _boundaries(measured: DynamicsFile) -> list[int]:
-    return list(accumulate(measured.phases or []))[:-1]
+    return list(Phases.from_lengths(measured.phases).boundaries) if measured.phases else []
 
 
 def _suffix(side: str, measured: DynamicsFile) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from raptor.dynamics.interventions import InterventionsFile
+from raptor.phases import Phases
 from raptor.report.style import BLACK, BLUE, GREEN, LINE_COLOUR, ORANGE, PALETTE, use_style, whole_numbers
 from raptor.streaming import Spread
 
@@ -107,6 +107,6 @@ INTERVENTION_FIGURES: dict[str, tuple[str, Callable[[InterventionsFile], Any]]] 
 def _outline_phases(ax: Any, lengths: Sequence[int]) -> None:
     from matplotlib.patches import Rectangle
 
-    for end, length in zip(accumulate(lengths), lengths):
-        corner = end - length + 0.5
+    for first, last in Phases.from_lengths(lengths).spans:
+        corner, length = first - 0.5, last - first + 1
         ax.add_patch(Rectangle((corner, corner), length, length, fill=False, edgecolor="#D55E00", linewidth=1.8))

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from raptor.dynamics.angles import angle, unit
+from raptor.dynamics.states import angle, unit
 from raptor.vit.trajectory import perturb
 from raptor.vit.view import ViT, recording
 

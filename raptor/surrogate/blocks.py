@@ -209,7 +209,7 @@ class CopiedBlock(nn.Module):
         self.block.requires_grad_(True)
         self.points: list[str] = _modulation_points(teacher, layer) if modulated else []
         for name in self.points:
-            setattr(self.block, name, Modulated(getattr(self.block, name)))
+            setattr(self.block, name, _Modulated(getattr(self.block, name)))
         self.train(self.training)
 
     def train(self, mode: bool = True) -> CopiedBlock:
@@ -236,7 +236,7 @@ class CopiedBlock(nn.Module):
             getattr(self.block, name).factor = factor
 
 
-class Modulated(nn.Module):
+class _Modulated(nn.Module):
     """A module whose output is scaled and shifted by what `factor` holds at the time of the call."""
 
     def __init__(self, inner: nn.Module):

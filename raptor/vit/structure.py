@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from raptor.data.preprocess import Preprocess
 from raptor.vit.view import TokenGroups, ViT, first_tensor, output_tensor, per_batch
 
-CLS_NAMES = ("cls_token", "class_token", "class_embedding", "cls_embed", "cls")
+_CLS_NAMES = ("cls_token", "class_token", "class_embedding", "cls_embed", "cls")
 
 
 class NotAViT(ValueError):
@@ -259,7 +259,7 @@ def _token_groups(
     if prefix < 0 and (cls is None or registers is None):
         raise NotAViT(f"{name}: {num_tokens} tokens for a {grid[0]}x{grid[1]} grid: give cls= and registers=")
     if cls is None:
-        named = any(n.rsplit(".", 1)[-1] in CLS_NAMES and p is not None for n, p in model.named_parameters())
+        named = any(n.rsplit(".", 1)[-1] in _CLS_NAMES and p is not None for n, p in model.named_parameters())
         cls = int(named and prefix > 0)
     if registers is None:
         registers = prefix - cls

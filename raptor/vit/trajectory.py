@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from raptor.data.stream import Batch
 from raptor.vit.view import TokenGroups, ViT, first_tensor, image_vectors, recording, replaced_blocks
 
-PRECISIONS = ("fp32", "bf16")
+_PRECISIONS = ("fp32", "bf16")
 
 
 class Trajectories:
@@ -47,8 +47,8 @@ class Trajectories:
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
     """The context a model runs in at `precision`."""
-    if precision not in PRECISIONS:
-        raise ValueError(f"unknown precision {precision!r}: choose from {', '.join(PRECISIONS)}")
+    if precision not in _PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r}: choose from {', '.join(_PRECISIONS)}")
     return nullcontext() if precision == "fp32" else torch.autocast(device.type, dtype=torch.bfloat16)
 
 

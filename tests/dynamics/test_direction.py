@@ -5,32 +5,8 @@ import json
 import numpy as np
 import torch
 
-from raptor.dynamics.angles import angle
 from raptor.dynamics.direction import Direction
 from raptor.vit.view import TokenGroups
-
-
-def rotated_pair(theta: float, dim: int = 384, num: int = 50) -> tuple[torch.Tensor, torch.Tensor]:
-    """Float64 vectors at exactly `theta`, of norms 3 and 7."""
-    generator = torch.Generator().manual_seed(0)
-    basis = torch.linalg.qr(torch.randn(num, dim, 2, generator=generator, dtype=torch.float64)).Q
-    x, v = basis[..., 0], basis[..., 1]
-    return 3 * x, 7 * (np.cos(theta) * x + np.sin(theta) * v)
-
-
-def test_small_angle_in_float32() -> None:
-    x, y = rotated_pair(1e-4)
-    x, y = x.float(), y.float()
-    assert torch.allclose(angle(x, y), torch.tensor(1e-4), rtol=1e-3)
-    cosine = torch.nn.functional.cosine_similarity(x, y, dim=-1)
-    naive = torch.arccos(cosine.clamp(max=1))
-    assert (naive - 1e-4).abs().max() > 5e-5, "the naive form would do: the test shows nothing"
-
-
-def test_angle_over_the_whole_range() -> None:
-    for theta in (0.0, 1e-6, 0.3, np.pi / 2, 3.0, np.pi - 1e-6):
-        x, y = rotated_pair(theta)
-        assert torch.allclose(angle(x, y), torch.tensor(theta, dtype=torch.float64), atol=1e-12)
 
 
 def rotation_states(theta: float, num_steps: int, groups: TokenGroups, batch: int, dim: int) -> list[torch.Tensor]:

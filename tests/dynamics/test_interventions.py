@@ -20,6 +20,7 @@ from raptor.dynamics.interventions import (
     repetition_plan,
     swap_plan,
 )
+from raptor.phases import Phases
 from raptor.streaming import Spread
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
 from raptor.vit.trajectory import swap_blocks
@@ -74,7 +75,7 @@ def test_within_and_across_by_hand() -> None:
     """Blocks 1 2 | 3 4 5: pairs within are 12, 34, 45, 35; both kinds exist at distances 1 and 2."""
     pairs = [(i, j) for i in range(1, 6) for j in range(i + 1, 6)]
     values = np.array([10 * i + j for i, j in pairs], dtype=float)
-    swaps = Swaps(pairs, (2, 3), {"all": Spread(values, values, None, 1)}, None, 1)
+    swaps = Swaps(pairs, Phases((2, 3)), {"all": Spread(values, values, None, 1)}, None, 1)
     compared = swaps.compare(values)
     assert compared["within"] == pytest.approx((12 + 34 + 45 + 35) / 4)
     assert compared["across"] == pytest.approx((13 + 14 + 15 + 23 + 24 + 25) / 6)

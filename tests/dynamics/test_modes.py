@@ -8,9 +8,9 @@ import timm
 import torch
 from pydmd import DMD as PyDMD
 
-from raptor.dynamics.groups import group_means
 from raptor.dynamics.modes import DMD, BatchedDMD, fit_dmd, rank_sweep
 from raptor.dynamics.spectra import Modes, ModesResult, PooledDMD
+from raptor.dynamics.states import group_means
 from raptor.vit.view import TokenGroups
 
 GROUPS = TokenGroups(cls=1, registers=4, patches=16)

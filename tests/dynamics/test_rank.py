@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from raptor.dynamics.groups import EvenSubset
 from raptor.dynamics.rank import Rank, coherence, ranks_from_squares, small_gram
+from raptor.dynamics.states import EvenSubset
 from raptor.vit.view import TokenGroups
 
 GROUPS = TokenGroups(cls=1, registers=2, patches=12)
