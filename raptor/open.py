@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -22,11 +23,12 @@ from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess
 from raptor.options import OpeningModel, with_defaults
+from raptor.run import RunError, read_config
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.builders import TIMM_MODULES, build_base, forward_arguments, is_embedding_head, model_preprocess
 from raptor.vit.structure import inspect_vit
 from raptor.vit.view import ViT
-from raptor.vit.weights import head_classes, load_weights, read_weights
+from raptor.vit.weights import fingerprint, head_classes, load_weights, read_weights, same_weights
 
 ASSETS = Path(__file__).parent / "assets"
 FORMAT = "raptor-vit/1"
@@ -83,7 +85,7 @@ def open_vit(
     if folder is not None:
         _refuse(f"{text}, which is saved with its own", preprocess=prepared, **structure, **built)
         view = load_saved(folder, teacher=teacher, size=size, weights=weights)
-        view.opened = {"model": text, "weights": weights, "size": size}
+        view.opened = {"model": text, "weights": weights, "size": size, "fingerprint": fingerprint(view.model)}
         return view.to(device)
     kind, _, rest = text.partition("/")
     if kind not in ("timm", "hf", "hub") or not rest:
@@ -103,7 +105,7 @@ def open_vit(
     view = inspect_vit(model, text, images, forward_kwargs=arguments, source=base, **structure)
     if is_embedding_head(text):
         view.num_classes = 0
-    view.opened = opened
+    view.opened = {**opened, "fingerprint": fingerprint(model)}
     return view.to(device)
 
 
@@ -111,30 +113,92 @@ def open_pair(
     source: str | Path | ViT,
     *,
     teacher: str | Path | nn.Module | ViT | None = None,
+    allow_other_teacher: bool = False,
     device: str | torch.device = "cpu",
     **opening: Unpack[OpeningModel],
 ) -> tuple[ViT | None, ViT]:
     """A surrogate and its teacher, or None and the model when `source` is no surrogate.
 
-    The teacher is the one the surrogate says it was made from, unless `teacher` names another; `weights` are the
-    teacher's, and so are `blocks`, `norm`, `cls` and `registers` (as in `open_vit`). `pretrained=False` gives a plain
-    model's untrained twin.
+    The teacher is the one the surrogate says it was made from, or is found at `teacher`; `weights` are the teacher's,
+    and so are `blocks`, `norm`, `cls` and `registers` (as in `open_vit`). `pretrained=False` gives a plain model's
+    untrained twin. A teacher whose weights are not the ones the surrogate was made from is refused, unless
+    `allow_other_teacher`; its name then says so, in every result.
     """
     options = with_defaults(OpeningModel, opening)
     size, pretrained = options.pop("size"), options.pop("pretrained")
     of_teacher = _given(**options)
-    inner = teacher if isinstance(teacher, nn.Module | ViT) else None
-    own = {} if _is_surrogate(source) else of_teacher
+    saved = _saved_surrogate(source)
+    is_surrogate = saved is not None or (isinstance(source, ViT) and source.phases is not None)
+    own = {} if is_surrogate else of_teacher
+    inner = None
+    if is_surrogate and teacher is not None and not isinstance(teacher, ViT):
+        side = size or (saved["preprocess"]["size"] if saved else None)
+        teacher = open_vit(teacher, device=device, size=side, **of_teacher)
+    if saved is not None and saved["base"] is None and isinstance(teacher, ViT):
+        inner = teacher  # a surrogate of a module of one's own is built from that module
     view = open_vit(source, teacher=inner, size=size, pretrained=pretrained, device=device, **own)
     if not view.phases:
         return None, view
     made_from = dict(view.source.get("teacher") or {})
     if teacher is None and not made_from.get("model"):
-        raise ValueError(f"{source} does not say what its teacher was opened as: name it with --teacher")
-    if teacher is not None:
-        made_from = {"model": teacher}
-    made_from |= _given(size=size, **of_teacher)
-    return view, open_vit(made_from.pop("model"), device=device, **made_from)
+        raise ValueError(
+            f"{source} does not say what its teacher was opened as: name it with --teacher (in Python also the module)"
+        )
+    found = teacher if isinstance(teacher, ViT) else _open_teacher(source, made_from, size, of_teacher, device)
+    check_teacher(view, found, source, allow_other_teacher)
+    return view, found
+
+
+def _open_teacher(
+    source: str | Path | ViT,
+    made_from: dict[str, Any],
+    size: int | None,
+    given: dict[str, Any],
+    device: str | torch.device,
+) -> ViT:
+    """The teacher that a surrogate names, with the options that are given now."""
+    options = {name: value for name, value in made_from.items() if name not in ("model", "fingerprint")}
+    options |= _given(size=size, **given)
+    name = str(made_from["model"])
+    own, of_teacher = (None if isinstance(text, ViT) else saved_folder(str(text)) for text in (source, name))
+    if own is not None and of_teacher is not None and own.resolve() == of_teacher.resolve():
+        raise RunError(f"{source} names itself as its teacher: name the model it was made from with --teacher")
+    missing = [path for path in (name, options.get("weights")) if path and _is_gone(path)]
+    if missing:
+        raise RunError(f"{missing[0]}, which {source} was made from, is not there: give its new place with --teacher")
+    return open_vit(name, device=device, **options)
+
+
+def _is_gone(path: str) -> bool:
+    """Whether `path` is written like a file or folder, not like a name that can be opened, and is not there."""
+    is_name = saved_folder(path) is not None or path.split("/")[0] in ("timm", "hf", "hub")
+    return not is_name and not Path(path).expanduser().exists()
+
+
+def check_teacher(surrogate: ViT, teacher: ViT, source: str | Path | ViT, allow: bool = False) -> None:
+    """Raise OtherTeacher unless `teacher` has the weights that `surrogate` was made from, as far as it says which.
+
+    source: what the surrogate was opened as. allow: mark the teacher's name instead.
+    """
+    saved = made_from_fingerprint(surrogate, source)
+    if saved is None or same_weights(teacher.model, saved):
+        return
+    shown = surrogate.name if isinstance(source, ViT) else source
+    if not allow:
+        raise OtherTeacher(
+            f"{shown} was not made from {teacher.name} as it is now (its weights differ): name its teacher with "
+            "--teacher or --weights, or compare them all the same with --allow_other_teacher"
+        )
+    teacher.name += " (another teacher)"
+
+
+def made_from_fingerprint(surrogate: ViT, source: str | Path | ViT) -> str | None:
+    """The fingerprint of the teacher a surrogate was made from; of earlier versions, the one in its run's config."""
+    saved = (surrogate.source.get("teacher") or {}).get("fingerprint")
+    folder = None if saved or isinstance(source, ViT) else saved_folder(str(source))
+    if folder is not None and (folder.parent / "config.yaml").is_file():
+        saved = read_config(folder.parent).get("fingerprint")
+    return str(saved) if saved else None
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -154,11 +218,11 @@ def _resized(images: Preprocess, size: int | None) -> Preprocess:
     return Preprocess.for_native(max(size, images.size), images.mean, images.std, size=size)
 
 
-def _is_surrogate(source: str | Path | ViT) -> bool:
-    if isinstance(source, ViT):
-        return source.phases is not None
-    folder = saved_folder(str(source))
-    return folder is not None and json.loads((folder / "config.json").read_text()).get("surrogate") is not None
+def _saved_surrogate(source: str | Path | ViT) -> dict[str, Any] | None:
+    """The config.json of the surrogate that `source` names, or None."""
+    folder = None if isinstance(source, ViT) else saved_folder(str(source))
+    config = None if folder is None else json.loads((folder / "config.json").read_text())
+    return config if config is not None and config.get("surrogate") is not None else None
 
 
 def save_vit(vit: ViT, folder: str | Path) -> Path:
@@ -179,13 +243,39 @@ def save_vit(vit: ViT, folder: str | Path) -> Path:
         },
         "num_classes": vit.num_classes,
         "surrogate": surrogates[-1] if surrogates else None,
-        "teacher": vit.source.get("teacher"),
+        "teacher": _with_relative_paths(vit.source.get("teacher"), folder),
         "inner_surrogates": surrogates[:-1],
     }
     tensors = {k: v.detach().cpu().contiguous() for k, v in vit.model.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     return folder
+
+
+def _with_relative_paths(made_from: dict[str, Any] | None, folder: Path) -> dict[str, Any] | None:
+    """What a surrogate says about its teacher, and where its files lie as seen from `folder`."""
+    if made_from is None:
+        return None
+    local = {name: _local(made_from.get(name)) for name in ("model", "weights")}
+    places = {name: os.path.relpath(path.resolve(), folder.resolve()) for name, path in local.items() if path}
+    return {**made_from, "relative": places} if places else made_from
+
+
+def _found_from(folder: Path, made_from: dict[str, Any]) -> dict[str, Any]:
+    """The same with each path as it was written or, where that is gone, as seen from the saved folder."""
+    found = {name: value for name, value in made_from.items() if name != "relative"}
+    for name, place in (made_from.get("relative") or {}).items():
+        if _local(found[name]) is None and (folder / place).exists():
+            found[name] = os.path.normpath(folder / place)
+    return found
+
+
+def _local(text: Any) -> Path | None:
+    """A file or folder that a name stands for and that is there; None for a built-in or a model of a library."""
+    if not text or (str(text).isidentifier() and (ASSETS / str(text)).is_dir()):
+        return None
+    path = Path(str(text)).expanduser()
+    return path if path.exists() else None
 
 
 def _layers_of(source: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -213,7 +303,9 @@ def load_saved(
     if config.get("format") != FORMAT:
         raise ValueError(f"{folder} holds no raptor model: its config.json says format {config.get('format')!r}")
     if config["base"] is None and teacher is None:
-        raise ValueError(f"{folder} was made from a module of your own: open it with teacher=that module")
+        raise ValueError(
+            f"{folder} was made from a module of your own: open it with teacher=that module (--teacher in a terminal)"
+        )
     base = config["base"]
     model = build_base(base) if teacher is None else (teacher.model if isinstance(teacher, ViT) else teacher)
     images = _resized(Preprocess.from_dict(config["preprocess"]), size)
@@ -221,13 +313,16 @@ def load_saved(
     arguments = forward_arguments(model, images.size)
     vit = inspect_vit(model, config["name"], images, forward_kwargs=arguments, source=base or {}, **structure)
     for surrogate in [*config.get("inner_surrogates", []), config["surrogate"]]:
-        vit = make_surrogate(vit, **surrogate) if surrogate else vit
+        made_from = _found_from(folder, config.get("teacher") or {})
+        vit = make_surrogate(vit, **surrogate, made_from=made_from) if surrogate else vit
     vit.name = config["name"]
-    if config.get("teacher"):
-        vit.source["teacher"] = config["teacher"]
     load_weights(vit.model, read_weights(weights or folder / "model.safetensors"), str(weights or folder))
     vit.num_classes = config["num_classes"]
     return vit
+
+
+class OtherTeacher(RunError):
+    """A surrogate and a model that it was not made from."""
 
 
 class SharedViT(ModelHubMixin, library_name="raptor-vit", tags=["vision-transformer", "raptor"]):

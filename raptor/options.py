@@ -82,7 +82,12 @@ class OpeningModel(Opening, Untrained, total=False):
 class OfTeacher(TypedDict, total=False):
     """What a surrogate was made from."""
 
-    teacher: Annotated[str | None, Option(None, "what the teacher of a surrogate is, where its folder does not say.")]
+    teacher: Annotated[
+        str | None, Option(None, "the teacher of a surrogate, where its folder does not say or no longer finds it.")
+    ]
+    allow_other_teacher: Annotated[
+        bool, Option(False, "compare with a teacher that the surrogate was not made from; the results say so.")
+    ]
 
 
 class OnDevice(TypedDict, total=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import shutil
@@ -21,10 +22,12 @@ from tiny_run import tiny_teacher
 from tiny_surrogates import AT_16, conditioned, every_kind, torchvision_vit
 
 from raptor.data.preprocess import Preprocess
-from raptor.open import SharedViT, list_models, open_pair, open_vit, save_vit
+from raptor.open import OtherTeacher, SharedViT, list_models, open_pair, open_vit, save_vit
 from raptor.phases import Phases
+from raptor.run import RunError
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks, surrogate_spec
 from raptor.vit.view import TokenGroups, ViT
+from raptor.vit.weights import _fingerprint_of_ends, fingerprint, same_weights
 
 
 @pytest.mark.parametrize(
@@ -327,3 +330,87 @@ def test_a_pickle_in_place_of_the_weights_is_never_read(tmp_path, no_pickle):
     torch.save({}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match="does not exist"):
         SharedViT.from_pretrained(tmp_path)
+
+
+def _run_of(teacher: ViT, folder: Path) -> Path:
+    save_vit(make_surrogate(teacher, (2, 2)), folder / "surrogate")
+    return folder
+
+
+SHAPE = dict(pretrained=False, embed_dim=48, depth=4, num_heads=3)
+
+
+def test_a_fingerprint_is_of_every_weight() -> None:
+    vit = tiny_timm()
+    before = fingerprint(vit.model)
+    assert fingerprint(copy.deepcopy(vit.model)) == before and same_weights(vit.model, before)
+    weight = vit.model.get_parameter("blocks.1.mlp.fc1.weight")
+    old = _fingerprint_of_ends(vit.model)
+    with torch.no_grad():
+        weight[weight.shape[0] // 2, 7] += 1e-3  # neither among the first nor the last values
+    assert fingerprint(vit.model) != before and not same_weights(vit.model, before)
+    assert same_weights(vit.model, old) and len(old) == 16  # as earlier versions wrote them
+    assert same_weights(vit.model.half(), fingerprint(vit.model.float()))
+
+
+def test_another_teacher_is_refused(tmp_path: Path) -> None:
+    teacher = tiny_timm()
+    save_vit(teacher, tmp_path / "mine")
+    run = _run_of(open_vit(tmp_path / "mine"), tmp_path / "run")
+    assert open_pair(run)[1].name == teacher.name
+    for change in (dict(teacher=tiny_timm(shaken=False)), dict(teacher="timm/vit_tiny_patch16_224", **SHAPE)):
+        with pytest.raises(OtherTeacher, match=r"was not made from .*--allow_other_teacher"):
+            open_pair(run, teacher=open_vit(change.pop("teacher"), **change))  # type: ignore[arg-type]
+    _, stranger = open_pair(run, teacher=tiny_timm(shaken=False), allow_other_teacher=True)
+    assert stranger.name.endswith("(another teacher)")
+    save_vit(tiny_timm(shaken=False), tmp_path / "mine")  # the same place, other weights
+    with pytest.raises(OtherTeacher):
+        open_pair(run)
+
+
+def test_an_earlier_run_is_checked_by_its_config(tmp_path: Path) -> None:
+    teacher = tiny_timm()
+    save_vit(teacher, tmp_path / "mine")
+    run = _run_of(open_vit(tmp_path / "mine"), tmp_path / "run")
+    path = run / "surrogate" / "config.json"
+    config = json.loads(path.read_text())
+    del config["teacher"]["fingerprint"]
+    path.write_text(json.dumps(config))
+    (run / "config.yaml").write_text(f"fingerprint: '{_fingerprint_of_ends(teacher.model)}'\n")
+    open_pair(run)
+    (run / "config.yaml").write_text("fingerprint: '0123456789abcdef'\n")
+    with pytest.raises(OtherTeacher):
+        open_pair(run)
+
+
+def test_a_surrogate_is_not_its_own_teacher(tmp_path: Path) -> None:
+    save_vit(tiny_timm(), tmp_path / "mine")
+    _run_of(open_vit(tmp_path / "mine"), tmp_path / "mine")
+    with pytest.raises(RunError, match="names itself as its teacher"):
+        open_pair(tmp_path / "mine")
+
+
+def test_a_run_folder_can_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a" / "runs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a")
+    torch.save(tiny_timm().model.state_dict(), "weights.pth")
+    shape = {key: value for key, value in SHAPE.items() if key != "pretrained"}
+    teacher = open_vit("timm/vit_tiny_patch16_224", weights="weights.pth", size=32, **shape)
+    _run_of(teacher, Path("runs/one"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert open_pair("b/runs/one")[1].name == teacher.name
+    (tmp_path / "b" / "runs" / "one").rename(tmp_path / "one")
+    with pytest.raises(RunError, match=r"weights.pth, which one was made from, is not there"):
+        open_pair("one")
+    assert open_pair("one", weights="b/weights.pth")[1].name == teacher.name
+
+
+def test_a_surrogate_of_an_own_module_takes_a_teacher_by_name(tmp_path: Path) -> None:
+    teacher = tiny_timm()
+    save_vit(teacher, tmp_path / "mine")
+    _run_of(open_vit(teacher.model, size=32), tmp_path / "run")
+    with pytest.raises(ValueError, match=r"module of your own.*--teacher"):
+        open_pair(tmp_path / "run")
+    surrogate, found = open_pair(tmp_path / "run", teacher=str(tmp_path / "mine"))
+    assert surrogate is not None and found.preprocess.size == 32

@@ -109,7 +109,7 @@ def dynamics(
     precision = pick_precision(options["precision"], device)
     if perturbation not in KINDS:
         raise ValueError(f"unknown --perturbation {perturbation!r}: choose from {', '.join(KINDS)}")
-    surrogate, main = open_pair(model, teacher=options["teacher"], device=device, **part(OpeningModel, options))
+    surrogate, main = open_pair(model, **part(OfTeacher, options), device=device, **part(OpeningModel, options))
     folder = check_folder(out or (model if Path(model).is_dir() else f"runs/dynamics-{slug(model)}"), of=model)
     images = open_data(
         options["data"],

@@ -78,7 +78,7 @@ def evaluate(
     options = with_defaults(EvaluateOptions, given)
     device = pick_device(options["device"])
     precision = pick_precision(options["precision"], device)
-    surrogate, model = open_pair(run, teacher=options["teacher"], device=device, **part(Opening, options))
+    surrogate, model = open_pair(run, **part(OfTeacher, options), device=device, **part(Opening, options))
     if surrogate is None:
         raise ValueError(f"{run} is no surrogate: make one with raptor distill {run}")
     folder = check_folder(out or (run if Path(run).is_dir() else f"runs/evaluate-{slug(run)}"), of=run)

@@ -25,7 +25,7 @@ def explore(model: str, *, port: int = 7860, open_browser: bool = False, **given
     """
     options = with_defaults(ExploreOptions, given)
     surrogate, of_teacher = open_pair(
-        model, teacher=options["teacher"], device=pick_device(options["device"]), **part(OpeningModel, options)
+        model, **part(OfTeacher, options), device=pick_device(options["device"]), **part(OpeningModel, options)
     )
     views = {"teacher": of_teacher} if surrogate is None else {"teacher": of_teacher, "surrogate": surrogate}
     page = build_page(views, class_names(of_teacher))

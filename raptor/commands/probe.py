@@ -93,7 +93,7 @@ def probe(
     opening, size = part(OpeningModel, options), options["size"]
     if task != "classify":
         opening["size"] = None  # frames are padded to whole patches, so any size will do, and the model keeps its own
-    surrogate, of_teacher = open_pair(model, teacher=options["teacher"], device=device, **opening)
+    surrogate, of_teacher = open_pair(model, **part(OfTeacher, options), device=device, **opening)
     train_data, val_data = _open_both(task, data, size or of_teacher.preprocess.size, options)
     folder = check_folder(out or (model if Path(model).is_dir() else f"runs/probe-{slug(model)}"), of=model)
     folder.mkdir(parents=True, exist_ok=True)

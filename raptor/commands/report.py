@@ -9,10 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
-from raptor.options import OnDevice, with_defaults
+from raptor.options import OfTeacher, OnDevice, part, with_defaults
 from raptor.report.page import build_page
 from raptor.report.results import Results, read_results
 from raptor.run import RunError, write_text
+
+
+class ReportOptions(OfTeacher, OnDevice, total=False):
+    """The options that `report` shares with other commands."""
 
 
 def report(
@@ -22,7 +26,7 @@ def report(
     images: int = 4,
     data: str = "scenes",
     open_models: bool = True,
-    **given: Unpack[OnDevice],
+    **given: Unpack[ReportOptions],
 ) -> Path:
     """One self-contained page of whatever a run folder holds.
 
@@ -33,7 +37,7 @@ def report(
         data: where those images come from; at its default, the data of the run's own config where there is one.
         open_models: whether to open the run's models for that; false shows only what was measured before.
     """
-    options = with_defaults(OnDevice, given)
+    options = with_defaults(ReportOptions, given)
     if images < 0:
         raise ValueError(f"--images must be 0 or more, got {images}")
     results = read_results(Path(run))
@@ -41,7 +45,7 @@ def report(
         results.images = None
         results.notes["images"] = "No images were asked for."
     elif open_models:
-        _add_strips(results, images, data, options["device"])
+        _add_strips(results, images, data, options)
     page = build_page(results)
     path = Path(out) if out else results.folder / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +54,7 @@ def report(
     return path
 
 
-def _add_strips(results: Results, num_images: int, data: str, device: str) -> None:
+def _add_strips(results: Results, num_images: int, data: str, options: ReportOptions) -> None:
     """Measure images.json unless it is there already; a model that cannot be opened leaves a note instead, data that
     was asked for and cannot be opened is an error."""
     if data != "scenes":
@@ -65,9 +69,9 @@ def _add_strips(results: Results, num_images: int, data: str, device: str) -> No
     from raptor.provenance import provenance
     from raptor.report.strips import measure_strips, open_run
 
-    started, device = time.monotonic(), pick_device(device)
+    started, device = time.monotonic(), pick_device(options["device"])
     try:
-        teacher, surrogate = open_run(results.folder, results.config, device)
+        teacher, surrogate = open_run(results.folder, results.config, device, **part(OfTeacher, options))
         found = measure_strips(teacher, surrogate, data, num_images)
     except RunError:
         raise

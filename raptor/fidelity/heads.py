@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from raptor.data.split import choice_split
 from raptor.data.stream import Batch, ImageStream, iterate
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT, first_tensor
+from raptor.vit.weights import fingerprint, same_weights
 
 NUM_IMAGES, NUM_IMAGES_A_CLASS = 5000, 20  # that a ridge head is fitted on: so many at least, so many a class
 ALPHAS = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5)
@@ -237,7 +237,7 @@ def resolve_head(
     num_classes = num_classes or len(getattr(data, "classes", None) or ()) or None
     fitted_on = _fitted_on(teacher, train_batches, num_classes)
     decisive = {name: value for name, value in fitted_on.items() if name != "num_images" or head_images is not None}
-    if cache is not None and Path(cache).is_file() and _is_fitted_on(cache, decisive):
+    if cache is not None and Path(cache).is_file() and _is_fitted_on(cache, decisive, teacher):
         linear = LinearHead.load(cache)
         return Head("ridge", linear.num_classes, linear), f"the ridge probe kept in {Path(cache).name}"
     if train_batches is None:
@@ -264,7 +264,7 @@ def _fitted_on(teacher: ViT, batches: Iterable[Batch] | None, num_classes: int |
     """What decides a ridge probe, as far as it is known before a pass over the images."""
     known = {
         "teacher": teacher.name,
-        "weights": fingerprint(teacher),
+        "weights": fingerprint(teacher.model),
         "size": teacher.preprocess.size,
         "data": getattr(getattr(batches, "data", None), "name", None),
         "num_images": getattr(batches, "num_images", None),
@@ -291,18 +291,14 @@ def own_linear_head(vit: ViT, images_bchw: Tensor) -> LinearHead | None:
     return None
 
 
-def fingerprint(vit: ViT) -> str:
-    """A short name of a model's weights: of the first and last values of each, the same on every device."""
-    ends = [p.detach().flatten()[part].float() for p in vit.model.parameters() for part in (slice(8), slice(-8, None))]
-    return hashlib.blake2b(torch.cat(ends).cpu().numpy().tobytes(), digest_size=8).hexdigest()
-
-
-def _is_fitted_on(path: str | Path, wanted: dict[str, str]) -> bool:
+def _is_fitted_on(path: str | Path, wanted: dict[str, str], teacher: ViT) -> bool:
     try:
         with safe_open(path, framework="pt") as file:
             kept = file.metadata() or {}
     except SafetensorError:
         return False
+    if "weights" in kept and "weights" in wanted and same_weights(teacher.model, kept["weights"]):
+        kept["weights"] = wanted["weights"]  # as an earlier version wrote it
     return all(kept.get(name) == value for name, value in wanted.items())
 
 

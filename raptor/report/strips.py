@@ -12,7 +12,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from PIL import Image
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from raptor.data import iterate, open_data
 from raptor.open import open_pair, open_vit, saved_folder
+from raptor.options import OfTeacher
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.streaming import Record
@@ -114,10 +115,12 @@ def measure_strips(teacher: ViT, surrogate: ViT | None, data: str, num_images: i
     )
 
 
-def open_run(folder: Path, config: Mapping[str, Any], device: str) -> tuple[ViT, ViT | None]:
+def open_run(
+    folder: Path, config: Mapping[str, Any], device: str, **of_teacher: Unpack[OfTeacher]
+) -> tuple[ViT, ViT | None]:
     """Teacher and surrogate of a run folder: the models saved there, else the one its config names."""
     if saved_folder(str(folder)) is not None:
-        surrogate, teacher = open_pair(folder, device=device)
+        surrogate, teacher = open_pair(folder, device=device, **of_teacher)
         return teacher, surrogate
     if config.get("model") is None:
         raise ValueError(f"{folder} holds no model, and no config.yaml that names one")

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from raptor.phases import Phases, check_phases
 from raptor.surrogate.blocks import CopiedBlock, DepthMLP, DepthTable, PaperBlock, num_heads_of
 from raptor.vit.view import ViT
+from raptor.vit.weights import fingerprint
 
 BLOCKS = ("teacher", "paper")
 CONDITIONINGS = ("table", "mlp", "none")
@@ -102,6 +103,7 @@ def make_surrogate(
     conditioning: str = "table",
     copy: str = "middle",
     seed: int = 0,
+    made_from: dict[str, Any] | None = None,
 ) -> ViT:
     """A surrogate of `teacher`, untrained, as a view of its own; the teacher is left as it is.
 
@@ -109,8 +111,11 @@ def make_surrogate(
         phases: repetition counts of the k blocks, e.g. `find_phases(similarity, 3)` or `[7, 3, 2]`.
         block, conditioning, copy: see `SurrogateSpec`.
         seed: of the random initialisation.
+        made_from: what the surrogate says about its teacher; by default what it was opened as, and its fingerprint.
     """
     spec = SurrogateSpec(check_phases(teacher, phases), block, conditioning, copy)
+    if made_from is None:
+        made_from = {**teacher.opened, "fingerprint": fingerprint(teacher.model)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         shared = nn.ModuleList(_tied_block(teacher, spec, span) for span in spec.phases.spans)
@@ -131,7 +136,7 @@ def make_surrogate(
         name=f"raptor k={spec.phases.k} of {teacher.name}",
         norm=_same_place(teacher.norm, teacher.model, model),
         phases=spec.phases,
-        source={"base": teacher.source, "surrogate": spec.to_dict(), "teacher": dict(teacher.opened)},
+        source={"base": teacher.source, "surrogate": spec.to_dict(), "teacher": made_from},
         opened={},
     ).to(teacher.device)
 

@@ -31,13 +31,12 @@ from raptor.fidelity.heads import (
     accuracy,
     agreement,
     collect_features,
-    fingerprint,
     fit_ridge,
     head_batches,
     resolve_head,
     share_kept,
 )
-from raptor.open import open_vit, save_vit, saved_folder
+from raptor.open import check_teacher, open_vit, save_vit, saved_folder
 from raptor.phases import Phases, check_phases, find_phases
 from raptor.provenance import Provenance
 from raptor.run import Record, ResultFile, Run, RunError, load_checkpoint, read_config, read_json, read_summary, slug
@@ -51,6 +50,7 @@ from raptor.train.schedule import Budget, Rates, teacher_forcing
 from raptor.train.step import DistillStep, Parts, state_variance
 from raptor.vit.trajectory import Trajectories, autocast
 from raptor.vit.view import ModelFacts, ViT, replaced_blocks
+from raptor.vit.weights import fingerprint, same_weights
 
 NUM_CHECKPOINTS = 8  # per stage
 NUM_VALIDATIONS = 4  # per stage
@@ -69,6 +69,7 @@ def distill(
     stage: str = "all",
     phase: int | None = None,
     start: str | None = None,
+    allow_other_teacher: bool = False,
     budget: str | None = None,
     batch_size: int | None = None,
     lr: float | None = None,
@@ -115,6 +116,7 @@ def distill(
         stage: `all`, `1` or `2`; one stage alone keeps its share of the budget.
         phase: train only this phase (1..k) of stage 1, as an independent job; `--stage 2` then picks up all of them.
         start: a surrogate folder or built-in to start from instead of the recipe's initial blocks.
+        allow_other_teacher: start from a surrogate of another teacher.
         budget: 120s, 5m, 3000steps or 20epochs, in all; the recipe says how the stages share it.
         batch_size: images a step over all devices together.
         lr: peak learning rate.
@@ -168,7 +170,7 @@ def distill(
     teacher.to(fabric.device)
     job = Job(
         teacher, settings, train_data, val_data, fabric, precision=precision,
-        stage="1" if phase is not None else stage, phase=phase, start=start,
+        stage="1" if phase is not None else stage, phase=phase, start=start, allow_other_teacher=allow_other_teacher,
         head_file=head_file, head_images=head_images, seed=seed,
         num_workers=num_workers, compile_blocks=device == "cuda" if compile is None else compile,
         graph=graph, checkpointing=checkpointing, resume=resume, track=track,
@@ -177,7 +179,7 @@ def distill(
     job.graphed()
     name = str(model) if isinstance(model, str | Path) else teacher.name
     config = dict(
-        model=name, weights=weights, fingerprint=fingerprint(teacher),
+        model=name, weights=weights, fingerprint=fingerprint(teacher.model),
         data=data if isinstance(data, str) else train_data.name, limit=limit,
         size=teacher.preprocess.size, seed=seed, start=start, recipe=dataclasses.asdict(settings), precision=precision,
         **{key: value for key, value in structure.items() if value is not None},
@@ -240,6 +242,7 @@ class Job:
     stage: str = "all"
     phase: int | None = None
     start: str | None = None
+    allow_other_teacher: bool = False
     head_file: str | None = None
     head_images: int | None = None
     seed: int = 0
@@ -326,6 +329,8 @@ def _distill_one(job: Job, phases: Phases, folder: Path, config: dict[str, Any])
         raise ValueError(f"phase {job.phase} is not one of 1..{phases.k}")
     config = {**config, "phases": list(phases), "stage": job.stage, "phase": job.phase}
     run_folder = folder if job.phase is None else folder / f"phase-{job.phase}"
+    _refuse_own_folder(job.teacher, folder)
+    config["fingerprint"] = _as_written(run_folder, job.teacher, config["fingerprint"])
     with Run(run_folder, config, resume=job.resume, writer=job.fabric.is_global_zero) as run:
         student = make_surrogate(
             job.teacher,
@@ -339,9 +344,9 @@ def _distill_one(job: Job, phases: Phases, folder: Path, config: dict[str, Any])
         if saved is not None:
             _load_blocks(student, saved[0])
         elif done is not None:
-            _start_from(student, str(run_folder), job.teacher)
+            _start_from(student, str(run_folder), job.teacher, job.allow_other_teacher)
         elif job.start is not None:
-            _start_from(student, job.start, job.teacher)
+            _start_from(student, job.start, job.teacher, job.allow_other_teacher)
         elif job.stage == "2":
             _take_phases(student, folder, config)
         if done is not None:
@@ -350,9 +355,33 @@ def _distill_one(job: Job, phases: Phases, folder: Path, config: dict[str, Any])
         if job.fabric.is_global_zero:
             with run.writing():
                 if job.phase is None:
+                    _keep_teacher(job.teacher, student, run_folder)
                     save_vit(student, run_folder / "surrogate")
                 summary.write(run_folder)
     return Distilled(student, job.teacher, run_folder, summary)
+
+
+def _refuse_own_folder(teacher: ViT, out: Path) -> None:
+    """A surrogate saved into its teacher's folder would be opened in the teacher's place."""
+    folder = saved_folder(str(teacher.opened.get("model") or ""))
+    if folder is not None and out.resolve() in (folder.resolve(), folder.resolve().parent):
+        raise RunError(f"{out} holds the teacher itself: choose another --out")
+
+
+def _as_written(folder: Path, teacher: ViT, fingerprint: str) -> str:
+    """The fingerprint in the config of a run that an earlier version began, where it is this teacher's."""
+    known = read_config(folder).get("fingerprint") if (folder / "config.yaml").exists() else None
+    return str(known) if known and same_weights(teacher.model, str(known)) else fingerprint
+
+
+def _keep_teacher(teacher: ViT, student: ViT, folder: Path) -> None:
+    """Save a teacher that cannot be opened again by its name: built from a name, then changed or never trained."""
+    opened, made_from = teacher.opened, student.source["teacher"]
+    untrained = opened.get("pretrained") is False and not opened.get("weights")
+    if teacher.source and (untrained or opened.get("fingerprint") != made_from["fingerprint"]):
+        save_vit(teacher, folder / "teacher")
+        made_from = {"model": str(folder / "teacher"), "fingerprint": made_from["fingerprint"]}
+        student.source["teacher"] = made_from
 
 
 def _load_blocks(student: ViT, tensors: Mapping[str, Tensor]) -> None:
@@ -361,7 +390,7 @@ def _load_blocks(student: ViT, tensors: Mapping[str, Tensor]) -> None:
     shared_blocks(student).load_state_dict(state)
 
 
-def _start_from(student: ViT, start: str, teacher: ViT) -> None:
+def _start_from(student: ViT, start: str, teacher: ViT, allow_other_teacher: bool = False) -> None:
     """Take the blocks of the surrogate that `start` names."""
     folder = saved_folder(start)
     of_own_module = folder is not None and read_json(folder / "config.json").get("base") is None
@@ -369,6 +398,8 @@ def _start_from(student: ViT, start: str, teacher: ViT) -> None:
     other = open_vit(start, teacher=copy.deepcopy(teacher.model) if of_own_module else None)
     if other.phases is None:
         raise ValueError(f"{start} is not a surrogate: --start takes the folder of one")
+    if not allow_other_teacher:
+        check_teacher(other, teacher, start)
     theirs, ours = surrogate_spec(other), surrogate_spec(student)
     for name in ("phases", "block", "conditioning"):
         here, there = getattr(ours, name), getattr(theirs, name)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,29 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ValueError(f"{path} cannot be read as a weights-only file: {reason}") from None
     return {k: v.float() if v.is_floating_point() else v for k, v in _unwrap(state, path).items()}
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A short name of all weights of a model, as float32: the same on every device and in every process."""
+    floats = [tensor.detach() for tensor in model.state_dict().values() if tensor.is_floating_point()]
+    with ThreadPoolExecutor() as pool:  # hashing releases the interpreter's lock
+        digests = list(pool.map(_digest, floats))
+    return hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest()
+
+
+def same_weights(model: nn.Module, saved: str) -> bool:
+    """Whether `saved` is the fingerprint of this model; earlier versions hashed only the ends of each parameter."""
+    return saved == (_fingerprint_of_ends(model) if len(saved) == 16 else fingerprint(model))
+
+
+def _digest(tensor: Tensor) -> bytes:
+    values = tensor.float().cpu().contiguous()
+    return hashlib.blake2b(values.numpy(), key=str(tuple(values.shape)).encode()[:64], digest_size=16).digest()
+
+
+def _fingerprint_of_ends(model: nn.Module) -> str:
+    ends = [p.detach().flatten()[part].float() for p in model.parameters() for part in (slice(8), slice(-8, None))]
+    return hashlib.blake2b(torch.cat(ends).cpu().numpy().tobytes(), digest_size=8).hexdigest()
 
 
 def head_classes(state: Mapping[str, Tensor]) -> int:

@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 from PIL import Image
+from tiny_models import tiny_timm
 from tiny_run import blocks_of, metrics, tiny_run, tiny_teacher, write_recipe
 
-from raptor.open import open_vit
+from raptor.open import OtherTeacher, open_pair, open_vit
 from raptor.phases import Phases
 from raptor.run import RunError
 from raptor.train import DistillSummary, Scores, distill
@@ -245,3 +246,29 @@ def test_a_summary_of_an_earlier_version_is_read(tmp_path):
     old = DistillSummary.read(tmp_path / "run")
     assert old.bad_images == [] and old.validation.recovery is None
     assert old.phases == Phases((2, 2))
+
+
+def test_a_teacher_changed_in_memory_is_saved_with_the_run(tmp_path):
+    """Opened by name, then changed: the name no longer gives these weights."""
+    teacher = tiny_timm()
+    tiny_run(tmp_path / "run", teacher, budget="2steps")
+    surrogate, found = open_pair(tmp_path / "run")
+    assert torch.equal(found.model.pos_embed, teacher.model.pos_embed) and surrogate is not None
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert open_pair(tmp_path / "moved")[1].name == found.name
+    with pytest.raises(OtherTeacher, match="was not made from"):
+        tiny_run(tmp_path / "next", tiny_timm(shaken=False), start=str(tmp_path / "moved"), budget="2steps")
+    tiny_run(
+        tmp_path / "next",
+        tiny_timm(shaken=False),
+        start=str(tmp_path / "moved"),
+        budget="2steps",
+        allow_other_teacher=True,
+    )
+
+
+def test_the_teachers_own_folder_is_no_run_folder(tmp_path):
+    tiny_run(tmp_path / "first", tiny_timm(), budget="2steps")
+    (tmp_path / "first" / "teacher").rename(tmp_path / "mine")
+    with pytest.raises(RunError, match="holds the teacher itself"):
+        tiny_run(tmp_path / "mine", open_vit(tmp_path / "mine"), budget="2steps")
