@@ -20,24 +20,30 @@ from raptor.train.teacher import TeacherSummary
 
 RunOf = Callable[..., Path]
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-# Made by benchmarks and experiments; `certificate.json` is the run time of certify.
+# Made by benchmarks, experiments and trials.
 OTHERS = {
     "budgets",
-    "certificate",
+    "certificate-speed",
     "distill_step",
     "dmd",
     "dynamics-suite",
     "dynamics-suite-cpu",
     "probes",
+    "recipe",
     "scenes",
+    "scenes-models",
     "trajectory",
     "trajectory-cpu",
+    "vitb16",
+    "dinov2s-dmd",
+    "vitb16-dmd",
+    "sensitivity-slopes",
 }
 
 
 def kind_of(path: Path) -> tuple[type[ResultFile], str] | None:
     """The class that reads a committed file and the name that it has in a run folder."""
-    if path.parent == RESULTS and path.stem in OTHERS:
+    if path.stem in OTHERS and path != RESULTS / "dynamics" / "scenes.json":
         return None
     if path.name.startswith("phases-"):
         return PhasesFile, "phases.json"
