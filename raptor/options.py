@@ -17,7 +17,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypedDict, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, TypedDict, TypeVar, cast, get_type_hints
 
 Group = TypeVar("Group", bound=Mapping[str, Any])
 
@@ -122,7 +122,7 @@ class Measuring(Running, total=False):
 class AnySplit(TypedDict, total=False):
     """Which part of the data is measured."""
 
-    split: Annotated[Literal["train", "val", "all"], Option("val", "val (held out), train or all.")]
+    split: Annotated[str, Option("val", "val (held out), train, all, or one of the data's own parts, such as test.")]
 
 
 class GivenHead(TypedDict, total=False):

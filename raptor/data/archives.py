@@ -21,7 +21,7 @@ from PIL import Image
 
 from raptor.data.folder import SUFFIXES, arrange, is_image_path, label_entries
 from raptor.data.images import ImageData, open_image
-from raptor.data.split import split_word
+from raptor.data.split import split_keys, split_word
 
 _ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")
 _LABEL_KEYS = ("label", "cls", "class", "class_id", "class_name")
@@ -100,6 +100,7 @@ class ZipEntry(NamedTuple):
     size: int
     method: int
     crc: int
+    num_bytes: int
 
 
 class ZipImages(ImageData):
@@ -118,8 +119,12 @@ class ZipImages(ImageData):
         labels, classes = label_entries([place.class_name for place, _ in places])
         unique = len(by_path) == sum(map(len, by_path.values()))
         names = [entry.path if unique else f"{Path(entry.archive).stem}/{entry.path}" for _, entry in places]
-        super().__init__(spec, names, labels, classes, [place.part for place, _ in places])
+        keys = split_keys([entry.path for _, entry in places])
+        super().__init__(spec, names, labels, classes, [place.part for place, _ in places], keys)
         self.entries = [entry for _, entry in places]
+
+    def num_bytes(self, position: int) -> int:
+        return self.entries[position].num_bytes
 
     def read(self, position: int) -> Image.Image:
         return open_image(read_zip_entry(self.entries[position]))
@@ -135,7 +140,15 @@ def zip_entries(archive: str, wanted: Callable[[str], bool] = is_image_path) -> 
         if not info.is_dir() and wanted(info.filename):
             if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise ValueError(f"{archive} is encrypted or oddly compressed; make it with zip -0 or plain zip")
-            yield ZipEntry(archive, info.filename, info.header_offset, info.compress_size, info.compress_type, info.CRC)
+            yield ZipEntry(
+                archive,
+                info.filename,
+                info.header_offset,
+                info.compress_size,
+                info.compress_type,
+                info.CRC,
+                info.file_size,
+            )
 
 
 def read_zip_entry(entry: ZipEntry) -> bytes:
@@ -159,6 +172,7 @@ class _TarSample(NamedTuple):
     offset: int
     size: int
     label: int | str | None
+    file: str
 
 
 class TarImages(ImageData):
@@ -170,12 +184,16 @@ class TarImages(ImageData):
         samples = [sample for archive in archives for sample in _tar_samples(archive)]
         if not samples:
             raise ValueError(f"no images in {pattern}; expected entries key.jpg, key.png or key.webp")
-        keys = [sample.key for sample in samples]
-        if len(set(keys)) != len(keys):
-            keys = [f"{Path(sample.archive).stem}/{sample.key}" for sample in samples]
+        names = [sample.key for sample in samples]
+        if len(set(names)) != len(names):
+            names = [f"{Path(sample.archive).stem}/{sample.key}" for sample in samples]
+        keys = split_keys([sample.file.removeprefix("./") for sample in samples])
         labels, classes = _tar_labels(samples)
-        super().__init__(f"wds/{pattern}", keys, labels, classes, _tar_parts(samples))
+        super().__init__(f"wds/{pattern}", names, labels, classes, _tar_parts(samples), keys)
         self.samples = samples
+
+    def num_bytes(self, position: int) -> int:
+        return self.samples[position].size
 
     def read(self, position: int) -> Image.Image:
         sample = self.samples[position]
@@ -190,22 +208,22 @@ def _tar_parts(samples: list[_TarSample]) -> list[str | None]:
 
 
 def _tar_samples(archive: str) -> Iterator[_TarSample]:
-    images: dict[str, tuple[int, int]] = {}
+    images: dict[str, tuple[int, int, str]] = {}
     labels: dict[str, int | str] = {}
     try:
         with tarfile.open(archive, "r:") as tar:
             for member in tar:
                 key, suffix = _key_and_suffix(member.name)
                 if member.isfile() and suffix.endswith(SUFFIXES):
-                    images.setdefault(key, (member.offset_data, member.size))
+                    images.setdefault(key, (member.offset_data, member.size, member.name))
                 elif member.isfile() and suffix in (".cls", ".json"):
                     label = _parse_label(suffix, _read_at(archive, member.offset_data, member.size))
                     if label is not None and (suffix == ".cls" or key not in labels):
                         labels[key] = label
     except tarfile.TarError as error:
         raise ValueError(f"cannot read {archive} as a plain tar: {error}; unpack a compressed one first") from error
-    for key, (offset, size) in images.items():
-        yield _TarSample(archive, key, offset, size, labels.get(key))
+    for key, (offset, size, file) in images.items():
+        yield _TarSample(archive, key, offset, size, labels.get(key), file)
 
 
 def _key_and_suffix(name: str) -> tuple[str, str]:

@@ -45,7 +45,7 @@ def open_data(
         data: ImageData = DrawnScenes(split, size)
     else:
         data = _open_reader(spec, root, download)
-        data = data.select(choose_split(data.names, data.parts, split, data.name))
+        data = data.select(choose_split(data.keys, data.parts, split, data.name))
     if limit is not None:
         data = data.select(data.sample(limit))
     data.skip_bad = skip_bad
@@ -116,8 +116,8 @@ def open_dense(
         return data if limit is None else data.select(range(min(limit, len(data))))
     data = _open_dense_reader(spec, task)
     if split != "all":
-        data = data.select(choose_split(data.names, data.parts, split, data.name))
-    return data if limit is None else data.select(choose_sample(data.names, limit))
+        data = data.select(choose_split(data.keys, data.parts, split, data.name))
+    return data if limit is None else data.select(choose_sample(data.keys, limit))
 
 
 def _open_dense_reader(spec: str, task: str) -> DenseData:

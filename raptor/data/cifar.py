@@ -101,7 +101,7 @@ class CifarImages(ImageData):
         parts = ["train"] * num_train + ["test"] * (len(labels) - num_train)
         counts = [*range(num_train), *range(len(labels) - num_train)]
         names = [f"{part}/{i:05d}" for part, i in zip(parts, counts)]
-        super().__init__(f"{kind}:{source}" if path else kind, names, labels, classes, parts)
+        super().__init__(f"{kind}:{source}" if path else kind, names, labels, classes, parts, keys=names)
         self.pixels = pixels
 
     def read(self, position: int) -> Image.Image:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from raptor.data.archives import ZipEntry, list_files, read_zip_entry, zip_entries
 from raptor.data.images import BadImage
+from raptor.data.split import split_keys
 from raptor.data.stream import CACHE_SHARE
 from raptor.devices import free_bytes
 
@@ -57,6 +58,7 @@ class DenseData:
         eigen_crop: bool = False,
     ) -> None:
         self.name, self.task, self.names = name, task, names
+        self.keys = split_keys(names)
         self.parts: list[str | None] = list(parts) if parts is not None else [None] * len(names)
         self.positions = torch.arange(len(names))
         self.frame = frame
@@ -93,6 +95,7 @@ class DenseData:
         """The same reader over some of its images."""
         chosen = copy.copy(self)
         chosen.names = [self.names[i] for i in indices]
+        chosen.keys = [self.keys[i] for i in indices]
         chosen.parts = [self.parts[i] for i in indices]
         chosen.positions = self.positions[torch.tensor(indices, dtype=torch.int64)]
         chosen._ahead = {}

@@ -81,6 +81,9 @@ class FolderImages(ImageData):
         super().__init__(str(root), names, labels, classes, [entry.part for entry in entries])
         self.paths = names
 
+    def num_bytes(self, position: int) -> int:
+        return (self.root / self.paths[position]).stat().st_size
+
     def read(self, position: int) -> Image.Image:
         return open_image((self.root / self.paths[position]).read_bytes())
 

@@ -20,19 +20,20 @@ class HubImages(ImageData):
 
     def __init__(self, spec: str) -> None:
         name, split = _split_spec(spec)
-        parts = _load_parts(name, split)
+        parts, first_rows = _load_parts(name, split)
         first = next(iter(parts.values()))
         image_column, label_column = _find_columns(first.features, name)
         self.tables = [table.select_columns([image_column]) for table in parts.values()]
         self.ends = list(accumulate(len(table) for table in self.tables))
         self.image_column = image_column
-        names = [f"{part}/{i}" for part, table in parts.items() for i in range(len(table))]
+        rows = [(part, first_rows.get(part, 0) + i) for part, table in parts.items() for i in range(len(table))]
+        names = [f"{part}/{row}" for part, row in rows]
         if not names:
             raise ValueError(f"hf/{spec} has no images")
         labels, classes = _read_labels(list(parts.values()), label_column)
-        roles = {part: "val" if part.lower() in VAL_NAMES else "train" for part in parts}
-        owners = [roles[part] for part, table in parts.items() for _ in range(len(table))]
-        super().__init__(f"hf/{spec}", names, labels, classes, owners)
+        owners = [part.lower() if part.lower() in VAL_NAMES else "train" for part, _ in rows]
+        keys = [str(row) for _, row in rows]  # of the whole part: a slice does not change what is held out
+        super().__init__(f"hf/{spec}", names, labels, classes, owners, keys)
 
     def read(self, position: int) -> Image.Image:
         table = bisect_right(self.ends, position)
@@ -52,8 +53,8 @@ def _split_spec(spec: str) -> tuple[str, str | None]:
     return name, split + ("" if slice_start < 0 else spec[slice_start:])
 
 
-def _load_parts(name: str, split: str | None) -> dict[str, Any]:
-    """The training table and the validation table of a set, by their own names; only one if it has only one."""
+def _load_parts(name: str, split: str | None) -> tuple[dict[str, Any], dict[str, int]]:
+    """The training and validation tables of a set by their own names, and the first row of those that are sliced."""
     try:
         import datasets
     except ImportError as error:
@@ -66,8 +67,8 @@ def _load_parts(name: str, split: str | None) -> dict[str, Any]:
         reason = " ".join(str(error).split())
         raise ValueError(f"cannot open hf/{name}: {reason}") from error
     if not isinstance(tables, dict):
-        return {split or "train": tables}
-    return _choose_parts(tables, name, split)
+        return {split or "train": tables}, {}
+    return _choose_parts(tables, name, split), {}
 
 
 def _load(datasets: Any, name: str, split: str | None) -> Any:
@@ -77,7 +78,7 @@ def _load(datasets: Any, name: str, split: str | None) -> Any:
     return datasets.load_dataset(str(path) if path.exists() else name, split=split)
 
 
-def _load_slice(datasets: Any, name: str, split: str) -> dict[str, Any]:
+def _load_slice(datasets: Any, name: str, split: str) -> tuple[dict[str, Any], dict[str, int]]:
     part = split.partition("[")[0]
     tables = _load(datasets, name, None)
     if not isinstance(tables, dict):
@@ -86,7 +87,8 @@ def _load_slice(datasets: Any, name: str, split: str) -> dict[str, Any]:
     text = split[len(part) :]
     size = len(chosen[part])
     start, stop = (_bound(bound, size) for bound in text.strip("[]").split(":"))
-    return {**chosen, part: chosen[part].select(range(start or 0, size if stop is None else stop))}
+    sliced = chosen[part].select(range(start or 0, size if stop is None else stop))
+    return {**chosen, part: sliced}, {part: start or 0}
 
 
 def _bound(text: str, size: int) -> int | None:
@@ -105,8 +107,9 @@ def _choose_parts(tables: dict[str, Any], name: str, split: str | None) -> dict[
         raise ValueError(f"hf/{name} has splits {', '.join(tables)}; name one as hf/{name}:SPLIT")
     if train is not None and train.lower() in VAL_NAMES:
         return {train: tables[train]}
-    chosen = [part for part in tables if part == train or part.lower() == validation]
-    return {part: tables[part] for part in chosen}
+    columns = set(tables[train].column_names) if train is not None else set()
+    others = [part for part in tables if part.lower() in VAL_NAMES and columns <= set(tables[part].column_names)]
+    return {part: tables[part] for part in tables if part in (train, *others) or part.lower() == validation}
 
 
 def _find_columns(features: Any, name: str) -> tuple[str, str | None]:

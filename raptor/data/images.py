@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
 from typing import NamedTuple, Self
@@ -13,11 +14,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from raptor.data.preprocess import Preprocess
-from raptor.data.split import choose_sample
+from raptor.data.split import choose_sample, split_keys
 from raptor.devices import to_device
 
 Progress = Callable[[int, int], None]
 """Called with (images done, images in total)."""
+
+
+NUM_SIZES = 10_000  # files whose sizes a fingerprint reads: on a network disk each costs a request
 
 
 class BadImage(ValueError):
@@ -41,7 +45,8 @@ class Pixels(NamedTuple):
 class ImageData:
     """A map-style set of images.
 
-    `names`: a unique name per image. `labels`: a class index per image, or None. `classes`: their names, or None.
+    `names`: a unique name per image. `keys`: what splits and samples are chosen by, however the data is addressed.
+    `labels`: a class index per image, or None. `classes`: their names, or None.
     `parts`: the data's own split of each image, or None. `bad`: names of unreadable images met with `skip_bad`.
     `positions`: int64 (N,), where each image stands in the reader's own order.
     """
@@ -56,9 +61,11 @@ class ImageData:
         labels: list[int] | None = None,
         classes: list[str] | None = None,
         parts: Sequence[str | None] | None = None,
+        keys: list[str] | None = None,
     ) -> None:
         self.name = name
         self.names = names
+        self.keys = split_keys(names) if keys is None else keys
         self.labels = labels
         self.classes = classes
         self.parts: list[str | None] = list(parts) if parts is not None else [None] * len(names)
@@ -88,6 +95,7 @@ class ImageData:
         """The same reader over some of its images; labels stay only if each of these images has one."""
         chosen = copy.copy(self)
         chosen.names = [self.names[i] for i in indices]
+        chosen.keys = [self.keys[i] for i in indices]
         chosen.parts = [self.parts[i] for i in indices]
         chosen.positions = self.positions[torch.tensor(indices, dtype=torch.int64)]
         chosen.bad = []
@@ -99,7 +107,19 @@ class ImageData:
 
     def sample(self, limit: int | None) -> list[int]:
         """`limit` indices spread over the data, the same each time; None for all."""
-        return list(range(len(self))) if limit is None else choose_sample(self.names, limit)
+        return list(range(len(self))) if limit is None else choose_sample(self.keys, limit)
+
+    def num_bytes(self, position: int) -> int:
+        """The size of the file at a position of the reader's own order; 0 where images are no files."""
+        return 0
+
+    def fingerprint(self) -> str:
+        """A short name of these images: of all their keys, and of the sizes of up to 10,000 files."""
+        digest = hashlib.blake2b("\n".join(sorted(self.keys)).encode("utf-8", "surrogateescape"), digest_size=16)
+        sized = choose_sample(self.keys, NUM_SIZES) if len(self) else []
+        sizes = sorted((self.keys[i], self.num_bytes(int(self.positions[i]))) for i in sized)
+        digest.update(repr(sizes).encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
 
     def worth_caching(self, device: torch.device) -> bool:
         """Whether a cache on `device` would give batches faster than the data does."""
@@ -230,7 +250,7 @@ class InMemory(WholeBatches):
     ) -> None:
         if data.skip_bad:
             raise ValueError("images that may be skipped cannot be kept in memory: remove the bad ones first")
-        super().__init__(data.name, list(data.names), data.labels, data.classes, data.parts)
+        super().__init__(data.name, list(data.names), data.labels, data.classes, data.parts, data.keys)
         self.images = load_uint8(data, preprocess, num_workers, progress=progress).to(device)
 
     def take(self, positions: Tensor, device: torch.device) -> Tensor:

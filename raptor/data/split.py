@@ -1,13 +1,19 @@
-"""Which images are held out: the data's own validation split, else 5 % by a hash of the file name."""
+"""Which images are held out: the data's own validation split, else 5 % by a hash of the file name.
+
+What is hashed is an image's key (`split_keys`), which does not depend on how the data is addressed: the same image is
+held out of `photos/`, of its parent folder, of its zip and of its tar shards.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
 
-Split = Literal["train", "val", "all"]
+Split = str
+"""`train`, `val` (held out), `all` (both), or the name of one of the data's own parts, such as `test`."""
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "validation", "valid", "test", "testing")
 _HELD_OUT_SHARE = 0.05
@@ -31,6 +37,18 @@ def split_word(path: str) -> str | None:
     return next((word.lower() for word in words if is_split_name(word)), None)
 
 
+def split_keys(paths: Sequence[str]) -> list[str]:
+    """The key of each image: its file name without suffix, with its folder where several images have that name."""
+    stems, folders = [], []
+    for path in paths:
+        folder, _, name = unicodedata.normalize("NFC", path).rpartition("/")
+        stem, dot, suffix = name.rpartition(".")
+        stems.append(stem if dot and stem and suffix.isalnum() and not suffix.isdigit() else name)
+        folders.append(folder.rpartition("/")[2])
+    count = Counter(stems)
+    return [f"{folder}/{stem}" if folder and count[stem] > 1 else stem for folder, stem in zip(folders, stems)]
+
+
 def name_share(name: str) -> float:
     """A stable number in [0, 1) for a name; a leading split folder does not count."""
     head, _, tail = name.partition("/")
@@ -45,16 +63,20 @@ def own_validation(parts: Sequence[str | None]) -> str | None:
     return next((name for name in VAL_NAMES if name in present), None)
 
 
-def choose_split(names: Sequence[str], parts: Sequence[str | None], split: Split, source: str) -> list[int]:
+def choose_split(keys: Sequence[str], parts: Sequence[str | None], split: Split, source: str) -> list[int]:
     """The indices of one split. `parts` says which own split each image belongs to (None: the data has none)."""
-    if split not in ("train", "val", "all"):
-        raise ValueError(f"unknown split {split!r}; use train, val or all")
     validation = own_validation(parts)
+    own = sorted({part.lower() for part in parts if part is not None})
+    if split.lower() not in ("train", "val", "all", *own):
+        others = "".join(f", {part}" for part in own if part not in ("train", "val"))
+        raise ValueError(f"unknown split {split!r} of {source}; use train, val, all{others}")
+    if split.lower() in own and split.lower() not in ("train", "val"):
+        return [i for i, part in enumerate(parts) if part is not None and part.lower() == split.lower()]
     train = [i for i, part in enumerate(parts) if is_train(part)]
     if validation is not None:
         val = [i for i, part in enumerate(parts) if part is not None and part.lower() == validation]
     else:
-        shares = {i: name_share(names[i]) for i in train}
+        shares = {i: name_share(keys[i]) for i in train}
         val = [i for i in train if shares[i] < _HELD_OUT_SHARE] or sorted(train, key=lambda i: shares[i])[:1]
         held_out = set(val)
         train = [i for i in train if i not in held_out]
@@ -64,24 +86,24 @@ def choose_split(names: Sequence[str], parts: Sequence[str | None], split: Split
     return chosen
 
 
-def choose_sample(names: Sequence[str], limit: int) -> list[int]:
-    """`limit` indices spread over the data by the names' hash, in order; a larger limit contains a smaller one."""
+def choose_sample(keys: Sequence[str], limit: int) -> list[int]:
+    """`limit` indices spread over the data by the keys' hash, in order; a larger limit contains a smaller one."""
     if limit < 1:
         raise ValueError(f"limit must be at least 1; got {limit}")
-    if limit >= len(names):
-        return list(range(len(names)))
+    if limit >= len(keys):
+        return list(range(len(keys)))
     # Salted, so that a sample of held-out images is not chosen by the hash that held them out.
-    order = sorted(range(len(names)), key=lambda i: (name_share("sample:" + names[i]), names[i]))
+    order = sorted(range(len(keys)), key=lambda i: (name_share("sample:" + keys[i]), keys[i], i))
     return sorted(order[:limit])
 
 
-def choice_split(names: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Indices of train to fit on and, a tenth by a hash of the name, to choose on."""
-    if len(names) < 2:
-        raise ValueError(f"a probe needs at least two training images; got {len(names)}")
-    shares = [name_share("probe:" + name) for name in names]
+def choice_split(keys: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Indices of train to fit on and, a tenth by a hash of the key, to choose on."""
+    if len(keys) < 2:
+        raise ValueError(f"a probe needs at least two training images; got {len(keys)}")
+    shares = [name_share("probe:" + key) for key in keys]
     held = [i for i, share in enumerate(shares) if share < _CHOICE_SHARE] or [shares.index(min(shares))]
-    if len(held) == len(names):
+    if len(held) == len(keys):
         held = held[:1]
     out = set(held)
-    return [i for i in range(len(names)) if i not in out], held
+    return [i for i in range(len(keys)) if i not in out], held

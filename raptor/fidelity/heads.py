@@ -205,7 +205,7 @@ def head_batches(
 
     None of them is in the part of train that probes choose on, so that a probe may start from such a head.
     """
-    fit = data.select(choice_split(data.names)[0]) if len(data) > 1 else data
+    fit = data.select(choice_split(data.keys)[0]) if len(data) > 1 else data
     wanted = head_images or max(NUM_IMAGES, NUM_IMAGES_A_CLASS * len(data.classes or ()))
     limit = min(wanted, len(fit))
     return iterate(fit, teacher.preprocess, batch_size, device=teacher.device, num_workers=num_workers, limit=limit)

@@ -48,7 +48,7 @@ class DenseTask:
         self.size = height, width = _frame_size(train_data, size)
         self.geometry = Geometry(height, width, vit.patch_size, train_data.frame)
         self.vit = view_at(vit, *self.geometry.padded)
-        fit, held = choice_split(train_data.names)
+        fit, held = choice_split(train_data.keys)
         self.num_fit = len(fit)
         self.fit = FrameStore(train_data.select(fit), self.size, self.device)
         self.parts = {

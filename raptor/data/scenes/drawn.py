@@ -32,7 +32,7 @@ class DrawnScenes(WholeBatches):
             for label in lay_out(torch.arange(len(scenes)), scenes.seed, scenes.split).label.tolist()
         ]
         parts = [scenes.split for scenes in self.scenes for _ in range(len(scenes))]
-        super().__init__("scenes", names, labels, list(Scenes.classes), parts)
+        super().__init__("scenes", names, labels, list(Scenes.classes), parts, keys=names)
 
     def sample(self, limit: int | None) -> list[int]:
         """The first `limit` scenes: their order is random already."""
@@ -76,6 +76,7 @@ class SceneFrames(DenseData):
             classes=MASK_CLASSES if task == "segment" else None,
             max_depth=None if task == "segment" else _MAX_DEPTH,
         )
+        self.keys = list(self.drawn.keys)
 
     def worth_caching(self, device: torch.device) -> bool:
         return self.drawn.worth_caching(device)
