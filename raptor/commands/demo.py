@@ -57,11 +57,10 @@ def demo(
             task=task,
             data="scenes",
             lrs=[1e-3, 1e-2, 1e-1],
-            limit=1500,
+            limit=800,
             val_images=num_images,
             epochs=4,
             batch_size=64,
-            max_seconds=9,
             device=device,
         )
         recovered[task] = done.recovery or 0.0

@@ -35,13 +35,18 @@ class Probed:
 
     def to_dict(self) -> dict[str, Any]:
         saved = self.report.to_dict()
-        return {key: saved[key] for key in ("task", "results", "recovery")}
+        return {key: saved[key] for key in ("task", "results", "recovery", "unequal")}
 
     def text(self) -> str:
         task = self.report.task
-        lines = [f"{task}: {result.metric} of the {n} {result.score:.4f}" for n, result in self.results.items()]
+        lines = []
+        for side, result in self.results.items():
+            unfinished = f" ({result.unfinished})" if result.unfinished else ""
+            lines.append(f"{task}: {result.metric} of the {side} {result.score:.4f}{unfinished}")
         if self.recovery is not None:
             lines.append(f"recovery {self.recovery:.1%}")
+        if self.report.unequal is not None:
+            lines.append(self.report.unequal)
         return "\n".join([*lines, f"written to {self.folder}/probe-{task}.json"])
 
 
@@ -79,7 +84,7 @@ def probe(
         closed_form: ridge or logistic on cached features, for a quick look at classification.
         init_head: where the classifier starts: own (the model's own linear head, where it has one of as many classes),
             random, or the file of a published linear head.
-        max_seconds: of training for each seed.
+        max_seconds: of training for each seed; the steps that fit are counted once, for the teacher, and hold for both.
         out: folder for probe-TASK.json and the heads; by default the run's own.
         size: image size; of frames (segment, depth) the shorter side.
         skip_bad: pass over unreadable images instead of stopping (classify).
@@ -97,7 +102,7 @@ def probe(
     train_data, val_data = _open_both(task, data, size or of_teacher.preprocess.size, options)
     folder = check_folder(out or (model if Path(model).is_dir() else f"runs/probe-{slug(model)}"), of=model)
     folder.mkdir(parents=True, exist_ok=True)
-    results = {}
+    results: dict[str, ProbeResult] = {}
     for name, vit in {"teacher": of_teacher, "surrogate": surrogate}.items():
         if vit is None:
             continue
@@ -118,6 +123,7 @@ def probe(
             init_head=init_head,
             num_workers=options["num_workers"],
             max_seconds=max_seconds,
+            max_steps=results["teacher"].num_steps if results else None,
             progress=bar.update,
         )
         bar.finish()

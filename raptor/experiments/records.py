@@ -398,6 +398,7 @@ class ProbeScores(Record):
     last: dict[str, dict[str, float | None]] = field(default_factory=dict)
     picked: dict[str, float | None] = field(default_factory=dict)
     epochs: dict[str, float | None] = field(default_factory=dict)
+    num_steps: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

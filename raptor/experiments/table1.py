@@ -87,7 +87,8 @@ def run(
         segment_size, depth_size: shorter side of the frames; by default the data's own.
         init_head: where the classifier starts: own (the model's own linear head, where it has one), random, or a file.
         classify_epochs, segment_epochs, depth_epochs: of the probes; by default each task's own.
-        probe_seconds: stop each probe's training after so long; its schedule then ends by the clock.
+        probe_seconds: train each probe only for the steps that fit into so long. Recovery is left out where the teacher
+            was trained for another number of steps; epochs give equal numbers.
         limit: use only this many training images for distillation and classification.
         val_images: use only this many held-out images there.
         in_memory: decode the images once and keep them on the device; false reads them as they are needed.
@@ -184,6 +185,7 @@ def _probe(vit: ViT, task: str, pair: Pair, options: dict[str, Any], machine: Ma
         "score": result.score,
         "picked": {"lr": first.chosen.value, "epoch": first.chosen.epoch},
         "epochs": {"done": first.epochs[-1], "planned": result.settings.epochs},
+        "num_steps": first.num_steps,
     }
     return ProbeScores.from_dict({**result.to_dict(), **kept})
 
@@ -232,11 +234,12 @@ def _task_scores(probes: Sequence[dict[str, ProbeScores]], teacher: ProbedTeache
     """Scores by task, over the probes of several seeds."""
     found = {}
     for task in probes[0]:
-        scores = [by_task[task].score for by_task in probes]
+        of_seeds = [by_task[task] for by_task in probes]
+        scores = [probe.score for probe in of_seeds]
         recovery = None
         if teacher is not None and task in teacher.probes:
             own = teacher.probes[task]
-            recovery = spread([_recovery(score, own) for score in scores])
+            recovery = spread([_recovery(probe, own) for probe in of_seeds])
         found[task] = TaskScore(
             **vars(spread(scores)),
             size=probes[0][task].size,
@@ -246,8 +249,10 @@ def _task_scores(probes: Sequence[dict[str, ProbeScores]], teacher: ProbedTeache
     return found
 
 
-def _recovery(score: float | None, teacher: ProbeScores) -> float | None:
-    return None if teacher.score is None else share_kept(score, teacher.score, teacher.higher_is_better)
+def _recovery(probe: ProbeScores, teacher: ProbeScores) -> float | None:
+    if teacher.score is None or probe.num_steps != teacher.num_steps:
+        return None
+    return share_kept(probe.score, teacher.score, teacher.higher_is_better)
 
 
 def spread(values: Sequence[float | None]) -> MeanOverSeeds:

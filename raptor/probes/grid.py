@@ -18,9 +18,9 @@ _BETAS = (0.9, 0.999)
 _EPS = 1e-8
 _MAX_NORM = 1.0
 _NUM_WARMUP = 100
-_WARMUP_SHARE = 0.1
 _FINAL_SHARE = 0.01
 _INIT_STD = 0.01
+_NUM_TIMED = 3  # steps that are timed for a time limit, after one that is not
 
 
 class Task(Protocol):
@@ -83,15 +83,10 @@ class HeadGrid:
             p.grad = None
 
 
-def lr_factor(step: int, num_steps: int, share: float | None = None) -> float:
-    """Share of the peak learning rate at `step` (0-based): warm-up of 100 steps (10 % of short runs), a cosine to 1 %.
-
-    share: how much of the run is over by the clock, when a time limit is set; the later of the two positions counts.
-    """
+def lr_factor(step: int, num_steps: int) -> float:
+    """Share of the peak learning rate at `step`: warm-up of 100 steps (10 % of short runs), then a cosine to 1 %."""
     num_warmup = min(_NUM_WARMUP, max(1, num_steps // 10))
     warm, done = (step + 1) / num_warmup, (step - num_warmup) / max(1, num_steps - num_warmup)
-    if share is not None:
-        warm, done = max(warm, share / _WARMUP_SHARE), max(done, (share - _WARMUP_SHARE) / (1 - _WARMUP_SHARE))
     if warm < 1:
         return warm
     return cosine(min(1.0, max(0.0, done)), 1.0, _FINAL_SHARE)
@@ -117,37 +112,43 @@ def train_heads(
     weight_decay: float,
     seed: int = 0,
     init: HeadTensors | None = None,
-    max_seconds: float | None = None,
+    max_steps: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SeedRun:
     """Train a head per learning rate and choose (learning rate, epoch) on the split of train.
 
-    A given `init` takes part as epoch 0. With `max_seconds`, counted from the end of the first step, the schedule runs
-    out by the clock if that is first.
+    A given `init` takes part as epoch 0. With `max_steps` fewer than the epochs have, the whole schedule runs in those.
     """
     task.start(seed)
     weight, bias = init or random_head(task, seed)
     heads = HeadGrid((weight.to(task.device), bias.to(task.device)), lrs, weight_decay)
-    num_steps = epochs * task.steps_per_epoch
+    planned_steps = epochs * task.steps_per_epoch
+    num_steps = planned_steps if max_steps is None else min(planned_steps, max_steps)
     choice = Choice(task, lrs)
     if init is not None:
         choice.see(*heads.tensors(), 0)
-    began, share = 0.0, None
     for step in range(num_steps):
         task.backward(heads.weight, heads.bias, step)
-        heads.step(lr_factor(step, num_steps, share))
-        if step == 0:
-            began = time.monotonic()  # loaders and kernels have started
-        elif max_seconds is not None:
-            share = (time.monotonic() - began) / max_seconds
-        over = step + 1 == num_steps or (share is not None and share >= 1)
-        if over or (step + 1) % task.steps_per_epoch == 0:
+        heads.step(lr_factor(step, num_steps))
+        if step + 1 == num_steps or (step + 1) % task.steps_per_epoch == 0:
             choice.see(*heads.tensors(), -(-(step + 1) // task.steps_per_epoch))
         if progress is not None:
             progress(step + 1, num_steps)
-        if over:
-            break
-    return choice.finish(seed)
+    return choice.finish(seed, num_steps, planned_steps)
+
+
+def steps_that_fit(task: Task, lrs: Sequence[float], max_seconds: float, seed: int = 0) -> int:
+    """How many steps `max_seconds` hold, from a few steps that are timed and thrown away."""
+    task.start(seed)
+    heads = HeadGrid(random_head(task, seed), lrs, 0.0)
+    began = 0.0
+    for step in range(1 + _NUM_TIMED):
+        if step == 1:
+            began = time.monotonic()  # loaders and kernels have started
+        task.backward(heads.weight, heads.bias, step)
+        heads.step(1.0)
+        heads.bias.sum().item()  # waits for the device
+    return max(1, int(max_seconds * _NUM_TIMED / max(time.monotonic() - began, 1e-9)))
 
 
 class Choice:
@@ -174,7 +175,7 @@ class Choice:
         """Higher is better; a head that diverged is the worst."""
         return -math.inf if score is None or math.isnan(score) else (score if self.task.higher_is_better else -score)
 
-    def finish(self, seed: int) -> SeedRun:
+    def finish(self, seed: int, num_steps: int | None = None, planned_steps: int | None = None) -> SeedRun:
         """Score the two picks on the reported set, which is used only here."""
         assert self.best is not None and self.last is not None
         picks = [self.best, self.last]
@@ -182,4 +183,4 @@ class Choice:
         weight, bias = (torch.stack([head[i] for head in heads]) for i in (0, 1))
         for pick, reported in zip(picks, self.task.scores(weight, bias, "reported")):
             pick.reported = {**reported}
-        return SeedRun(seed, self.epochs, self.rows, self.best, self.last)
+        return SeedRun(seed, self.epochs, self.rows, self.best, self.last, num_steps, planned_steps)

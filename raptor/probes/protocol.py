@@ -15,7 +15,7 @@ from raptor.fidelity.heads import LinearHead
 from raptor.probes.classify import CLOSED_FORMS, Classify, fit_closed_form, read_head
 from raptor.probes.depth import Depth
 from raptor.probes.features import check_layer
-from raptor.probes.grid import grid_around, train_heads
+from raptor.probes.grid import grid_around, steps_that_fit, train_heads
 from raptor.probes.result import HeadTensors, ProbeResult, ProbeSettings
 from raptor.probes.segment import Segment
 from raptor.vit.view import ViT
@@ -59,6 +59,7 @@ def probe(
     init_head: str | Path | LinearHead = "own",
     num_workers: int = 0,
     max_seconds: float | None = None,
+    max_steps: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ProbeResult:
     """Train linear heads on a frozen teacher or surrogate and score them.
@@ -82,7 +83,8 @@ def probe(
         init_head: where the classifier starts: `own`, the model's own linear head where it has one with as many classes
             (for the last layer), else at random; `random`; or a published linear head. A head that is not random takes
             part in the choice as epoch 0.
-        max_seconds: of training for each seed; the schedule then ends by the clock.
+        max_seconds: of training for each seed: a few steps are timed, and as many are trained as will fit.
+        max_steps: train no more than this for each seed, as with another probe's `num_steps`, to compare with it.
         progress: called with (steps done, steps in total).
     """
     own = _check(task, closed_form, init_head)
@@ -105,7 +107,9 @@ def probe(
         assert isinstance(made, Classify)
         runs = [fit_closed_form(made, closed_form, grid)]
     else:
-        options = {"epochs": epochs, "weight_decay": decay, "init": init, "max_seconds": max_seconds}
+        if max_steps is None and max_seconds is not None:
+            max_steps = steps_that_fit(made, grid, max_seconds)
+        options = {"epochs": epochs, "weight_decay": decay, "init": init, "max_steps": max_steps}
         told = [_of_all(progress, i, len(seeds)) for i in range(len(seeds))]
         runs = [train_heads(made, grid, seed=seed, progress=tell, **options) for seed, tell in zip(seeds, told)]
     settings = ProbeSettings(

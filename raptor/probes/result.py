@@ -38,13 +38,18 @@ class Pick(Record):
 
 @dataclass
 class SeedRun(Record):
-    """One seed's run: `split_scores[e][g]` after each of `epochs` (0 is the initial head), and two picks."""
+    """One seed's run: `split_scores[e][g]` after each of `epochs` (0 is the initial head), and two picks.
+
+    `num_steps` were trained of the `planned_steps` of all epochs; None of a closed form, and in older files.
+    """
 
     seed: int
     epochs: list[int]
     split_scores: list[list[Score]]
     chosen: Pick
     last: Pick
+    num_steps: int | None = None
+    planned_steps: int | None = None
 
 
 @dataclass
@@ -129,9 +134,23 @@ class ProbeResult(ResultFile):
         ends = (min(self.grid), max(self.grid))
         return len(self.grid) > 1 and any(run.chosen.value in ends and run.chosen.epoch > 0 for run in self.seeds)
 
+    @property
+    def num_steps(self) -> int | None:
+        """Steps that each seed was trained; None of a closed form, and in older files."""
+        return self.seeds[0].num_steps
+
+    @property
+    def unfinished(self) -> str | None:
+        """What to say beside the score of a run that did not reach its planned steps."""
+        run = self.seeds[0]
+        if run.num_steps is None or run.planned_steps is None or run.num_steps >= run.planned_steps:
+            return None
+        return f"only {run.num_steps} of {run.planned_steps} planned steps"
+
     def to_dict(self) -> dict[str, Any]:
-        """The fields and what follows from them: `at_edge`, `chosen` and `last`."""
+        """The fields and what follows from them: `at_edge`, `unfinished`, `chosen` and `last`."""
         saved = {**super().to_dict(), "at_edge": self.at_edge, "seconds": round(self.seconds, 3)}
+        saved["unfinished"] = self.unfinished
         seeds = saved.pop("seeds")
         return {**saved, "chosen": self.chosen.to_dict(), "last": self.last.to_dict(), "seeds": seeds}
 
@@ -158,12 +177,26 @@ class ProbeReport(ResultFile):
 
     @property
     def recovery(self) -> float | None:
-        """Share of the teacher's score that the surrogate keeps; None without a surrogate."""
-        return recovery(self.results["surrogate"], self.results["teacher"]) if "surrogate" in self.results else None
+        """Share of the teacher's score that the surrogate keeps; None without a surrogate, or at unequal steps."""
+        if "surrogate" not in self.results or self.unequal is not None:
+            return None
+        return recovery(self.results["surrogate"], self.results["teacher"])
+
+    @property
+    def unequal(self) -> str | None:
+        """Why the two scores cannot be compared: the sides were not trained for the same number of steps."""
+        steps = {side: result.num_steps for side, result in self.results.items()}
+        by_clock = any(r.settings.max_seconds and r.closed_form is None for r in self.results.values())
+        if len(steps) > 1 and by_clock and None in steps.values():
+            return "no recovery: the probes were trained by the clock, by a version that did not count steps"
+        if len(set(steps.values())) <= 1:
+            return None
+        counts = " and ".join(f"{num} of the {side}" for side, num in steps.items())
+        return f"no recovery: the probes were trained for unequal steps ({counts})"
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields and `recovery`."""
-        return {**super().to_dict(), "recovery": self.recovery}
+        """The fields, `recovery` and, where it is left out, why (`unequal`)."""
+        return {**super().to_dict(), "recovery": self.recovery, "unequal": self.unequal}
 
     def write(self, folder: str | Path) -> Path:
         path = Path(folder) / f"probe-{self.task}.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raptor.probes.result import ProbeReport, Scores
 from raptor.report.charts import Chart, Section, number, percent
-from raptor.report.markup import table
+from raptor.report.markup import bullet_list, table
 from raptor.report.results import TASKS, Results
 
 LEAD = (
@@ -26,6 +26,8 @@ def probes(results: Results) -> Section:
         section.charts = [_recovery_chart(kept)]
     head = ("task", "metric", "teacher", "surrogate", "recovery", "last epoch (teacher, surrogate)", "images scored")
     section.after = table(head, [_row(task, entry, kept.get(task)) for task, entry in found.items()])
+    unequal = [f"{task}: {entry.unequal}." for task, entry in found.items() if entry.unequal is not None]
+    section.after += bullet_list(unequal) if unequal else ""
     return section
 
 
@@ -57,6 +59,10 @@ def _row(task: str, entry: ProbeReport, kept: float | None) -> tuple[str, ...]:
     direction = "higher is better" if known.higher_is_better else "lower is better"
     teacher, surrogate = (entry.results.get(side) for side in ("teacher", "surrogate"))
     chosen = [_score(None if side is None else side.chosen, known.metric) for side in (teacher, surrogate)]
+    chosen = [
+        f"{text} ({side.unfinished})" if side is not None and side.unfinished else text
+        for text, side in zip(chosen, (teacher, surrogate))
+    ]
     last = [_score(None if side is None else side.last, known.metric) for side in (teacher, surrogate)]
     return (
         task,

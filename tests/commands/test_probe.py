@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from raptor.commands.probe import probe
+from raptor.commands.demo import demo
+from raptor.commands.probe import Probed, probe
 from raptor.open import open_pair
+from raptor.report.page import build_section
+from raptor.report.results import read_results
+from raptor.report.section_probes import probes
 
 SMALL = dict(lrs=[1e-2], limit=12, val_images=6, epochs=1, batch_size=4, device="cpu")
 
@@ -34,3 +40,32 @@ def test_the_default_folder_and_the_structure_options(tmp_path: Path, monkeypatc
     done = probe("timm/some model", size=48, blocks="b", norm="n", cls=1, registers=2, **SMALL)
     assert done.folder == Path("runs/probe-timm_some_model")
     assert [seen[k] for k in ("blocks", "norm", "cls", "registers", "size")] == ["b", "n", 1, 2, 48]
+
+
+def test_teacher_and_surrogate_are_probed_for_equal_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([3, 30])  # a machine that is busy while the teacher trains
+    monkeypatch.setattr("raptor.probes.protocol.steps_that_fit", lambda *_: next(counts))
+    given = {**SMALL, "epochs": 4}
+    done = probe("scenes-k3", task="segment", max_seconds=1, out=str(tmp_path), **given)
+    assert {side: result.num_steps for side, result in done.results.items()} == {"teacher": 3, "surrogate": 3}
+    assert done.text().count("(only 3 of 8 planned steps)") == 2 and "recovery" in done.text()
+    saved = json.loads((tmp_path / "probe-segment.json").read_text())
+    assert saved["results"]["teacher"]["unfinished"] == "only 3 of 8 planned steps"
+    page = build_section(probes, read_results(tmp_path)).after
+    assert page.count("only 3 of 8 planned steps") == 2
+
+
+def test_unequal_steps_give_no_recovery(tmp_path: Path) -> None:
+    report = probe("scenes-k3", task="segment", out=str(tmp_path), **SMALL).report
+    assert report.recovery is not None and report.unequal is None
+    report.results["teacher"].seeds[0].num_steps = 1
+    assert report.recovery is None and report.to_dict()["recovery"] is None
+    assert "unequal steps (1 of the teacher" in Probed(report, tmp_path).text()
+    for result in report.results.values():  # as an earlier version wrote it
+        result.seeds[0].num_steps, result.settings.max_seconds = None, 9.0
+    assert report.recovery is None and "by the clock" in str(report.unequal)
+
+
+def test_the_demo_does_not_probe_by_the_clock() -> None:
+    source = inspect.getsource(demo)
+    assert "max_seconds" not in source

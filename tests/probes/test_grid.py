@@ -48,11 +48,6 @@ def test_schedule_by_hand() -> None:
     assert lr_factor(1050, 2000) == pytest.approx(0.01 + 0.99 / 2)
     assert lr_factor(2000, 2000) == pytest.approx(0.01)
     assert lr_factor(4, 50) == 1.0 and lr_factor(3, 50) == pytest.approx(0.8)  # 10 % of a short run
-    assert lr_factor(150, 2000, share=0.55) == pytest.approx(0.01 + 0.99 / 2)
-    assert lr_factor(5, 2000, share=0.05) == pytest.approx(0.5)  # few steps fit into the time: the clock warms up
-    assert lr_factor(9, 2000, share=0.1) == pytest.approx(1.0)
-    assert lr_factor(20, 2000, share=1.0) == pytest.approx(0.01)
-    assert lr_factor(1500, 2000, share=0.2) == lr_factor(1500, 2000)  # more steps than time: the steps rule
 
 
 def test_grid_holds_the_tasks_own_rate() -> None:

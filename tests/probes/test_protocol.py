@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -79,9 +81,15 @@ def test_half_precision_is_near(vit: ViT, task: str) -> None:
     assert half.score == pytest.approx(exact.score, rel=0.15)
 
 
-def test_time_ends_a_run(vit: ViT) -> None:
-    result = run(vit, "classify", [1e-2], epochs=10_000, max_seconds=0.5)
-    assert result.seconds < 10 and 1 <= result.seeds[0].last.epoch < 10_000
+def test_a_time_limit_fixes_the_steps_before_training(vit: ViT, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = sys.modules["raptor.probes.grid"]
+    seconds = iter([0.0, 3.0])  # three steps were timed at a second each; the clock is not read again
+    monkeypatch.setattr(grid, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    result = run(vit, "classify", [1e-2], epochs=10, max_seconds=20, seeds=[0, 1])
+    planned = 10 * (result.num_images["fit"] // 16)
+    assert [(seed.num_steps, seed.planned_steps) for seed in result.seeds] == [(20, planned)] * 2
+    assert result.unfinished == f"only 20 of {planned} planned steps" == result.to_dict()["unfinished"]
+    assert run(vit, "classify", [1e-2], epochs=1).unfinished is None
 
 
 @pytest.mark.parametrize(
