@@ -14,15 +14,8 @@ import torch
 
 from raptor.data import ImageData, ImageStream, iterate, open_data
 from raptor.devices import pick_device, pick_precision
-from raptor.dynamics.effects import Predict
 from raptor.dynamics.findings import find
-from raptor.dynamics.interventions import (
-    Interventions,
-    InterventionsFile,
-    measure_extrapolation,
-    measure_repetition,
-    measure_swaps,
-)
+from raptor.dynamics.interventions import InterventionsFile, intervene
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult, measure_dynamics
 from raptor.dynamics.stability import KINDS
 from raptor.fidelity.heads import Head, head_batches, resolve_head
@@ -226,32 +219,6 @@ def first_images(batches: ImageStream, num: int) -> torch.Tensor:
         if sum(map(len, parts)) >= num:
             break
     return torch.cat(parts)[:num]
-
-
-def intervene(
-    teacher: ViT, surrogate: ViT | None, images: torch.Tensor, phases: Sequence[int], head: Head | None
-) -> dict[str, Interventions]:
-    """Swaps and repetition of both sides, and extrapolation of the surrogate."""
-    found: dict[str, Interventions] = {}
-    for side, vit in (("teacher", teacher), ("surrogate", surrogate)):
-        if vit is None:
-            continue
-        predict = _predictor(vit, head)
-        num_pairs = vit.num_layers * (vit.num_layers - 1) // 2
-        bar = Progress(f"swaps of the {side}", num_pairs * -(-len(images) // 32), "pairs")
-        swaps = measure_swaps(vit, images, phases, predict, bar.advance)
-        bar.finish()
-        repetition = measure_repetition(vit, images, phases, predict)
-        extrapolation = None if vit.phases is None else measure_extrapolation(vit, images, predict=predict)
-        found[side] = Interventions(swaps, repetition, extrapolation)
-    return found
-
-
-def _predictor(vit: ViT, head: Head | None) -> Predict | None:
-    if head is None:
-        return None
-    linear = head.linear
-    return vit.finish if linear is None else lambda state_btd: linear.to(state_btd.device)(vit.features(state_btd))
 
 
 def _shown(bar: Progress) -> Any:

@@ -19,7 +19,9 @@ from torch import Tensor
 from raptor.devices import full_precision
 from raptor.dynamics.effects import Effects, Predict, by_group, clean_batches, default_predict, run_blocks
 from raptor.dynamics.states import unit
+from raptor.fidelity.heads import Head
 from raptor.phases import Phases, check_phases
+from raptor.progress import Progress
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.streaming import ImageMoments, Record, Spread, decode, jsonable
@@ -420,6 +422,37 @@ def measure_extrapolation(
     return Extrapolation(
         layers, by_group(norms, spans), effects.angle(), by_group(speeds, spans), effects.agreement(), held, len(images)
     )
+
+
+def intervene(
+    teacher: ViT, surrogate: ViT | None, images: Tensor, phases: Sequence[int], head: Head | None
+) -> dict[str, Interventions]:
+    """Swaps and repetition of both sides, and extrapolation of the surrogate, on `images` (N, 3, H, W).
+
+    Args:
+        phases: their lengths, of both sides.
+        head: gives the predictions whose agreement is measured; None leaves agreement out.
+    """
+    found: dict[str, Interventions] = {}
+    for side, vit in (("teacher", teacher), ("surrogate", surrogate)):
+        if vit is None:
+            continue
+        predict = _predictor(vit, head)
+        num_pairs = vit.num_layers * (vit.num_layers - 1) // 2
+        bar = Progress(f"swaps of the {side}", num_pairs * -(-len(images) // 32), "pairs")
+        swaps = measure_swaps(vit, images, phases, predict, bar.advance)
+        bar.finish()
+        repetition = measure_repetition(vit, images, phases, predict)
+        extrapolation = None if vit.phases is None else measure_extrapolation(vit, images, predict=predict)
+        found[side] = Interventions(swaps, repetition, extrapolation)
+    return found
+
+
+def _predictor(vit: ViT, head: Head | None) -> Predict | None:
+    if head is None:
+        return None
+    linear = head.linear
+    return vit.finish if linear is None else lambda state_btd: linear.to(state_btd.device)(vit.features(state_btd))
 
 
 def _norms(state_btd: Tensor, spans: dict[str, slice]) -> Tensor:

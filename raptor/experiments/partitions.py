@@ -142,7 +142,7 @@ def statistics(rows: Sequence[PartitionRow]) -> PartitionStatistics:
             value, sample = row.score(measure), [other.score(measure) for other in others]
             if value is not None:
                 known = [score for score in sample if score is not None]
-                found[row.way][measure] = ZScore.from_dict(z_score(value, known))
+                found[row.way][measure] = z_score(value, known)
     return found
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from raptor.experiments.records import Correlation, Interval, Trend, ZScore
 from raptor.fidelity.bootstrap import interval
 from raptor.phases import within_and_across
 
@@ -29,7 +29,7 @@ def within_phases_mean(matrix: ArrayLike, lengths: Sequence[int]) -> float | Non
     return within_and_across(matrix, lengths)[0]
 
 
-def z_score(value: float, sample: Sequence[float]) -> dict[str, Any]:
+def z_score(value: float, sample: Sequence[float]) -> ZScore:
     """How far `value` lies from the mean of `sample`, in its sample deviations; and the share of the sample below it.
 
     z is None where the sample has fewer than two values or does not vary.
@@ -39,10 +39,10 @@ def z_score(value: float, sample: Sequence[float]) -> dict[str, Any]:
     deviation = float(x.std(ddof=1)) if len(x) > 1 else None
     z = (value - mean) / deviation if mean is not None and deviation else None
     below = float((x < value).mean()) if len(x) else None
-    return {"value": float(value), "mean": mean, "deviation": deviation, "z": z, "below": below, "num": len(x)}
+    return ZScore(value=float(value), mean=mean, deviation=deviation, z=z, below=below, num=len(x))
 
 
-def correlation(x: Sequence[float], y: Sequence[float], seed: int = 0) -> dict[str, Any]:
+def correlation(x: Sequence[float], y: Sequence[float], seed: int = 0) -> Correlation:
     """Pearson's and Spearman's correlation of pairs, each with a 95 % percentile interval over resampled pairs.
 
     A resample in which one side does not vary has no correlation and is left out. None where there are fewer than three
@@ -50,9 +50,9 @@ def correlation(x: Sequence[float], y: Sequence[float], seed: int = 0) -> dict[s
     """
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     assert a.shape == b.shape and a.ndim == 1
-    found: dict[str, Any] = {"num": len(a), "pearson": None, "spearman": None}
     if len(a) < 3 or min(np.ptp(a), np.ptp(b)) == 0:
-        return found
+        return Correlation(num=len(a), pearson=None, spearman=None)
+    found: dict[str, Interval] = {}
     for name, statistic in (("pearson", _pearson), ("spearman", _spearman)):
         with warnings.catch_warnings():
             # About resamples without a correlation in the interval that scipy would give; ours leaves them out.
@@ -67,8 +67,8 @@ def correlation(x: Sequence[float], y: Sequence[float], seed: int = 0) -> dict[s
                 rng=np.random.default_rng(seed),
             ).bootstrap_distribution
         lower, upper = interval(resampled[np.isfinite(resampled)])
-        found[name] = {"value": float(statistic(a, b)), "lower": float(lower), "upper": float(upper)}
-    return found
+        found[name] = Interval(value=float(statistic(a, b)), lower=float(lower), upper=float(upper))
+    return Correlation(num=len(a), **found)
 
 
 def partial_correlation(x: Sequence[float], y: Sequence[float], given: Sequence[float]) -> float | None:
@@ -103,17 +103,19 @@ def permutation_p(x: Sequence[float], y: Sequence[float], seed: int = 0) -> floa
     return float(found.pvalue)
 
 
-def trend(x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
+def trend(x: Sequence[float], y: Sequence[float]) -> Trend:
     """How y goes with x: correlations, the one-sided chance of a rise (and a fall) as strong, and the mean of y at the
     smallest and at the largest x."""
-    rise, fall = permutation_p(x, y), permutation_p(x, [-v for v in y])
-    return {
-        **correlation(x, y),
-        "p_rise": rise,
-        "p_fall": fall,
-        "first": fmean(b for a, b in zip(x, y) if a == min(x)) if y else None,
-        "last": fmean(b for a, b in zip(x, y) if a == max(x)) if y else None,
-    }
+    found = correlation(x, y)
+    return Trend(
+        num=found.num,
+        pearson=found.pearson,
+        spearman=found.spearman,
+        p_rise=permutation_p(x, y),
+        p_fall=permutation_p(x, [-v for v in y]),
+        first=fmean(b for a, b in zip(x, y) if a == min(x)) if y else None,
+        last=fmean(b for a, b in zip(x, y) if a == max(x)) if y else None,
+    )
 
 
 def _pearson(x: Array, y: Array, axis: int = -1) -> Array:

@@ -18,7 +18,7 @@ from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOpti
 from raptor.experiments.figures import figure_stochastic_depth
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
 from raptor.experiments.raptors import Machine, layer_similarity, make_raptor
-from raptor.experiments.records import Correlation, StochasticDepth, StochasticDepthRow, SweepStatistics, Trend
+from raptor.experiments.records import StochasticDepth, StochasticDepthRow, SweepStatistics
 from raptor.experiments.scratch import (
     ScratchOptions,
     check_scratch,
@@ -140,8 +140,8 @@ def statistics(rows: Sequence[StochasticDepthRow]) -> SweepStatistics:
     pairs = [(x, y) for x in ("similarity", "within_phases") for y in ("bounded_r2", "r2")]
     known = {f"{x}/{y}": _known(columns[x], columns[y], p) for x, y in pairs}
     return SweepStatistics(
-        trends={name: Trend.from_dict(trend(*_known(p, columns[name], p)[:2])) for name in _MEASURES},
-        correlations={name: Correlation.from_dict(correlation(x, y)) for name, (x, y, _) in known.items()},
+        trends={name: trend(*_known(p, columns[name], p)[:2]) for name in _MEASURES},
+        correlations={name: correlation(x, y) for name, (x, y, _) in known.items()},
         given_p={name: partial_correlation(x, y, given) for name, (x, y, given) in known.items()},
     )
 

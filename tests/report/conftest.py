@@ -11,10 +11,9 @@ import pytest
 import torch
 import yaml
 
-from raptor.commands.dynamics import intervene
 from raptor.commands.report import report
 from raptor.data import iterate, open_data
-from raptor.dynamics.interventions import InterventionsFile
+from raptor.dynamics.interventions import InterventionsFile, intervene
 from raptor.dynamics.measure import DynamicsFile, measure_dynamics
 from raptor.fidelity.certificate import certify
 from raptor.fidelity.complexity import Complexity, levin_bounds
