@@ -18,7 +18,7 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, NoReturn, TextIO, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, TextIO, Union, cast, get_args, get_origin, get_type_hints
 
 COMMANDS = {
     "demo": ("raptor.commands.demo:demo", "everything below on the built-in default; ends with report.html"),
@@ -402,8 +402,6 @@ def in_words(kind: Any) -> str:
     if takes_list(kind):
         inner = get_args(kind) if get_origin(kind) not in (Union, UnionType) else get_args(get_args(kind)[0])
         return {int: "whole numbers", float: "numbers"}.get(inner[0], "words")
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(get_args(kind))}"
     members = set(get_args(kind) or (kind,)) - {type(None)}
     named = {int: "a whole number", float: "a number", bool: "true or false"}
     return " or ".join(named.get(member, "a word") for member in sorted(members, key=str))

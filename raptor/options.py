@@ -150,3 +150,9 @@ class Compiling(TypedDict, total=False):
     """Whether training compiles the blocks."""
 
     compile: Annotated[bool | None, Option(None, "compile the blocks; by default on a GPU only.")]
+
+
+class Resuming(TypedDict, total=False):
+    """Whether training continues where it stopped."""
+
+    resume: Annotated[bool, Option(True, "continue a run that was interrupted.")]

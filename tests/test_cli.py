@@ -40,7 +40,6 @@ def test_help_and_version_import_nothing_heavy():
         (["phases", "scenes", "--k", "two"], "--k must be whole numbers, got two"),
         (["phases", "scenes", "--size", "20.5"], "--size must be a whole number, got 20.5"),
         (["phases", "scenes", "--standardise", "maybe"], "--standardise must be true or false, got maybe"),
-        (["phases", "scenes", "--split", "test"], "--split must be one of train, val, all, got test"),
         (["distill", "scenes", "--lr", "high"], "--lr must be a number, got high"),
         (["evaluate", "scenes", "more"], "unexpected more"),
         (["phases", "scenes", "--config", "nowhere.yaml"], "--config: File does not exist"),

@@ -1,15 +1,14 @@
-"""raptor train-teacher: see raptor.train.teacher."""
+"""raptor train-teacher: train a small ViT, and say how accurate it is and where it was saved."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
+from raptor.data import ImageData
 from raptor.train import teacher as teachers
-from raptor.train.teacher import TeacherSummary
+from raptor.train.teacher import TeacherOptions, TeacherSummary
 from raptor.vit.view import ViT
 
 
@@ -32,12 +31,21 @@ class TrainedTeacher:
         return "\n".join([*lines, f"run folder {self.folder}"])
 
 
-@functools.wraps(teachers.train_teacher)
-def train_teacher(*args: Any, **options: Any) -> TrainedTeacher:
-    teacher = teachers.train_teacher(*args, **options)
-    given = inspect.signature(teachers.train_teacher).bind(*args, **options)
-    given.apply_defaults()
-    folder = Path(given.arguments["out"])
-    summary = TeacherSummary.read(folder)
+def train_teacher(
+    shape: str = "vit_tiny_patch16_224",
+    data: str | tuple[ImageData, ImageData] = "scenes",
+    *,
+    out: str = "runs/teacher",
+    **given: Unpack[TeacherOptions],
+) -> TrainedTeacher:
+    """Train a ViT classifier from scratch and save it to OUT/teacher, where the other commands find it.
+
+    Args:
+        shape: a timm model name that gives the architecture; other options change its shape.
+        data: labelled images (in Python also a pair of opened data, training and held-out).
+        out: run folder; continued when it already holds this run.
+    """
+    teacher = teachers.train_teacher(shape, data, out=out, **given)
+    summary = TeacherSummary.read(Path(out))
     assert summary is not None
-    return TrainedTeacher(teacher, folder, summary)
+    return TrainedTeacher(teacher, Path(out), summary)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ from raptor.fidelity.heads import (
     share_kept,
 )
 from raptor.open import check_teacher, open_vit, save_vit, saved_folder
+from raptor.options import Compiling, GivenHead, Opening, Resuming, Running, part, with_defaults
 from raptor.phases import Phases, check_phases, find_phases
 from raptor.provenance import Provenance
 from raptor.run import Record, ResultFile, Run, RunError, load_checkpoint, read_config, read_json, read_summary, slug
@@ -45,7 +46,7 @@ from raptor.streaming import jsonable
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks, surrogate_spec
 from raptor.train.graphs import StepGraphs
 from raptor.train.loop import Checkpoint, Loop, ParameterGroup, check_tracker, open_fabric, read_finished
-from raptor.train.recipe import Recipe, resolve_recipe
+from raptor.train.recipe import Recipe, RecipeOptions, resolve_recipe
 from raptor.train.schedule import Budget, Rates, teacher_forcing
 from raptor.train.step import DistillStep, Parts, state_variance
 from raptor.vit.trajectory import Trajectories, autocast
@@ -55,6 +56,10 @@ from raptor.vit.weights import fingerprint, same_weights
 NUM_CHECKPOINTS = 8  # per stage
 NUM_VALIDATIONS = 4  # per stage
 VALIDATION_BATCH = 128
+
+
+class DistillOptions(RecipeOptions, Opening, GivenHead, Running, Compiling, Resuming, total=False):
+    """The options that decide the recipe, and those that `distill` shares with other commands."""
 
 
 def distill(
@@ -70,36 +75,14 @@ def distill(
     phase: int | None = None,
     start: str | None = None,
     allow_other_teacher: bool = False,
-    budget: str | None = None,
-    batch_size: int | None = None,
-    lr: float | None = None,
-    block: str | None = None,
-    conditioning: str | None = None,
-    copy: str | None = None,
-    normalise: str | None = None,
-    augment: str | None = None,
-    stage1_share: float | None = None,
-    weights: str | None = None,
-    size: int | None = None,
-    blocks: str | None = None,
-    norm: str | None = None,
-    cls: int | None = None,
-    registers: int | None = None,
-    head_file: str | None = None,
     limit: int | None = None,
     phase_images: int = 1024,
     val_images: int = 1024,
-    head_images: int | None = None,
     seed: int = 0,
-    device: str = "auto",
-    precision: str = "auto",
-    compile: bool | None = None,
     graph: bool | None = None,
     checkpointing: bool = False,
-    num_workers: int = 0,
-    resume: bool = True,
     track: str | None = None,
-    skip_bad: bool = False,
+    **given: Unpack[DistillOptions],
 ) -> Distilled:
     """Distil a ViT into k weight-tied recurrent blocks.
 
@@ -111,57 +94,33 @@ def distill(
         phases: phase lengths, e.g. 7 3 2, instead of max-cut on the teacher's similarity.
         target: with k=auto, `recovery=.95` (of a ridge probe) or `r2=.6` (at every layer), on held-out images. The
             scores of the k that is chosen are of the same images, so they flatter it a little.
-        recipe: paper, authors, default, quick, or a YAML file; the options below override it.
+        recipe: paper, authors, default, quick, or a YAML file; options such as --lr override its entries.
         out: run folder; continued when it already holds this run.
-        stage: `all`, `1` or `2`; one stage alone keeps its share of the budget.
+        stage: `all`, `1` or `2`; a stage that runs without the other keeps its share of the budget.
         phase: train only this phase (1..k) of stage 1, as an independent job; `--stage 2` then picks up all of them.
         start: a surrogate folder or built-in to start from instead of the recipe's initial blocks.
         allow_other_teacher: start from a surrogate of another teacher.
-        budget: 120s, 5m, 3000steps or 20epochs, in all; the recipe says how the stages share it.
-        batch_size: images a step over all devices together.
-        lr: peak learning rate.
-        block: `teacher` (a copy of a block of the phase) or `paper`.
-        conditioning: `table`, `mlp` (the paper's depth scaling) or `none`.
-        copy: which teacher block of a phase is copied: middle, first or last.
-        normalise: divide each squared error by the variance of its `layer`, its layer and token `group`, or `none`.
-        augment: `crop` (random resized crops and flips) or `none` (centre crops, as the paper).
-        stage1_share: share of the budget that stage 1 gets.
-        weights: a local weight file for the teacher.
-        size: image size.
-        blocks: dotted path of the block list, for a model whose structure cannot be guessed.
-        norm: dotted path of the final norm, likewise.
-        cls: number of cls tokens (0 or 1), likewise.
-        registers: number of register tokens, likewise.
-        head_file: a linear head, for accuracy and agreement of a teacher that has none.
         limit: use only this many training images.
         phase_images: images for the similarity that the phases are cut from.
         val_images: held-out images for the validation curve.
-        head_images: training images that ridge probes are fitted on; by default 20 a class, 5,000 at least.
         seed: of initialisation, data order and crops.
-        device: auto, cpu or cuda.
-        precision: auto, fp32 or bf16.
-        compile: compile the blocks; by default on a GPU only.
         graph: run each step as a CUDA graph; by default on a single GPU.
         checkpointing: recompute activations in the backward pass to save memory.
-        num_workers: processes that decode images.
-        resume: continue a run that was interrupted.
         track: also log to `wandb` or `tensorboard` (extras).
-        skip_bad: pass over unreadable images instead of stopping.
+        head_file: a linear head, for accuracy and agreement of a teacher that has none.
+        head_images: training images that ridge probes are fitted on; by default 20 per class, 5,000 at least.
     """
-    given = dict(
-        budget=budget, batch_size=batch_size, lr=lr, block=block, conditioning=conditioning, copy=copy,
-        normalise=normalise, augment=augment, stage1_share=stage1_share,
-    )  # fmt: skip
-    settings = resolve_recipe(recipe, given)
+    options = with_defaults(DistillOptions, given)
+    settings = resolve_recipe(recipe, part(RecipeOptions, options))
     wanted = _check_options(k, phases, target, stage, phase)
     check_tracker(track)
-    device = pick_device(device)
-    precision = pick_precision(precision, device)
-    structure = {"blocks": blocks, "norm": norm, "cls": cls, "registers": registers}
-    teacher = open_vit(model, weights=weights, size=size, device="cpu", **structure)  # type: ignore[arg-type]
+    device = pick_device(options["device"])
+    precision = pick_precision(options["precision"], device)
+    opening = part(Opening, options)
+    teacher = open_vit(model, device="cpu", **opening)
     found = None if phases is None else check_phases(teacher, phases)
     if isinstance(data, str):
-        side = teacher.preprocess.size
+        side, skip_bad = teacher.preprocess.size, options["skip_bad"]
         train_data = open_data(data, "train", limit=limit, size=side, skip_bad=skip_bad)
         val_data = open_data(data, "val", limit=val_images, size=side, skip_bad=skip_bad)
     else:
@@ -169,27 +128,48 @@ def distill(
     fabric = open_fabric(device, precision)
     teacher.to(fabric.device)
     job = Job(
-        teacher, settings, train_data, val_data, fabric, precision=precision,
-        stage="1" if phase is not None else stage, phase=phase, start=start, allow_other_teacher=allow_other_teacher,
-        head_file=head_file, head_images=head_images, seed=seed,
-        num_workers=num_workers, compile_blocks=device == "cuda" if compile is None else compile,
-        graph=graph, checkpointing=checkpointing, resume=resume, track=track,
-    )  # fmt: skip
+        teacher,
+        settings,
+        train_data,
+        val_data,
+        fabric,
+        precision=precision,
+        stage="1" if phase is not None else stage,
+        phase=phase,
+        start=start,
+        allow_other_teacher=allow_other_teacher,
+        head_file=options["head_file"],
+        head_images=options["head_images"],
+        seed=seed,
+        num_workers=options["num_workers"],
+        compile_blocks=device == "cuda" if options["compile"] is None else options["compile"],
+        graph=graph,
+        checkpointing=checkpointing,
+        resume=options["resume"],
+        track=track,
+    )
     job.stages()
     job.graphed()
     name = str(model) if isinstance(model, str | Path) else teacher.name
-    config = dict(
-        model=name, weights=weights, fingerprint=fingerprint(teacher.model),
-        data=data if isinstance(data, str) else train_data.name, limit=limit,
-        size=teacher.preprocess.size, seed=seed, start=start, recipe=dataclasses.asdict(settings), precision=precision,
-        **{key: value for key, value in structure.items() if value is not None},
-    )  # fmt: skip
+    config: dict[str, Any] = dict(
+        model=name,
+        weights=options["weights"],
+        fingerprint=fingerprint(teacher.model),
+        data=data if isinstance(data, str) else train_data.name,
+        limit=limit,
+        size=teacher.preprocess.size,
+        seed=seed,
+        start=start,
+        recipe=dataclasses.asdict(settings),
+        precision=precision,
+    )
+    config |= {key: value for key, value in opening.items() if key not in config and value is not None}
     root = f"runs/{slug(name)}"
     if found is not None:
         return _distill_one(job, found, Path(out or f"{root}-k{found.k}"), config)
     matrix = None
     if fabric.is_global_zero:
-        matrix = _similarity_matrix(teacher, train_data, phase_images, num_workers, precision)
+        matrix = _similarity_matrix(teacher, train_data, phase_images, options["num_workers"], precision)
     matrix = fabric.broadcast(matrix)  # measured once, so that every rank cuts at the same places
     if wanted is not None:
         return _smallest_k(job, *wanted, matrix, Path(out or f"{root}-auto"), config)
@@ -202,14 +182,14 @@ def _check_options(
 ) -> tuple[str, float] | None:
     """The target of `k="auto"` (its name and value), None for a fixed k; what does not go together is refused."""
     if stage not in ("all", "1", "2"):
-        raise ValueError(f"unknown stage {stage!r}: choose from all, 1, 2")
+        raise ValueError(f"unknown --stage {stage!r}: choose from all, 1, 2")
     if phase is not None and stage == "2":
         raise ValueError("--phase is a job of stage 1: leave out --stage 2")
     if k != "auto":
         if target is not None:
             raise ValueError("--target goes with --k auto")
         if k is not None and not str(k).isdigit():
-            raise ValueError(f"cannot read k={k!r}: write a number of blocks, or auto")
+            raise ValueError(f"cannot read --k {k!r}: write a number of blocks, or auto")
         if k is not None and phases is not None and int(k) != len(phases):
             raise ValueError(f"--k {k} contradicts the {len(phases)} phases of --phases: leave out one of them")
         return None
@@ -260,7 +240,7 @@ class Job:
         plan = {name: share for name, share in asked.items() if share > 0}
         if not plan:
             raise ValueError(
-                f"stage1_share={self.recipe.stage1_share:g} leaves nothing for stage {self.stage}: change one of them"
+                f"--stage1_share {self.recipe.stage1_share:g} leaves nothing for stage {self.stage}: change one of them"
             )
         budget = Budget.parse(self.recipe.budget)
         if len(plan) > 1 and budget.unit == "steps" and round(budget.amount) < len(plan):
@@ -326,7 +306,7 @@ def _smallest_k(job: Job, name: str, value: float, matrix: Any, root: Path, conf
 def _distill_one(job: Job, phases: Phases, folder: Path, config: dict[str, Any]) -> Distilled:
     """One surrogate with these phases, in its run folder: a finished one, or one that is trained (on) here."""
     if job.phase is not None and not 1 <= job.phase <= phases.k:
-        raise ValueError(f"phase {job.phase} is not one of 1..{phases.k}")
+        raise ValueError(f"--phase {job.phase} is not one of 1..{phases.k}")
     config = {**config, "phases": list(phases), "stage": job.stage, "phase": job.phase}
     run_folder = folder if job.phase is None else folder / f"phase-{job.phase}"
     _refuse_own_folder(job.teacher, folder)

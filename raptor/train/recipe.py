@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
+from raptor.options import Option
 from raptor.recipes import load_recipe
 from raptor.train.schedule import Budget
 
@@ -36,7 +38,30 @@ class Recipe:
     budget: str = "120s"
 
 
-def resolve_recipe(name: str, given: dict[str, Any]) -> Recipe:
+class RecipeOptions(TypedDict, total=False):
+    """The entries of a recipe that are options of `distill` as well. None keeps the recipe's own value."""
+
+    budget: Annotated[
+        str | None, Option(None, "120s, 5m, 3000steps or 20epochs, in all; the recipe says how the stages share it.")
+    ]
+    batch_size: Annotated[int | None, Option(None, "images per step over all devices together.")]
+    lr: Annotated[float | None, Option(None, "peak learning rate.")]
+    block: Annotated[str | None, Option(None, "`teacher` (a copy of a block of the phase) or `paper`.")]
+    conditioning: Annotated[str | None, Option(None, "`table`, `mlp` (the paper's depth scaling) or `none`.")]
+    copy: Annotated[str | None, Option(None, "which teacher block of a phase is copied: middle, first or last.")]
+    normalise: Annotated[
+        str | None,
+        Option(
+            None, "divide each squared error by the variance of its `layer`, its layer and token `group`, or `none`."
+        ),
+    ]
+    augment: Annotated[
+        str | None, Option(None, "`crop` (random resized crops and flips) or `none` (centre crops, as the paper).")
+    ]
+    stage1_share: Annotated[float | None, Option(None, "share of the budget that stage 1 gets.")]
+
+
+def resolve_recipe(name: str, given: Mapping[str, Any]) -> Recipe:
     """The named recipe, overridden by the options that are not None."""
     values = {**load_recipe(name), **{key: value for key, value in given.items() if value is not None}}
     known = {f.name for f in dataclasses.fields(Recipe)}
@@ -47,7 +72,7 @@ def resolve_recipe(name: str, given: dict[str, Any]) -> Recipe:
     settings.crop_scale = tuple(settings.crop_scale)  # type: ignore[assignment]
     Budget.parse(settings.budget)
     if settings.batch_size < 1 or settings.lr <= 0 or not 0 <= settings.stage1_share <= 1:
-        raise ValueError("batch_size must be at least 1, lr positive and stage1_share between 0 and 1")
+        raise ValueError("--batch_size must be at least 1, --lr positive and --stage1_share between 0 and 1")
     return settings
 
 

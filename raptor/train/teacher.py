@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from raptor.data.stream import TrainStream, stable_seed
 from raptor.devices import device_name, pick_device, pick_precision
 from raptor.fidelity.heads import is_right
 from raptor.open import open_vit, save_vit
+from raptor.options import Compiling, Limited, Option, Resuming, Running, part, with_defaults
 from raptor.run import ResultFile, Run
 from raptor.train.loop import Checkpoint, Loop, ParameterGroup, open_fabric, read_finished
 from raptor.train.schedule import Budget, Rates
@@ -32,74 +33,72 @@ NUM_CHECKPOINTS = 10
 SCENES_SIZE = 48
 
 
+class ShapeOptions(TypedDict, total=False):
+    """What changes in a timm architecture; None keeps it."""
+
+    size: Annotated[int | None, Option(None, "image size (by default 48 for scenes, else the shape's).")]
+    patch: Annotated[int | None, Option(None, "patch side in pixels.")]
+    dim: Annotated[int | None, Option(None, "width.")]
+    depth: Annotated[int | None, Option(None, "number of blocks.")]
+    heads: Annotated[int | None, Option(None, "attention heads.")]
+    registers: Annotated[int, Option(0, "register tokens.")]
+
+
+class TeacherTraining(TypedDict, total=False):
+    """What decides the weights of a teacher: AdamW with linear warm-up and a cosine to 0."""
+
+    drop: Annotated[
+        float,
+        Option(
+            0.0,
+            "stochastic depth p: each block is dropped per sample with this probability, the same at every depth.",
+        ),
+    ]
+    rescale: Annotated[bool, Option(False, "divide kept updates by 1 - p.")]
+    budget: Annotated[str, Option("30epochs", "30epochs, 5000steps, or 120s.")]
+    batch_size: Annotated[int, Option(256, "images per step over all devices together.")]
+    lr: Annotated[float, Option(1e-3, "peak learning rate.")]
+    weight_decay: Annotated[float, Option(0.05, "weight decay of matrices.")]
+    warmup: Annotated[float, Option(0.05, "fraction of the run with a linear warm-up.")]
+    smoothing: Annotated[float, Option(0.1, "label smoothing.")]
+    mixup: Annotated[float, Option(0.0, "parameter of the Beta distribution that mixup draws from; 0 turns it off.")]
+    cutmix: Annotated[float, Option(0.0, "parameter of the Beta distribution that cutmix draws from; 0 turns it off.")]
+    augment: Annotated[str, Option("crop", "`crop` or `none`.")]
+    crop_scale: Annotated[tuple[float, float], Option((0.35, 1.0), "share of the area that a random crop keeps.")]
+    seed: Annotated[int, Option(0, "of initialisation, order, augmentation and drops.")]
+
+
+class TeacherOptions(ShapeOptions, TeacherTraining, Limited, Running, Compiling, Resuming, total=False):
+    """The options of `train_teacher`."""
+
+
 def train_teacher(
     shape: str = "vit_tiny_patch16_224",
     data: str | tuple[ImageData, ImageData] = "scenes",
     *,
     out: str = "runs/teacher",
-    size: int | None = None,
-    patch: int | None = None,
-    dim: int | None = None,
-    depth: int | None = None,
-    heads: int | None = None,
-    registers: int = 0,
-    drop: float = 0.0,
-    rescale: bool = False,
-    budget: str = "30epochs",
-    batch_size: int = 256,
-    lr: float = 1e-3,
-    weight_decay: float = 0.05,
-    warmup: float = 0.05,
-    smoothing: float = 0.1,
-    mixup: float = 0.0,
-    cutmix: float = 0.0,
-    augment: str = "crop",
-    crop_scale: tuple[float, float] = (0.35, 1.0),
-    limit: int | None = None,
-    val_images: int | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    precision: str = "auto",
-    compile: bool | None = None,
-    num_workers: int = 0,
-    resume: bool = True,
-    skip_bad: bool = False,
+    **given: Unpack[TeacherOptions],
 ) -> ViT:
     """Train a ViT classifier from scratch and save it to OUT/teacher, where open_vit finds it.
 
     Args:
-        shape: a timm model name that gives the architecture; the options below change its shape.
-        data: labelled images (in Python also a pair of opened data, training and held-out).
+        shape: a timm model name that gives the architecture.
+        data: labelled images, or a pair of opened data, training and held-out.
         out: run folder; continued when it already holds this run.
-        size: image size (by default 48 for scenes, else the shape's).
-        patch, dim, depth, heads: patch side in pixels, width, number of blocks, attention heads.
-        registers: register tokens.
-        drop: stochastic depth p: each block is dropped per sample with this probability, the same at every depth.
-        rescale: divide kept updates by 1 - p.
-        budget: 30epochs, 5000steps, or 120s.
-        batch_size, lr, weight_decay, warmup: AdamW with linear warm-up (a fraction of the run) and a cosine to 0.
-        smoothing: label smoothing.
-        mixup, cutmix: parameter of the Beta distribution each is drawn from; 0 turns it off.
-        augment: `crop` or `none`.
-        crop_scale: share of the area that a random crop keeps.
-        limit: use only this many training images.
-        val_images: use only this many held-out images.
-        seed: of initialisation, order, augmentation and drops.
-        device, precision, compile, num_workers, resume: as in distill.
-        skip_bad: pass over unreadable images instead of stopping.
+        given: see `TeacherOptions`.
     """
-    device, precision = pick_device(device), pick_precision(precision, device)
-    check_drop(drop)
-    Budget.parse(budget)
-    if data == "scenes" and size is None:
-        size = SCENES_SIZE
-    given = dict(img_size=size, patch_size=patch, embed_dim=dim, depth=depth, num_heads=heads)
-    kwargs: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if registers:
-        kwargs |= {"reg_tokens": registers, "no_embed_class": True}
+    options = with_defaults(TeacherOptions, given)
+    device = pick_device(options["device"])
+    precision = pick_precision(options["precision"], device)
+    check_drop(options["drop"])
+    Budget.parse(options["budget"])
+    if data == "scenes" and options["size"] is None:
+        options["size"] = SCENES_SIZE
+    size, seed, kwargs = options["size"], options["seed"], _timm_kwargs(options)
     if isinstance(data, str):
-        train_data = open_data(data, "train", limit=limit, size=size, skip_bad=skip_bad)
-        val_data = open_data(data, "val", limit=val_images, size=size, skip_bad=skip_bad)
+        skip_bad = options["skip_bad"]
+        train_data = open_data(data, "train", limit=options["limit"], size=size, skip_bad=skip_bad)
+        val_data = open_data(data, "val", limit=options["val_images"], size=size, skip_bad=skip_bad)
     else:
         train_data, val_data = data
     data_name = data if isinstance(data, str) else train_data.name
@@ -113,27 +112,16 @@ def train_teacher(
     preprocess = Preprocess.for_native(native, *IMAGENET, size=native)
     fabric = open_fabric(device, "fp32")  # `TeacherStep` has its own autocast
     vit = inspect_vit(model, f"timm/{shape} trained on {data_name}", preprocess, source=base).to(fabric.device)
-    config: dict[str, Any] = dict(
-        shape=shape,
-        data=data_name,
-        kwargs=kwargs,
-        drop=drop,
-        rescale=rescale,
-        budget=budget,
-        batch_size=batch_size,
-        lr=lr,
-        weight_decay=weight_decay,
-        warmup=warmup,
-        smoothing=smoothing,
-        mixup=mixup,
-        cutmix=cutmix,
-        augment=augment,
-        crop_scale=list(crop_scale),
-        limit=limit,
-        seed=seed,
-        precision=precision,
-    )
-    with Run(out, config, resume=resume, writer=fabric.is_global_zero) as run:
+    config: dict[str, Any] = {
+        "shape": shape,
+        "data": data_name,
+        "kwargs": kwargs,
+        **part(TeacherTraining, options),
+        "crop_scale": list(options["crop_scale"]),
+        "limit": options["limit"],
+        "precision": precision,
+    }
+    with Run(out, config, resume=options["resume"], writer=fabric.is_global_zero) as run:
         saved = run.load_checkpoint()
         if saved is not None:
             tensors = saved[0].items()
@@ -142,20 +130,31 @@ def train_teacher(
             stream = TrainStream(
                 train_data,
                 preprocess,
-                batch_size,
+                options["batch_size"],
                 seed=seed,
-                augment=augment,
-                crop_scale=crop_scale,
+                augment=options["augment"],
+                crop_scale=options["crop_scale"],
                 device=fabric.device,
                 rank=fabric.global_rank,
                 world_size=fabric.world_size,
-                num_workers=num_workers,
+                num_workers=options["num_workers"],
             )
-            stage = TeacherStage(vit, stream, config, fabric, device == "cuda" if compile is None else compile)
-            _fit(vit, stage, run, saved, val_data, num_workers)
+            compiled = device == "cuda" if options["compile"] is None else options["compile"]
+            stage = TeacherStage(vit, stream, config, fabric, compiled)
+            _fit(vit, stage, run, saved, val_data, options["num_workers"])
         elif saved is None:
             model.load_state_dict(open_vit(Path(out) / "teacher").model.state_dict())
     return vit
+
+
+def _timm_kwargs(options: ShapeOptions) -> dict[str, Any]:
+    """The shape as arguments of a timm constructor, without what keeps the architecture's own value."""
+    names = {"size": "img_size", "patch": "patch_size", "dim": "embed_dim", "depth": "depth", "heads": "num_heads"}
+    given = part(ShapeOptions, options)
+    kwargs = {names[name]: value for name, value in given.items() if name in names and value is not None}
+    if options["registers"]:
+        kwargs |= {"reg_tokens": options["registers"], "no_embed_class": True}
+    return kwargs
 
 
 def _fit(

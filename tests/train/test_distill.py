@@ -35,9 +35,9 @@ def test_one_stage_alone_is_as_long_as_beside_the_other():
     [
         (dict(recipe="papper"), "unknown recipe 'papper': did you mean paper?"),
         (dict(recipe="missing.yaml"), "unknown recipe 'missing.yaml'"),
-        (dict(stage="3"), "unknown stage '3'"),
+        (dict(stage="3"), "unknown --stage '3'"),
         (dict(stage="2", phase=1), "--phase is a job of stage 1"),
-        (dict(k="two", phases=None), "cannot read k='two'"),
+        (dict(k="two", phases=None), "cannot read --k 'two'"),
         (dict(k=0, phases=None), "k"),
         (dict(k=9, phases=None), "k"),
         (dict(k=2, target="r2=.5"), "--target goes with --k auto"),

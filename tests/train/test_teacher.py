@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import shutil
@@ -19,11 +18,10 @@ from tiny_run import TEACHER as TINY
 from tiny_run import train_tiny as train
 from torch import Tensor
 
-from raptor.commands.train_teacher import train_teacher as verb
 from raptor.open import open_vit
 from raptor.run import Interrupted, RunError
 from raptor.train import teacher as teachers
-from raptor.train.teacher import TeacherStage, TeacherSummary, mixed_batch, smooth_targets, train_teacher
+from raptor.train.teacher import TeacherStage, mixed_batch, smooth_targets, train_teacher
 
 
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.0, 0.0), (0.4, 0.0), (0.0, 1.0), (0.4, 1.0)])
@@ -167,15 +165,6 @@ def test_a_finished_teacher_is_given_back_without_its_checkpoints(tmp_path):
 def test_scenes_are_48_pixels_unless_a_size_is_given(tmp_path):
     vit = train(tmp_path / "run", budget="1steps", size=None)
     assert vit.preprocess.size == 48 and vit.grid == (6, 6)
-
-
-def test_the_verb_says_accuracy_and_folder(tmp_path):
-    done = verb("vit_tiny_patch16_224", out=str(tmp_path / "run"), **{**TINY, "budget": "2steps"})
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert done.to_dict() == {"folder": str(tmp_path / "run"), **summary}
-    assert TeacherSummary.read(tmp_path / "run") == done.summary
-    assert f"accuracy {summary['accuracy']:.1%}" in done.text() and str(tmp_path / "run") in done.text()
-    assert inspect.signature(verb) == inspect.signature(train_teacher)
 
 
 def test_images_passed_over_are_named_in_the_summary(tmp_path):

@@ -1,0 +1,35 @@
+"""raptor train-teacher: what it prints is what it saves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_run import TEACHER as TINY
+
+from raptor.cli import main
+from raptor.commands.train_teacher import train_teacher
+from raptor.train.teacher import TeacherSummary
+
+
+def test_accuracy_and_folder_are_printed(tmp_path: Path) -> None:
+    done = train_teacher("vit_tiny_patch16_224", out=str(tmp_path / "run"), **{**TINY, "budget": "2steps"})
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert done.to_dict() == {"folder": str(tmp_path / "run"), **summary}
+    assert TeacherSummary.read(tmp_path / "run") == done.summary
+    assert f"accuracy {summary['accuracy']:.1%}" in done.text() and str(tmp_path / "run") in done.text()
+
+
+def test_the_teacher_is_saved_where_other_commands_find_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "run")
+    words = "train-teacher --size 16 --patch 8 --dim 16 --depth 2 --heads 2 --budget 1steps --batch_size 4 --limit 16"
+    assert main([*words.split(), "--val-images", "8", "--crop_scale", "0.5", "1", "--device", "cpu", "--out", out]) == 0
+    assert f"run folder {out}" in capsys.readouterr().out
+    assert "crop_scale" in (tmp_path / "run" / "config.yaml").read_text()
+    assert main(["phases", out, "--num-images", "8", "--k", "2", "--out", str(tmp_path / "p"), "--device", "cpu"]) == 0
+
+
+def test_an_unknown_argument_is_a_type_error(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="unexpected argument 'head': did you mean 'heads'"):
+        train_teacher(out=str(tmp_path), head=3)  # type: ignore[call-arg]
