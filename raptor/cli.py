@@ -10,7 +10,9 @@ import inspect
 import json
 import os
 import re
+import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from types import UnionType
-from typing import Any, NoReturn, TextIO, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, TextIO, Union, cast, get_args, get_origin
 
 COMMANDS = {
     "demo": ("raptor.commands.demo:demo", "everything below on the built-in default; ends with report.html"),
@@ -78,6 +80,9 @@ def _run(words: list[str]) -> int:
         return 0
     if words[0] in ("-V", "--version"):
         print(f"raptor {version('raptor-vit')}", flush=True)
+        return 0
+    if words[0] == "completion":
+        print(completion(words[1:]), flush=True)
         return 0
     return run_command(words[0], words[1:])
 
@@ -151,7 +156,11 @@ def overview() -> str:
     width = max(map(len, COMMANDS))
     lines = ["Vision Transformers as recurrent dynamical systems.", "", "usage: raptor COMMAND [OPTIONS]", ""]
     lines += [f"  {name:{width}}  {text}" for name, (_, text) in COMMANDS.items()]
-    return "\n".join([*lines, "", "raptor COMMAND --help shows a command's options with examples."])
+    last = [
+        "raptor COMMAND --help shows a command's options with examples.",
+        "raptor completion bash (or zsh) prints a script that completes commands and options in your shell.",
+    ]
+    return "\n".join([*lines, "", *last])
 
 
 def run_command(name: str, words: list[str]) -> int:
@@ -160,15 +169,19 @@ def run_command(name: str, words: list[str]) -> int:
         hint = f": did you mean {close[0]}?" if close else f": choose from {', '.join(COMMANDS)}"
         raise ValueError(f"unknown command {name!r}{hint}")
     experiment = words[0] if name == "reproduce" and words else None
-    function, words = find_function(name, words)
-    if function is None:
+    if name == "reproduce" and (not words or words[0] in ("list", "-h", "--help")):
+        find_function(name, words)
         return 0
-    parser = build_parser(name, function, experiment)
+    where, words = locate(name, words)
+    parser = build_parser(name, where, experiment)
     words = [_with_underscores(w) for w in words]
     if name in OPTIONAL_FIRST_WORD and words and not words[0].startswith("-"):
         words = [f"--{OPTIONAL_FIRST_WORD[name]}={words[0]}", *words[1:]]
     options = parser.parse_args(join_lists(words, parser)).as_dict()
     as_json = options.pop("json")
+    _check_values(options, parser)
+    module, _, function_name = where.partition(":")
+    function = getattr(import_module(module), function_name)
     result = function(**{k: v for k, v in options.items() if k != "config"})
     if os.environ.get("RANK", "0") != "0":  # with torchrun, only rank 0 prints
         return 0
@@ -188,6 +201,15 @@ def find_function(name: str, words: list[str]) -> tuple[Callable[..., Any] | Non
     if not words or words[0] in ("list", "-h", "--help"):
         return function("list"), []
     return import_module(module).experiment(words[0]), words[1:]
+
+
+def locate(name: str, words: list[str]) -> tuple[str, list[str]]:
+    """Where a command's function is, as `module:function`, and the rest of its words; nothing is imported."""
+    if name != "reproduce":
+        return COMMANDS[name][0], words
+    from raptor.commands.reproduce import locate_experiment
+
+    return locate_experiment(words[0]), words[1:]
 
 
 OPTIONAL_FIRST_WORD = {"models": "filter"}
@@ -221,48 +243,63 @@ class Argument:
             parser.add_argument(f"--{self.name}", type=self.kind, help=self.help, default=self.default)
 
 
-def read_arguments(function: Callable[..., Any]) -> Iterator[Argument]:
-    """The arguments of a function in its order, those of its shared options (`**given: Unpack[...]`) last."""
-    from raptor.options import declared
+def read_arguments(function: Callable[..., Any] | str) -> Iterator[Argument]:
+    """The arguments of a function (also written `module:function`) in its order, those of its shared options last."""
+    from raptor.signatures import NO_DEFAULT, read_signature
 
-    hints, helps = get_type_hints(function), read_helps(function)
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            (group,) = get_args(hints[name])
-            kinds = get_type_hints(group)
-            for shared, option in declared(group).items():
-                yield Argument(shared, kinds[shared], option.default, helps.get(shared, option.help), False)
-        else:
-            is_first = parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-            is_positional = is_first and parameter.default is inspect.Parameter.empty
-            kind = as_typed(hints[name])
-            yield Argument(name, kind, parameter.default, helps.get(name, ""), is_positional)
+    signature = read_signature(_where(function))
+    helps = read_helps(signature.doc)
+    for parameter in signature.parameters:
+        default = inspect.Parameter.empty if parameter.default is NO_DEFAULT else parameter.default
+        is_positional = parameter.is_required and not parameter.is_keyword_only
+        told = helps.get(parameter.name, parameter.help)
+        yield Argument(parameter.name, as_typed(parameter.kind), default, told, is_positional)
 
 
-def read_helps(function: Callable[..., Any]) -> dict[str, str]:
+def _where(function: Callable[..., Any] | str) -> str:
+    return function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
+
+
+def read_helps(doc: str) -> dict[str, str]:
     """What a docstring says about each argument, also where it describes several together: `patch, dim: ...`."""
     from docstring_parser import DocstringStyle, parse
 
-    told = parse(inspect.getdoc(function) or "", style=DocstringStyle.GOOGLE).params
+    told = parse(doc, style=DocstringStyle.GOOGLE).params
     return {name: " ".join((entry.description or "").split()) for entry in told for name in entry.arg_name.split(", ")}
 
 
 def as_typed(kind: Any) -> Any:
-    """The type of an argument at a terminal: where Python takes a string or an object, a string."""
-    return str if str in get_args(kind) and _has_object(kind) else kind
+    """The type of an argument at a terminal: where Python takes a string or an object, a string; where it takes one
+    value or a list of them, a list."""
+    from raptor.signatures import Foreign
+
+    parts = get_args(kind)
+    if get_origin(kind) in (list, Sequence) and parts:
+        return list[as_typed(parts[0])]  # type: ignore[misc]
+    if get_origin(kind) not in (Union, UnionType):
+        return kind
+    lists = [part for part in parts if takes_list(part)]
+    if str in parts and any(part is Foreign or part is Path or _holds_objects(part) for part in parts):
+        several = [part for part in lists if str in _members(get_args(part)[0])]
+        return list[str] if several else str
+    return kind
 
 
-def _has_object(kind: Any) -> bool:
-    """Whether a union has a member that cannot be written as a word or a list of words."""
-    simple = {str, int, float, bool, type(None), Ellipsis}
-    return any(
-        part not in simple and not (takes_list(part) and set(get_args(part)) <= simple) for part in get_args(kind)
-    )
+def _members(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
-def build_parser(name: str, function: Callable[..., Any], experiment: str | None = None) -> Any:
+def _holds_objects(kind: Any) -> bool:
+    """Whether a list, a tuple or a union has an entry that cannot be written as a word."""
+    from raptor.signatures import Foreign
+
+    return kind is Foreign or any(_holds_objects(part) for part in get_args(kind))
+
+
+def build_parser(name: str, function: Callable[..., Any] | str, experiment: str | None = None) -> Any:
     """A parser whose options are the function's arguments; their help is in its docstring.
 
+    function: the function itself, or where it is, as `module:function`; then it is not imported.
     experiment: which one, for `reproduce`.
     """
     from argparse import RawDescriptionHelpFormatter
@@ -281,7 +318,9 @@ def build_parser(name: str, function: Callable[..., Any], experiment: str | None
     words = [argument.usage for argument in arguments if argument.is_positional]
     if name in OPTIONAL_FIRST_WORD:
         words.append(f"[{OPTIONAL_FIRST_WORD[name].upper()}]")
-    summary = (inspect.getdoc(function) or "").split("\n\n")[0]
+    from raptor.signatures import read_signature
+
+    summary = read_signature(_where(function)).doc.split("\n\n")[0]
     parser = Parser(
         formatter_class=Formatter,
         usage=" ".join([title, *words, "[OPTIONS]"]),
@@ -302,6 +341,113 @@ def find_examples(name: str, experiment: str | None) -> list[str]:
     title = f"raptor {name} {experiment}"
     recipe = Path(__file__).parent / "recipes" / f"{experiment}.yaml"
     return [f"{title} --config {recipe} --data DATA" if recipe.exists() else f"{title} --out runs/{experiment}"]
+
+
+FILE_OPTIONS = ("weights", "head_file")
+_MODEL_PREFIXES = ("timm/", "hf/", "hub/")
+_DATA_NAMES = ("scenes", "cifar10", "cifar100", "imagenet")
+
+
+def _check_values(options: dict[str, Any], parser: Any) -> None:
+    """Refuse what no command can use before anything is imported: empty words, and what is not there."""
+    words = {a.dest: f"--{a.dest}" if a.option_strings else a.metavar for a in parser._actions}
+    for name, value in options.items():
+        values = [str(v) for v in (value if isinstance(value, list | tuple) else [value]) if v is not None]
+        if any(not v.strip() for v in values) and value != parser.get_default(name):
+            raise ValueError(f"{words[name]} is empty: give a value, or leave it out")
+        if name in FILE_OPTIONS and value and not Path(value).expanduser().exists():
+            raise ValueError(f"--{name}: there is no file {value}")
+        if name in ("model", "models", "run", "teacher"):
+            for word in values:
+                _check_model(word)
+        if name == "data" and value:
+            _check_data(value)
+    if any(str(v).startswith(("timm/", "hf/")) for value in options.values() for v in _as_list(value)):
+        _fail_fast_offline()
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _check_model(word: str) -> None:
+    """Refuse a path that is not there; other names are looked up when the model is opened."""
+    name, _, weights = word.partition("@")
+    if weights and not Path(weights).expanduser().exists():
+        raise ValueError(f"{word}: there is no weight file {weights}")
+    is_path = "/" in name.rstrip("/") or name.startswith((".", "~"))
+    if is_path and not name.startswith(_MODEL_PREFIXES) and not Path(name).expanduser().exists():
+        raise ValueError(
+            f"unknown model {word!r}: there is no such folder; or write timm/NAME, hf/REPO, hub/REPO:ENTRY"
+        )
+
+
+def _check_data(word: str) -> None:
+    """Refuse a plain word that is neither a folder nor a known name; other data is checked when it is opened."""
+    plain = re.fullmatch(r"[\w~. /-]+", word) and not word.startswith(("hf/", "wds/"))
+    if not plain or word.endswith((".zip", ".tar")) or word in _DATA_NAMES or Path(word).expanduser().exists():
+        return
+    close = difflib.get_close_matches(word, _DATA_NAMES, n=1, cutoff=0.7)
+    hint = f"did you mean {close[0]}?" if close else "there is no such folder"
+    raise ValueError(f"unknown data {word!r}: {hint}")
+
+
+def _fail_fast_offline() -> None:
+    """Without a network, let the Hugging Face hub use only its cache: else it tries again for a minute."""
+    from urllib.parse import urlparse
+    from urllib.request import getproxies
+
+    host = urlparse(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname
+    if host is None or getproxies() or "HF_HUB_OFFLINE" in os.environ:
+        return
+    found: list[Any] = []
+
+    def look_up() -> None:
+        with suppress(OSError):
+            found.extend(socket.getaddrinfo(host, 443))
+
+    thread = threading.Thread(target=look_up, daemon=True)
+    thread.start()
+    thread.join(3)
+    if not found:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def completion(words: Sequence[str]) -> str:
+    """A script that completes commands, options and their choices: `eval "$(raptor completion bash)"`."""
+    if list(words) not in (["bash"], ["zsh"]):
+        raise ValueError("say which shell: raptor completion bash, or raptor completion zsh")
+    from raptor.commands.reproduce import EXPERIMENTS
+
+    options: list[str] = []
+    choices: dict[str, tuple[str, ...]] = {}
+    for name in COMMANDS:
+        arguments = [] if name == "reproduce" else list(read_arguments(COMMANDS[name][0]))
+        flags = [f"--{a.name}" for a in arguments if not a.is_positional]
+        options.append(f"    {name}) words='{' '.join([*flags, '--config', '--json', '--help'])}' ;;")
+        choices |= {f"--{a.name}": _choices(a.kind) for a in arguments if _choices(a.kind)}
+    lines = [
+        "_raptor() {",
+        "  local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words=",
+        f"  local commands='{' '.join(COMMANDS)} completion'",
+        '  if (( COMP_CWORD == 1 )); then COMPREPLY=($(compgen -W "$commands" -- "$current")); return; fi',
+        '  case "${COMP_WORDS[1]}" in',
+        *options,
+        "  esac",
+        '  case "$before" in',
+        f"    reproduce) words='list {' '.join(EXPERIMENTS)}' ;;",
+        *(f"    {flag}) words='{' '.join(values)}' ;;" for flag, values in choices.items()),
+        '    *) [[ $current == -* ]] || { COMPREPLY=($(compgen -f -W scenes -- "$current")); return; } ;;',
+        "  esac",
+        '  COMPREPLY=($(compgen -W "$words" -- "$current"))',
+        "}",
+        "complete -o filenames -F _raptor raptor",
+    ]
+    return "\n".join(["autoload -U +X bashcompinit && bashcompinit"] * (words[0] == "zsh") + lines)
+
+
+def _choices(kind: Any) -> tuple[str, ...]:
+    return next((get_args(part) for part in _members(kind) if get_origin(part) is Literal), ())
 
 
 def list_options(parser: Any) -> tuple[list[str], bool]:
@@ -378,10 +524,10 @@ def explain(message: str, parser: Any) -> str:
         words = {a.dest: a.metavar if not a.option_strings else f"--{a.dest}" for a in parser._actions}
         names = [words.get(name, name) for name in missing[1].split(", ")]
         return f"give {' and '.join(names)}; see {parser.prog} --help"
-    wrong = re.match(r'Parser key "(\w+)": .*(?:Got value|Given value): (.*)$', line)
+    wrong = re.match(r'Parser key "(\w+)": .*(?:Got value|Given value):\s?(.*)$', line)
     if wrong is not None:
         kind = next((getattr(a, "_typehint", a.type) for a in parser._actions if a.dest == wrong[1]), None)
-        return f"--{wrong[1]} must be {in_words(kind)}, got {wrong[2]}"
+        return f"--{wrong[1]} must be {in_words(kind)}, got {wrong[2] or 'nothing'}"
     return re.sub(r'^Parser key "(\w+)"', r"--\1", line)[:300]
 
 
@@ -402,6 +548,8 @@ def in_words(kind: Any) -> str:
     if takes_list(kind):
         inner = get_args(kind) if get_origin(kind) not in (Union, UnionType) else get_args(get_args(kind)[0])
         return {int: "whole numbers", float: "numbers"}.get(inner[0], "words")
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
     members = set(get_args(kind) or (kind,)) - {type(None)}
     named = {int: "a whole number", float: "a number", bool: "true or false"}
     return " or ".join(named.get(member, "a word") for member in sorted(members, key=str))

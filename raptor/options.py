@@ -24,10 +24,11 @@ Group = TypeVar("Group", bound=Mapping[str, Any])
 
 @dataclass(frozen=True)
 class Option:
-    """What an option is when it is left out, and what `--help` says about it."""
+    """What an option is when it is left out, what `--help` says about it, and its values where they are few."""
 
     default: Any
     help: str
+    choices: tuple[str, ...] = ()
 
 
 def declared(kind: type[Any]) -> dict[str, Option]:
@@ -93,7 +94,7 @@ class OfTeacher(TypedDict, total=False):
 class OnDevice(TypedDict, total=False):
     """Where a command runs."""
 
-    device: Annotated[str, Option("auto", "auto, cpu or cuda.")]
+    device: Annotated[str, Option("auto", "auto, cpu or cuda.", ("auto", "cpu", "cuda"))]
 
 
 class Decoding(TypedDict, total=False):
@@ -105,7 +106,7 @@ class Decoding(TypedDict, total=False):
 class Running(OnDevice, Decoding, total=False):
     """Where and in which precision a command runs, and how it reads images."""
 
-    precision: Annotated[str, Option("auto", "auto, fp32 or bf16.")]
+    precision: Annotated[str, Option("auto", "auto, fp32 or bf16.", ("auto", "fp32", "bf16"))]
     skip_bad: Annotated[bool, Option(False, "pass over unreadable images instead of stopping.")]
 
 

@@ -40,21 +40,23 @@ def test_help_and_version_import_nothing_heavy():
         (["phases", "scenes", "--k", "two"], "--k must be whole numbers, got two"),
         (["phases", "scenes", "--size", "20.5"], "--size must be a whole number, got 20.5"),
         (["phases", "scenes", "--standardise", "maybe"], "--standardise must be true or false, got maybe"),
+        (["phases", "scenes", "--score", "best"], "--score must be one of weighted, mean, cut, got best"),
         (["distill", "scenes", "--lr", "high"], "--lr must be a number, got high"),
         (["evaluate", "scenes", "more"], "unexpected more"),
         (["phases", "scenes", "--config", "nowhere.yaml"], "--config: File does not exist"),
         (["phases", "resnet18"], "did you mean 'timm/resnet18'"),
         (["phases", "scenes", "--data", "nowhere"], "unknown data 'nowhere'"),
-        (["phases", "scenes", "--device", "tpu"], "unknown device"),
+        (["phases", "scenes", "--device", "tpu"], "--device must be one of auto, cpu, cuda, got tpu"),
         (["distill", "scenes", "--budget", "soon"], "cannot read the budget"),
         (["distill", "scenes", "--recipe", "papr"], "did you mean paper?"),
         (["evaluate", "scenes"], "is no surrogate"),
-        (["probe", "scenes", "--task", "dream"], "unknown task"),
+        (["probe", "scenes", "--task", "dream"], "--task must be one of classify, segment, depth, got dream"),
+        (["probe", "scenes", "--max_seconds", "0"], "--max_seconds must be more than 0"),
         (["reproduce", "budgts"], "did you mean budgets?"),
         (["models", "zzz"], "no model matches"),
         (["phases", "scenes", "--tokens", "pixels"], "has no 'pixels' tokens"),
         (["phases", "scenes", "--k", "2", "13"], "k=13 phases"),
-        (["phases", "scenes", "--method", "guess"], "unknown method"),
+        (["phases", "scenes", "--method", "guess"], "--method must be one of maxcut, dp"),
         (["phases", "scenes", "--registers", "2"], "registers cannot be given"),
         (["train-teacher", "--dim", "32", "--heads", "3"], "could not be built"),
         (["train-teacher", "--dim", "32", "--heads", "0"], "could not be built"),
@@ -181,6 +183,79 @@ def test_distill_into_a_pipe_that_closes_saves_its_surrogate(tmp_path: Path) -> 
     done = run_shell(f'cd {tmp_path}; "$PY" -m raptor distill scenes {options} 2>&1 | head -c 1')
     assert done.returncode == 0, done.stdout
     assert (tmp_path / "run" / "surrogate" / "model.safetensors").exists()
+
+
+SLOW_MODULES = "('torch', 'timm', 'numpy')"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["phases"],
+        ["phases", "--help"],
+        ["phases", "scenes", "--nope", "1"],
+        ["phases", "scenes", "--k", "two"],
+        ["phases", "scenes", "--score", "best"],
+        ["phases", "scenes", "--device", "tpu"],
+        ["probe", "scenes", "--task", "dream"],
+        ["phases", "scenes", "--weights", "nowhere.pth"],
+        ["phases", "scenes", "--weights="],
+        ["phases", "./nowhere"],
+        ["phases", "scenes", "--data", "nowhere"],
+        ["evaluate", "runs/nowhere"],
+        ["reproduce", "table1"],
+        ["reproduce", "budgts"],
+        ["distill", "scenes", "--lr", "high"],
+        ["train-teacher", "--drop", "much"],
+        ["completion", "bash"],
+    ],
+)
+def test_usage_is_checked_before_anything_slow_is_imported(words: list[str]) -> None:
+    code = f"import sys; from raptor.cli import main\ntry: main({words!r})\nexcept SystemExit: pass\n"
+    code += f"print([m for m in {SLOW_MODULES} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]"), done.stderr
+
+
+@pytest.mark.parametrize("option", ["weights", "out", "data", "blocks"])
+def test_an_empty_value_is_refused(option: str, capsys) -> None:
+    assert main(["phases", "scenes", f"--{option}="]) == 2
+    assert capsys.readouterr().err == f"raptor: --{option} is empty: give a value, or leave it out\n"
+    assert main(["phases", ""]) == 2
+    assert "MODEL is empty" in capsys.readouterr().err
+
+
+def test_without_a_network_the_hub_is_not_asked_again_and_again(monkeypatch) -> None:
+    def fail(*_words: object) -> None:
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr("socket.getaddrinfo", fail)
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+    monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if k != "HF_HUB_OFFLINE"})
+    module = import_module("raptor.commands.models")
+    monkeypatch.setattr(module, "models", lambda **_options: None)
+    assert main(["models", "timm/vit_tiny"]) == 0
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("raptor ph", ["phases"]),
+        ("raptor phases scenes --st", ["--standardise"]),
+        ("raptor phases scenes --score ", ["weighted", "mean", "cut"]),
+        ("raptor reproduce tab", ["table1"]),
+    ],
+)
+def test_the_shell_completes_commands_options_and_choices(line: str, expected: list[str], capsys) -> None:
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    words = line.split(" ")
+    array = " ".join(f"'{word}'" for word in words)
+    script += f"\nCOMP_WORDS=({array}); COMP_CWORD={len(words) - 1}; _raptor; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == expected
+    assert main(["completion", "fish"]) == 2
 
 
 def test_options_are_the_functions_arguments():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from raptor.commands.distill import distill
 from raptor.commands.dynamics import dynamics
@@ -50,8 +50,9 @@ def demo(
         out, data="scenes", num_images=num_images, train_images=num_images, device=device
     ).certificate
     _say("4 of 6: three linear probes, teacher against surrogate")
-    recovered = {}
-    for task in ("classify", "segment", "depth"):
+    recovered: dict[str, float] = {}
+    tasks: tuple[Literal["classify", "segment", "depth"], ...] = ("classify", "segment", "depth")
+    for task in tasks:
         done = probe(
             out,
             task=task,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 
@@ -69,7 +69,7 @@ def dynamics(
     stability_images: int = 64,
     rank_images: int = 64,
     eps: tuple[float, ...] = (1e-3, 1e-2, 1e-1),
-    perturbation: str = "relative",
+    perturbation: Literal["relative", "paper"] = "relative",
     k: int = 3,
     phases: list[int] | None = None,
     interventions: bool = True,

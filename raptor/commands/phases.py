@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Unpack
+from typing import Literal, Unpack
 
 from raptor.data import iterate, open_data
 from raptor.devices import pick_device, pick_precision
@@ -24,8 +24,8 @@ def phases(
     models: list[str],
     *,
     k: list[int] = [2, 3, 4],  # noqa: B006
-    method: str = "maxcut",
-    score: str = "weighted",
+    method: Literal["maxcut", "dp"] = "maxcut",
+    score: Literal["weighted", "mean", "cut"] = "weighted",
     min_length: int | None = None,
     tokens: str = "all",
     standardise: bool = False,

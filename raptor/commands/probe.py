@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from raptor.data import DenseData, ImageData, open_data, open_dense
 from raptor.devices import pick_device, pick_precision
@@ -57,7 +57,7 @@ class ProbeOptions(OpeningModel, OfTeacher, Running, Limited, total=False):
 def probe(
     model: str,
     *,
-    task: str = "classify",
+    task: Literal["classify", "segment", "depth"] = "classify",
     data: str = "scenes",
     lrs: list[float] | None = None,
     epochs: int | None = None,
@@ -95,6 +95,8 @@ def probe(
     precision = pick_precision(options["precision"], device)
     if task not in ("classify", "segment", "depth"):
         raise ValueError(f"unknown task {task!r}: choose from classify, segment, depth")
+    if max_seconds is not None and not max_seconds > 0:
+        raise ValueError(f"--max_seconds must be more than 0, got {max_seconds:g}")
     opening, size = part(OpeningModel, options), options["size"]
     if task != "classify":
         opening["size"] = None  # frames are padded to whole patches, so any size will do, and the model keeps its own

@@ -21,13 +21,18 @@ EXPERIMENTS = {
 }
 
 
-def experiment(name: str) -> Callable[..., Any]:
-    """The function that runs the named experiment; its arguments are the command's options."""
+def locate_experiment(name: str) -> str:
+    """Where the function of the named experiment is, as `module:function`."""
     if name not in EXPERIMENTS:
         close = difflib.get_close_matches(name, EXPERIMENTS, n=1)
         hint = f": did you mean {close[0]}?" if close else f": choose from {', '.join(EXPERIMENTS)}"
         raise ValueError(f"unknown experiment {name!r}{hint}")
-    return import_module(f"raptor.experiments.{name.replace('-', '_')}").run
+    return f"raptor.experiments.{name.replace('-', '_')}:run"
+
+
+def experiment(name: str) -> Callable[..., Any]:
+    """The function that runs the named experiment; its arguments are the command's options."""
+    return import_module(locate_experiment(name).removesuffix(":run")).run
 
 
 def reproduce(name: str, **options: Any) -> Any:

@@ -34,7 +34,7 @@ def build_base(base: dict[str, Any], fetch: bool = False) -> nn.Module:
             raise ValueError(f"{base['source']} could not be built ({reason})") from None
         raise ValueError(
             f"the weights of {base['source']} could not be fetched ({reason}): "
-            "give a local file with weights=, or pretrained=False for random ones"
+            "give a local file with --weights, or --pretrained false for random ones"
         ) from None
 
 
