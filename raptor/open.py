@@ -10,9 +10,11 @@ an nn.Module         a model of your own
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -23,15 +25,29 @@ from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess
 from raptor.options import OpeningModel, with_defaults
-from raptor.run import RunError, read_config
+from raptor.run import RunError, read_config, sync, write_text
 from raptor.surrogate.surrogate import make_surrogate
-from raptor.vit.builders import TIMM_MODULES, build_base, forward_arguments, is_embedding_head, model_preprocess
+from raptor.vit.builders import (
+    TIMM_MODULES,
+    build_base,
+    check_recorded,
+    check_size,
+    forward_arguments,
+    is_half,
+    model_preprocess,
+)
 from raptor.vit.structure import inspect_vit
 from raptor.vit.view import ViT
-from raptor.vit.weights import fingerprint, head_classes, load_weights, read_weights, same_weights
+from raptor.vit.weights import check_weights, classes_in_file, fingerprint, load_weights, read_weights, same_weights
 
 ASSETS = Path(__file__).parent / "assets"
 FORMAT = "raptor-vit/1"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+RECORDED_OPTIONS = {
+    *("model", "weights", "size", "pretrained", "num_classes", "preprocess", "blocks", "norm", "head", "cls"),
+    *("registers", "head_classes", "dtype"),
+}
+"""What a surrogate's config.json may say about opening its teacher, beside arguments of the model's constructor."""
 SAVED_FILES = ("config.json", "model.safetensors")
 DOWNLOAD_OPTIONS = ("revision", "cache_dir", "force_download", "local_files_only", "token")
 
@@ -48,8 +64,11 @@ def open_vit(
     head: str | None = None,
     cls: int | None = None,
     registers: int | None = None,
+    head_classes: int | None = None,
     preprocess: Preprocess | dict[str, Any] | None = None,
     teacher: nn.Module | ViT | None = None,
+    dtype: str = "fp32",
+    trust_hub: bool = False,
     device: str | torch.device = "cpu",
     **model_kwargs: Any,
 ) -> ViT:
@@ -63,30 +82,42 @@ def open_vit(
         num_classes: classes of the head; by default the published ones, or what the weight file holds.
         blocks, norm, head: dotted paths in a model whose structure cannot be guessed.
         cls, registers: counts of these tokens, where they cannot be guessed.
+        head_classes: number of class scores that the model gives, where its configuration does not say; 0 for none.
         preprocess: how images are prepared, where the model does not say (also as `Preprocess.to_dict` gives it).
         teacher: the module a surrogate of your own module was made from.
+        dtype: type of the weights: fp32, also where they are stored in half precision, or bf16 or fp16. A module of
+            your own in half precision is copied, not changed.
+        trust_hub: run the code of a torch.hub repository, for `hub/REPO:ENTRY`.
         model_kwargs: further arguments of the model's constructor (timm) or configuration (transformers).
     """
     prepared = Preprocess.from_dict(preprocess) if isinstance(preprocess, dict) else preprocess
-    structure: dict[str, Any] = dict(blocks=blocks, norm=norm, head=head, cls=cls, registers=registers)
+    structure: dict[str, Any] = dict(
+        blocks=blocks, norm=norm, head=head, cls=cls, registers=registers, head_classes=head_classes
+    )
+    check_size(size)
+    if dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
     built = dict(num_classes=num_classes, pretrained=None if pretrained else False, **model_kwargs)
     if isinstance(source, ViT):
         _refuse("a model that is already opened", weights=weights, size=size, preprocess=prepared, **structure, **built)
         return source.to(device)
     if isinstance(source, nn.Module):
         _refuse("a module of your own", **built)
+        if dtype != "fp32" or is_half(source):
+            source = copy.deepcopy(source).float()
         if weights is not None:
             load_weights(source, read_weights(weights), weights)
         images = _resized(prepared, size) if prepared else model_preprocess(source, size)
         arguments = forward_arguments(source, images.size)
-        return inspect_vit(source, type(source).__name__, images, forward_kwargs=arguments, **structure).to(device)
+        view = inspect_vit(source, type(source).__name__, images, forward_kwargs=arguments, **structure)
+        return _as_dtype(view, dtype).to(device)
     text = str(source)
     folder = saved_folder(text)
     if folder is not None:
         _refuse(f"{text}, which is saved with its own", preprocess=prepared, **structure, **built)
-        view = load_saved(folder, teacher=teacher, size=size, weights=weights)
+        view = load_saved(folder, teacher=teacher, size=size, weights=weights, trust_hub=trust_hub)
         view.opened = {"model": text, "weights": weights, "size": size, "fingerprint": fingerprint(view.model)}
-        return view.to(device)
+        return _as_dtype(view, dtype).to(device)
     kind, _, rest = text.partition("/")
     if kind not in ("timm", "hf", "hub") or not rest:
         raise ValueError(_unknown(text))
@@ -94,19 +125,25 @@ def open_vit(
     opened |= _given(num_classes=num_classes, preprocess=prepared and prepared.to_dict(), **structure)
     state = read_weights(weights) if weights else None
     if state is not None and num_classes is None:
-        num_classes = head_classes(state)
+        num_classes = classes_in_file(state)
     fetch = pretrained and weights is None
     base = {"source": text, "kwargs": dict(model_kwargs), "num_classes": num_classes}
-    model = build_base(base, fetch=fetch)
+    model = build_base(base, fetch=fetch, trust_hub=trust_hub)
     if state is not None:
         load_weights(model, state, str(weights))
     images = _resized(prepared, size) if prepared else model_preprocess(model, size)
     arguments = forward_arguments(model, images.size)
     view = inspect_vit(model, text, images, forward_kwargs=arguments, source=base, **structure)
-    if is_embedding_head(text):
-        view.num_classes = 0
     view.opened = {**opened, "fingerprint": fingerprint(model)}
-    return view.to(device)
+    return _as_dtype(view, dtype).to(device)
+
+
+def _as_dtype(vit: ViT, dtype: str) -> ViT:
+    """The weights of `vit` as `dtype`; noted in `opened` where it is not fp32."""
+    if dtype != "fp32":
+        vit.model.to(DTYPES[dtype])
+        vit.opened = {**vit.opened, "dtype": dtype} if vit.opened else {}
+    return vit
 
 
 def open_pair(
@@ -126,6 +163,7 @@ def open_pair(
     """
     options = with_defaults(OpeningModel, opening)
     size, pretrained = options.pop("size"), options.pop("pretrained")
+    both: dict[str, Any] = dict(device=device, dtype=options.pop("dtype"), trust_hub=options.pop("trust_hub"))
     of_teacher = _given(**options)
     saved = _saved_surrogate(source)
     is_surrogate = saved is not None or (isinstance(source, ViT) and source.phases is not None)
@@ -133,10 +171,10 @@ def open_pair(
     inner = None
     if is_surrogate and teacher is not None and not isinstance(teacher, ViT):
         side = size or (saved["preprocess"]["size"] if saved else None)
-        teacher = open_vit(teacher, device=device, size=side, **of_teacher)
+        teacher = open_vit(teacher, size=side, **both, **of_teacher)
     if saved is not None and saved["base"] is None and isinstance(teacher, ViT):
         inner = teacher  # a surrogate of a module of one's own is built from that module
-    view = open_vit(source, teacher=inner, size=size, pretrained=pretrained, device=device, **own)
+    view = open_vit(source, teacher=inner, size=size, pretrained=pretrained, **both, **own)
     if not view.phases:
         return None, view
     made_from = dict(view.source.get("teacher") or {})
@@ -144,7 +182,7 @@ def open_pair(
         raise ValueError(
             f"{source} does not say what its teacher was opened as: name it with --teacher (in Python also the module)"
         )
-    found = teacher if isinstance(teacher, ViT) else _open_teacher(source, made_from, size, of_teacher, device)
+    found = teacher if isinstance(teacher, ViT) else _open_teacher(source, made_from, size, of_teacher, both)
     check_teacher(view, found, source, allow_other_teacher)
     return view, found
 
@@ -154,10 +192,14 @@ def _open_teacher(
     made_from: dict[str, Any],
     size: int | None,
     given: dict[str, Any],
-    device: str | torch.device,
+    both: dict[str, Any],
 ) -> ViT:
     """The teacher that a surrogate names, with the options that are given now."""
     options = {name: value for name, value in made_from.items() if name not in ("model", "fingerprint")}
+    kwargs = {key: value for key, value in options.items() if key not in RECORDED_OPTIONS}
+    check_recorded(made_from["model"], kwargs, f"{source}: its config.json", both["trust_hub"])
+    if both["dtype"] != "fp32":
+        options.pop("dtype", None)
     options |= _given(size=size, **given)
     name = str(made_from["model"])
     own, of_teacher = (None if isinstance(text, ViT) else saved_folder(str(text)) for text in (source, name))
@@ -166,7 +208,7 @@ def _open_teacher(
     missing = [path for path in (name, options.get("weights")) if path and _is_gone(path)]
     if missing:
         raise RunError(f"{missing[0]}, which {source} was made from, is not there: give its new place with --teacher")
-    return open_vit(name, device=device, **options)
+    return open_vit(name, **both | options)
 
 
 def _is_gone(path: str) -> bool:
@@ -181,7 +223,7 @@ def check_teacher(surrogate: ViT, teacher: ViT, source: str | Path | ViT, allow:
     source: what the surrogate was opened as. allow: mark the teacher's name instead.
     """
     saved = made_from_fingerprint(surrogate, source)
-    if saved is None or same_weights(teacher.model, saved):
+    if saved is None or saved == teacher.opened.get("fingerprint") or same_weights(teacher.model, saved):
         return
     shown = surrogate.name if isinstance(source, ViT) else source
     if not allow:
@@ -226,9 +268,13 @@ def _saved_surrogate(source: str | Path | ViT) -> dict[str, Any] | None:
 
 
 def save_vit(vit: ViT, folder: str | Path) -> Path:
-    """Save a model so that `open_vit(folder)` gives it back: every weight as safetensors, how to build it as JSON."""
+    """Save a model so that `open_vit(folder)` gives it back: every weight as safetensors, how to build it as JSON.
+
+    A fault leaves what was there before, or no model, never a part of one: both files are written beside the folder and
+    synced first. Other files in the folder stay.
+    """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    check_weights(vit.model.state_dict(), f"{vit.name} cannot be saved")
     base, surrogates = _layers_of(vit.source)
     config = {
         "format": FORMAT,
@@ -247,9 +293,29 @@ def save_vit(vit: ViT, folder: str | Path) -> Path:
         "inner_surrogates": surrogates[:-1],
     }
     tensors = {k: v.detach().cpu().contiguous() for k, v in vit.model.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    partial = folder.with_name(f"{folder.name}.tmp")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+        sync(partial / "model.safetensors")
+        write_text(partial / "config.json", json.dumps(config, indent=1) + "\n")
+        _put_in_place(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return folder
+
+
+def _put_in_place(partial: Path, folder: Path) -> None:
+    """Make `folder` hold the model in `partial`. Its config.json goes last: without it a folder is no model."""
+    if not folder.exists():
+        os.rename(partial, folder)
+    else:
+        (folder / "config.json").unlink(missing_ok=True)
+        for name in reversed(SAVED_FILES):
+            os.replace(partial / name, folder / name)
+        sync(folder)
+    sync(folder.absolute().parent)
 
 
 def _with_relative_paths(made_from: dict[str, Any] | None, folder: Path) -> dict[str, Any] | None:
@@ -293,8 +359,12 @@ def load_saved(
     teacher: nn.Module | ViT | None = None,
     size: int | None = None,
     weights: str | None = None,
+    trust_hub: bool = False,
 ) -> ViT:
-    """Open a folder written by `save_vit`. A surrogate of a user's own module needs that module as `teacher`."""
+    """Open a folder written by `save_vit`. A surrogate of a user's own module needs that module as `teacher`.
+
+    Nothing in the folder is run; a model made from a torch.hub entry needs `trust_hub`.
+    """
     folder = Path(folder)
     try:
         config = json.loads((folder / "config.json").read_text())
@@ -307,8 +377,13 @@ def load_saved(
             f"{folder} was made from a module of your own: open it with teacher=that module (--teacher in a terminal)"
         )
     base = config["base"]
-    model = build_base(base) if teacher is None else (teacher.model if isinstance(teacher, ViT) else teacher)
+    if teacher is None:
+        check_recorded(base.get("source"), base.get("kwargs"), f"{folder}/config.json", trust_hub)
+        model = build_base(base, trust_hub=trust_hub)
+    else:
+        model = teacher.model if isinstance(teacher, ViT) else teacher
     images = _resized(Preprocess.from_dict(config["preprocess"]), size)
+    check_size(images.size)
     structure = {k: v for k, v in config["structure"].items() if v is not None}
     arguments = forward_arguments(model, images.size)
     vit = inspect_vit(model, config["name"], images, forward_kwargs=arguments, source=base or {}, **structure)

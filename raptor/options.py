@@ -68,6 +68,12 @@ class Opening(WeightFile, total=False):
     norm: Annotated[str | None, Option(None, "dotted path of the final norm, likewise.")]
     cls: Annotated[int | None, Option(None, "number of cls tokens (0 or 1), likewise.")]
     registers: Annotated[int | None, Option(None, "number of register tokens, likewise.")]
+    head_classes: Annotated[
+        int | None,
+        Option(None, "number of class scores the model gives, where its configuration does not say; 0 for none."),
+    ]
+    dtype: Annotated[str, Option("fp32", "type of the weights: fp32, bf16 or fp16; fp32 also widens stored halves.")]
+    trust_hub: Annotated[bool, Option(False, "run the code of a torch.hub repository, for hub/REPO:ENTRY.")]
 
 
 class Untrained(TypedDict, total=False):

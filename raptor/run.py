@@ -119,7 +119,7 @@ class Run:
                 partial.mkdir(parents=True)
                 path = partial / "tensors.safetensors"
                 save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, path)
-                _sync(path)
+                sync(path)
                 write_text(partial / "state.json", json.dumps({**state, "tensor_bytes": path.stat().st_size}))
                 if final.exists():
                     shutil.rmtree(final)
@@ -264,7 +264,7 @@ def write_text(path: Path, text: str) -> None:
     """Write a small file so that a reader sees the old one or the new one, never a part."""
     partial = path.with_name(path.name + ".tmp")
     partial.write_text(text)
-    _sync(partial)
+    sync(partial)
     os.replace(partial, path)
 
 
@@ -287,9 +287,13 @@ def check_folder(folder: str | Path, of: str | Path | None = None) -> Path:
     return folder
 
 
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+def sync(path: Path) -> None:
+    """Wait until a file, or the list of a folder's files, is on the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def _lock(folder: Path) -> TextIO:

@@ -79,6 +79,24 @@ HF_MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int, int], tuple[
         IMAGENET,
         0,
     ),
+    "CLIPForImageClassification": (
+        lambda: transformers.CLIPForImageClassification(transformers.CLIPConfig(vision_config=AT_16, num_labels=7)),
+        (1, 0, 4),
+        CLIP_MEAN,
+        7,
+    ),
+    "SiglipForImageClassification": (
+        lambda: transformers.SiglipForImageClassification(transformers.SiglipConfig(vision_config=AT_16, num_labels=7)),
+        (0, 0, 4),
+        HALF,
+        7,
+    ),
+    "Aimv2Vision": (
+        lambda: transformers.Aimv2VisionModel(transformers.Aimv2VisionConfig(**AT_16)),
+        (0, 0, 4),
+        IMAGENET,
+        0,
+    ),
     "DeiT": (lambda: transformers.DeiTModel(transformers.DeiTConfig(**AT_16)), (1, 1, 4), HALF, 0),
 }
 
@@ -94,7 +112,8 @@ ZOO: dict[str, Family] = {
     "dinov2-registers": timm_family("vit_small_patch14_reg4_dinov2", (1, 4), IMAGENET),
     "dinov3": timm_family("vit_small_patch16_dinov3", (1, 4), IMAGENET),
     "eva02": timm_family("eva02_tiny_patch14_224", (1, 0), CLIP_MEAN),
-    "clip": timm_family("vit_base_patch16_clip_224", (1, 0), CLIP_MEAN),
+    "clip": timm_family("vit_base_patch16_clip_224.openai", (1, 0), CLIP_MEAN),
+    "clip-finetuned": timm_family("vit_base_patch16_clip_224.laion2b_ft_in1k", (1, 0), CLIP_MEAN, 1000),
     "siglip": timm_family("vit_base_patch16_siglip_224", (0, 0), HALF),
     "deit": timm_family("deit_tiny_patch16_224", (1, 0), IMAGENET, 1000),
     "deit-distilled": timm_family("deit_tiny_distilled_patch16_224", (1, 1), IMAGENET, 1000),

@@ -84,7 +84,7 @@ class Rank:
         """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`."""
         check_states(states, num_tokens=self.groups.num_tokens)
         if self._cls is not None:
-            cls_lbd = unit(torch.stack([a[:, 0] for a in states]))
+            cls_lbd = unit(torch.stack([a[:, self.groups.slice("cls").start] for a in states]))
             self._cls.update(cls_lbd[1:] - cls_lbd[:-1])
         rows = self._subset.pick(len(states[0]))
         for start in range(0, len(rows), _PENDING):

@@ -49,7 +49,7 @@ class Depth(DenseTask):
         own = tokens_btd[:, self.vit.groups.slice("patches")]
         if not self.vit.groups.cls:
             return own
-        return torch.cat([own, tokens_btd[:, :1].expand_as(own)], dim=-1)
+        return torch.cat([own, tokens_btd[:, self.vit.groups.slice("cls")].expand_as(own)], dim=-1)
 
     def train_targets(self, targets: Tensor, boxes: Tensor) -> Tensor:
         return crop_targets(targets, boxes, *self.places, 0.0)

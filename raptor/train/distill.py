@@ -118,6 +118,8 @@ def distill(
     precision = pick_precision(options["precision"], device)
     opening = part(Opening, options)
     teacher = open_vit(model, device="cpu", **opening)
+    if teacher.dtype != torch.float32:
+        raise ValueError(f"{teacher.name} is opened in {teacher.dtype}: training needs fp32, so leave out --dtype")
     found = None if phases is None else check_phases(teacher, phases)
     if isinstance(data, str):
         side, skip_bad = teacher.preprocess.size, options["skip_bad"]
@@ -163,7 +165,8 @@ def distill(
         recipe=dataclasses.asdict(settings),
         precision=precision,
     )
-    config |= {key: value for key, value in opening.items() if key not in config and value is not None}
+    structure = {key: value for key, value in opening.items() if key not in ("dtype", "trust_hub")}
+    config |= {key: value for key, value in structure.items() if key not in config and value is not None}
     root = f"runs/{slug(name)}"
     if found is not None:
         return _distill_one(job, found, Path(out or f"{root}-k{found.k}"), config)

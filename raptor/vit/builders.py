@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,36 @@ from torch import nn
 from raptor.data.preprocess import Preprocess
 
 TIMM_MODULES = ("vision_transformer", "eva", "beit", "deit")
+MAX_SIZE = 4096
+MAX_COUNT = 2**20  # the largest number in a recorded configuration: tokens, widths, classes
+# What a file may not give a model: it would fetch or run something, or belongs to whoever opens it.
+UNTRUSTED_ARGUMENTS = {
+    *("trust_remote_code", "code_revision", "revision", "auto_map", "use_kernels", "quantization_config"),
+    *("attn_implementation", "_attn_implementation", "cache_dir", "token", "proxies", "checkpoint_path"),
+    *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "device", "source", "teacher", "trust_hub"),
+}
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-def build_base(base: dict[str, Any], fetch: bool = False) -> nn.Module:
-    """The plain model named by `base` (source, arguments, class count), with published weights if `fetch`."""
+def build_base(base: dict[str, Any], fetch: bool = False, trust_hub: bool = False) -> nn.Module:
+    """The plain model named by `base` (source, arguments, class count), with published weights if `fetch`.
+
+    Half-precision weights are widened to fp32. `trust_hub` allows a torch.hub entry, which runs code of its repository.
+    """
     kind, _, rest = base["source"].partition("/")
     try:
         if kind == "timm":
-            return _build_timm(rest, base, fetch)
-        if kind == "hf":
-            return _build_transformers(rest, base, fetch)
-        return _build_hub(rest, base, fetch)
+            model = _build_timm(rest, base, fetch)
+        elif kind == "hf":
+            model = _build_transformers(rest, base, fetch)
+        elif kind == "hub":
+            model = _build_hub(rest, base, fetch, trust_hub)
+        else:
+            raise ValueError(f"unknown model {base['source']!r}: write timm/NAME, hf/REPO or hub/REPO:ENTRY")
+        return model.float() if is_half(model) else model
     except ValueError:
         raise
-    except (OSError, RuntimeError, AssertionError, ZeroDivisionError) as error:
+    except (OSError, RuntimeError, AssertionError, ZeroDivisionError, TypeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
         if not fetch:
             raise ValueError(f"{base['source']} could not be built ({reason})") from None
@@ -36,6 +52,46 @@ def build_base(base: dict[str, Any], fetch: bool = False) -> nn.Module:
             f"the weights of {base['source']} could not be fetched ({reason}): "
             "give a local file with --weights, or --pretrained false for random ones"
         ) from None
+
+
+def is_half(model: nn.Module) -> bool:
+    """Whether any weight has fewer than 32 bits."""
+    return any(p.is_floating_point() and p.element_size() < 4 for p in model.parameters())
+
+
+def check_recorded(source: Any, kwargs: Any, where: str | Path, trust_hub: bool = False) -> None:
+    """Raise unless `source` and `kwargs`, which were read from the file `where`, can be built without running its code.
+
+    timm's names with arguments of its ViTs, transformers' own models with plain values, and saved folders. A torch.hub
+    entry is code, so it needs `trust_hub`, which only a person can give.
+    """
+    if not isinstance(source, str) or not isinstance(kwargs, dict):
+        raise ValueError(f"{where} does not say which model it was made from")
+    kind = source.partition("/")[0]
+    if kind == "hub" and not trust_hub:
+        raise ValueError(f"{where} names {source}, which runs code: add --trust_hub if you trust it")
+    allowed = _timm_arguments() if kind == "timm" else None
+    for name, value in kwargs.items():
+        if name in UNTRUSTED_ARGUMENTS or (allowed is not None and name not in allowed) or not _is_plain(value):
+            raise ValueError(f"{where} gives {source} the argument {name}, which is not allowed in a file")
+        if isinstance(value, int) and abs(value) > MAX_COUNT:
+            raise ValueError(f"{where} gives {source} {name}={value}, which is more than {MAX_COUNT}")
+
+
+@cache
+def _timm_arguments() -> frozenset[str]:
+    """Names of the arguments of timm's ViTs, without those that take a class or a function."""
+    from timm.models import beit, deit, eva, vision_transformer
+
+    kinds = (vision_transformer.VisionTransformer, deit.VisionTransformerDistilled, eva.Eva, beit.Beit)
+    names = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
+    return frozenset(names - {"self", "args", "kwargs", "embed_layer", "block_fn", "mlp_layer", "attn_layer"})
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _build_timm(name: str, base: dict[str, Any], fetch: bool) -> nn.Module:
@@ -61,51 +117,70 @@ def _build_transformers(repo: str, base: dict[str, Any], fetch: bool) -> nn.Modu
         import transformers
     except ImportError:
         raise ValueError("hf/ models need the extra: pip install 'raptor-vit[hf]'") from None
+    if "trust_remote_code" in base["kwargs"]:
+        raise ValueError("code from a repository is never run: load the model yourself and pass the module to open_vit")
     if "config" in base:
-        config = transformers.AutoConfig.for_model(**base["config"])
+        config = transformers.AutoConfig.for_model(**_plain_config(base["config"]))
     else:
-        config = transformers.AutoConfig.from_pretrained(repo, **base["kwargs"])
-    config = getattr(config, "vision_config", config)
+        config = transformers.AutoConfig.from_pretrained(repo, trust_remote_code=False, **base["kwargs"])
+    classifier = any("ForImageClassification" in a for a in config.architectures or [])
+    if not classifier:
+        config = getattr(config, "vision_config", config)
     config._name_or_path = repo
     if hasattr(config, "mask_ratio"):
         config.mask_ratio = 0.0
     if base.get("num_classes"):
         config.num_labels = base["num_classes"]
-    classifier = any("ForImageClassification" in a for a in config.architectures or [])
     auto = transformers.AutoModelForImageClassification if classifier else transformers.AutoModel
     if fetch:
         model, missing = _fetch_transformers(auto, repo, config)
         base["add_pooling_layer"] = not missing
     else:
         options = {} if base.get("add_pooling_layer", True) else {"add_pooling_layer": False}
-        model = auto.from_config(config, **options)
+        model = auto.from_config(config, trust_remote_code=False, **options)
     base["config"] = config.to_dict()
     return model
+
+
+def _plain_config(config: dict[str, Any]) -> dict[str, Any]:
+    """A recorded configuration without what would fetch or run code: remote classes, kernels, quantisers."""
+    return {
+        name: _plain_config(value) if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name not in UNTRUSTED_ARGUMENTS
+    }
 
 
 def _fetch_transformers(auto: Any, repo: str, config: Any) -> tuple[nn.Module, list[str]]:
     """The model with its published weights, and the keys of a pooler it was left without for want of weights."""
     _processor_file(repo, fetch=True)
-    model, info = auto.from_pretrained(repo, config=config, output_loading_info=True)
+    model, info = auto.from_pretrained(
+        repo, config=config, output_loading_info=True, dtype=torch.float32, trust_remote_code=False
+    )
     missing = sorted(info["missing_keys"])
     if missing and all(k.startswith("pooler.") for k in missing):
-        return auto.from_pretrained(repo, config=config, add_pooling_layer=False), missing
+        options = dict(add_pooling_layer=False, dtype=torch.float32, trust_remote_code=False)
+        return auto.from_pretrained(repo, config=config, **options), missing
     if missing:
         raise ValueError(f"the weights of hf/{repo} lack {', '.join(missing[:6])}: they would be random")
     return model, missing
 
 
-def _build_hub(rest: str, base: dict[str, Any], fetch: bool) -> nn.Module:
+def _build_hub(rest: str, base: dict[str, Any], fetch: bool, trust_hub: bool) -> nn.Module:
     repo, _, entry = rest.rpartition(":")
     if not repo:
         raise ValueError(f"hub/{rest} lacks its entry: write hub/REPO:ENTRY")
+    if not trust_hub:
+        raise ValueError(f"hub/{rest} runs the code of {repo}: add --trust_hub (trust_hub=True) if you trust it")
     where = "local" if Path(repo).is_dir() else "github"
     kwargs = dict(base["kwargs"])
     signature = "pretrained" not in kwargs
     try:
-        return torch.hub.load(repo, entry, source=where, **({"pretrained": fetch} if signature else {}), **kwargs)
+        return torch.hub.load(
+            repo, entry, source=where, trust_repo=True, **({"pretrained": fetch} if signature else {}), **kwargs
+        )
     except TypeError:
-        return torch.hub.load(repo, entry, source=where, **kwargs)
+        return torch.hub.load(repo, entry, source=where, trust_repo=True, **kwargs)
 
 
 def model_preprocess(model: nn.Module, size: int | None = None) -> Preprocess:
@@ -116,7 +191,14 @@ def model_preprocess(model: nn.Module, size: int | None = None) -> Preprocess:
     hf_config = getattr(model, "config", None)
     if hf_config is not None:
         mean, std = _processor_statistics(hf_config, mean, std)
+    check_size(size)
     return Preprocess.for_native(_native_size(model), mean, std, size=size)
+
+
+def check_size(size: int | None) -> None:
+    """Raise for an image size that no model takes; the memory of attention grows as its fourth power."""
+    if size is not None and not 1 <= size <= MAX_SIZE:
+        raise ValueError(f"images of {size} px are not possible: give a --size of 1..{MAX_SIZE}")
 
 
 def _processor_statistics(config: Any, mean: Any, std: Any) -> tuple[Any, Any]:
@@ -156,6 +238,7 @@ def _native_size(model: nn.Module) -> int:
         getattr(getattr(model, "patch_embed", None), "img_size", None),
         (getattr(model, "pretrained_cfg", None) or {}).get("input_size"),
         getattr(getattr(model, "config", None), "image_size", None),
+        getattr(getattr(getattr(model, "config", None), "vision_config", None), "image_size", None),
         getattr(model, "image_size", None),
     ]
     for value in candidates:
@@ -179,6 +262,21 @@ def forward_arguments(model: nn.Module, size: int) -> dict[str, Any]:
     return kwargs
 
 
-def is_embedding_head(name: str) -> bool:
-    """Whether the head of this timm name is CLIP's projection, whose output holds no classes."""
-    return name.startswith("timm/") and "_clip_" in name and "_ft_" not in name
+def stated_classes(model: nn.Module) -> int:
+    """Number of classes that the model's own configuration gives its output; 0 where it states none.
+
+    transformers: the labels of a model for image classification. Others: `num_classes`, except where timm publishes a
+    head of that width for no label set that it knows, as for CLIP's projections.
+    """
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "id2label"):
+        return int(config.num_labels) if "ForImageClassification" in type(model).__name__ else 0
+    stated = getattr(model, "num_classes", None)
+    published = getattr(model, "pretrained_cfg", None) or {}
+    if not isinstance(stated, int) or isinstance(stated, bool):
+        return 0
+    if stated == published.get("num_classes") and not published.get("label_names"):
+        from timm.data.imagenet_info import infer_imagenet_subset
+
+        return 0 if infer_imagenet_subset({"num_classes": stated}) is None else stated
+    return stated

@@ -15,8 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess
+from raptor.vit.builders import stated_classes
 from raptor.vit.view import TokenGroups, ViT, first_tensor, output_tensor, per_batch
+from raptor.vit.weights import check_weights
 
+_NUM_PROBED = 2  # images of the probe forward
 _CLS_NAMES = ("cls_token", "class_token", "class_embedding", "cls_embed", "cls")
 
 
@@ -51,6 +54,8 @@ class _Candidate:
         shapes = [tuple(self.calls[0].inputs.shape), *shapes]
         if len(shapes[0]) != 3:
             return f"`{self.path}` works on states of shape {shapes[0]}, not (batch, tokens, dim)"
+        if shapes[0][0] != _NUM_PROBED:
+            return f"`{self.path}` has {shapes[0][0]} rows of tokens for {_NUM_PROBED} images, not one for each"
         for layer, shape in enumerate(shapes):
             if shape != shapes[0]:
                 return f"`{self.path}` changes the state's shape from {shapes[0]} to {shape} at block {layer}"
@@ -70,17 +75,20 @@ def inspect_vit(
     head: str | None = None,
     cls: int | None = None,
     registers: int | None = None,
+    head_classes: int | None = None,
     forward_kwargs: dict[str, Any] | None = None,
     source: dict[str, Any] | None = None,
 ) -> ViT:
-    """The view over `model`, found by one forward pass of two noise images of `preprocess.size`.
+    """The view over `model`, found by one forward pass of two noise images of `preprocess.size`, and one of the first.
 
     Args:
         model: any module that maps images (B, 3, H, W) to a tensor or an output object; put in eval mode.
         blocks, norm, head: dotted paths of the block list, the final norm and the classifier, where the model's own
             structure should not be asked.
         cls, registers: counts of these tokens, where they should not be guessed from the token count.
+        head_classes: number of class scores the model gives, where its configuration does not say; 0 for none.
     """
+    check_weights(model.state_dict(), name)
     model.eval()
     kwargs = forward_kwargs or {}
     candidates = _candidates(model, blocks)
@@ -88,7 +96,8 @@ def inspect_vit(
         raise NotAViT(
             f"{name}: no list of alike blocks found; name it with blocks=, for example blocks='encoder.layers'"
         )
-    other_calls, output = _probe_forward(model, candidates, preprocess, kwargs, name)
+    images = _noise_images(model, preprocess.size)
+    other_calls, output = _probe_forward(model, candidates, images, kwargs, name)
     faults = [c.fault() for c in candidates]
     sound = {c.path: c for c, fault in zip(candidates, faults) if fault is None}
     chosen = next((c for c in sound.values() if not c.within & sound.keys()), None)
@@ -100,25 +109,25 @@ def inspect_vit(
 
     last_state = first_tensor(chosen.calls[-1].output)
     num_tokens, dim = last_state.shape[1:]
-    patch_size = _patch_size(model, preprocess.size, num_tokens)
-    grid = (preprocess.size // patch_size, preprocess.size // patch_size)
-    groups = _token_groups(model, num_tokens, grid, cls, registers, name)
     vit = ViT(
         model=model,
         name=name,
         blocks_path=chosen.path,
-        groups=groups,
-        grid=grid,
-        patch_size=patch_size,
+        groups=TokenGroups(0, 0, num_tokens),
+        grid=(1, num_tokens),
+        patch_size=1,
         dim=dim,
         preprocess=preprocess,
-        norm=_named_norm(model, norm, name) if norm else _final_norm(other_calls, last_state, groups),
-        num_classes=_num_classes(model, other_calls, output, head),
+        norm=nn.Identity(),
+        num_classes=_num_classes(model, output, head, head_classes, name),
         source=source or {},
         forward_kwargs=kwargs,
         returns_tuple=isinstance(chosen.calls[0].output, tuple | list),
     )
     _check_finish(vit, last_state, output)
+    _check_batch(vit, images, [chosen.calls[0].inputs, last_state])
+    _place_tokens(vit, images, chosen.calls[0].inputs, cls, registers)
+    vit.norm = _named_norm(model, norm, name) if norm else _final_norm(other_calls, last_state, vit.groups)
     vit.depth_conditioned = _per_depth_arguments(vit)
     return vit
 
@@ -146,7 +155,7 @@ def _candidates(model: nn.Module, path: str | None) -> list[_Candidate]:
 
 
 def _probe_forward(
-    model: nn.Module, candidates: list[_Candidate], preprocess: Preprocess, kwargs: dict[str, Any], name: str
+    model: nn.Module, candidates: list[_Candidate], images: Tensor, kwargs: dict[str, Any], name: str
 ) -> tuple[list[_Call], Tensor]:
     """One forward pass; fills the candidates' calls and returns every other call (norms, linears) and the output."""
     others: list[_Call] = []
@@ -176,21 +185,23 @@ def _probe_forward(
     for module in model.modules():
         if id(module) not in in_blocks and (_is_norm(module) or isinstance(module, nn.Linear)):
             handles.append(module.register_forward_hook(watch(others), with_kwargs=True))
-    parameter = next(model.parameters())
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(2, 3, preprocess.size, preprocess.size, generator=generator).to(parameter)
     try:
         with torch.no_grad():
             output = output_tensor(model(images, **per_batch(kwargs, images)))
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise NotAViT(
-            f"{name} does not run on {preprocess.size} px images; give size= or another part ({reason})"
+            f"{name} does not run on {images.shape[-1]} px images; give size= or another part ({reason})"
         ) from error
     finally:
         for handle in handles:
             handle.remove()
     return others, output
+
+
+def _noise_images(model: nn.Module, size: int, num: int = _NUM_PROBED) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(num, 3, size, size, generator=generator).to(next(model.parameters()))
 
 
 def _is_plain_layer(module: nn.Module) -> bool:
@@ -212,7 +223,8 @@ def _is_norm(module: nn.Module) -> bool:
 
 def _final_norm(calls: list[_Call], last_btd: Tensor, groups: TokenGroups) -> nn.Module:
     """The first norm whose input is the last state, its cls token or its mean, else an identity."""
-    pooled = [last_btd, last_btd[:, 0], last_btd.mean(1), last_btd[:, groups.slice("patches")].mean(1)]
+    cls = groups.slice("cls").start
+    pooled = [last_btd, last_btd[:, cls], last_btd.mean(1), last_btd[:, groups.slice("patches")].mean(1)]
     for call in calls:
         x = call.inputs
         if not _is_norm(call.module) or not isinstance(x, Tensor):
@@ -222,25 +234,126 @@ def _final_norm(calls: list[_Call], last_btd: Tensor, groups: TokenGroups) -> nn
     return nn.Identity()
 
 
-def _num_classes(model: nn.Module, calls: list[_Call], output: Tensor, head: str | None) -> int:
-    """Classes of the model's own classifier: the linear layer that made its output, 0 when there is none."""
+def _num_classes(model: nn.Module, output: Tensor, head: str | None, head_classes: int | None, name: str) -> int:
+    """Classes of the model's own classifier, by the user's word or as the model states them; 0 when there is none.
+
+    A linear layer at the end is not enough: the projections of CLIP and AIMv2 have no classes.
+    """
+    width = int(output.shape[-1]) if output.ndim == 2 else 0
+    if head_classes is not None:
+        if head_classes and head_classes != width:
+            gives = f"{width} numbers per image" if width else f"an output of shape {tuple(output.shape)}"
+            raise ValueError(f"{name} gives {gives}, not {head_classes} class scores: correct --head_classes")
+        return head_classes
     if head is not None:
-        module = model.get_submodule(head)
-        return module.out_features if isinstance(module, nn.Linear) else int(output.shape[-1])
-    for call in calls:
-        if isinstance(call.module, nn.Linear) and output.ndim == 2 and torch.equal(call.output, output):
-            return call.module.out_features
-    # A distilled DeiT averages two heads: no one linear layer made its output, but timm says how many classes it has.
-    stated = getattr(model, "num_classes", None)
-    return stated if isinstance(stated, int) and output.ndim == 2 and stated == output.shape[-1] else 0
+        try:
+            module = model.get_submodule(head)
+        except AttributeError:
+            raise ValueError(f"{name} has no `{head}`: head= takes the dotted path of its classifier") from None
+        return module.out_features if isinstance(module, nn.Linear) else width
+    return width if width and width == stated_classes(model) else 0
 
 
-def _patch_size(model: nn.Module, image_size: int, num_tokens: int) -> int:
+def _check_batch(vit: ViT, images: Tensor, states: list[Tensor]) -> None:
+    """Refuse a model in which the states of an image depend on the other images of its batch."""
+    with torch.no_grad():
+        alone, _ = vit.record(images[:1])
+    for of_batch, of_one in zip(states, (alone[0], alone[-1])):
+        scale = float(of_batch.abs().max())
+        if of_one.shape != of_batch[:1].shape or not torch.allclose(
+            of_one, of_batch[:1], rtol=1e-2, atol=1e-2 * scale if of_one.element_size() < 4 else 1e-3 * scale
+        ):
+            raise NotAViT(f"{vit.name}: the states of an image depend on the other images of its batch")
+
+
+def _place_tokens(vit: ViT, images: Tensor, first_btd: Tensor, cls: int | None, registers: int | None) -> None:
+    """Find the patches among the tokens: those that depend on the image. Sets `groups`, `grid` and `patch_size`."""
+    num_tokens, size = first_btd.shape[1], vit.preprocess.size
+    depends_t = (first_btd[0] - first_btd[1]).abs().amax(-1) > 1e-6 * first_btd.abs().max()
+    found = depends_t.nonzero().flatten().tolist()
+    if not found:
+        raise NotAViT(f"{vit.name}: no token depends on the image")
+    start, stop = found[0], found[-1] + 1
+    if len(found) != stop - start:
+        raise NotAViT(f"{vit.name}: the tokens that depend on the image do not stand together, which is not supported")
+    stated = _stated_grid(vit.model, size)
+    if cls is not None and registers is not None:
+        num_patches = num_tokens - cls - registers
+    else:
+        num_patches = len(found) if math.isqrt(len(found)) ** 2 == len(found) else stated**2 or len(found)
+    if num_patches < 1 or cls not in (None, 0, 1) or (registers or 0) < 0:
+        raise ValueError(f"{vit.name}: cls={cls}, registers={registers} do not fit {num_tokens} tokens")
+    if num_patches > len(found):
+        raise NotAViT(
+            f"{vit.name}: {len(found)} of {num_tokens} tokens depend on the image, not {num_patches}: "
+            "correct cls= and registers="
+        )
+    start = stop - num_patches  # tokens before the patches may depend on the image too
+    side = math.isqrt(num_patches)
+    if side**2 != num_patches:
+        raise NotAViT(f"{vit.name}: {num_patches} patches are no square grid: give cls= and registers=")
+    vit.grid = (side, side)
+    vit.patch_size = _patch_size(vit.model) if stated == side else max(1, size // side)
+    vit.groups = _token_groups(vit, num_patches, start, num_tokens - stop, cls, registers)
+    _check_order(vit, images, start)
+
+
+def _token_groups(
+    vit: ViT, num_patches: int, before: int, after: int, cls: int | None, registers: int | None
+) -> TokenGroups:
+    """cls is 1 when the model has a parameter of such a name; every other token beside the patches is a register."""
+    if cls is None:
+        named = any(n.rsplit(".", 1)[-1] in _CLS_NAMES for n, _ in vit.model.named_parameters())
+        cls = int(named and before + after > 0 and registers != before + after)
+    if registers is None:
+        registers = before + after - cls
+    if registers < 0 or cls + registers != before + after:
+        raise ValueError(
+            f"{vit.name}: cls={cls}, registers={registers} do not fit {before + after + num_patches} tokens, "
+            f"{num_patches} of them patches"
+        )
+    if after == 0:
+        return TokenGroups(cls, registers, num_patches)
+    if before == cls:
+        return TokenGroups(cls, registers, num_patches, ("cls", "patches", "registers"))
+    if before == 0 and registers == 0:
+        return TokenGroups(cls, registers, num_patches, ("patches", "cls", "registers"))
+    raise NotAViT(
+        f"{vit.name}: {before} tokens stand before the patches and {after} after them, which cannot be told apart"
+    )
+
+
+def _check_order(vit: ViT, images: Tensor, start: int) -> None:
+    """Refuse a model whose patches do not stand in reading order: a changed patch changes its own token most."""
+    rows, columns = vit.grid
+    cells = list(dict.fromkeys([(0, 0), (0, columns - 1), (rows - 1, 0), (rows - 1, columns - 1)]))
+    changed = images[:1].repeat(len(cells) + 1, 1, 1, 1)
+    side = min(vit.patch_size, vit.preprocess.size // rows)
+    for i, (row, column) in enumerate(cells, start=1):
+        changed[i, :, row * side : (row + 1) * side, column * side : (column + 1) * side] += images[1, :, :side, :side]
+    with torch.no_grad():
+        states, _ = vit.embed(changed)
+    moved = (states[1:] - states[:1]).float().norm(dim=-1).argmax(-1).tolist()
+    for (row, column), token in zip(cells, moved):
+        if token != start + row * columns + column:
+            raise NotAViT(
+                f"{vit.name}: its patches do not stand row by row: the patch in row {row + 1}, column {column + 1} "
+                f"is token {token + 1} of {vit.groups.num_tokens}"
+            )
+
+
+def _patch_size(model: nn.Module) -> int:
+    """The side of the patches of the model's first convolution that cuts an image into pieces; 0 where it has none."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d) and module.stride[0] > 1 and module.stride == module.kernel_size:
             return int(module.stride[0])
-    side = math.isqrt(num_tokens)
-    return max(1, image_size // side)
+    return 0
+
+
+def _stated_grid(model: nn.Module, size: int) -> int:
+    """Patches along a side as the model's patch embedding has them; 0 where it does not say."""
+    patch_size = _patch_size(model)
+    return size // patch_size if patch_size else 0
 
 
 def _named_norm(model: nn.Module, path: str, name: str) -> nn.Module:
@@ -248,24 +361,6 @@ def _named_norm(model: nn.Module, path: str, name: str) -> nn.Module:
         return model.get_submodule(path)
     except AttributeError:
         raise NotAViT(f"{name} has no module {path!r}: give the dotted path of its final norm with norm=") from None
-
-
-def _token_groups(
-    model: nn.Module, num_tokens: int, grid: tuple[int, int], cls: int | None, registers: int | None, name: str
-) -> TokenGroups:
-    """cls is 1 when the model has such a token; every other token before the patches is a register."""
-    num_patches = grid[0] * grid[1]
-    prefix = num_tokens - num_patches
-    if prefix < 0 and (cls is None or registers is None):
-        raise NotAViT(f"{name}: {num_tokens} tokens for a {grid[0]}x{grid[1]} grid: give cls= and registers=")
-    if cls is None:
-        named = any(n.rsplit(".", 1)[-1] in _CLS_NAMES and p is not None for n, p in model.named_parameters())
-        cls = int(named and prefix > 0)
-    if registers is None:
-        registers = prefix - cls
-    if cls not in (0, 1) or registers < 0 or cls + registers > num_tokens:
-        raise ValueError(f"{name}: cls={cls}, registers={registers} do not fit {num_tokens} tokens")
-    return TokenGroups(cls=cls, registers=registers, patches=num_tokens - cls - registers)
 
 
 def _check_finish(vit: ViT, last_state: Tensor, output: Tensor) -> None:
@@ -284,5 +379,13 @@ def _per_depth_arguments(vit: ViT) -> bool:
     size = vit.preprocess.size
     with torch.no_grad():
         _, context = vit.embed(torch.zeros(1, 3, size, size).to(next(vit.model.parameters())))
-    tensors = [[v for v in [*args, *kwargs.values()] if isinstance(v, Tensor)] for args, kwargs in context.calls]
+    tensors = [_tensors([args, kwargs]) for args, kwargs in context.calls]
     return any(len(t) != len(tensors[0]) or any(not torch.equal(a, b) for a, b in zip(t, tensors[0])) for t in tensors)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """All tensors in nested tuples, lists and dictionaries."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]

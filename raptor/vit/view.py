@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,11 +25,15 @@ GROUP_NAMES = ("cls", "registers", "patches")
 
 @dataclass(frozen=True)
 class TokenGroups(Record):
-    """How the tokens of one image are laid out: `cls` (0 or 1), then `registers`, then `patches`; any may be absent."""
+    """How many tokens of one image are `cls` (0 or 1), `registers` and `patches`; any may be absent.
+
+    `order` says how the groups stand along the token axis.
+    """
 
     cls: int
     registers: int
     patches: int
+    order: tuple[str, ...] = GROUP_NAMES
 
     @property
     def num_tokens(self) -> int:
@@ -37,16 +41,12 @@ class TokenGroups(Record):
 
     def slice(self, name: str) -> slice:
         """Where the group `name` (or `all`) stands along the token axis; an empty slice when it is absent."""
-        prefix = self.cls + self.registers
-        bounds = {
-            "all": (0, self.num_tokens),
-            "cls": (0, self.cls),
-            "registers": (self.cls, prefix),
-            "patches": (prefix, self.num_tokens),
-        }
-        if name not in bounds:
-            raise ValueError(f"unknown token group {name!r}: choose from {', '.join(bounds)}")
-        return slice(*bounds[name])
+        if name == "all":
+            return slice(0, self.num_tokens)
+        if name not in GROUP_NAMES:
+            raise ValueError(f"unknown token group {name!r}: choose from all, {', '.join(GROUP_NAMES)}")
+        start = sum(getattr(self, before) for before in self.order[: self.order.index(name)])
+        return slice(start, start + getattr(self, name))
 
     def present(self) -> Iterator[tuple[str, builtins.slice]]:
         """Name and slice of each group that has tokens."""
@@ -135,6 +135,11 @@ class ViT:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the weights, which images are turned into."""
+        return _input_dtype(self.model)
+
     def to(self, device: torch.device | str) -> ViT:
         self.model.to(device)
         tensors = {k: v.to(device) for k, v in self.forward_kwargs.items() if isinstance(v, Tensor)}
@@ -143,7 +148,7 @@ class ViT:
 
     def __call__(self, images: Tensor) -> Tensor:
         """The model's own output for `images` (B, 3, H, W), as a tensor."""
-        return output_tensor(self.model(images, **per_batch(self.forward_kwargs, images)))
+        return output_tensor(self.model(images.to(self.dtype), **per_batch(self.forward_kwargs, images)))
 
     def embed(self, images: Tensor) -> tuple[Tensor, Context]:
         """`a_0` (B, T, D) and what the blocks are called with, by running the model with its blocks passed over."""
@@ -151,7 +156,7 @@ class ViT:
         recorders = [_Recorder(self.returns_tuple, last=layer == last) for layer in range(1, last + 1)]
         with replaced_blocks(self, dict(enumerate(recorders, start=1))):
             with suppress(_LastBlockReached):
-                self.model(images, **per_batch(self.forward_kwargs, images))
+                self.model(images.to(self.dtype), **per_batch(self.forward_kwargs, images))
         return recorders[0].state, Context([recorder.call for recorder in recorders])
 
     def step(self, layer: int, x_btd: Tensor, context: Context) -> Tensor:
@@ -169,7 +174,7 @@ class ViT:
     def finish(self, x_btd: Tensor) -> Tensor:
         """The model's output for a last state `a_L`: whatever the model does after its blocks."""
         size = self.preprocess.size
-        blank = torch.zeros(x_btd.shape[0], 3, size, size, device=x_btd.device, dtype=_input_dtype(self.model))
+        blank = torch.zeros(x_btd.shape[0], 3, size, size, device=x_btd.device, dtype=self.dtype)
         steps: dict[int, nn.Module] = {layer: _Recorder(self.returns_tuple) for layer in range(1, self.num_layers)}
         steps[self.num_layers] = _Constant(x_btd, self.returns_tuple)
         with replaced_blocks(self, steps):
@@ -253,10 +258,11 @@ def pool(x_btd: Tensor, groups: TokenGroups) -> Tensor:
 def image_vectors(x_btd: Tensor, groups: TokenGroups, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """`cls` and `patches` (the mean patch) of each image, those that exist, each (B, D).
 
-    The patches are all tokens after cls and registers, so the image size may differ from that of `groups`.
+    The patches are all tokens but cls and registers, so the image size may differ from that of `groups`.
     """
-    vectors = {"cls": x_btd[:, 0].to(dtype or x_btd.dtype)} if groups.cls else {}
-    patches_bpd = x_btd[:, groups.cls + groups.registers :]
+    groups = replace(groups, patches=x_btd.shape[1] - groups.cls - groups.registers)
+    vectors = {"cls": x_btd[:, groups.slice("cls").start].to(dtype or x_btd.dtype)} if groups.cls else {}
+    patches_bpd = x_btd[:, groups.slice("patches")]
     return vectors | {"patches": patches_bpd.mean(1, dtype=dtype)} if patches_bpd.shape[1] else vectors
 
 

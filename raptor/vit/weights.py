@@ -64,7 +64,30 @@ def _fingerprint_of_ends(model: nn.Module) -> str:
     return hashlib.blake2b(torch.cat(ends).cpu().numpy().tobytes(), digest_size=8).hexdigest()
 
 
-def head_classes(state: Mapping[str, Tensor]) -> int:
+def check_weights(state: Mapping[str, Tensor], what: str | Path) -> None:
+    """Raise for weights that hold NaN or infinite values, naming the first one and `what` they are of.
+
+    Everything that is loaded passes here: models, weight files, saved folders, checkpoints and heads.
+    """
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            num = int((~tensor.isfinite()).sum())
+            raise ValueError(
+                f"{what}: {num} of {tensor.numel()} values of {name} are NaN or infinite: give weights that are whole"
+            )
+
+
+def _check_kinds(state: Mapping[str, Tensor], own: Mapping[str, Tensor], what: str | Path) -> None:
+    """Raise for integers where the model has real numbers: quantised weights without their scales."""
+    for name, tensor in own.items():
+        if tensor.is_floating_point() and not state[name].is_floating_point():
+            raise ValueError(
+                f"{what}: {name} holds {str(state[name].dtype).removeprefix('torch.')} numbers: give weights in fp32, "
+                "fp16 or bf16"
+            )
+
+
+def classes_in_file(state: Mapping[str, Tensor]) -> int:
     """How many classes the file's classifier has; 0 when it holds none."""
     names = strip_prefixes(dict(state))
     return next((names[key].shape[0] for key in HEAD_KEYS if key in names and names[key].ndim == 2), 0)
@@ -89,6 +112,8 @@ def load_weights(model: nn.Module, state: dict[str, Tensor], path: str | Path) -
         ]
         parts += [f"{k}: {tuple(state[k].shape)} in the file, {tuple(own[k].shape)} in the model" for k in wrong[:3]]
         raise ValueError(f"{path} does not fit {type(model).__name__}: " + "; ".join(p for p in parts if p))
+    _check_kinds(state, own, path)
+    check_weights(state, path)
     model.load_state_dict(state)
 
 

@@ -122,5 +122,7 @@ def test_local_hub_entry(tmp_path: Path) -> None:
         "    assert not pretrained\n"
         "    return timm.create_model('vit_tiny_patch16_224', depth=2, embed_dim=width, num_heads=2, img_size=32)\n"
     )
-    vit = open_vit(f"hub/{tmp_path}:small", pretrained=False, width=32)
+    with pytest.raises(ValueError, match=r"runs the code of .*: add --trust_hub"):
+        open_vit(f"hub/{tmp_path}:small", pretrained=False, width=32)
+    vit = open_vit(f"hub/{tmp_path}:small", pretrained=False, width=32, trust_hub=True)
     assert (vit.num_layers, vit.dim, vit.groups) == (2, 32, TokenGroups(1, 0, 4))

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from raptor.data.preprocess import Preprocess
 from raptor.open import open_vit
 from raptor.vit.structure import NotAViT
-from raptor.vit.view import TokenGroups
+from raptor.vit.view import TokenGroups, image_vectors
+
+SMALL = dict(hidden_size=48, num_hidden_layers=3, num_attention_heads=3, intermediate_size=96, patch_size=16)
 
 
 @each_family
@@ -105,7 +107,131 @@ def test_unheard_of_module_with_everything_given() -> None:
 
 def test_unheard_of_module_found_by_its_structure() -> None:
     vit = open_vit(Unheard(), preprocess=Preprocess(size=32, resize=32))
-    assert (vit.blocks_path, vit.num_layers, vit.groups.num_tokens, vit.num_classes) == ("trunk.stack", 5, 18, 4)
+    assert (vit.blocks_path, vit.num_layers, vit.groups.num_tokens) == ("trunk.stack", 5, 18)
+    assert vit.groups.patches == 16 and vit.grid == (4, 4)
+
+
+def test_a_last_linear_layer_is_a_classifier_only_by_the_users_word() -> None:
+    images = Preprocess(size=32, resize=32)
+    assert open_vit(Unheard(), preprocess=images).num_classes == 0
+    assert open_vit(Unheard(), preprocess=images, head_classes=4).num_classes == 4
+    with pytest.raises(ValueError, match="gives 4 numbers per image, not 5 class scores: correct --head_classes"):
+        open_vit(Unheard(), preprocess=images, head_classes=5)
+    with pytest.raises(ValueError, match="has no `nope`"):
+        open_vit(Unheard(), preprocess=images, head="nope")
+    classifier = timm.create_model("vit_tiny_patch16_224", depth=2, embed_dim=48, num_heads=3, img_size=32)
+    assert open_vit(classifier).num_classes == 1000
+    assert open_vit(classifier, head_classes=0).num_classes == 0
+    clip = transformers.CLIPVisionModelWithProjection(transformers.CLIPVisionConfig(**SMALL, image_size=32))
+    assert open_vit(clip).num_classes == 0
+
+
+class Laid(Unheard):
+    """Its tokens in an order of one's choice; `image` is a token that depends on the whole image."""
+
+    def __init__(self, order: str, rows_first: bool = True) -> None:
+        super().__init__()
+        self.order, self.rows_first = order.split(), rows_first
+        if "cls_token" in order:
+            self.cls_token = self.summary
+        del self.summary
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = nn.functional.unfold(images, 8, stride=8).transpose(1, 2)
+        if not self.rows_first:
+            patches = patches.unflatten(1, (4, 4)).transpose(1, 2).flatten(1, 2)
+        patches = self.lift(patches)
+        parts = {"patches": patches, "image": patches.mean(1, keepdim=True) + 3}
+        x = torch.cat(
+            [parts[n] if n in parts else getattr(self, n).expand(len(images), -1, -1) for n in self.order], dim=1
+        )
+        for block in self.trunk.stack:
+            x = block(x)
+        return self.answer(self.last(x).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("order", "counts", "patches"),
+    [
+        ("cls_token scratch patches", (1, 1), slice(2, 18)),
+        ("cls_token patches scratch scratch", (1, 2), slice(1, 17)),
+        ("patches scratch", (0, 1), slice(0, 16)),
+        ("patches cls_token", (1, 0), slice(0, 16)),
+        ("scratch patches", (0, 1), slice(1, 17)),
+        ("patches", (0, 0), slice(0, 16)),
+    ],
+)
+@torch.no_grad()
+def test_tokens_are_placed_where_they_stand(order: str, counts: tuple[int, int], patches: slice) -> None:
+    vit = open_vit(Laid(order), preprocess=Preprocess(size=32, resize=32))
+    groups = vit.groups
+    assert (groups.cls, groups.registers, groups.patches) == (*counts, 16) and groups.slice("patches") == patches
+    x = torch.randn(2, groups.num_tokens, 24)
+    expected = {"patches": x[:, patches].mean(1)}
+    if groups.cls:
+        expected["cls"] = x[:, order.split().index("cls_token") * (16 if order.startswith("patches") else 1)]
+    found = image_vectors(x, groups)
+    assert found.keys() == expected.keys() and all(torch.equal(found[k], expected[k]) for k in found)
+    assert TokenGroups.from_dict(groups.to_dict()) == groups
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (lambda: Laid("scratch patches scratch"), {}, "1 tokens stand before the patches and 1 after them"),
+        (lambda: Laid("patches image"), {}, "17 patches are no square grid"),
+        (lambda: Laid("patches scratch image"), {}, "do not stand together"),
+        (lambda: Laid("scratch patches"), dict(cls=0, registers=0), "16 of 17 tokens depend on the image, not 17"),
+        (lambda: Laid("scratch patches"), dict(cls=1, registers=1), "no square grid"),
+        (lambda: Laid("patches", rows_first=False), {}, "do not stand row by row"),
+    ],
+)
+def test_tokens_that_cannot_be_placed_are_refused(model, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        open_vit(model(), preprocess=Preprocess(size=32, resize=32), **options)
+    assert "\n" not in str(error.value)
+
+
+def test_tokens_before_the_patches_may_depend_on_the_image() -> None:
+    options = dict(cls=0, registers=1, preprocess=Preprocess(size=32, resize=32))
+    assert open_vit(Laid("image patches"), **options).groups == TokenGroups(0, 1, 16)
+
+
+def test_trailing_detection_tokens_are_registers_and_packed_batches_are_refused() -> None:
+    config = transformers.YolosConfig(
+        **SMALL, image_size=[32, 32], num_detection_tokens=5, use_mid_position_embeddings=False
+    )
+    vit = open_vit(shake(transformers.YolosModel(config)), size=32)
+    assert vit.groups == TokenGroups(1, 5, 4, ("cls", "patches", "registers"))
+    assert vit.groups.slice("patches") == slice(1, 5) and vit.groups.slice("registers") == slice(5, 10)
+    pixtral = transformers.PixtralVisionModel(transformers.PixtralVisionConfig(**SMALL, image_size=32))
+    with pytest.raises(NotAViT, match="1 rows of tokens for 2 images"):
+        open_vit(pixtral, size=32)
+
+
+class Mixing(Unheard):
+    """Normalises over the batch, as a batch norm in training mode would."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images - images.mean(0, keepdim=True) + images.mean())
+
+
+def test_states_that_depend_on_the_batch_are_refused() -> None:
+    with pytest.raises(NotAViT, match="depend on the other images of its batch"):
+        open_vit(Mixing(), preprocess=Preprocess(size=32, resize=32))
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+@torch.no_grad()
+def test_a_module_in_half_precision_is_opened_in_fp32_and_left_as_it_is(half: torch.dtype) -> None:
+    model = timm.create_model("vit_tiny_patch16_224", depth=2, embed_dim=48, num_heads=3, img_size=32).to(half)
+    vit = open_vit(model)
+    assert vit.dtype == torch.float32 and next(model.parameters()).dtype == half
+    assert vit(noise_images(vit)).dtype == torch.float32
+    kept = open_vit(model, dtype="bf16")
+    assert kept.dtype == torch.bfloat16 and kept(noise_images(kept)).dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="unknown dtype 'int8': choose from fp32, bf16, fp16"):
+        open_vit(model, dtype="int8")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from raptor.open import open_vit, save_vit
 from raptor.vit.view import ViT
-from raptor.vit.weights import head_classes, load_weights, read_weights
+from raptor.vit.weights import classes_in_file, load_weights, read_weights
 
 NAME = "vit_tiny_patch16_224"
 
@@ -97,7 +97,7 @@ def test_class_count_comes_from_the_head(tmp_path: Path, num_classes: int) -> No
     model = tiny(num_classes)
     vit = open_with(write(model.state_dict(), tmp_path / "w.safetensors"))
     assert vit.num_classes == num_classes
-    assert head_classes(model.state_dict()) == num_classes
+    assert classes_in_file(model.state_dict()) == num_classes
     assert torch.equal(vit(noise_images(vit)), model(noise_images(vit)))
 
 
