@@ -70,11 +70,17 @@ def test_wrong_options_are_one_line(tmp_path, options, message):
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
-@pytest.mark.parametrize(("budget", "each"), [("6steps", 3), ("1epochs", 4), ("1steps", 1)])
-def test_budgets_of_steps_and_epochs(tmp_path, budget, each):
+@pytest.mark.parametrize(("budget", "stages"), [("6steps", (3, 3)), ("1epochs", (4, 4)), ("5steps", (2, 3))])
+def test_budgets_of_steps_and_epochs(tmp_path, budget, stages):
     """64 images in batches of 8 are 8 steps an epoch, shared by two stages."""
     result = tiny_run(tmp_path / "run", budget=budget)
-    assert result.summary.num_steps == {"stage1": each, "stage2": each}
+    assert result.summary.num_steps == dict(zip(("stage1", "stage2"), stages))
+
+
+def test_one_step_cannot_be_shared_by_two_stages(tmp_path):
+    with pytest.raises(ValueError, match="give --budget 2steps or more"):
+        tiny_run(tmp_path / "run", budget="1steps")
+    assert tiny_run(tmp_path / "run", budget="1steps", stage1_share=0.0).summary.num_steps == {"stage2": 1}
 
 
 def test_a_budget_of_seconds_is_kept_and_what_was_timed_is_undone(tmp_path):
