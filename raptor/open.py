@@ -147,7 +147,7 @@ def _as_dtype(vit: ViT, dtype: str) -> ViT:
 
 
 def open_pair(
-    source: str | Path | ViT,
+    source: str | Path | nn.Module | ViT,
     *,
     teacher: str | Path | nn.Module | ViT | None = None,
     allow_other_teacher: bool = False,
@@ -188,7 +188,7 @@ def open_pair(
 
 
 def _open_teacher(
-    source: str | Path | ViT,
+    source: str | Path | nn.Module | ViT,
     made_from: dict[str, Any],
     size: int | None,
     given: dict[str, Any],
@@ -217,7 +217,7 @@ def _is_gone(path: str) -> bool:
     return not is_name and not Path(path).expanduser().exists()
 
 
-def check_teacher(surrogate: ViT, teacher: ViT, source: str | Path | ViT, allow: bool = False) -> None:
+def check_teacher(surrogate: ViT, teacher: ViT, source: str | Path | nn.Module | ViT, allow: bool = False) -> None:
     """Raise OtherTeacher unless `teacher` has the weights that `surrogate` was made from, as far as it says which.
 
     source: what the surrogate was opened as. allow: mark the teacher's name instead.
@@ -234,7 +234,7 @@ def check_teacher(surrogate: ViT, teacher: ViT, source: str | Path | ViT, allow:
     teacher.name += " (another teacher)"
 
 
-def made_from_fingerprint(surrogate: ViT, source: str | Path | ViT) -> str | None:
+def made_from_fingerprint(surrogate: ViT, source: str | Path | nn.Module | ViT) -> str | None:
     """The fingerprint of the teacher a surrogate was made from; of earlier versions, the one in its run's config."""
     saved = (surrogate.source.get("teacher") or {}).get("fingerprint")
     folder = None if saved or isinstance(source, ViT) else saved_folder(str(source))
@@ -260,9 +260,9 @@ def _resized(images: Preprocess, size: int | None) -> Preprocess:
     return Preprocess.for_native(max(size, images.size), images.mean, images.std, size=size)
 
 
-def _saved_surrogate(source: str | Path | ViT) -> dict[str, Any] | None:
+def _saved_surrogate(source: str | Path | nn.Module | ViT) -> dict[str, Any] | None:
     """The config.json of the surrogate that `source` names, or None."""
-    folder = None if isinstance(source, ViT) else saved_folder(str(source))
+    folder = None if isinstance(source, ViT | nn.Module) else saved_folder(str(source))
     config = None if folder is None else json.loads((folder / "config.json").read_text())
     return config if config is not None and config.get("surrogate") is not None else None
 

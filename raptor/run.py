@@ -255,9 +255,27 @@ def read_json(path: Path) -> dict[str, Any]:
         raise RunError(f"{path} cannot be read ({error}): run the command that made it again") from None
 
 
+def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; empty when there is none."""
+    path = Path(folder) / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 def slug(name: str) -> str:
     """A model's name as part of a folder's name: `timm/vit` is `timm_vit`."""
     return "".join(c if c.isalnum() or c in "-._" else "_" for c in name).strip("._") or "model"
+
+
+def result_folder(out: str | Path | None, source: Any, command: str) -> Path:
+    """Where the results about `source` go: `out`, else the run folder that it is, else `runs/COMMAND-NAME`.
+
+    source: a name, a folder, or a model that is already open.
+    """
+    if not isinstance(source, str | Path):
+        name = str(getattr(source, "name", type(source).__name__))
+        return check_folder(out or f"runs/{command}-{slug(name)}")
+    own = source if Path(source).is_dir() else f"runs/{command}-{slug(str(source))}"
+    return check_folder(out or own, of=source)
 
 
 def write_text(path: Path, text: str) -> None:

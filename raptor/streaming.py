@@ -7,10 +7,11 @@ images.
 
 from __future__ import annotations
 
+import html
 import math
 import random
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, Self, Union, get_args, get_origin, get_type_hints
@@ -106,6 +107,76 @@ class Reservoir:
 NOT_SAVED = {"saved": False}  # metadata of a field of a record that is not written
 
 
+class Result:
+    """Base of what commands return: short at a prompt, a table in a notebook, a data frame, a figure.
+
+    `table_rows` gives the rows of the table, one dict per row; `plot` the figure, where there is one.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__repr__" not in cls.__dict__:  # else a dataclass writes one that prints every number
+            cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        return short_repr(self)
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """The result as rows of a table."""
+        return [{f.name: _short(getattr(self, f.name)) for f in fields(self)}] if is_dataclass(self) else []
+
+    def to_dataframe(self) -> Any:
+        """The rows of the table as a pandas data frame."""
+        try:
+            import pandas
+        except ImportError:
+            raise ValueError("to_dataframe needs pandas: pip install pandas") from None
+        return pandas.DataFrame(self.table_rows())
+
+    def plot(self) -> Any:
+        """A matplotlib figure of the result."""
+        raise ValueError(f"{type(self).__name__} has no figure: use to_dataframe()")
+
+    def _repr_html_(self) -> str:
+        return html_table(self.table_rows())
+
+
+_SHOWN_ROWS = 20
+
+
+def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The first rows as an HTML table; every cell is escaped."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    head = "".join(f"<th>{html.escape(str(name))}</th>" for name in columns)
+    body = [
+        "<tr>" + "".join(f"<td>{html.escape(_cell(row.get(name)))}</td>" for name in columns) + "</tr>"
+        for row in rows[:_SHOWN_ROWS]
+    ]
+    more = f"<p>{len(rows) - _SHOWN_ROWS} more rows: to_dataframe() has all</p>" if len(rows) > _SHOWN_ROWS else ""
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>{more}"
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def short_repr(value: Any) -> str:
+    """A dataclass in one line of at most 400 characters: small fields in full, arrays and lists by their size."""
+    text = ", ".join(f"{f.name}={_short(getattr(value, f.name))}" for f in fields(value) if f.repr)
+    return f"{type(value).__name__}({text if len(text) <= 380 else text[:377] + '...'})"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, np.ndarray | Tensor):
+        return f"<{type(value).__name__} {tuple(value.shape)}>"
+    if is_dataclass(value) or isinstance(value, torch.nn.Module):
+        return f"<{type(value).__name__}>"
+    if isinstance(value, dict | list | tuple | set) and len(repr(value)) > 60:
+        return f"<{type(value).__name__} of {len(value)}>"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 class Record:
     """Base of a dataclass that is written as JSON and read back: its fields are the keys.
 
@@ -113,6 +184,11 @@ class Record:
     `X | None`. Reading ignores unknown keys, uses the default of a field that is missing, and raises a ValueError
     that names the key where a type is wrong. A field with `metadata=NOT_SAVED` is not written.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__repr__" not in cls.__dict__:  # else a dataclass writes one that prints every number
+            cls.__repr__ = short_repr  # type: ignore[assignment]
 
     def to_dict(self) -> dict[str, Any]:
         return {f.name: jsonable(getattr(self, f.name)) for f in _saved_fields(type(self))}

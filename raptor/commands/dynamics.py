@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import torch
+from torch import nn
 
 from raptor.data import ImageData, ImageStream, iterate, open_data
 from raptor.devices import pick_device, pick_precision
@@ -24,14 +25,15 @@ from raptor.options import AnySplit, GivenHead, Measuring, OfTeacher, OpeningMod
 from raptor.phases import Phases, check_phases, find_phases
 from raptor.progress import Progress
 from raptor.provenance import Provenance
-from raptor.run import check_folder, slug
+from raptor.run import result_folder
 from raptor.similarity.cosine import measure_similarity
+from raptor.streaming import Result
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
 
 
 @dataclass
-class Dynamics:
+class Dynamics(Result):
     """What `raptor dynamics` found, as in dynamics.json and interventions.json, and where it was written."""
 
     measured: DynamicsFile
@@ -46,6 +48,24 @@ class Dynamics:
             "folder": str(self.folder),
             "figures": self.figures,
         }
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """One row per side, token group and layer: norm, gamma and the speed of the step to it."""
+        rows: list[dict[str, Any]] = []
+        for side, found in self.measured.sides().items():
+            d = found.direction
+            for group in d.norm:
+                for layer, (norm, gamma) in enumerate(zip(d.norm[group].mean, d.gamma[group].mean)):
+                    speed = float(d.speed[group].mean[layer - 1]) if layer else None
+                    row = {"side": side, "group": group, "layer": layer, "norm": float(norm)}
+                    rows.append({**row, "gamma": float(gamma), "speed": speed})
+        return rows
+
+    def plot(self) -> Any:
+        """The angle of each step over layers; the other figures are in `folder`/figures."""
+        from raptor.report.figures_dynamics import figure_speed
+
+        return figure_speed(self.measured)
 
     def text(self) -> str:
         lines = []
@@ -62,7 +82,7 @@ class DynamicsOptions(OpeningModel, OfTeacher, Measuring, AnySplit, GivenHead, t
 
 
 def dynamics(
-    model: str,
+    model: str | Path | nn.Module | ViT,
     *,
     out: str | None = None,
     classes: int = 5,
@@ -103,7 +123,7 @@ def dynamics(
     if perturbation not in KINDS:
         raise ValueError(f"unknown --perturbation {perturbation!r}: choose from {', '.join(KINDS)}")
     surrogate, main = open_pair(model, **part(OfTeacher, options), device=device, **part(OpeningModel, options))
-    folder = check_folder(out or (model if Path(model).is_dir() else f"runs/dynamics-{slug(model)}"), of=model)
+    folder = result_folder(out, model, "dynamics")
     images = open_data(
         options["data"],
         options["split"],

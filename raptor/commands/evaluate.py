@@ -19,13 +19,14 @@ from raptor.open import open_pair
 from raptor.options import GivenHead, Measuring, OfTeacher, Opening, part, with_defaults
 from raptor.progress import Progress
 from raptor.provenance import Provenance
-from raptor.run import check_folder, slug
+from raptor.run import result_folder
+from raptor.streaming import Result
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
 
 
 @dataclass
-class Evaluation:
+class Evaluation(Result):
     """A certificate, the complexity of both sides, and where they were written."""
 
     certificate: Certificate
@@ -35,6 +36,17 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         found = {"certificate": self.certificate.to_dict(), "complexity": self.complexity.to_dict()}
         return {**found, "folder": str(self.folder)}
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """One row per token group and layer."""
+        groups = self.certificate.curves.groups
+        return [{"group": group, **row} for group in groups for row in self.certificate.rows(group)]
+
+    def plot(self) -> Any:
+        """The error curves over layers."""
+        from raptor.report.figures_fidelity import figure_certificate
+
+        return figure_certificate(self.certificate)
 
     def text(self) -> str:
         from rich.console import Console
@@ -53,7 +65,7 @@ class EvaluateOptions(Opening, OfTeacher, Measuring, GivenHead, total=False):
 
 
 def evaluate(
-    run: str,
+    run: str | Path | ViT,
     *,
     train_images: int = 1000,
     null_models: bool = True,
@@ -81,7 +93,7 @@ def evaluate(
     surrogate, model = open_pair(run, **part(OfTeacher, options), device=device, **part(Opening, options))
     if surrogate is None:
         raise ValueError(f"{run} is no surrogate: make one with raptor distill {run}")
-    folder = check_folder(out or (run if Path(run).is_dir() else f"runs/evaluate-{slug(run)}"), of=run)
+    folder = result_folder(out, run, "evaluate")
     folder.mkdir(parents=True, exist_ok=True)
     batch_size, num_workers, num_images = options["batch_size"], options["num_workers"], options["num_images"]
     bar = Progress("certificate", num_images, "images")

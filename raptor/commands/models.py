@@ -6,16 +6,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from raptor.open import list_models
+from raptor.streaming import Result
 
 
 @dataclass
-class Models:
+class Models(Result):
     """Names that can be opened."""
 
     names: list[str]
 
     def to_dict(self) -> dict[str, Any]:
         return {"models": self.names}
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """One row per name."""
+        return [{"name": name} for name in self.names]
 
     def text(self) -> str:
         others = "hf/REPO (transformers), hub/REPO:ENTRY (torch.hub), a run folder, your module"

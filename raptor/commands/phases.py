@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal, Unpack
+
+from torch import nn
 
 from raptor.data import iterate, open_data
 from raptor.devices import pick_device, pick_precision
@@ -14,6 +17,7 @@ from raptor.phases import PhasesFile, check_cuts, study_phases
 from raptor.provenance import Provenance
 from raptor.report.figures_phases import SavedPhases, save_phases
 from raptor.run import check_folder, slug
+from raptor.vit.view import ViT
 
 
 class PhasesOptions(OpeningModel, Measuring, AnySplit, total=False):
@@ -21,7 +25,7 @@ class PhasesOptions(OpeningModel, Measuring, AnySplit, total=False):
 
 
 def phases(
-    models: list[str],
+    models: str | Path | nn.Module | ViT | list[str | Path | nn.Module | ViT],
     *,
     k: list[int] = [2, 3, 4],  # noqa: B006
     method: Literal["maxcut", "dp"] = "maxcut",
@@ -35,7 +39,8 @@ def phases(
     """Layer-layer similarity, the phases depth falls into, and the heatmap figure.
 
     Args:
-        models: one or more of timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, or a run folder.
+        models: one or more of timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, or a run folder (in Python also a module of
+            your own or an opened model).
         k: how many phases to cut depth into; several at once.
         method: `maxcut` (hierarchical, phases nest) or `dp` (exact for an additive score).
         score: with dp: `weighted`, `mean` (the printed one) or `cut`.
@@ -49,13 +54,13 @@ def phases(
     options = with_defaults(PhasesOptions, given)
     device = pick_device(options["device"])
     precision = pick_precision(options["precision"], device)
-    models = [models] if isinstance(models, str) else models
+    models = models if isinstance(models, list) else [models]
     if options["weights"] is not None and len(models) > 1:
         raise ValueError("--weights goes with one model")
     views = [open_vit(name, device=device, **part(OpeningModel, options)) for name in models]
     for vit in views:
         check_cuts(vit, k, method, score, min_length, tokens)
-    folder = check_folder(out or f"runs/phases-{slug(models[0])}")
+    folder = check_folder(out or f"runs/phases-{slug(_name_of(models[0], views[0]))}")
     entries = []
     for vit in views:
         images = open_data(
@@ -71,3 +76,7 @@ def phases(
         entry = study_phases(vit, batches, k, method, score, min_length, tokens, standardise, precision)
         entries.append(replace(entry, data=options["data"], bad_images=list(images.bad)))
     return save_phases(PhasesFile(entries, Provenance.since(started, device)), folder)
+
+
+def _name_of(source: str | Path | nn.Module | ViT, vit: ViT) -> str:
+    return str(source) if isinstance(source, str | Path) else vit.name

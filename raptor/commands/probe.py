@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
+from torch import nn
+
 from raptor.data import DenseData, ImageData, open_data, open_dense
 from raptor.devices import pick_device, pick_precision
 from raptor.open import open_pair
@@ -15,11 +17,13 @@ from raptor.probes import ProbeReport, ProbeResult
 from raptor.probes import probe as train_probe
 from raptor.progress import Progress
 from raptor.provenance import Provenance
-from raptor.run import check_folder, slug
+from raptor.run import result_folder
+from raptor.streaming import Result
+from raptor.vit.view import ViT
 
 
 @dataclass
-class Probed:
+class Probed(Result):
     """Probe results of the teacher and, given a run, of the surrogate beside it."""
 
     report: ProbeReport
@@ -36,6 +40,23 @@ class Probed:
     def to_dict(self) -> dict[str, Any]:
         saved = self.report.to_dict()
         return {key: saved[key] for key in ("task", "results", "recovery", "unequal")}
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """One row per side."""
+        return [
+            {"side": side, "model": r.model, "task": r.task, "layer": r.layer, "metric": r.metric, "score": r.score}
+            for side, r in self.results.items()
+        ]
+
+    def plot(self) -> Any:
+        """The score of each side."""
+        from raptor.report.style import use_style
+
+        figure, axes = use_style().subplots(figsize=(3.6, 3.0))
+        axes.bar(list(self.results), [result.score for result in self.results.values()], width=0.5)
+        axes.set_ylabel(next(iter(self.results.values())).metric)
+        axes.set_title(f"{self.report.task} probe")
+        return figure
 
     def text(self) -> str:
         task = self.report.task
@@ -55,7 +76,7 @@ class ProbeOptions(OpeningModel, OfTeacher, Running, Limited, total=False):
 
 
 def probe(
-    model: str,
+    model: str | Path | nn.Module | ViT,
     *,
     task: Literal["classify", "segment", "depth"] = "classify",
     data: str = "scenes",
@@ -102,7 +123,7 @@ def probe(
         opening["size"] = None  # frames are padded to whole patches, so any size will do, and the model keeps its own
     surrogate, of_teacher = open_pair(model, **part(OfTeacher, options), device=device, **opening)
     train_data, val_data = _open_both(task, data, size or of_teacher.preprocess.size, options)
-    folder = check_folder(out or (model if Path(model).is_dir() else f"runs/probe-{slug(model)}"), of=model)
+    folder = result_folder(out, model, "probe")
     folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, ProbeResult] = {}
     for name, vit in {"teacher": of_teacher, "surrogate": surrogate}.items():

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from raptor.data import ImageData
+from raptor.run import read_metrics
+from raptor.streaming import Result
 from raptor.train import teacher as teachers
 from raptor.train.teacher import TeacherOptions, TeacherSummary
 from raptor.vit.view import ViT
 
 
 @dataclass
-class TrainedTeacher:
+class TrainedTeacher(Result):
     """A trained teacher, its run folder and the summary written there."""
 
     teacher: ViT
@@ -22,6 +24,22 @@ class TrainedTeacher:
 
     def to_dict(self) -> dict[str, Any]:
         return {"folder": str(self.folder), **self.summary.to_dict()}
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """One row per line of metrics.jsonl that has a loss."""
+        return [line for line in read_metrics(self.folder) if "loss" in line]
+
+    def plot(self) -> Any:
+        """The loss over the steps of training."""
+        from raptor.report.style import use_style
+
+        figure, axes = use_style().subplots(figsize=(4.6, 3.0))
+        losses = [row["loss"] for row in self.table_rows()]
+        axes.plot([row["step"] for row in self.table_rows()], losses)
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss")
+        axes.set_title(self.folder.name)
+        return figure
 
     def text(self) -> str:
         accuracy, seconds = self.summary.accuracy, self.summary.seconds

@@ -11,12 +11,13 @@ from typing import Any, Generic, TypeVar
 from raptor.experiments.records import ExperimentFile
 from raptor.provenance import Provenance
 from raptor.run import write_text
+from raptor.streaming import Result
 
 File = TypeVar("File", bound=ExperimentFile)
 
 
 @dataclass
-class Outcome(Generic[File]):
+class Outcome(Result, Generic[File]):
     """What an experiment found (as in NAME.json), its table to print, and its figures."""
 
     folder: Path
@@ -28,6 +29,10 @@ class Outcome(Generic[File]):
     def failed(self) -> list[str]:
         """Cells that failed."""
         return self.result.failed
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """The rows of NAME.json."""
+        return self.result.to_dict().get("rows") or []
 
     def to_dict(self) -> dict[str, Any]:
         return self.result.to_dict()

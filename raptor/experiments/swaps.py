@@ -20,6 +20,7 @@ from raptor.experiments.figures import figure_swaps
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
 from raptor.experiments.raptors import Machine, SweptTeachers, cut_phases, open_teacher
 from raptor.experiments.records import Compared, StochasticDepth, SwapRow, Swaps
+from raptor.open import open_vit
 from raptor.options import Limited, WeightFile, part, with_defaults
 from raptor.report.style import save_figure
 from raptor.train.teacher import evaluate
@@ -61,6 +62,8 @@ def run(
         data=data, weights=options["weights"], k=k, num_images=num_images, **part(Limited, options)
     )
     named = {m.strip("/").replace("/", "_"): (m, None) for m in models} if models else _swept(options["teachers"])
+    for model in models or ():
+        open_vit(model, weights=options["weights"])  # raises before the work on the others
     plan = [Cell(name, {**common, "model": model, "p": p}) for name, (model, p) in named.items()]
     sweep = Sweep(Path(out), tuple(plan), machine.device)
     results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +39,8 @@ class LinearHead(nn.Module):
         super().__init__()
         if weight_cf.ndim != 2 or bias_c.shape != weight_cf.shape[:1]:
             raise ValueError(f"a head needs weight (C, F) and bias (C,), not {_shape(weight_cf)} and {_shape(bias_c)}")
+        if weight_cf.numel() == 0:
+            raise ValueError(f"a head needs at least one class and one feature, not weight {_shape(weight_cf)}")
         self.register_buffer("weight", weight_cf.float().contiguous())
         self.register_buffer("bias", bias_c.float().contiguous())
         self.alpha = alpha
@@ -73,7 +74,7 @@ class LinearHead(nn.Module):
         safe = path.suffix == ".safetensors"
         try:
             tensors = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
-        except (SafetensorError, UnpicklingError, RuntimeError, EOFError) as error:
+        except Exception as error:  # torch raises whatever the bytes of a file that is no checkpoint lead to
             reason = str(error).strip().split("\n")[0]
             raise ValueError(f"{path} is no linear head: it cannot be read ({reason[:100]})") from None
         if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):

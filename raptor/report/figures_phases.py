@@ -11,10 +11,11 @@ import numpy as np
 
 from raptor.phases import ModelPhases, PhasesFile
 from raptor.report.style import PALETTE, save_figure, use_style
+from raptor.streaming import Result
 
 
 @dataclass
-class SavedPhases:
+class SavedPhases(Result):
     """What was found, one entry per model as in phases.json, and the folder it was written to."""
 
     models: list[ModelPhases]
@@ -22,6 +23,20 @@ class SavedPhases:
 
     def to_dict(self) -> dict[str, Any]:
         return {"models": [entry.to_dict() for entry in self.models], "folder": str(self.folder)}
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """One row per model and k."""
+        rows = []
+        for entry in self.models:
+            for k, found in entry.phases.items():
+                within, across = entry.within[k]
+                row = {"model": entry.model.name, "k": k, "phases": str(found), "within": within, "across": across}
+                rows.append({**row, "suggested": k == entry.chosen_k})
+        return rows
+
+    def plot(self) -> Any:
+        """The heatmaps."""
+        return figure_phases(self.models)
 
     def text(self) -> str:
         lines = []

@@ -20,7 +20,7 @@ from torch import Tensor
 from raptor.devices import full_precision
 from raptor.similarity.cka import LinearCKA
 from raptor.similarity.outliers import Outliers, OutlierShares
-from raptor.streaming import Moments
+from raptor.streaming import Moments, Result
 from raptor.vit.trajectory import at_least_float32, check_states, double, float_type, pool_layers
 from raptor.vit.view import POOLED, TokenGroups
 
@@ -141,7 +141,7 @@ class CoordinateStatistics:
 
 
 @dataclass(frozen=True)
-class SimilarityResult:
+class SimilarityResult(Result):
     """What one pass over the images gives. `cka` is None when not asked for, or when no batch had 4 images."""
 
     matrices: dict[str, Array]

@@ -42,7 +42,7 @@ from raptor.phases import Phases, check_phases, find_phases
 from raptor.provenance import Provenance
 from raptor.run import Record, ResultFile, Run, RunError, load_checkpoint, read_config, read_json, read_summary, slug
 from raptor.similarity.cosine import measure_similarity
-from raptor.streaming import jsonable
+from raptor.streaming import Result, jsonable
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks, surrogate_spec
 from raptor.train.graphs import StepGraphs
 from raptor.train.loop import Checkpoint, Loop, ParameterGroup, check_tracker, open_fabric, read_finished
@@ -731,7 +731,7 @@ class DistillSummary(ResultFile):
 
 
 @dataclass
-class Distilled:
+class Distilled(Result):
     """What a distillation gives: the surrogate, its teacher, its run folder and the summary written there."""
 
     surrogate: ViT
@@ -741,6 +741,29 @@ class Distilled:
 
     def to_dict(self) -> dict[str, Any]:
         return {"folder": str(self.folder), **self.summary.to_dict()}
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """One row per layer: its phase, R2 and cosine on held-out images."""
+        scores, phases = self.summary.validation, self.summary.phases
+        return [
+            {"layer": layer, "phase": phases.phase_of(layer) + 1, "r2": r2, "cosine": cosine}
+            for layer, (r2, cosine) in enumerate(zip(scores.r2, scores.cosine), start=1)
+        ]
+
+    def plot(self) -> Any:
+        """R2 and cosine over layers, with the phases."""
+        import matplotlib.pyplot as plt
+
+        figure, axes = plt.subplots(figsize=(4.6, 3.0), layout="constrained")
+        rows = self.table_rows()
+        for name in ("r2", "cosine"):
+            axes.plot([row["layer"] for row in rows], [row[name] for row in rows], marker="o", label=name)
+        for boundary in self.summary.phases.boundaries:
+            axes.axvline(boundary + 0.5, color="grey", linewidth=0.8, linestyle=":")
+        axes.set_xlabel("layer")
+        axes.set_title(self.surrogate.name)
+        axes.legend()
+        return figure
 
     def text(self) -> str:
         """Phases, scores on held-out images and the folder, in a few lines."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,6 +94,7 @@ def train_teacher(
     precision = pick_precision(options["precision"], device)
     check_drop(options["drop"])
     Budget.parse(options["budget"])
+    _check_training(shape, options)
     if data == "scenes" and options["size"] is None:
         options["size"] = SCENES_SIZE
     size, seed, kwargs = options["size"], options["seed"], _timm_kwargs(options)
@@ -145,6 +148,28 @@ def train_teacher(
         elif saved is None:
             model.load_state_dict(open_vit(Path(out) / "teacher").model.state_dict())
     return vit
+
+
+def _check_training(shape: str, options: TeacherOptions) -> None:
+    """Raise on values that training cannot use, and on a shape that is no ViT, before any work."""
+    shares = ("smoothing", "warmup")
+    for name in shares:
+        if not 0 <= options[name] < 1:  # type: ignore[literal-required]
+            raise ValueError(f"--{name} must be at least 0 and less than 1, got {options[name]:g}")  # type: ignore[literal-required]
+    for name in ("mixup", "cutmix", "weight_decay"):
+        if not 0 <= options[name] < math.inf:  # type: ignore[literal-required]
+            raise ValueError(f"--{name} must be 0 or more, got {options[name]:g}")  # type: ignore[literal-required]
+    if not 0 < options["lr"] < math.inf:
+        raise ValueError(f"--lr must be more than 0, got {options['lr']:g}")
+    if options["batch_size"] < 1:
+        raise ValueError(f"--batch_size must be at least 1, got {options['batch_size']}")
+    import timm
+
+    known = timm.list_models(module="vision_transformer")
+    if shape.split(".")[0] not in known:
+        close = difflib.get_close_matches(shape, known, n=1)
+        hint = f": did you mean {close[0]}?" if close else ", such as vit_tiny_patch16_224"
+        raise ValueError(f"--shape {shape} is no plain timm ViT (vit_* or deit_*){hint}")
 
 
 def _timm_kwargs(options: ShapeOptions) -> dict[str, Any]:

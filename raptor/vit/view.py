@@ -120,6 +120,12 @@ class ViT:
     phases: Sequence[int] | None = None
     returns_tuple: bool = False
 
+    def __repr__(self) -> str:
+        tokens = ", ".join(f"{s.stop - s.start} {name}" for name, s in self.groups.present())
+        kind = f"surrogate with phases {' | '.join(map(str, self.phases))}, " if self.phases else ""
+        size = f"{self.num_layers} blocks, dim {self.dim}, {tokens}, {self.preprocess.size} px"
+        return f"ViT({self.name}: {kind}{size}, on {self.device})"
+
     @property
     def blocks(self) -> nn.ModuleList | nn.Sequential:
         """The model's own block list."""

@@ -1,0 +1,63 @@
+"""Every result of a command is short at a prompt, and a table, a data frame and a figure in a notebook."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from raptor import open_vit
+from raptor.commands import distill, dynamics, evaluate, models, phases, probe
+from raptor.similarity.outliers import Outliers
+from raptor.streaming import Result, html_table
+
+matplotlib.use("Agg")
+FEW = {"data": "scenes", "num_images": 8, "batch_size": 8}
+
+
+def check_result(result: Result, figure: bool = True) -> None:
+    assert len(repr(result)) < 600 and repr(result).count("\n") < 10
+    frame = result.to_dataframe()
+    assert len(frame) == len(result.table_rows()) > 0
+    assert "<table>" in result._repr_html_() and str(frame.columns[0]) in result._repr_html_()
+    if figure:
+        assert isinstance(result.plot(), Figure)
+    else:
+        with pytest.raises(ValueError, match="has no figure"):
+            result.plot()
+
+
+def test_an_opened_model_and_a_module_of_your_own_in_every_command(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    vit = open_vit("scenes")
+    assert len(repr(vit)) < 300
+    check_result(phases(vit, k=[2], **FEW))
+    check_result(phases(vit.model, k=[2], out="own", size=48, **FEW))
+    check_result(dynamics(vit, stability_images=2, rank_images=2, classes=0, interventions=False, **FEW))
+    check_result(probe(vit, data="scenes", limit=32, val_images=8, closed_form="ridge", batch_size=8, out="probed"))
+
+
+def test_a_distillation_and_its_certificate(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = dict(phases=[6, 6], budget="2steps", batch_size=4, limit=8, val_images=4, head_images=8)
+    done = distill(open_vit("scenes"), "scenes", out="run", **options)
+    check_result(done)
+    check_result(evaluate("run", train_images=8, bootstrap=10, **FEW))
+
+
+def test_names_have_no_figure() -> None:
+    check_result(models("scenes"), figure=False)
+
+
+def test_a_record_with_arrays_is_short() -> None:
+    zeros = np.zeros((500, 500))
+    names = Outliers.__dataclass_fields__
+    assert len(repr(Outliers(**dict.fromkeys(names, zeros)))) < 600
+
+
+def test_cells_are_escaped_and_long_tables_cut() -> None:
+    shown = html_table([{"name": "<script>"}] * 30)
+    assert "<script>" not in shown and "10 more rows" in shown
