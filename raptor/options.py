@@ -1,6 +1,6 @@
 """Options that several commands take. Each is declared here once, with its type, its default and its help.
 
-A command takes them as keyword arguments, from Python as from the terminal:
+A command takes them as keyword arguments, both from Python and from the terminal:
 
     class PhasesOptions(Opening, Measuring, total=False): ...
 
@@ -48,7 +48,7 @@ def with_defaults(kind: type[Group], given: Group) -> Group:
 
 
 def part(kind: type[Group], options: Mapping[str, Any]) -> Group:
-    """Of `options`, those of one group."""
+    """The entries of `options` that belong to one group."""
     return cast(Group, {name: options[name] for name in declared(kind) if name in options})
 
 
@@ -65,9 +65,9 @@ class Opening(WeightFile, total=False):
     blocks: Annotated[
         str | None, Option(None, "dotted path of the block list, for a model whose structure cannot be guessed.")
     ]
-    norm: Annotated[str | None, Option(None, "dotted path of the final norm, likewise.")]
-    cls: Annotated[int | None, Option(None, "number of cls tokens (0 or 1), likewise.")]
-    registers: Annotated[int | None, Option(None, "number of register tokens, likewise.")]
+    norm: Annotated[str | None, Option(None, "dotted path of the final norm, for such a model.")]
+    cls: Annotated[int | None, Option(None, "number of cls tokens (0 or 1), for such a model.")]
+    registers: Annotated[int | None, Option(None, "number of register tokens, for such a model.")]
     head_classes: Annotated[
         int | None,
         Option(None, "number of class scores the model gives, where its configuration does not say; 0 for none."),
@@ -79,7 +79,7 @@ class Opening(WeightFile, total=False):
 class Untrained(TypedDict, total=False):
     """Whether a model has its published weights."""
 
-    pretrained: Annotated[bool, Option(True, "fetch published weights; false gives an untrained twin.")]
+    pretrained: Annotated[bool, Option(True, "fetch published weights; false gives the same model untrained.")]
 
 
 class OpeningModel(Opening, Untrained, total=False):
@@ -87,10 +87,11 @@ class OpeningModel(Opening, Untrained, total=False):
 
 
 class OfTeacher(TypedDict, total=False):
-    """What a surrogate was made from."""
+    """The teacher of a surrogate."""
 
     teacher: Annotated[
-        str | None, Option(None, "the teacher of a surrogate, where its folder does not say or no longer finds it.")
+        str | None,
+        Option(None, "the teacher of a surrogate, if its folder does not name it or the name fails to open."),
     ]
     allow_other_teacher: Annotated[
         bool, Option(False, "compare with a teacher that the surrogate was not made from; the results say so.")
@@ -113,7 +114,7 @@ class Running(OnDevice, Decoding, total=False):
     """Where and in which precision a command runs, and how it reads images."""
 
     precision: Annotated[str, Option("auto", "auto, fp32 or bf16.", ("auto", "fp32", "bf16"))]
-    skip_bad: Annotated[bool, Option(False, "pass over unreadable images instead of stopping.")]
+    skip_bad: Annotated[bool, Option(False, "skip unreadable images instead of stopping.")]
 
 
 class Measuring(Running, total=False):
@@ -133,9 +134,9 @@ class AnySplit(TypedDict, total=False):
 
 
 class GivenHead(TypedDict, total=False):
-    """The head that judges a teacher that has none of its own."""
+    """The head for a teacher that has no classifier."""
 
-    head_file: Annotated[str | None, Option(None, "a linear head, for a teacher that has none or instead of its own.")]
+    head_file: Annotated[str | None, Option(None, "a linear head, for a teacher that has none or to replace its own.")]
     head_images: Annotated[
         int | None,
         Option(

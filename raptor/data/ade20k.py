@@ -12,7 +12,7 @@ from PIL import Image
 from raptor.data.dense import DenseData, Files
 from raptor.data.images import open_image
 
-NUM_CLASSES = 150
+_NUM_CLASSES = 150
 _FRAME = (518, 518)
 
 
@@ -34,8 +34,8 @@ class Ade20k(DenseData):
     def read(self, position: int) -> tuple[Image.Image, np.ndarray]:
         image_path, mask_path = self.pairs[position]
         mask = np.array(open_image(self.files.read(mask_path)))
-        if mask.ndim != 2 or mask.max() > NUM_CLASSES:
-            raise ValueError(f"{mask_path} is not an annotation of {NUM_CLASSES} classes")
+        if mask.ndim != 2 or mask.max() > _NUM_CLASSES:
+            raise ValueError(f"{mask_path} is not an annotation of {_NUM_CLASSES} classes")
         return open_image(self.files.read(image_path)), mask.astype(np.uint8) - np.uint8(1)  # 0 wraps to 255: ignored
 
 
@@ -63,10 +63,10 @@ def _key(path: str) -> tuple[str, str]:
 def _class_names(files: Files) -> list[str]:
     listed = [path for path in files.paths if PurePosixPath(path).name in ("objectInfo150.csv", "objectInfo150.txt")]
     if not listed:
-        return [f"class {i}" for i in range(1, NUM_CLASSES + 1)]
+        return [f"class {i}" for i in range(1, _NUM_CLASSES + 1)]
     text = files.read(listed[0]).decode()
     rows = list(csv.reader(io.StringIO(text), delimiter="\t" if listed[0].endswith(".txt") else ","))[1:]
     names = [row[-1].split(";")[0].split(",")[0].strip() for row in rows if row]
-    if len(names) != NUM_CLASSES:
-        raise ValueError(f"{listed[0]} names {len(names)} classes; expected {NUM_CLASSES}")
+    if len(names) != _NUM_CLASSES:
+        raise ValueError(f"{listed[0]} names {len(names)} classes; expected {_NUM_CLASSES}")
     return names

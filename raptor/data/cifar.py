@@ -55,7 +55,7 @@ LAYOUTS = {
 }
 _SHEETS_TRAIN = tuple(f"data_batch_{i}.png" for i in range(1, 6))
 _SHEETS_TEST = ("test_batch.png",)
-_SHEET_LABELS = ("train_lables.json", "test_lables.json")  # the package spells them so
+_SHEET_LABELS = ("train_lables.json", "test_lables.json")  # the package's own spelling
 
 
 class _ArrayUnpickler(pickle.Unpickler):

@@ -72,7 +72,7 @@ class DenseData:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the targets of a batch."""
+        """The dtype of the targets of a batch."""
         return torch.uint8 if self.task == "segment" else torch.float32
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class DenseData:
         raise NotImplementedError
 
     def load(self, index: int) -> tuple[Image.Image, np.ndarray]:
-        """Image `index` as RGB and its target; what cannot be read raises BadImage with its name."""
+        """Image `index` as RGB and its target; an unreadable one raises BadImage with its name."""
         try:
             image, target = self.read(int(self.positions[index]))
             return image.convert("RGB"), target

@@ -32,13 +32,13 @@ def open_nyuv2(spec: str, task: str = "depth") -> DenseData:
     path = Path(spec).expanduser()
     mat = path if path.suffix == ".mat" else path / "nyu_depth_v2_labeled.mat"
     if mat.is_file():
-        return NyuMat(mat, task)
+        return _NyuMat(mat, task)
     if path.suffix == ".mat":
         raise ValueError(f"no file {path}; give the path of nyu_depth_v2_labeled.mat")
     files = Files(spec)
     if any(PurePosixPath(name).name in ("nyu2_train.csv", "nyu2_test.csv") for name in files.paths):
-        return NyuCsv(files, spec, task)
-    return NyuFolders(files, spec, task)
+        return _NyuCsv(files, spec, task)
+    return _NyuFolders(files, spec, task)
 
 
 def _decode_depth(data: bytes) -> np.ndarray:
@@ -52,7 +52,7 @@ def _decode_depth(data: bytes) -> np.ndarray:
     return values.astype(np.float32) / np.float32(1000)
 
 
-class NyuFolders(DenseData):
+class _NyuFolders(DenseData):
     """`train/rgb/0000.webp`, `train/depth/0000.png`, `train/label40/0000.png`, in a folder or in zips."""
 
     def __init__(self, files: Files, spec: str, task: str) -> None:
@@ -81,7 +81,7 @@ class NyuFolders(DenseData):
         return image, np.where(labels < _NUM_FOLDER_CLASSES, labels, IGNORE_INDEX).astype(np.uint8)
 
 
-class NyuCsv(DenseData):
+class _NyuCsv(DenseData):
     """`nyu2_train.csv` and `nyu2_test.csv`: a picture and its depth per line, 480 x 640. It has depths only."""
 
     def __init__(self, files: Files, spec: str, task: str) -> None:
@@ -121,7 +121,7 @@ class NyuCsv(DenseData):
         return open_image(self.files.read(image)), _decode_depth(self.files.read(depth))
 
 
-class NyuMat(DenseData):
+class _NyuMat(DenseData):
     """`nyu_depth_v2_labeled.mat` (1,449 frames of 480 x 640), read in place through h5py.
 
     The official split is `splits.mat` beside it. Masks have 894 classes there: the usual 40 need `classMapping40.mat`.
@@ -155,7 +155,7 @@ class NyuMat(DenseData):
                 if number <= num_images:
                     parts[int(number) - 1] = part
         if None in parts:
-            raise ValueError(f"splits.mat says nothing of frame {parts.index(None) + 1}; is it the official one?")
+            raise ValueError(f"splits.mat does not list frame {parts.index(None) + 1}; is it the official one?")
         return parts
 
     def _class_mapping(self) -> np.ndarray:

@@ -24,7 +24,7 @@ _INTERPOLATIONS = {
     "box": Image.Resampling.BOX,
 }
 
-Triple = tuple[float, float, float]
+_Triple = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Preprocess:
     size: int = 224
     resize: int = 256
     interpolation: str = "bicubic"
-    mean: Triple = _IMAGENET_MEAN
-    std: Triple = _IMAGENET_STD
+    mean: _Triple = _IMAGENET_MEAN
+    std: _Triple = _IMAGENET_STD
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.resize < self.size:
@@ -49,8 +49,8 @@ class Preprocess:
     def for_native(
         cls,
         native_size: int,
-        mean: Triple = _IMAGENET_MEAN,
-        std: Triple = _IMAGENET_STD,
+        mean: _Triple = _IMAGENET_MEAN,
+        std: _Triple = _IMAGENET_STD,
         size: int | None = None,
     ) -> Preprocess:
         """The default of every analysis: 224 from 256; a smaller native size is kept; `size` overrides."""
@@ -105,7 +105,7 @@ class Preprocess:
         return cls(**{**values, **triples})
 
 
-def _triple(values: Any) -> Triple:
+def _triple(values: Any) -> _Triple:
     numbers = tuple(float(value) for value in values)
     if len(numbers) != 3:
         raise ValueError(f"mean and std need three numbers each; got {numbers}")
@@ -119,7 +119,7 @@ def _margin(side: int, target: int) -> int:
 
 
 @lru_cache(maxsize=32)
-def _scale_and_shift(mean: Triple, std: Triple, device: torch.device) -> tuple[Tensor, Tensor]:
+def _scale_and_shift(mean: _Triple, std: _Triple, device: torch.device) -> tuple[Tensor, Tensor]:
     # Kept per device: building them at every step would copy from the host and wait for it.
     with torch.inference_mode(False):
         mean_c = torch.tensor(mean, dtype=torch.float64).view(3, 1, 1)

@@ -1,6 +1,6 @@
 """Class basins: PCA of the trajectories of a few classes, and how well classes separate over depth.
 
-A state is the raw mean over a group's tokens, then normalised. At most `per_class` images of a class are kept.
+A state is the raw mean over a group's tokens, then normalised. At most `per_class` images per class are kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GroupBasins(Record):
     paths: `(N, L+1, 3)`, trajectories on the principal components of all kept points; not saved, because it is large.
     class_paths: `(C, L+1, 3)`, their class means. explained: `(3,)`, share of the variance.
     scatter_ratio: `(L+1,)`, between-class over within-class sum of squares (traces).
-    accuracy: `(L+1,)`, nearest class mean, the image itself left out of its own class's mean.
+    accuracy: `(L+1,)`, nearest class mean, where the image is left out of its class's mean.
     """
 
     class_paths: np.ndarray
@@ -71,9 +71,9 @@ class Basins:
     def update(
         self, states: Sequence[Tensor], labels: Tensor | Sequence[int], means: dict[str, Tensor] | None = None
     ) -> None:
-        """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`, and its labels `(B,)`, best on the host.
+        """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`, and its labels `(B,)`, preferably on the CPU.
 
-        means: the batch's `group_means`, if at hand.
+        means: the batch's `group_means`, if known.
         """
         check_states(states, num_tokens=self.groups.num_tokens)
         rows = self._choose(labels.tolist() if isinstance(labels, Tensor) else labels)

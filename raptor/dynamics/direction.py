@@ -35,7 +35,7 @@ def _direction_means(state_btd: Tensor, before_btd: Tensor, last_btd: Tensor, bo
 
     A pure function, so that one compiled graph serves every layer. `before` and `last` are unit states; `bounds` are
     the first token of each group and the one after its last. Means are `(B, 3, groups)`, the unit state `(B, T, D)` in
-    float32 or better. Compiled it reads three states and writes one; eager it makes eleven passes.
+    float32 or better. Compiled it reads three states and writes one; in eager mode it makes eleven passes.
     """
     x_btd = at_least_float32(state_btd)
     norm_bt = torch.linalg.vector_norm(x_btd, dim=-1)
@@ -68,7 +68,7 @@ class Direction:
         self._batch_size = self._batch_size or len(states[0])
         step = self._compiled if self._compiled is not None and len(states[0]) == self._batch_size else _direction_means
         last = unit(states[-1])
-        now, means = unit(states[0]), []  # the first state has none before it: its speed of 0 is dropped in the end
+        now, means = unit(states[0]), []  # the first state has none before it: its speed of 0 is dropped at the end
         for state in states:
             mean_b3g, now = step(state, now, last, self._bounds)
             means.append(mean_b3g)

@@ -18,7 +18,7 @@ _ARRIVED = 0.9
 
 
 def find(result: DynamicsResult, phases: Sequence[int] | None = None) -> list[str]:
-    """What was measured of one model, line by line; `phases` are the lengths that speed is compared at."""
+    """One line per finding about one model; `phases` are where speeds are compared."""
     lines = _direction_findings(result.direction, phases)
     if result.stability is not None:
         lines += _stability_findings(result.stability)
@@ -62,7 +62,7 @@ def boundary_finding(speed: np.ndarray, phases: Sequence[int]) -> str:
 
 
 def _stability_findings(stability: StabilityResult) -> list[str]:
-    """Each group perturbed alone and measured on itself, at the smallest size."""
+    """Only one group is perturbed, and measured on itself, at the smallest size."""
     slope, angle = stability.log_slope(), stability.angle_per_eps.mean
     own = [
         (g, stability.targets.index(g), stability.groups.index(g))
@@ -73,7 +73,7 @@ def _stability_findings(stability: StabilityResult) -> list[str]:
     ends = {g: f"{angle[t, m, 0, 0]:.2f} to {angle[t, m, 0, -1]:.2f}" for g, t, m in own}
     return [
         f"sensitivity (angle / eps, eps {stability.eps[0]:g}) from the first injection layer to the last: "
-        f"{_listed(ends, '{}')}; slope of its log a layer: {_listed(slopes, '{:+.3f}')}"
+        f"{_listed(ends, '{}')}; slope of its log per layer: {_listed(slopes, '{:+.3f}')}"
     ]
 
 

@@ -1,4 +1,4 @@
-"""What depth can bear: layer swaps, phases run shorter and longer, a surrogate run past its last layer.
+"""Interventions on depth: layer swaps, phases run shorter and longer, a surrogate run past its last layer.
 
 Every intervention starts from the clean state where it first differs and runs the model's own blocks, each with the
 arguments that the model passes at that place, in fp32. Its effect is the angle between the last state and the clean
@@ -37,8 +37,8 @@ class Swaps(Record):
     """Every pair of blocks (i < j) exchanged.
 
     angle: by group, the turn of the last state in radians, of shape `(pairs,)`. agreement: `(pairs,)` or None.
-    within, across: means over pairs inside one phase and over pairs of two; matched: both over equal distances j - i,
-    each distance once, since pairs of two phases are further apart.
+    within, across: means over pairs in the same phase and over pairs in different phases; matched: both means over
+    equal distances j - i, each distance weighted equally, because pairs in different phases are further apart.
     """
 
     pairs: list[tuple[int, int]]
@@ -344,7 +344,7 @@ def measure_swaps(
     """Exchange every pair of blocks on `images` (N, 3, H, W).
 
     Args:
-        phases: to tell pairs within a phase from pairs across.
+        phases: lengths, to separate pairs within a phase from pairs across phases.
         predict: a head; by default the model's own.
         advance: called after each of the `L (L - 1) / 2` pairs of each batch of 32 images.
     """

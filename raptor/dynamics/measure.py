@@ -1,11 +1,11 @@
 """The whole suite in one pass over the images: direction, rank, modes, basins, and stability on a few of them.
 
-What it costs beside the forward pass, for states of B images, T tokens and D coordinates at L+1 layers:
+Cost on top of the forward pass, for states of B images, T tokens and D coordinates at L+1 layers:
 
-- direction reads three states a layer and writes one when compiled; eager, eleven passes over memory;
+- direction reads three states per layer and writes one when compiled; eager mode makes eleven passes over memory;
 - the group means behind modes and basins read every state once; what follows works on `(B, L+1, D)`;
-- the pooled modes take `8 L D^2` multiplications an image (of its group means) in float64, cls updates `L D^2`;
-- ranks take `rank_images` images alone, each 2 L Gram matrices `T x T`; a host thread factorises them meanwhile;
+- the pooled modes take `8 L D^2` multiplications per image (on its group means) in float64, cls updates `L D^2`;
+- ranks use only `rank_images` images, with 2 L Gram matrices `T x T` each; a host thread factorises them in parallel;
 - stability takes `stability_images` images, kept and followed at the end in fp32: one clean pass, and for every target,
   size and injection layer l the L - l blocks after it. These passes are counted in the result.
 
@@ -39,7 +39,7 @@ from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ModelFacts, ViT
 
 _STABILITY_IMAGES = 64
-STABILITY_BATCH = 32  # part of what the random directions depend on
+STABILITY_BATCH = 32  # the random directions depend on it
 _COMPILE_IMAGES = 10_000
 
 
@@ -159,7 +159,7 @@ def measure_dynamics(
     with ThreadPoolExecutor(1) as pool:
         finish = pool.submit(lambda: (rank.result(), modes.result(), *_basins_or_note(basins)))
         if vit.device.type == "cpu":
-            finish.result()  # both want the same cores; beside a GPU the host factorises meanwhile
+            finish.result()  # on a CPU both would use the same cores; with a GPU the host factorises in parallel
         if stability is not None:
             _follow_perturbed(vit, stability, torch.cat(to_perturb), count)
         ranks, mode_fits, found, notes = finish.result()
@@ -216,7 +216,7 @@ class _PassCount:
 
 
 def _host_labels(batches: Iterable[Batch], batch: Batch) -> list[int]:
-    """The labels of a batch, from the data itself where it is at hand: reading them off a device would wait for it."""
+    """The labels of a batch, from the data itself if possible: copying them from the device would wait for it."""
     table = getattr(getattr(batches, "data", None), "labels", None)
     if table is not None:
         return [int(table[i]) for i in batch.indices.tolist()]
@@ -226,7 +226,7 @@ def _host_labels(batches: Iterable[Batch], batch: Batch) -> list[int]:
 
 
 def _check_finite(vit: ViT, direction: DirectionResult) -> None:
-    """Refuse states that are not finite, naming the first layer."""
+    """Raise if states are not finite, naming the first such layer."""
     bad = np.flatnonzero(~np.isfinite(direction.norm["all"].mean))
     if len(bad):
         raise ValueError(f"the states of {vit.name} are not finite from layer {bad[0]} on: check weights, or use fp32")

@@ -1,4 +1,4 @@
-"""Many small factorisations on the CPU: one core each, all cores at work."""
+"""Many small factorisations on the CPU, in parallel, with one core each."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _HOST_SIZE = 1024
 
 
 def on_host_if_small(matrix: Tensor) -> Tensor:
-    """`matrix` where it is best factorised: up to 1,024 rows on the CPU, which can take several at once."""
+    """`matrix` on the device that factorises it fastest: the CPU up to 1,024 rows, since it does several at once."""
     return matrix.cpu() if matrix.shape[-1] <= _HOST_SIZE else matrix
 
 
 def parallel_map(function: Callable[..., Result], *arguments: Iterable[Any]) -> list[Result]:
     """`map` on as many threads as torch may use, each with one core for its own linear algebra.
 
-    LAPACK takes small matrices one by one on one core, and torch releases the interpreter meanwhile.
+    LAPACK factorises small matrices one by one on one core, and torch releases the GIL during each call.
     """
     num_threads = torch.get_num_threads()
     if num_threads == 1:
@@ -37,6 +37,6 @@ def parallel_map(function: Callable[..., Result], *arguments: Iterable[Any]) -> 
 def eigenvalues(matrices: Tensor) -> Tensor:
     """Eigenvalues of symmetric matrices `(n, D, D)` on the host, ascending: `(n, D)`.
 
-    A few large calls: a thread that asks for the interpreter often would hold up one that feeds a GPU.
+    This makes few large calls, because a thread that often takes the GIL delays the one that feeds a GPU.
     """
     return torch.cat(parallel_map(torch.linalg.eigvalsh, matrices.cpu().chunk(torch.get_num_threads())))

@@ -5,7 +5,7 @@ spread over images. For cls they are the images, since one token is trivially of
 
 Singular values of an image's updates cost far more than its forward pass on a GPU, so they are taken on a stated number
 of images, spread evenly over the set (`num_rank_images`), and on the CPU, where many small matrices are faster. When
-the states are on a GPU a thread of its own does it meanwhile. cls uses every image.
+the states are on a GPU, a separate thread does this in parallel. cls uses every image.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from raptor.vit.trajectory import check_states
 from raptor.vit.view import TokenGroups
 
 RANK_IMAGES = 64
-_PENDING = 8  # images whose Gram matrices wait on the device before the host takes them
+_PENDING = 8  # images whose Gram matrices are collected on the device before they are copied to the host
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Rank:
                 self._factorise()
 
     def _measure(self, states: Sequence[Tensor]) -> None:
-        """Coherence at once; Gram matrices are put aside."""
+        """Add the coherence now and keep the Gram matrices for later."""
         x_lbtd = unit(torch.stack(list(states)))
         update_bltd = (x_lbtd[1:] - x_lbtd[:-1]).transpose(0, 1)
         parts = [update_bltd[:, :, span] for span in self._spans.values()]
@@ -103,7 +103,7 @@ class Rank:
         self._pending.append([small_gram(part) for part in parts])
 
     def _factorise(self) -> None:
-        """Ranks of the images put aside: at once, or on the worker when their matrices are on a GPU."""
+        """Ranks of the kept Gram matrices: computed now, or in the worker thread when they are on a GPU."""
         pending, self._pending, self._num_pending = self._pending, [], 0
         if not pending:
             return

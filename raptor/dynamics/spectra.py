@@ -83,7 +83,7 @@ class PooledDMD:
         return np.linalg.norm(x - np.stack(rebuilt, 1), axis=2) / np.linalg.norm(x, axis=2)
 
     def result(self, x_nld: Tensor) -> PooledModes:
-        """What is saved of the fit; `x_nld` are trajectories that it is tested on."""
+        """The saved part of the fit; `x_nld` are the trajectories that it is tested on."""
         return PooledModes(
             rank_used=self.rank_used,
             eigenvalues=self.eigenvalues,
@@ -191,7 +191,7 @@ class Modes:
 
     @torch.no_grad()
     def update(self, states: Sequence[Tensor], means: dict[str, Tensor] | None = None) -> None:
-        """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`; `means` are its `group_means`, if at hand."""
+        """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`; `means` are its `group_means`, if known."""
         check_states(states, num_tokens=self.groups.num_tokens)
         rows = self._subset.pick(len(states[0]))
         for name, x_bld in (means or group_means(states, self.groups)).items():

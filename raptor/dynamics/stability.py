@@ -77,7 +77,7 @@ def perturbation(
 
 
 def seeded_generator(device: torch.device, *key: int) -> torch.Generator:
-    """A generator that depends on the key alone."""
+    """A generator that depends only on the key."""
     state = np.random.SeedSequence(key).generate_state(2)
     return torch.Generator(device).manual_seed((int(state[0]) << 31) ^ int(state[1]))
 
@@ -132,7 +132,7 @@ class Stability:
 
     @torch.no_grad()
     def update(self, states: Sequence[Tensor], run_from: _RunFrom) -> None:
-        """Perturb a batch everywhere it was asked for and follow each path.
+        """Perturb a batch with every target, size and layer, and follow each path to the last layer.
 
         states: `a_0..a_L` in fp32, from the same code as `run_from`. run_from: layer l and a state `(B, T, D)` to the
         list of states l..L, the given one first.
@@ -174,7 +174,7 @@ class Stability:
     ) -> Tensor:
         """Angle and `1 - cos` along one perturbed path, NaN before `layer`: `(B, 2, groups, L+1)`."""
         state_btd = at_least_float32(states[layer])
-        # The target is not in the key: every target meets the same directions.
+        # The target is not in the key, so that every target gets the same directions.
         generator = seeded_generator(state_btd.device, self.seed, layer, eps_index, self.num_batches)
         added = perturbation(state_btd, self.eps[eps_index], self._spans[target], generator, self.kind)
         path = run_from(layer, state_btd + added)

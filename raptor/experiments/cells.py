@@ -1,4 +1,4 @@
-"""A sweep: named cells, each with a result file of its own, done in any order and by several processes at once.
+"""A sweep: named cells, each with its own result file, run in any order and by several processes at once.
 
 FOLDER/cells/NAME.json    the result of a finished cell, written whole
 FOLDER/cells/NAME.claim   locked by the process that works on the cell; the lock ends with the process
@@ -38,7 +38,7 @@ class Cell:
     options: dict[str, Any]
 
 
-Work = Callable[[Cell], Record | dict[str, Any]]
+_Work = Callable[[Cell], Record | dict[str, Any]]
 """Does a cell and returns its result. Has to be picklable, because other processes call it too."""
 
 
@@ -92,7 +92,7 @@ class Sweep:
         return self.path(cell.name, "error").exists()
 
     def check_options(self) -> None:
-        """Refuse results that were made with other options."""
+        """Raise if a result was made with other options."""
         for cell in self.cells:
             if not self.path(cell.name).exists():
                 continue
@@ -118,9 +118,9 @@ class Sweep:
 class CellOptions(TypedDict, total=False):
     """Which cells are done, by how many processes and for how long."""
 
-    jobs: Annotated[int, Option(1, "processes that work at the same time, each with its own num_workers.")]
+    jobs: Annotated[int, Option(1, "processes that run at the same time, each with its own num_workers.")]
     cells: Annotated[str | None, Option(None, "only these, separated by commas.")]
-    max_seconds: Annotated[float | None, Option(None, "stop cleanly after so long; the same command continues.")]
+    max_seconds: Annotated[float | None, Option(None, "stop cleanly after this time; the same command continues.")]
 
 
 class SweepOptions(CellOptions, OnDevice, Decoding, total=False):
@@ -131,7 +131,7 @@ class TrainingSweepOptions(SweepOptions, Limited, Compiling, total=False):
     """What a sweep takes that trains."""
 
 
-def run_sweep(sweep: Sweep, work: Work, **given: Unpack[CellOptions]) -> dict[str, dict[str, Any]]:
+def run_sweep(sweep: Sweep, work: _Work, **given: Unpack[CellOptions]) -> dict[str, dict[str, Any]]:
     """Do the cells that have no result yet, and return the results of the whole sweep, by cell.
 
     `work` does one cell. Other commands may work on the same folder at the same time. A training run that is stopped
@@ -170,7 +170,7 @@ def _report_failures(sweep: Sweep) -> None:
         _say(f"cell {name} failed: {reason} (see {sweep.path(name, 'error')})")
 
 
-def do_cells(sweep: Sweep, work: Work, deadline: float | None = None, jobs: int = 1) -> None:
+def do_cells(sweep: Sweep, work: _Work, deadline: float | None = None, jobs: int = 1) -> None:
     """Do, in this process, every cell that has no result and that no other process works on.
 
     Args:
@@ -197,7 +197,7 @@ def _is_orphan() -> bool:
     return parent is not None and not parent.is_alive()
 
 
-def _do_cell(sweep: Sweep, cell: Cell, work: Work, jobs: int) -> bool:
+def _do_cell(sweep: Sweep, cell: Cell, work: _Work, jobs: int) -> bool:
     """Do a cell unless it is done or another process works on it; False when another process does."""
     with claim(sweep.path(cell.name, "claim")) as mine:
         if not mine or sweep.path(cell.name).exists():
@@ -272,7 +272,7 @@ def _stopping(deadline: float | None = None) -> Iterator[None]:
         signal.signal(signal.SIGTERM, old)
 
 
-def _do_in_processes(sweep: Sweep, work: Work, deadline: float | None, jobs: int) -> None:
+def _do_in_processes(sweep: Sweep, work: _Work, deadline: float | None, jobs: int) -> None:
     """Let `jobs` processes do the cells. They live for many cells, because each has to decode the data once.
 
     They divide the cells by their claims, so that the cell of a process that dies is done by another one.
@@ -296,7 +296,7 @@ def _do_in_processes(sweep: Sweep, work: Work, deadline: float | None, jobs: int
         _say(f"{len(codes)} of {jobs} processes ended early (exit {codes[0]}): the same command continues from there")
 
 
-def _worker(sweep: Sweep, work: Work, deadline: float | None, jobs: int) -> None:
+def _worker(sweep: Sweep, work: _Work, deadline: float | None, jobs: int) -> None:
     os.setpgrp()  # Ctrl-C reaches only the parent, which passes it on once: a second signal would not wait
     with _stopping():
         try:

@@ -51,15 +51,15 @@ _SECTIONS: dict[str, _Section[Any]] = {
     "stochastic-depth": _Section(
         StochasticDepth,
         "When block recurrence emerges",
-        "Teachers trained from scratch with more and more stochastic depth, and a raptor of each. Similarity is "
+        "Teachers trained from scratch with increasing stochastic depth, and a raptor of each. Similarity is "
         "measured on training images, R2 and accuracy on held-out ones.",
         claims_stochastic_depth,
         "stochastic-depth",
     ),
     "untrained": _Section(
         Untrained,
-        "Whether training makes it",
-        "A trained teacher, the weights it started from, and a twin that learned few images by heart.",
+        "Whether training creates it",
+        "A trained teacher, the weights it started from, and a copy that is overfitted to few images.",
         claims_untrained,
         "untrained",
     ),
@@ -80,7 +80,7 @@ _SECTIONS: dict[str, _Section[Any]] = {
     "ablation": _Section(
         Ablation,
         "What each ingredient adds",
-        "The same total steps a row; rows 1 to 4 are stage-1 blocks chained, rows 1 to 5 under the untouched head.",
+        "The same total steps per row. Rows 1 to 4 chain the stage-1 blocks; rows 1 to 5 use the unchanged head.",
         claims_ablation,
         "ablation",
     ),
@@ -116,8 +116,8 @@ def run(*, results: str = "docs/results/experiments", out: str | None = None) ->
         results: folder that holds them, in itself or in folders inside it.
         out: the page; by default experiments.md in that folder.
 
-    What you make of the results goes into reading.md, in that folder for the whole and beside each JSON for its part;
-    the page takes it in.
+    Your interpretation goes into reading.md, in that folder for the whole page and beside each JSON for its
+    section; the page includes it.
     """
     folder = Path(results)
     if not folder.is_dir():
@@ -198,7 +198,7 @@ def _shown(path: Path, result: ExperimentFile, section: _Section[Any], base: Pat
 
 
 def _reading(folder: Path) -> list[str]:
-    """What somebody wrote about the results in `folder`, if anything."""
+    """The text of reading.md in `folder`, if it exists."""
     path = folder / "reading.md"
     return [path.read_text().strip()] if path.exists() else []
 

@@ -23,7 +23,7 @@ MODELS = [
     "timm/vit_base_patch16_224.augreg_in21k",
 ]
 
-BATCH_SIZE = 64
+_BATCH_SIZE = 64
 
 
 def run(
@@ -44,7 +44,7 @@ def run(
         models: the models to compare.
         k: phases to outline.
         num_images: images per model.
-        pretrained: false draws the untrained twins.
+        pretrained: false uses the same models untrained.
         out: folder for phases.json and the figure.
         device: auto, cpu or cuda.
         num_workers: processes that decode images.
@@ -59,6 +59,6 @@ def run(
     entries = []
     for vit in views:
         images = open_data(data, "val", limit=num_images, size=vit.preprocess.size)
-        batches = iterate(images, vit.preprocess, BATCH_SIZE, device=device, num_workers=num_workers)
+        batches = iterate(images, vit.preprocess, _BATCH_SIZE, device=device, num_workers=num_workers)
         entries.append(replace(study_phases(vit, batches, k, precision=precision), data=data))
     return save_phases(PhasesFile(entries, Provenance.since(started, device)), folder)

@@ -44,7 +44,7 @@ class Outcome(Result, Generic[File]):
 def write_outcome(
     result: File, folder: Path, started: float, device: str, table: str, figures: list[Path]
 ) -> Outcome[File]:
-    """Write NAME.json and NAME.md. A result that does not say where its cells ran was made here."""
+    """Write NAME.json and NAME.md. A result without provenance gets that of this machine."""
     here = Provenance.since(started, device)
     result = replace(
         result,

@@ -130,7 +130,7 @@ class SimilarityMeans(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherSimilarity(SimilarityMeans):
-    """Layer-layer similarity of a teacher by token group, and the phases cut from `all`, as are the means."""
+    """Layer-layer similarity of a teacher by token group, and the phases and means computed from `all`."""
 
     matrices: dict[str, list[list[float]]] = field(default_factory=dict)
     phases: list[int] = field(default_factory=list)
@@ -169,7 +169,7 @@ class Correlation(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Trend(Correlation):
-    """How y goes with x.
+    """Trend of y with x.
 
     Attributes:
         p_rise, p_fall: one-sided permutation p of a rise, and of a fall, as strong as this one.

@@ -58,7 +58,7 @@ def scratch_pair(options: dict[str, Any], machine: Machine) -> Pair:
 
 
 def scratch_teacher(options: dict[str, Any], pair: Pair, folder: Path, machine: Machine) -> ViT:
-    """The teacher in `folder`, which is trained first if it is not there."""
+    """The teacher in `folder`, which is trained first if it does not exist."""
     if read_summary(folder) is not None:
         _refuse_other_teacher(folder, options, pair[0].name)
     else:

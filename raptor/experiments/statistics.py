@@ -1,4 +1,4 @@
-"""Statistics of the experiments: z-scores, correlations with bootstrap intervals, and how a curve goes with p."""
+"""Statistics of the experiments: z-scores, correlations with bootstrap intervals, and trends with p."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raptor.fidelity.bootstrap import interval
 from raptor.phases import within_and_across
 
 Array = NDArray[np.float64]
-NUM_RESAMPLES = 10_000
+_NUM_RESAMPLES = 10_000
 
 
 def off_diagonal_mean(matrix: ArrayLike) -> float:
@@ -30,7 +30,7 @@ def within_phases_mean(matrix: ArrayLike, lengths: Sequence[int]) -> float | Non
 
 
 def z_score(value: float, sample: Sequence[float]) -> ZScore:
-    """How far `value` lies from the mean of `sample`, in its sample deviations; and the share of the sample below it.
+    """Distance of `value` from the mean of `sample` in sample deviations, and the share of the sample below it.
 
     z is None where the sample has fewer than two values or does not vary.
     """
@@ -55,12 +55,12 @@ def correlation(x: Sequence[float], y: Sequence[float], seed: int = 0) -> Correl
     found: dict[str, Interval] = {}
     for name, statistic in (("pearson", _pearson), ("spearman", _spearman)):
         with warnings.catch_warnings():
-            # About resamples without a correlation in the interval that scipy would give; ours leaves them out.
+            # scipy warns that its interval contains resamples without a correlation; our interval leaves them out.
             warnings.simplefilter("ignore", stats.DegenerateDataWarning)
             resampled = stats.bootstrap(
                 (a, b),
                 statistic,
-                n_resamples=NUM_RESAMPLES,
+                n_resamples=_NUM_RESAMPLES,
                 paired=True,
                 vectorized=True,
                 method="percentile",
@@ -72,7 +72,7 @@ def correlation(x: Sequence[float], y: Sequence[float], seed: int = 0) -> Correl
 
 
 def partial_correlation(x: Sequence[float], y: Sequence[float], given: Sequence[float]) -> float | None:
-    """Pearson correlation of what is left of x and y once each is fitted by a line in `given`; None if nothing is."""
+    """Pearson correlation of the residuals of x and y after a linear fit in `given`; None if a residual is zero."""
     if len(x) < 4 or len(set(given)) < 2:
         return None
     line = np.stack([np.ones(len(given)), np.asarray(given, dtype=float)], axis=1)
@@ -96,7 +96,7 @@ def permutation_p(x: Sequence[float], y: Sequence[float], seed: int = 0) -> floa
         lambda rank_y, axis: _pearson(rank_x, rank_y),
         permutation_type="pairings",
         vectorized=True,
-        n_resamples=NUM_RESAMPLES,
+        n_resamples=_NUM_RESAMPLES,
         alternative="greater",
         rng=np.random.default_rng(seed),
     )
@@ -104,7 +104,7 @@ def permutation_p(x: Sequence[float], y: Sequence[float], seed: int = 0) -> floa
 
 
 def trend(x: Sequence[float], y: Sequence[float]) -> Trend:
-    """How y goes with x: correlations, the one-sided chance of a rise (and a fall) as strong, and the mean of y at the
+    """Trend of y with x: correlations, the one-sided chance of a rise (and a fall) as strong, and the mean of y at the
     smallest and at the largest x."""
     found = correlation(x, y)
     return Trend(

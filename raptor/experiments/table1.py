@@ -87,7 +87,7 @@ def run(
         segment_size, depth_size: shorter side of the frames; by default the data's own.
         init_head: where the classifier starts: own (the model's own linear head, where it has one), random, or a file.
         classify_epochs, segment_epochs, depth_epochs: of the probes; by default each task's own.
-        probe_seconds: train each probe only for the steps that fit into so long. Recovery is left out where the teacher
+        probe_seconds: train each probe only for the steps that fit into this time. Recovery is left out if the teacher
             was trained for another number of steps; epochs give equal numbers.
         limit: use only this many training images for distillation and classification.
         val_images: use only this many held-out images there.
@@ -162,7 +162,7 @@ def _do_cell(machine: Machine, cell: Cell) -> ProbedTeacher | ProbedRaptor:
 
 
 def _probes(vit: ViT, pair: Pair, options: dict[str, Any], machine: Machine) -> dict[str, ProbeScores]:
-    """The three probes of one model, as far as there is data for them."""
+    """The probes of one model for which data was given."""
     wanted = [task for task in _TASKS if task == "classify" or options[task] is not None]
     return {task: _probe(vit, task, pair, options, machine) for task in wanted}
 

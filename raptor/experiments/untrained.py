@@ -1,4 +1,4 @@
-"""Figure 11: is block recurrence made by training? A trained teacher, the same one untrained, and one that overfits."""
+"""Figure 11: does training create block recurrence? A trained teacher, an untrained and an overfitted one."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def run(
     out: str = "runs/untrained",
     **given: Unpack[UntrainedOptions],
 ) -> Outcome[Untrained]:
-    """A trained teacher, its untrained start and an overfitted twin: similarity, and how well a raptor follows each.
+    """A trained teacher, its untrained start and an overfitted copy: similarity, and how well a raptor fits each.
 
     Args:
         data: labelled images.
         teachers: folder of a stochastic-depth sweep; its teacher at `p` is taken if it is there, else trained here.
         p: stochastic depth of the trained teacher.
         seeds: of teacher and raptor.
-        overfit_images: the overfitted twin sees only these, without augmentation, smoothing or stochastic depth.
+        overfit_images: the overfitted teacher sees only these, without augmentation, smoothing or stochastic depth.
         out: folder; cells that are already there are not done again.
         cells: only these, separated by commas (such as untrained-s0).
     """

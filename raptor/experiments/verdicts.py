@@ -234,7 +234,7 @@ def _kept(rows: Sequence[SwapRow], kind: str) -> float | None:
 
 def claims_ablation(found: Ablation | None) -> list[Claim]:
     """Whether each row of Table 2 improves on the one before it."""
-    collapse = "teacher forcing alone collapses (3.9 of 84.5 %)"
+    collapse = "teacher forcing by itself collapses (3.9 of 84.5 %)"
     steps = {
         "2": "the autoregressive loss brings the largest gain (+ 68.8 points)",
         "3": "depth scaling adds (+ 2.5)",

@@ -2,7 +2,7 @@
 
 The bound is `sum_j DL(theta(B_j)) + k log2 L + log2(FLOPs)` bits: what it takes to write down the blocks, how often
 each is repeated, and the time to run them. Patch embedding, norm and head are the same on both sides and left out;
-their bits are reported apart.
+their bits are reported separately.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from raptor.surrogate.surrogate import shared_blocks
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
 
-MAX_TIMED_ON_CPU = 32
-BITS = {"fp32": 32, "fp16": 16, "int8": 8}
-SCALE_BITS = 32  # int8 keeps one fp32 scale per row of a matrix, and vectors (biases, norms) in fp16
+_MAX_TIMED_ON_CPU = 32
+_BITS = {"fp32": 32, "fp16": 16, "int8": 8}
+_SCALE_BITS = 32  # int8 keeps one fp32 scale per row of a matrix, and vectors (biases, norms) in fp16
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,10 @@ def run_times(
 ) -> dict[str, float]:
     """Measured seconds per image of each model's forward pass: the median of alternating runs on the same batch.
 
-    Runs for about `seconds`, `min_rounds` rounds at least; on a CPU at most 32 images of the batch are used.
+    Runs for about `seconds`, at least `min_rounds` rounds; on a CPU at most 32 images of the batch are used.
     """
     device = images.device
-    images = images if device.type == "cuda" else images[:MAX_TIMED_ON_CPU]
+    images = images if device.type == "cuda" else images[:_MAX_TIMED_ON_CPU]
     spent: dict[str, list[float]] = {name: [] for name in models}
     _timed_round(models, images, precision)  # warms caches and kernels up
     begin = time.perf_counter()
@@ -168,11 +168,13 @@ def block_list(vit: ViT) -> nn.Module:
 
 def description_bits(parameters: Sequence[Tensor], precision: str) -> int:
     """Bits to write `parameters` down at `precision`."""
-    if precision not in BITS:
-        raise ValueError(f"unknown precision {precision!r}: choose from {', '.join(BITS)}")
+    if precision not in _BITS:
+        raise ValueError(f"unknown precision {precision!r}: choose from {', '.join(_BITS)}")
     if precision != "int8":
-        return BITS[precision] * sum(p.numel() for p in parameters)
-    return sum(8 * p.numel() + SCALE_BITS * p.shape[0] if p.ndim > 1 else BITS["fp16"] * p.numel() for p in parameters)
+        return _BITS[precision] * sum(p.numel() for p in parameters)
+    return sum(
+        8 * p.numel() + _SCALE_BITS * p.shape[0] if p.ndim > 1 else _BITS["fp16"] * p.numel() for p in parameters
+    )
 
 
 def levin_bound(vit: ViT, precision: str = "fp32", flops: int | None = None) -> LevinBound:
@@ -203,7 +205,7 @@ def levin_bounds(surrogate: ViT, teacher: ViT) -> dict[str, LevinPair]:
     sides = {"surrogate": surrogate, "teacher": teacher}
     flops = {side: count_flops(vit) for side, vit in sides.items()}
     bounds = {}
-    for precision in BITS:
+    for precision in _BITS:
         terms = {side: levin_bound(vit, precision, flops[side]) for side, vit in sides.items()}
         bounds[precision] = LevinPair(**terms, ratio=terms["surrogate"].total_bits / terms["teacher"].total_bits)
     return bounds
@@ -216,8 +218,8 @@ def quantised(vit: ViT, precision: str) -> Iterator[ViT]:
     `fp16` rounds every weight. `int8` rounds matrices to 255 even steps per row, symmetric about zero, and vectors to
     fp16. The arithmetic stays that of the model: what is measured is the error of the weights.
     """
-    if precision not in BITS:
-        raise ValueError(f"unknown precision {precision!r}: choose from {', '.join(BITS)}")
+    if precision not in _BITS:
+        raise ValueError(f"unknown precision {precision!r}: choose from {', '.join(_BITS)}")
     parameters = list(block_list(vit).parameters())
     saved = [p.detach().clone() for p in parameters]
     try:

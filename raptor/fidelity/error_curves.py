@@ -27,8 +27,8 @@ METRICS = ("r2", "r2_uniform", "absolute", "relative", "cosine", "bounded_r2", "
 # Per image, layer and group: |s - t|^2, |t|^2, |t - centre|^2, sums of cosine, Pearson, Pearson^2.
 _NUM_IMAGE_VALUES = 6
 STACKED_VALUES = {"cuda": 2**27, "cpu": 1}  # how many numbers of a model's states are measured at once, at most
-_BYTES_EACH = 400  # of free memory for each of them: they take about 20
-TINY = 1e-30
+_BYTES_EACH = 400  # free memory required per number: each takes about 20
+_TINY = 1e-30
 
 
 @dataclass
@@ -44,8 +44,8 @@ class Curves:
         bounded_r2: squared Pearson correlation over coordinates, mean over tokens.
         pearson: the correlation itself, mean over tokens.
         image_error, image_norm: |a_l - ã_l|_F and |a_l|_F of each kept image, (N, L, G) in the order of `groups`.
-        image_deviation: an image's share of sum |t - mean|^2, (N, L, G); the mean of the first batch stands in for the
-            whole set's, rescaled to the exact total. For bootstrap intervals of R2.
+        image_deviation: each image's share of sum |t - mean|^2, (N, L, G); the mean of the first batch is used,
+            rescaled to the exact total. For bootstrap intervals of R2.
         image_cosine: mean cosine over the tokens of each kept image, (N, L, G).
     """
 
@@ -67,7 +67,7 @@ class Curves:
     @property
     def image_relative(self) -> Array:
         """|a_l - ã_l|_F / |a_l|_F of each kept image, (N, L, G)."""
-        return self.image_error / np.maximum(self.image_norm, TINY)
+        return self.image_error / np.maximum(self.image_norm, _TINY)
 
     def to_dict(self) -> dict[str, Any]:
         """Group -> metric -> list over layers, without the per-image values. Numbers that are not finite are None."""
@@ -121,7 +121,7 @@ def _layer_sums(t_lbtd: Tensor, s_lbtd: Tensor, centre_lgd: Tensor, bounds: Boun
 
 
 def _row_squares(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared norm of each token, (L, B, T), about zero and about the mean of its own coordinates."""
+    """Squared norm of each token, (L, B, T), about zero and about the mean of its coordinates."""
     var, mean = torch.var_mean(x, dim=-1, correction=0)
     dim = x.shape[-1]
     return dim * (var + mean.square()), dim * var
@@ -130,7 +130,7 @@ def _row_squares(x: Tensor) -> tuple[Tensor, Tensor]:
 def _cosine(x_square: Tensor, y_square: Tensor, difference_square: Tensor) -> Tensor:
     """Cosine of two vectors given the squared norms of both and of their difference; 0 where one is zero."""
     product = x_square.sqrt() * y_square.sqrt()
-    cosine = 0.5 * (x_square + y_square - difference_square) / product.clamp_min(TINY)
+    cosine = 0.5 * (x_square + y_square - difference_square) / product.clamp_min(_TINY)
     return cosine.clamp(-1, 1)
 
 
@@ -222,7 +222,7 @@ class ErrorCurves:
         )
 
     def _stacks(self, states: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """The states `a_1..a_L`, several layers to a tensor: a GPU would otherwise wait for the host's launches."""
+        """The states `a_1..a_L`, several layers per tensor, because a GPU would otherwise wait for kernel launches."""
         together = max(1, self._num_stacked // states[1].numel())
         for start in range(0, self.num_layers, together):
             where = slice(start, min(start + together, self.num_layers))
@@ -268,9 +268,9 @@ class ErrorCurves:
 
 
 def _coordinate_r2(residual: Array, total: Array) -> Array:
-    """R2 of each coordinate; one that never varies counts 1 where it is met exactly, else 0 (as scikit-learn does)."""
-    constant = total <= TINY
-    return np.where(constant, np.where(residual <= TINY, 1.0, 0.0), 1 - residual / np.where(constant, 1.0, total))
+    """R2 of each coordinate; a constant coordinate counts 1 if it is predicted exactly, else 0 (as in scikit-learn)."""
+    constant = total <= _TINY
+    return np.where(constant, np.where(residual <= _TINY, 1.0, 0.0), 1 - residual / np.where(constant, 1.0, total))
 
 
 def _all_first(values: Array, axis: int) -> Array:

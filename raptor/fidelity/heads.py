@@ -19,7 +19,7 @@ from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT, first_tensor
 from raptor.vit.weights import fingerprint, same_weights
 
-NUM_IMAGES, NUM_IMAGES_A_CLASS = 5000, 20  # that a ridge head is fitted on: so many at least, so many a class
+_NUM_IMAGES, _NUM_IMAGES_PER_CLASS = 5000, 20  # a ridge head is fitted on 20 images per class, at least 5,000
 ALPHAS = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5)
 
 
@@ -119,7 +119,7 @@ def fit_ridge(
     fitted on all of them.
     """
     if len(features_nf) != len(labels_n) or len(features_nf) < 2:
-        raise ValueError(f"a ridge head needs one label a feature and two images or more, not {len(features_nf)}")
+        raise ValueError(f"a ridge head needs at least two images with one label each, not {len(features_nf)}")
     if int(labels_n.min()) < 0 or int(labels_n.max()) >= num_classes:
         raise ValueError(f"labels must be 0..{num_classes - 1}, not {int(labels_n.min())}..{int(labels_n.max())}")
     labels_n = labels_n.to(features_nf.device)
@@ -189,7 +189,7 @@ def accuracy(logits_nc: Tensor, labels_n: Tensor) -> float:
 
 
 def share_kept(score: float | None, of_teacher: float, higher_is_better: bool = True) -> float | None:
-    """Surrogate / teacher for scores, teacher / surrogate for errors; None for no score, or where it divides by 0."""
+    """Surrogate / teacher for scores, teacher / surrogate for errors; None without a score or if it divides by 0."""
     top, bottom = (score, of_teacher) if higher_is_better else (of_teacher, score)
     return top / bottom if top is not None and bottom else None
 
@@ -202,12 +202,12 @@ def agreement(logits_nc: Tensor, other_nc: Tensor) -> float:
 def head_batches(
     teacher: ViT, data: ImageData, batch_size: int, *, head_images: int | None = None, num_workers: int = 0
 ) -> ImageStream:
-    """The training images a ridge head is fitted on: `head_images` of them, by default 20 a class and 5,000 at least.
+    """The training images a ridge head is fitted on: `head_images` of them, by default 20 per class, at least 5,000.
 
     None of them is in the part of train that probes choose on, so that a probe may start from such a head.
     """
     fit = data.select(choice_split(data.keys)[0]) if len(data) > 1 else data
-    wanted = head_images or max(NUM_IMAGES, NUM_IMAGES_A_CLASS * len(data.classes or ()))
+    wanted = head_images or max(_NUM_IMAGES, _NUM_IMAGES_PER_CLASS * len(data.classes or ()))
     limit = min(wanted, len(fit))
     return iterate(fit, teacher.preprocess, batch_size, device=teacher.device, num_workers=num_workers, limit=limit)
 
@@ -226,7 +226,7 @@ def resolve_head(
 
     The one in `file`; else the model's own; else a ridge probe on the teacher's features of `train_batches` (see
     `head_batches`), when these have labels. `cache` is where the ridge probe is kept (in the run folder): it is read
-    from there, so that all commands on a run judge by one head, unless it was fitted on other data, on another teacher
+    from there, so that all commands on a run use one head, unless it was fitted on other data, on another teacher
     or on another number of images than the `head_images` that were asked for.
     """
     if file is not None:
@@ -262,7 +262,7 @@ def resolve_head(
 
 
 def _fitted_on(teacher: ViT, batches: Iterable[Batch] | None, num_classes: int | None) -> dict[str, str]:
-    """What decides a ridge probe, as far as it is known before a pass over the images."""
+    """What decides a ridge probe, as far as known before a pass over the images."""
     known = {
         "teacher": teacher.name,
         "weights": fingerprint(teacher.model),
@@ -299,7 +299,7 @@ def _is_fitted_on(path: str | Path, wanted: dict[str, str], teacher: ViT) -> boo
     except SafetensorError:
         return False
     if "weights" in kept and "weights" in wanted and same_weights(teacher.model, kept["weights"]):
-        kept["weights"] = wanted["weights"]  # as an earlier version wrote it
+        kept["weights"] = wanted["weights"]  # written by an earlier version
     return all(kept.get(name) == value for name, value in wanted.items())
 
 

@@ -1,4 +1,4 @@
-"""Null models that stand beside every error curve: what a surrogate must beat to mean anything.
+"""Null models for every error curve: a surrogate is only meaningful if it beats them.
 
 identity   a_0 at every depth
 mean       the mean of each layer, token group and coordinate
@@ -22,7 +22,7 @@ from raptor.vit.trajectory import Trajectories, autocast
 from raptor.vit.view import TokenGroups, ViT
 
 NULL_NAMES = ("identity", "mean", "tied", "linear")
-_JITTER = 1e-7  # of the mean squared feature: keeps directions that carry rounding noise alone out of the linear maps
+_JITTER = 1e-7  # of the mean squared feature: keeps directions that hold only rounding noise out of the linear maps
 
 
 @dataclass
@@ -31,7 +31,7 @@ class NullModels:
 
     Attributes:
         mean_ltd: mean of each layer 0..L, per token's group, expanded to tokens: (L + 1, T, D).
-        maps: one (D + 1, D) matrix a phase; the last row is the offset.
+        maps: one (D + 1, D) matrix per phase; the last row is the offset.
         tied: the teacher with the phase's middle block repeated.
         num_images: how many images the mean and the maps were fitted on.
     """

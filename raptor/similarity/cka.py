@@ -19,7 +19,7 @@ class LinearCKA:
     `features`: `cls`, `patches` (the mean patch) or `both` (concatenated; whichever the model has). HSIC is averaged
     over batches, weighted by their number of images, and the ratio is taken at the end. Each batch's HSIC is unbiased
     and its variance falls as one over its number of images, so these weights give the least variance: a short last
-    batch counts for as much as it knows. The estimator needs 4 images: a smaller batch is skipped and counted in
+    batch gets less weight. The estimator needs 4 images: a smaller batch is skipped and counted in
     `num_skipped_images`. The value depends a little on the batch size, so state it.
     """
 
@@ -35,7 +35,7 @@ class LinearCKA:
 
     @torch.no_grad()
     def update(self, states: Sequence[Tensor], pooled: dict[str, Tensor] | None = None) -> None:
-        """Add a batch; `pooled` is `pool_layers(states, groups)` if at hand."""
+        """Add a batch; `pooled` is `pool_layers(states, groups)` if known."""
         check_states(states, self.num_layers, self.groups.num_tokens)
         if len(states[0]) < 4:
             self.num_skipped_images += len(states[0])

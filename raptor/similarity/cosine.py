@@ -55,7 +55,7 @@ class CosineSimilarity:
 
     @torch.no_grad()
     def update(self, states: Sequence[Tensor], pooled: dict[str, Tensor] | None = None) -> Tensor:
-        """Add a batch. `pooled`: of `pool_layers`, where known. Returns the squared norms of the tokens, (B, T, L)."""
+        """Add a batch. `pooled`: from `pool_layers`, if known. Returns the squared norms of the tokens, (B, T, L)."""
         check_states(states, self.num_layers, self.groups.num_tokens)
         pooled = pool_layers(states, self.groups) if pooled is None else pooled
         gram_btll = torch.cat([_gram(self._standardise(x_btld)) for x_btld in _chunks(states)])

@@ -40,7 +40,7 @@ class OutlierShares:
 
     @torch.no_grad()
     def update(self, states: Sequence[Tensor], energy_btl: Tensor | None = None) -> None:
-        """Add a batch; `energy_btl`, the tokens' squared norms (B, T, L), if at hand."""
+        """Add a batch; `energy_btl`, the tokens' squared norms (B, T, L), if known."""
         check_states(states, self.num_layers)
         if energy_btl is None:
             norms = [torch.linalg.vector_norm(x, dim=2, dtype=float_type(x)) for x in states[1:]]
@@ -48,7 +48,7 @@ class OutlierShares:
         self._num_tokens = energy_btl.shape[1]
         top_blt = energy_btl.transpose(1, 2).contiguous().topk(_one_percent(self._num_tokens), sorted=False).values
         self._token_l = self._token_l + double(top_blt.sum(2)).sum(0)
-        # vector_norm squares and sums in one reading; over images first, which is the faster axis.
+        # vector_norm squares and sums in one pass over memory; images are summed first because that axis is faster.
         norms_ltd = torch.stack([torch.linalg.vector_norm(x, dim=0, dtype=float_type(x)) for x in states[1:]])
         self._coordinate_ld = self._coordinate_ld + double(norms_ltd.square().sum(1))
 

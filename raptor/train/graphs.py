@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raptor.train.step import DistillStep, Parts
 
-NUM_WARM = 3
+_NUM_WARM = 3
 
 
 class NotCapturable(RuntimeError):
@@ -49,7 +49,7 @@ class StepGraphs:
             return None
 
     def _graph(self, images: Tensor, parts: Parts) -> GraphedStep:
-        """The captured pass of these losses. Only one is kept, because each holds memory of its own."""
+        """The captured pass of these losses. Only one is kept, because each holds its own memory."""
         if parts not in self.graphs:
             self.graphs.clear()
             self.graphs[parts] = GraphedStep(self.module, self.stage, images, parts, self.precision)
@@ -62,7 +62,7 @@ class GraphedStep:
     Args:
         module: the step, on a GPU.
         stage: `stage1` or `stage2`.
-        images: a batch like every later one.
+        images: a batch of the same shape as all later ones.
         parts: which of the two losses are in it. With both, lambda may change from step to step.
         precision: `bf16` or `fp32`.
     """
@@ -76,7 +76,7 @@ class GraphedStep:
         side.wait_stream(torch.cuda.current_stream())
         try:
             with torch.cuda.stream(side):
-                for _ in range(NUM_WARM - 1):  # compilation may wait for the host
+                for _ in range(_NUM_WARM - 1):  # compilation may wait for the host
                     self._run()
                 with _no_host_sync():
                     self._run()
@@ -85,7 +85,7 @@ class GraphedStep:
         for p in parameters:
             p.grad = None
         self.graph = torch.cuda.CUDAGraph()
-        # thread_local: a thread that pins memory for a loader may call CUDA meanwhile.
+        # thread_local: a thread that pins memory for a loader may call CUDA during the capture.
         try:
             with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                 self.layer_losses = self._run()

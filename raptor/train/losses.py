@@ -10,13 +10,13 @@ from torch import Tensor
 from raptor.streaming import Moments
 from raptor.vit.view import GROUP_NAMES, TokenGroups
 
-NORMALISATIONS = ("none", "layer", "group")
+_NORMALISATIONS = ("none", "layer", "group")
 
 
 def token_weights(groups: TokenGroups, weights: Mapping[str, float] | None) -> Tensor:
     """One weight per token, (T,), summing to one.
 
-    `weights` are those of the mean over each token group. Groups that the model does not have are dropped and the other
+    `weights` are the weights of each token group's mean. Groups that the model does not have are dropped and the other
     weights renormalised. None gives the plain mean over all tokens.
     """
     w_t = torch.zeros(groups.num_tokens)
@@ -55,7 +55,7 @@ class StateVariance:
         self.moments: dict[tuple[int, str], Moments] = {}
 
     def update(self, states: Iterable[Tensor]) -> None:
-        """Take in states `a_1..a_L`, each (B, T, D)."""
+        """Add states `a_1..a_L`, each (B, T, D)."""
         names = ["all", *(name for name, _ in self.groups.present())]
         for layer, x_btd in enumerate(states, start=1):
             for name in names:
@@ -63,7 +63,7 @@ class StateVariance:
                 moments.add_rows(x_btd[:, self.groups.slice(name)].flatten(0, 1))
 
     def reduce(self, add_ranks: Callable[[Tensor], Tensor]) -> None:
-        """Merge what all ranks took in."""
+        """Merge the statistics of all ranks."""
         for moments in self.moments.values():
             moments.reduce(add_ranks)
 
@@ -72,8 +72,8 @@ class StateVariance:
 
     def per_token(self, normalise: str) -> Tensor:
         """What each squared error is divided by, (L, T): 1, the variance of its layer, or of its layer and group."""
-        if normalise not in NORMALISATIONS:
-            raise ValueError(f"unknown normalise {normalise!r}: choose from {', '.join(NORMALISATIONS)}")
+        if normalise not in _NORMALISATIONS:
+            raise ValueError(f"unknown normalise {normalise!r}: choose from {', '.join(_NORMALISATIONS)}")
         v_lt = torch.ones(self.num_layers, self.groups.num_tokens)
         for layer in range(1, self.num_layers + 1) if normalise != "none" else ():
             if normalise == "layer":

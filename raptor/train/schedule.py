@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-UNITS = {"s": ("s", 1.0), "m": ("s", 60.0), "min": ("s", 60.0), "h": ("s", 3600.0)}
+_UNITS = {"s": ("s", 1.0), "m": ("s", 60.0), "min": ("s", 60.0), "h": ("s", 3600.0)}
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Budget:
         match = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]+)\s*", str(text).lower())
         amount = float(match[1]) if match and match[1].count(".") <= 1 and match[1] != "." else 0.0
         unit = match[2] if match else ""
-        if unit in UNITS:
-            unit, factor = UNITS[unit]
+        if unit in _UNITS:
+            unit, factor = _UNITS[unit]
             amount *= factor
         unit = {"step": "steps", "epoch": "epochs"}.get(unit, unit)
         if amount <= 0 or unit not in ("s", "steps", "epochs"):

@@ -1,6 +1,6 @@
 """One training step as one module: images in, losses out. Teacher and student both run inside it.
 
-Nothing trainable is called around this module, so a data-parallel wrapper sees every parameter it has to reduce.
+Nothing trainable is called outside this module, so a data-parallel wrapper sees every parameter it has to reduce.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from raptor.train.losses import StateVariance, token_weights, weighted_error
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import Context, ViT, first_tensor
 
-VARIANCE_BATCHES = 8
-MAX_SHAPES = 64  # graphs of one function that a process may compile, two for each batch size
-ALIGNED = 8  # bf16 matrix products are slow when the row length is not a multiple of this
+_VARIANCE_BATCHES = 8
+_MAX_SHAPES = 64  # graphs of one function that a process may compile, two for each batch size
+_ALIGNED = 8  # bf16 matrix products are slow when the row length is not a multiple of this
 
 
 class Parts(NamedTuple):
@@ -97,7 +97,7 @@ class DistillStep(nn.Module):
         self._run_depths, self._fold = _run_depths, FoldedDepths(compile_blocks)
         if compile_blocks:
             limits = torch._dynamo.config
-            limits.recompile_limit = max(limits.recompile_limit, MAX_SHAPES)  # past it a function runs uncompiled
+            limits.recompile_limit = max(limits.recompile_limit, _MAX_SHAPES)  # beyond it a function runs uncompiled
             self._run_block = torch.compile(_run_block, dynamic=False)
             self._advance = torch.compile(_advance, dynamic=False)
             self._run_depths = torch.compile(_run_depths)  # phases differ in length
@@ -205,8 +205,8 @@ class DistillStep(nn.Module):
     def _depths(self, j: int) -> list[tuple[int, Modulation | None, dict[str, Any]]]:
         """Each layer of phase `j` with its modulation, vectors (D,), or with a paper block's layers as it makes them.
 
-        Looked up here, for the whole phase at once, since a compiled block that looked it up in a table would be
-        compiled again for each phase.
+        It is looked up here for the whole phase, because a compiled block that read a table would be compiled again
+        for each phase.
         """
         first, last = self.phases.spans[j]
         layers, block = range(first, last + 1), self.shared_blocks[j].block
@@ -234,7 +234,7 @@ def state_variance(
     device = teacher.device
     variance = StateVariance(teacher.num_layers, teacher.groups)
     if normalise != "none":
-        for step in range(VARIANCE_BATCHES):
+        for step in range(_VARIANCE_BATCHES):
             images = stream.batch(step, stage="variance")
             with torch.no_grad(), autocast(precision, device):
                 variance.update(teacher.unroll(*teacher.embed(images))[1:])
@@ -263,7 +263,7 @@ def _advance(
 ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """The next state, that state normed for the next paper block, and its loss.
 
-    In one function, so that one compiled graph holds all of it.
+    This is one function so that it compiles to one graph.
     """
     out_btd = block(x_btd, modulation, *args, **kwargs)
     normed_btd = block.norm_ahead(out_btd) if "normed_btd" in kwargs else None  # type: ignore[operator]
@@ -303,7 +303,7 @@ class PatchProduct(nn.Module):
         super().__init__()
         self.patch_size: tuple[int, int] = conv.kernel_size  # type: ignore[assignment]
         weight = conv.weight.detach().flatten(1)
-        self.weight = nn.Parameter(F.pad(weight, (0, -weight.shape[1] % ALIGNED)), requires_grad=False)
+        self.weight = nn.Parameter(F.pad(weight, (0, -weight.shape[1] % _ALIGNED)), requires_grad=False)
         self.bias = conv.bias
 
     def forward(self, images: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ def lay_out(indices: Tensor, seed: int, split: str) -> Layout:
     """Lay out the images `indices` (B,) int64 of a split."""
     stream = mix(mix(torch.tensor(seed) + _GOLDEN) + SPLITS.index(split))
     dice = Dice(mix(stream + indices))
-    # Each run of 20 indices holds each class once, in an order of its own.
+    # Each run of 20 indices holds each class once, in its own order.
     run_key = mix(stream ^ mix(indices // len(CLASSES)))
     multiplier = torch.tensor([1, 3, 7, 9, 11, 13, 17, 19])[(run_key >> 8) & 7]
     label = (indices * multiplier + (run_key & 0xFFFF)) % len(CLASSES)

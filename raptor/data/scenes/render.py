@@ -29,7 +29,7 @@ from raptor.data.scenes.layout import (
 from raptor.data.scenes.solids import MEET, NORMAL, SHAPES, Vector, along, dot
 
 MASK_CLASSES = ("background", *SHAPES)
-NUM_IMAGES = {"train": 50_000, "val": 5_000, "test": 5_000}
+_NUM_IMAGES = {"train": 50_000, "val": 5_000, "test": 5_000}
 _STRIPED, _CHECKERED, _METALLIC = (MATERIALS.index(name) for name in ("striped", "checkered", "metallic"))
 TILE = 4
 """Objects are drawn in tiles of TILE x TILE pixels."""
@@ -58,7 +58,7 @@ class Scenes(Dataset[SceneBatch]):
     def __init__(self, split: str = "train", size: int = 48, seed: int = 0, num_images: int | None = None) -> None:
         _check(size, split)
         self.split, self.size, self.seed = split, size, seed
-        self.num_images = NUM_IMAGES[split] if num_images is None else num_images
+        self.num_images = _NUM_IMAGES[split] if num_images is None else num_images
 
     def __len__(self) -> int:
         return self.num_images
