@@ -81,9 +81,16 @@ def raptor_step(name: str, batch: int, checkpointing: bool = False) -> tuple[Cal
     student = make_surrogate(teacher, PHASES, block="paper", conditioning="mlp")
     variance = torch.ones(teacher.num_layers, teacher.groups.num_tokens)
     module = DistillStep(
-        teacher, student, Phases.from_lengths(PHASES), variance, WEIGHTS, WEIGHTS,
-        compile_blocks=True, checkpointing=checkpointing, half_teacher=True,
-    )  # fmt: skip
+        teacher,
+        student,
+        Phases.from_lengths(PHASES),
+        variance,
+        WEIGHTS,
+        WEIGHTS,
+        compile_blocks=True,
+        checkpointing=checkpointing,
+        half_teacher=True,
+    )
     assert torch.allclose(token_weights(teacher.groups, WEIGHTS).sum(), torch.tensor(1.0))
     optimizer = torch.optim.AdamW([p for _, p in module.trained_parameters()], lr=1e-4, weight_decay=1e-4, fused=True)
     size = teacher.preprocess.size

@@ -98,9 +98,15 @@ def measure_suite(args: argparse.Namespace) -> dict[str, Any]:
 
     def suite(stability_images: int, compile: bool) -> None:
         measure_dynamics(
-            vit, batches, num_images=num, classes=range(5), stability_images=stability_images, precision=precision,
-            rank_images=min(64, num), compile=compile,
-        )  # fmt: skip
+            vit,
+            batches,
+            num_images=num,
+            classes=range(5),
+            stability_images=stability_images,
+            precision=precision,
+            rank_images=min(64, num),
+            compile=compile,
+        )
 
     cuda = device == "cuda"
     images = torch.cat([b.images for b in Repeated(args.stability_images, args.batch, size, device)])
@@ -193,12 +199,15 @@ def measure_dmd(args: argparse.Namespace, dim: int, num_steps: int) -> dict[str,
     assert difference < 1e-8, f"eigenvalues differ by {difference}"
     names = [f.__name__ for f in ours]
     return {
-        "dim": dim, "layers": num_steps, "rank": args.rank, "trajectories": args.trajectories,
+        "dim": dim,
+        "layers": num_steps,
+        "rank": args.rank,
+        "trajectories": args.trajectories,
         "pydmd_ms_each": 1e3 * loop / len(x),
         "ours_ms_each": {name: 1e3 * one / len(x) for name, one in zip(names, batched)},
         "speedup": {name: loop / one for name, one in zip(names, batched)},
         "largest_eigenvalue_difference": difference,
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -106,12 +106,19 @@ def main() -> None:
     small, large = peak(1000), peak(args.images)
     held = args.images * vit.num_layers * vit.groups.num_tokens * vit.dim * 2 / 2**30
     result = {
-        "device": torch.cuda.get_device_name() if cuda else "cpu", "torch": torch.__version__, "model": args.model,
-        "precision": precision, "batch": args.batch, "images_per_s_bare": few / statistics.median(b for b, _ in pairs),
-        "images_per_s_recorded": few / statistics.median(r for _, r in pairs), "time_ratio": ratio,
-        "peak_gib_1000_images": small, f"peak_gib_{args.images}_images": large, "memory_ratio": large / small,
+        "device": torch.cuda.get_device_name() if cuda else "cpu",
+        "torch": torch.__version__,
+        "model": args.model,
+        "precision": precision,
+        "batch": args.batch,
+        "images_per_s_bare": few / statistics.median(b for b, _ in pairs),
+        "images_per_s_recorded": few / statistics.median(r for _, r in pairs),
+        "time_ratio": ratio,
+        "peak_gib_1000_images": small,
+        f"peak_gib_{args.images}_images": large,
+        "memory_ratio": large / small,
         "gib_if_all_states_were_held_in_bf16": held,
-    }  # fmt: skip
+    }
     print(json.dumps(result, indent=1))
     if args.out:
         Path(args.out).write_text(json.dumps(result, indent=1) + "\n")

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess
-from raptor.options import OpeningModel, with_defaults
+from raptor.options import OpeningModel, declared, with_defaults
 from raptor.run import RunError, read_config, sync, write_text
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.builders import (
@@ -248,8 +248,8 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def _refuse(what: str, **options: Any) -> None:
-    """Options that would be passed over in silence are an error."""
-    names = list(_given(**options))
+    """Raise for options that would have no effect."""
+    names = [f"--{name}" if name in declared(OpeningModel) else name for name in _given(**options)]
     if names:
         raise ValueError(f"{', '.join(names)} cannot be given for {what}: leave {'them' if names[1:] else 'it'} out")
 

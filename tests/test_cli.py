@@ -73,7 +73,7 @@ def test_help_and_version_import_nothing_heavy():
         (["reproduce", "stochastic-depth", "--data", "nowhere"], "unknown data 'nowhere'"),
         (["reproduce", "stochastic-depth", "--data", "scenes", "--k", "13"], "k must be from 1 to"),
         (["reproduce", "stochastic-depth", "--data", "scenes", "--p", "1.5"], "must be in [0, 1)"),
-        (["reproduce", "untrained", "--data", "scenes", "--heads", "5"], "must be a multiple of heads"),
+        (["reproduce", "untrained", "--data", "scenes", "--heads", "5"], "must be a multiple of --heads"),
         (["reproduce", "claims", "--results", "raptor"], "no results in raptor"),
     ],
 )

@@ -109,8 +109,9 @@ def test_jsonable() -> None:
     assert jsonable({"x": [1.0, float("inf")], 2: (None, True, 7)}) == {"x": [1.0, None], "2": [None, True, 7]}
     found = jsonable(Found(Spread(np.array([2.0, -np.inf])), "model"))
     assert found == {
-        "spread": {"mean": [2.0, None], "std": None, "quantiles": None, "num_images": 0}, "name": "model",
-    }  # fmt: skip
+        "spread": {"mean": [2.0, None], "std": None, "quantiles": None, "num_images": 0},
+        "name": "model",
+    }
     json.dumps(found, allow_nan=False)
 
 

@@ -18,15 +18,34 @@ from raptor.train.teacher import train_teacher
 from raptor.vit.view import ViT
 
 RECIPE = dict(
-    block="teacher", conditioning="table", batch_size=8, lr=1e-3, lam=0.5, normalise="layer",
+    block="teacher",
+    conditioning="table",
+    batch_size=8,
+    lr=1e-3,
+    lam=0.5,
+    normalise="layer",
     last_phase_weights=dict(cls=0.34, registers=0.33, patches=0.33),
-    stage2_weights=dict(cls=0.45, registers=0.10, patches=0.45), budget="12steps", augment="crop",
-)  # fmt: skip
+    stage2_weights=dict(cls=0.45, registers=0.10, patches=0.45),
+    budget="12steps",
+    augment="crop",
+)
 OPTIONS = dict(phases=[2, 2], limit=64, val_images=8, phase_images=32, device="cpu")
 TEACHER = dict(
-    size=24, patch=8, dim=32, depth=3, heads=2, registers=2, budget="12steps", batch_size=8, limit=64, val_images=16,
-    device="cpu", drop=0.3, mixup=0.2, cutmix=1.0,
-)  # fmt: skip
+    size=24,
+    patch=8,
+    dim=32,
+    depth=3,
+    heads=2,
+    registers=2,
+    budget="12steps",
+    batch_size=8,
+    limit=64,
+    val_images=16,
+    device="cpu",
+    drop=0.3,
+    mixup=0.2,
+    cutmix=1.0,
+)
 
 
 def tiny_teacher(depth: int = 4, **changes: Any) -> ViT:

@@ -89,7 +89,7 @@ def choose_split(keys: Sequence[str], parts: Sequence[str | None], split: Split,
 def choose_sample(keys: Sequence[str], limit: int) -> list[int]:
     """`limit` indices spread over the data by the keys' hash, in order; a larger limit contains a smaller one."""
     if limit < 1:
-        raise ValueError(f"limit must be at least 1; got {limit}")
+        raise ValueError(f"the number of images must be at least 1; got {limit}")
     if limit >= len(keys):
         return list(range(len(keys)))
     # Salted, so that a sample of held-out images is not chosen by the hash that held them out.

@@ -50,7 +50,7 @@ class ImageStream:
         limit: int | None = None,
     ) -> None:
         if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1; got {batch_size}")
+            raise ValueError(f"--batch_size must be at least 1; got {batch_size}")
         self.data, self.preprocess, self.batch_size = data, preprocess, batch_size
         self.device, self.num_workers, self.progress = torch.device(device), num_workers, progress
         self.indices = data.sample(limit)
@@ -300,7 +300,7 @@ def _check(
     if cache not in ("auto", "memory", "none"):
         raise ValueError(f"unknown cache {cache!r}; use auto, memory or none")
     if not 0 < crop_scale[0] <= crop_scale[1] <= 1:
-        raise ValueError(f"crop_scale must rise within 0..1; got {crop_scale}")
+        raise ValueError(f"--crop_scale must rise within 0..1; got {crop_scale}")
     if not 1 <= batch_size <= num_images:
         raise ValueError(f"a batch of {batch_size} cannot be filled from {num_images} images; choose a smaller batch")
     if batch_size % world_size:

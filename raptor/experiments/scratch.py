@@ -85,9 +85,9 @@ def scratch_teacher(options: dict[str, Any], pair: Pair, folder: Path, machine: 
 def check_scratch(options: dict[str, Any], drops: Sequence[float] = ()) -> None:
     """Raise now for options that would fail only after a teacher was trained."""
     if not 1 <= options["k"] <= options["depth"]:
-        raise ValueError(f"k must be from 1 to the teacher's depth {options['depth']}, not {options['k']}")
+        raise ValueError(f"--k must be from 1 to the teacher's depth {options['depth']}, not {options['k']}")
     if options["heads"] < 1 or options["dim"] < 1 or options["dim"] % options["heads"]:
-        raise ValueError(f"dim {options['dim']} must be a multiple of heads {options['heads']}")
+        raise ValueError(f"--dim {options['dim']} must be a multiple of --heads {options['heads']}")
     for p in drops:
         check_drop(p)
     load_recipe(options["recipe"])

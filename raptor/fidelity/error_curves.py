@@ -84,10 +84,15 @@ class Curves:
         num_layers = len(next(iter(found.values()))["r2"]) if found else 0
         none = np.zeros((0, num_layers, len(found)))
         return cls(
-            tuple(found), num_layers, num_images,
+            tuple(found),
+            num_layers,
+            num_images,
             **{metric: {group: curves[metric] for group, curves in found.items()} for metric in METRICS},
-            image_error=none, image_norm=none, image_deviation=none, image_cosine=none,
-        )  # fmt: skip
+            image_error=none,
+            image_norm=none,
+            image_deviation=none,
+            image_cosine=none,
+        )
 
 
 def _layer_sums(t_lbtd: Tensor, s_lbtd: Tensor, centre_lgd: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:

@@ -134,6 +134,6 @@ def _frame_size(data: DenseData, size: int | tuple[int, int] | None) -> tuple[in
     if isinstance(size, tuple):
         return size
     if size < 1:
-        raise ValueError(f"size must be at least 1; got {size}")
+        raise ValueError(f"--size must be at least 1; got {size}")
     short = min(data.frame)
     return round(data.frame[0] * size / short), round(data.frame[1] * size / short)

@@ -93,9 +93,23 @@ def fused_gradient(
     parts = logits.new_empty(4, num, h + 1, w + 1, num_heads, num_classes)
     sizes = {"PIXELS": 1 << (patch - 1).bit_length(), "CLASSES": 1 << (num_classes - 1).bit_length()}
     kernel[(num * (h + 1) * (w + 1) * num_heads,)](
-        logits, labels, parts, rows[0], columns[0], rows[1], columns[1], num_valid,
-        *labels.shape[1:], h, w, num_heads, num_classes, IGNORE=IGNORE_INDEX, num_warps=WARPS, **sizes,
-    )  # fmt: skip
+        logits,
+        labels,
+        parts,
+        rows[0],
+        columns[0],
+        rows[1],
+        columns[1],
+        num_valid,
+        *labels.shape[1:],
+        h,
+        w,
+        num_heads,
+        num_classes,
+        IGNORE=IGNORE_INDEX,
+        num_warps=WARPS,
+        **sizes,
+    )
     above, below = (parts[0, :, 1:, 1:] + parts[1, :, 1:, :-1]), (parts[2, :, :-1, 1:] + parts[3, :, :-1, :-1])
     return above + below
 

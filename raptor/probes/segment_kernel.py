@@ -8,10 +8,24 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def kernel(
-    logits, labels, out, starts_y, starts_x, shares_y, shares_x, num_valid,
-    height, width, rows, columns, heads, classes,
-    IGNORE: tl.constexpr, PIXELS: tl.constexpr, CLASSES: tl.constexpr,
-):  # fmt: skip
+    logits,
+    labels,
+    out,
+    starts_y,
+    starts_x,
+    shares_y,
+    shares_x,
+    num_valid,
+    height,
+    width,
+    rows,
+    columns,
+    heads,
+    classes,
+    IGNORE: tl.constexpr,
+    PIXELS: tl.constexpr,
+    CLASSES: tl.constexpr,
+):
     # One cell: the pixels between four neighbouring patch centres, for one head. Heads of a cell share its labels.
     head, cell = tl.program_id(0) % heads, tl.program_id(0) // heads
     across, cell = cell % (columns + 1), cell // (columns + 1)

@@ -6,9 +6,18 @@ import triton.language as tl
 
 @triton.jit
 def kernel(
-    grad, z, bias, dz, sums, num_rows, num_columns, num_across,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIP: tl.constexpr,
-):  # fmt: skip
+    grad,
+    z,
+    bias,
+    dz,
+    sums,
+    num_rows,
+    num_columns,
+    num_across,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STRIP: tl.constexpr,
+):
     # Programs that run together share rows, as memory lies.
     block = tl.program_id(0) // num_across
     column = tl.program_id(0) % num_across * COLUMNS + tl.arange(0, COLUMNS)

@@ -258,9 +258,15 @@ def _modulation(tied: nn.Module, depth_n: Tensor) -> Modulation | None:
 
 
 def _advance(
-    block: nn.Module, x_btd: Tensor, modulation: Modulation | None, args: tuple[Any, ...], kwargs: dict[str, Any],
-    target_btd: Tensor, w_t: Tensor, cosine_t: Tensor | None,
-) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
+    block: nn.Module,
+    x_btd: Tensor,
+    modulation: Modulation | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    target_btd: Tensor,
+    w_t: Tensor,
+    cosine_t: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """The next state, that state normed for the next paper block, and its loss.
 
     This is one function so that it compiles to one graph.

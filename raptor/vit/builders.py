@@ -224,9 +224,11 @@ def _processor_file(repo: str, fetch: bool = False) -> Path | None:
     quiet = ("missing_entries", "connection_errors", "gated_repo")
     try:
         found = cached_file(
-            repo, "preprocessor_config.json", local_files_only=not fetch,
+            repo,
+            "preprocessor_config.json",
+            local_files_only=not fetch,
             **{f"_raise_exceptions_for_{name}": False for name in quiet},
-        )  # fmt: skip
+        )
     except (OSError, ValueError):
         return None
     return None if found is None else Path(found)

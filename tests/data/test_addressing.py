@@ -46,9 +46,15 @@ def test_every_address_holds_out_the_same_images(tmp_path: Path, repeated: bool)
         _tar(tmp_path / f"shard-{part}.tar", root, paths[part::2])
     _tar(tmp_path / "one.tar", root.parent, [f"photos/{path}" for path in paths])
     specs = [
-        str(root), str(root.parent), str(tmp_path / "link"), str(tmp_path / "copied"), str(tmp_path / "p.zip"),
-        f"{tmp_path}/half-0.zip,{tmp_path}/half-1.zip", f"wds/{tmp_path}/shard-{{0..1}}.tar", f"{tmp_path}/one.tar",
-    ]  # fmt: skip
+        str(root),
+        str(root.parent),
+        str(tmp_path / "link"),
+        str(tmp_path / "copied"),
+        str(tmp_path / "p.zip"),
+        f"{tmp_path}/half-0.zip,{tmp_path}/half-1.zip",
+        f"wds/{tmp_path}/shard-{{0..1}}.tar",
+        f"{tmp_path}/one.tar",
+    ]
     relative = os.path.relpath(root)
     found = {spec: open_data(spec, "val") for spec in [*specs, relative]}
     wanted = set(found[specs[0]].keys)

@@ -43,7 +43,7 @@ def test_flat_folder_and_limit(tmp_path: Path) -> None:
     ten, twenty = (open_data(str(tmp_path), "all", limit=n).names for n in (10, 20))
     assert len(ten) == 10 and set(ten) < set(twenty) and ten == sorted(ten) and ten != data.names[:10]
     assert choose_sample(data.names, 100) == list(range(40))
-    with pytest.raises(ValueError, match="limit"):
+    with pytest.raises(ValueError, match="number of images"):
         open_data(str(tmp_path), limit=0)
 
 

@@ -14,8 +14,13 @@ def test_every_name_has_published_weights():
 
 def test_several_models_side_by_side(tmp_path):
     found = run(
-        data="scenes", models=["scenes", "scenes-k3"], k=[2], num_images=16, out=str(tmp_path), device="cpu",
+        data="scenes",
+        models=["scenes", "scenes-k3"],
+        k=[2],
+        num_images=16,
+        out=str(tmp_path),
+        device="cpu",
         num_workers=0,
-    )  # fmt: skip
+    )
     assert [entry.model.num_layers for entry in found.models] == [12, 12]
     assert (tmp_path / "figures" / "phases.png").exists()

@@ -20,9 +20,19 @@ from raptor.experiments.records import (
 def test_table1_and_figure5(sweep_folder: Path, tiny: SimpleNamespace, tmp_path: Path) -> None:
     model = str(sweep_folder / "teachers" / "p0-s0" / "teacher")
     done = table1.run(
-        **tiny.images, model=model, segment="scenes", depth="scenes", k=[2], seeds=[0, 1], budget="4steps",
-        batch_size=16, classify_epochs=1, segment_epochs=1, depth_epochs=1, out=str(tmp_path),
-    )  # fmt: skip
+        **tiny.images,
+        model=model,
+        segment="scenes",
+        depth="scenes",
+        k=[2],
+        seeds=[0, 1],
+        budget="4steps",
+        batch_size=16,
+        classify_epochs=1,
+        segment_epochs=1,
+        depth_epochs=1,
+        out=str(tmp_path),
+    )
     assert list(done.result.cells) == ["teacher", "k2-s0", "k2-s1"]
     teacher, k2 = done.result.rows
     scores = [done.result.cells[f"k2-s{s}"].probes["depth"].score for s in (0, 1)]

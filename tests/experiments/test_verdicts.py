@@ -112,8 +112,13 @@ def test_untrained_verdicts_need_every_seed_for_a_yes() -> None:
 
     rows = [row("trained", 0.9, 0.2, 0.8), row("untrained", 0.7, 0.9, 0.5), row("overfitted", 0.8, 0.1, 0.6)]
     assert [c.agrees for c in claims_untrained(Untrained(rows=rows))] == [
-        "no", "yes (one seed)", "yes (one seed)", "no", "no", "yes (one seed)",
-    ]  # fmt: skip
+        "no",
+        "yes (one seed)",
+        "yes (one seed)",
+        "no",
+        "no",
+        "yes (one seed)",
+    ]
     more = [*rows, *(row(r.kind, *v) for r, v in zip(rows, ((0.91, 0.2, 0.8), (0.7, 0.9, 0.5), (0.8, 0.1, 0.6))))]
     assert claims_untrained(Untrained(rows=more))[1].agrees == "yes"
     rows.append(row("untrained", 0.95, 0.9, 0.55))

@@ -186,9 +186,13 @@ def test_opened_data_can_be_given(tmp_path):
     pair = (open_data("scenes", "train", limit=64, size=24), open_data("scenes", "val", limit=8, size=24))
     named = tiny_run(tmp_path / "named", budget="4steps")
     given = distill(
-        tiny_teacher(), pair, phases=[2, 2], recipe=write_recipe(tmp_path, budget="4steps"),
-        out=str(tmp_path / "given"), device="cpu",
-    )  # fmt: skip
+        tiny_teacher(),
+        pair,
+        phases=[2, 2],
+        recipe=write_recipe(tmp_path, budget="4steps"),
+        out=str(tmp_path / "given"),
+        device="cpu",
+    )
     assert all(torch.equal(blocks_of(named)[n], v) for n, v in blocks_of(given).items())
 
 

@@ -12,10 +12,16 @@ from raptor.train.schedule import Budget, learning_rate, teacher_forcing
 @pytest.mark.parametrize(
     ("text", "amount", "unit"),
     [
-        ("120s", 120, "s"), ("5m", 300, "s"), ("1.5min", 90, "s"), ("2h", 7200, "s"), ("3000steps", 3000, "steps"),
-        ("1step", 1, "steps"), ("20epochs", 20, "epochs"), (" 0.5 Epoch ", 0.5, "epochs"),
+        ("120s", 120, "s"),
+        ("5m", 300, "s"),
+        ("1.5min", 90, "s"),
+        ("2h", 7200, "s"),
+        ("3000steps", 3000, "steps"),
+        ("1step", 1, "steps"),
+        ("20epochs", 20, "epochs"),
+        (" 0.5 Epoch ", 0.5, "epochs"),
     ],
-)  # fmt: skip
+)
 def test_budgets(text, amount, unit):
     assert Budget.parse(text) == Budget(amount, unit)
 

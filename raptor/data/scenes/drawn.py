@@ -37,7 +37,7 @@ class DrawnScenes(WholeBatches):
     def sample(self, limit: int | None) -> list[int]:
         """The first `limit` scenes: their order is random already."""
         if limit is not None and limit < 1:
-            raise ValueError(f"limit must be at least 1; got {limit}")
+            raise ValueError(f"the number of images must be at least 1; got {limit}")
         return list(range(len(self) if limit is None else min(limit, len(self))))
 
     def worth_caching(self, device: torch.device) -> bool:
