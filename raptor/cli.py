@@ -31,6 +31,7 @@ COMMANDS = {
     "probe": ("raptor.commands.probe:probe", "linear probes: classify, segment, depth"),
     "dynamics": ("raptor.commands.dynamics:dynamics", "depth as a dynamical system"),
     "report": ("raptor.commands.report:report", "one interactive page of a run folder"),
+    "states": ("raptor.commands.states:states", "save features of every image, per layer and token group"),
     "explore": ("raptor.commands.explore:explore", "a local page to try images and perturbations"),
     "train-teacher": ("raptor.commands.train_teacher:train_teacher", "train a small ViT to study"),
     "reproduce": ("raptor.commands.reproduce:reproduce", "a table or figure of the paper, by name"),
@@ -51,6 +52,7 @@ EXAMPLES = {
     "probe": ["raptor probe runs/scenes-k3 --task depth --data scenes"],
     "dynamics": ["raptor dynamics scenes --data scenes", "raptor dynamics runs/scenes-k3 --data scenes"],
     "report": ["raptor report runs/scenes-k3"],
+    "states": ["raptor states timm/vit_base_patch14_reg4_dinov2.lvd142m --data photos/ --layers 3 6 9"],
     "explore": ["raptor explore runs/scenes-k3"],
     "train-teacher": ["raptor train-teacher --data scenes --size 48 --patch 8 --dim 128 --depth 12 --heads 4"],
     "reproduce": ["raptor reproduce figure1 --data photos/", "raptor reproduce list"],
@@ -177,9 +179,18 @@ def run_command(name: str, words: list[str]) -> int:
     words = [_with_underscores(w) for w in words]
     if name in OPTIONAL_FIRST_WORD and words and not words[0].startswith("-"):
         words = [f"--{OPTIONAL_FIRST_WORD[name]}={words[0]}", *words[1:]]
-    options = parser.parse_args(join_lists(words, parser)).as_dict()
-    as_json = options.pop("json")
+    joined = join_lists(words, parser)
+    given_module = any(word.partition("=")[0] == "--module" for word in joined)
+    is_named = bool(joined) and not joined[0].startswith("-")
+    if given_module and not is_named:  # the module stands for the model
+        joined = ['["own"]' if list_options(parser)[1] else "own", *joined]
+    options = parser.parse_args(joined).as_dict()
+    as_json, own = options.pop("json"), options.pop("module", None)
+    if own is not None and not is_named:
+        options = {name: value for name, value in options.items() if name not in _MODEL_WORDS}
     _check_values(options, parser)
+    if own is not None:
+        options |= _place_module(own, is_named, parser)
     module, _, function_name = where.partition(":")
     function = getattr(import_module(module), function_name)
     result = function(**{k: v for k, v in options.items() if k != "config"})
@@ -201,6 +212,49 @@ def find_function(name: str, words: list[str]) -> tuple[Callable[..., Any] | Non
     if not words or words[0] in ("list", "-h", "--help"):
         return function("list"), []
     return import_module(module).experiment(words[0]), words[1:]
+
+
+_MODEL_WORDS = ("model", "models", "run")
+
+
+def _place_module(where: str, is_named: bool, parser: Any) -> dict[str, Any]:
+    """The user's own model as an argument: the teacher where a run was named, else the model itself."""
+    dests = {action.dest for action in parser._actions}
+    model = load_module(where)
+    if is_named:
+        if "teacher" not in dests:
+            raise ValueError("--module stands for MODEL: leave out one of them")
+        return {"teacher": model}
+    name = next(word for word in _MODEL_WORDS if word in dests)
+    return {name: [model] if name == "models" else model}
+
+
+def load_module(where: str) -> Any:
+    """The model that a function of the user's own file makes; `where` is FILE.py:FUNCTION. Runs that file."""
+    file, _, function = where.rpartition(":")
+    if not file or not function:
+        raise ValueError(f"--module {where}: write FILE.py:FUNCTION, such as mine.py:make_vit")
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise ValueError(f"--module {where}: there is no file {file}")
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None, path
+    module = module_from_spec(spec)
+    sys.path.insert(0, str(path.resolve().parent))
+    spec.loader.exec_module(module)
+    if not hasattr(module, function):
+        raise ValueError(f"--module {where}: {file} has no {function}")
+    made = getattr(module, function)
+    from torch import nn
+
+    from raptor.vit.view import ViT
+
+    made = made if isinstance(made, nn.Module | ViT) else made()
+    if not isinstance(made, nn.Module | ViT):
+        raise ValueError(f"--module {where} gives a {type(made).__name__}: return an nn.Module or an opened model")
+    return made
 
 
 def locate(name: str, words: list[str]) -> tuple[str, list[str]]:
@@ -331,6 +385,9 @@ def build_parser(name: str, function: Callable[..., Any] | str, experiment: str 
     parser.add_argument("--config", action="config", help="a YAML file of options; those on the command line win")
     for argument in arguments:
         argument.add_to(parser)
+    if any(argument.name in _MODEL_WORDS for argument in arguments) and name != "report":
+        told = "a model of your own instead of MODEL, or a run's teacher: FILE.py:FUNCTION; runs that file"
+        parser.add_argument("--module", type=str, help=told)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
 

@@ -69,6 +69,7 @@ def open_vit(
     teacher: nn.Module | ViT | None = None,
     dtype: str = "fp32",
     trust_hub: bool = False,
+    name: str | None = None,
     device: str | torch.device = "cpu",
     **model_kwargs: Any,
 ) -> ViT:
@@ -76,6 +77,7 @@ def open_vit(
 
     Args:
         source: `timm/NAME`, `hf/REPO`, `hub/REPO:ENTRY`, `scenes`, a folder, or a module (see the module's docstring).
+            `timm/NAME@FILE` is `timm/NAME` with the weight file FILE.
         weights: a local weight file (safetensors or weights-only .pth) instead of the hub's.
         pretrained: with no `weights`, whether to fetch the published ones; False gives random weights.
         size: image size; by default 224, or the model's own where that is smaller.
@@ -88,6 +90,7 @@ def open_vit(
         dtype: type of the weights: fp32, also where they are stored in half precision, or bf16 or fp16. A module of
             your own in half precision is copied, not changed.
         trust_hub: run the code of a torch.hub repository, for `hub/REPO:ENTRY`.
+        name: of the model in titles, figures and files; by default the weight file's stem, else `source`.
         model_kwargs: further arguments of the model's constructor (timm) or configuration (transformers).
     """
     prepared = Preprocess.from_dict(preprocess) if isinstance(preprocess, dict) else preprocess
@@ -109,13 +112,18 @@ def open_vit(
             load_weights(source, read_weights(weights), weights)
         images = _resized(prepared, size) if prepared else model_preprocess(source, size)
         arguments = forward_arguments(source, images.size)
-        view = inspect_vit(source, type(source).__name__, images, forward_kwargs=arguments, **structure)
+        view = inspect_vit(source, name or type(source).__name__, images, forward_kwargs=arguments, **structure)
         return _as_dtype(view, dtype).to(device)
     text = str(source)
+    if "@" in text and text.startswith(("timm/", "hf/")):
+        if weights is not None:
+            raise ValueError(f"{text} names its weight file: leave out --weights")
+        text, _, weights = text.partition("@")
     folder = saved_folder(text)
     if folder is not None:
         _refuse(f"{text}, which is saved with its own", preprocess=prepared, **structure, **built)
         view = load_saved(folder, teacher=teacher, size=size, weights=weights, trust_hub=trust_hub)
+        view.name = name or view.name
         view.opened = {"model": text, "weights": weights, "size": size, "fingerprint": fingerprint(view.model)}
         return _as_dtype(view, dtype).to(device)
     kind, _, rest = text.partition("/")
@@ -133,8 +141,9 @@ def open_vit(
         load_weights(model, state, str(weights))
     images = _resized(prepared, size) if prepared else model_preprocess(model, size)
     arguments = forward_arguments(model, images.size)
-    view = inspect_vit(model, text, images, forward_kwargs=arguments, source=base, **structure)
-    view.opened = {**opened, "fingerprint": fingerprint(model)}
+    own_name = name or (Path(weights).stem if weights else text)
+    view = inspect_vit(model, own_name, images, forward_kwargs=arguments, source=base, **structure)
+    view.opened = {**opened, **_given(name=name), "fingerprint": fingerprint(model)}
     return _as_dtype(view, dtype).to(device)
 
 

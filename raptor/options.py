@@ -61,6 +61,9 @@ class WeightFile(TypedDict, total=False):
 class Opening(WeightFile, total=False):
     """How a model is opened. The options are those of a teacher where the command also takes surrogates."""
 
+    name: Annotated[
+        str | None, Option(None, "what the model is called in titles and figures; by default the weight file's stem.")
+    ]
     size: Annotated[int | None, Option(None, "image size.")]
     blocks: Annotated[
         str | None, Option(None, "dotted path of the block list, for a model whose structure cannot be guessed.")

@@ -24,6 +24,7 @@ COMMANDS = (
     "probe",
     "report",
     "reproduce",
+    "states",
     "train_teacher",
 )
 

@@ -56,7 +56,9 @@ def phases(
     precision = pick_precision(options["precision"], device)
     models = models if isinstance(models, list) else [models]
     if options["weights"] is not None and len(models) > 1:
-        raise ValueError("--weights goes with one model")
+        raise ValueError("--weights goes with one model: write timm/NAME@FILE for several")
+    if options["name"] is not None and len(models) > 1:
+        raise ValueError("--name goes with one model")
     views = [open_vit(name, device=device, **part(OpeningModel, options)) for name in models]
     for vit in views:
         check_cuts(vit, k, method, score, min_length, tokens)

@@ -1,0 +1,186 @@
+"""raptor states: features of every image, per layer and token group, streamed to disk."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Unpack
+
+import numpy as np
+from torch import Tensor, nn
+
+from raptor.data import iterate, open_data
+from raptor.devices import pick_device, pick_precision
+from raptor.open import open_vit
+from raptor.options import OpeningModel, Running, part, with_defaults
+from raptor.progress import track
+from raptor.provenance import Provenance
+from raptor.run import ResultFile, result_folder
+from raptor.streaming import Result
+from raptor.vit.trajectory import Trajectories
+from raptor.vit.view import ModelFacts, ViT
+
+
+@dataclass
+class StatesFile(ResultFile):
+    """states.json: what the feature files hold.
+
+    Attributes:
+        arrays: name (`layer3.cls`) -> file and shape; row i is image i of `names`.
+        labels: class index per image, or None.
+        bad_images: unreadable images; their rows are NaN.
+    """
+
+    FILE: ClassVar[str] = "states.json"
+
+    model: ModelFacts
+    data: str
+    split: str
+    arrays: dict[str, tuple[str, list[int]]]
+    names: list[str]
+    labels: list[int] | None
+    classes: list[str] | None
+    bad_images: list[str] = field(default_factory=list)
+    provenance: Provenance = field(default_factory=Provenance)
+
+
+@dataclass
+class States(Result):
+    """The features that were saved, and their folder."""
+
+    saved: StatesFile
+    folder: Path
+
+    def load(self, name: str) -> np.ndarray:
+        """One array, such as `layer3.cls`, (N, D) or (N, tokens, D); mapped from disk, not read into memory."""
+        if name not in self.saved.arrays:
+            raise ValueError(f"no features {name!r}: choose from {', '.join(self.saved.arrays)}")
+        file = self.saved.arrays[name][0]
+        if file.endswith(".npy"):
+            return np.load(self.folder / file, mmap_mode="r")
+        from safetensors.numpy import load_file
+
+        return load_file(self.folder / file)[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.saved.to_dict(), "folder": str(self.folder)}
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """One row per array."""
+        return [{"name": name, "file": file, "shape": shape} for name, (file, shape) in self.saved.arrays.items()]
+
+    def text(self) -> str:
+        lines = [f"{self.saved.model.name}: features of {len(self.saved.names)} images of {self.saved.data}"]
+        lines += [f"  {name:<20} {' x '.join(map(str, shape))}" for name, (_, shape) in self.saved.arrays.items()]
+        return "\n".join([*lines, f"written to {self.folder}; names and labels are in states.json"])
+
+
+class StatesOptions(OpeningModel, Running, total=False):
+    """The options that `states` shares with other commands."""
+
+
+def states(
+    model: str | Path | nn.Module | ViT,
+    *,
+    data: str = "scenes",
+    layers: list[int] | None = None,
+    split: str = "all",
+    limit: int | None = None,
+    batch_size: int = 64,
+    pool: bool = True,
+    format: Literal["npy", "safetensors"] = "npy",
+    out: str | None = None,
+    **given: Unpack[StatesOptions],
+) -> States:
+    """Save features of every image, per layer and token group, without holding them in memory.
+
+    Args:
+        model: timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, or a run folder (in Python also a module or an opened model).
+        data: images: a folder, zip archives, scenes, cifar10, hf/NAME:split, wds/PATTERN.
+        layers: which states, 0 (after the embedding) to L; by default the last.
+        split: all, train (without the held-out images), val, or one of the data's own parts.
+        limit: use only this many images.
+        batch_size: images per forward pass.
+        pool: the mean over the tokens of each group, (N, D); false keeps every token, (N, tokens, D).
+        format: npy (a file per layer and group) or safetensors (one file).
+        out: folder for the features and states.json.
+    """
+    started = time.monotonic()
+    options = with_defaults(StatesOptions, given)
+    device = pick_device(options["device"])
+    precision = pick_precision(options["precision"], device)
+    vit = open_vit(model, device=device, **part(OpeningModel, options))
+    wanted = [vit.num_layers] if layers is None else sorted(set(layers))
+    if any(not 0 <= layer <= vit.num_layers for layer in wanted) or not wanted:
+        raise ValueError(f"--layers must be from 0 to {vit.num_layers}, got {' '.join(map(str, layers or []))}")
+    folder = result_folder(out, model, "states")
+    images = open_data(data, split, limit=limit, size=vit.preprocess.size, skip_bad=options["skip_bad"])
+    folder.mkdir(parents=True, exist_ok=True)
+    groups = dict(vit.groups.present())
+    shapes = {
+        f"layer{layer}.{name}": [len(images), *([] if pool else [s.stop - s.start]), vit.dim]
+        for layer in wanted
+        for name, s in groups.items()
+    }
+    arrays, files = _open_arrays(folder, shapes, format)
+    batches = iterate(images, vit.preprocess, batch_size, device=device, num_workers=options["num_workers"])
+    for found, _, batch in track(Trajectories(vit, batches, precision), f"features of {vit.name}", len(batches)):
+        rows = batch.indices.numpy()
+        for layer in wanted:
+            for name, where in groups.items():
+                arrays[f"layer{layer}.{name}"][rows] = _features(found[layer][:, where], pool)
+    for array in arrays.values():
+        array.flush()
+    saved = StatesFile(
+        model=vit.facts(),
+        data=data,
+        split=split,
+        arrays={name: (files[name], shape) for name, shape in shapes.items()},
+        names=list(images.names),
+        labels=None if images.labels is None else [int(label) for label in images.labels],
+        classes=images.classes,
+        bad_images=list(images.bad),
+        provenance=Provenance.since(started, device),
+    )
+    missing = [row for row, name in enumerate(images.names) if name in set(images.bad)]
+    for array in arrays.values():
+        array[missing] = np.nan
+    saved.write(folder)
+    return States(saved, folder)
+
+
+def _features(x_btd: Tensor, pool: bool) -> np.ndarray:
+    x = x_btd.float()
+    return (x.mean(1) if pool else x).cpu().numpy()
+
+
+def _open_arrays(
+    folder: Path, shapes: Mapping[str, Sequence[int]], format: str
+) -> tuple[dict[str, np.memmap], dict[str, str]]:
+    """float32 arrays that are mapped to disk, by name, and the file of each."""
+    if format == "npy":
+        files = {name: f"{name}.npy" for name in shapes}
+        make = np.lib.format.open_memmap
+        arrays = {n: make(folder / files[n], mode="w+", dtype=np.float32, shape=tuple(s)) for n, s in shapes.items()}
+        return arrays, files
+    header: dict[str, dict[str, Any]] = {}
+    end = 0
+    for name, shape in shapes.items():
+        size = 4 * int(np.prod(shape))
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path = folder / "states.safetensors"
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    first = 8 + len(text)
+    mapped = {
+        name: np.memmap(path, np.float32, "r+", first + entry["data_offsets"][0], tuple(entry["shape"]))
+        for name, entry in header.items()
+    }
+    return mapped, dict.fromkeys(shapes, path.name)
