@@ -16,7 +16,7 @@ from families import (
     AT_14,
     Unheard,
 )
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_models import noise_images, same_tensors, shake, tiny_timm
 from tiny_run import tiny_teacher
 from tiny_surrogates import AT_16, conditioned, every_kind, torchvision_vit
@@ -414,3 +414,95 @@ def test_a_surrogate_of_an_own_module_takes_a_teacher_by_name(tmp_path: Path) ->
         open_pair(tmp_path / "run")
     surrogate, found = open_pair(tmp_path / "run", teacher=str(tmp_path / "mine"))
     assert surrogate is not None and found.preprocess.size == 32
+
+
+def hostile_folder(folder: Path, marker: Path, **changes) -> Path:
+    """A saved surrogate whose config.json is changed, and a hubconf.py in it that leaves a mark when it is run."""
+    vit = tiny_timm()
+    vit.opened = {"model": "scenes", "weights": None, "size": None}
+    save_vit(make_surrogate(vit, (2, 2)), folder)
+    (folder / "hubconf.py").write_text(f"open({str(marker)!r}, 'w').close()\ndef entry(**_): return None\n")
+    config = json.loads((folder / "config.json").read_text())
+    for path, value in changes.items():
+        outer, inner = path.split("__")
+        config[outer][inner] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(base__source="hub/FOLDER:entry"), "runs code: add --trust_hub"),
+        (dict(teacher__model="hub/FOLDER:entry"), "runs code: add --trust_hub"),
+        (dict(base__kwargs={"trust_remote_code": True}), "argument trust_remote_code, which is not allowed"),
+        (dict(base__source="hf/x/y", base__kwargs={"trust_remote_code": True}), "argument trust_remote_code"),
+        (dict(teacher__model="hf/x/y", teacher__trust_remote_code=True), "argument trust_remote_code"),
+        (dict(teacher__model="timm/vit_tiny_patch16_224", teacher__checkpoint_path="x"), "argument checkpoint_path"),
+        (dict(teacher__trust_hub=True), "argument trust_hub"),
+        (dict(base__kwargs={"embed_dim": 10**12}), "more than"),
+        (dict(base__source="what/ever"), "unknown model 'what/ever'"),
+        (dict(base__source=3), "does not say which model"),
+        (dict(preprocess__size=10**6, preprocess__resize=10**6), "images of 1000000 px"),
+    ],
+)
+def test_a_model_folder_never_runs_code(tmp_path: Path, changes: dict, message: str) -> None:
+    marker = tmp_path / "marker"
+    folder = tmp_path / "hostile"
+    changes = {k: v.replace("FOLDER", str(folder)) if isinstance(v, str) else v for k, v in changes.items()}
+    hostile_folder(folder, marker, **changes)
+    with pytest.raises(ValueError, match=message) as error:
+        open_pair(folder)
+    assert "\n" not in str(error.value) and not marker.exists()
+
+
+def test_absurd_image_sizes_are_refused() -> None:
+    for size in (0, -1, 100_000):
+        with pytest.raises(ValueError, match=r"give a --size of 1\.\.4096"):
+            open_vit("scenes", size=size)
+
+
+def test_a_save_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch) -> None:
+    vit, other = tiny_timm(), tiny_timm(depth=2)
+    save_vit(vit, tmp_path / "saved")
+    (tmp_path / "saved" / "notes.txt").write_text("mine")
+
+    def full(*_args, **_options) -> None:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("raptor.open.save_file", full)
+        for folder in ("saved", "new"):
+            with pytest.raises(OSError, match="No space"):
+                save_vit(other, tmp_path / folder)
+    assert [p.name for p in tmp_path.iterdir()] == ["saved"] and open_vit(tmp_path / "saved").num_layers == 4
+    save_vit(other, tmp_path / "saved")
+    assert open_vit(tmp_path / "saved").num_layers == 2 and (tmp_path / "saved" / "notes.txt").exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path, value: float) -> None:
+    vit = tiny_timm()
+    save_vit(vit, tmp_path / "saved")
+    with torch.no_grad():
+        vit.model.blocks[1].attn.qkv.weight[0, 0] = value
+    message = "values of blocks.1.attn.qkv.weight are NaN or infinite"
+    with pytest.raises(ValueError, match=message):
+        save_vit(vit, tmp_path / "broken")
+    assert not (tmp_path / "broken").exists()
+    with pytest.raises(ValueError, match=message):
+        open_vit(vit.model)
+    save_file(vit.model.state_dict(), tmp_path / "saved" / "model.safetensors")
+    with pytest.raises(ValueError, match=message):
+        open_vit(tmp_path / "saved")
+    with pytest.raises(ValueError, match=message):
+        open_vit(tiny_timm().model, weights=str(tmp_path / "saved" / "model.safetensors"))
+
+
+def test_integer_weights_are_refused_by_name(tmp_path: Path) -> None:
+    vit = tiny_timm()
+    state = dict(vit.model.state_dict())
+    state["norm.weight"] = state["norm.weight"].to(torch.int8)
+    save_file(state, tmp_path / "weights.safetensors")
+    with pytest.raises(ValueError, match=r"norm\.weight holds int8 numbers"):
+        open_vit(vit.model, weights=str(tmp_path / "weights.safetensors"))

@@ -17,7 +17,7 @@ from raptor.data.split import choice_split
 from raptor.data.stream import Batch, ImageStream, iterate
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT, first_tensor
-from raptor.vit.weights import fingerprint, same_weights
+from raptor.vit.weights import check_weights, fingerprint, same_weights
 
 _NUM_IMAGES, _NUM_IMAGES_PER_CLASS = 5000, 20  # a ridge head is fitted on 20 images per class, at least 5,000
 ALPHAS = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5)
@@ -85,6 +85,10 @@ class LinearHead(nn.Module):
                 f"{path} is no linear head: it holds {', '.join(sorted(tensors)[:4])}, not weight and bias"
             )
         weight = found["weight"]
+        if not weight.is_floating_point() or not len(weight):
+            held = "no classes" if weight.is_floating_point() else f"{str(weight.dtype).removeprefix('torch.')} weights"
+            raise ValueError(f"{path} is no linear head: it has {held}")
+        check_weights(tensors, path)
         return cls(weight, found.get("bias", weight.new_zeros(len(weight))))
 
 

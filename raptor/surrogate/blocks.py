@@ -202,10 +202,7 @@ class CopiedBlock(nn.Module):
 
     def __init__(self, teacher: ViT, layer: int, modulated: bool):
         super().__init__()
-        self.block = copy.deepcopy(teacher.blocks[layer - 1])
-        own = getattr(self.block, "own", None)
-        if own is not None:  # a step of a surrogate, whose weights its model holds
-            own()
+        self.block = _own_copy(teacher.blocks[layer - 1])
         self.block.requires_grad_(True)
         self.points: list[str] = _modulation_points(teacher, layer) if modulated else []
         for name in self.points:
@@ -250,6 +247,51 @@ class _Modulated(nn.Module):
             return output
         state = _film(first_tensor(output), *self.factor)
         return (state, *output[1:]) if isinstance(output, tuple) else state
+
+
+def _own_copy(block: nn.Module) -> nn.Module:
+    """A copy that holds its own weights, also of a step of a surrogate, whose weights its model holds."""
+    copied = copy.deepcopy(block)
+    own = getattr(copied, "own", None)
+    if own is not None:
+        own()
+    return copied
+
+
+@torch.no_grad()
+def uses_places(teacher: ViT) -> bool:
+    """Whether a block of the teacher (first, middle or last) treats patches by their place: rotary, bias, window, mask.
+
+    Such a block does not commute with a permutation of the patches while its other arguments stay. The paper's block
+    takes only the state, so it would lose what the arguments say.
+    """
+    size, num = teacher.preprocess.size, teacher.num_layers
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(1, 3, size, size, generator=generator).to(teacher.device)
+    x_btd, context = teacher.embed(image)
+    where = teacher.groups.slice("patches")
+    order = torch.arange(x_btd.shape[1], device=x_btd.device)
+    order[where] = order[where].roll(1)
+    wide = "cpu" if x_btd.device.type == "mps" else x_btd.device
+    x_btd, order = x_btd.to(wide, torch.float64), order.to(wide)
+    for layer in sorted({1, (num + 1) // 2, num}):
+        # In float64: with a LayerScale of 1e-5 a block's update is lost in the rounding of float32.
+        block = _own_copy(teacher.blocks[layer - 1]).to(wide, torch.float64)
+        args, kwargs = _in_double(context.calls[layer - 1], wide)
+        update = first_tensor(block(x_btd, *args, **kwargs)) - x_btd
+        moved = first_tensor(block(x_btd[:, order], *args, **kwargs)) - x_btd[:, order]
+        if (moved - update[:, order]).norm() > 1e-5 * update.norm():
+            return True
+    return False
+
+
+def _in_double(value: Any, device: torch.device | str) -> Any:
+    """All tensors in nested tuples, lists and dictionaries on `device`, real ones as float64."""
+    if isinstance(value, Tensor):
+        return value.to(device, torch.float64 if value.is_floating_point() else value.dtype)
+    if isinstance(value, dict):
+        return {name: _in_double(item, device) for name, item in value.items()}
+    return type(value)(_in_double(item, device) for item in value) if type(value) in (tuple, list) else value
 
 
 def num_heads_of(block: nn.Module, dim: int) -> int:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from raptor.phases import Phases, check_phases
-from raptor.surrogate.blocks import CopiedBlock, DepthMLP, DepthTable, PaperBlock, num_heads_of
+from raptor.surrogate.blocks import CopiedBlock, DepthMLP, DepthTable, PaperBlock, num_heads_of, uses_places
 from raptor.vit.view import ViT
 from raptor.vit.weights import fingerprint
 
@@ -114,6 +114,11 @@ def make_surrogate(
         made_from: what the surrogate says about its teacher; by default what it was opened as, and its fingerprint.
     """
     spec = SurrogateSpec(check_phases(teacher, phases), block, conditioning, copy)
+    if block == "paper" and uses_places(teacher):
+        raise ValueError(
+            f"the blocks of {teacher.name} use the places of patches (rotary embedding, position bias or mask), "
+            "which the paper's block does not know: take --block teacher"
+        )
     if made_from is None:
         made_from = {**teacher.opened, "fingerprint": fingerprint(teacher.model)}
     with torch.random.fork_rng(devices=[]):

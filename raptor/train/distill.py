@@ -51,7 +51,7 @@ from raptor.train.schedule import Budget, Rates, teacher_forcing
 from raptor.train.step import DistillStep, Parts, state_variance
 from raptor.vit.trajectory import Trajectories, autocast
 from raptor.vit.view import ModelFacts, ViT, replaced_blocks
-from raptor.vit.weights import fingerprint, same_weights
+from raptor.vit.weights import fingerprint, load_weights, read_weights, same_weights
 
 NUM_CHECKPOINTS = 8  # per stage
 NUM_VALIDATIONS = 4  # per stage
@@ -333,6 +333,9 @@ def _distill_one(job: Job, phases: Phases, folder: Path, config: dict[str, Any])
         elif job.stage == "2":
             _take_phases(student, folder, config)
         if done is not None:
+            if saved is not None and job.phase is None and job.fabric.is_global_zero:
+                with run.writing():
+                    _repair_surrogate(student, run_folder / "surrogate")
             return Distilled(student, job.teacher, run_folder, done)
         summary = job.fabric.broadcast(_fit(job, run, student, phases, saved))
         if job.fabric.is_global_zero:
@@ -369,8 +372,26 @@ def _keep_teacher(teacher: ViT, student: ViT, folder: Path) -> None:
 
 def _load_blocks(student: ViT, tensors: Mapping[str, Tensor]) -> None:
     """Put the blocks of a checkpoint into a surrogate."""
-    state = {n.removeprefix("block."): v for n, v in tensors.items() if n.startswith("block.")}
-    shared_blocks(student).load_state_dict(state)
+    load_weights(shared_blocks(student), _under(tensors, "block."), "the run's checkpoint")
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names start with `prefix`, without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _repair_surrogate(student: ViT, folder: Path) -> None:
+    """Write a finished run's surrogate again where its folder is missing or damaged."""
+    try:
+        kept = read_weights(folder / "model.safetensors")
+        ours = student.model.state_dict()
+        read_json(folder / "config.json")
+        if kept.keys() == ours.keys() and all(torch.equal(kept[n], ours[n].cpu()) for n in ours):
+            return
+    except ValueError:
+        pass
+    save_vit(student, folder)
+    print(f"{folder} was missing or damaged: written again from the run's checkpoint", file=sys.stderr)
 
 
 def _start_from(student: ViT, start: str, teacher: ViT, allow_other_teacher: bool = False) -> None:
@@ -401,7 +422,7 @@ def _take_phases(student: ViT, folder: Path, config: dict[str, Any]) -> None:
             raise RunError(f"stage 2 needs every phase or a --start: {job} {state}; run --phase {j + 1} first")
         _check_same_model(job, read_config(job), config)
         prefix = f"block.{j}."
-        block.load_state_dict({n.removeprefix(prefix): v for n, v in saved[0].items() if n.startswith(prefix)})
+        load_weights(block, _under(saved[0], prefix), f"the checkpoint of {job}")
 
 
 def _check_same_model(job: Path, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
@@ -519,7 +540,7 @@ class DistillStage:
 
     def validate(self) -> tuple[dict[str, Any], str]:
         scores = self.measured.validate()
-        note = f"R2 {scores.r2_last:.3f} (lowest {scores.r2_lowest:.3f})"
+        note = f"R2 {_shown(scores.r2_last)} (lowest {_shown(scores.r2_lowest)})"
         if scores.agreement is not None:
             note += f", agreement {scores.agreement:.1%}"
         return scores.to_dict(), note
@@ -730,6 +751,11 @@ class DistillSummary(ResultFile):
         return super().from_dict({**saved, "phases": {"lengths": saved.get("phases")}}, where)
 
 
+def _shown(r2: float) -> str:
+    """An R2 as text; states that do not vary over the held-out images have none."""
+    return f"{r2:.3f}" if math.isfinite(r2) else "undefined (the states do not vary)"
+
+
 @dataclass
 class Distilled(Result):
     """What a distillation gives: the surrogate, its teacher, its run folder and the summary written there."""
@@ -770,7 +796,7 @@ class Distilled(Result):
         scores = self.summary.validation
         lines = [
             f"{self.surrogate.name}: phases {' '.join(map(str, self.summary.phases))}",
-            f"R2 of the last layer {scores.r2_last:.3f}, lowest {scores.r2_lowest:.3f}",
+            f"R2 of the last layer {_shown(scores.r2_last)}, lowest {_shown(scores.r2_lowest)}",
         ]
         for label, score, of_teacher in (
             ("agreement with the teacher", scores.agreement, None),

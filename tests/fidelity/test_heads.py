@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
@@ -238,3 +239,17 @@ def test_a_file_without_named_tensors_is_no_head(tmp_path: Path) -> None:
         torch.save(holds, tmp_path / "head.pth")
         with pytest.raises(ValueError, match="no named tensors"):
             LinearHead.load(tmp_path / "head.pth")
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (torch.full((3, 4), float("nan")), "12 of 12 values of weight are NaN or infinite"),
+        (torch.ones(3, 4, dtype=torch.int8), "it has int8 weights"),
+        (torch.ones(0, 4), "it has no classes"),
+    ],
+)
+def test_a_head_with_such_weights_is_refused(tmp_path, weight, message) -> None:
+    save_file({"weight": weight, "bias": torch.zeros(len(weight))}, tmp_path / "head.safetensors")
+    with pytest.raises(ValueError, match=message):
+        LinearHead.load(tmp_path / "head.safetensors")

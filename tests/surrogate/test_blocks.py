@@ -170,10 +170,29 @@ def _trained(teacher: ViT) -> ViT:
     return other
 
 
+BY_PLACE = ("dinov3", "eva02", "rope-mixed", "beit", "hf-dinov3")  # rotary embeddings, or a bias by relative position
+
+
 @pytest.mark.parametrize("name", TEACHERS)
-def test_paper_block_has_the_teachers_heads(name: str) -> None:
+def test_paper_block_has_the_teachers_heads_or_is_refused(name: str) -> None:
+    if name in BY_PLACE:
+        with pytest.raises(ValueError, match=r"use the places of patches .* take --block teacher"):
+            make_surrogate(TEACHERS[name](), [4], block="paper", conditioning="mlp")
+        return
     surrogate = make_surrogate(TEACHERS[name](), [4], block="paper", conditioning="mlp")
     assert shared_blocks(surrogate)[0].block.num_heads == 3
+
+
+@torch.no_grad()
+def test_permuted_patches_tell_a_rotary_model_and_its_surrogate_apart_from_a_plain_one() -> None:
+    """With the arguments of the blocks kept, a block that knows places does not follow a permutation of the patches."""
+    for name, by_place in (("vit_small_patch16_dinov3", True), ("vit_small_patch14_dinov2", False)):
+        vit = make_surrogate(tiny_timm(name), [4])
+        x_btd, context = vit.embed(noise_images(vit))
+        order = torch.arange(x_btd.shape[1])
+        order[vit.groups.slice("patches")] = order[vit.groups.slice("patches")].roll(1)
+        moved, plain = vit.unroll(x_btd[:, order], context)[-1], vit.unroll(x_btd, context)[-1][:, order]
+        assert torch.allclose(moved, plain, atol=1e-4) is not by_place
 
 
 @pytest.mark.parametrize("conditioning", ["mlp", "table"])

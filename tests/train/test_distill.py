@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from tiny_models import tiny_timm
 from tiny_run import blocks_of, metrics, tiny_run, tiny_teacher, write_recipe
 
@@ -282,3 +284,43 @@ def test_the_teachers_own_folder_is_no_run_folder(tmp_path):
     (tmp_path / "first" / "teacher").rename(tmp_path / "mine")
     with pytest.raises(RunError, match="holds the teacher itself"):
         tiny_run(tmp_path / "mine", open_vit(tmp_path / "mine"), budget="2steps")
+
+
+def test_a_finished_run_writes_its_surrogate_again(tmp_path, capsys):
+    first = tiny_run(tmp_path / "run", budget="2steps")
+    folder = tmp_path / "run" / "surrogate"
+    before = (folder / "model.safetensors").read_bytes()
+
+    def delete():
+        shutil.rmtree(folder)
+
+    def truncate():
+        (folder / "model.safetensors").write_bytes(before[: len(before) // 2])
+
+    def empty():
+        (folder / "config.json").write_text("")
+
+    for damage in (delete, truncate, empty):
+        damage()
+        again = tiny_run(tmp_path / "run", budget="2steps")
+        assert again.summary.to_dict() == first.summary.to_dict()
+        assert "written again" in capsys.readouterr().err
+        assert (folder / "model.safetensors").read_bytes() == before
+        assert json.loads((folder / "config.json").read_text())["surrogate"]["phases"] == list(first.summary.phases)
+    tiny_run(tmp_path / "run", budget="2steps")
+    assert "written again" not in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_is_not_finite_is_never_saved_as_a_surrogate(tmp_path):
+    tiny_run(tmp_path / "run", budget="2steps")
+    shutil.rmtree(tmp_path / "run" / "surrogate")
+    (path,) = (tmp_path / "run" / "checkpoint" / (tmp_path / "run/checkpoint/latest").read_text()).glob("*.safetensors")
+    tensors = load_file(path)
+    name = next(n for n in tensors if n.startswith("block.") and n.endswith("weight"))
+    tensors[name] = torch.full_like(tensors[name], float("nan"))
+    save_file(tensors, path)
+    state = json.loads((path.parent / "state.json").read_text())
+    (path.parent / "state.json").write_text(json.dumps({**state, "tensor_bytes": path.stat().st_size}))
+    with pytest.raises(ValueError, match=r"checkpoint: .* are NaN or infinite"):
+        tiny_run(tmp_path / "run", budget="2steps")
+    assert not (tmp_path / "run" / "surrogate").exists()
