@@ -7,25 +7,31 @@ indexes a list of blocks. Ties (to rounding) go to the later boundary.
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, combinations, pairwise
 from math import comb
-from typing import ClassVar, NamedTuple, overload
+from typing import Any, ClassVar, NamedTuple, overload
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
-from raptor.data.stream import ImageStream
+from raptor.data.stream import Batch, ImageStream
 from raptor.progress import track
 from raptor.provenance import Provenance
 from raptor.run import Record, ResultFile
-from raptor.similarity.cosine import CoordinateStatistics, measure_similarity
+from raptor.similarity.cosine import Blocks, CoordinateStatistics, measure_similarity
 from raptor.similarity.outliers import Outliers
+from raptor.vit.builders import build_base, forward_arguments
+from raptor.vit.structure import inspect_vit
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import POOLED, ModelFacts, ViT
 
 Array = NDArray[np.float64]
+NUM_RESAMPLES = 200  # of images, and of orders of the layers
+TWIN_IMAGES, TWIN_SECONDS, TWIN_MARGIN = 64, 20, 1.25
 _METHODS = ("maxcut", "dp")
 _SCORES = ("weighted", "mean", "cut")
 
@@ -101,6 +107,30 @@ class Phases(Record, Sequence[int]):
         return " | ".join(str(n) for n in self.lengths)
 
 
+@dataclass
+class CutEvidence(Record):
+    """How sure a cut into k phases is, and what it is worth.
+
+    The contrast is the mean similarity within phases less the mean across them. `shuffled` is the contrast of a matrix
+    whose layers are in random order (mean, and its 95th percentile), `smooth` that of a matrix with the same mean
+    similarity at each distance between layers, `twin` that of the untrained twin. None where it is not known.
+
+    Attributes:
+        boundaries: 95 % interval of each boundary over resampled images.
+        stability: share of resamples with this very boundary.
+        interval: 95 % interval of the contrast.
+    """
+
+    boundaries: list[tuple[int, int]] = field(default_factory=list)
+    stability: list[float] = field(default_factory=list)
+    contrast: float | None = None
+    interval: tuple[float, float] | None = None
+    shuffled: float | None = None
+    shuffled_upper: float | None = None
+    smooth: float | None = None
+    twin: float | None = None
+
+
 class ChosenK(NamedTuple):
     k: int
     gains: tuple[float, ...]  # gains[i] is what the cut from i+1 to i+2 phases adds
@@ -117,8 +147,14 @@ class ModelPhases(Record):
         standardised: whether each coordinate was divided by its standard deviation first.
         phases: k -> the phases.
         within: k -> mean similarity of layers of one phase, and of layers of different phases.
-        chosen_k: what the gains suggest.
+        chosen_k: what the gains suggest; only a finding where `structure` is empty.
         gains: gain of each further cut.
+        side: `teacher` or `surrogate` of a run; empty for a model by itself.
+        evidence: k -> how sure each boundary is, and what matrices without phases give; also at `chosen_k`.
+        k_shares: k -> the share of resamples that suggest it.
+        null_gains: `shuffled`, `smooth` and `twin` -> the gain of each further cut there.
+        twin: how the untrained twin was measured, or why it was not.
+        structure: why there is no phase structure to speak of; empty where there is.
     """
 
     model: ModelFacts
@@ -135,6 +171,31 @@ class ModelPhases(Record):
     gains: list[float]
     data: str = "the data"
     bad_images: list[str] = field(default_factory=list)
+    side: str = ""
+    evidence: dict[int, CutEvidence] = field(default_factory=dict)
+    k_shares: dict[int, float] = field(default_factory=dict)
+    null_gains: dict[str, list[float]] = field(default_factory=dict)
+    twin: str = "its untrained twin was not measured"
+    structure: str = ""
+
+    @property
+    def suggestion(self) -> str:
+        """What the gains suggest, as one sentence, or why they suggest nothing."""
+        if self.structure:
+            return f"no k is suggested: {self.structure}"
+        share = f" ({self.k_shares.get(self.chosen_k, 0.0):.0%} of resamples)" if self.k_shares else ""
+        said = f"the gains of further cuts suggest k={self.chosen_k}{share}"
+        cut = self.evidence.get(self.chosen_k)
+        lowest = None if cut is None else (cut.interval or (cut.contrast,))[0]
+        if cut is None or cut.smooth is None or lowest is None or lowest > cut.smooth:
+            return said
+        return f"{said}; depth changes gradually: a smooth matrix without boundaries has as much contrast"
+
+    @property
+    def whose(self) -> str:
+        """The model by its side and name: `teacher: NAME`, `surrogate: NAME`, or only the name of a model by itself."""
+        side = self.side or ("surrogate" if self.model.phases else "")
+        return f"{side}: {self.model.name}" if side else self.model.name
 
     @property
     def chosen(self) -> Phases | None:
@@ -163,21 +224,38 @@ def study_phases(
     tokens: str = "all",
     standardise: bool = False,
     precision: str = "fp32",
+    twin: bool | None = None,
 ) -> ModelPhases:
-    """Measure the similarity of one model over `batches` and cut its layers into phases, once for each `k`."""
+    """Measure the similarity of one model over `batches` and cut its layers into phases, once for each `k`.
+
+    `twin`: whether its untrained twin is measured too, on up to 64 of the images; by default where that takes less than
+    20 seconds and the model can be built anew.
+    """
     check_cuts(vit, k, method, score, min_length, tokens)
     statistics = None
     if standardise:
         statistics = CoordinateStatistics(vit.num_layers, vit.name)
         for states, _, _ in track(Trajectories(vit, batches, precision), f"statistics of {vit.name}"):
             statistics.update(states)
+    started = time.monotonic()
     trajectories = track(Trajectories(vit, batches, precision), f"similarity of {vit.name}", len(batches))
     measured = measure_similarity(
-        (states for states, _, _ in trajectories), vit.num_layers, vit.groups, statistics=statistics, model=vit.name
+        (states for states, _, _ in trajectories),
+        vit.num_layers,
+        vit.groups,
+        statistics=statistics,
+        model=vit.name,
+        blocks_of=tokens,
     )
+    seconds = (time.monotonic() - started) / max(1, measured.num_images)
     matrix = measured.matrices[tokens]
     found = {num: find_phases(matrix, num, method=method, score=score, min_length=min_length) for num in k}
     chosen = choose_k(matrix, min_length=shortest("maxcut", min_length))
+    twin_matrix, twin_note = _twin_matrix(vit, batches, tokens, precision, seconds, twin, standardise)
+    evidence = _Evidence(matrix, measured.blocks, twin_matrix, shortest("maxcut", min_length))
+    cuts = {num: evidence.of(phases, method, score, min_length) for num, phases in found.items()}
+    if chosen.k not in cuts:
+        cuts[chosen.k] = evidence.of(find_phases(matrix, chosen.k, min_length=min_length))
     return ModelPhases(
         model=vit.facts(),
         num_images=measured.num_images,
@@ -191,7 +269,145 @@ def study_phases(
         within={num: within_and_across(matrix, phases) for num, phases in found.items()},
         chosen_k=chosen.k,
         gains=list(chosen.gains),
+        evidence=cuts,
+        k_shares=evidence.k_shares(),
+        null_gains=evidence.null_gains(),
+        twin=twin_note,
+        structure=no_structure(chosen.k, cuts[chosen.k]),
     )
+
+
+def no_structure(k: int, cut: CutEvidence) -> str:
+    """Why a suggested cut into `k` phases is no finding; empty where it is one.
+
+    The contrast must be above that of a shuffled matrix (95th percentile) and above `TWIN_MARGIN` times that of the
+    untrained twin where it was measured; its lower end counts. A second random model differs from the first by less
+    than that margin.
+    """
+    if k == 1:
+        return "all layers are alike"
+    if cut.contrast is None:
+        return "no two layers are alike enough to share a phase"
+    lowest = cut.contrast if cut.interval is None else cut.interval[0]
+    for limit, null in (
+        (cut.shuffled_upper, "a shuffled matrix"),
+        (None if cut.twin is None else TWIN_MARGIN * cut.twin, "its untrained twin"),
+    ):
+        if limit is not None and lowest <= limit:
+            return f"no more phase structure than {null}"
+    return ""
+
+
+@dataclass
+class _Evidence:
+    """What cuts are compared with: resamples over images, and matrices without phases. See `CutEvidence`."""
+
+    matrix: Array
+    blocks: Blocks | None
+    twin: Array | None
+    min_length: int
+
+    def __post_init__(self) -> None:
+        num = len(self.matrix)
+        enough = self.blocks is not None and len(self.blocks.sizes) > 1
+        self.resampled = self.blocks.resampled(NUM_RESAMPLES) if enough and self.blocks else np.empty((0, num, num))
+        rng = np.random.default_rng(0)
+        orders = [rng.permutation(num) for _ in range(NUM_RESAMPLES)]
+        self.shuffled = np.stack([self.matrix[np.ix_(order, order)] for order in orders])
+        distance = np.abs(np.arange(num)[:, None] - np.arange(num))
+        self.smooth = np.array([np.diagonal(self.matrix, n).mean() for n in range(num)])[distance]
+
+    def of(
+        self, phases: Phases, method: str = "maxcut", score: str = "weighted", min_length: int | None = None
+    ) -> CutEvidence:
+        def cut(matrix: Array) -> Phases:
+            return find_phases(matrix, phases.k, method, score, min_length)
+
+        contrast = _contrast(self.matrix, phases)
+        edges_rb = np.array([cut(m).boundaries for m in self.resampled]).reshape(len(self.resampled), phases.k - 1)
+        found = CutEvidence(contrast=contrast, smooth=_contrast(self.smooth, cut(self.smooth)))
+        if len(edges_rb):
+            lower, upper = (np.quantile(edges_rb, q, axis=0, method="nearest") for q in (0.025, 0.975))
+            found.boundaries = [(int(a), int(b)) for a, b in zip(lower, upper)]
+            found.stability = [float(share) for share in (edges_rb == np.array(phases.boundaries)).mean(0)]
+            if contrast is not None:
+                ends = np.quantile([_contrast(m, phases) for m in self.resampled], [0.025, 0.975])
+                found.interval = (float(ends[0]), float(ends[1]))
+        if contrast is not None:
+            null = [c for m in self.shuffled if (c := _contrast(m, cut(m))) is not None]
+            if null:
+                found.shuffled, found.shuffled_upper = float(np.mean(null)), float(np.quantile(null, 0.95))
+        if self.twin is not None:
+            found.twin = _contrast(self.twin, cut(self.twin))
+        return found
+
+    def k_shares(self) -> dict[int, float]:
+        """The share of resamples that suggest each k."""
+        ks = [choose_k(m, min_length=self.min_length).k for m in self.resampled]
+        return {k: ks.count(k) / len(ks) for k in sorted(set(ks))}
+
+    def null_gains(self) -> dict[str, list[float]]:
+        nulls = {"shuffled": self.shuffled[:20], "smooth": self.smooth[None]}
+        if self.twin is not None:
+            nulls["twin"] = self.twin[None]
+        gains = {name: [choose_k(m, min_length=self.min_length).gains for m in ms] for name, ms in nulls.items()}
+        shortest_run = {name: min(map(len, rows)) for name, rows in gains.items()}
+        return {n: np.mean([r[: shortest_run[n]] for r in rows], axis=0).tolist() for n, rows in gains.items()}
+
+
+def _contrast(matrix: Array, phases: Phases) -> float | None:
+    within, across = within_and_across(matrix, phases)
+    return None if within is None or across is None else within - across
+
+
+def _twin_matrix(
+    vit: ViT,
+    batches: ImageStream,
+    tokens: str,
+    precision: str,
+    seconds: float,
+    wanted: bool | None,
+    standardised: bool,
+) -> tuple[Array | None, str]:
+    """The similarity of the untrained twin on some of the images, and how it was measured or why it was not."""
+    missing = "its untrained twin was not measured"
+    if wanted is False:
+        return None, f"{missing} (--twin false)"
+    if standardised:
+        return None, f"{missing} (its coordinates are not standardised)"
+    if wanted is None and seconds * TWIN_IMAGES > TWIN_SECONDS:
+        return None, f"{missing} (it takes longer than {TWIN_SECONDS} s: --twin true)"
+    try:
+        twin = untrained_twin(vit)
+    except ValueError as error:
+        return None, f"{missing} ({error})"
+    kept: list[Batch] = []
+    for batch in batches:
+        kept.append(batch)
+        if sum(len(b.images) for b in kept) >= TWIN_IMAGES:
+            break
+    states = (states for states, _, _ in Trajectories(twin, kept, precision))
+    measured = measure_similarity(states, vit.num_layers, vit.groups, cka_features=None, model=twin.name)
+    return measured.matrices[tokens], f"its untrained twin was measured on {measured.num_images} images"
+
+
+def untrained_twin(vit: ViT, seed: int = 0) -> ViT:
+    """The same model with random weights; ValueError for a surrogate or a module of your own, which has none."""
+    if vit.phases or not vit.source.get("source"):
+        raise ValueError("a surrogate has none" if vit.phases else "a module of your own cannot be built anew")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build_base(vit.source)
+    norm = next((name for name, module in vit.model.named_modules() if module is vit.norm), None)
+    structure: dict[str, Any] = {
+        "blocks": vit.blocks_path,
+        "norm": norm,
+        "cls": vit.groups.cls,
+        "registers": vit.groups.registers,
+    }
+    arguments = forward_arguments(model, vit.preprocess.size)
+    name, source = f"untrained twin of {vit.name}", vit.source
+    return inspect_vit(model, name, vit.preprocess, forward_kwargs=arguments, source=source, **structure).to(vit.device)
 
 
 def check_cuts(

@@ -15,13 +15,16 @@ from scipy.stats import chisquare
 from raptor.phases import (
     Phases,
     PhasesFile,
+    _Evidence,
     choose_k,
     find_phases,
+    no_structure,
     num_partitions,
     random_phases,
     sample_partitions,
     within_and_across,
 )
+from raptor.similarity.cosine import Blocks
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
@@ -267,7 +270,9 @@ def test_within_and_across_by_hand():
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("phases-*.json")), ids=lambda path: path.stem)
 def test_committed_results_are_read_and_written_unchanged(path):
     found = PhasesFile.read_file(path)
-    assert found.to_dict() == json.loads(path.read_text())
+    saved, again = json.loads(path.read_text()), found.to_dict()
+    assert [{key: model[key] for key in old} for old, model in zip(saved["models"], again["models"])] == saved["models"]
+    assert {**again, "models": saved["models"]} == saved
     entry = found.models[0]
     assert entry.chosen is not None and entry.chosen.num_layers == entry.model.num_layers == len(
         entry.similarity["all"]
@@ -280,3 +285,39 @@ def test_phases_are_the_sequence_of_their_lengths() -> None:
     assert Phases.from_lengths(phases) is phases
     expected = [[phases.phase_of(i) == phases.phase_of(j) for j in range(1, 7)] for i in range(1, 7)]
     np.testing.assert_array_equal(phases.same_phase(), expected)
+
+
+def blocky(lengths: list[int], noise: float, num_images: int, seed: int = 0) -> Blocks:
+    """Matrices of images, each a block matrix and noise of its own."""
+    rng = np.random.default_rng(seed)
+    same = Phases.from_lengths(lengths).same_phase()
+    matrices = []
+    for _ in range(num_images):
+        error = rng.normal(0, noise, same.shape)
+        matrices.append(np.where(same, 0.9, 0.5) + (error + error.T) / 2)
+    return Blocks(np.stack(matrices), np.ones(num_images, dtype=np.int64))
+
+
+def test_sharp_boundaries_are_certain_and_beat_every_null() -> None:
+    blocks = blocky([4, 3, 5], 0.02, 32)
+    matrix = blocks.resampled(1)[0]
+    evidence = _Evidence(matrix, blocks, None, 1)
+    cut = evidence.of(find_phases(matrix, 3))
+    assert cut.boundaries == [(4, 4), (7, 7)] and cut.stability == [1.0, 1.0]
+    assert cut.contrast == pytest.approx(0.4, abs=0.02) and cut.interval[0] > max(cut.shuffled_upper, cut.smooth)
+    assert no_structure(3, cut) == "" and evidence.k_shares() == {3: 1.0}
+
+
+def test_noise_gives_wide_boundaries_and_no_structure() -> None:
+    blocks = blocky([12], 0.5, 16)
+    matrix = blocks.resampled(1)[0]
+    cut = _Evidence(matrix, blocks, None, 1).of(find_phases(matrix, 3))
+    assert any(upper > lower for lower, upper in cut.boundaries) and min(cut.stability) < 1
+    shuffled = _Evidence(matrix, None, None, 1).of(find_phases(matrix, 3))
+    assert no_structure(3, shuffled) == "no more phase structure than a shuffled matrix"
+
+
+def test_a_smooth_matrix_is_called_gradual() -> None:
+    distance = np.abs(np.arange(12)[:, None] - np.arange(12))
+    cut = _Evidence(1 - 0.05 * distance, None, None, 1).of(find_phases(1 - 0.05 * distance, 4))
+    assert cut.contrast == pytest.approx(cut.smooth) and cut.contrast > cut.shuffled_upper

@@ -97,9 +97,13 @@ def _findings(entry: ModelPhases, certificate: Any, after: Scores, recovered: di
     cut = entry.phases[3]
     within, across = entry.within[3]
     eps = certificate.eps["relative"]["all"]
+    trained, overall = certificate.judged.lines()[:2]
     kept = ", ".join(f"{task} {share:.0%}" for task, share in recovered.items())
     return [
-        f"phases: depth falls into {cut}; layers of one phase are {within:.2f} alike, of different ones {across:.2f}",
+        f"verdict: {trained}",
+        f"verdict: {overall}",
+        f"phases: {entry.suggestion}",
+        f"phases: three give {cut}; layers of one phase are {within:.2f} alike, of different ones {across:.2f}",
         f"surrogate: 3 tied blocks for 12, accuracy {after.recovery_head:.1%} of the teacher's; every layer within "
         f"{eps.value:.0%} of the teacher's norm (the worst is layer {eps.layer})",
         f"probes: share of the teacher's score that the surrogate keeps: {kept}",

@@ -15,6 +15,7 @@ from raptor.fidelity.certificate import Certificate, certify
 from raptor.fidelity.complexity import Complexity, levin_bounds, quantisation_error
 from raptor.fidelity.error_curves import ErrorCurves
 from raptor.fidelity.heads import head_batches, resolve_head
+from raptor.fidelity.verdict import read_training
 from raptor.open import open_pair
 from raptor.options import GivenHead, Measuring, OfTeacher, Opening, part, with_defaults
 from raptor.progress import Progress
@@ -53,6 +54,8 @@ class Evaluation(Result):
 
         console = Console(width=140)
         with console.capture() as capture:
+            for line in self.certificate.judged.lines():
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
             console.print(self.certificate.table())
             console.print(self.certificate.summary_table())
             for note in self.certificate.notes:
@@ -128,6 +131,7 @@ def evaluate(
         bootstrap=bootstrap,
         seed=seed,
         train_batches=training,
+        training=read_training(Path(run)),
     )
     bar.finish()
     certificate.notes.append(f"head: {reason}")

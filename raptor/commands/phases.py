@@ -11,8 +11,8 @@ from torch import nn
 
 from raptor.data import iterate, open_data
 from raptor.devices import pick_device, pick_precision
-from raptor.open import open_vit
-from raptor.options import AnySplit, Measuring, OpeningModel, part, with_defaults
+from raptor.open import open_pair
+from raptor.options import AnySplit, Measuring, OfTeacher, OpeningModel, part, with_defaults
 from raptor.phases import PhasesFile, check_cuts, study_phases
 from raptor.provenance import Provenance
 from raptor.report.figures_phases import SavedPhases, save_phases
@@ -20,7 +20,7 @@ from raptor.run import check_folder, slug
 from raptor.vit.view import ViT
 
 
-class PhasesOptions(OpeningModel, Measuring, AnySplit, total=False):
+class PhasesOptions(OpeningModel, OfTeacher, Measuring, AnySplit, total=False):
     """The options that `phases` shares with other commands."""
 
 
@@ -33,20 +33,22 @@ def phases(
     min_length: int | None = None,
     tokens: str = "all",
     standardise: bool = False,
+    twin: bool | None = None,
     out: str | None = None,
     **given: Unpack[PhasesOptions],
 ) -> SavedPhases:
     """Layer-layer similarity, the phases depth falls into, and the heatmap figure.
 
     Args:
-        models: one or more of timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, or a run folder (in Python also a module of
-            your own or an opened model).
+        models: one or more of timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, or a run folder, whose teacher and surrogate
+            are then shown side by side (in Python also a module of your own or an opened model).
         k: how many phases to cut depth into; several at once.
         method: `maxcut` (hierarchical, phases nest) or `dp` (exact for an additive score).
         score: with dp: `weighted`, `mean` (the printed one) or `cut`.
         min_length: shortest phase; by default 1 with maxcut and 2 with dp.
         tokens: which similarity is cut: all, cls, registers, patches or pooled (cls + mean patch).
         standardise: divide each coordinate by its deviation first, so that a few huge ones do not dominate.
+        twin: also measure the model's untrained twin on up to 64 images; by default where that takes less than 20 s.
         out: folder for phases.json and the figure.
         weights: a local weight file (one model only).
     """
@@ -59,12 +61,15 @@ def phases(
         raise ValueError("--weights goes with one model: write timm/NAME@FILE for several")
     if options["name"] is not None and len(models) > 1:
         raise ValueError("--name goes with one model")
-    views = [open_vit(name, device=device, **part(OpeningModel, options)) for name in models]
-    for vit in views:
+    views: list[tuple[str, ViT]] = []
+    for name in models:
+        surrogate, model = open_pair(name, device=device, **part(OfTeacher, options), **part(OpeningModel, options))
+        views += [("", model)] if surrogate is None else [("teacher", model), ("surrogate", surrogate)]
+    for _, vit in views:
         check_cuts(vit, k, method, score, min_length, tokens)
-    folder = check_folder(out or f"runs/phases-{slug(_name_of(models[0], views[0]))}")
+    folder = check_folder(out or f"runs/phases-{slug(_name_of(models[0], views[0][1]))}")
     entries = []
-    for vit in views:
+    for side, vit in views:
         images = open_data(
             options["data"],
             options["split"],
@@ -75,8 +80,8 @@ def phases(
         batches = iterate(
             images, vit.preprocess, options["batch_size"], device=device, num_workers=options["num_workers"]
         )
-        entry = study_phases(vit, batches, k, method, score, min_length, tokens, standardise, precision)
-        entries.append(replace(entry, data=options["data"], bad_images=list(images.bad)))
+        entry = study_phases(vit, batches, k, method, score, min_length, tokens, standardise, precision, twin)
+        entries.append(replace(entry, side=side, data=options["data"], bad_images=list(images.bad)))
     return save_phases(PhasesFile(entries, Provenance.since(started, device)), folder)
 
 

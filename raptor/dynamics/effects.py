@@ -12,6 +12,7 @@ from raptor.streaming import ImageMoments, Spread
 from raptor.vit.view import Context, ViT, first_tensor
 
 _BATCH = 32
+HARDLY_VARIED = 0.9
 
 Predict = Callable[[Tensor], Tensor]
 """A last state `(B, T, D)` to logits `(B, classes)`."""
@@ -33,18 +34,27 @@ def default_predict(vit: ViT) -> Predict | None:
 
 
 class Effects:
-    """Turn of the last state and agreement, collected over interventions and batches."""
+    """Turn of the last state and agreement, collected over interventions and batches.
+
+    Where one class takes more than `HARDLY_VARIED` of the clean predictions, "predictions stay" says nothing: there is
+    no agreement then.
+    """
 
     def __init__(self, vit: ViT, predict: Predict | None) -> None:
         self.spans = measured_groups(vit.groups)
         self.predict = predict
         self._angles, self._kept = ImageMoments(), ImageMoments(reservoir=0)
+        self._count_c: Tensor | None = None
 
     def clean(self, last_btd: Tensor) -> None:
         """Start a batch with its clean last state."""
         self._unit = unit(last_btd)
-        self._class = last_btd if self.predict is None else self.predict(last_btd).argmax(-1)
+        logits = last_btd if self.predict is None else self.predict(last_btd)
+        self._class, self._num_classes = logits.argmax(-1), logits.shape[-1]
         self._batch: list[tuple[Tensor, Tensor | None]] = []
+        if self.predict is not None:
+            count_c = torch.bincount(self._class, minlength=self._num_classes)
+            self._count_c = count_c if self._count_c is None else self._count_c + count_c
 
     def turn(self, state_btd: Tensor, unit_btd: Tensor) -> Tensor:
         """Angle to a unit state by group: `(B, groups)`."""
@@ -66,7 +76,9 @@ class Effects:
         return by_group(self._angles, self.spans)
 
     def agreement(self) -> Spread | None:
-        return self._kept.result() if self.predict is not None else None
+        if self._count_c is None or self._count_c.max() > HARDLY_VARIED * self._count_c.sum():
+            return None
+        return self._kept.result()
 
 
 def by_group(moments: ImageMoments, spans: dict[str, slice]) -> dict[str, Spread]:

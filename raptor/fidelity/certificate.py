@@ -17,6 +17,7 @@ from raptor.fidelity.complexity import block_list, count_flops, run_times
 from raptor.fidelity.error_curves import METRICS, Array, Curves, ErrorCurves
 from raptor.fidelity.heads import Head
 from raptor.fidelity.null_models import NULL_NAMES, NullModels, fit_null_models
+from raptor.fidelity.verdict import Estimate, Training, Verdict, judge
 from raptor.phases import Phases
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
@@ -36,15 +37,6 @@ class Eps(Record):
 
     value: float | None
     layer: int
-    upper: float | None = None
-
-
-@dataclass(frozen=True)
-class Estimate(Record):
-    """A mean over images and the ends of its 95 % bootstrap interval."""
-
-    value: float | None
-    lower: float | None = None
     upper: float | None = None
 
 
@@ -72,6 +64,7 @@ class Certificate(ResultFile):
         costs: `surrogate` and `teacher`.
         notes: what a reader must know: the head, what the null models were fitted on, what was left out.
         data, bad_images, provenance: where it came from.
+        verdict: what a reader must know first.
     """
 
     FILE: ClassVar[str] = "certificate.json"
@@ -94,6 +87,18 @@ class Certificate(ResultFile):
     data: str = "the data"
     bad_images: list[str] = field(default_factory=list)
     provenance: Provenance = field(default_factory=Provenance)
+    verdict: Verdict | None = None
+
+    @property
+    def judged(self) -> Verdict:
+        """The verdict; that of an older file is made from its curves."""
+        return self.verdict or judge(self.curves, self.nulls, self.intervals)
+
+    @property
+    def head(self) -> str:
+        """The head that the predictions are made by, as the notes say it."""
+        notes = (note.removeprefix("head: ") for note in self.notes if note.startswith("head: "))
+        return next(notes, "the same head for both")
 
     @property
     def run_time_ratio(self) -> float:
@@ -103,6 +108,7 @@ class Certificate(ResultFile):
     def to_dict(self) -> dict[str, Any]:
         """Everything but the per-image values, as JSON can hold it."""
         return {
+            "verdict": self.judged.to_dict(),
             "surrogate": self.surrogate,
             "teacher": self.teacher,
             "phases": list(self.phases),
@@ -201,9 +207,9 @@ class Certificate(ResultFile):
         scores = {name: entry.value or 0.0 for name, entry in self.predictions.items()}
         if "teacher_accuracy" in scores:
             old, new = scores["teacher_accuracy"], scores["surrogate_accuracy"]
-            table.add_row("accuracy", _number(old), _number(new), _number(new / old if old else None))
+            table.add_row(f"accuracy ({self.head})", _number(old), _number(new), _number(new / old if old else None))
         if "agreement" in scores:
-            table.add_row("agreement", "", _number(scores["agreement"]), "")
+            table.add_row(f"agreement ({self.head})", "", _number(scores["agreement"]), "")
         return table
 
 
@@ -238,6 +244,7 @@ class _SavedCertificate(Record):
     data: str = "the data"
     bad_images: list[str] = field(default_factory=list)
     provenance: Provenance = field(default_factory=Provenance)
+    verdict: Verdict | None = None
 
 
 def _stacked(by_group: dict[str, Array], groups: tuple[str, ...]) -> Array:
@@ -268,6 +275,7 @@ def certify(
     seed: int = 0,
     train_batches: Iterable[Batch] | None = None,
     null_every: int = 1,
+    training: Training | None = None,
 ) -> Certificate:
     """Certify `surrogate` against `teacher` on held-out `batches`, in one streaming pass over both.
 
@@ -281,6 +289,7 @@ def certify(
         train_batches: what the mean and the linear maps of the null models are fitted on; the held-out images
             themselves when it is None (the nulls are then at their best).
         null_every: measure the null models only on every n-th batch, to save their forward passes on large sets.
+        training: how the surrogate was trained, for the verdict; see `read_training`.
     """
     _check_pair(surrogate, teacher)
     if null_every < 1:
@@ -296,6 +305,8 @@ def certify(
         notes.append("no accuracy or agreement: no head")
     measured = _measure(surrogate, teacher, batches, nulls, head, precision, null_every)
     curves = measured.curves["surrogate"].result()
+    null_curves = {name: measured.curves[name].result() for name in NULL_NAMES if nulls is not None}
+    intervals = _curve_intervals(curves, bootstrap, seed)
     return Certificate(
         surrogate=surrogate.name,
         teacher=teacher.name,
@@ -305,13 +316,14 @@ def certify(
         device=device_name(teacher.device),
         batch_size=len(measured.images),
         curves=curves,
-        intervals=_curve_intervals(curves, bootstrap, seed),
+        intervals=intervals,
         quantiles=_curve_quantiles(curves, bootstrap, seed),
         eps=_curve_eps(curves, bootstrap, seed),
-        nulls={name: measured.curves[name].result() for name in NULL_NAMES if nulls is not None},
+        nulls=null_curves,
         predictions=_predictions(measured.right, bootstrap, seed),
         costs=_costs(surrogate, teacher, measured.images, precision),
         notes=notes + measured.notes,
+        verdict=judge(curves, null_curves, intervals, training, bootstrap, seed),
     )
 
 

@@ -54,7 +54,10 @@ def figure_certificate(certificate: Certificate) -> Figure:
     relative = certificate.eps["relative"]["all"]
     eps = "" if relative.value is None else f"; relative error at most {relative.value:.3f} at every layer"
     images = f"{certificate.curves.num_images:,} held-out images at {certificate.image_size} px"
-    figure.suptitle(f"{certificate.surrogate}: {images}{eps}")
+    trained = certificate.judged.training
+    words = [] if trained is None else [str(trained)]
+    words = ["undertrained", *words] if certificate.judged.undertrained else words
+    figure.suptitle(f"{certificate.surrogate}: {images}{eps}" + (f"\n{': '.join(words)}" if words else ""))
     return figure
 
 
@@ -101,15 +104,35 @@ def _draw_phases(axes: Axes, phases: Phases) -> None:
         axes.axvline(end + 0.5, color="#BBBBBB", linewidth=1, zorder=1)
 
 
+def _clip_note(curves: Curves, metric: str, below: list[str], above: list[str]) -> str:
+    """Which groups of the surrogate leave the axis, and how far."""
+    lowest = [f"{group} to {np.nanmin(getattr(curves, metric)[group]):.3g}" for group in below]
+    highest = [f"{group} to {np.nanmax(getattr(curves, metric)[group]):.3g}" for group in above]
+    return f"off the axis: {', '.join(lowest + highest)}" if lowest + highest else ""
+
+
 def _set_limits(axes: Axes, certificate: Certificate, metric: str) -> None:
-    """The scale of the surrogate and of those null values that stay in sight."""
+    """The scale of the values within `FLOOR` and `CEILING`; what lies beyond is cut off, with a note."""
     from matplotlib.ticker import MaxNLocator
 
     own = _finite([getattr(certificate.curves, metric)[group] for group in certificate.curves.groups])
     drawn = _finite([own, *(getattr(null, metric)["all"] for null in certificate.nulls.values())])
     low = max(drawn.min(initial=0), FLOOR.get(metric, -np.inf))
     high = min(drawn.max(initial=0 if metric == "relative" else 1), CEILING.get(metric, np.inf))
-    low, high = min(low, own.min(initial=low)), max(high, own.max(initial=high))
+    below = [g for g in certificate.curves.groups if np.nanmin(getattr(certificate.curves, metric)[g]) < low]
+    above = [g for g in certificate.curves.groups if np.nanmax(getattr(certificate.curves, metric)[g]) > high]
+    note = _clip_note(certificate.curves, metric, below, above)
+    if note:
+        axes.text(
+            0.02,
+            0.02 if below else 0.98,
+            note,
+            transform=axes.transAxes,
+            fontsize=7,
+            color="#555555",
+            va="bottom" if below else "top",
+            zorder=5,
+        )
     margin = 0.05 * (high - low)
     axes.set_ylim(low - (margin if low < 0 else 0), high + margin)
     axes.set_xlim(0.5, certificate.curves.num_layers + 0.5)

@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from raptor.phases import ModelPhases, PhasesFile
+from raptor.phases import CutEvidence, ModelPhases, Phases, PhasesFile
 from raptor.report.style import PALETTE, save_figure, use_style
 from raptor.streaming import Result
+
+NULL_STYLES = {"shuffled": ("#999999", ":"), "smooth": ("#E69F00", "--"), "twin": ("#CC79A7", "-.")}
+NULL_LABELS = {"shuffled": "null: layers shuffled", "smooth": "null: smooth", "twin": "untrained twin"}
 
 
 @dataclass
@@ -44,18 +47,38 @@ class SavedPhases(Result):
             facts = entry.model
             groups = ", ".join(f"{n} {name}" for name, n in facts.groups.to_dict().items() if n)
             lines.append(
-                f"{facts.name}: {facts.num_layers} blocks, dim {facts.dim}, {groups}; "
+                f"{entry.whose}: {facts.num_layers} blocks, dim {facts.dim}, {groups}; "
                 f"{entry.num_images} images of {entry.data} at {entry.image_size} px"
             )
             for k, found in entry.phases.items():
                 within, across = ("none" if mean is None else f"{mean:.3f}" for mean in entry.within[k])
                 lines.append(f"  k={k:>2}  {found!s:<24} similarity within {within}, across {across}")
-            lines.append(f"  the gains of further cuts suggest k={entry.chosen_k}")
+                lines += [f"        {line}" for line in evidence_lines(found, entry.evidence.get(k))]
+            lines += [f"  {entry.suggestion}", f"  {entry.twin}"]
             if entry.bad_images:
                 lines.append(
                     f"  {len(entry.bad_images)} unreadable images were passed over: see bad_images in phases.json"
                 )
         return "\n".join([*lines, f"written to {self.folder}/phases.json and {self.folder}/figures/phases.png"])
+
+
+def evidence_lines(found: Phases, cut: CutEvidence | None) -> list[str]:
+    """Boundaries with their 95 % intervals, and the contrast beside that of matrices without phases."""
+    if cut is None:
+        return []
+    lines = []
+    if cut.boundaries:
+        ends = [
+            f"{edge} [{low}, {high}] in {share:.0%} of resamples"
+            for edge, (low, high), share in zip(found.boundaries, cut.boundaries, cut.stability)
+        ]
+        lines.append(f"boundary after layer {'; '.join(ends)}")
+    if cut.contrast is not None:
+        interval = "" if cut.interval is None else f" [{cut.interval[0]:.3f}, {cut.interval[1]:.3f}]"
+        nulls = {"shuffled": cut.shuffled, "smooth": cut.smooth, "untrained twin": cut.twin}
+        known = ", ".join(f"{name} {value:.3f}" for name, value in nulls.items() if value is not None)
+        lines.append(f"contrast (within less across) {cut.contrast:.3f}{interval}; {known}")
+    return lines
 
 
 def save_phases(found: PhasesFile, folder: Path) -> SavedPhases:
@@ -67,19 +90,39 @@ def save_phases(found: PhasesFile, folder: Path) -> SavedPhases:
 
 
 def figure_phases(entries: Sequence[ModelPhases]) -> Any:
-    """One heatmap per model; the phases of each k are outlined in their own colour."""
+    """One heatmap per model, with the phases of each k outlined; under it what each cut gains, beside null matrices."""
     plt = use_style()
     columns = min(4, len(entries))
     rows = -(-len(entries) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(3.6 * columns, 4.1 * rows), squeeze=False)
+    heights = [4.1, 2.1] * rows
+    figure, axes = plt.subplots(
+        2 * rows, columns, figsize=(3.6 * columns, sum(heights)), squeeze=False, height_ratios=heights
+    )
     low = min(float(e.similarity[e.tokens].min()) for e in entries)
     image = None
-    for ax, entry in zip(axes.flat, entries):
-        image = _draw_heatmap(ax, entry, low)
-    for ax in list(axes.flat)[len(entries) :]:
-        ax.axis("off")
-    figure.colorbar(image, ax=axes, shrink=0.7, label="cosine of the same token at two layers")
+    for i in range(rows * columns):
+        upper, lower = axes[2 * (i // columns), i % columns], axes[2 * (i // columns) + 1, i % columns]
+        if i < len(entries):
+            image = _draw_heatmap(upper, entries[i], low)
+            _draw_gains(lower, entries[i])
+        else:
+            upper.axis("off")
+            lower.axis("off")
+    figure.colorbar(image, ax=axes[::2], shrink=0.7, label="cosine of the same token at two layers")
     return figure
+
+
+def _draw_gains(ax: Any, entry: ModelPhases) -> None:
+    """The gain of each further cut, of the model and of matrices without phases."""
+    ks = np.arange(2, len(entry.gains) + 2)
+    ax.plot(ks, entry.gains, color="#0072B2", marker="o", markersize=3, label="measured", zorder=3)
+    for name, (colour, dashes) in NULL_STYLES.items():
+        if name in entry.null_gains:
+            gains = entry.null_gains[name]
+            ax.plot(ks[: len(gains)], gains, color=colour, linestyle=dashes, linewidth=1.3, label=NULL_LABELS[name])
+    ax.set(xlabel="number of phases k", ylabel="gain of the cut", yscale="symlog")
+    ax.set_title("no k is suggested" if entry.structure else f"suggested k = {entry.chosen_k}", fontsize=8)
+    ax.legend(fontsize=6)
 
 
 def _draw_heatmap(ax: Any, entry: ModelPhases, low: float | None = None) -> Any:
@@ -95,6 +138,11 @@ def _draw_heatmap(ax: Any, entry: ModelPhases, low: float | None = None) -> Any:
                 _outline(start + inset, length - 2 * inset, PALETTE[(i + 1) % len(PALETTE)], k if j == 0 else None)
             )
             start += length
+        cut = entry.evidence.get(k)
+        for lower, upper in cut.boundaries if cut else ():
+            if upper > lower:  # the interval of a boundary, along the diagonal
+                ends = (lower + 0.5, upper + 0.5)
+                ax.plot(ends, ends, color=PALETTE[(i + 1) % len(PALETTE)], linewidth=3, solid_capstyle="butt")
     ax.set_title(_title(entry), fontsize=9)
     ax.set_xlabel("layer")
     ax.set_ylabel("layer")
@@ -114,5 +162,5 @@ def _outline(start: float, length: float, colour: str, k: int | None) -> Any:
 
 
 def _title(entry: ModelPhases) -> str:
-    name = entry.model.name.removeprefix("timm/")
+    name = entry.whose.replace("timm/", "")
     return f"{name}\n{next(iter(entry.phases.values()), '')}"

@@ -15,6 +15,7 @@ from raptor.dynamics.measure import DynamicsFile
 from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.complexity import Complexity
 from raptor.fidelity.error_curves import Curves
+from raptor.fidelity.verdict import Verdict
 from raptor.phases import PhasesFile
 from raptor.probes.result import ProbeReport
 from raptor.provenance import Provenance
@@ -97,12 +98,20 @@ class Results:
         return None if self.distilled is None else Curves.from_dict(self.distilled.validation.curves)
 
     @property
+    def verdict(self) -> Verdict | None:
+        """The verdict of the certificate, else of the run's own validation."""
+        if self.certificate is not None:
+            return self.certificate.judged
+        return None if self.distilled is None else self.distilled.verdict
+
+    @property
     def facts(self) -> ModelFacts | None:
         """Facts about the teacher; None when no file has them."""
         if self.summary is not None:
             return self.summary.teacher
         if self.phases is not None and self.phases.models:
-            return self.phases.models[0].model
+            entries = self.phases.models
+            return next((entry for entry in entries if not entry.model.phases), entries[0]).model
         return None if self.dynamics is None else self.dynamics.teacher.model
 
 

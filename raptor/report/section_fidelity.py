@@ -196,13 +196,17 @@ def _rounding(complexity: Complexity) -> str:
 
 def _tables(certificate: Certificate | None, validation: Scores | None) -> str:
     rows = []
+    head = f" ({certificate.head})" if certificate else ""
     for name, entry in (certificate.predictions if certificate else {}).items():
         interval = f"{percent(entry.lower)} to {percent(entry.upper)}"
-        rows.append((name.replace("_", " "), percent(entry.value), interval))
+        rows.append((name.replace("_", " ") + head, percent(entry.value), interval))
     if validation is not None:
         for kept, label in (
-            (validation.recovery_head, "accuracy kept, teacher's head"),
-            (validation.recovery, "accuracy kept, refitted probe"),
+            (
+                validation.recovery_head,
+                f"accuracy kept by one head for both ({validation.head or 'the teacher’s own'})",
+            ),
+            (validation.recovery, "accuracy kept by a ridge probe fitted to each side"),
         ):
             if kept is not None:
                 rows.append((label, percent(kept), "on the run's validation images"))

@@ -8,7 +8,7 @@ from raptor.dynamics.measure import DynamicsFile
 from raptor.fidelity.certificate import Cost
 from raptor.phases import ModelPhases, within_and_across
 from raptor.report.charts import Section, finite_values, number, percent
-from raptor.report.markup import cards, depth_drawing, paragraph
+from raptor.report.markup import bullet_list, cards, depth_drawing, paragraph
 from raptor.report.results import Results
 
 COUNTS = ("no", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve")
@@ -16,6 +16,9 @@ COUNTS = ("no", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", 
 
 def overview(results: Results) -> Section:
     html = paragraph(_verdict(results), "verdict")
+    judged = results.verdict
+    if judged is not None:
+        html += bullet_list(judged.lines())
     num_layers = results.facts.num_layers if results.facts else sum(results.phase_lengths or [])
     if num_layers:
         html += depth_drawing(num_layers, results.phase_lengths)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from raptor.phases import ModelPhases
-from raptor.report.charts import GROUP_NAMES, Chart, Control, Section, Series, finite_values, number
+from raptor.report.charts import GROUP_NAMES, Chart, Control, Section, Series, finite_values, number, percent
+from raptor.report.figures_phases import NULL_LABELS
+from raptor.report.markup import bullet_list, table
 from raptor.report.results import Results
 
 LEAD = (
@@ -18,9 +20,28 @@ def phases(results: Results) -> Section:
     if not entries:
         section.hint = f"raptor phases MODEL --out {results.folder}"
         return section
+    section.html = bullet_list([f"{entry.whose}: {entry.suggestion}; {entry.twin}." for entry in entries])
+    section.after = _evidence_table(entries)
     section.charts = [_heatmap(entries, results.phase_lengths)]
     section.charts += [chart for chart in (_gains(entries), _outliers(entries, results.phase_lengths)) if chart.series]
     return section
+
+
+def _evidence_table(entries: list[ModelPhases]) -> str:
+    """Every cut with the interval of its boundaries, and its contrast beside that of matrices without phases."""
+    rows = []
+    for name, entry in zip(_names(entries), entries):
+        for k, found in entry.phases.items():
+            cut = entry.evidence.get(k)
+            if cut is None:
+                continue
+            pairs = zip(found.boundaries, cut.boundaries, cut.stability)
+            edges = "; ".join(f"{edge} [{low}, {high}], {percent(share)}" for edge, (low, high), share in pairs)
+            ends = "" if cut.interval is None else f" [{number(cut.interval[0])}, {number(cut.interval[1])}]"
+            nulls = (number(value) for value in (cut.shuffled, cut.smooth, cut.twin))
+            rows.append((name, str(found), edges or "–", f"{number(cut.contrast)}{ends}", *nulls))
+    head = ("states of", "phases", "boundaries, 95 % interval, share of resamples", "contrast", "shuffled", "smooth")
+    return table((*head, "untrained twin"), rows) if rows else ""
 
 
 def _heatmap(entries: list[ModelPhases], lengths: list[int] | None) -> Chart:
@@ -57,7 +78,7 @@ def _heatmap(entries: list[ModelPhases], lengths: list[int] | None) -> Chart:
     return Chart(
         id="similarity",
         kind="heatmap",
-        title="Similarity between layers",
+        title=f"Similarity between layers: states of {names[0]}" if len(names) == 1 else "Similarity between layers",
         caption=f"Look for squares: move k and see where depth is cut. Mean over {images}.",
         alt=alt,
         series=maps,
@@ -74,18 +95,28 @@ def _gains(entries: list[ModelPhases]) -> Chart:
         for i, (name, e) in enumerate(zip(_names(entries), entries))
         if e.gains
     ]
-    gains = entries[0].gains or [0]
-    chosen = entries[0].chosen_k
+    first = entries[0]
+    gains, chosen = first.gains or [0], first.chosen_k
+    series += [
+        {
+            "name": NULL_LABELS.get(name, name),
+            "x": list(range(2, len(values) + 2)),
+            "y": values,
+            "colour": f"palette-{len(entries) + i}",
+            "side": "null",
+        }
+        for i, (name, values) in enumerate(first.null_gains.items())
+    ]
     return Chart(
         id="gains",
         kind="lines",
         title="What each further cut gains",
-        caption="Look for the bend: later cuts separate layers that were alike. Dotted: the k it suggests.",
-        alt=f"The first cut gains {number(gains[0])}, the last {number(gains[-1])}; the bend suggests k = {chosen}.",
+        caption=f"Look for the bend: later cuts separate layers that were alike. {first.whose}: {first.suggestion}.",
+        alt=f"The first cut gains {number(gains[0])}, the last {number(gains[-1])}; {first.suggestion}.",
         series=series,
         x={"label": "number of phases k", "integer": True},
         y={"label": "distance across the cut", "from_zero": True},
-        extra={"mark": chosen},
+        extra={} if first.structure else {"mark": chosen},
     )
 
 
@@ -122,6 +153,6 @@ def _names(entries: list[ModelPhases]) -> list[str]:
     """Names of the models, told apart by a number where two are the same."""
     names: list[str] = []
     for entry in entries:
-        name = entry.model.name
+        name = entry.whose
         names.append(f"{name} ({len(names) + 1})" if name in names else name)
     return names

@@ -25,7 +25,27 @@ from raptor.vit.trajectory import at_least_float32, check_states, double, float_
 from raptor.vit.view import POOLED, TokenGroups
 
 Array = NDArray[np.float64]
+NUM_BLOCKS = 64  # of images, for the bootstrap: memory does not grow with the number of images
 MAX_CHUNK = 2**27  # how many numbers of the stacked states are held at once
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Mean matrices (N, L, L) of blocks of images, and how many images each block has, (N,)."""
+
+    matrix_nll: Array
+    sizes: NDArray[np.int64]
+
+    def resampled(self, num_resamples: int, seed: int = 0) -> Array:
+        """The matrix over all images, (R, L, L), with the blocks drawn again with replacement."""
+        num = len(self.sizes)
+        drawn = np.random.default_rng(seed).multinomial(num, np.full(num, 1 / num), size=num_resamples)
+        weights_rn = drawn * self.sizes
+        matrix_rll = np.einsum("rn,nlm->rlm", weights_rn / weights_rn.sum(1, keepdims=True), self.matrix_nll)
+        matrix_rll = (matrix_rll + matrix_rll.swapaxes(1, 2)) / 2
+        diagonal = np.arange(matrix_rll.shape[1])
+        matrix_rll[:, diagonal, diagonal] = 1.0
+        return matrix_rll
 
 
 class NonFiniteStates(ValueError):
@@ -37,7 +57,8 @@ class CosineSimilarity:
 
     `result()` has one matrix for `all` tokens, one for each group present, and `pooled`: the mean of the cosines of
     the cls token and of the mean patch, whichever the model has. A token of norm zero has no direction: it is an
-    error. With `statistics`, every coordinate is standardised first.
+    error. With `statistics`, every coordinate is standardised first. With `blocks_of` (a variant), the matrices of that
+    variant are also kept for up to `NUM_BLOCKS` blocks of images, dealt out in turn, for a bootstrap over images.
     """
 
     def __init__(
@@ -47,8 +68,11 @@ class CosineSimilarity:
         statistics: CoordinateStatistics | None = None,
         model: str = "the model",
         check_every: int = 50,
+        blocks_of: str | None = None,
     ) -> None:
         self.num_layers, self.groups, self.statistics = num_layers, groups, statistics
+        self.blocks_of = blocks_of
+        self._block_nll = torch.zeros((), dtype=torch.float64)
         self.num_images = 0
         self._bad = _BadStates(num_layers, model, check_every)
         self._token_tll = self._pooled_ll = torch.zeros((), dtype=torch.float64)
@@ -63,10 +87,15 @@ class CosineSimilarity:
         self._token_tll = self._token_tll + double(cosine_btll.sum(0))
         self._bad.watch_input(states[0])
         self._bad.watch(energy_btl.flatten(0, 1))
+        if self.blocks_of not in (None, "pooled"):
+            where = dict(self.groups.present()).get(str(self.blocks_of), slice(None))
+            self._deal_out(cosine_btll[:, where].mean(1))
         for x_bld in pooled.values():
             cosine_bll, energy_bl = _cosines(_gram(self._standardise(x_bld)))
             self._pooled_ll = self._pooled_ll + double(cosine_bll.sum(0))
             self._bad.watch(energy_bl)
+            if self.blocks_of == "pooled":
+                self._deal_out(cosine_bll / len(pooled))
         self.num_images += len(states[0])
         self._bad.next_batch()
         return energy_btl
@@ -87,6 +116,22 @@ class CosineSimilarity:
             matrices[name] = (matrix + matrix.T) / 2
             np.fill_diagonal(matrices[name], 1.0)
         return matrices
+
+    def blocks(self) -> Blocks | None:
+        """The mean matrix of each block of images; None without `blocks_of`."""
+        if self.blocks_of is None or self.num_images == 0:
+            return None
+        sizes = np.bincount(np.arange(self.num_images) % NUM_BLOCKS, minlength=1)
+        sums_nll = self._block_nll[: len(sizes)].cpu().numpy()
+        return Blocks(sums_nll / sizes[:, None, None], sizes)
+
+    def _deal_out(self, cosine_bll: Tensor) -> None:
+        """Add the matrices of a batch's images to the blocks, one image to each in turn."""
+        cosine_bll = double(cosine_bll)
+        if self._block_nll.dim() == 0:
+            self._block_nll = cosine_bll.new_zeros(NUM_BLOCKS, self.num_layers, self.num_layers)
+        index = (self.num_images + torch.arange(len(cosine_bll))) % NUM_BLOCKS
+        self._block_nll.index_add_(0, index.to(cosine_bll.device), cosine_bll)
 
     def _standardise(self, x: Tensor) -> Tensor:
         return x if self.statistics is None else self.statistics.standardise(x)
@@ -148,6 +193,7 @@ class SimilarityResult(Result):
     cka: Array | None
     outliers: Outliers
     num_images: int
+    blocks: Blocks | None = None  # not saved
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -172,13 +218,15 @@ def measure_similarity(
     cka_features: str | None = "both",
     model: str = "the model",
     check_every: int = 50,
+    blocks_of: str | None = None,
 ) -> SimilarityResult:
     """Similarity over a stream of trajectories, one batch of states `a_0..a_L` at a time.
 
     `statistics` (from an earlier pass) standardises coordinates before the cosine; CKA and outliers stay those of the
-    raw states. `cka_features` None leaves CKA out. `model` names the model in errors.
+    raw states. `cka_features` None leaves CKA out. `model` names the model in errors. `blocks_of` is the variant whose
+    matrices are kept by blocks of images, see `CosineSimilarity`.
     """
-    cosine = CosineSimilarity(num_layers, groups, statistics, model, check_every)
+    cosine = CosineSimilarity(num_layers, groups, statistics, model, check_every, blocks_of)
     cka = None if cka_features is None else LinearCKA(num_layers, groups, cka_features)
     outliers = OutlierShares(num_layers)
     for states in trajectories:
@@ -190,7 +238,7 @@ def measure_similarity(
             cka.update(states, pooled)
     matrices = cosine.result()
     cka_ll = cka.result() if cka is not None and cka.num_images > 0 else None
-    return SimilarityResult(matrices, cka_ll, outliers.result(), cosine.num_images)
+    return SimilarityResult(matrices, cka_ll, outliers.result(), cosine.num_images, cosine.blocks())
 
 
 class _BadStates:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from raptor.data import ImageData, iterate, open_data
 from raptor.data.stream import TrainStream
 from raptor.devices import device_name, pick_device, pick_precision
-from raptor.fidelity.error_curves import ErrorCurves
+from raptor.fidelity.error_curves import Curves, ErrorCurves
 from raptor.fidelity.heads import (
     Head,
     accuracy,
@@ -36,6 +36,7 @@ from raptor.fidelity.heads import (
     resolve_head,
     share_kept,
 )
+from raptor.fidelity.verdict import Training, Verdict, judge, last_losses, loss_fall
 from raptor.open import check_teacher, open_vit, save_vit, saved_folder
 from raptor.options import Compiling, GivenHead, Opening, Resuming, Running, part, with_defaults
 from raptor.phases import Phases, check_phases, find_phases
@@ -477,7 +478,8 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
         device=device_name(job.fabric.device),
         image_size=job.teacher.preprocess.size,
         bad_images=bad_images,
-    )
+        train_images=len(job.train_data),
+    ).judged(run.folder, job)
 
 
 def _measure_variance(job: Job, stream: TrainStream) -> Tensor:
@@ -742,6 +744,15 @@ class DistillSummary(ResultFile):
     device: str = ""
     image_size: int | None = None
     bad_images: list[str] = field(default_factory=list)
+    train_images: int | None = None
+    verdict: Verdict | None = None
+
+    def judged(self, folder: Path, job: Job) -> Self:
+        """With the verdict on the validation curves."""
+        fall = loss_fall(last_losses(folder / "metrics.jsonl"))
+        training = Training(self.num_steps, job.recipe.batch_size, self.train_images, job.start, fall)
+        curves = Curves.from_dict(self.validation.curves, num_images=self.validation.num_images)
+        return dataclasses.replace(self, verdict=judge(curves, {}, training=training))
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "phases": list(self.phases)}
@@ -793,8 +804,9 @@ class Distilled(Result):
 
     def text(self) -> str:
         """Phases, scores on held-out images and the folder, in a few lines."""
-        scores = self.summary.validation
+        scores, verdict = self.summary.validation, self.summary.verdict
         lines = [
+            *([] if verdict is None else verdict.lines()),
             f"{self.surrogate.name}: phases {' '.join(map(str, self.summary.phases))}",
             f"R2 of the last layer {_shown(scores.r2_last)}, lowest {_shown(scores.r2_lowest)}",
         ]

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
+import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from raptor.data import ImageData
+from raptor.fidelity.verdict import MIN_STEPS
 from raptor.progress import Progress
 from raptor.run import Interrupted, Record, ResultFile, Run, RunError, StopSignal
 from raptor.train.schedule import Budget, Rates
@@ -192,9 +195,12 @@ class Loop:
         wrapped, optimizer = self.fabric.setup(stage.module, optimizer)
         training = _Training(stage, wrapped, optimizer, self.fabric.backward)
         if stage.name not in self.state.num_steps:
-            self.state.num_steps[stage.name] = stage.budget.num_steps(
+            num_steps = stage.budget.num_steps(
                 stage.steps_per_epoch, stage.share, lambda: self._step_seconds(training), stage.before
             )
+            self.state.num_steps[stage.name] = num_steps
+            if num_steps < MIN_STEPS and self.fabric.is_global_zero:
+                print(_short_budget(stage, num_steps), file=sys.stderr, flush=True)
         self.state.stage = stage.name
         return training
 
@@ -315,6 +321,17 @@ class _Training:
     def _propagate(self, loss: Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         self.backward(loss)
+
+
+def _short_budget(stage: Stage, num_steps: int) -> str:
+    """What to say of a budget that is too short to train with, and what would be needed."""
+    budget = stage.budget
+    needed = math.ceil(budget.amount * MIN_STEPS / num_steps)
+    return (
+        f"{stage.title}: --budget {budget.amount:g}{budget.unit} gives only {num_steps} steps here, of "
+        f"{stage.batch_size} images, so the result will be undertrained; {MIN_STEPS} steps need about "
+        f"--budget {needed}{budget.unit}"
+    )
 
 
 def _named(stage: Stage) -> list[tuple[str, nn.Parameter]]:

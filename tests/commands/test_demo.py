@@ -16,7 +16,9 @@ def test_the_demo_ends_with_findings_and_a_page(tmp_path: Path, capsys: pytest.C
     printed = capsys.readouterr().out
     for step in range(1, 7):
         assert f"== {step} of 6" in printed
-    assert "phases: depth falls into" in printed and "probes: share of the teacher's score" in printed
+    assert (
+        "phases: three give" in printed and "verdict: " in printed and "probes: share of the teacher's score" in printed
+    )
     assert printed.strip().endswith(f"the page: {out / 'report.html'}")
     assert (out / "report.html").stat().st_size > 1_000_000
     names = ("phases", "certificate", "probe-classify", "probe-segment", "probe-depth", "dynamics", "interventions")

@@ -10,6 +10,10 @@ from PIL import Image
 
 from raptor.cli import main
 from raptor.commands.phases import phases
+from raptor.report.figures_phases import figure_phases
+from raptor.report.page import build_section
+from raptor.report.results import read_results
+from raptor.report.section_phases import phases as show_phases
 
 
 def test_phases_checks_its_options_before_any_image(monkeypatch, capsys):
@@ -49,3 +53,27 @@ def test_an_unknown_argument_is_a_type_error() -> None:
 def test_one_weight_file_is_for_one_model() -> None:
     with pytest.raises(ValueError, match="--weights goes with one model"):
         phases(["scenes", "scenes-k3"], weights="file.safetensors", device="cpu")
+
+
+def test_a_run_folder_gives_teacher_and_surrogate_each_by_name(tmp_path, capsys) -> None:
+    done = phases(["scenes-k3"], num_images=12, batch_size=4, device="cpu", out=str(tmp_path), twin=False)
+    assert [(entry.side, entry.whose) for entry in done.models] == [
+        ("teacher", "teacher: scenes"),
+        ("surrogate", "surrogate: raptor k=3 of scenes"),
+    ]
+    assert [m["side"] for m in json.loads((tmp_path / "phases.json").read_text())["models"]] == ["teacher", "surrogate"]
+    titles = [axes.get_title() for axes in figure_phases(done.models).axes]
+    assert titles[0].startswith("teacher: scenes") and titles[1].startswith("surrogate: raptor k=3 of scenes")
+    section = build_section(show_phases, read_results(tmp_path))
+    assert "surrogate: raptor k=3 of scenes" in section.html and "(--twin false)" in section.html
+    assert section.charts[0].series[0]["name"] == "teacher: scenes"
+
+
+def test_a_random_model_has_no_more_phases_than_its_twin(tmp_path) -> None:
+    given = dict(num_images=16, batch_size=8, device="cpu", out=str(tmp_path), pretrained=False, size=64)
+    done = phases(["timm/vit_tiny_patch16_224"], twin=True, **given)
+    entry = done.models[0]
+    assert entry.twin == "its untrained twin was measured on 16 images" and entry.evidence[3].twin is not None
+    assert entry.structure == "no more phase structure than its untrained twin"
+    assert "suggest k=" not in done.text() and f"no k is suggested: {entry.structure}" in done.text()
+    assert "shuffled" in done.text() and "resamples" in done.text()

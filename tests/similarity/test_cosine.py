@@ -188,3 +188,18 @@ def test_result_survives_json() -> None:
     np.testing.assert_array_equal(again.outliers.tokens, result.outliers.tokens)
     np.testing.assert_array_equal(again.outliers.coordinates, result.outliers.coordinates)
     assert (again.num_images, again.outliers.even_tokens) == (6, result.outliers.even_tokens)
+
+
+@pytest.mark.parametrize("variant", ["all", "patches", "pooled"])
+def test_blocks_of_images_average_to_the_whole(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NUM_BLOCKS", 4)
+    states = make_states(11)
+    result = measure_similarity(split(states, [4, 4, 3]), NUM_LAYERS, GROUPS, blocks_of=variant)
+    blocks = result.blocks
+    assert blocks is not None and blocks.sizes.tolist() == [3, 3, 3, 2]
+    mean = np.average(blocks.matrix_nll, axis=0, weights=blocks.sizes)
+    off_diagonal = ~np.eye(NUM_LAYERS, dtype=bool)
+    np.testing.assert_allclose(mean[off_diagonal], result.matrices[variant][off_diagonal], atol=1e-6)
+    resampled = blocks.resampled(50)
+    assert resampled.shape == (50, NUM_LAYERS, NUM_LAYERS) and resampled.std(0).max() > 0
+    assert measure_similarity(split(states, [11]), NUM_LAYERS, GROUPS).blocks is None

@@ -253,3 +253,13 @@ def test_a_checkpoints_state_is_read_as_it_was_written():
     assert LoopState.from_dict(saved) == state
     old = LoopState.from_dict({"step": 5, "seconds": 2.0, "num_steps": 24, "num_logged": 6, "tensor_bytes": 1})
     assert old == LoopState("teacher", 5, {"teacher": 24}, 2.0, num_logged=6)
+
+
+def test_a_budget_of_few_steps_is_announced_before_training(tmp_path, capsys):
+    done = tiny_run(tmp_path / "run", budget="20steps")
+    told = [line for line in capsys.readouterr().err.splitlines() if "--budget 20steps gives only" in line]
+    assert len(told) == 2 and "undertrained; 100 steps need about --budget 200steps" in told[0]
+    assert done.text().startswith("undertrained (fewer than 100 steps: 10 in stage1, 10 in stage2): trained 20 steps")
+    saved = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert saved["verdict"]["lines"][0] in done.text() and saved["verdict"]["undertrained"]
+    assert DistillSummary.read(tmp_path / "run").verdict.lines() == saved["verdict"]["lines"]
