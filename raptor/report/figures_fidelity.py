@@ -130,6 +130,7 @@ def _set_limits(axes: Axes, certificate: Certificate, metric: str) -> None:
             transform=axes.transAxes,
             fontsize=7,
             color="#555555",
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
             va="bottom" if below else "top",
             zorder=5,
         )

@@ -11,6 +11,7 @@ from tiny_certified import PHASES, image_batches, tiny_vit
 
 from raptor.fidelity.certificate import Certificate, certify
 from raptor.fidelity.verdict import Training, judge, loss_fall, read_training
+from raptor.report.figures_fidelity import figure_certificate
 from raptor.surrogate.surrogate import make_surrogate
 
 
@@ -48,6 +49,15 @@ def test_a_perfect_surrogate_beats_every_null_model() -> None:
     assert set(group.better) == {"identity", "mean", "tied", "linear"} and not group.worse and not group.alike
     assert "ahead of every null model at every layer" in found.judged.lines()[-1]
     assert judge(found.curves, {}).groups["all"].no_better_than_mean is False
+
+
+def test_the_r2_axis_is_clipped_with_a_note() -> None:
+    found = certify(tiny_vit(), tiny_vit(), image_batches(0), bootstrap=0)
+    found.curves.r2["cls"][0] = -470.0
+    axes = figure_certificate(found).axes[0]
+    assert axes.get_ylim()[0] > -1.2 and [text.get_text() for text in axes.texts] == ["off the axis: cls to -470"]
+    found.notes.append("head: the head of scenes itself")
+    assert found.head == "the head of scenes itself"
 
 
 def test_the_rules_of_undertraining() -> None:
