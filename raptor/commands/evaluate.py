@@ -131,7 +131,7 @@ def evaluate(
         bootstrap=bootstrap,
         seed=seed,
         train_batches=training,
-        training=read_training(Path(run)),
+        training=None if isinstance(run, ViT) else read_training(Path(run)),
     )
     bar.finish()
     certificate.notes.append(f"head: {reason}")
