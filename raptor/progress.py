@@ -31,6 +31,7 @@ class Progress:
         unit: the name of a unit.
         per_unit: how many of `rate_unit` one unit stands for (e.g. images per step).
         rate_unit: the unit of the rate; by default `unit`.
+        quiet: in a log, say nothing when it was done before the first line was due.
 
     Attributes:
         done: the number of units done. note: a text shown after the time left.
@@ -44,16 +45,21 @@ class Progress:
         unit: str = "batches",
         per_unit: float = 1,
         rate_unit: str | None = None,
+        quiet: bool = False,
     ):
         self.description, self.total, self.unit = description, total, unit
         self.per_unit, self.rate_unit = per_unit, rate_unit or unit
-        self.done, self.note = 0, ""
+        self.done, self.note, self.quiet = 0, "", quiet
         self.shown = _is_rank_0()
-        self._started = self._last_shown = time.monotonic()
+        self._began = self._started = self._last_shown = time.monotonic()
         self._first_done: int | None = None
-        self._bar = _open_bar(description) if self.shown else None
+        self._outer = _open_bars[-1] if _open_bars else None  # a terminal shows one bar: this one is part of its text
+        self._bar = _open_bar(description) if self.shown and self._outer is None else None
         self.interval = _LOG_INTERVAL if self._bar is None else _BAR_INTERVAL
+        if self._outer is not None:
+            self.interval = _BAR_INTERVAL
         if self._bar is not None:
+            _open_bars.append(self)
             weakref.finalize(self, _close_bar, self._bar)  # gives the cursor back where `finish` is never reached
 
     def __enter__(self) -> Progress:
@@ -87,7 +93,7 @@ class Progress:
         """Show the final state: the full bar, or a closing line with the time taken."""
         if self._bar is not None:
             self._show()
-        elif self.done:
+        elif self.done and self._outer is None and not (self.quiet and time.monotonic() - self._began < self.interval):
             seconds = time.monotonic() - self._started
             self._write(f"{self.description}: {self.done} {self.unit} in {clock(seconds)} {self.note}".rstrip())
         self.close()
@@ -95,6 +101,8 @@ class Progress:
     def close(self) -> None:
         """Stop showing progress, as when the work was interrupted."""
         bar, self._bar, self.shown = self._bar, None, False
+        if self in _open_bars:
+            _open_bars.remove(self)
         if bar is not None:
             _close_bar(bar)
 
@@ -115,12 +123,24 @@ class Progress:
     def _show(self) -> None:
         if not self.shown:
             return
+        if self._outer is not None:
+            self._outer.show_text(f"{self.description}: {self._status()}")
+            return
         if self._bar is None:
             self._write(f"{self.description}: {self._status()}")
             return
         try:
             self._bar.update(self._bar.task_ids[0], completed=self.done, total=self.total, status=self._status())
             self._bar.refresh()
+        except (OSError, ValueError):
+            self.close()
+
+    def show_text(self, text: str) -> None:
+        """Show `text` beside the bar, in place of its counts."""
+        try:
+            if self._bar is not None:
+                self._bar.update(self._bar.task_ids[0], status=text)
+                self._bar.refresh()
         except (OSError, ValueError):
             self.close()
 
@@ -131,6 +151,9 @@ class Progress:
                 sys.stderr.flush()
         except (AttributeError, OSError, ValueError):  # closed, broken or None
             self.shown = False
+
+
+_open_bars: list[Progress] = []
 
 
 def _is_rank_0() -> bool:
@@ -181,11 +204,13 @@ def _close_bar(bar: RichProgress) -> None:
         bar.console.quiet = True
 
 
-def track(items: Iterable[T], description: str, total: int | None = None, unit: str = "batches") -> Iterator[T]:
+def track(
+    items: Iterable[T], description: str, total: int | None = None, unit: str = "batches", quiet: bool = False
+) -> Iterator[T]:
     """Iterate over `items` and show how many are done."""
     if total is None and hasattr(items, "__len__"):
         total = len(items)  # type: ignore[arg-type]
-    with Progress(description, total, unit) as progress:
+    with Progress(description, total, unit, quiet=quiet) as progress:
         for item in items:
             yield item
             progress.advance()

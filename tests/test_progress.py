@@ -161,3 +161,10 @@ def test_a_terminal_that_goes_away_does_not_stop_the_work() -> None:
 )
 def test_clock(value: float, text: str) -> None:
     assert clock(value) == text
+
+
+def test_a_quiet_one_says_nothing_when_it_was_quick(capsys) -> None:
+    assert list(track(range(3), "short", quiet=True)) == [0, 1, 2]
+    assert capsys.readouterr().err == ""
+    assert list(track(range(3), "short")) == [0, 1, 2]
+    assert "short: 3 batches" in capsys.readouterr().err

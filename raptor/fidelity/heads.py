@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from raptor.data.images import ImageData
 from raptor.data.split import choice_split
 from raptor.data.stream import Batch, ImageStream, iterate
+from raptor.progress import track
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT, first_tensor
 from raptor.vit.weights import check_weights, fingerprint, same_weights
@@ -167,7 +168,7 @@ def collect_features(
     last: list[Tensor] = []
     handle = vit.blocks[-1].register_forward_hook(lambda _module, _args, output: last.append(first_tensor(output)))
     try:
-        for batch in batches:
+        for batch in track(batches, f"features of {vit.name}", quiet=True):
             with autocast(precision, device):
                 output = vit(batch.images.to(device, non_blocking=True))
                 features.append(vit.features(last.pop()).float())

@@ -40,6 +40,7 @@ from raptor.fidelity.verdict import Training, Verdict, judge, last_losses, loss_
 from raptor.open import check_teacher, open_vit, save_vit, saved_folder
 from raptor.options import Compiling, GivenHead, Opening, Resuming, Running, part, with_defaults
 from raptor.phases import Phases, check_phases, find_phases
+from raptor.progress import clock, track
 from raptor.provenance import Provenance
 from raptor.run import Record, ResultFile, Run, RunError, load_checkpoint, read_config, read_json, read_summary, slug
 from raptor.similarity.cosine import measure_similarity
@@ -462,6 +463,8 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
         half_teacher=job.precision == "bf16" and job.fabric.device.type == "cuda",
     )
     measured = Measured(validator, student, job.teacher, phases, job.phase)
+    if job.fabric.is_global_zero:
+        print(_estimate(job, validator), file=sys.stderr)
     loop = Loop(run, job.fabric, saved, [job.train_data, job.val_data], job.track)
     loop.fit([DistillStage(job, name, share, module, stream, measured) for name, share in job.stages().items()])
     bad_images = loop.bad_images()
@@ -480,6 +483,25 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
         bad_images=bad_images,
         train_images=len(job.train_data),
     ).judged(run.folder, job)
+
+
+def _estimate(job: Job, validator: Validator) -> str:
+    """How long the run takes, from the time of one forward pass: a step is about four of them."""
+    images = next(iter(validator.val)).images
+    with torch.no_grad(), autocast(job.precision, job.teacher.device):
+        job.teacher(images)
+        began = time.monotonic()
+        float(job.teacher(images).float().sum())  # waits for the device
+        seconds = (time.monotonic() - began) / len(images)
+    budget, share = Budget.parse(job.recipe.budget), sum(job.stages().values())
+    per_unit = 1.0 if budget.unit == "s" else 4 * seconds * job.recipe.batch_size
+    training = budget.amount * share * per_unit * (job.steps_per_epoch() if budget.unit == "epochs" else 1)
+    passes = 2 * NUM_VALIDATIONS * len(job.stages()) + 2  # teacher and surrogate, and once more at the end
+    measured = passes * validator.val.num_images
+    if validator.labelled:
+        measured += 2 * (validator.train.num_images + validator.val.num_images)
+    text = f"distill: about {clock(training)} training + {clock(measured * seconds)} measuring"
+    return text + ("; the first steps compile the blocks, about a minute" if job.compile_blocks else "")
 
 
 def _measure_variance(job: Job, stream: TrainStream) -> Tensor:
@@ -639,7 +661,7 @@ class Validator:
         curves = ErrorCurves(self.teacher.num_layers, self.teacher.groups)
         logits: dict[str, list[Tensor]] = {"teacher": [], "student": []}
         labels = []
-        for batch in self.val:
+        for batch in track(self.val, "validation", quiet=True):
             with autocast(self.precision, self.teacher.device):
                 states, output = self.teacher.record(batch.images)
                 own_states, own_output = student.record(batch.images)
@@ -675,6 +697,9 @@ class Validator:
         scores = self.validate(student)
         scores.head = self._head[1] if self._head else None
         if self.labelled:
+            if self._teacher_ridge is None:
+                is_ridge = self.head is not None and self.head.source == "ridge"  # the same probe, already fitted
+                self._teacher_ridge = scores.teacher_accuracy if is_ridge else None
             if self._teacher_ridge is None:
                 self._teacher_ridge = self._ridge_accuracy(self.teacher)
             scores.teacher_probe = self._teacher_ridge

@@ -23,3 +23,11 @@ def test_a_short_run_prints_its_summary(tmp_path: Path, capsys: pytest.CaptureFi
     saved = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert printed["folder"] == str(tmp_path / "run") and printed["phases"] == saved["phases"] == [6, 6]
     assert printed["validation"] == saved["validation"]
+
+
+def test_the_time_is_told_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = dict(phases=[6, 6], budget="2steps", batch_size=4, limit=8, val_images=4, head_images=8)
+    distill("scenes", "scenes", out=str(tmp_path / "run"), **options)  # type: ignore[arg-type]
+    lines = capsys.readouterr().err.splitlines()
+    told = next(line for line in lines if line.startswith("distill: about "))
+    assert "training +" in told and told.endswith("measuring")
