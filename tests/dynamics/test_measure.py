@@ -10,7 +10,6 @@ from tiny_models import noise_images
 
 from raptor.data.stream import Batch
 from raptor.dynamics import Basins, Direction, Modes, Rank, Stability
-from raptor.dynamics.findings import arrival, boundary_finding, find
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult, measure_dynamics
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.view import ViT
@@ -111,19 +110,6 @@ def test_missing_classes_are_a_note_and_missing_labels_an_error(teacher: ViT) ->
         measure_dynamics(teacher, unlabelled, num_images=12, classes=[0, 1], stability_images=0)
     with pytest.raises(ValueError, match="no images"):
         measure_dynamics(teacher, [], num_images=0, stability_images=0)
-
-
-def test_findings(teacher: ViT) -> None:
-    assert arrival(np.array([0.1, 0.95, 0.8, 0.93, 1.0])) == 3
-    assert arrival(np.array([0.95, 1.0])) == 0
-    # steps 1..4, phases 2 | 2: the third step begins the second phase
-    line = boundary_finding(np.array([0.1, 0.2, 0.6, 0.3]), (2, 2))
-    assert "0.600 rad in a phase's first step, 0.200 in the others (3.00 times)" in line
-    result = measure_dynamics(teacher, batches_of(teacher), num_images=12, classes=[0, 1], stability_images=2)
-    lines = find(result, (2, 2))
-    norm = result.direction.norm["all"].mean
-    assert f"{norm[0]:.3g} at layer 0, {norm[-1]:.3g} at layer 4" in lines[0]
-    assert not any("nan" in line for line in lines)
 
 
 @pytest.mark.parametrize("name", ["scenes", "untrained", "dinov2s-k3"])

@@ -1,49 +1,12 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
-import timm
 import torch
 from pydmd import DMD as PyDMD
+from tiny_trajectories import match, trajectories
 
-from raptor.dynamics.modes import DMD, BatchedDMD, fit_dmd, rank_sweep
-from raptor.dynamics.spectra import Modes, ModesResult, PooledDMD
-from raptor.dynamics.states import group_means
-from raptor.vit.view import TokenGroups
-
-GROUPS = TokenGroups(cls=1, registers=4, patches=16)
-
-
-@pytest.fixture(scope="module")
-def states() -> list[torch.Tensor]:
-    """States of a small ViT with registers on random images, by hooks on its blocks."""
-    torch.manual_seed(0)
-    model = timm.create_model(
-        "vit_small_patch14_reg4_dinov2", img_size=56, depth=12, init_values=1.0, num_classes=0
-    ).eval()
-    for parameter in model.blocks.parameters():
-        if parameter.ndim == 2:
-            parameter.data.mul_(3)  # an untrained block moves too little to have ten directions
-    kept: list[torch.Tensor] = []
-    model.blocks[0].register_forward_pre_hook(lambda _, args: kept.append(args[0]))
-    for block in model.blocks:
-        block.register_forward_hook(lambda _, __, output: kept.append(output))
-    with torch.no_grad():
-        model(torch.randn(6, 3, 56, 56))
-    return kept
-
-
-def trajectories(states: list[torch.Tensor], name: str) -> torch.Tensor:
-    return group_means([a.double() for a in states], GROUPS)[name]
-
-
-def match(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Position in `found` of the value nearest to each of `expected`; fails unless one to one."""
-    order = np.abs(found[None] - expected[:, None]).argmin(1)
-    assert sorted(order) == list(range(len(expected)))
-    return order
+from raptor.dynamics.modes import DMD, fit_dmd, rank_sweep
 
 
 def assert_equals_pydmd(x_ld: np.ndarray, eigenvalues: np.ndarray, modes: np.ndarray, amplitudes: np.ndarray) -> None:
@@ -137,55 +100,6 @@ def test_truncation_below_the_dimension() -> None:
     assert fit.note is not None and "3 of 3" in fit.note
     for n in range(3):
         assert_equals_pydmd(x_nld[n].numpy(), fit.eigenvalues[n], fit.modes(x_nld)[n], fit.amplitudes[n])
-
-
-def test_pooled_equals_pydmd_on_concatenated_pairs(states: list[torch.Tensor]) -> None:
-    x_nld = trajectories(states, "patches")
-    pooled = PooledDMD(rank=5)
-    pooled.update(x_nld[:2])
-    pooled.update(x_nld[2:])
-    pooled.fit()
-    x1, x2 = x_nld[:, :-1].flatten(0, 1).numpy().T, x_nld[:, 1:].flatten(0, 1).numpy().T
-    reference = PyDMD(svd_rank=5, exact=True).fit(x1, x2)
-    order = match(pooled.eigenvalues, reference.eigs)
-    np.testing.assert_allclose(pooled.eigenvalues[order], reference.eigs, atol=1e-8)
-    singular = np.linalg.svd(x1, compute_uv=False)
-    np.testing.assert_allclose(pooled.singular_values[:5], singular[:5], rtol=1e-8)
-    assert pooled.gap == pytest.approx(singular[4] / singular[5], rel=1e-6)
-
-
-def test_pooled_recovers_one_operator_from_many_short_paths() -> None:
-    rng = np.random.default_rng(0)
-    basis = np.linalg.qr(rng.normal(size=(16, 3)))[0]
-    rates = np.array([0.9, 0.5, 0.2])
-    start = rng.normal(size=(10, 1, 3))
-    x_nld = torch.from_numpy(start * rates ** np.arange(3)[None, :, None] @ basis.T)
-    pooled = PooledDMD(rank=10)
-    pooled.update(x_nld)
-    pooled.fit()
-    np.testing.assert_allclose(pooled.eigenvalues, rates, atol=1e-7)
-    assert pooled.note is not None and pooled.rank_used == 3
-    assert pooled.reconstruction_error(x_nld).max() < 1e-6
-
-
-def test_modes_accumulator(states: list[torch.Tensor]) -> None:
-    measure = Modes(GROUPS, rank=10, num_trajectories=4, sweep=(2, 10))
-    measure.update([a[:3] for a in states])
-    measure.update([a[3:] for a in states])
-    result = measure.result()
-    assert set(result.groups) == {"all", "cls", "registers", "patches"}
-    cls = result.groups["cls"]
-    direct = fit_dmd(trajectories(states, "cls")[:4].float(), rank=10)
-    assert isinstance(cls.fits, BatchedDMD) and len(cls.fits.ranks) == 4
-    np.testing.assert_allclose(cls.spectral_radius.mean, direct.spectral_radius.mean(), rtol=1e-4)
-    assert cls.pooled.num_pairs == 6 * 12
-    assert cls.sweep[2].reconstruction_error.mean.mean() > cls.sweep[10].reconstruction_error.mean.mean()
-    shared = Modes(GROUPS, rank=10, num_trajectories=4, sweep=())
-    shared.update(states, group_means(states, GROUPS))
-    np.testing.assert_allclose(shared.result().groups["cls"].gap.mean, cls.gap.mean, rtol=1e-5)
-    text = json.dumps(result.to_dict(), allow_nan=False)
-    assert len(text) < 200_000
-    assert ModesResult.from_dict(json.loads(text)).to_dict() == json.loads(text)
 
 
 def test_rank_sweep_is_the_fit_at_each_rank(states: list[torch.Tensor]) -> None:

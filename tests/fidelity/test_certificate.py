@@ -1,10 +1,9 @@
-"""The certificate: curves, eps, null models, bootstrap intervals, predictions, JSON, table and figure."""
+"""The certificate: curves, eps, null models, bootstrap intervals, predictions, JSON and table."""
 
 from __future__ import annotations
 
 import io
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from raptor.fidelity.certificate import Certificate, certify
 from raptor.fidelity.heads import collect_features, resolve_head
-from raptor.report.figures_fidelity import figure_certificate
 from raptor.vit.view import ViT
 
 
@@ -99,17 +97,6 @@ def test_json_and_table(certificate: Certificate) -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(certificate.table("patches"), certificate.summary_table())
     assert f"{certificate.curves.r2['patches'][4]:.3f}" in console.export_text()
-
-
-def test_figure(certificate: Certificate, tmp_path: Path) -> None:
-    figure = figure_certificate(certificate)
-    axes = figure.axes[0]
-    lines = {line.get_label(): line for line in axes.get_lines()}
-    np.testing.assert_allclose(lines["cls"].get_ydata(), certificate.curves.r2["cls"])
-    np.testing.assert_allclose(lines["null: linear"].get_ydata(), certificate.nulls["linear"].r2["all"])
-    assert [line.get_xdata()[0] for line in axes.get_lines() if len(line.get_xdata()) == 2] == [2.5]
-    figure.savefig(tmp_path / "certificate.png")
-    assert (tmp_path / "certificate.png").stat().st_size > 10_000
 
 
 def test_models_that_do_not_fit_are_refused(teacher: ViT) -> None:

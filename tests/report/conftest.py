@@ -22,9 +22,11 @@ from raptor.phases import PhasesFile, study_phases
 from raptor.probes import probe
 from raptor.probes.result import ProbeReport
 from raptor.provenance import Provenance
+from raptor.report.results import Results, read_results
 from raptor.surrogate.surrogate import make_surrogate
 
 PHASES = (3, 3, 6)
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 ABOUT = Provenance("raptor test", {"raptor": "0.1.0"}, "cpu", 1.5)
 
 
@@ -69,6 +71,20 @@ def full_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     findings = [f"{side}: {line}" for side, parts in changed.items() for line in parts.findings()]
     InterventionsFile(**changed, findings=findings, provenance=ABOUT).write(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The results of DINOv2-S in docs/results as one run folder: both sides of everything but the certificate."""
+    folder = tmp_path_factory.mktemp("committed")
+    for source, name in (
+        ("phases-dinov2s.json", "phases.json"),
+        ("dynamics/dinov2s-k3.json", "dynamics.json"),
+        ("dynamics/dinov2s-k3-interventions.json", "interventions.json"),
+        ("dynamics/dinov2s-k3-summary.json", "summary.json"),
+    ):
+        shutil.copy(RESULTS / source, folder / name)
+    return read_results(folder)
 
 
 @pytest.fixture(scope="session")

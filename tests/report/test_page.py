@@ -18,6 +18,8 @@ from plotly.offline import get_plotlyjs
 
 from raptor.commands.report import report
 from raptor.report.charts import rounded
+from raptor.report.page import build_page
+from raptor.report.results import Results
 from raptor.run import RunError
 
 RunOf = Callable[..., Path]
@@ -174,3 +176,8 @@ def test_names_are_text_everywhere(run_of: RunOf) -> None:
     assert page.count("&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt;") >= 6
     names = {s["name"] for s in page_data(page)["charts"]["basin-paths"]["series"]}
     assert names == {EVIL}
+
+
+def test_the_page_needs_only_the_results(committed: Results) -> None:
+    page = build_page(committed)
+    assert tuple(hints(page)) == SECTIONS and hints(page)["probes"] and not hints(page)["dynamics"]

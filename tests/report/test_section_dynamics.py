@@ -1,0 +1,39 @@
+"""Dynamics on the page: curves, eigenvalues and findings are those of dynamics.json."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from raptor.report.results import Results
+from raptor.report.section_dynamics import dynamics
+
+
+def test_curves_are_the_saved_means_with_their_quartiles(committed: Results) -> None:
+    assert committed.dynamics is not None
+    sides = committed.dynamics.sides()
+    charts = {chart.id: chart for chart in dynamics(committed).charts}
+    for name in ("norm", "gamma", "speed"):
+        chart = charts[f"dynamics-{name}"]
+        assert len(chart.series) == sum(len(getattr(m.direction, name)) for m in sides.values())
+        for series in chart.series:
+            spread = getattr(sides[series["side"]].direction, name)[series["when"]["tokens"][0]]
+            np.testing.assert_array_equal(series["y"], spread.mean)
+            np.testing.assert_array_equal(series["lower"], spread.quantile(0.25))
+        # A state stands on a layer, a step between two of them.
+        assert chart.offset == (-0.5 if name == "speed" else 0.5)
+
+
+def test_eigenvalues_are_finite_and_few(committed: Results) -> None:
+    chart = next(chart for chart in dynamics(committed).charts if chart.id == "eigenvalues")
+    assert all(np.isfinite(s["x"]).all() and 0 < len(s["x"]) <= 96 for s in chart.series)
+
+
+def test_findings_are_on_the_page(committed: Results) -> None:
+    assert committed.dynamics is not None
+    html = dynamics(committed).html
+    assert html.count("<li>") == sum(len(m.findings) + len(m.notes) for m in committed.dynamics.sides().values())
+
+
+def test_without_dynamics_there_is_a_hint(committed: Results) -> None:
+    section = dynamics(Results(committed.folder))
+    assert section.charts == [] and section.hint is not None and section.hint.startswith("raptor dynamics")

@@ -1,0 +1,37 @@
+"""Interventions on the page: matrices, repetition and extrapolation are those of interventions.json."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from raptor.report.results import Results
+from raptor.report.section_interventions import interventions
+
+
+def test_swaps_repetition_and_extrapolation_are_the_saved_ones(committed: Results) -> None:
+    assert committed.interventions is not None
+    sides = committed.interventions.sides()
+    section = interventions(committed)
+    charts = {chart.id: chart for chart in section.charts}
+    for series in charts["swaps"].series:
+        swaps, measure = sides[series["name"]].swaps, series["when"]["measure"][0]
+        spread = swaps.agreement if measure == "agreement" else swaps.angle[measure.removeprefix("turn_")]
+        assert spread is not None
+        upper = [series["z"][i - 1, j - 1] for i, j in swaps.pairs]
+        np.testing.assert_array_equal(upper, spread.mean)
+        np.testing.assert_array_equal(series["z"], np.asarray(series["z"]).T)
+    for series in charts["repetition"].series:
+        at_one = np.asarray(series["y"])[list(series["x"]).index(1.0)]
+        measure = series["when"]["measure"][0]
+        assert at_one == (1 if measure == "agreement" else 0) or abs(at_one) < 1e-2  # run as usual, nothing changes
+    past = sides["surrogate"].extrapolation
+    assert past is not None
+    speed = next(s for s in charts["extrapolation"].series if s["when"]["measure"] == ["speed"])
+    assert speed["x"] == past.layers and speed["y"][0] is None
+    np.testing.assert_array_equal(speed["y"][1:], past.speed["all"].mean)
+    assert all(line.split(":")[0] in section.html for line in committed.interventions.findings)
+
+
+def test_without_interventions_there_is_a_hint(committed: Results) -> None:
+    section = interventions(Results(committed.folder))
+    assert section.charts == [] and "--interventions true" in str(section.hint)

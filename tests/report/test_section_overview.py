@@ -1,0 +1,39 @@
+"""The overview: one sentence from the strongest evidence, with the numbers of the files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raptor.phases import PhasesFile
+from raptor.report.results import Results, read_results
+from raptor.report.section_overview import overview
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+
+
+def test_a_surrogate_is_told_by_its_curves(committed: Results) -> None:
+    html = overview(committed).html
+    curves = committed.curves
+    assert curves is not None
+    r2 = curves.r2["all"]
+    assert "Three tied blocks (" in html and f"R² {r2[-1]:.2f} at the last layer" in html
+    assert f"relative error at most {curves.relative['all'].max():.2f} at any layer" in html
+    assert f">{r2[-1]:.3f}<" in html
+
+
+def test_phases_are_told_by_their_means(tmp_path: Path) -> None:
+    found = PhasesFile.read_file(RESULTS / "phases-dinov2s.json")
+    found.write(tmp_path)
+    results = read_results(tmp_path)
+    html, lengths = overview(results).html, results.phase_lengths
+    assert lengths is not None and f"fall into {len(lengths)} phases ({' | '.join(map(str, lengths))})" in html
+    within, across = found.models[0].within[len(lengths)]
+    assert f"{within:.3g} between layers of one phase, {across:.3g} between" in html
+
+
+def test_dynamics_are_told_by_norm_and_direction(committed: Results) -> None:
+    only = Results(committed.folder, dynamics=committed.dynamics)
+    html = overview(only).html
+    assert committed.dynamics is not None
+    gamma = committed.dynamics.teacher.direction.gamma["all"].mean
+    assert f"at layer {[g >= 0.9 for g in gamma].index(True)}." in html

@@ -1,0 +1,26 @@
+"""Probes on the page: scores and recovery are those of the probe files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raptor.report.results import Results, read_results
+from raptor.report.section_probes import probes
+
+
+def test_recovery_is_surrogate_over_teacher(full_run: Path) -> None:
+    results = read_results(full_run)
+    entry = results.probes["classify"]
+    teacher, surrogate = (entry.results[side].chosen.mean["accuracy"] for side in ("teacher", "surrogate"))
+    section = probes(results)
+    (bars,) = section.charts[0].series
+    assert bars["x"] == ["classify"] and bars["y"] == pytest.approx([100 * surrogate / teacher])
+    assert f"{teacher:.3g}" in section.after and f"{surrogate:.3g}" in section.after
+    assert "Not probed yet: segment, depth." in section.hint_reason
+
+
+def test_without_probes_there_is_a_hint(tmp_path: Path) -> None:
+    section = probes(Results(tmp_path))
+    assert section.charts == [] and section.hint == f"raptor probe {tmp_path} --task classify"

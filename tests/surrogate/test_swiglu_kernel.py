@@ -1,0 +1,41 @@
+"""The kernel of raptor.surrogate.swiglu_kernel against autograd of the formula, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+KERNEL = """
+import torch
+import torch.nn.functional as F
+from raptor.surrogate.swiglu import SwiGLU
+
+generator = torch.Generator().manual_seed(0)
+for dtype, rtol in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+    for num_rows, num_columns in ((64, 256), (100, 300), (3, 40)):
+        z, bias = torch.randn(num_rows, 2 * num_columns, generator=generator), torch.randn(2 * num_columns, generator=generator)
+        grad = torch.randn(num_rows, num_columns, generator=generator)
+        z, bias, grad = z.to(dtype).requires_grad_(), bias.requires_grad_(), grad.to(dtype)
+        out = SwiGLU.apply(z, bias)
+        out.backward(grad)
+        exact_z, exact_bias = z.detach().double().requires_grad_(), bias.detach().double().requires_grad_()
+        p, q = (exact_z + exact_bias).chunk(2, dim=-1)
+        exact = F.silu(p) * q
+        exact.backward(grad.double())
+        for ours, theirs in ((out, exact), (z.grad, exact_z.grad), (bias.grad, exact_bias.grad)):
+            assert (ours.double() - theirs).norm() <= rtol * theirs.norm(), (dtype, num_rows, num_columns)
+        assert out.dtype == z.grad.dtype == dtype and bias.grad.dtype == torch.float32
+print("same")
+"""  # noqa: E501
+
+
+def test_the_kernel_gives_the_formulas_gradient() -> None:
+    """Run by Triton's interpreter on the CPU, with rows and columns that fill its tiles and that do not."""
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-c", KERNEL], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "same", done.stderr[-2000:]
