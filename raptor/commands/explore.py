@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Unpack
 
+from raptor.data import open_data
 from raptor.devices import pick_device
 from raptor.open import open_pair
 from raptor.options import OfTeacher, OnDevice, OpeningModel, part, with_defaults
@@ -29,7 +34,50 @@ def explore(model: str, *, port: int = 7860, open_browser: bool = False, **given
     )
     views = {"teacher": of_teacher} if surrogate is None else {"teacher": of_teacher, "surrogate": surrogate}
     page = build_page(views, class_names(of_teacher))
-    page.launch(server_name="127.0.0.1", server_port=port, inbrowser=open_browser, max_file_size="10mb", share=False)
+    with _own_hosts_only():
+        page.launch(
+            server_name="127.0.0.1", server_port=port, inbrowser=open_browser, max_file_size="10mb", share=False
+        )
+
+
+_HOSTS = ("127.0.0.1", "localhost")
+
+
+@contextmanager
+def _own_hosts_only() -> Iterator[None]:
+    """Inside, Gradio's server answers only to a Host header of this machine, so that no web page elsewhere can use it
+    through a name that points here (DNS rebinding)."""
+    try:
+        from gradio.routes import App
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+    except ImportError:
+        yield
+        return
+    create = App.create_app
+
+    def create_guarded(*args: Any, **options: Any) -> Any:
+        app = create(*args, **options)
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(_HOSTS))
+        return app
+
+    App.create_app = staticmethod(create_guarded)
+    try:
+        yield
+    finally:
+        App.create_app = create
+
+
+def example_image() -> str:
+    """The file of one of the built-in images, to try the page with."""
+    image = open_data("scenes", "val", limit=1, size=224)[0]
+    path = Path(tempfile.mkdtemp(prefix="raptor-explore-")) / "scene.png"
+    image.save(path)
+    return str(path)
+
+
+EXPLANATION = """Each state of the residual stream is a point; depth moves it. **Run** follows the image through the
+blocks, adds a small random vector to the chosen tokens at the chosen layer, and follows it again. The plot shows how
+far the two paths are apart at every later layer: a deviation that shrinks means that depth pulls states together."""
 
 
 def build_page(views: dict[str, ViT], classes: list[str]) -> Any:
@@ -46,21 +94,22 @@ def build_page(views: dict[str, ViT], classes: list[str]) -> Any:
             image = read_image(path)
             found = {name: perturb_image(v, image, int(layer), group, 10.0**log_eps) for name, v in views.items()}
         except ValueError as error:
-            raise gr.Error(str(error)) from None
+            raise gr.Error(str(error), print_exception=False) from None
         return figure_perturbed(found, int(layer), group), describe(found, classes)
 
     with gr.Blocks(title="raptor explore", analytics_enabled=False) as page:
         gr.Markdown(
             f"# {teacher.name}\n{teacher.num_layers} blocks, {teacher.groups.num_tokens} tokens, dim {teacher.dim}"
+            f"\n\n{EXPLANATION}"
         )
         with gr.Row():
             with gr.Column(scale=1):
-                image = gr.Image(type="filepath", label="image (at most 10 MB)")
+                image = gr.Image(value=example_image(), type="filepath", label="image (at most 10 MB)")
                 layer = gr.Slider(0, teacher.num_layers, value=teacher.num_layers // 2, step=1, label="layer")
                 group = gr.Dropdown(groups, value="all", label="tokens")
                 log_eps = gr.Slider(-4, 0, value=-1, step=0.25, label="perturbation, log10 of the token's norm")
                 button = gr.Button("Run", variant="primary")
-            with gr.Column(scale=2):
+            with gr.Column(scale=3):
                 plot = gr.Plot(show_label=False)
                 text = gr.Markdown()
         inputs = [image, layer, group, log_eps]

@@ -86,7 +86,7 @@ def figure_perturbed(results: dict[str, PerturbedImage], layer: int, group: str)
     from raptor.report.style import STYLE
 
     with rc_context(STYLE):  # type: ignore[arg-type]
-        figure = Figure(figsize=(12, 3.8))  # pyplot would keep every figure for as long as the page is served
+        figure = Figure(figsize=(14, 5.2))  # pyplot would keep every figure for as long as the page is served
         _draw(figure.subplots(1, 3), results, layer, group)
     return figure
 

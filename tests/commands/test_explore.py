@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raptor.commands.explore import build_page, class_names, describe, explore
+from raptor.commands.explore import _own_hosts_only, build_page, class_names, describe, example_image, explore
 from raptor.open import open_pair, open_vit
-from raptor.report.perturbed_image import PerturbedImage
+from raptor.report.perturbed_image import PerturbedImage, read_image
 from raptor.vit.view import ViT
 
 
@@ -54,3 +54,19 @@ def test_options_reach_the_model_and_the_page(monkeypatch: pytest.MonkeyPatch) -
     explore("a run", port=1234, size=48, teacher="scenes", blocks="b", device="cpu")
     assert launched["server_name"] == "127.0.0.1" and launched["server_port"] == 1234 and not launched["share"]
     assert [opened[k] for k in ("size", "teacher", "blocks", "norm", "pretrained")] == [48, "scenes", "b", None, True]
+
+
+def test_there_is_an_image_to_try() -> None:
+    assert read_image(example_image()).size == (224, 224)
+
+
+def test_a_foreign_host_is_refused() -> None:
+    pytest.importorskip("gradio")
+    from gradio.routes import App
+    from starlette.testclient import TestClient
+
+    with _own_hosts_only():
+        app = App.create_app(build_page({"teacher": open_vit("scenes")}, []))
+    client = TestClient(app)
+    assert client.get("/", headers={"host": "elsewhere.example"}).status_code == 400
+    assert client.get("/", headers={"host": "127.0.0.1:7860"}).status_code == 200
