@@ -87,7 +87,8 @@ class GroupVerdict(Record):
     """A token group: R2 at the last layer and at the lowest one, and the null models it is compared with.
 
     `better`, `worse` and `alike` hold the names of null models by their error at the last layer, on the same images;
-    a difference counts where its 95 % interval leaves out 0. `layers_better` counts the layers with a smaller error.
+    a difference counts where its 95 % interval leaves out 0. `layers_better` counts the layers with a smaller error
+    than each, `layers_ahead` those with a smaller error than all of them.
     """
 
     r2_last: Estimate
@@ -97,6 +98,7 @@ class GroupVerdict(Record):
     worse: list[str] = field(default_factory=list)
     alike: list[str] = field(default_factory=list)
     layers_better: dict[str, int] = field(default_factory=dict)
+    layers_ahead: int | None = None
     no_better_than_mean: bool = False
 
 
@@ -132,15 +134,10 @@ class Verdict(Record):
         for word, nulls in compared:
             if nulls:
                 parts.append(f"{word} {', '.join(NULL_WORDS.get(null, null) for null in nulls)}")
-        at_all = [null for null, num in group.layers_better.items() if num == self.num_layers]
-        if group.layers_better:
-            all_nulls = len(at_all) == len(group.layers_better)
-            few = min(group.layers_better.values())
-            parts.append(
-                "ahead of every null model at every layer"
-                if all_nulls
-                else f"ahead of the best null model at only {few} of {self.num_layers} layers"
-            )
+        if group.layers_ahead is not None:
+            every = group.layers_ahead == self.num_layers
+            where = "every layer" if every else f"{group.layers_ahead} of {self.num_layers} layers"
+            parts.append(f"ahead of every null model at {where}")
         return "; ".join(parts)
 
 
@@ -168,6 +165,8 @@ def judge(
             found.layers_better[name] = int(np.sum(r2 > null.r2[group]))
         below = last.value is None or (last.value if last.lower is None else last.lower) <= 0
         found.no_better_than_mean = ("mean" not in found.better) if "mean" in nulls else below
+        if nulls:
+            found.layers_ahead = int(np.sum(r2 > np.max([null.r2[group] for null in nulls.values()], axis=0)))
         groups[group] = found
     undertrained = [] if training is None else training.undertrained()
     return Verdict(curves.num_images, groups, curves.num_layers, training, undertrained)

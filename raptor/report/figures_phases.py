@@ -45,7 +45,7 @@ class SavedPhases(Result):
         lines = []
         for entry in self.models:
             facts = entry.model
-            groups = ", ".join(f"{n} {name}" for name, n in facts.groups.to_dict().items() if n)
+            groups = ", ".join(f"{where.stop - where.start} {name}" for name, where in facts.groups.present())
             lines.append(
                 f"{entry.whose}: {facts.num_layers} blocks, dim {facts.dim}, {groups}; "
                 f"{entry.num_images} images of {entry.data} at {entry.image_size} px"

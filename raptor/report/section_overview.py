@@ -140,7 +140,7 @@ def _cards(results: Results) -> list[tuple[str, str, str]]:
     items: list[tuple[str, str, str]] = []
     facts = results.facts
     if facts:
-        tokens = ", ".join(f"{n} {name}" for name, n in facts.groups.to_dict().items() if n)
+        tokens = ", ".join(f"{where.stop - where.start} {name}" for name, where in facts.groups.present())
         items.append((number(facts.groups.num_tokens), "tokens", f"{tokens} at {facts.image_size} px"))
         items.append((number(facts.num_layers), "blocks", f"of width {facts.dim}"))
         items.append((f"{facts.num_parameters / 1e6:.2f} M", "parameters", "teacher"))

@@ -15,7 +15,7 @@ LEAD = (
 
 
 def phases(results: Results) -> Section:
-    section = Section("similarity", "Phases", "Depth falls into phases", LEAD)
+    section = Section("similarity", "Phases", "Phases of depth", LEAD)
     entries = results.phases.models if results.phases else []
     if not entries:
         section.hint = f"raptor phases MODEL --out {results.folder}"
