@@ -335,7 +335,7 @@ def as_typed(kind: Any) -> Any:
     lists = [part for part in parts if takes_list(part)]
     if str in parts and any(part is Foreign or part is Path or _holds_objects(part) for part in parts):
         several = [part for part in lists if str in _members(get_args(part)[0])]
-        return list[str] if several else str
+        return list[str] | str if several else str
     return kind
 
 
@@ -417,8 +417,9 @@ def _check_values(options: dict[str, Any], parser: Any) -> None:
         if name in ("model", "models", "run", "teacher"):
             for word in values:
                 _check_model(word)
-        if name == "data" and value:
-            _check_data(value)
+        if name in ("data", "val"):
+            for word in values:
+                _check_data(word)
     if any(str(v).startswith(("timm/", "hf/")) for value in options.values() for v in _as_list(value)):
         _fail_fast_offline()
 
@@ -518,10 +519,11 @@ def list_options(parser: Any) -> tuple[list[str], bool]:
 
 
 def takes_list(kind: Any) -> bool:
-    """Whether a type is a list, or a list or None, and nothing else."""
+    """Whether a type is a list, a list or None, or one word or a list of words, and nothing else."""
     if get_origin(kind) in (list, tuple, Sequence):
         return True
     inner = [k for k in get_args(kind) if k is not type(None)] if get_origin(kind) in (Union, UnionType) else []
+    inner = [k for k in inner if k is not str or list[str] not in inner]
     return bool(inner) and all(takes_list(k) for k in inner)
 
 
@@ -531,6 +533,7 @@ def join_lists(words: list[str], parser: Any) -> list[str]:
     names, several = list_options(parser)
     switches = [o for a in parser._actions if _is_switch(getattr(a, "_typehint", None)) for o in a.option_strings]
     alone = [o for a in parser._actions if a.nargs == 0 for o in a.option_strings]
+    of_words = [o for a in parser._actions if _is_words(getattr(a, "_typehint", None)) for o in a.option_strings]
     positional: list[str] = []
     joined: list[str] = []
     i = 0
@@ -542,7 +545,10 @@ def join_lists(words: list[str], parser: Any) -> list[str]:
             while i < len(words) and not _is_option(words[i]):
                 values += [v for v in words[i].strip("[]").split(",") if v] if words[i][:1] == "[" else [words[i]]
                 i += 1
-            joined.append(f"{word}=[{','.join(values)}]")
+            takes_one = not several and any(not a.option_strings for a in parser._actions)
+            if word in ("--data", "--val") and len(values) > 1 and takes_one and not positional and i == len(words):
+                positional.append(values.pop())  # `--data photos/ MODEL`
+            joined.append(f"{word}={json.dumps(values)}" if word in of_words else f"{word}=[{','.join(values)}]")
         elif not _is_option(word):
             positional.append(word)
         elif word in switches and not follows:
@@ -553,6 +559,10 @@ def join_lists(words: list[str], parser: Any) -> list[str]:
         else:
             joined.append(word)
     return [json.dumps(positional)] * bool(positional) + joined if several else positional + joined
+
+
+def _is_words(kind: Any) -> bool:
+    return list[str] in (kind, *get_args(kind))
 
 
 def _is_switch(kind: Any) -> bool:

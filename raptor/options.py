@@ -120,12 +120,34 @@ class Running(OnDevice, Decoding, total=False):
     skip_bad: Annotated[bool, Option(False, "skip unreadable images instead of stopping.")]
 
 
-class Measuring(Running, total=False):
-    """What a command measures on."""
+class OnData(TypedDict, total=False):
+    """Which images are read."""
 
     data: Annotated[
-        str, Option("scenes", "images: a folder, zip archives, scenes, cifar10, hf/NAME:split, wds/PATTERN.")
+        list[str] | str | None,
+        Option(
+            None,
+            "images: a folder, zip archives, scenes, cifar10, hf/NAME:split, wds/PATTERN; several are joined, without "
+            "labels. By default those of the run, else scenes.",
+        ),
     ]
+    val: Annotated[
+        list[str] | str | None, Option(None, "other images to judge on, instead of the held-out part of the data.")
+    ]
+
+
+class HeadClasses(TypedDict, total=False):
+    """What the outputs of a model's head stand for."""
+
+    classes: Annotated[
+        str | None,
+        Option(None, "a file with the classes of the model's head, one per line; ImageNet's WordNet ids need none."),
+    ]
+
+
+class Measuring(Running, OnData, total=False):
+    """What a command measures on."""
+
     num_images: Annotated[int, Option(1000, "how many images.")]
     batch_size: Annotated[int, Option(64, "images per forward pass.")]
 

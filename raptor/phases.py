@@ -34,6 +34,7 @@ NUM_RESAMPLES = 200  # of images, and of orders of the layers
 TWIN_IMAGES, TWIN_SECONDS, TWIN_MARGIN = 64, 20, 1.25
 _METHODS = ("maxcut", "dp")
 _SCORES = ("weighted", "mean", "cut")
+DEFAULT_TOKENS = "all"  # whose similarity phases are cut from, unless a command says otherwise
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,7 @@ class ModelPhases(Record):
     chosen_k: int
     gains: list[float]
     data: str = "the data"
+    split: str = "val"
     bad_images: list[str] = field(default_factory=list)
     side: str = ""
     evidence: dict[int, CutEvidence] = field(default_factory=dict)
@@ -416,7 +418,7 @@ def check_cuts(
     method: str = "maxcut",
     score: str = "weighted",
     min_length: int | None = None,
-    tokens: str = "all",
+    tokens: str = DEFAULT_TOKENS,
 ) -> None:
     """Raise when the model cannot be cut this way, before any image is read."""
     present = [name for name, _ in vit.groups.present()]

@@ -339,7 +339,19 @@ def _way_out(folder: str | Path, path: Path) -> str:
 
 def _refuse_changes(path: Path, config: Mapping[str, Any]) -> None:
     old, new = _flat(read_config(path.parent)), _flat(json.loads(json.dumps(config)))
-    changed = [f"{k}: {old.get(k)} -> {new.get(k)}" for k in sorted({*old, *new}) if old.get(k) != new.get(k)]
+    known = any(name.startswith("images.") for name in old)  # earlier versions did not remember them
+    differing = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and (known or not k.startswith("images."))]
+    images = [k for k in differing if k.startswith("images.")]
+    if known and not images:  # the same images at another place
+        differing = [k for k in differing if k not in ("data", "val")]
+    elif images and set(differing) <= {*images, "data", "val"}:
+        part = images[0].split(".")[1]
+        counts = " -> ".join(str(flat.get(f"images.{part}.num_images")) for flat in (old, new))
+        raise RunError(
+            f"the {part} images changed since {path.parent} began ({counts} images, or other files): bring them back, "
+            "or choose another --out"
+        )
+    changed = [f"{k}: {old.get(k)} -> {new.get(k)}" for k in differing]
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise RunError(

@@ -41,6 +41,7 @@ def test_help_and_version_import_nothing_heavy():
         (["phases", "scenes", "--size", "20.5"], "--size must be a whole number, got 20.5"),
         (["phases", "scenes", "--standardise", "maybe"], "--standardise must be true or false, got maybe"),
         (["phases", "scenes", "--score", "best"], "--score must be one of weighted, mean, cut, got best"),
+        (["phases", "scenes", "--split", "test"], "unknown split 'test'; use train, val or all"),
         (["distill", "scenes", "--lr", "high"], "--lr must be a number, got high"),
         (["evaluate", "scenes", "more"], "unexpected more"),
         (["phases", "scenes", "--config", "nowhere.yaml"], "--config: File does not exist"),

@@ -39,4 +39,5 @@ def test_every_option_has_help_and_a_default_of_its_type(group):
     for name, option in declared(group).items():
         assert option.help.endswith("."), name
         choices = get_args(kinds[name]) if get_origin(kinds[name]) is Literal else None
-        assert option.default in choices if choices else isinstance(option.default, kinds[name]), name
+        if option.default is not None:
+            assert option.default in choices if choices else isinstance(option.default, kinds[name]), name

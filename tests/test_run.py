@@ -10,7 +10,7 @@ import subprocess
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -382,3 +382,23 @@ def test_a_run_under_nohup_ignores_the_closed_terminal() -> None:
         assert not stop.given
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_changed_images_are_refused_and_moved_ones_are_not(tmp_path: Path) -> None:
+    def config(data: str, num: int, print_: str) -> dict[str, Any]:
+        return {"data": data, "images": {"train": {"num_images": num, "fingerprint": print_}}, "seed": 0}
+
+    with Run(tmp_path, config("photos", 64, "a")) as run:
+        run.write_summary({})
+    with Run(tmp_path, config("elsewhere/photos", 64, "a")):
+        pass
+    for num, print_ in ((63, "b"), (64, "b")):
+        with pytest.raises(RunError, match=rf"the train images changed since .* began \(64 -> {num} images"):
+            Run(tmp_path, config("photos", num, print_))
+    earlier = {"data": "photos", "seed": 0}  # of a version that did not remember the images
+    with Run(tmp_path / "old", earlier) as run:
+        run.write_summary({})
+    with Run(tmp_path / "old", config("photos", 64, "a")):
+        pass
+    with pytest.raises(RunError, match="another config"):
+        Run(tmp_path / "old", config("others", 64, "a"))

@@ -13,7 +13,7 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import nn
 
-from raptor.data import ImageData, ImageStream, iterate, open_data
+from raptor.data import ChosenData, ImageData, ImageStream, iterate
 from raptor.devices import pick_device, pick_precision
 from raptor.dynamics.findings import find
 from raptor.dynamics.interventions import InterventionsFile, intervene
@@ -124,13 +124,8 @@ def dynamics(
         raise ValueError(f"unknown --perturbation {perturbation!r}: choose from {', '.join(KINDS)}")
     surrogate, main = open_pair(model, **part(OfTeacher, options), device=device, **part(OpeningModel, options))
     folder = result_folder(out, model, "dynamics")
-    images = open_data(
-        options["data"],
-        options["split"],
-        limit=options["num_images"],
-        size=main.preprocess.size,
-        skip_bad=options["skip_bad"],
-    )
+    data = ChosenData.of(model, options)
+    images = data.judged(options["num_images"], main.preprocess.size)
     batches = iterate(images, main.preprocess, options["batch_size"], device=device, num_workers=options["num_workers"])
     cut = choose_phases(main, surrogate, batches, k, phases, precision)
     chosen = choose_classes(images, classes)
@@ -158,8 +153,8 @@ def dynamics(
         found.findings = find(found, cut)
         sides[side] = found
     facts: dict[str, Any] = dict(
-        data=options["data"],
-        split=options["split"],
+        data=data.name,
+        split=data.split,
         image_size=main.preprocess.size,
         phases=list(cut.lengths),
         class_names=_class_names(images, chosen),
@@ -177,7 +172,7 @@ def dynamics(
     measured.write(folder)
     changed = None
     if interventions:
-        head, reason = _find_head(main, folder, precision, options)
+        head, reason = _find_head(main, folder, precision, data, options)
         shown = first_images(batches, intervention_images)
         parts = intervene(main, surrogate, shown, cut, head)
         changed = InterventionsFile(
@@ -195,13 +190,15 @@ def dynamics(
     return Dynamics(measured, changed, folder, save_figures(measured, changed, folder / "figures"))
 
 
-def _find_head(vit: ViT, folder: Path, precision: str, options: DynamicsOptions) -> tuple[Head | None, str]:
+def _find_head(
+    vit: ViT, folder: Path, precision: str, data: ChosenData, options: DynamicsOptions
+) -> tuple[Head | None, str]:
     """The head that predicts after an intervention, and which one it is or why there is none."""
     file, num = options["head_file"], options["head_images"]
     training = None
     if file is None and not vit.num_classes:
         with suppress(ValueError):  # only held-out images: no ridge head can be fitted, and the reason says so
-            images = open_data(options["data"], "train", size=vit.preprocess.size, skip_bad=options["skip_bad"])
+            images = data.training(None, vit.preprocess.size)
             training = head_batches(
                 vit, images, options["batch_size"], head_images=num, num_workers=options["num_workers"]
             )

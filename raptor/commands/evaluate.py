@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from raptor.data import ImageData, ImageStream, iterate, open_data
-from raptor.data.split import Split
+from raptor.data import ChosenData, ImageData, ImageStream, iterate
 from raptor.devices import pick_device, pick_precision
 from raptor.fidelity.certificate import Certificate, certify
 from raptor.fidelity.complexity import Complexity, levin_bounds, quantisation_error
@@ -17,7 +16,7 @@ from raptor.fidelity.error_curves import ErrorCurves
 from raptor.fidelity.heads import head_batches, resolve_head
 from raptor.fidelity.verdict import read_training
 from raptor.open import open_pair
-from raptor.options import GivenHead, Measuring, OfTeacher, Opening, part, with_defaults
+from raptor.options import AnySplit, GivenHead, HeadClasses, Measuring, OfTeacher, Opening, part, with_defaults
 from raptor.progress import Progress
 from raptor.provenance import Provenance
 from raptor.run import result_folder
@@ -63,7 +62,7 @@ class Evaluation(Result):
         return capture.get() + f"written to {self.folder}/certificate.json and {self.folder}/figures/certificate.png"
 
 
-class EvaluateOptions(Opening, OfTeacher, Measuring, GivenHead, total=False):
+class EvaluateOptions(Opening, OfTeacher, Measuring, AnySplit, HeadClasses, GivenHead, total=False):
     """The options that `evaluate` shares with other commands."""
 
 
@@ -81,7 +80,6 @@ def evaluate(
 
     Args:
         run: a run folder, a surrogate folder, or scenes-k2, scenes-k3.
-        data: images; their held-out split is used, as in every command.
         num_images: held-out images.
         train_images: training images that the null models are fitted on.
         null_models: also measure the null models (adds about a forward pass).
@@ -104,19 +102,18 @@ def evaluate(
     def show(done: int, _total: int) -> None:
         bar.advance(done - bar.done)
 
-    def opened(split: Split, limit: int | None) -> ImageData:
-        size, skip_bad = model.preprocess.size, options["skip_bad"]
-        return open_data(options["data"], split, limit=limit, size=size, skip_bad=skip_bad)
+    chosen, size = ChosenData.of(run, options), model.preprocess.size
 
-    def stream(split: Split, limit: int, progress: Any = None) -> ImageStream:
-        images = opened(split, limit)
+    def stream(images: ImageData, progress: Any = None) -> ImageStream:
         return iterate(images, model.preprocess, batch_size, device=device, num_workers=num_workers, progress=progress)
 
-    held_out, training = stream("val", num_images, show), stream("train", train_images)
+    fitted = chosen.training(train_images, size, model.num_classes)
+    judged = chosen.judged(num_images, size, model.num_classes, like=fitted)
+    held_out, training = stream(judged, show), stream(fitted)
     head_file, head_images = options["head_file"], options["head_images"]
     fitting = None
     if head_file is None and not model.num_classes:
-        images = opened("train", None)
+        images = chosen.training(None, size)
         fitting = head_batches(model, images, batch_size, head_images=head_images, num_workers=num_workers)
     head, reason = resolve_head(
         model, fitting, file=head_file, cache=folder / "head.safetensors", head_images=head_images, precision=precision
@@ -135,17 +132,22 @@ def evaluate(
     )
     bar.finish()
     certificate.notes.append(f"head: {reason}")
+    few = judged.select(judged.sample(min(256, num_images)))
     rounding = {
-        side: quantisation_error(
-            vit, lambda vit: _short_errors(vit, model, stream("val", min(256, num_images)), precision)
-        )
+        side: quantisation_error(vit, lambda vit: _short_errors(vit, model, stream(few), precision))
         for side, vit in (("surrogate", surrogate), ("teacher", copy.deepcopy(model)))
     }
     about = Provenance.since(started, device)
     bad = sorted({*held_out.data.bad, *training.data.bad, *(fitting.data.bad if fitting else ())})
-    certificate = replace(certificate, data=options["data"], bad_images=bad, provenance=about)
+    certificate = replace(certificate, data=chosen.name, split=chosen.split, bad_images=bad, provenance=about)
     certificate.write(folder)
-    complexity = Complexity(**levin_bounds(surrogate, model), quantisation=rounding, provenance=about)
+    complexity = Complexity(
+        **levin_bounds(surrogate, model),
+        quantisation=rounding,
+        data=chosen.name,
+        split=chosen.split,
+        provenance=about,
+    )
     complexity.write(folder)
     from raptor.report.figures_fidelity import figure_certificate
     from raptor.report.style import save_figure

@@ -9,11 +9,11 @@ from typing import Literal, Unpack
 
 from torch import nn
 
-from raptor.data import iterate, open_data
+from raptor.data import ChosenData, iterate
 from raptor.devices import pick_device, pick_precision
 from raptor.open import open_pair
 from raptor.options import AnySplit, Measuring, OfTeacher, OpeningModel, part, with_defaults
-from raptor.phases import PhasesFile, check_cuts, study_phases
+from raptor.phases import DEFAULT_TOKENS, PhasesFile, check_cuts, study_phases
 from raptor.provenance import Provenance
 from raptor.report.figures_phases import SavedPhases, save_phases
 from raptor.run import check_folder, slug
@@ -31,7 +31,7 @@ def phases(
     method: Literal["maxcut", "dp"] = "maxcut",
     score: Literal["weighted", "mean", "cut"] = "weighted",
     min_length: int | None = None,
-    tokens: str = "all",
+    tokens: str = DEFAULT_TOKENS,
     standardise: bool = False,
     twin: bool | None = None,
     out: str | None = None,
@@ -68,20 +68,15 @@ def phases(
     for _, vit in views:
         check_cuts(vit, k, method, score, min_length, tokens)
     folder = check_folder(out or f"runs/phases-{slug(_name_of(models[0], views[0][1]))}")
+    chosen = ChosenData.of(models[0], options)
     entries = []
     for side, vit in views:
-        images = open_data(
-            options["data"],
-            options["split"],
-            limit=options["num_images"],
-            size=vit.preprocess.size,
-            skip_bad=options["skip_bad"],
-        )
+        images = chosen.judged(options["num_images"], vit.preprocess.size)
         batches = iterate(
             images, vit.preprocess, options["batch_size"], device=device, num_workers=options["num_workers"]
         )
         entry = study_phases(vit, batches, k, method, score, min_length, tokens, standardise, precision, twin)
-        entries.append(replace(entry, side=side, data=options["data"], bad_images=list(images.bad)))
+        entries.append(replace(entry, side=side, data=chosen.name, split=chosen.split, bad_images=list(images.bad)))
     return save_phases(PhasesFile(entries, Provenance.since(started, device)), folder)
 
 

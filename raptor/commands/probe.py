@@ -9,10 +9,11 @@ from typing import Any, Literal, Unpack
 
 from torch import nn
 
-from raptor.data import DenseData, ImageData, open_data, open_dense
+from raptor.data import ChosenData, DenseData, ImageData, open_dense
+from raptor.data.by_name import DENSE_KINDS, spec_text
 from raptor.devices import pick_device, pick_precision
 from raptor.open import open_pair
-from raptor.options import Limited, OfTeacher, OpeningModel, Running, part, with_defaults
+from raptor.options import AnySplit, HeadClasses, Limited, OfTeacher, OnData, OpeningModel, Running, part, with_defaults
 from raptor.probes import ProbeReport, ProbeResult
 from raptor.probes import probe as train_probe
 from raptor.progress import Progress
@@ -71,7 +72,7 @@ class Probed(Result):
         return "\n".join([*lines, f"written to {self.folder}/probe-{task}.json"])
 
 
-class ProbeOptions(OpeningModel, OfTeacher, Running, Limited, total=False):
+class ProbeOptions(OpeningModel, OfTeacher, Running, OnData, AnySplit, HeadClasses, Limited, total=False):
     """The options that `probe` shares with other commands."""
 
 
@@ -79,7 +80,6 @@ def probe(
     model: str | Path | nn.Module | ViT,
     *,
     task: Literal["classify", "segment", "depth"] = "classify",
-    data: str = "scenes",
     lrs: list[float] | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
@@ -122,7 +122,8 @@ def probe(
     if task != "classify":
         opening["size"] = None  # frames are padded to whole patches, so any size will do, and the model keeps its own
     surrogate, of_teacher = open_pair(model, **part(OfTeacher, options), device=device, **opening)
-    train_data, val_data = _open_both(task, data, size or of_teacher.preprocess.size, options)
+    chosen = ChosenData.of(model, options)
+    train_data, val_data = _open_both(task, chosen, size or of_teacher.preprocess.size, of_teacher.num_classes, options)
     folder = result_folder(out, model, "probe")
     folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, ProbeResult] = {}
@@ -151,22 +152,23 @@ def probe(
         )
         bar.finish()
         results[name].save(folder / f"probe-{task}-{name}")
-    report = ProbeReport(Provenance.since(started, device), data, task, results)
+    report = ProbeReport(Provenance.since(started, device), chosen.name, task, results, chosen.split)
     report.write(folder)
     return Probed(report, folder)
 
 
 def _open_both(
-    task: str, data: str, size: int, options: ProbeOptions
+    task: str, chosen: ChosenData, size: int, num_classes: int, options: ProbeOptions
 ) -> tuple[ImageData, ImageData] | tuple[DenseData, DenseData]:
     """Training and held-out data of the task."""
-    limit, val_images, skip_bad = options["limit"], options["val_images"], options["skip_bad"]
+    limit, val_images = options["limit"], options["val_images"]
     if task == "classify":
-        return (
-            open_data(data, "train", limit=limit, size=size, skip_bad=skip_bad),
-            open_data(data, "val", limit=val_images, size=size, skip_bad=skip_bad),
-        )
+        train = chosen.training(limit, size, num_classes)
+        return train, chosen.judged(val_images, size, num_classes, like=train)
+    train_spec, val_spec = spec_text(chosen.data), spec_text(chosen.val or chosen.data)
+    if options["data"] is None and train_spec.partition(":")[0] not in DENSE_KINDS:
+        raise ValueError(f"{train_spec}, the data of the run, has no target per pixel: give --data nyuv2:PATH")
     return (
-        open_dense(data, "train", task, limit=limit, size=size),
-        open_dense(data, "val", task, limit=val_images, size=size),
+        open_dense(train_spec, "train", task, limit=limit, size=size),
+        open_dense(val_spec, chosen.split, task, limit=val_images, size=size),
     )

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
-from raptor.options import OfTeacher, OnDevice, part, with_defaults
+from raptor.options import AnySplit, OfTeacher, OnData, OnDevice, part, with_defaults
 from raptor.report.page import build_page
 from raptor.report.results import Results, read_results
 from raptor.run import RunError, write_text
 
 
-class ReportOptions(OfTeacher, OnDevice, total=False):
+class ReportOptions(OfTeacher, OnDevice, OnData, AnySplit, total=False):
     """The options that `report` shares with other commands."""
 
 
@@ -24,7 +24,6 @@ def report(
     *,
     out: str | None = None,
     images: int = 4,
-    data: str = "scenes",
     open_models: bool = True,
     **given: Unpack[ReportOptions],
 ) -> Path:
@@ -34,7 +33,6 @@ def report(
         run: a run folder: the --out of phases, distill, evaluate, probe or dynamics.
         out: where the page goes; RUN/report.html by default.
         images: how many images to show through depth; 0 for none.
-        data: where those images come from; at its default, the data of the run's own config where there is one.
         open_models: whether to open the run's models for that; false shows only what was measured before.
     """
     options = with_defaults(ReportOptions, given)
@@ -45,7 +43,7 @@ def report(
         results.images = None
         results.notes["images"] = "No images were asked for."
     elif open_models:
-        _add_strips(results, images, data, options)
+        _add_strips(results, images, options)
     page = build_page(results)
     path = Path(out) if out else results.folder / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,16 +52,22 @@ def report(
     return path
 
 
-def _add_strips(results: Results, num_images: int, data: str, options: ReportOptions) -> None:
+def _add_strips(results: Results, num_images: int, options: ReportOptions) -> None:
     """Measure images.json unless it is there already; a model that cannot be opened leaves a note instead, data that
     was asked for and cannot be opened is an error."""
-    if data != "scenes":
-        from raptor.data import open_data
+    from raptor.data import ChosenData
 
-        open_data(data, "val", limit=1)
-    data = str(results.config.get("data") or data) if data == "scenes" else data
+    try:
+        chosen = ChosenData.of(results.folder, options)
+        if options["data"] is not None or options["val"] is not None:
+            chosen.judged(1)
+    except ValueError as error:
+        if options["data"] is not None or options["val"] is not None:
+            raise
+        results.notes["images"] = f"The images could not be followed ({' '.join(str(error).split())})."
+        return
     known = results.images
-    if known is not None and known.num_images == num_images and known.data == data:
+    if known is not None and (known.num_images, known.data, known.split) == (num_images, chosen.name, chosen.split):
         return
     from raptor.devices import pick_device
     from raptor.provenance import provenance
@@ -72,7 +76,7 @@ def _add_strips(results: Results, num_images: int, data: str, options: ReportOpt
     started, device = time.monotonic(), pick_device(options["device"])
     try:
         teacher, surrogate = open_run(results.folder, results.config, device, **part(OfTeacher, options))
-        found = measure_strips(teacher, surrogate, data, num_images)
+        found = measure_strips(teacher, surrogate, chosen, num_images)
     except RunError:
         raise
     except (ValueError, OSError) as error:

@@ -1,6 +1,7 @@
 """Images by name: `open_data("folder")`, `scenes`, `cifar10`, `hf/NAME:split`, `wds/PATTERN`, zip archives."""
 
 from raptor.data.by_name import open_data, open_dense
+from raptor.data.chosen import ChosenData
 from raptor.data.dense import DenseData
 from raptor.data.images import BadImage, ImageData, InMemory, load_uint8
 from raptor.data.preprocess import Preprocess
@@ -9,6 +10,7 @@ from raptor.data.stream import Batch, ImageStream, TrainStream, iterate
 __all__ = [
     "BadImage",
     "Batch",
+    "ChosenData",
     "DenseData",
     "ImageData",
     "ImageStream",

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from PIL import Image
 
 from raptor.data.archives import TarImages, ZipImages, split_commas
 from raptor.data.dense import DENSE_TASKS, DenseData
 from raptor.data.folder import FolderImages
-from raptor.data.images import ImageData
+from raptor.data.images import ImageData, JoinedImages
 from raptor.data.split import Split, choose_sample, choose_split
 
-_DENSE_KINDS = ("scenes", "ade20k", "nyuv2")
+DENSE_KINDS = ("scenes", "ade20k", "nyuv2")
 _ACCEPTED = "a folder, a .zip, scenes, cifar10[:PATH], cifar100[:PATH], imagenet:PATH, hf/NAME[:SPLIT] or wds/PATTERN"
 
 
+def spec_text(spec: str | Sequence[str]) -> str:
+    """The name of data, or of several sets that are joined."""
+    return spec if isinstance(spec, str) else " ".join(spec)
+
+
 def open_data(
-    spec: str,
+    spec: str | Sequence[str],
     split: Split = "train",
     *,
     limit: int | None = None,
@@ -31,7 +40,7 @@ def open_data(
         spec: a folder (`train/<class>/x.jpg`, `<class>/x.jpg` or flat), `scenes`, `cifar10[:PATH]`, `cifar100[:PATH]`,
             `imagenet:PATH` (also with a flat validation folder and the devkit's list), `hf/NAME[:SPLIT]`,
             `wds/PATTERN` (tar shards, `wds/shard-{0000..0009}.tar`), or zip archives of a folder (several joined by
-            commas, or a glob).
+            commas, or a glob). Several specs are joined, without labels; nyuv2:PATH and ade20k:PATH give their images.
         split: `train`, `val` (the data's own validation split, else 5 % by a hash of the file name) or `all`.
         limit: at most this many images: a fixed sample spread over the data.
         size: the side at which scenes are drawn; other data keep their own.
@@ -39,6 +48,13 @@ def open_data(
         root: where relative paths start and where CIFAR is looked for and stored.
         download: fetch CIFAR if it is not there.
     """
+    if not isinstance(spec, str) and len(spec) != 1:
+        options: dict[str, Any] = dict(size=size, root=root, download=download)
+        joined = JoinedImages([open_data(one, split, **options) for one in spec])
+        chosen = joined if limit is None else joined.select(joined.sample(limit))
+        chosen.skip_bad = skip_bad
+        return chosen
+    spec = spec if isinstance(spec, str) else spec[0]
     if spec == "scenes":
         from raptor.data.scenes.drawn import DrawnScenes
 
@@ -52,6 +68,17 @@ def open_data(
     return data
 
 
+class _FrameImages(ImageData):
+    """The images of dense data, without labels."""
+
+    def __init__(self, frames: DenseData) -> None:
+        super().__init__(frames.name, list(frames.names), parts=frames.parts, keys=list(frames.keys))
+        self.frames = frames
+
+    def read(self, position: int) -> Image.Image:
+        return self.frames.read(position)[0]
+
+
 def _open_reader(spec: str, root: str | None, download: bool) -> ImageData:
     kind, _, path = spec.partition(":")
     if kind in ("cifar10", "cifar100"):
@@ -62,6 +89,8 @@ def _open_reader(spec: str, root: str | None, download: bool) -> ImageData:
         from raptor.data.imagenet import ImageNetImages
 
         return ImageNetImages(_below(root, path))
+    if kind in ("nyuv2", "ade20k") and path:
+        return _FrameImages(_open_dense_reader(spec, "depth" if kind == "nyuv2" else "segment"))
     if spec.startswith("hf/") and len(spec) > 3:
         from raptor.data.hub import HubImages
 
@@ -130,6 +159,6 @@ def _open_dense_reader(spec: str, task: str) -> DenseData:
         from raptor.data.nyuv2 import open_nyuv2
 
         return open_nyuv2(path, task)
-    near = difflib.get_close_matches(kind.lower(), _DENSE_KINDS, 1, 0.6)
+    near = difflib.get_close_matches(kind.lower(), DENSE_KINDS, 1, 0.6)
     hint = f", did you mean {near[0]}{':PATH' if near[0] != 'scenes' else ''}?" if near else ""
     raise ValueError(f"unknown dense data {spec!r}{hint}; give scenes, ade20k:PATH or nyuv2:PATH")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
+from itertools import accumulate
 from typing import NamedTuple, Self
 
 import torch
@@ -103,6 +105,18 @@ class ImageData:
             labels = [self.labels[i] for i in indices]
             chosen.labels = labels if min(labels, default=0) >= 0 else None
             chosen.classes = self.classes if chosen.labels is not None else None
+        return chosen
+
+    def with_labels(self, labels: list[int], classes: list[str]) -> Self:
+        """The same images with other labels."""
+        chosen = self.select(range(len(self)))
+        chosen.labels, chosen.classes, chosen.bad = labels, classes, self.bad
+        return chosen
+
+    def without_labels(self) -> Self:
+        """The same images without labels."""
+        chosen = self.select(range(len(self)))
+        chosen.labels, chosen.classes, chosen.bad = None, None, self.bad
         return chosen
 
     def sample(self, limit: int | None) -> list[int]:
@@ -235,6 +249,31 @@ class WholeBatches(ImageData):
             indices = torch.tensor(chunk)
             images = preprocess.fit(self.take(self.positions[indices], torch.device(device)))
             yield Pixels(preprocess.crop(images) if crop else images, indices)
+
+
+class JoinedImages(ImageData):
+    """Several sets one after the other, without labels."""
+
+    def __init__(self, sets: Sequence[ImageData]) -> None:
+        names = [f"{data.name}: {name}" for data in sets for name in data.names]
+        keys = [key for data in sets for key in data.keys]
+        super().__init__(" ".join(data.name for data in sets), names, keys=keys)
+        self.sets = list(sets)
+        self.ends = list(accumulate(map(len, sets)))
+
+    def _place(self, position: int) -> tuple[ImageData, int]:
+        """The set that holds an image, and where the image stands in that set's own order."""
+        number = bisect_right(self.ends, position)
+        data = self.sets[number]
+        return data, int(data.positions[position - (self.ends[number - 1] if number else 0)])
+
+    def num_bytes(self, position: int) -> int:
+        data, own = self._place(position)
+        return data.num_bytes(own)
+
+    def read(self, position: int) -> Image.Image:
+        data, own = self._place(position)
+        return data.read(own)
 
 
 class InMemory(WholeBatches):

@@ -66,6 +66,8 @@ def own_validation(parts: Sequence[str | None]) -> str | None:
 def choose_split(keys: Sequence[str], parts: Sequence[str | None], split: Split, source: str) -> list[int]:
     """The indices of one split. `parts` says which own split each image belongs to (None: the data has none)."""
     validation = own_validation(parts)
+    if split == "own":  # of data that is only judged on
+        split = "val" if validation is not None else "all"
     own = sorted({part.lower() for part in parts if part is not None})
     if split.lower() not in ("train", "val", "all", *own):
         others = "".join(f", {part}" for part in own if part not in ("train", "val"))

@@ -19,7 +19,17 @@ from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
 from raptor.experiments.figures import figure_ablation
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
-from raptor.experiments.raptors import Machine, OneTeacher, Pair, best_teacher, cut_phases, make_raptor, open_teacher
+from raptor.experiments.raptors import (
+    CutBy,
+    Machine,
+    OneTeacher,
+    Pair,
+    best_teacher,
+    cut_by,
+    cut_phases,
+    make_raptor,
+    open_teacher,
+)
 from raptor.experiments.records import Ablation, AblationLine, AblationRow, Refit
 from raptor.fidelity.heads import LinearHead
 from raptor.open import open_vit
@@ -48,7 +58,7 @@ _REFIT = "+ probe fitted again"
 _PUBLISHED = {"1": 3.9, "2": 72.7, "3": 75.2, "4": 76.7, "5": 82.4, "6": 83.0}
 
 
-class AblationOptions(OneTeacher, TrainingSweepOptions, total=False):
+class AblationOptions(CutBy, OneTeacher, TrainingSweepOptions, total=False):
     """The options that ablation shares with other experiments."""
 
 
@@ -90,6 +100,7 @@ def run(
         size=size,
         data=data,
         **part(Limited, options),
+        **cut_by(options),
         k=k,
         base=base,
         budget=budget,
@@ -115,7 +126,7 @@ def _do_cell(machine: Machine, cell: Cell) -> AblationRow:
     """Train one row. The joint row also fits its head again."""
     options = cell.options
     teacher, pair = open_teacher(options, machine)
-    phases = cut_phases(teacher, pair[0], options["k"], machine)
+    phases = cut_phases(teacher, pair[0], options["k"], machine, options.get("tokens", "all"))
     folder = machine.folder / "raptors" / cell.name
     recipe = machine.folder / "recipes" / f"{cell.name}.yaml"
     recipe.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,16 @@ from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
 from raptor.experiments.figures import figure_partitions
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
-from raptor.experiments.raptors import Machine, OneTeacher, best_teacher, layer_similarity, make_raptor, open_teacher
+from raptor.experiments.raptors import (
+    CutBy,
+    Machine,
+    OneTeacher,
+    best_teacher,
+    cut_by,
+    layer_similarity,
+    make_raptor,
+    open_teacher,
+)
 from raptor.experiments.records import (
     PartitionRow,
     Partitions,
@@ -27,7 +36,7 @@ from raptor.experiments.records import (
 )
 from raptor.experiments.statistics import z_score
 from raptor.options import Limited, part, with_defaults
-from raptor.phases import Phases, find_phases, num_partitions, sample_partitions
+from raptor.phases import Phases, check_cuts, find_phases, num_partitions, sample_partitions
 from raptor.report.style import save_figure
 from raptor.run import read_json, write_text
 
@@ -35,7 +44,7 @@ MEASURES = ("accuracy", "probe", "r2_last", "bounded_r2_last", "r2_lowest")
 _DP_SCORES = ("weighted", "mean", "cut")
 
 
-class PartitionsOptions(OneTeacher, TrainingSweepOptions, total=False):
+class PartitionsOptions(CutBy, OneTeacher, TrainingSweepOptions, total=False):
     """The options that partitions shares with other experiments."""
 
 
@@ -71,6 +80,7 @@ def run(
         weights=options["weights"],
         data=data,
         **part(Limited, options),
+        **cut_by(options),
         budget=budget,
         batch_size=batch_size,
         recipe=recipe,
@@ -168,13 +178,16 @@ def _read_or_make_plan(machine: Machine, common: dict[str, Any], k: list[int], n
     """Which partitions are tried: decided once and kept in plan.json."""
     path = machine.folder / "plan.json"
     asked = {"k": k, "num_random": num_random, **{n: common[n] for n in ("model", "weights", "data", "limit", "seed")}}
+    asked |= {name: common[name] for name in ("tokens",) if name in common}
     if path.exists():
         plan = PartitionsPlan.from_dict(read_json(path))
         if plan.asked != asked:
             raise ValueError(f"{machine.folder} holds another plan: choose another --out")
         return plan
     teacher, pair = open_teacher(common, machine)
-    matrix = layer_similarity(teacher, pair[0], machine)["all"]
+    tokens = common.get("tokens", "all")
+    check_cuts(teacher, k, tokens=tokens)
+    matrix = layer_similarity(teacher, pair[0], machine)[tokens]
     partitions = {num: choose_partitions(matrix, num, num_random, common["seed"]) for num in k}
     plan = PartitionsPlan(asked=asked, similarity=matrix.round(6).tolist(), partitions=partitions)
     machine.folder.mkdir(parents=True, exist_ok=True)

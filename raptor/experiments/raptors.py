@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from raptor.fidelity.error_curves import ErrorCurves
 from raptor.fidelity.null_models import NULL_NAMES, fit_null_models
 from raptor.open import open_vit
 from raptor.options import Option, WeightFile
-from raptor.phases import Phases, find_phases
+from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, find_phases
 from raptor.similarity.cosine import Array, measure_similarity
 from raptor.surrogate.surrogate import block_parameters
 from raptor.train import DistillSummary, distill
@@ -39,6 +40,20 @@ class OneTeacher(SweptTeachers, WeightFile, total=False):
     """Which teacher an experiment studies."""
 
     model: Annotated[str | None, Option(None, "the teacher; by default the most accurate one of `teachers`.")]
+
+
+class CutBy(TypedDict, total=False):
+    """What phases are cut from."""
+
+    tokens: Annotated[
+        str,
+        Option(DEFAULT_TOKENS, "the tokens whose similarity is cut: all, cls, registers, patches, pooled."),
+    ]
+
+
+def cut_by(options: Mapping[str, Any]) -> dict[str, str]:
+    """The entry of a cell's options for `tokens`; none for all tokens, which cells of earlier versions cut by."""
+    return {} if options["tokens"] == "all" else {"tokens": options["tokens"]}
 
 
 @dataclass(frozen=True)
@@ -97,9 +112,10 @@ def layer_similarity(vit: ViT, data: ImageData, machine: Machine) -> dict[str, A
     return measure_similarity(states, vit.num_layers, vit.groups, cka_features=None).matrices
 
 
-def cut_phases(vit: ViT, data: ImageData, k: int, machine: Machine) -> Phases:
-    """Phases by max-cut of the similarity of all tokens on training images."""
-    return find_phases(layer_similarity(vit, data, machine)["all"], k)
+def cut_phases(vit: ViT, data: ImageData, k: int, machine: Machine, tokens: str = DEFAULT_TOKENS) -> Phases:
+    """Phases by max-cut of the similarity of `tokens` on training images."""
+    check_cuts(vit, [k], tokens=tokens)
+    return find_phases(layer_similarity(vit, data, machine)[tokens], k)
 
 
 def make_raptor(

@@ -14,7 +14,15 @@ from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
 from raptor.experiments.figures import figure_recovery
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
-from raptor.experiments.raptors import Machine, Pair, cut_phases, make_raptor, open_teacher
+from raptor.experiments.raptors import (
+    CutBy,
+    Machine,
+    Pair,
+    cut_by,
+    cut_phases,
+    make_raptor,
+    open_teacher,
+)
 from raptor.experiments.records import (
     GroupCurves,
     LastR2,
@@ -44,7 +52,7 @@ _PUBLISHED = {
 }
 
 
-class Table1Options(WeightFile, TrainingSweepOptions, total=False):
+class Table1Options(CutBy, WeightFile, TrainingSweepOptions, total=False):
     """The options that table1 shares with other experiments."""
 
 
@@ -116,6 +124,7 @@ def run(
         depth_epochs=depth_epochs,
         probe_seconds=probe_seconds,
         **part(Limited, options),
+        **cut_by(options),
         in_memory=in_memory,
     )
     plan = [Cell("teacher", {**common, "k": None, "seed": 0})]
@@ -147,7 +156,7 @@ def _do_cell(machine: Machine, cell: Cell) -> ProbedTeacher | ProbedRaptor:
     scores = make_raptor(
         teacher,
         pair,
-        cut_phases(teacher, pair[0], options["k"], machine),
+        cut_phases(teacher, pair[0], options["k"], machine, options.get("tokens", "all")),
         folder,
         machine,
         recipe=options["recipe"],

@@ -63,7 +63,7 @@ class Certificate(ResultFile):
         predictions: `agreement`, `teacher_accuracy`, `surrogate_accuracy` with their intervals; empty without a head.
         costs: `surrogate` and `teacher`.
         notes: what a reader must know: the head, what the null models were fitted on, what was left out.
-        data, bad_images, provenance: where it came from.
+        data, split, bad_images, provenance: where it came from.
         verdict: what a reader must know first.
     """
 
@@ -85,6 +85,7 @@ class Certificate(ResultFile):
     costs: dict[str, Cost] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     data: str = "the data"
+    split: str = "val"
     bad_images: list[str] = field(default_factory=list)
     provenance: Provenance = field(default_factory=Provenance)
     verdict: Verdict | None = None
@@ -134,6 +135,7 @@ class Certificate(ResultFile):
             "run_time_ratio": self.run_time_ratio,
             "notes": self.notes,
             "data": self.data,
+            "split": self.split,
             "bad_images": self.bad_images,
             "provenance": self.provenance.to_dict(),
         }
@@ -242,6 +244,7 @@ class _SavedCertificate(Record):
     costs: dict[str, Cost]
     notes: list[str]
     data: str = "the data"
+    split: str = "val"
     bad_images: list[str] = field(default_factory=list)
     provenance: Provenance = field(default_factory=Provenance)
     verdict: Verdict | None = None

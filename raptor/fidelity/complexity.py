@@ -81,7 +81,7 @@ class Rounding(Record):
 class Complexity(ResultFile):
     """complexity.json: the Levin bounds at each precision, and what rounding the weights costs.
 
-    quantisation: side -> precision -> measure.
+    quantisation: side -> precision -> measure, on images of `data`.
     """
 
     FILE: ClassVar[str] = "complexity.json"
@@ -90,6 +90,8 @@ class Complexity(ResultFile):
     fp16: LevinPair
     int8: LevinPair
     quantisation: dict[str, dict[str, dict[str, Rounding]]] = field(default_factory=dict)
+    data: str = "the data"
+    split: str = "val"
     provenance: Provenance = field(default_factory=Provenance)
 
     @property

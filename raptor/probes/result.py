@@ -174,6 +174,7 @@ class ProbeReport(ResultFile):
     data: str
     task: str
     results: dict[str, ProbeResult]
+    split: str = "val"
 
     @property
     def recovery(self) -> float | None:

@@ -163,4 +163,5 @@ def _outline(start: float, length: float, colour: str, k: int | None) -> Any:
 
 def _title(entry: ModelPhases) -> str:
     name = entry.whose.replace("timm/", "")
-    return f"{name}\n{next(iter(entry.phases.values()), '')}"
+    data = f"{entry.data.rstrip('/').rsplit('/', 1)[-1]} ({entry.split})"
+    return f"{name}\n{data}: {next(iter(entry.phases.values()), '')}"

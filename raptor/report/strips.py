@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from raptor.data import iterate, open_data
+from raptor.data import ChosenData, iterate
 from raptor.open import open_pair, open_vit, saved_folder
 from raptor.options import OfTeacher
 from raptor.provenance import Provenance
@@ -71,17 +71,18 @@ class ImagesFile(ResultFile):
     versions: dict[str, str] = field(default_factory=dict)
     device: str | None = None
     seconds: float | None = None
+    split: str = "val"
 
     @property
     def provenance(self) -> Provenance:
         return Provenance(self.command, self.versions, self.device, self.seconds)
 
 
-def measure_strips(teacher: ViT, surrogate: ViT | None, data: str, num_images: int) -> ImagesFile:
-    """The colours of `num_images` held-out images of `data`."""
+def measure_strips(teacher: ViT, surrogate: ViT | None, data: ChosenData, num_images: int) -> ImagesFile:
+    """The colours of `num_images` of the images that `data` judges on."""
     if not teacher.groups.patches:
         raise ValueError(f"{teacher.name} has no patch tokens to colour")
-    images = open_data(data, "val", limit=max(NUM_FIT, num_images), size=teacher.preprocess.size)
+    images = data.judged(max(NUM_FIT, num_images), teacher.preprocess.size)
     batch = next(iter(iterate(images, teacher.preprocess, max(NUM_FIT, num_images), device=teacher.device)))
     chosen = _spread_over_classes(batch.labels, min(num_images, len(batch.images)))
     with torch.no_grad():
@@ -104,7 +105,8 @@ def measure_strips(teacher: ViT, surrogate: ViT | None, data: str, num_images: i
             entry.cosine = [float(torch.cosine_similarity(t[i], s[row], dim=-1).mean()) for t, s in pairs]
         rows.append(entry)
     return ImagesFile(
-        data=data,
+        data=data.name,
+        split=data.split,
         num_images=len(rows),
         grid=teacher.grid,
         num_layers=teacher.num_layers,

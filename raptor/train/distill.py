@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Self, Unpack
 import torch
 from torch import Tensor, nn
 
-from raptor.data import ImageData, iterate, open_data
+from raptor.data import ChosenData, ImageData, iterate
 from raptor.data.stream import TrainStream
 from raptor.devices import device_name, pick_device, pick_precision
 from raptor.fidelity.error_curves import Curves, ErrorCurves
@@ -39,7 +39,7 @@ from raptor.fidelity.heads import (
 from raptor.fidelity.verdict import Training, Verdict, judge, last_losses, loss_fall
 from raptor.open import check_teacher, open_vit, save_vit, saved_folder
 from raptor.options import Compiling, GivenHead, Opening, Resuming, Running, part, with_defaults
-from raptor.phases import Phases, check_phases, find_phases
+from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, check_phases, find_phases
 from raptor.progress import clock, track
 from raptor.provenance import Provenance
 from raptor.run import Record, ResultFile, Run, RunError, load_checkpoint, read_config, read_json, read_summary, slug
@@ -66,10 +66,14 @@ class DistillOptions(RecipeOptions, Opening, GivenHead, Running, Compiling, Resu
 
 def distill(
     model: str | Path | nn.Module | ViT,
-    data: str | tuple[ImageData, ImageData] = "scenes",
+    data: list[str] | str | tuple[ImageData, ImageData] = "scenes",
     *,
+    val: list[str] | str | None = None,
+    split: str = "val",
+    classes: str | None = None,
     k: int | str | None = None,
     phases: Sequence[int] | None = None,
+    tokens: str = DEFAULT_TOKENS,
     target: str | None = None,
     recipe: str = "default",
     out: str | None = None,
@@ -90,10 +94,14 @@ def distill(
 
     Args:
         model: what to distil: timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, a folder or a module.
-        data: images to train on: a folder, zip archives, scenes, cifar10, hf/NAME:split, wds/PATTERN (in Python also a
-            pair of opened data, training and held-out).
+        data: images to train on: a folder, zip archives, scenes, cifar10, hf/NAME:split, wds/PATTERN; several are
+            joined, without labels (in Python also a pair of opened data, training and held-out).
+        val: other images to judge on, instead of the held-out part of the data.
+        split: which part is judged on: val (held out), or another of the data's own parts, such as test.
+        classes: a file with the classes of the teacher's head, one per line; ImageNet's WordNet ids need none.
         k: number of tied blocks (3 unless `phases` are given), or `auto` for the smallest that passes `target`.
         phases: phase lengths, e.g. 7 3 2, instead of max-cut on the teacher's similarity.
+        tokens: which similarity is cut: all, cls, registers, patches or pooled (cls + mean patch).
         target: with k=auto, `recovery=.95` (of a ridge probe) or `r2=.6` (at every layer), on held-out images. The
             scores of the k that is chosen are of the same images, so they flatter it a little.
         recipe: paper, authors, default, quick, or a YAML file; options such as --lr override its entries.
@@ -123,12 +131,16 @@ def distill(
     if teacher.dtype != torch.float32:
         raise ValueError(f"{teacher.name} is opened in {teacher.dtype}: training needs fp32, so leave out --dtype")
     found = None if phases is None else check_phases(teacher, phases)
-    if isinstance(data, str):
-        side, skip_bad = teacher.preprocess.size, options["skip_bad"]
-        train_data = open_data(data, "train", limit=limit, size=side, skip_bad=skip_bad)
-        val_data = open_data(data, "val", limit=val_images, size=side, skip_bad=skip_bad)
-    else:
+    check_cuts(teacher, [], tokens=tokens)
+    if isinstance(data, tuple):
         train_data, val_data = data
+        spec: str | list[str] = train_data.name
+    else:
+        spec = data if isinstance(data, str) or len(data) > 1 else data[0]
+        chosen = ChosenData(spec, val, split, classes, options["skip_bad"])
+        side = teacher.preprocess.size
+        train_data = chosen.training(limit, side, teacher.num_classes)
+        val_data = chosen.judged(val_images, side, teacher.num_classes, like=train_data)
     fabric = open_fabric(device, precision)
     teacher.to(fabric.device)
     job = Job(
@@ -142,6 +154,7 @@ def distill(
         phase=phase,
         start=start,
         allow_other_teacher=allow_other_teacher,
+        split=split,
         head_file=options["head_file"],
         head_images=options["head_images"],
         seed=seed,
@@ -159,8 +172,9 @@ def distill(
         model=name,
         weights=options["weights"],
         fingerprint=fingerprint(teacher.model),
-        data=data if isinstance(data, str) else train_data.name,
+        data=spec,
         limit=limit,
+        images=_images_of(train_data, val_data),
         size=teacher.preprocess.size,
         seed=seed,
         start=start,
@@ -168,13 +182,15 @@ def distill(
         precision=precision,
     )
     structure = {key: value for key, value in opening.items() if key not in ("dtype", "trust_hub")}
+    structure |= {"val": val, "classes": classes, "split": None if split == "val" else split}
+    structure |= {"tokens": None if tokens == "all" else tokens}
     config |= {key: value for key, value in structure.items() if key not in config and value is not None}
     root = f"runs/{slug(name)}"
     if found is not None:
         return _distill_one(job, found, Path(out or f"{root}-k{found.k}"), config)
     matrix = None
     if fabric.is_global_zero:
-        matrix = _similarity_matrix(teacher, train_data, phase_images, options["num_workers"], precision)
+        matrix = _similarity_matrix(teacher, train_data, phase_images, options["num_workers"], precision, tokens)
     matrix = fabric.broadcast(matrix)  # measured once, so that every rank cuts at the same places
     if wanted is not None:
         return _smallest_k(job, *wanted, matrix, Path(out or f"{root}-auto"), config)
@@ -228,6 +244,7 @@ class Job:
     phase: int | None = None
     start: str | None = None
     allow_other_teacher: bool = False
+    split: str = "val"
     head_file: str | None = None
     head_images: int | None = None
     seed: int = 0
@@ -434,10 +451,18 @@ def _check_same_model(job: Path, theirs: dict[str, Any], ours: dict[str, Any]) -
             raise RunError(f"{job} was trained with {name} {there[name]}, this run has {here[name]}: give the same")
 
 
-def _similarity_matrix(vit: ViT, data: ImageData, num_images: int, num_workers: int, precision: str) -> Any:
+def _images_of(train_data: ImageData, val_data: ImageData) -> dict[str, dict[str, Any]]:
+    """What a run remembers of its images, to notice when they change."""
+    both = {"train": train_data, "val": val_data}
+    return {name: {"num_images": len(data), "fingerprint": data.fingerprint()} for name, data in both.items()}
+
+
+def _similarity_matrix(
+    vit: ViT, data: ImageData, num_images: int, num_workers: int, precision: str, tokens: str
+) -> Any:
     batches = iterate(data, vit.preprocess, 64, device=vit.device, num_workers=num_workers, limit=num_images)
     states = (states for states, _, _ in Trajectories(vit, batches, precision))
-    return measure_similarity(states, vit.num_layers, vit.groups).matrices["all"]
+    return measure_similarity(states, vit.num_layers, vit.groups).matrices[tokens]
 
 
 # Fit: the two stages in the loop that teachers train in too.
@@ -480,6 +505,10 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
         provenance=Provenance.since(started, job.fabric.device),
         device=device_name(job.fabric.device),
         image_size=job.teacher.preprocess.size,
+        data=job.train_data.name,
+        val=job.val_data.name,
+        split=job.split,
+        num_images=len(job.train_data),
         bad_images=bad_images,
         train_images=len(job.train_data),
     ).judged(run.folder, job)
@@ -754,6 +783,7 @@ class DistillSummary(ResultFile):
         phases: on disk their lengths.
         num_steps: per stage.
         seconds: of training, without validation and checkpoints.
+        data, num_images: what was trained on, and how many images; val, split: what was judged on.
         bad_images: names of the unreadable images that were skipped.
     """
 
@@ -768,6 +798,10 @@ class DistillSummary(ResultFile):
     provenance: Provenance = field(default_factory=Provenance)
     device: str = ""
     image_size: int | None = None
+    data: str = "the data"
+    val: str = "the data"
+    split: str = "val"
+    num_images: int | None = None
     bad_images: list[str] = field(default_factory=list)
     train_images: int | None = None
     verdict: Verdict | None = None

@@ -21,6 +21,7 @@ class DrawnScenes(WholeBatches):
     """Scenes of one split, or training and validation scenes one after the other (`all`)."""
 
     def __init__(self, split: Split = "train", size: int | None = None) -> None:
+        split = "val" if split == "own" else split
         if split not in ("train", "val", "all"):
             raise ValueError(f"unknown split {split!r}; use train, val or all")
         wanted = ["train", "val"] if split == "all" else [split]

@@ -1,0 +1,91 @@
+"""Which images a command reads: the set it fits on and the one it judges on, by default those of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raptor.data.by_name import open_data, spec_text
+from raptor.data.classes import for_head, renumbered
+from raptor.data.images import ImageData
+from raptor.run import RunError, read_config
+
+DEFAULT_DATA = "scenes"
+
+
+@dataclass(frozen=True)
+class ChosenData:
+    """`data` to train or fit on, `val` to judge on (else the held-out part of `data`), and which part of it is judged.
+
+    Attributes:
+        data, val: as `open_data` takes them.
+        split: of what is judged: `val`, or another part. Of `val` data without a validation part, `val` is all of it.
+        classes: a file that names the classes of the model's head, one per line in its order.
+    """
+
+    data: str | Sequence[str]
+    val: str | Sequence[str] | None = None
+    split: str = "val"
+    classes: str | None = None
+    skip_bad: bool = False
+
+    @classmethod
+    def of(cls, model: Any, options: Mapping[str, Any]) -> ChosenData:
+        """What the options of a command choose; where they are silent, what the run of `model` was made with."""
+        given = {key: options.get(key) for key in ("data", "val", "classes")}
+        split, kept = options.get("split") or "val", {}
+        if given["data"] is None:
+            kept = remembered(model)
+            if given["val"] is not None:
+                kept.pop("val", None)
+        chosen = {"data": DEFAULT_DATA} | kept | {key: value for key, value in given.items() if value is not None}
+        return cls(**chosen, split=split, skip_bad=bool(options.get("skip_bad")))
+
+    @property
+    def name(self) -> str:
+        """The data that is judged, for results and titles."""
+        return spec_text(self.data if self.val is None else self.val)
+
+    def training(self, limit: int | None = None, size: int | None = None, num_classes: int = 0) -> ImageData:
+        """The images to train or fit on. `num_classes`: of the model's own head, whose order the labels then have."""
+        found = open_data(self.data, "train", limit=limit, size=size, skip_bad=self.skip_bad)
+        return for_head(found, num_classes, self.classes)
+
+    def judged(
+        self, limit: int | None = None, size: int | None = None, num_classes: int = 0, like: ImageData | None = None
+    ) -> ImageData:
+        """The images to judge on.
+
+        like: training images, whose numbers the classes get; without labels where a class is not among theirs.
+        """
+        spec, split = (self.data, self.split) if self.val is None else (self.val, self.split)
+        if self.val is not None and split == "val" and spec_text(self.val) != spec_text(self.data):
+            split = "own"
+        found = open_data(spec, split, limit=limit, size=size, skip_bad=self.skip_bad)
+        found = for_head(found, num_classes, self.classes)
+        if like is None or like.classes is None or found.classes in (None, like.classes):
+            return found
+        return renumbered(found, like.classes) or found.without_labels()
+
+
+def remembered(model: Any) -> dict[str, Any]:
+    """`data`, `val` and `classes` of the run folder that `model` names or lies in; empty where it is of no run."""
+    if not isinstance(model, str | Path):
+        return {}
+    for folder in (Path(model).expanduser(), Path(model).expanduser().parent):
+        if (folder / "config.yaml").is_file():
+            config = read_config(folder)
+            kept = {key: config[key] for key in ("data", "val", "classes") if config.get(key) is not None}
+            for path in (kept.get("data"), kept.get("val")):
+                _check_there(path, folder)
+            return kept
+    return {}
+
+
+def _check_there(spec: Any, folder: Path) -> None:
+    for path in [spec] if isinstance(spec, str) else spec or []:
+        is_path = "/" in path and ":" not in path and not path.startswith(("hf/", "wds/")) and "," not in path
+        if is_path and not any(letter in path for letter in "*{[") and not Path(path).expanduser().exists():
+            raise RunError(f"{path}, the data of {folder}, is not there: give its new place with --data")

@@ -1,0 +1,98 @@
+"""The data of a command: by default its run's; --val; joined sets; classes by name."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from tiny_images import pixels
+
+from raptor.data import ChosenData, Preprocess, iterate, open_data
+from raptor.data.classes import for_head, imagenet_ids
+from raptor.run import RunError
+
+WNIDS = ("n01440764", "n01443537", "n02102040", "n03394916")  # classes 0, 1, 217 and 566
+
+
+def _write(root: Path, paths: list[str]) -> Path:
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels(sum(map(ord, path)))).save(root / path)
+    return root
+
+
+def test_imagenets_classes_whatever_folders_there_are(tmp_path: Path) -> None:
+    """A shuffled or partial set of class folders has the same labels, and so the same accuracy."""
+    assert len(imagenet_ids(1000)) == 1000 and imagenet_ids(1000) == sorted(imagenet_ids(1000))
+    root = _write(tmp_path / "all", [f"val/{wnid}/{wnid}_{i}.png" for wnid in WNIDS for i in range(3)])
+    whole = for_head(open_data(str(root), "val"), 1000)
+    assert sorted(set(whole.labels or [])) == [0, 1, 217, 566] and len(whole.classes or []) == 1000
+    by_name = dict(zip(whole.names, whole.labels or []))
+    logits = {name: torch.randn(1000, generator=torch.Generator().manual_seed(i)) for i, name in enumerate(by_name)}
+    for kept in (WNIDS[2:], WNIDS[::-2], WNIDS[1:2]):
+        shutil.rmtree(tmp_path / "some", ignore_errors=True)
+        for wnid in kept:
+            shutil.copytree(root / "val" / wnid, tmp_path / "some" / "val" / wnid)
+        part = for_head(open_data(str(tmp_path / "some"), "val"), 1000)
+        assert part.labels == [by_name[name] for name in part.names]
+        right = [int(logits[name].argmax()) == label for name, label in zip(part.names, part.labels or [])]
+        assert right == [int(logits[name].argmax()) == by_name[name] for name in part.names]
+    assert for_head(open_data(str(root), "val"), 4).labels == open_data(str(root), "val").labels
+
+
+def test_classes_from_a_file(tmp_path: Path) -> None:
+    root = _write(tmp_path / "pets", [f"val/{name}/{name}{i}.png" for name in ("cat", "dog") for i in range(3)])
+    (tmp_path / "head.txt").write_text("bird\ndog\ncat\n")
+    data = for_head(open_data(str(root), "val"), 3, str(tmp_path / "head.txt"))
+    assert data.labels == [2, 2, 2, 1, 1, 1] and data.classes == ["bird", "dog", "cat"]
+    with pytest.raises(ValueError, match="names 3 classes, the head has 4"):
+        for_head(open_data(str(root), "val"), 4, str(tmp_path / "head.txt"))
+    (tmp_path / "head.txt").write_text("bird\ncat\n")
+    with pytest.raises(ValueError, match=r"class dog of .* is not in"):
+        for_head(open_data(str(root), "val"), 2, str(tmp_path / "head.txt"))
+
+
+def test_other_data_to_judge_on(tmp_path: Path) -> None:
+    a = _write(tmp_path / "a", [f"{c}/{c}{i}.png" for c in ("ant", "bee", "cat") for i in range(40)])
+    b = _write(tmp_path / "b", [f"{c}/{c}-{i}.png" for c in ("cat", "bee") for i in range(5)])
+    chosen = ChosenData(str(a), str(b))
+    train = chosen.training()
+    judged = chosen.judged(like=train)
+    assert len(judged) == 10 and judged.classes == train.classes == ["ant", "bee", "cat"]
+    assert judged.labels == [1] * 5 + [2] * 5 and chosen.name == str(b)
+    assert (
+        ChosenData(str(a), str(a)).judged().names == ChosenData(str(a)).judged().names == open_data(str(a), "val").names
+    )
+    _write(b, ["dog/dog-1.png"])
+    assert chosen.judged(like=train).labels is None
+
+
+def test_joined_sets(tmp_path: Path) -> None:
+    a = _write(tmp_path / "a", [f"x/{i}.png" for i in range(30)])
+    b = _write(tmp_path / "b", [f"train/y/b{i}.png" for i in range(7)] + ["val/y/c.png"])
+    both = open_data([str(a), str(b), "scenes"], "train", limit=None, size=16)
+    single = [open_data(spec, "train", size=16) for spec in (str(a), str(b), "scenes")]
+    assert len(both) == sum(map(len, single)) and both.labels is None
+    sample = both.select([0, len(single[0]), len(single[0]) + 6])
+    assert [n.rsplit("/", 1)[-1] for n in sample.names[1:]] == ["b0.png", "b6.png"]
+    batch = next(iter(iterate(sample, Preprocess(size=16, resize=16), 3)))
+    assert batch.images.shape == (3, 3, 16, 16) and len(set(batch.images.flatten(1).sum(1).tolist())) == 3
+    assert open_data([str(a)], "train").labels is not None
+    assert len(open_data([str(a), str(b)], "val")) == len(open_data(str(a), "val")) + 1
+
+
+def test_the_data_of_a_run_is_the_default(tmp_path: Path) -> None:
+    photos = _write(tmp_path / "photos", ["1.png", "2.png"])
+    run = tmp_path / "run"
+    (run / "surrogate").mkdir(parents=True)
+    (run / "config.yaml").write_text(f"data: {photos}\n")
+    for model in (run, str(run), run / "surrogate"):
+        assert ChosenData.of(model, {"data": None}).name == str(photos)
+        assert ChosenData.of(model, {"data": "scenes", "split": "train"}) == ChosenData("scenes", split="train")
+    assert ChosenData.of("timm/vit_tiny_patch16_224", {}).name == "scenes"
+    photos.rename(tmp_path / "moved")
+    with pytest.raises(RunError, match=r"photos, the data of .*run, is not there: give its new place with --data"):
+        ChosenData.of(run, {})
