@@ -528,7 +528,7 @@ def takes_list(kind: Any) -> bool:
 
 
 def join_lists(words: list[str], parser: Any) -> list[str]:
-    """Words as the parser takes them: `--k 2 3 4` as `--k=[2,3,4]`, `--skip_bad` alone as true, and the words that
+    """Words as the parser takes them: `--k 2 3 4` as `--k=[2,3,4]`, a bare `--skip_bad` as true, and the words that
     belong to no option first, as one list where the command takes several."""
     names, several = list_options(parser)
     switches = [o for a in parser._actions if _is_switch(getattr(a, "_typehint", None)) for o in a.option_strings]

@@ -167,7 +167,7 @@ def open_pair(
 
     The teacher is the one the surrogate says it was made from, or is found at `teacher`; `weights` are the teacher's,
     and so are `blocks`, `norm`, `cls` and `registers` (as in `open_vit`). `pretrained=False` gives a plain model's
-    untrained twin. A teacher whose weights are not the ones the surrogate was made from is refused, unless
+    untrained copy. A teacher whose weights are not the ones the surrogate was made from is refused, unless
     `allow_other_teacher`; its name then says so, in every result.
     """
     options = with_defaults(OpeningModel, opening)

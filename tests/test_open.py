@@ -228,7 +228,7 @@ def test_broken_folders(teacher: ViT, tmp_path: Path) -> None:
 
 
 def named_teacher() -> ViT:
-    """A teacher that a folder alone can build again."""
+    """A teacher that can be rebuilt from only a folder."""
     kwargs = dict(embed_dim=48, num_heads=3, depth=4, reg_tokens=2)
     return open_vit("timm/vit_small_patch14_reg4_dinov2", pretrained=False, size=28, num_classes=5, **kwargs)
 

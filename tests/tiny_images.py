@@ -20,7 +20,7 @@ needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the folder of rea
 
 def sample(name: str) -> Path:
     if not (SHARED / name).is_file():
-        pytest.skip(f"the real sample {name} is not at hand")
+        pytest.skip(f"the real sample {name} is not available")
     return SHARED / name
 
 

@@ -108,7 +108,7 @@ def probe(
         max_seconds: of training for each seed; the steps that fit are counted once, for the teacher, and hold for both.
         out: folder for probe-TASK.json and the heads; by default the run's own.
         size: image size; of frames (segment, depth) the shorter side.
-        skip_bad: pass over unreadable images instead of stopping (classify).
+        skip_bad: skip unreadable images instead of stopping (classify).
     """
     started = time.monotonic()
     options = with_defaults(ProbeOptions, given)

@@ -45,7 +45,7 @@ class TrainedTeacher(Result):
         accuracy, seconds = self.summary.accuracy, self.summary.seconds
         lines = [f"{self.teacher.name}: accuracy {accuracy:.1%} on held-out images after {seconds:g} s"]
         bad = self.summary.bad_images
-        lines += [f"{len(bad)} unreadable images were passed over: see bad_images in summary.json"] if bad else []
+        lines += [f"{len(bad)} unreadable images were skipped: see bad_images in summary.json"] if bad else []
         return "\n".join([*lines, f"run folder {self.folder}"])
 
 

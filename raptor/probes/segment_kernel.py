@@ -1,4 +1,4 @@
-"""The kernel behind `fused_gradient`, in a file of its own so that Triton is loaded only where it runs."""
+"""The kernel behind `fused_gradient`, in its own file so that Triton is loaded only where it runs."""
 
 import triton
 import triton.language as tl
@@ -39,7 +39,7 @@ def kernel(
     at_aa = ((first + after) * heads + head) * classes + c
     at_bb = ((second + before) * heads + head) * classes + c
     at_ba = ((second + after) * heads + head) * classes + c
-    # In units of log 2; what is no class is as unlikely at all four corners.
+    # In units of log 2; entries beyond the classes get the same tiny weight at all four corners.
     z_ab = tl.load(logits + at_ab, mask=inside, other=-1e30) * LOG2_E
     z_aa = tl.load(logits + at_aa, mask=inside, other=-1e30) * LOG2_E
     z_bb = tl.load(logits + at_bb, mask=inside, other=-1e30) * LOG2_E

@@ -143,7 +143,7 @@ def figure_sensitivity(measured: DynamicsFile, eps_index: int = 0) -> Any:
                 spread = stability.angle_per_eps[stability.targets.index(target), g, eps_index]
                 _draw(ax, stability.layers, spread, group, side, measured)
     axes[0].set(title="All tokens perturbed", ylabel=f"angle at the last layer / $\\epsilon$ ($\\epsilon$ = {eps:g})")
-    axes[1].set(title="The group alone perturbed")
+    axes[1].set(title="Only the group perturbed")
     for ax in axes:
         ax.set_yscale("log")
         _plain_log_ticks(ax)
@@ -169,7 +169,7 @@ def figure_eigenvalues(measured: DynamicsFile) -> Any:
             ax.plot(np.cos(turn), np.sin(turn), color="#999999", linewidth=1, zorder=1)
             fitted, pooled = _points(modes[group].eigenvalues), _points(modes[group].pooled.eigenvalues)
             colour = GROUP_COLOURS[group]
-            ax.plot(*fitted, ".", color=colour, markersize=3, alpha=0.35, markeredgewidth=0, label="one fit an image")
+            ax.plot(*fitted, ".", color=colour, markersize=3, alpha=0.35, markeredgewidth=0, label="one fit per image")
             ax.plot(*pooled, "D", color="white", markeredgecolor=colour, markersize=5, label="one fit for all images")
             radius = modes[group].spectral_radius.mean
             ax.set(title=f"{_label(group, side, measured)}\nmean spectral radius {radius:.3f}", aspect="equal")

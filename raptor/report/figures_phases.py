@@ -56,9 +56,7 @@ class SavedPhases(Result):
                 lines += [f"        {line}" for line in evidence_lines(found, entry.evidence.get(k))]
             lines += [f"  {entry.suggestion}", f"  {entry.twin}"]
             if entry.bad_images:
-                lines.append(
-                    f"  {len(entry.bad_images)} unreadable images were passed over: see bad_images in phases.json"
-                )
+                lines.append(f"  {len(entry.bad_images)} unreadable images were skipped: see bad_images in phases.json")
         return "\n".join([*lines, f"written to {self.folder}/phases.json and {self.folder}/figures/phases.png"])
 
 

@@ -25,7 +25,7 @@ class PerturbedImage:
     Attributes:
         path, perturbed_path: the group's mean state on the unit sphere, (L+1, D).
         speed: angle between a token's states at successive layers, averaged over the group, (L,), in radians.
-        deviation: angle between a token's plain and perturbed states, averaged likewise, (L+1,), in radians.
+        deviation: angle between a token's plain and perturbed states, averaged over the group, (L+1,), in radians.
         prediction, perturbed_prediction: class and probability, or None without a head.
     """
 

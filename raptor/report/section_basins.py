@@ -67,7 +67,7 @@ def _paths(found: dict[str, BasinsResult], class_names: dict[str, str]) -> Chart
         series=series,
         controls=controls,
         caption="Mean path of each class on three principal components, large dots at the chosen depth. "
-        "Look for where paths part. Each model has axes of its own.",
+        "Look for where paths part. Each model has its own axes.",
         alt=f"Three-dimensional paths of {len(names)} classes ({', '.join(names)}) over {num_states} states.",
         wide=True,
     )

@@ -18,7 +18,7 @@ class Modulation(NamedTuple):
 
     They multiply and shift the parts of a block.
 
-    `t1`, `t2` scale the two branches, `t3` the output, as the paper names them. The rest exist with a table alone:
+    `t1`, `t2` scale the two branches, `t3` the output, as the paper names them. The rest exist only with a table:
     scales and shifts after the two norms, and a shift of the output.
     """
 
@@ -85,7 +85,7 @@ class Folded(NamedTuple):
 
 
 class PaperBlock(nn.Module):
-    """The paper's block: pre-norm attention and SwiGLU, LayerScale, biases everywhere (SPEC section 3)."""
+    """The paper's block: pre-norm attention and SwiGLU, LayerScale, biases everywhere (docs/method.md)."""
 
     def __init__(self, dim: int, num_heads: int, mlp_ratio: int = 4, layer_scale: float = 1e-5):
         super().__init__()
@@ -112,7 +112,7 @@ class PaperBlock(nn.Module):
         normed_btd: Tensor | None = None,
         **_kwargs: Any,
     ) -> Tensor:
-        """The next state. `folded` and `normed_btd` are the results of `fold` and of `norm_ahead`, if at hand.
+        """The next state. `folded` and `normed_btd` are the results of `fold` and of `norm_ahead`, if known.
 
         Training passes `folded`, and the gradient of SwiGLU is then taken in one kernel.
         """
@@ -141,7 +141,7 @@ class PaperBlock(nn.Module):
     def norm_ahead(self, x_btd: Tensor) -> Tensor:
         """What the next block of this kind makes of its input first, in the precision of the products.
 
-        Taken together with the loss on that input, it costs no pass over memory of its own, nor does its gradient.
+        Taken together with the loss on that input, neither it nor its gradient costs a further pass over memory.
         """
         normed_btd = _plain_norm(x_btd, self.norm1)
         return normed_btd.to(product_dtype(normed_btd))

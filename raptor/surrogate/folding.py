@@ -1,4 +1,4 @@
-"""A paper block's linear layers at every depth of a phase, made once a step.
+"""A paper block's linear layers at every depth of a phase, made once per step.
 
 Each depth on its own would scale and round the tied weights again, and its gradients would be taken apart and added to
 the others' one by one. Here a phase's weights are scaled and rounded in one pass, and the gradients of all its depths
@@ -23,7 +23,7 @@ class FoldedDepths:
         self._fold: Callable[..., Folded] = torch.compile(_fold) if compiled else _fold
 
     def __call__(self, block: PaperBlock, modulation: Modulation | None, num_depths: int) -> list[Folded]:
-        """One `Folded` a depth, in the precision of the products; `modulation` has factors (num_depths, D)."""
+        """One `Folded` per depth, in the precision of the products; `modulation` has factors (num_depths, D)."""
         dtype = product_dtype(block.g1)
         folded = self._fold(block, modulation, dtype)
         tied = [tensor for layer in folded.layers for tensor, differs in _with_depth_axis(layer) if not differs]

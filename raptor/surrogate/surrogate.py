@@ -105,7 +105,7 @@ def make_surrogate(
     seed: int = 0,
     made_from: dict[str, Any] | None = None,
 ) -> ViT:
-    """A surrogate of `teacher`, untrained, as a view of its own; the teacher is left as it is.
+    """A surrogate of `teacher`, untrained, as a separate view; the teacher is not changed.
 
     Args:
         phases: repetition counts of the k blocks, e.g. `find_phases(similarity, 3)` or `[7, 3, 2]`.
@@ -163,7 +163,7 @@ def shared_blocks(vit: ViT) -> nn.ModuleList:
 
 
 def block_parameters(vit: ViT) -> int:
-    """Parameters in the blocks alone: the k shared ones of a surrogate, the L of a teacher."""
+    """Parameters of only the blocks: the k shared ones of a surrogate, the L of a teacher."""
     blocks = shared_blocks(vit) if vit.phases else vit.blocks
     return sum(p.numel() for p in blocks.parameters())
 

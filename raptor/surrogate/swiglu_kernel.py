@@ -1,4 +1,4 @@
-"""The kernel behind `swiglu_backward`, apart so that Triton is loaded where it runs alone."""
+"""The kernel behind `swiglu_backward`, in its own file so that Triton is loaded only where it runs."""
 
 import triton
 import triton.language as tl
@@ -18,7 +18,7 @@ def kernel(
     COLUMNS: tl.constexpr,
     STRIP: tl.constexpr,
 ):
-    # Programs that run together share rows, as memory lies.
+    # Programs that run together share rows, because a row is contiguous in memory.
     block = tl.program_id(0) // num_across
     column = tl.program_id(0) % num_across * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < num_columns

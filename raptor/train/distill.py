@@ -612,7 +612,7 @@ class Scores(Record):
         curves: token group -> metric -> value per layer.
         agreement: share of images on which both predict the same class.
         teacher_accuracy, accuracy, recovery_head: of the head described in `head`, and surrogate / teacher.
-        teacher_probe, probe, recovery: likewise of a ridge probe that is fitted to each side's features.
+        teacher_probe, probe, recovery: the same with a ridge probe that is fitted to each side's features.
     """
 
     r2: list[float | None]
@@ -640,7 +640,7 @@ class Validator:
     """Measures surrogates of one teacher on held-out images.
 
     Args:
-        head_file: a linear head, for a teacher that has none of its own.
+        head_file: a linear head, for a teacher that has none.
         folder: where a ridge head fitted for the run is kept.
         head_images: training images a ridge head is fitted on; see `head_batches`.
     """
@@ -879,5 +879,5 @@ class Distilled(Result):
                 beside = "" if of_teacher is None else f" (teacher {of_teacher:.1%})"
                 lines.append(f"{label} {score:.1%}{beside}")
         bad = self.summary.bad_images
-        lines += [f"{len(bad)} unreadable images were passed over: see bad_images in summary.json"] if bad else []
+        lines += [f"{len(bad)} unreadable images were skipped: see bad_images in summary.json"] if bad else []
         return "\n".join([*lines, f"run folder {self.folder}"])

@@ -184,7 +184,7 @@ def _build_hub(rest: str, base: dict[str, Any], fetch: bool, trust_hub: bool) ->
 
 
 def model_preprocess(model: nn.Module, size: int | None = None) -> Preprocess:
-    """Mean, deviation and image size as the model states them, at SPEC's default size."""
+    """Mean, deviation and image size as the model states them, at the default size of docs/method.md."""
     mean, std = IMAGENET
     config = getattr(model, "pretrained_cfg", None) or {}
     mean, std = tuple(config.get("mean", mean)), tuple(config.get("std", std))

@@ -90,7 +90,7 @@ def double(x: Tensor) -> Tensor:
 
 @contextmanager
 def perturb(vit: ViT, layer: int, change: Tensor | Callable[[Tensor], Tensor], group: str = "all") -> Iterator[None]:
-    """Inside the context the state at `layer` (0..L) has `change` added to it, at the tokens of `group` alone.
+    """Inside the context the state at `layer` (0..L) has `change` added to it, only at the tokens of `group`.
 
     `change` is a tensor that broadcasts to (B, tokens of the group, D), or a function of the group's state giving one.
     """

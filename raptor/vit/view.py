@@ -94,7 +94,7 @@ class ViT:
         dim: width of the residual stream.
         preprocess: how images are prepared for it.
         norm: the model's final norm (an identity when it has none).
-        num_classes: classes of its own head, 0 when it has no classifier.
+        num_classes: classes of its head, 0 when it has no classifier.
         depth_conditioned: whether the model passes different arguments to different blocks (rope-mixed models).
         source: how to open it again; empty for a module of the user's own.
         opened: what `open_vit` was called with, for a teacher that a surrogate has to name.
@@ -157,7 +157,7 @@ class ViT:
         return output_tensor(self.model(images.to(self.dtype), **per_batch(self.forward_kwargs, images)))
 
     def embed(self, images: Tensor) -> tuple[Tensor, Context]:
-        """`a_0` (B, T, D) and what the blocks are called with, by running the model with its blocks passed over."""
+        """`a_0` (B, T, D) and what the blocks are called with, by running the model with its blocks skipped."""
         last = self.num_layers
         recorders = [_Recorder(self.returns_tuple, last=layer == last) for layer in range(1, last + 1)]
         with replaced_blocks(self, dict(enumerate(recorders, start=1))):

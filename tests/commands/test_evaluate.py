@@ -1,4 +1,4 @@
-"""raptor evaluate: where it writes, and which images it passed over."""
+"""raptor evaluate: where it writes, and which images it skipped."""
 
 from __future__ import annotations
 

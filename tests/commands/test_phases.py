@@ -42,7 +42,7 @@ def test_phases_says_which_images_it_passed_over(tmp_path, capsys):
     (tmp_path / "torn.png").write_bytes((tmp_path / "0.png").read_bytes()[:60])
     words = ["phases", "scenes", "--data", str(tmp_path), "--split", "train", "--k", "2", "--device", "cpu"]
     assert main([*words, "--out", str(tmp_path / "out"), "--skip-bad"]) == 0
-    assert "1 unreadable images were passed over" in capsys.readouterr().out
+    assert "1 unreadable images were skipped" in capsys.readouterr().out
 
 
 def test_an_unknown_argument_is_a_type_error() -> None:

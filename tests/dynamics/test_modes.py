@@ -83,7 +83,7 @@ def test_rank_deficient_trajectory_truncates_with_a_note(dtype: torch.dtype) -> 
 
 
 def test_ill_conditioned_trajectory_goes_through_qr() -> None:
-    """Singular values down to 1e-5: the squared form alone would lose the eigenvalues."""
+    """Singular values down to 1e-5: the squared form by itself would lose the eigenvalues."""
     rng = np.random.default_rng(1)
     rates = np.array([0.99, 0.9, 0.8, 0.6])
     basis = np.linalg.qr(rng.normal(size=(64, 4)))[0] * np.array([1, 1e-1, 1e-3, 1e-4])

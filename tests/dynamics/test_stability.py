@@ -91,7 +91,7 @@ def test_tokens_without_coupling_answer_only_their_own_group() -> None:
     assert result.targets == result.groups == ["all", "cls", "registers", "patches"]
     off = angle[1:, 1:] * (1 - np.eye(3))
     assert np.abs(off).max() == 0 and (np.diag(angle[1:, 1:]) > 0.1).all()
-    # The same directions for every target: a group answers alike, alone or among all.
+    # The same directions for every target: a group responds the same by itself and among all.
     np.testing.assert_allclose(np.diag(angle)[1:], angle[0, 1:], rtol=1e-6)
     assert result.num_block_calls == 4 * sum(range(1, NUM_BLOCKS + 1))
     assert system.num_block_calls == result.num_block_calls + NUM_BLOCKS  # the noise floor costs one pass

@@ -1,4 +1,4 @@
-"""Figure 1's models exist under the names given, and the experiment runs on models that are at hand."""
+"""Figure 1's models exist under the names given, and the experiment runs on models that are available."""
 
 from __future__ import annotations
 

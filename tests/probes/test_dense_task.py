@@ -35,7 +35,7 @@ def test_other_sizes_pad_and_stay_finite(vit: ViT) -> None:
 def test_real_frames(vit: ViT, task: str) -> None:
     folder = Path(__file__).parents[3] / "shared" / "data"
     if not (folder / "nyuv2-train.zip").is_file():
-        pytest.skip("the real NYUv2 frames are not at hand")
+        pytest.skip("the real NYUv2 frames are not available")
     train = open_dense(f"nyuv2:{folder / 'nyuv2-train.zip'}", "all", task, limit=40)
     val = open_dense(f"nyuv2:{folder / 'nyuv2-test.zip'}", "all", task, limit=12)
     result = probe(vit, task, train, val, size=45, lrs=[1e-3, 3e-2], epochs=3, batch_size=8)

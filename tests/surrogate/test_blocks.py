@@ -35,7 +35,7 @@ def test_parameter_counts_at_dim_768() -> None:
 
 
 def transcribed(weights: dict[str, Tensor], x: Tensor, layer: int, num_heads: int, scaled: bool) -> Tensor:
-    """SPEC section 3, line by line, in the precision of its inputs."""
+    """The block of docs/method.md, line by line, in the precision of its inputs."""
     w = weights
     num_tokens, d = x.shape
 

@@ -76,7 +76,7 @@ def test_surrogate_states_are_the_powers_of_its_blocks(teacher: ViT) -> None:
 
 @every_kind
 def test_tied_weights_are_one_tensor(teacher: ViT, block: str, conditioning: str) -> None:
-    """A step on the loss of layer 1 alone moves what every depth of the phase does, and no other phase."""
+    """A step on only the loss of layer 1 changes every depth of the phase, and no other phase."""
     surrogate = conditioned(teacher, (3, 1), block=block, conditioning=conditioning)
     images = noise_images(teacher)
     a_0, context = surrogate.embed(images)

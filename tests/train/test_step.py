@@ -31,7 +31,7 @@ def images_for(vit: ViT, num: int = 3) -> Tensor:
 
 
 def student_of(teacher: ViT, lengths: tuple[int, ...], block: str = "teacher", conditioning: str = "table") -> ViT:
-    """A surrogate with every trained weight moved, so that each depth does something of its own."""
+    """A surrogate with every trained weight moved, so that each depth acts differently."""
     student = make_surrogate(teacher, lengths, block=block, conditioning=conditioning)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -80,7 +80,7 @@ def block_calls(teacher: ViT, student: ViT, images: Tensor) -> tuple[list[Tensor
 
 
 def transcribed_stage1(teacher: ViT, student: ViT, images: Tensor, lam: float, v_lt: Tensor, cosine: float = 0) -> list:
-    """The mixed loss of every layer, phase by phase, as SPEC section 4 words it."""
+    """The mixed loss of every layer, phase by phase, as docs/method.md states it."""
     states, call = block_calls(teacher, student, images)
     lengths = student.phases or ()
     losses, start = [], 0
