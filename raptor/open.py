@@ -40,16 +40,16 @@ from raptor.vit.structure import inspect_vit
 from raptor.vit.view import ViT
 from raptor.vit.weights import check_weights, classes_in_file, fingerprint, load_weights, read_weights, same_weights
 
-ASSETS = Path(__file__).parent / "assets"
-FORMAT = "raptor-vit/1"
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-RECORDED_OPTIONS = {
+_ASSETS = Path(__file__).parent / "assets"
+_FORMAT = "raptor-vit/1"
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_RECORDED_OPTIONS = {
     *("model", "weights", "size", "pretrained", "num_classes", "preprocess", "blocks", "norm", "head", "cls"),
     *("registers", "head_classes", "dtype"),
 }
 """What a surrogate's config.json may say about opening its teacher, beside arguments of the model's constructor."""
-SAVED_FILES = ("config.json", "model.safetensors")
-DOWNLOAD_OPTIONS = ("revision", "cache_dir", "force_download", "local_files_only", "token")
+_SAVED_FILES = ("config.json", "model.safetensors")
+_DOWNLOAD_OPTIONS = ("revision", "cache_dir", "force_download", "local_files_only", "token")
 
 
 def open_vit(
@@ -98,8 +98,8 @@ def open_vit(
         blocks=blocks, norm=norm, head=head, cls=cls, registers=registers, head_classes=head_classes
     )
     check_size(size)
-    if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
+    if dtype not in _DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}: choose from {', '.join(_DTYPES)}")
     built = dict(num_classes=num_classes, pretrained=None if pretrained else False, **model_kwargs)
     if isinstance(source, ViT):
         _refuse("a model that is already opened", weights=weights, size=size, preprocess=prepared, **structure, **built)
@@ -122,7 +122,7 @@ def open_vit(
     folder = saved_folder(text)
     if folder is not None:
         _refuse(f"{text}, which is saved with its own", preprocess=prepared, **structure, **built)
-        view = load_saved(folder, teacher=teacher, size=size, weights=weights, trust_hub=trust_hub)
+        view = _load_saved(folder, teacher=teacher, size=size, weights=weights, trust_hub=trust_hub)
         view.name = name or view.name
         view.opened = {"model": text, "weights": weights, "size": size, "fingerprint": fingerprint(view.model)}
         return _as_dtype(view, dtype).to(device)
@@ -150,7 +150,7 @@ def open_vit(
 def _as_dtype(vit: ViT, dtype: str) -> ViT:
     """The weights of `vit` as `dtype`; noted in `opened` where it is not fp32."""
     if dtype != "fp32":
-        vit.model.to(DTYPES[dtype])
+        vit.model.to(_DTYPES[dtype])
         vit.opened = {**vit.opened, "dtype": dtype} if vit.opened else {}
     return vit
 
@@ -205,7 +205,7 @@ def _open_teacher(
 ) -> ViT:
     """The teacher that a surrogate names, with the options that are given now."""
     options = {name: value for name, value in made_from.items() if name not in ("model", "fingerprint")}
-    kwargs = {key: value for key, value in options.items() if key not in RECORDED_OPTIONS}
+    kwargs = {key: value for key, value in options.items() if key not in _RECORDED_OPTIONS}
     check_recorded(made_from["model"], kwargs, f"{source}: its config.json", both["trust_hub"])
     if both["dtype"] != "fp32":
         options.pop("dtype", None)
@@ -231,7 +231,7 @@ def check_teacher(surrogate: ViT, teacher: ViT, source: str | Path | nn.Module |
 
     source: what the surrogate was opened as. allow: mark the teacher's name instead.
     """
-    saved = made_from_fingerprint(surrogate, source)
+    saved = _made_from_fingerprint(surrogate, source)
     if saved is None or saved == teacher.opened.get("fingerprint") or same_weights(teacher.model, saved):
         return
     shown = surrogate.name if isinstance(source, ViT) else source
@@ -243,7 +243,7 @@ def check_teacher(surrogate: ViT, teacher: ViT, source: str | Path | nn.Module |
     teacher.name += " (another teacher)"
 
 
-def made_from_fingerprint(surrogate: ViT, source: str | Path | nn.Module | ViT) -> str | None:
+def _made_from_fingerprint(surrogate: ViT, source: str | Path | nn.Module | ViT) -> str | None:
     """The fingerprint of the teacher a surrogate was made from; of earlier versions, the one in its run's config."""
     saved = (surrogate.source.get("teacher") or {}).get("fingerprint")
     folder = None if saved or isinstance(source, ViT) else saved_folder(str(source))
@@ -286,7 +286,7 @@ def save_vit(vit: ViT, folder: str | Path) -> Path:
     check_weights(vit.model.state_dict(), f"{vit.name} cannot be saved")
     base, surrogates = _layers_of(vit.source)
     config = {
-        "format": FORMAT,
+        "format": _FORMAT,
         "name": vit.name,
         "base": base or None,
         "preprocess": vit.preprocess.to_dict(),
@@ -321,7 +321,7 @@ def _put_in_place(partial: Path, folder: Path) -> None:
         os.rename(partial, folder)
     else:
         (folder / "config.json").unlink(missing_ok=True)
-        for name in reversed(SAVED_FILES):
+        for name in reversed(_SAVED_FILES):
             os.replace(partial / name, folder / name)
         sync(folder)
     sync(folder.absolute().parent)
@@ -347,7 +347,7 @@ def _found_from(folder: Path, made_from: dict[str, Any]) -> dict[str, Any]:
 
 def _local(text: Any) -> Path | None:
     """A file or folder that a name stands for and that is there; None for a built-in or a model of a library."""
-    if not text or (str(text).isidentifier() and (ASSETS / str(text)).is_dir()):
+    if not text or (str(text).isidentifier() and (_ASSETS / str(text)).is_dir()):
         return None
     path = Path(str(text)).expanduser()
     return path if path.exists() else None
@@ -362,7 +362,7 @@ def _layers_of(source: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, A
     return source, surrogates
 
 
-def load_saved(
+def _load_saved(
     folder: str | Path,
     *,
     teacher: nn.Module | ViT | None = None,
@@ -379,7 +379,7 @@ def load_saved(
         config = json.loads((folder / "config.json").read_text())
     except ValueError as error:
         raise ValueError(f"{folder}/config.json is not whole ({error})") from None
-    if config.get("format") != FORMAT:
+    if config.get("format") != _FORMAT:
         raise ValueError(f"{folder} holds no raptor model: its config.json says format {config.get('format')!r}")
     if config["base"] is None and teacher is None:
         raise ValueError(
@@ -438,16 +438,16 @@ class SharedViT(ModelHubMixin, library_name="raptor-vit", tags=["vision-transfor
         """`teacher` and `size` as in `open_vit`."""
         folder = Path(model_id)
         if not folder.is_dir():
-            options = {name: value for name, value in download.items() if name in DOWNLOAD_OPTIONS}
-            folder = Path(snapshot_download(model_id, allow_patterns=list(SAVED_FILES), **options))
+            options = {name: value for name, value in download.items() if name in _DOWNLOAD_OPTIONS}
+            folder = Path(snapshot_download(model_id, allow_patterns=list(_SAVED_FILES), **options))
         if not (folder / "config.json").is_file():
             raise ValueError(f"{model_id} holds no raptor model: it has no config.json")
-        return cls(load_saved(folder, teacher=teacher, size=size))
+        return cls(_load_saved(folder, teacher=teacher, size=size))
 
 
 def saved_folder(text: str) -> Path | None:
     """The folder with `config.json` that `text` names: a built-in, a saved model, or a run folder's surrogate."""
-    places = [ASSETS / text] if text.replace("-", "").isalnum() else []
+    places = [_ASSETS / text] if text.replace("-", "").isalnum() else []
     path = Path(text).expanduser()
     places += [path / "surrogate", path / "teacher", path]
     for place in places:
@@ -463,7 +463,7 @@ def list_models(filter: str = "") -> list[str]:
 
     pattern = filter if "*" in filter else f"*{filter}*"
     pattern = pattern.removeprefix("timm/")
-    names = ["scenes", *(p.name for p in sorted(ASSETS.glob("scenes-*")))]
+    names = ["scenes", *(p.name for p in sorted(_ASSETS.glob("scenes-*")))]
     names = [n for n in names if filter.strip("*") in n]
     known = timm.list_models(pattern, module=list(TIMM_MODULES), pretrained=True)
     return names + [f"timm/{n}" for n in known if "sam" not in n.split("_")[0]]

@@ -9,7 +9,7 @@ from typing import Any
 
 from raptor.streaming import jsonable
 
-DIGITS = 5
+_DIGITS = 5
 GROUP_NAMES = {"all": "all tokens", "cls": "cls", "registers": "registers", "patches": "patches", "pooled": "pooled"}
 EVERY = "every group"
 Series = dict[str, Any]
@@ -88,7 +88,7 @@ class Section:
 
 def rounded(value: Any) -> Any:
     """`value` with numbers to five digits and those that are not finite as None, so that the page stays small."""
-    return jsonable(value, DIGITS)
+    return jsonable(value, _DIGITS)
 
 
 def series_name(group: str, side: str) -> dict[str, str]:

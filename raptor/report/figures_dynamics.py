@@ -18,7 +18,7 @@ from raptor.phases import Phases
 from raptor.report.style import CLASS_COLOURS, GROUP_COLOURS, phase_lines, save_figure, use_style, whole_numbers
 from raptor.streaming import Spread
 
-DASHES: dict[str, Any] = {"teacher": "-", "surrogate": (0, (4, 2))}
+_DASHES: dict[str, Any] = {"teacher": "-", "surrogate": (0, (4, 2))}
 GROUPS = ("cls", "registers", "patches")
 SMALL = (4.6, 3.4)
 
@@ -88,7 +88,7 @@ def figure_basins(measured: DynamicsFile) -> Any:
         if model.basins is None:
             continue
         for group, values in model.basins.groups.items():
-            style: dict[str, Any] = dict(color=GROUP_COLOURS[group], linestyle=DASHES[side])
+            style: dict[str, Any] = dict(color=GROUP_COLOURS[group], linestyle=_DASHES[side])
             left.plot(100 * values.accuracy, label=_label(group, side, measured), **style)
             right.plot(values.scatter_ratio, label=_label(group, side, measured), **style)
         left.axhline(100 * model.basins.chance, color="#777777", linestyle=":", linewidth=1)
@@ -117,7 +117,7 @@ def figure_perturbed_path(measured: DynamicsFile, eps_index: int | None = None) 
             for colour, i in zip(colours, chosen):
                 layer, path = stability.layers[i], stability.path[target, g, e, i]
                 label = f"perturbed at layer {layer}" + _suffix(side, measured)
-                ax.plot(path, color=colour, linestyle=DASHES[side], label=label)
+                ax.plot(path, color=colour, linestyle=_DASHES[side], label=label)
                 ax.plot(layer, path[layer], "o", color=colour, markersize=4)
         ax.set(title=group, yscale="log", ylabel="angle to the clean path (rad)" if group == groups[0] else "")
         _plain_log_ticks(ax)
@@ -196,7 +196,7 @@ def figure_singular_values(measured: DynamicsFile) -> Any:
         for group in (g for g in GROUPS if g in model.modes.groups):
             values = model.modes.groups[group].singular_values.mean
             index = np.arange(1, len(values) + 1)
-            style: dict[str, Any] = dict(color=GROUP_COLOURS[group], linestyle=DASHES[side], marker=".")
+            style: dict[str, Any] = dict(color=GROUP_COLOURS[group], linestyle=_DASHES[side], marker=".")
             ax.plot(index, values / values[0], label=_label(group, side, measured), **style)
     ax.set(
         title="Singular spectrum of the trajectory", yscale="log", xlabel="index", ylabel="$\\sigma_i\\,/\\,\\sigma_1$"
@@ -216,7 +216,7 @@ def figure_rank_sweep(measured: DynamicsFile) -> Any:
             sweep = model.modes.groups[group].sweep
             error = [np.mean(fit.reconstruction_error.mean[1:]) for fit in sweep.values()]
             modulus = [fit.median_modulus.mean for fit in sweep.values()]
-            style: dict[str, Any] = dict(color=GROUP_COLOURS[group], linestyle=DASHES[side], marker=".")
+            style: dict[str, Any] = dict(color=GROUP_COLOURS[group], linestyle=_DASHES[side], marker=".")
             left.plot(list(sweep), error, label=_label(group, side, measured), **style)
             right.plot(list(sweep), modulus, label=_label(group, side, measured), **style)
     left.set(title="Reconstruction error", ylabel="relative error, mean over layers", ylim=(0, None))
@@ -297,7 +297,7 @@ def _over_steps(measured: DynamicsFile, pick: Pick, title: str, label: str, log:
 def _draw(ax: Any, layers: Sequence[int], spread: Spread, group: str, side: str, measured: DynamicsFile) -> None:
     """A curve and the band of the middle half of the images."""
     colour, x = GROUP_COLOURS[group], np.array(layers)
-    ax.plot(x, spread.mean, color=colour, linestyle=DASHES[side], label=_label(group, side, measured), zorder=3)
+    ax.plot(x, spread.mean, color=colour, linestyle=_DASHES[side], label=_label(group, side, measured), zorder=3)
     low, high = spread.quantile(0.25), spread.quantile(0.75)
     if low is not None:
         ax.fill_between(x, low, high, color=colour, alpha=0.18 if side == "teacher" else 0.08, linewidth=0, zorder=2)

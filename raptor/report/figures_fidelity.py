@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # dashes and markers say again what colours say
-GROUP_STYLES = {group: (colour, GROUP_MARKERS[group]) for group, colour in GROUP_COLOURS.items()}
+_GROUP_STYLES = {group: (colour, GROUP_MARKERS[group]) for group, colour in GROUP_COLOURS.items()}
 NULL_STYLES = {
     "identity": ("#999999", ":"),
     "mean": ("#CC79A7", "-."),
@@ -28,11 +28,11 @@ PANELS = (
     ("relative", r"$E\|a_l-\tilde a_l\|_F\;/\;E\|a_l\|_F$", "Relative error"),
     ("cosine", "cosine, mean over tokens", "Cosine"),
 )
-FLOOR = {
+_FLOOR = {
     "r2": -1.0,
     "cosine": -0.25,
 }  # curves below are cut off, so that a diverging null model does not rule the scale
-CEILING = {"relative": 2.0}
+_CEILING = {"relative": 2.0}
 
 
 def figure_certificate(certificate: Certificate) -> Figure:
@@ -80,7 +80,7 @@ def _draw_groups(axes: Axes, certificate: Certificate, metric: str) -> None:
     curves = certificate.curves
     ends = certificate.intervals.get(metric)
     for g, group in enumerate(curves.groups):
-        colour, marker = GROUP_STYLES[group]
+        colour, marker = _GROUP_STYLES[group]
         name = "all tokens" if group == "all" else group
         axes.plot(
             _layers(curves),
@@ -118,13 +118,13 @@ def _clip_note(curves: Curves, metric: str, below: list[str], above: list[str]) 
 
 
 def _set_limits(axes: Axes, certificate: Certificate, metric: str) -> None:
-    """The scale of the values within `FLOOR` and `CEILING`; what lies beyond is cut off, with a note."""
+    """The scale of the values within `_FLOOR` and `_CEILING`; what lies beyond is cut off, with a note."""
     from matplotlib.ticker import MaxNLocator
 
     own = _finite([getattr(certificate.curves, metric)[group] for group in certificate.curves.groups])
     drawn = _finite([own, *(getattr(null, metric)["all"] for null in certificate.nulls.values())])
-    low = max(drawn.min(initial=0), FLOOR.get(metric, -np.inf))
-    high = min(drawn.max(initial=0 if metric == "relative" else 1), CEILING.get(metric, np.inf))
+    low = max(drawn.min(initial=0), _FLOOR.get(metric, -np.inf))
+    high = min(drawn.max(initial=0 if metric == "relative" else 1), _CEILING.get(metric, np.inf))
     below = [g for g in certificate.curves.groups if np.nanmin(getattr(certificate.curves, metric)[g]) < low]
     above = [g for g in certificate.curves.groups if np.nanmax(getattr(certificate.curves, metric)[g]) > high]
     note = _clip_note(certificate.curves, metric, below, above)

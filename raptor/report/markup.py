@@ -9,7 +9,7 @@ from typing import Any
 
 from raptor.phases import Phases
 
-PHASE_COLOURS = 7  # phases beyond that take the colours again, from the first
+_PHASE_COLOURS = 7  # phases beyond that take the colours again, from the first
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], numeric: bool = True) -> str:
@@ -58,13 +58,13 @@ def depth_drawing(num_layers: int, phases: Sequence[int] | None) -> str:
     parts = []
     for layer in range(num_layers):
         x = left + layer * step + gap / 2
-        fill = "phase-none" if cut is None else f"phase-{cut.phase_of(layer + 1) % PHASE_COLOURS}"
+        fill = "phase-none" if cut is None else f"phase-{cut.phase_of(layer + 1) % _PHASE_COLOURS}"
         parts.append(f'<rect class="{fill}" x="{x:.1f}" y="20" width="{step - gap:.1f}" height="56" rx="5"/>')
         if step > 24:
             parts.append(f'<text x="{x + (step - gap) / 2:.1f}" y="53">{layer + 1}</text>')
     for j, (first, last) in enumerate(cut.spans if cut else []):
         start_x, end_x = left + (first - 1) * step + gap / 2, left + last * step - gap / 2
-        middle, fill = (start_x + end_x) / 2, f"phase-{j % PHASE_COLOURS}"
+        middle, fill = (start_x + end_x) / 2, f"phase-{j % _PHASE_COLOURS}"
         parts.append(
             f'<path class="bracket" d="M{start_x:.1f} 88 v10 H{end_x:.1f} v-10 M{middle:.1f} 98 v18"/>'
             f'<rect class="{fill}" x="{middle - 30:.1f}" y="120" width="60" height="56" rx="12"/>'

@@ -16,11 +16,11 @@ from raptor.report.results import Results
 from raptor.report.sections import SECTIONS
 from raptor.run import RunError
 
-HERE = Path(__file__).parent
-MAX_DATA = 2_000_000
-MAX_PAGE = 6_000_000
+_HERE = Path(__file__).parent
+_MAX_DATA = 2_000_000
+_MAX_PAGE = 6_000_000
 # Nothing may be fetched; plotly's WebGL code makes functions from text.
-POLICY = (
+_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
     "font-src data:"
 )
@@ -40,10 +40,10 @@ def build_page(results: Results) -> str:
             "name": results.folder.resolve().name,
         }
     )
-    if len(data.encode()) > MAX_DATA:
+    if len(data.encode()) > _MAX_DATA:
         raise ValueError(f"the page's data would take {len(data) / 1e6:.1f} MB of 2: use fewer models or --images 2")
     page = _page(results, sections, data)
-    assert len(page.encode()) < MAX_PAGE, "the page is too large"
+    assert len(page.encode()) < _MAX_PAGE, "the page is too large"
     return page
 
 
@@ -67,7 +67,7 @@ def _page(results: Results, sections: list[Section], data: str) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
         f"<title>{escape(str(title))} · depth as a dynamical system</title>"
         f"<style>{_text('page.css')}</style><script>{_text('theme.js')}</script></head><body>"
@@ -79,7 +79,7 @@ def _page(results: Results, sections: list[Section], data: str) -> str:
         "<footer>One file, no network. Colours of Okabe and Ito.</footer>"
         '<noscript><p class="hint">The figures need JavaScript.</p></noscript>'
         f'<script type="application/json" id="data">{data}</script>'
-        f'<script type="application/octet-stream" id="plotly">{plotly_packed()}</script>{scripts}</body></html>'
+        f'<script type="application/octet-stream" id="plotly">{_plotly_packed()}</script>{scripts}</body></html>'
     )
 
 
@@ -134,13 +134,13 @@ def _control(control: Control) -> dict[str, Any]:
 
 def _text(name: str) -> str:
     """A file of this folder; a script must not hold the end of a script."""
-    text = (HERE / name).read_text(encoding="utf-8")
+    text = (_HERE / name).read_text(encoding="utf-8")
     assert "</script" not in text and "</style" not in text
     return text
 
 
 @lru_cache(maxsize=1)
-def plotly_packed() -> str:
+def _plotly_packed() -> str:
     """plotly.min.js, gzip then base64: 2.0 MB instead of 4.8; the page unpacks it with DecompressionStream."""
     from plotly.offline import get_plotlyjs
 

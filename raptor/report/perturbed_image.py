@@ -15,7 +15,7 @@ from raptor.dynamics.states import angle, unit
 from raptor.vit.trajectory import perturb
 from raptor.vit.view import ViT, recording
 
-MAX_PIXELS = 50_000_000
+_MAX_PIXELS = 50_000_000
 
 
 @dataclass
@@ -43,8 +43,10 @@ def read_image(path: str | Path | None) -> Image.Image:
         raise ValueError("choose an image first")
     try:
         with Image.open(path) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise ValueError(f"the image has {image.width}x{image.height} pixels: at most {MAX_PIXELS:,} are taken")
+            if image.width * image.height > _MAX_PIXELS:
+                raise ValueError(
+                    f"the image has {image.width}x{image.height} pixels: at most {_MAX_PIXELS:,} are taken"
+                )
             return image.convert("RGB")
     except (UnidentifiedImageError, OSError, Image.DecompressionBombError):
         raise ValueError(f"{Path(path).name} is not an image this can read") from None

@@ -31,8 +31,8 @@ LEAD = (
 GROUPS = ("all", "cls", "registers", "patches")
 STATE, STEP = "layer", "step from layer l to l + 1"
 Modes = tuple[str, str, GroupModes]  # side, group, its modes
-MAX_PATHS = 8  # perturbed paths drawn at once
-MAX_POINTS = 96  # eigenvalues drawn for one group of one side
+_MAX_PATHS = 8  # perturbed paths drawn at once
+_MAX_POINTS = 96  # eigenvalues drawn for one group of one side
 
 # measure, quantity, title, axis, caption, unit, options of the y axis
 PANELS: tuple[tuple[str, str, str, str, str, str, Axis], ...] = (
@@ -224,7 +224,7 @@ def _perturbed_paths(found: dict[str, StabilityResult], phases: list[int] | None
     series: list[Series] = []
     for side, measured in found.items():
         g, layers = measured.groups.index("all"), measured.layers
-        shown = range(0, len(layers), -(-len(layers) // MAX_PATHS))
+        shown = range(0, len(layers), -(-len(layers) // _MAX_PATHS))
         for t, target in enumerate(measured.targets):
             for e in range(len(measured.eps)):
                 for i in shown:
@@ -259,7 +259,7 @@ def _eigenvalues(found: list[Modes]) -> Chart:
     series: list[Series] = []
     for side, group, modes in found:
         flat = modes.eigenvalues[np.isfinite(modes.eigenvalues)]
-        flat = flat[:: -(-len(flat) // MAX_POINTS) or 1]
+        flat = flat[:: -(-len(flat) // _MAX_POINTS) or 1]
         when = {"tokens": [group, EVERY]}
         series.append({**series_name(group, side), "x": flat.real, "y": flat.imag, "when": when})
     side, group, first = found[0]

@@ -48,7 +48,7 @@ METRICS = (
         (0, 1),
     ),
 )
-NULLS = {
+_NULLS = {
     "identity": "null: input repeated",
     "mean": "null: data mean",
     "tied": "null: tied, untrained",
@@ -107,7 +107,7 @@ def _curve(
         for name, null in nulls.items():
             series.append(
                 {
-                    "name": NULLS.get(name, f"null: {name}"),
+                    "name": _NULLS.get(name, f"null: {name}"),
                     "x": layers,
                     "y": getattr(null, metric)[group],
                     "colour": f"null-{name}",

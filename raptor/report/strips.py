@@ -26,10 +26,10 @@ from raptor.run import ResultFile
 from raptor.streaming import Record
 from raptor.vit.view import ViT
 
-NUM_FIT = 64  # images the components are fitted on, the shown ones among them
-SPREAD = 2.0  # standard deviations from the middle of a colour channel to its end
-PICTURE_SIDE = 128
-MAX_GRID = 24  # finer grids of patches are averaged down, to keep the page small
+_NUM_FIT = 64  # images the components are fitted on, the shown ones among them
+_SPREAD = 2.0  # standard deviations from the middle of a colour channel to its end
+_PICTURE_SIDE = 128
+_MAX_GRID = 24  # finer grids of patches are averaged down, to keep the page small
 
 
 @dataclass
@@ -82,8 +82,8 @@ def measure_strips(teacher: ViT, surrogate: ViT | None, data: ChosenData, num_im
     """The colours of `num_images` of the images that `data` judges on."""
     if not teacher.groups.patches:
         raise ValueError(f"{teacher.name} has no patch tokens to colour")
-    images = data.judged(max(NUM_FIT, num_images), teacher.preprocess.size)
-    batch = next(iter(iterate(images, teacher.preprocess, max(NUM_FIT, num_images), device=teacher.device)))
+    images = data.judged(max(_NUM_FIT, num_images), teacher.preprocess.size)
+    batch = next(iter(iterate(images, teacher.preprocess, max(_NUM_FIT, num_images), device=teacher.device)))
     chosen = _spread_over_classes(batch.labels, min(num_images, len(batch.images)))
     with torch.no_grad():
         patches = _patches(teacher, batch.images)
@@ -163,7 +163,7 @@ def components(points_nd: Tensor, num: int = 3) -> tuple[Tensor, Tensor, float]:
 
 def project(x_pd: Tensor, mean: Tensor, axes: Tensor) -> Tensor:
     """Colours (..., 3) in 0..1 of tokens (..., D)."""
-    return (0.5 + (x_pd.double() - mean) @ axes / (2 * SPREAD)).clamp(0, 1)
+    return (0.5 + (x_pd.double() - mean) @ axes / (2 * _SPREAD)).clamp(0, 1)
 
 
 def png(rgb_hwc: Tensor) -> str:
@@ -182,8 +182,8 @@ def _patches(vit: ViT, images: Tensor) -> list[Tensor]:
 def _sprite(colours: Sequence[Tensor], grid: tuple[int, int]) -> Tensor:
     """Maps (P, 3) of every layer side by side, (H, (L+1) W, 3)."""
     maps = torch.stack([c.reshape(*grid, 3) for c in colours]).permute(0, 3, 1, 2)
-    if max(grid) > MAX_GRID:
-        maps = torch.nn.functional.interpolate(maps, [min(side, MAX_GRID) for side in grid], mode="area")
+    if max(grid) > _MAX_GRID:
+        maps = torch.nn.functional.interpolate(maps, [min(side, _MAX_GRID) for side in grid], mode="area")
     return torch.cat(list(maps.permute(0, 2, 3, 1)), dim=1)
 
 
@@ -193,8 +193,8 @@ def _picture(image_chw: Tensor, vit: ViT) -> Tensor:
         torch.tensor(v, device=image_chw.device).view(3, 1, 1) for v in (vit.preprocess.mean, vit.preprocess.std)
     )
     picture = (image_chw * std + mean).clamp(0, 1)
-    if picture.shape[-1] > PICTURE_SIDE:
-        picture = torch.nn.functional.interpolate(picture[None], PICTURE_SIDE, mode="area")[0]
+    if picture.shape[-1] > _PICTURE_SIDE:
+        picture = torch.nn.functional.interpolate(picture[None], _PICTURE_SIDE, mode="area")[0]
     return picture.permute(1, 2, 0)
 
 

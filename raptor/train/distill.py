@@ -56,8 +56,8 @@ from raptor.vit.view import ModelFacts, ViT, replaced_blocks
 from raptor.vit.weights import fingerprint, load_weights, read_weights, same_weights
 
 NUM_CHECKPOINTS = 8  # per stage
-NUM_VALIDATIONS = 4  # per stage
-VALIDATION_BATCH = 128
+_NUM_VALIDATIONS = 4  # per stage
+_VALIDATION_BATCH = 128
 
 
 class DistillOptions(RecipeOptions, Opening, GivenHead, Running, Compiling, Resuming, total=False):
@@ -525,7 +525,7 @@ def _estimate(job: Job, validator: Validator) -> str:
     budget, share = Budget.parse(job.recipe.budget), sum(job.stages().values())
     per_unit = 1.0 if budget.unit == "s" else 4 * seconds * job.recipe.batch_size
     training = budget.amount * share * per_unit * (job.steps_per_epoch() if budget.unit == "epochs" else 1)
-    passes = 2 * NUM_VALIDATIONS * len(job.stages()) + 2  # teacher and surrogate, and once more at the end
+    passes = 2 * _NUM_VALIDATIONS * len(job.stages()) + 2  # teacher and surrogate, and once more at the end
     measured = passes * validator.val.num_images
     if validator.labelled:
         measured += 2 * (validator.train.num_images + validator.val.num_images)
@@ -555,7 +555,7 @@ class DistillStage:
         self.clip, self.rates = recipe.clip, Rates(recipe.lr, recipe.min_lr, recipe.warmup)
         self.batch_size, self.budget = recipe.batch_size, Budget.parse(recipe.budget)
         self.steps_per_epoch = job.steps_per_epoch()
-        self.num_checkpoints, self.num_validations = NUM_CHECKPOINTS, NUM_VALIDATIONS
+        self.num_checkpoints, self.num_validations = NUM_CHECKPOINTS, _NUM_VALIDATIONS
 
     def losses(self, wrapped: Any, step: int, num_steps: int, propagate: Callable[[Tensor], None]) -> Tensor:
         """The loss of every trained layer, on the device."""
@@ -657,11 +657,11 @@ class Validator:
         head_images: int | None = None,
     ):
         self.teacher, self.precision = teacher, precision
-        size = min(VALIDATION_BATCH, len(val_data))
+        size = min(_VALIDATION_BATCH, len(val_data))
         self.val = iterate(val_data, teacher.preprocess, size, device=teacher.device, num_workers=num_workers)
         self.head_images = head_images
         self.train = head_batches(
-            teacher, train_data, VALIDATION_BATCH, head_images=head_images, num_workers=num_workers
+            teacher, train_data, _VALIDATION_BATCH, head_images=head_images, num_workers=num_workers
         )
         self.labelled = train_data.labels is not None and val_data.labels is not None
         self.num_classes = len(train_data.classes or ())

@@ -28,12 +28,12 @@ from raptor.progress import Progress
 from raptor.run import Interrupted, Record, ResultFile, Run, RunError, StopSignal
 from raptor.train.schedule import Budget, Rates
 
-LOG_EVERY = 20
-TRACKERS = ("wandb", "tensorboard")
-TIMED_RUN = 64
+_LOG_EVERY = 20
+_TRACKERS = ("wandb", "tensorboard")
+_TIMED_RUN = 64
 # Steps of each kind when timing: first the untimed ones (compilation, capture, caches, start of the loader), then the
 # timed ones.
-NUM_TIMED = {"cuda": (4, 16), "cpu": (1, 2)}
+_NUM_TIMED = {"cuda": (4, 16), "cpu": (1, 2)}
 
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]
 """Tensors and state, as `Run.load_checkpoint` returns them."""
@@ -143,7 +143,7 @@ class Loop:
         self.tensors = saved[0] if saved else {}
         self.state = LoopState.from_dict(saved[1]) if saved else LoopState()
         self.stop = StopSignal()
-        self.tracker = open_tracker(track, run.folder) if fabric.is_global_zero else None
+        self.tracker = _open_tracker(track, run.folder) if fabric.is_global_zero else None
 
     def fit(self, stages: Sequence[Stage]) -> None:
         """Train every stage that is not done yet."""
@@ -168,7 +168,7 @@ class Loop:
             losses.append(training.step(step, num_steps))
             stop = self._stop_asked(step)
             save = stop or (step + 1) % save_every == 0 or step == num_steps - 1
-            if save or (step + 1) % LOG_EVERY == 0 or step in validate_at:
+            if save or (step + 1) % _LOG_EVERY == 0 or step in validate_at:
                 loss_nl = self.fabric.all_reduce(torch.stack(losses), reduce_op="mean").cpu()  # the loop's only sync
                 self._check_finite(stage, loss_nl, step)
                 self._log(stage, step, loss_nl, time.monotonic() - since)
@@ -217,10 +217,10 @@ class Loop:
         return float(self.fabric.all_reduce(seconds, reduce_op="mean"))
 
     def _stop_asked(self, step: int) -> bool:
-        """Whether Ctrl-C, SIGTERM or SIGHUP came. Several ranks agree on it every `LOG_EVERY` steps."""
+        """Whether Ctrl-C, SIGTERM or SIGHUP came. Several ranks agree on it every `_LOG_EVERY` steps."""
         if self.fabric.world_size == 1:
             return self.stop.given
-        if (step + 1) % LOG_EVERY:
+        if (step + 1) % _LOG_EVERY:
             return False
         flag = torch.tensor(float(self.stop.given), device=self.fabric.device)
         return bool(self.fabric.all_reduce(flag, reduce_op="sum") > 0)
@@ -355,19 +355,19 @@ def mean_seconds(
         train_step: trains one step, given its number and the number of all steps.
         kind_of: which kind of step (with teacher forcing or without) that is.
     """
-    kinds = [kind_of(i, TIMED_RUN) for i in range(TIMED_RUN)]
+    kinds = [kind_of(i, _TIMED_RUN) for i in range(_TIMED_RUN)]
     by_kind = {kind: [i for i, k in enumerate(kinds) if k == kind] for kind in dict.fromkeys(kinds)}
     by_kind = {kind: steps for kind, steps in by_kind.items() if len(steps) > 1}  # a single one does not count
-    num_untimed, num_timed = NUM_TIMED[device.type]
+    num_untimed, num_timed = _NUM_TIMED[device.type]
     total = 0.0
     for steps in by_kind.values():
         start = min(num_untimed, len(steps) // 2)
         for i in steps[:start]:
-            train_step(i, TIMED_RUN)
+            train_step(i, _TIMED_RUN)
         timed = steps[start : start + num_timed]
         began = _clock(device)
         for i in timed:
-            train_step(i, TIMED_RUN)
+            train_step(i, _TIMED_RUN)
         total += len(steps) * (_clock(device) - began) / len(timed)
     return total / sum(map(len, by_kind.values()))
 
@@ -409,13 +409,13 @@ def _leave_group() -> None:
 
 def check_tracker(track: str | None) -> None:
     """Raise unless the tracker is known and installed, before any work is done."""
-    if track is not None and track not in TRACKERS:
-        raise ValueError(f"unknown tracker {track!r}: choose from {', '.join(TRACKERS)}")
+    if track is not None and track not in _TRACKERS:
+        raise ValueError(f"unknown tracker {track!r}: choose from {', '.join(_TRACKERS)}")
     if track is not None and find_spec(track) is None:
         raise ValueError(f"{track} is not installed: pip install 'raptor-vit[track]'")
 
 
-def open_tracker(track: str | None, folder: Path) -> Callable[[Mapping[str, float], int], object] | None:
+def _open_tracker(track: str | None, folder: Path) -> Callable[[Mapping[str, float], int], object] | None:
     """A function of (numbers, step) that logs to `wandb` or `tensorboard`, or None."""
     check_tracker(track)
     if track == "wandb":

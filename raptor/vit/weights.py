@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-NESTED = ("state_dict", "model", "teacher", "model_ema", "state_dict_ema", "student")
-PREFIXES = ("module.", "backbone.", "_orig_mod.", "model.", "encoder.")
-HEAD_KEYS = ("head.weight", "classifier.weight", "fc.weight", "heads.head.weight")
+_NESTED = ("state_dict", "model", "teacher", "model_ema", "state_dict_ema", "student")
+_PREFIXES = ("module.", "backbone.", "_orig_mod.", "model.", "encoder.")
+_HEAD_KEYS = ("head.weight", "classifier.weight", "fc.weight", "heads.head.weight")
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -89,8 +89,8 @@ def _check_kinds(state: Mapping[str, Tensor], own: Mapping[str, Tensor], what: s
 
 def classes_in_file(state: Mapping[str, Tensor]) -> int:
     """How many classes the file's classifier has; 0 when it holds none."""
-    names = strip_prefixes(dict(state))
-    return next((names[key].shape[0] for key in HEAD_KEYS if key in names and names[key].ndim == 2), 0)
+    names = _strip_prefixes(dict(state))
+    return next((names[key].shape[0] for key in _HEAD_KEYS if key in names and names[key].ndim == 2), 0)
 
 
 def load_weights(model: nn.Module, state: dict[str, Tensor], path: str | Path) -> None:
@@ -101,7 +101,7 @@ def load_weights(model: nn.Module, state: dict[str, Tensor], path: str | Path) -
     """
     own = model.state_dict()
     if {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in own.items()}:
-        state = _timm_filter(model, strip_prefixes(state))
+        state = _timm_filter(model, _strip_prefixes(state))
     missing = sorted(set(own) - set(state))
     unexpected = sorted(set(state) - set(own))
     wrong = [k for k in own if k in state and own[k].shape != state[k].shape]
@@ -119,7 +119,7 @@ def load_weights(model: nn.Module, state: dict[str, Tensor], path: str | Path) -
 
 def _unwrap(state: Any, path: Path) -> dict[str, Tensor]:
     while isinstance(state, Mapping):
-        inner = next((k for k in NESTED if isinstance(state.get(k), Mapping)), None)
+        inner = next((k for k in _NESTED if isinstance(state.get(k), Mapping)), None)
         if inner is None:
             break
         state = state[inner]
@@ -131,17 +131,17 @@ def _unwrap(state: Any, path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def strip_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _strip_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Remove wrapper prefixes. Beside `backbone.`, a classifier on its output is kept and other heads are dropped."""
-    for prefix in PREFIXES:
+    for prefix in _PREFIXES:
         if all(k.startswith(prefix) for k in state):
-            return strip_prefixes({k.removeprefix(prefix): v for k, v in state.items()})
+            return _strip_prefixes({k.removeprefix(prefix): v for k, v in state.items()})
     backbone = {k.removeprefix("backbone."): v for k, v in state.items() if k.startswith("backbone.")}
     embedding = next((v for k, v in backbone.items() if k.endswith("patch_embed.proj.weight")), None)
     if embedding is not None:
         head = {k: v for k, v in state.items() if k in ("head.weight", "head.bias")}
         fits = "head.weight" in head and head["head.weight"].shape[1:] == embedding.shape[:1]
-        return strip_prefixes({**backbone, **head} if fits else backbone)
+        return _strip_prefixes({**backbone, **head} if fits else backbone)
     return state
 
 
