@@ -1,0 +1,38 @@
+"""Labels in the order of a head's classes, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raptor.data.classes import for_head, imagenet_ids, read_classes, renumbered
+from raptor.data.images import ImageData
+
+
+def data_of(labels: list[int], classes: list[str]) -> ImageData:
+    return ImageData("x", [str(i) for i in range(len(labels))], labels, classes)
+
+
+def test_labels_follow_the_order_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "classes.txt"
+    file.write_text("dog\n\nbird\n cat \n")
+    assert read_classes(str(file)) == ["dog", "bird", "cat"]
+    found = for_head(data_of([0, 1, 1], ["cat", "dog"]), 3, str(file))
+    assert found.labels == [2, 0, 0] and found.classes == ["dog", "bird", "cat"]
+    with pytest.raises(ValueError, match="class fish of x is not in"):
+        for_head(data_of([0], ["fish"]), 3, str(file))
+    with pytest.raises(ValueError, match="names 3 classes, the head has 4"):
+        for_head(data_of([0], ["cat"]), 4, str(file))
+
+
+def test_classes_without_images_need_no_place() -> None:
+    assert renumbered(data_of([1], ["fish", "cat"]), ["dog", "cat"]) is not None
+    assert renumbered(data_of([0], ["fish", "cat"]), ["dog", "cat"]) is None
+
+
+def test_wordnet_ids_get_imagenets_numbers() -> None:
+    ids = imagenet_ids(1000)
+    assert len(ids) == 1000 and ids == sorted(ids) and ids[0] == "n01440764"
+    assert for_head(data_of([0, 1], ["n01443537", "n01440764"]), 1000).labels == [1, 0]
+    assert for_head(data_of([0, 1], ["n01443537", "n01440764"]), 7).labels == [0, 1]
