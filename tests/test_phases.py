@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from earlier_files import kept
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
@@ -265,13 +266,6 @@ def test_within_and_across_by_hand():
     assert within == pytest.approx((0.9 + 0.7) / 2) and across == pytest.approx((0.1 + 0.2 + 0.3 + 0.4) / 4)
     assert within_and_across(np.eye(3), [1, 1, 1])[0] is None
     assert within_and_across(np.eye(3), [3])[1] is None
-
-
-def kept(value, like):
-    """`value` without the keys that `like`, of an earlier version, has not."""
-    if isinstance(like, dict):
-        return {key: kept(value[key], like[key]) for key in like}
-    return [kept(v, old) for v, old in zip(value, like, strict=True)] if isinstance(like, list) else value
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("phases-*.json")), ids=lambda path: path.stem)

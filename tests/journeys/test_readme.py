@@ -53,7 +53,7 @@ def test_the_readmes_python_runs(tmp_path):
     code = fenced("README.md", "python")[0]
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("3 | 3 | 6")
+    assert done.stdout.startswith("6 | 3 | 3")
 
 
 SMALL = {
