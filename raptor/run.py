@@ -351,6 +351,11 @@ def _refuse_changes(path: Path, config: Mapping[str, Any]) -> None:
             f"the {part} images changed since {path.parent} began ({counts} images, or other files): bring them back, "
             "or choose another --out"
         )
+    if differing == ["recipe.budget"] and (path.parent / "summary.json").exists():
+        raise RunError(
+            f"{path.parent} is finished with a budget of {old.get('recipe.budget')}: to go on from its weights, with a "
+            f"warm-up of its own, add --start {path.parent} --stage 2 and another --out"
+        )
     changed = [f"{k}: {old.get(k)} -> {new.get(k)}" for k in differing]
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""

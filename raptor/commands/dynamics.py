@@ -22,7 +22,7 @@ from raptor.dynamics.stability import KINDS
 from raptor.fidelity.heads import Head, head_batches, resolve_head
 from raptor.open import open_pair
 from raptor.options import AnySplit, GivenHead, Measuring, OfTeacher, OpeningModel, part, with_defaults
-from raptor.phases import Phases, check_phases, find_phases
+from raptor.phases import DEFAULT_TOKENS, Phases, check_phases, find_phases
 from raptor.progress import Progress
 from raptor.provenance import Provenance
 from raptor.run import result_folder
@@ -216,7 +216,7 @@ def choose_phases(
         return Phases.from_lengths(surrogate.phases)
     states = (states for states, _, _ in Trajectories(teacher, batches, precision))
     similarity = measure_similarity(states, teacher.num_layers, teacher.groups, cka_features=None, model=teacher.name)
-    return find_phases(similarity.matrices["all"], k)
+    return find_phases(similarity.matrices[DEFAULT_TOKENS], k)
 
 
 def choose_classes(data: ImageData, num: int) -> list[int] | None:

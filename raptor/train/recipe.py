@@ -73,8 +73,8 @@ def resolve_recipe(name: str, given: Mapping[str, Any]) -> Recipe:
     Budget.parse(settings.budget)
     if settings.batch_size < 1 or settings.lr <= 0 or not 0 <= settings.stage1_share <= 1:
         raise ValueError("--batch_size must be at least 1, --lr positive and --stage1_share between 0 and 1")
-    if not 0 <= settings.warmup < 1 or not 0 <= settings.lam_until <= 1:
-        raise ValueError("warmup must be at least 0 and less than 1, lam_until between 0 and 1")
+    if not 0 <= settings.warmup < 1 or not settings.lam_until >= 0:  # infinity keeps lambda as it is
+        raise ValueError("warmup must be at least 0 and less than 1, lam_until at least 0")
     return settings
 
 
