@@ -402,3 +402,13 @@ def test_changed_images_are_refused_and_moved_ones_are_not(tmp_path: Path) -> No
         pass
     with pytest.raises(RunError, match="another config"):
         Run(tmp_path / "old", config("others", 64, "a"))
+
+
+def test_more_budget_on_a_finished_run_says_how_to_go_on(tmp_path):
+    folder = tmp_path / "run"
+    with Run(folder, {"recipe": {"budget": "200steps", "lr": 1e-3}}):
+        (folder / "summary.json").write_text("{}")
+    with pytest.raises(RunError, match=r"finished with a budget of 200steps.*--start .*run --stage 2"):
+        Run(folder, {"recipe": {"budget": "400steps", "lr": 1e-3}})
+    with pytest.raises(RunError, match="another config"):
+        Run(folder, {"recipe": {"budget": "400steps", "lr": 1e-4}})

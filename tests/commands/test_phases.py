@@ -20,7 +20,7 @@ def test_phases_checks_its_options_before_any_image(monkeypatch, capsys):
     def no_pass(*_args, **_options):
         raise AssertionError("images were read")
 
-    monkeypatch.setattr(import_module("raptor.commands.phases"), "open_data", no_pass)
+    monkeypatch.setattr(import_module("raptor.commands.phases").ChosenData, "judged", no_pass)
     assert main(["phases", "scenes", "--k", "13"]) == 2
     assert "k=13" in capsys.readouterr().err
 
