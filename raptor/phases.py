@@ -34,7 +34,7 @@ NUM_RESAMPLES = 200  # of images, and of orders of the layers
 TWIN_IMAGES, TWIN_SECONDS, TWIN_MARGIN = 64, 20, 1.25
 _METHODS = ("maxcut", "dp")
 _SCORES = ("weighted", "mean", "cut")
-DEFAULT_TOKENS = "pooled"  # the authors' measure; better surrogates than "all" over three seeds (docs/results/recipe.md)
+DEFAULT_TOKENS = "pooled"  # better surrogates than "all" over three seeds: docs/results/recipe.md
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,7 @@ def demo(
     folder = Path(out)
     _say("1 of 6: the phases depth falls into")
     # The shipped surrogates were cut by all tokens.
-    found = phases(
-        ["scenes"], data="scenes", k=[2, 3, 4], tokens="all", num_images=num_images, out=out, device=device
-    )
+    found = phases(["scenes"], data="scenes", k=[2, 3, 4], tokens="all", num_images=num_images, out=out, device=device)
     print(found.text())
     _say("2 of 6: rewrite 12 blocks as 2, and as 3")
     _distil(2, str(folder / "k2"), budget, from_scratch, device)
