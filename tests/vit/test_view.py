@@ -98,7 +98,7 @@ def test_token_groups() -> None:
 
 def test_moving_a_view_moves_the_tensors_of_its_calls(teacher: ViT) -> None:
     teacher = dataclasses.replace(teacher, forward_kwargs={"noise": torch.zeros(1, 4), "ratio": 0})
-    surrogate = make_surrogate(teacher, [4], block="paper", conditioning="mlp")
+    surrogate = make_surrogate(teacher, [4], block="teacher")
     surrogate.to("meta")
     assert surrogate.forward_kwargs["noise"].device.type == "meta" and surrogate.forward_kwargs["ratio"] == 0
     assert teacher.forward_kwargs["noise"].device.type == "cpu"
