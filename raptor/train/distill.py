@@ -556,6 +556,7 @@ class DistillStage:
         self.batch_size, self.budget = recipe.batch_size, Budget.parse(recipe.budget)
         self.steps_per_epoch = job.steps_per_epoch()
         self.num_checkpoints, self.num_validations = NUM_CHECKPOINTS, _NUM_VALIDATIONS
+        self.refines = job.start is not None
 
     def losses(self, wrapped: Any, step: int, num_steps: int, propagate: Callable[[Tensor], None]) -> Tensor:
         """The loss of every trained layer, on the device."""

@@ -60,6 +60,7 @@ class Stage(Protocol):
         budget, share, before, steps_per_epoch: length of the run, the share of it that this stage gets, the share that
             the stages before it get, steps in an epoch.
         num_checkpoints, num_validations: how many, spread over the stage.
+        refines: whether it starts from trained weights, so that few steps are enough.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Stage(Protocol):
     steps_per_epoch: float
     num_checkpoints: int
     num_validations: int
+    refines: bool
 
     @property
     def module(self) -> nn.Module: ...
@@ -199,7 +201,7 @@ class Loop:
                 stage.steps_per_epoch, stage.share, lambda: self._step_seconds(training), stage.before
             )
             self.state.num_steps[stage.name] = num_steps
-            if num_steps < MIN_STEPS and self.fabric.is_global_zero:
+            if num_steps < MIN_STEPS and not stage.refines and self.fabric.is_global_zero:
                 print(_short_budget(stage, num_steps), file=sys.stderr, flush=True)
         self.state.stage = stage.name
         return training

@@ -247,6 +247,7 @@ class TeacherStage:
     name, title = STAGE, "train teacher"
     betas, clip, share, before = (0.9, 0.98), 1.0, 1.0, 0.0
     num_validations = 0
+    refines = False
 
     def __init__(self, vit: ViT, stream: TrainStream, config: dict[str, Any], fabric: Any, compiled: bool):
         self.model, self.stream, self.config, self.fabric = vit.model.train(), stream, config, fabric

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from itertools import pairwise
 
@@ -97,7 +98,10 @@ def test_token_groups() -> None:
 
 
 def test_moving_a_view_moves_the_tensors_of_its_calls(teacher: ViT) -> None:
-    teacher = dataclasses.replace(teacher, forward_kwargs={"noise": torch.zeros(1, 4), "ratio": 0})
+    model = copy.deepcopy(teacher.model)
+    plain = model.forward
+    model.forward = lambda images, noise=None, ratio=0: plain(images)
+    teacher = dataclasses.replace(teacher, model=model, forward_kwargs={"noise": torch.zeros(1, 4), "ratio": 0})
     surrogate = make_surrogate(teacher, [4], block="teacher")
     surrogate.to("meta")
     assert surrogate.forward_kwargs["noise"].device.type == "meta" and surrogate.forward_kwargs["ratio"] == 0
