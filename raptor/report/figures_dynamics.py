@@ -15,7 +15,15 @@ import numpy as np
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult
 from raptor.phases import Phases
-from raptor.report.style import CLASS_COLOURS, GROUP_COLOURS, phase_lines, save_figure, use_style, whole_numbers
+from raptor.report.style import (
+    CLASS_COLOURS,
+    GROUP_COLOURS,
+    data_title,
+    phase_lines,
+    save_figure,
+    use_style,
+    whole_numbers,
+)
 from raptor.streaming import Spread
 
 _DASHES: dict[str, Any] = {"teacher": "-", "surrogate": (0, (4, 2))}
@@ -253,13 +261,23 @@ def save_figures(measured: DynamicsFile, interventions: InterventionsFile | None
     folder, names = Path(folder), []
     for name, (measure, draw) in FIGURES.items():
         if getattr(measured.teacher, measure) is not None:
-            save_figure(draw(measured), folder / name)
+            _save(draw(measured), folder / name, measured)
             names.append(name)
     for name, (part, draw_changed) in INTERVENTION_FIGURES.items():
         if interventions and any(getattr(side, part) is not None for side in interventions.sides().values()):
-            save_figure(draw_changed(interventions), folder / name)
+            _save(draw_changed(interventions), folder / name, interventions)
             names.append(name)
     return names
+
+
+def _save(figure: Any, path: Path, result: DynamicsFile | InterventionsFile) -> None:
+    """Write a figure with what it was measured on above it."""
+    names = ", ".join(side.model.name for side in result.sides().values()) if isinstance(result, DynamicsFile) else ""
+    images = f"{result.num_images} images of {data_title(result.data, result.split)}"
+    title = figure.get_suptitle()
+    text = "\n".join(filter(None, [title, f"{names}; {images}" if names else images]))
+    figure.suptitle(text, fontsize=10 if title else "x-small", color="black" if title else "grey")
+    save_figure(figure, path)
 
 
 def _over_states(measured: DynamicsFile, pick: Pick, title: str, label: str, log: bool = False) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.error_curves import Array, Curves
 from raptor.phases import Phases
-from raptor.report.style import GROUP_COLOURS, GROUP_MARKERS
+from raptor.report.style import GROUP_COLOURS, GROUP_MARKERS, data_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,18 +53,13 @@ def figure_certificate(certificate: Certificate) -> Figure:
     )
     relative = certificate.eps["relative"]["all"]
     eps = "" if relative.value is None else f"; relative error at most {relative.value:.3f} at every layer"
-    which = f"{_short(certificate.data)} ({certificate.split})"
+    which = data_title(certificate.data, certificate.split)
     images = f"{certificate.curves.num_images:,} images of {which} at {certificate.image_size} px"
     trained = certificate.judged.training
     words = [] if trained is None else [str(trained)]
     words = ["undertrained", *words] if certificate.judged.undertrained else words
     figure.suptitle(f"{certificate.surrogate}: {images}{eps}" + (f"\n{': '.join(words)}" if words else ""))
     return figure
-
-
-def _short(data: str) -> str:
-    """The name of data for a title: the last part of a path."""
-    return " ".join(word.rstrip("/").rsplit("/", 1)[-1] for word in data.split(" "))
 
 
 def _finite(parts: list[Array]) -> Array:

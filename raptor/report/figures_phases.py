@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from raptor.phases import CutEvidence, ModelPhases, Phases, PhasesFile
-from raptor.report.style import PALETTE, save_figure, use_style
+from raptor.report.style import PALETTE, data_title, save_figure, use_style
 from raptor.streaming import Result
 
 NULL_STYLES = {"shuffled": ("#999999", ":"), "smooth": ("#E69F00", "--"), "twin": ("#CC79A7", "-.")}
@@ -161,5 +161,4 @@ def _outline(start: float, length: float, colour: str, k: int | None) -> Any:
 
 def _title(entry: ModelPhases) -> str:
     name = entry.whose.replace("timm/", "")
-    data = f"{entry.data.rstrip('/').rsplit('/', 1)[-1]} ({entry.split})"
-    return f"{name}\n{data}: {next(iter(entry.phases.values()), '')}"
+    return f"{name}\n{data_title(entry.data, entry.split)}: {next(iter(entry.phases.values()), '')}"

@@ -63,6 +63,12 @@ def whole_numbers(ax: Any) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
+def data_title(data: str, split: str) -> str:
+    """Data and split for a title: the last part of each path."""
+    names = " ".join(word.rstrip("/").rsplit("/", 1)[-1] for word in data.split(" "))
+    return f"{names} ({split})"
+
+
 def save_figure(figure: Any, path: str | Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Write `path`.png and `path`.svg, the same bytes for the same figure, close it, and give the files written."""
     plt = use_style()
