@@ -62,7 +62,7 @@ def _swaps(found: dict[str, Swaps]) -> Chart:
         {
             "name": side,
             "z": swaps.matrix(values),
-            "cuts": {"phases": first.phases},
+            "cuts": {"phases": list(first.phases)},
             "unit": _unit(m),
             "when": {"model": [side], "measure": [m]},
         }
