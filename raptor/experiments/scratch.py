@@ -10,12 +10,12 @@ from typing import Annotated, Any, TypedDict
 import torch
 
 from raptor.data import Preprocess, open_data
-from raptor.experiments.raptors import Machine, Pair, load_pair
-from raptor.experiments.records import SimilarityMeans, TeacherScores, TeacherSimilarity
+from raptor.experiments.raptors import Machine, Pair, layer_similarity, load_pair, make_raptor
+from raptor.experiments.records import RaptorScores, SimilarityMeans, TeacherScores, TeacherSimilarity
 from raptor.experiments.statistics import off_diagonal_mean, within_phases_mean
 from raptor.open import open_vit
 from raptor.options import Option
-from raptor.phases import find_phases
+from raptor.phases import Phases, find_phases
 from raptor.run import RunError, read_config, read_summary
 from raptor.similarity.cosine import Array
 from raptor.surrogate.surrogate import block_parameters
@@ -149,6 +149,26 @@ def describe_similarity(matrices: dict[str, Array], k: int) -> TeacherSimilarity
         off_diagonal=means["all"].off_diagonal,
         within_phases=means["all"].within_phases,
     )
+
+
+def scratch_raptor(
+    options: dict[str, Any], teacher: ViT, pair: Pair, folder: Path, machine: Machine
+) -> tuple[TeacherSimilarity, RaptorScores]:
+    """A teacher's similarity, and its raptor with the phases cut from it, trained in the joint stage only."""
+    similarity = describe_similarity(layer_similarity(teacher, pair[0], machine), options["k"])
+    raptor = make_raptor(
+        teacher,
+        pair,
+        Phases.from_lengths(similarity.phases),
+        folder,
+        machine,
+        recipe=options["recipe"],
+        budget=options["raptor_budget"],
+        batch_size=options["raptor_batch"],
+        stage1_share=0.0,
+        seed=options["seed"],
+    )
+    return similarity, raptor
 
 
 def teacher_scores(vit: ViT, pair: Pair, folder: Path, machine: Machine) -> TeacherScores:

@@ -17,19 +17,18 @@ from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
 from raptor.experiments.figures import figure_stochastic_depth
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
-from raptor.experiments.raptors import Machine, layer_similarity, make_raptor
+from raptor.experiments.raptors import Machine
 from raptor.experiments.records import StochasticDepth, StochasticDepthRow, SweepStatistics
 from raptor.experiments.scratch import (
     ScratchOptions,
     check_scratch,
-    describe_similarity,
     scratch_pair,
+    scratch_raptor,
     scratch_teacher,
     teacher_scores,
 )
 from raptor.experiments.statistics import correlation, partial_correlation, trend
 from raptor.options import Limited, part, with_defaults
-from raptor.phases import Phases
 from raptor.report.style import save_figure
 
 _NULL_COLUMN = "best null, R2 last"
@@ -103,19 +102,7 @@ def _do_cell(machine: Machine, cell: Cell) -> StochasticDepthRow:
     pair = scratch_pair(options, machine)
     folder = machine.folder / "teachers" / cell.name
     teacher = scratch_teacher(options, pair, folder, machine)
-    similarity = describe_similarity(layer_similarity(teacher, pair[0], machine), options["k"])
-    raptor = make_raptor(
-        teacher,
-        pair,
-        Phases.from_lengths(similarity.phases),
-        machine.folder / "raptors" / cell.name,
-        machine,
-        recipe=options["recipe"],
-        budget=options["raptor_budget"],
-        batch_size=options["raptor_batch"],
-        stage1_share=0.0,
-        seed=options["seed"],
-    )
+    similarity, raptor = scratch_raptor(options, teacher, pair, machine.folder / "raptors" / cell.name, machine)
     return StochasticDepthRow(
         p=options["drop"],
         seed=options["seed"],

@@ -13,20 +13,19 @@ from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
 from raptor.experiments.figures import figure_untrained
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
-from raptor.experiments.raptors import Machine, Pair, SweptTeachers, layer_similarity, make_raptor
+from raptor.experiments.raptors import Machine, Pair, SweptTeachers
 from raptor.experiments.records import Untrained, UntrainedRow
 from raptor.experiments.scratch import (
     ScratchOptions,
     check_scratch,
-    describe_similarity,
     scratch_pair,
+    scratch_raptor,
     scratch_teacher,
     teacher_scores,
     untrained_teacher,
 )
 from raptor.experiments.stochastic_depth import cell_name
 from raptor.options import Limited, part, with_defaults
-from raptor.phases import Phases
 from raptor.report.style import save_figure
 from raptor.run import read_summary
 from raptor.train.schedule import Budget
@@ -90,19 +89,7 @@ def _do_cell(machine: Machine, cell: Cell) -> UntrainedRow:
     options = cell.options
     pair = scratch_pair(options, machine)
     teacher, folder, seen = _teacher(options, pair, machine, machine.folder / "teachers" / cell.name)
-    similarity = describe_similarity(layer_similarity(teacher, pair[0], machine), options["k"])
-    raptor = make_raptor(
-        teacher,
-        pair,
-        Phases.from_lengths(similarity.phases),
-        machine.folder / "raptors" / cell.name,
-        machine,
-        recipe=options["recipe"],
-        budget=options["raptor_budget"],
-        batch_size=options["raptor_batch"],
-        stage1_share=0.0,
-        seed=options["seed"],
-    )
+    similarity, raptor = scratch_raptor(options, teacher, pair, machine.folder / "raptors" / cell.name, machine)
     return UntrainedRow(
         kind=options["kind"],
         seed=options["seed"],
