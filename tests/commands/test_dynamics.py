@@ -14,7 +14,8 @@ from raptor.data.images import ImageData
 from raptor.dynamics.measure import DynamicsFile
 from raptor.open import open_vit, save_vit
 from raptor.recipes import load_recipe
-from raptor.report.figures_dynamics import FIGURES, figure_speed
+from raptor.report import figures_dynamics
+from raptor.report.figures_dynamics import FIGURES
 from raptor.report.figures_interventions import INTERVENTION_FIGURES
 from raptor.report.style import save_figure
 from raptor.surrogate.surrogate import make_surrogate
@@ -63,10 +64,13 @@ def test_every_panel_is_drawn(run: Path) -> None:
     assert {p.stem for p in (run / "figures").glob("*.svg")} == names
 
 
-def test_figures_are_saved_twice_and_with_the_same_bytes(run: Path, tmp_path: Path) -> None:
-    files = save_figure(figure_speed(DynamicsFile.read(run)), tmp_path / "speed")
-    assert [f.name for f in files] == ["speed.png", "speed.svg"] and all(f.stat().st_size > 1000 for f in files)
-    assert files[1].read_bytes() == (run / "figures" / "dynamics-speed.svg").read_bytes()
+def test_figures_are_saved_as_two_files_and_twice_with_the_same_bytes(run: Path, tmp_path: Path, monkeypatch) -> None:
+    speed = "dynamics-speed"
+    monkeypatch.setattr(figures_dynamics, "FIGURES", {speed: FIGURES[speed]})
+    assert figures_dynamics.save_figures(DynamicsFile.read(run), None, tmp_path) == [speed]
+    files = [tmp_path / f"{speed}.png", tmp_path / f"{speed}.svg"]
+    assert all(file.stat().st_size > 1000 for file in files)
+    assert files[1].read_bytes() == (run / "figures" / files[1].name).read_bytes()
 
 
 def test_the_same_command_twice_gives_the_same_numbers(run: Path, tmp_path: Path, monkeypatch) -> None:
