@@ -1,0 +1,103 @@
+"""A number, what it rests on, and the verdict on a claim that follows from it: one rule for every claim.
+
+A claim says that a number lies above `above` and below `below`. It agrees where the whole 95 % interval does, disagrees
+where the whole interval lies outside, and is undetermined in between. What depends on training needs at least three
+seeds, what is measured of a given model an interval over images; with less than that it is undetermined. A run on a
+smaller budget than the paper's may confirm what a surrogate reaches, but not refute it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import isfinite, sqrt
+from statistics import fmean, stdev
+
+from scipy import stats
+
+from raptor.streaming import Record
+
+_MIN_SEEDS = 3
+_MIN_IMAGES = 16
+_LEVEL = 0.95
+
+
+class Verdict(StrEnum):
+    """What an experiment says about a claim."""
+
+    AGREES = "agrees"
+    DISAGREES = "disagrees"
+    UNDETERMINED = "undetermined"
+    NOT_TESTED = "not tested at this budget"
+
+
+class Basis(StrEnum):
+    """What an interval is over: images of a given model, seeds of one training, or models trained in different ways."""
+
+    IMAGES = "images"
+    SEEDS = "seeds"
+    RUNS = "runs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence(Record):
+    """A number with its 95 % interval, and where a claim says it lies.
+
+    Attributes:
+        num: how many images, seeds or runs the interval is over.
+        above, below: the claim is that `above < value < below`; None for no bound.
+        smaller_budget: the number is what a run with less training than the paper's reached.
+    """
+
+    value: float | None
+    lower: float | None = None
+    upper: float | None = None
+    basis: str = Basis.IMAGES
+    num: int = 0
+    above: float | None = None
+    below: float | None = None
+    smaller_budget: bool = False
+
+    def bounds(self) -> str:
+        """What the claim says of the number, such as `> 0`."""
+        parts = [f"{sign} {bound:.3g}" for sign, bound in ((">", self.above), ("<", self.below)) if bound is not None]
+        return " and ".join(parts)
+
+
+def judge(evidence: Evidence | None) -> Verdict:
+    """The verdict on a claim; None where nothing was measured."""
+    if evidence is None or evidence.value is None or not isfinite(evidence.value):
+        return Verdict.NOT_TESTED
+    found = _by_interval(evidence)
+    if found is Verdict.DISAGREES and evidence.smaller_budget:
+        return Verdict.NOT_TESTED
+    enough = _MIN_IMAGES if evidence.basis == Basis.IMAGES else _MIN_SEEDS
+    return found if evidence.num >= enough else Verdict.UNDETERMINED
+
+
+def _by_interval(evidence: Evidence) -> Verdict:
+    """The verdict that the interval gives, however few seeds or images it rests on."""
+    lower, upper = evidence.lower, evidence.upper
+    if lower is None or upper is None:
+        return Verdict.UNDETERMINED
+    above = -float("inf") if evidence.above is None else evidence.above
+    below = float("inf") if evidence.below is None else evidence.below
+    if lower > above and upper < below:
+        return Verdict.AGREES
+    return Verdict.DISAGREES if upper < above or lower > below else Verdict.UNDETERMINED
+
+
+def over_seeds(values: Sequence[float]) -> tuple[float, float | None, float | None]:
+    """Mean over seeds with its 95 % interval by Student's t; one seed has no interval."""
+    mean = fmean(values)
+    if len(values) < 2:
+        return mean, None, None
+    half = float(stats.t.ppf((1 + _LEVEL) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))
+    return mean, mean - half, mean + half
+
+
+def of_counts(num_right: float, num: int) -> tuple[float, float, float]:
+    """A share of `num` images with its 95 % interval by Wilson's formula."""
+    found = stats.binomtest(round(num_right), num).proportion_ci(_LEVEL, method="wilson")
+    return num_right / num, float(found.low), float(found.high)
