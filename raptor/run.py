@@ -71,9 +71,7 @@ class Run:
         holds_work = self.latest() is not None or (self.folder / "summary.json").exists()
         if holds_work and not resume:
             raise RunError(f"{self.folder} already holds a run: choose another --out, or allow --resume")
-        if holds_work:
-            _refuse_changes(path, config)
-        else:
+        if not holds_work or _adds_leg(path, config):
             with self.writing():
                 write_text(path, yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False))
 
@@ -153,11 +151,6 @@ class Run:
     def num_logged(self) -> int:
         path = self.folder / "metrics.jsonl"
         return len(path.read_text().splitlines()) if path.exists() else 0
-
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        if self.writer:
-            with self.writing():
-                write_text(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
 
 
 class StopSignal:
@@ -337,7 +330,8 @@ def _way_out(folder: str | Path, path: Path) -> str:
     return f"{older}choose another --out"
 
 
-def _refuse_changes(path: Path, config: Mapping[str, Any]) -> None:
+def _adds_leg(path: Path, config: Mapping[str, Any]) -> bool:
+    """Whether the only change to the config at `path` is one more budget at the end of `legs`; others are refused."""
     old, new = _flat(read_config(path.parent)), _flat(json.loads(json.dumps(config)))
     known = any(name.startswith("images.") for name in old)  # earlier versions did not remember them
     differing = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and (known or not k.startswith("images."))]
@@ -351,17 +345,17 @@ def _refuse_changes(path: Path, config: Mapping[str, Any]) -> None:
             f"the {part} images changed since {path.parent} began ({counts} images, or other files): bring them back, "
             "or choose another --out"
         )
-    if differing == ["recipe.budget"] and (path.parent / "summary.json").exists():
-        raise RunError(
-            f"{path.parent} is finished with a budget of {old.get('recipe.budget')}: to go on from its weights, with a "
-            f"warm-up of its own, add --start {path.parent} --stage 2 and another --out"
-        )
+    if set(differing) == {"legs", "recipe.budget"}:
+        earlier = old.get("legs") or [old.get("recipe.budget")]
+        if (new.get("legs") or [])[:-1] == earlier:
+            return True
     changed = [f"{k}: {old.get(k)} -> {new.get(k)}" for k in differing]
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise RunError(
             f"{path.parent} holds a run with another config ({'; '.join(changed[:3])}{more}): choose another --out"
         )
+    return False
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -32,6 +32,7 @@ from raptor.run import (
     read_json,
     read_summary,
     slug,
+    write_text,
 )
 from raptor.streaming import NOT_SAVED, Record
 
@@ -94,8 +95,8 @@ def test_a_folder_with_nothing_to_lose_takes_a_new_config(tmp_path):
     (tmp_path / "config.yaml").write_text("{half a conf")
     Run(tmp_path, CONFIG).close()
     assert read_config(tmp_path)["seed"] == 0
-    with Run(tmp_path, CONFIG) as run:
-        run.write_summary({"ok": 1})
+    with Run(tmp_path, CONFIG):
+        (tmp_path / "summary.json").write_text('{"ok": 1}')
     with pytest.raises(RunError, match="seed: 0 -> 5"):
         Run(tmp_path, {**CONFIG, "seed": 5})
     assert read_summary(tmp_path) == {"ok": 1}
@@ -116,7 +117,6 @@ def test_a_folder_is_held_by_one_process(tmp_path):
         reader = Run(tmp_path, CONFIG, writer=False)
         reader.save_checkpoint(1, TENSORS, {})
         reader.log(a=1)
-        reader.write_summary({})
         assert {p.name for p in tmp_path.iterdir()} == {"config.yaml", "lock"}
     Run(tmp_path, CONFIG).close()
 
@@ -172,7 +172,8 @@ def test_a_disk_that_really_fills_up(small_disk):
             run.save_checkpoint(2, big, {})
         assert (run.load_checkpoint() or ({}, {}))[1]["step"] == 1
         with pytest.raises(RunError, match="the disk is full"):
-            run.write_summary({"long": "x" * 500_000})
+            with run.writing():
+                write_text(small_disk / "run" / "summary.json", "x" * 500_000)
         assert read_summary(small_disk / "run") is None
         with pytest.raises(RunError, match="the disk is full"):
             run.log(long="x" * 500_000)
@@ -388,27 +389,31 @@ def test_changed_images_are_refused_and_moved_ones_are_not(tmp_path: Path) -> No
     def config(data: str, num: int, print_: str) -> dict[str, Any]:
         return {"data": data, "images": {"train": {"num_images": num, "fingerprint": print_}}, "seed": 0}
 
-    with Run(tmp_path, config("photos", 64, "a")) as run:
-        run.write_summary({})
+    with Run(tmp_path, config("photos", 64, "a")):
+        (tmp_path / "summary.json").write_text("{}")
     with Run(tmp_path, config("elsewhere/photos", 64, "a")):
         pass
     for num, print_ in ((63, "b"), (64, "b")):
         with pytest.raises(RunError, match=rf"the train images changed since .* began \(64 -> {num} images"):
             Run(tmp_path, config("photos", num, print_))
     earlier = {"data": "photos", "seed": 0}  # of a version that did not remember the images
-    with Run(tmp_path / "old", earlier) as run:
-        run.write_summary({})
+    with Run(tmp_path / "old", earlier):
+        (tmp_path / "old" / "summary.json").write_text("{}")
     with Run(tmp_path / "old", config("photos", 64, "a")):
         pass
     with pytest.raises(RunError, match="another config"):
         Run(tmp_path / "old", config("others", 64, "a"))
 
 
-def test_more_budget_on_a_finished_run_says_how_to_go_on(tmp_path):
-    folder = tmp_path / "run"
-    with Run(folder, {"recipe": {"budget": "200steps", "lr": 1e-3}}):
-        (folder / "summary.json").write_text("{}")
-    with pytest.raises(RunError, match=r"finished with a budget of 200steps.*--start .*run --stage 2"):
-        Run(folder, {"recipe": {"budget": "400steps", "lr": 1e-3}})
-    with pytest.raises(RunError, match="another config"):
-        Run(folder, {"recipe": {"budget": "400steps", "lr": 1e-4}})
+def test_a_config_takes_one_more_leg_and_nothing_else(tmp_path):
+    def config(*legs: str, lr: float = 1e-3) -> dict[str, Any]:
+        return {"recipe": {"budget": legs[-1], "lr": lr}} | ({"legs": list(legs)} if len(legs) > 1 else {})
+
+    with Run(tmp_path, config("200steps")):
+        (tmp_path / "summary.json").write_text("{}")
+    for other in (config("400steps"), config("200steps", "400steps", lr=1e-4), config("100steps", "400steps")):
+        with pytest.raises(RunError, match="another config"):
+            Run(tmp_path, other)
+    for legs in (("200steps", "400steps"), ("200steps", "400steps", "500steps")):
+        Run(tmp_path, config(*legs)).close()
+        assert read_config(tmp_path) == config(*legs)

@@ -6,7 +6,7 @@ Written once, and shown by `raptor evaluate`, `raptor distill`, certificate.json
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class Training(Record):
     """How a surrogate was trained.
 
     Attributes:
-        num_steps: per stage.
+        num_steps: per stage, and per leg that went on from it (`stage2-leg2`).
         batch_size: images per step.
         num_images: different training images; None where it is not known.
         start: the trained surrogate it started from; None for a start from the teacher's blocks.
@@ -65,7 +65,10 @@ class Training(Record):
         """The rules that say so: fewer than 100 steps in a stage, or a loss that still falls steeply."""
         found = []
         if self.start is None:
-            few = [f"{num} in {stage}" for stage, num in self.num_steps.items() if num < MIN_STEPS]
+            totals: dict[str, int] = {}
+            for name, num in self.num_steps.items():
+                totals[stage_of(name)] = totals.get(stage_of(name), 0) + num
+            few = [f"{num} in {stage}" for stage, num in totals.items() if num < MIN_STEPS]
             if few:
                 found.append(f"fewer than {MIN_STEPS} steps: {', '.join(few)}")
         if self.loss_fall is not None and self.loss_fall > STEEP:
@@ -80,6 +83,11 @@ class Training(Record):
         drawn = "" if self.num_images is None else f" from {self.num_images:,}"
         began = "" if self.start is None else f", starting from {self.start}"
         return f"trained {steps}{images}{drawn}{began}"
+
+
+def stage_of(name: str) -> str:
+    """The stage that a leg goes on with: `stage2` of `stage2-leg2`; a stage itself is its own."""
+    return name.partition("-leg")[0]
 
 
 @dataclass
@@ -211,18 +219,18 @@ def read_training(folder: Path) -> Training | None:
         return None
     settings = (yaml.safe_load(config.read_text()) or {}) if config.is_file() else {}
     batch_size = (settings.get("recipe") or {}).get("batch_size")
-    fall = loss_fall(last_losses(folder / "metrics.jsonl"))
+    fall = loss_fall(last_losses(folder / "metrics.jsonl", saved["num_steps"]))
     return Training(saved["num_steps"], batch_size, saved.get("train_images"), settings.get("start"), fall)
 
 
-def last_losses(path: Path) -> list[float]:
-    """The logged losses of the last stage."""
+def last_losses(path: Path, stages: Collection[str]) -> list[float]:
+    """The logged losses of the last of `stages`. A leg that is still being trained is not among them."""
     rows = []
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
         try:
             row = json.loads(line)
         except json.JSONDecodeError:
             continue
-        if isinstance(row, dict) and row.get("loss") is not None:
+        if isinstance(row, dict) and row.get("loss") is not None and row.get("stage") in stages:
             rows.append((row.get("stage"), float(row["loss"])))
     return [loss for stage, loss in rows if stage == rows[-1][0]]

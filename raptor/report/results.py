@@ -15,7 +15,7 @@ from raptor.dynamics.measure import DynamicsFile
 from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.complexity import Complexity
 from raptor.fidelity.error_curves import Curves
-from raptor.fidelity.verdict import Verdict
+from raptor.fidelity.verdict import Verdict, stage_of
 from raptor.phases import PhasesFile
 from raptor.probes.result import ProbeReport
 from raptor.provenance import Provenance
@@ -31,7 +31,7 @@ TASKS = ("classify", "segment", "depth")
 
 @dataclass
 class TrainingLoss:
-    """A line of metrics.jsonl that has a loss."""
+    """A line of metrics.jsonl that has a loss; `step` counts on through the legs of its stage."""
 
     stage: str
     step: int
@@ -172,6 +172,7 @@ def _read_training(path: Path) -> list[TrainingLoss]:
         return []
     lines = path.read_text(errors="replace").splitlines()
     rows: list[TrainingLoss] = []
+    lengths: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
@@ -180,5 +181,8 @@ def _read_training(path: Path) -> list[TrainingLoss]:
                 raise RunError(f"{path} cannot be read (line {number}: {error}): delete that line") from None
             continue
         if row.get("loss") is not None and row.get("step") is not None:
-            rows.append(TrainingLoss(str(row.get("stage", "training")), row["step"], row["loss"]))
+            leg = str(row.get("stage", "training"))
+            lengths[leg] = row.get("num_steps") or 0
+            before = sum(num for name, num in lengths.items() if name != leg and stage_of(name) == stage_of(leg))
+            rows.append(TrainingLoss(stage_of(leg), row["step"] + before, row["loss"]))
     return rows

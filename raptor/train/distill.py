@@ -11,13 +11,15 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Self, Unpack
+from typing import Any, ClassVar, NamedTuple, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +38,7 @@ from raptor.fidelity.heads import (
     resolve_head,
     share_kept,
 )
-from raptor.fidelity.verdict import Training, Verdict, judge, last_losses, loss_fall
+from raptor.fidelity.verdict import Training, Verdict, judge, last_losses, loss_fall, stage_of
 from raptor.open import check_teacher, open_vit, save_vit, saved_folder
 from raptor.options import Compiling, GivenHead, Opening, Resuming, Running, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, check_phases, find_phases
@@ -105,7 +107,8 @@ def distill(
         target: with k=auto, `recovery=.95` (of a ridge probe) or `r2=.6` (at every layer), on held-out images. The
             scores of the k that is chosen are of the same images, so they flatter it a little.
         recipe: paper, authors, default, quick, or a YAML file; options such as --lr override its entries.
-        out: run folder; continued when it already holds this run.
+        out: run folder; continued when it already holds this run. A finished one goes on from its weights when --budget
+            is larger than before: the steps that are added are a leg with a warm-up of its own.
         stage: `all`, `1` or `2`; a stage that runs without the other keeps its share of the budget.
         phase: train only this phase (1..k) of stage 1, as an independent job; `--stage 2` then picks up all of them.
         start: a surrogate folder or built-in to start from instead of the recipe's initial blocks.
@@ -230,9 +233,33 @@ def _check_options(
 # Setup: what a run works with, and where its blocks start.
 
 
+class Leg(NamedTuple):
+    """Training in one go: a stage, or the steps that a larger budget adds to a finished run.
+
+    Attributes:
+        name: in metrics.jsonl and in the summary: `stage1`, `stage2`, `stage2-leg2`.
+        stage: whose losses are trained: `stage1` or `stage2`.
+        budget, share, before: as in `raptor.train.loop.Stage`.
+    """
+
+    name: str
+    stage: str
+    budget: Budget
+    share: float
+    before: float
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it starts from the weights of a finished run."""
+        return self.name != self.stage
+
+
 @dataclass(frozen=True)
 class Job:
-    """The models, the data, the device and the options of one distillation; options as in `distill`, resolved."""
+    """The models, the data, the device and the options of one distillation; options as in `distill`, resolved.
+
+    budgets: that of each leg of the run in its order; the last is the recipe's.
+    """
 
     teacher: ViT
     recipe: Recipe
@@ -254,6 +281,7 @@ class Job:
     checkpointing: bool = False
     resume: bool = True
     track: str | None = None
+    budgets: tuple[str, ...] = ()
 
     def stages(self) -> dict[str, float]:
         """The stages to run, each with its share of the budget. A stage that runs without the other keeps its share."""
@@ -268,6 +296,17 @@ class Job:
         if len(plan) > 1 and budget.unit == "steps" and round(budget.amount) < len(plan):
             raise ValueError("one step cannot be shared by two stages: give --budget 2steps or more")
         return plan
+
+    def legs(self) -> list[Leg]:
+        """The stages, then what each later budget adds to the last of them."""
+        plan = self.stages()
+        budgets = [Budget.parse(text) for text in self.budgets or (self.recipe.budget,)]
+        shares_before = {"stage1": 0.0, "stage2": self.recipe.stage1_share}
+        legs = [Leg(name, name, budgets[0], share, shares_before[name]) for name, share in plan.items()]
+        for number, (old, new) in enumerate(pairwise(budgets), start=2):
+            added = Budget(new.amount - old.amount, new.unit)
+            legs.append(Leg(f"{legs[-1].stage}-leg{number}", legs[-1].stage, added, sum(plan.values()), 0.0))
+        return legs
 
     def steps_per_epoch(self) -> float:
         return (self.recipe.epoch_images or len(self.train_data)) / self.recipe.batch_size
@@ -333,6 +372,10 @@ def _distill_one(job: Job, phases: Phases, folder: Path, config: dict[str, Any])
     run_folder = folder if job.phase is None else folder / f"phase-{job.phase}"
     _refuse_own_folder(job.teacher, folder)
     config["fingerprint"] = _as_written(run_folder, job.teacher, config["fingerprint"])
+    budgets = _budgets(run_folder, job.recipe.budget)
+    job = dataclasses.replace(job, budgets=tuple(budgets))
+    config["recipe"] = {**config["recipe"], "budget": budgets[-1]}
+    config |= {"legs": budgets} if len(budgets) > 1 else {}
     with Run(run_folder, config, resume=job.resume, writer=job.fabric.is_global_zero) as run:
         student = make_surrogate(
             job.teacher,
@@ -343,6 +386,8 @@ def _distill_one(job: Job, phases: Phases, folder: Path, config: dict[str, Any])
             seed=job.seed,
         )
         done, saved = read_finished(DistillSummary, run_folder), run.load_checkpoint()
+        if done is not None and _num_legs(done.num_steps) < len(budgets):
+            done = None
         if saved is not None:
             _load_blocks(student, saved[0])
         elif done is not None:
@@ -359,6 +404,8 @@ def _distill_one(job: Job, phases: Phases, folder: Path, config: dict[str, Any])
         summary = job.fabric.broadcast(_fit(job, run, student, phases, saved))
         if job.fabric.is_global_zero:
             with run.writing():
+                if len(budgets) > 1:
+                    _set_aside(run_folder, f"leg{len(budgets) - 1}")
                 if job.phase is None:
                     _keep_teacher(job.teacher, student, run_folder)
                     save_vit(student, run_folder / "surrogate")
@@ -377,6 +424,48 @@ def _as_written(folder: Path, teacher: ViT, fingerprint: str) -> str:
     """The fingerprint in the config of a run that an earlier version began, where it is this teacher's."""
     known = read_config(folder).get("fingerprint") if (folder / "config.yaml").exists() else None
     return str(known) if known and same_weights(teacher.model, str(known)) else fingerprint
+
+
+def _budgets(folder: Path, wanted: str) -> list[str]:
+    """The budgets of the run's legs: those it has, and `wanted` where that is more than a finished run had."""
+    if not (folder / "config.yaml").exists():
+        return [wanted]
+    config = read_config(folder)
+    budgets = list(config.get("legs") or [(config.get("recipe") or {}).get("budget", wanted)])
+    old, new = Budget.parse(budgets[-1]), Budget.parse(wanted)
+    if new == old:
+        return budgets
+    summary = read_summary(folder)
+    if summary is None and len(budgets) == 1:
+        return [wanted]
+    if summary is None or _num_legs(summary.get("num_steps") or {}) < len(budgets):
+        raise RunError(f"{folder} is on its way to a budget of {budgets[-1]}: give that one, or choose another --out")
+    if old.unit != new.unit or new.amount < old.amount:
+        raise RunError(
+            f"{folder} is finished with a budget of {budgets[-1]}: to go on from its weights give a larger one in the "
+            f"same unit, not {wanted}; else choose another --out"
+        )
+    if not (folder / "checkpoint" / "latest").exists():
+        raise RunError(
+            f"{folder} has no checkpoint to go on from: add --start {folder} --stage 2 and another --out, or choose "
+            f"--budget {budgets[-1]}"
+        )
+    return [*budgets, wanted]
+
+
+def _num_legs(num_steps: Mapping[str, int]) -> int:
+    """How many budgets a run was finished with; `num_steps` is that of its summary."""
+    return 1 + sum(stage_of(name) != name for name in num_steps)
+
+
+def _set_aside(folder: Path, name: str) -> None:
+    """Move what was measured of the weights before this leg into a folder of its own: it is not about the new ones."""
+    found = [path for pattern in ("*.json", "*.html", "figures", "probe-*") for path in sorted(folder.glob(pattern))]
+    for path in dict.fromkeys(found):
+        (folder / name).mkdir(exist_ok=True)
+        shutil.move(path, folder / name / path.name)
+    if found:
+        print(f"results of the weights before this leg are now in {folder / name}", file=sys.stderr)
 
 
 def _keep_teacher(teacher: ViT, student: ViT, folder: Path) -> None:
@@ -491,7 +580,7 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
     if job.fabric.is_global_zero:
         print(_estimate(job, validator), file=sys.stderr)
     loop = Loop(run, job.fabric, saved, [job.train_data, job.val_data], job.track)
-    loop.fit([DistillStage(job, name, share, module, stream, measured) for name, share in job.stages().items()])
+    loop.fit([DistillStage(job, leg, module, stream, measured) for leg in job.legs()])
     bad_images = loop.bad_images()
     if not job.fabric.is_global_zero:
         return None
@@ -522,10 +611,11 @@ def _estimate(job: Job, validator: Validator) -> str:
         began = time.monotonic()
         float(job.teacher(images).float().sum())  # waits for the device
         seconds = (time.monotonic() - began) / len(images)
-    budget, share = Budget.parse(job.recipe.budget), sum(job.stages().values())
+    legs = [leg for leg in job.legs() if leg.goes_on][-1:] or job.legs()  # those before are finished
+    budget, share = legs[0].budget, sum(leg.share for leg in legs)
     per_unit = 1.0 if budget.unit == "s" else 4 * seconds * job.recipe.batch_size
     training = budget.amount * share * per_unit * (job.steps_per_epoch() if budget.unit == "epochs" else 1)
-    passes = 2 * _NUM_VALIDATIONS * len(job.stages()) + 2  # teacher and surrogate, and once more at the end
+    passes = 2 * _NUM_VALIDATIONS * len(legs) + 2  # teacher and surrogate, and once more at the end
     measured = passes * validator.val.num_images
     if validator.labelled:
         measured += 2 * (validator.train.num_images + validator.val.num_images)
@@ -541,29 +631,29 @@ def _measure_variance(job: Job, stream: TrainStream) -> Tensor:
 
 
 class DistillStage:
-    """`stage1` or `stage2` of a distillation; see `raptor.train.loop.Stage`."""
+    """`stage1` or `stage2` of a distillation, or a later leg of it; see `raptor.train.loop.Stage`."""
 
     betas = (0.9, 0.999)
 
-    def __init__(self, job: Job, name: str, share: float, module: DistillStep, stream: TrainStream, measured: Measured):
+    def __init__(self, job: Job, leg: Leg, module: DistillStep, stream: TrainStream, measured: Measured):
         recipe = job.recipe
-        self.name, self.title, self.share = name, f"distil {name}", share
-        self.before = 0.0 if name == "stage1" else recipe.stage1_share
+        self.leg, self.name, self.title = leg, leg.name, f"distil {leg.name}"
+        self.budget, self.share, self.before = leg.budget, leg.share, leg.before
         self.module, self.stream, self.measured, self.recipe = module, stream, measured, recipe
-        self.graphs = StepGraphs(module, name, job.precision, job.graphed())
+        self.graphs = StepGraphs(module, leg.stage, job.precision, job.graphed())
         self.groups = [ParameterGroup(module.trained_parameters(), recipe.weight_decay)]
         self.clip, self.rates = recipe.clip, Rates(recipe.lr, recipe.min_lr, recipe.warmup)
-        self.batch_size, self.budget = recipe.batch_size, Budget.parse(recipe.budget)
+        self.batch_size = recipe.batch_size
         self.steps_per_epoch = job.steps_per_epoch()
         self.num_checkpoints, self.num_validations = NUM_CHECKPOINTS, _NUM_VALIDATIONS
-        self.refines = job.start is not None
+        self.refines = job.start is not None or leg.goes_on
 
     def losses(self, wrapped: Any, step: int, num_steps: int, propagate: Callable[[Tensor], None]) -> Tensor:
         """The loss of every trained layer, on the device."""
         images, lam = self.stream.batch(step, stage=self.name), self._lam(step, num_steps)
         layer_losses = self.graphs.run(images, lam)
         if layer_losses is None:
-            loss, layer_losses = wrapped(images, self.name, lam)
+            loss, layer_losses = wrapped(images, self.leg.stage, lam)
             propagate(loss)
         return layer_losses
 
@@ -572,12 +662,13 @@ class DistillStage:
 
     def _lam(self, step: int, num_steps: int) -> float:
         """The share of teacher forcing at a step."""
-        if self.name != "stage1":
+        if self.leg.stage != "stage1":
             return 0.0
+        step = num_steps if self.leg.goes_on else step  # a leg keeps what the stage ended with
         return teacher_forcing(step, num_steps, self.recipe.lam, self.recipe.lam_until)
 
     def clip_groups(self) -> list[list[nn.Parameter]]:
-        return self.module.clip_groups(self.name)
+        return self.module.clip_groups(self.leg.stage)
 
     def tensors(self) -> dict[str, Tensor]:
         tensors = {f"block.{n}": v for n, v in self.module.shared_blocks.state_dict().items()}
@@ -782,7 +873,7 @@ class DistillSummary(ResultFile):
 
     Attributes:
         phases: on disk their lengths.
-        num_steps: per stage.
+        num_steps: per stage, and per leg that a larger budget added (`stage2-leg2`).
         seconds: of training, without validation and checkpoints.
         data, num_images: what was trained on, and how many images; val, split: what was judged on.
         bad_images: names of the unreadable images that were skipped.
@@ -809,7 +900,7 @@ class DistillSummary(ResultFile):
 
     def judged(self, folder: Path, job: Job) -> Self:
         """With the verdict on the validation curves."""
-        fall = loss_fall(last_losses(folder / "metrics.jsonl"))
+        fall = loss_fall(last_losses(folder / "metrics.jsonl", self.num_steps))
         training = Training(self.num_steps, job.recipe.batch_size, self.train_images, job.start, fall)
         curves = Curves.from_dict(self.validation.curves, num_images=self.validation.num_images)
         return dataclasses.replace(self, verdict=judge(curves, {}, training=training))

@@ -16,9 +16,11 @@ from tiny_run import blocks_of, metrics, tiny_run, tiny_teacher, write_recipe
 
 from raptor.open import OtherTeacher, open_pair, open_vit
 from raptor.phases import Phases
-from raptor.run import RunError
+from raptor.report.results import read_results
+from raptor.run import Interrupted, RunError, read_config
 from raptor.train import DistillSummary, Scores, distill
 from raptor.train.distill import Job
+from raptor.train.loop import Loop
 from raptor.train.recipe import resolve_recipe
 
 
@@ -324,3 +326,79 @@ def test_a_checkpoint_that_is_not_finite_is_never_saved_as_a_surrogate(tmp_path)
     with pytest.raises(ValueError, match=r"checkpoint: .* are NaN or infinite"):
         tiny_run(tmp_path / "run", budget="2steps")
     assert not (tmp_path / "run" / "surrogate").exists()
+
+
+LEGS = dict(stage1_share=0.5, warmup=0.5)
+
+
+def leg_run(folder, budget, **options):
+    return tiny_run(folder, recipe=write_recipe(folder.parent, budget=budget, **LEGS), **options)
+
+
+def losses_of(folder):
+    return [(line["stage"], line["step"], line["loss"], line["lr"]) for line in metrics(folder) if "loss" in line]
+
+
+@pytest.fixture(scope="module")
+def two_legs(tmp_path_factory):
+    """6 steps, then 16 in all."""
+    folder = tmp_path_factory.mktemp("legs") / "run"
+    leg_run(folder, "6steps")
+    (folder / "certificate.json").write_text("of the first leg")
+    return leg_run(folder, "16steps")
+
+
+def test_more_budget_on_a_finished_run_is_a_leg_with_its_own_warm_up(two_legs):
+    folder, summary = two_legs.folder, two_legs.summary
+    assert summary.num_steps == {"stage1": 3, "stage2": 3, "stage2-leg2": 10}
+    assert summary.verdict is not None and "trained 16 steps (3 + 3 + 10) of 8 images" in summary.verdict.lines()[0]
+    config = read_config(folder)
+    assert (config["legs"], config["recipe"]["budget"]) == (["6steps", "16steps"], "16steps")
+    rates = [lr for stage, _, _, lr in losses_of(folder) if stage == "stage2-leg2"]
+    assert rates[:5] == pytest.approx([2e-4, 4e-4, 6e-4, 8e-4, 1e-3]) and rates[-1] == pytest.approx(1e-6)
+    assert (folder / "leg1" / "certificate.json").exists() and not (folder / "certificate.json").exists()
+    assert DistillSummary.read(folder / "leg1").num_steps == {"stage1": 3, "stage2": 3}
+    curve = [row for row in read_results(folder).training if row.stage == "stage2"]
+    assert [row.step for row in curve] == list(range(13))
+    jump = abs(curve[3].loss - curve[2].loss)  # from the weights that the first leg ended with
+    assert jump < 0.5 * abs(curve[-1].loss - curve[0].loss)
+    assert leg_run(folder, "16steps").summary.num_steps == summary.num_steps  # finished: given back
+
+
+def test_a_leg_resumed_in_its_middle_ends_with_the_same_bits(tmp_path, two_legs, monkeypatch):
+    folder = tmp_path / "run"
+    leg_run(folder, "6steps")
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "_stop_asked", lambda loop, step: loop.state.stage == "stage2-leg2" and step == 4)
+        with pytest.raises(Interrupted, match="stopped after step 4 of stage2-leg2"):
+            leg_run(folder, "16steps")
+    assert DistillSummary.read(folder).num_steps == {"stage1": 3, "stage2": 3}  # still that of its surrogate
+    for budget in ("6steps", "20steps"):
+        with pytest.raises(RunError, match="is on its way to a budget of 16steps"):
+            leg_run(folder, budget)
+    result = leg_run(folder, "16steps")
+    assert losses_of(folder) == losses_of(two_legs.folder)
+    ours, theirs = blocks_of(result), blocks_of(two_legs)
+    assert all(torch.equal(ours[n], theirs[n]) for n in ours)
+    assert result.summary.num_steps == two_legs.summary.num_steps
+
+
+def test_a_leg_that_cannot_be_is_refused_with_one_line(tmp_path):
+    tiny_run(tmp_path / "run", budget="4steps", stage1_share=0.0)
+    for budget in ("3steps", "60s"):
+        with pytest.raises(RunError, match=rf"finished with a budget of 4steps: .*in the same unit, not {budget}"):
+            tiny_run(tmp_path / "run", budget=budget, stage1_share=0.0)
+    with pytest.raises(RunError, match="another config"):
+        tiny_run(tmp_path / "run", budget="8steps", stage1_share=0.0, lr=2e-3)
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    with pytest.raises(RunError, match="no checkpoint to go on from: add --start .* --stage 2"):
+        tiny_run(tmp_path / "run", budget="8steps", stage1_share=0.0)
+
+
+def test_legs_of_seconds_and_of_stage_1(tmp_path):
+    for budget in ("0.2s", "0.4s"):
+        done = tiny_run(tmp_path / "timed", budget=budget, stage1_share=0.0)
+    assert list(done.summary.num_steps) == ["stage2", "stage2-leg2"] and min(done.summary.num_steps.values()) >= 1
+    for budget in ("8steps", "12steps"):
+        done = tiny_run(tmp_path / "first", budget=budget, stage="1")
+    assert done.summary.num_steps == {"stage1": 4, "stage1-leg2": 2}
