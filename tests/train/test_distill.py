@@ -391,7 +391,7 @@ def test_a_leg_that_cannot_be_is_refused_with_one_line(tmp_path):
     with pytest.raises(RunError, match="another config"):
         tiny_run(tmp_path / "run", budget="8steps", stage1_share=0.0, lr=2e-3)
     shutil.rmtree(tmp_path / "run" / "checkpoint")
-    with pytest.raises(RunError, match="no checkpoint to go on from: add --start .* --stage 2"):
+    with pytest.raises(RunError, match=r"no checkpoint to go on from: add --start .* --stage 2"):
         tiny_run(tmp_path / "run", budget="8steps", stage1_share=0.0)
 
 
