@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 from raptor.vit.view import ViT
 
 torch.set_num_threads(1)
+for _ignored in (signal.SIGHUP, signal.SIGINT):  # by nohup, or by a shell that runs the tests in the background
+    if signal.getsignal(_ignored) is signal.SIG_IGN:
+        signal.signal(_ignored, signal.SIG_DFL if _ignored == signal.SIGHUP else signal.default_int_handler)
 
 
 @pytest.fixture
