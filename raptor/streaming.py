@@ -269,6 +269,11 @@ class ImageMoments:
             self._reservoir.add(values.detach().to(torch.float32, copy=True))
         self.num_images += len(values)
 
+    def kept(self) -> np.ndarray:
+        """The values of the images kept for the quantiles, `(N, ...)` in float64: what a bootstrap resamples."""
+        assert self._reservoir is not None, "no images were kept"
+        return self._reservoir.values().cpu().numpy().astype(np.float64)
+
     def result(self) -> Spread:
         """Mean, deviation and quantiles so far."""
         if self.num_images == 0:
@@ -276,9 +281,8 @@ class ImageMoments:
         std = self._moments.variance.sqrt().cpu().numpy()
         quantiles = None
         if self._reservoir is not None:
-            kept = self._reservoir.values().cpu().numpy().astype(np.float64)
             with np.errstate(invalid="ignore"):  # between two infinite values a quantile is not a number
-                quantiles = np.quantile(kept, QUANTILES, axis=0)
+                quantiles = np.quantile(self.kept(), QUANTILES, axis=0)
         return Spread(self._moments.mean.cpu().numpy(), std, quantiles, self.num_images)
 
 

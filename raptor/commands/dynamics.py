@@ -138,6 +138,7 @@ def dynamics(
             vit,
             batches,
             num_images=batches.num_images,
+            phases=cut,
             classes=chosen,
             stability_images=stability_images,
             rank_images=rank_images,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from raptor.dynamics.attraction import PhaseAttraction, measure_attraction
 from raptor.dynamics.basins import Basins, BasinsResult
 from raptor.dynamics.direction import Direction, DirectionResult
 from raptor.dynamics.findings import find
+from raptor.dynamics.gathering import Gathering, GatheringResult
 from raptor.dynamics.interventions import (
     Extrapolation,
     Repetition,
@@ -31,9 +33,12 @@ __all__ = [
     "DirectionResult",
     "DynamicsResult",
     "Extrapolation",
+    "Gathering",
+    "GatheringResult",
     "ImageMoments",
     "Modes",
     "ModesResult",
+    "PhaseAttraction",
     "PooledDMD",
     "Rank",
     "RankResult",
@@ -46,6 +51,7 @@ __all__ = [
     "fit_dmd",
     "group_means",
     "jsonable",
+    "measure_attraction",
     "measure_dynamics",
     "measure_extrapolation",
     "measure_repetition",

@@ -22,6 +22,7 @@ def find(result: DynamicsResult, phases: Sequence[int] | None = None) -> list[st
     lines = _direction_findings(result.direction, phases)
     if result.stability is not None:
         lines += _stability_findings(result.stability)
+    lines += [*_attraction_findings(result), *_gathering_findings(result)]
     lines += _rank_findings(result.rank) + _mode_findings(result.modes)
     return lines + (_basin_findings(result.basins) if result.basins is not None else [])
 
@@ -74,6 +75,28 @@ def _stability_findings(stability: StabilityResult) -> list[str]:
     return [
         f"sensitivity (angle / eps, eps {stability.eps[0]:g}) from the first injection layer to the last: "
         f"{_listed(ends, '{}')}; slope of its log per layer: {_listed(slopes, '{:+.3f}')}"
+    ]
+
+
+def _attraction_findings(result: DynamicsResult) -> list[str]:
+    if not result.attraction:
+        return []
+    rates = {
+        f"layers {phase.first} to {phase.last}": _listed({g: r for g, r in phase.rate.items() if g != "all"}, "{:.2f}")
+        for phase in result.attraction
+    }
+    return [f"attraction, factor of a perturbation's angle per step within a phase: {_listed(rates, '({})')}"]
+
+
+def _gathering_findings(result: DynamicsResult) -> list[str]:
+    if result.gathering is None or "patches" not in result.gathering.alignment:
+        return []
+    aligned = result.gathering.alignment["patches"].mean
+    towards = result.gathering.toward["patches"].mean
+    return [
+        f"patches and their mean direction: mean cosine {aligned[0]:.2f} at layer 0, {aligned.min():.2f} at layer "
+        f"{int(np.argmin(aligned))}, {aligned[-1]:.2f} at the last; "
+        f"their updates turn toward it in {int(np.sum(towards > 0))} of {len(towards)} steps"
     ]
 
 

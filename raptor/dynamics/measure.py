@@ -1,10 +1,11 @@
-"""The whole suite in one pass over the images: direction, rank, modes, basins, and stability on a few of them.
+"""The whole suite in one pass over the images: direction, gathering, rank, modes, basins, stability on a few of them.
 
 Cost on top of the forward pass, for states of B images, T tokens and D coordinates at L+1 layers:
 
 - direction reads three states per layer and writes one when compiled; eager mode makes eleven passes over memory;
 - the group means behind modes and basins read every state once; what follows works on `(B, L+1, D)`;
 - the pooled modes take `8 L D^2` multiplications per image (on its group means) in float64, cls updates `L D^2`;
+- gathering reads three states per layer, of at most 256 images;
 - ranks use only `rank_images` images, with 2 L Gram matrices `T x T` each; a host thread factorises them in parallel;
 - stability takes `stability_images` images, kept and followed at the end in fp32: one clean pass, and for every target,
   size and injection layer l the L - l blocks after it. These passes are counted in the result.
@@ -26,12 +27,16 @@ from torch import Tensor
 
 from raptor.data.stream import Batch
 from raptor.devices import full_precision
+from raptor.dynamics.attraction import PhaseAttraction, measure_attraction
 from raptor.dynamics.basins import Basins, BasinsResult
 from raptor.dynamics.direction import Direction, DirectionResult
+from raptor.dynamics.estimates import BlockContrast, ImageEstimate, estimate_all
+from raptor.dynamics.gathering import Gathering, GatheringResult
 from raptor.dynamics.rank import RANK_IMAGES, Rank, RankResult
 from raptor.dynamics.spectra import Modes, ModesResult
 from raptor.dynamics.stability import EPS, Stability, StabilityResult
 from raptor.dynamics.states import EvenSubset, group_means, take_rows
+from raptor.phases import Phases
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.streaming import Record
@@ -58,6 +63,8 @@ class DynamicsResult(Record):
     num_images: images in the one pass. num_stability_images: those that were perturbed.
     perturbation_passes: forward passes that each perturbed image took, blocks run over L.
     notes: what was left out, and why. findings: what was found, in words.
+    attraction: of each phase; empty where phases or perturbations were not given.
+    estimates: the numbers behind the claims with their intervals over images; keys as in `estimates.py`.
     """
 
     model: ModelFacts
@@ -72,6 +79,9 @@ class DynamicsResult(Record):
     precision: Precision
     notes: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
+    gathering: GatheringResult | None = None
+    attraction: list[PhaseAttraction] = field(default_factory=list)
+    estimates: dict[str, ImageEstimate] = field(default_factory=dict)
 
 
 @dataclass
@@ -105,6 +115,7 @@ def measure_dynamics(
     batches: Iterable[Batch],
     *,
     num_images: int,
+    phases: Sequence[int] | None = None,
     classes: Sequence[int] | None = None,
     stability_images: int = _STABILITY_IMAGES,
     rank_images: int = RANK_IMAGES,
@@ -120,6 +131,7 @@ def measure_dynamics(
     Args:
         batches: such as `raptor.data.iterate(...)`, on the model's device.
         num_images: how many images they hold; the subsets are spread evenly over them.
+        phases: their lengths, for what is measured within and between phases; None leaves that out.
         classes: labels whose basins are followed; None leaves basins out.
         stability_images: images that are perturbed; 0 leaves stability out.
         rank_images: images whose updates are factorised.
@@ -132,7 +144,9 @@ def measure_dynamics(
     """
     if compile is None:
         compile = vit.device.type == "cuda" and num_images >= _COMPILE_IMAGES
-    direction = Direction(vit.groups, compile=compile)
+    cut = None if phases is None else Phases.from_lengths(phases)
+    direction, gathering = Direction(vit.groups, compile=compile), Gathering(vit.groups, num_images=num_images)
+    contrast = BlockContrast(cut) if cut is not None and 1 < len(cut) < cut.num_layers else None
     rank = Rank(vit.groups, rank_images, num_images)
     modes = Modes(vit.groups, num_images=num_images)
     basins = Basins(vit.groups, classes) if classes is not None else None
@@ -144,6 +158,9 @@ def measure_dynamics(
     for states, _, batch in Trajectories(vit, batches, precision):
         means = group_means(states, vit.groups)
         direction.update(states)
+        gathering.update(states)
+        if contrast is not None:
+            contrast.update(means)
         rank.update(states)
         modes.update(states, means)
         if basins is not None:
@@ -163,6 +180,8 @@ def measure_dynamics(
         if stability is not None:
             _follow_perturbed(vit, stability, torch.cat(to_perturb), count)
         ranks, mode_fits, found, notes = finish.result()
+    gathered, stable = gathering.result(), None if stability is None else stability.result()
+    estimates = estimate_all(measured, ranks, mode_fits, gathered, stable, cut)
     return DynamicsResult(
         model=vit.facts(),
         num_images=num_seen,
@@ -170,11 +189,14 @@ def measure_dynamics(
         rank=ranks,
         modes=mode_fits,
         basins=found,
-        stability=None if stability is None else stability.result(),
+        stability=stable,
         num_stability_images=0 if subset is None else subset.num_kept,
         perturbation_passes=0.0 if stability is None else stability.num_block_calls / vit.num_layers,
         precision=Precision(precision),
         notes=notes,
+        gathering=gathered,
+        attraction=[] if stable is None or cut is None else measure_attraction(stable, cut),
+        estimates=estimates | ({} if contrast is None else contrast.result()),
     )
 
 

@@ -85,6 +85,28 @@ class BatchedDMD:
         return modes.numpy()
 
 
+NUMBERS = ("spectral_radius", "median_modulus", "distance", "angle", "weighted_angle")
+
+
+def eigenvalue_numbers(eigenvalues: np.ndarray) -> np.ndarray:
+    """What the claims are about, of complex `(..., r)`: `(..., 5)` in the order of `NUMBERS`; NaN entries are left out.
+
+    distance: mean distance from +1. angle: the largest one, in radians; an eigenvalue near 0 may have any angle, so the
+    weighted angle is the mean one weighted by the modulus.
+    """
+    modulus, angle = np.abs(eigenvalues), np.abs(np.angle(eigenvalues))
+    return np.stack(
+        [
+            np.nanmax(modulus, -1),
+            np.nanmedian(modulus, -1),
+            np.nanmean(np.abs(eigenvalues - 1), -1),
+            np.nanmax(angle, -1),
+            np.nansum(modulus * angle, -1) / np.nansum(modulus, -1),
+        ],
+        -1,
+    )
+
+
 def fit_dmd(
     x_nld: Tensor,
     rank: int = 10,

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from raptor.dynamics.parallel import eigenvalues
 from raptor.dynamics.states import EvenSubset, measured_groups, take_rows, unit
-from raptor.streaming import ImageMoments, Record, Spread
+from raptor.streaming import NOT_SAVED, ImageMoments, Record, Spread
 from raptor.vit.trajectory import check_states
 from raptor.vit.view import TokenGroups
 
@@ -29,12 +30,17 @@ _PENDING = 8  # images whose Gram matrices are collected on the device before th
 
 @dataclass
 class RankResult(Record):
-    """By group, `L` values each (step l to l+1, at index l)."""
+    """By group, `L` values each (step l to l+1, at index l).
+
+    values: `(N, 3, groups, L)`, stable rank, effective rank and coherence of single images, for bootstraps; the groups
+    are the first ones of `stable_rank`, without cls. Not saved.
+    """
 
     stable_rank: dict[str, Spread]
     effective_rank: dict[str, Spread]
     coherence: dict[str, Spread]
     num_rank_images: int
+    values: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
 
 
 def ranks_from_squares(squares: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,7 +141,8 @@ class Rank:
         )
         if self._cls is not None:
             stable["cls"], effective["cls"], coherent["cls"] = self._cls.result()
-        return RankResult(stable, effective, coherent, ranks.num_images)
+        values = np.concatenate([self._ranks.kept(), self._coherence.kept()[:, None]], 1)
+        return RankResult(stable, effective, coherent, ranks.num_images, values)
 
 
 class _UpdatesOverImages:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raptor.dynamics.modes import TOLERANCE, BatchedDMD, fit_dmd, rank_sweep
+from raptor.dynamics.modes import NUMBERS, TOLERANCE, BatchedDMD, eigenvalue_numbers, fit_dmd, rank_sweep
 from raptor.dynamics.parallel import on_host_if_small, parallel_map
 from raptor.dynamics.states import EvenSubset, group_means, measured_groups, take_rows
 from raptor.streaming import NOT_SAVED, ImageMoments, Record, Spread, jsonable
@@ -25,6 +25,8 @@ from raptor.vit.view import TokenGroups
 _Complex = NDArray[np.complex128]
 _TRAJECTORIES = 256
 _SHOWN = 64  # trajectories that are swept over ranks and whose eigenvalues go into the JSON
+_LAYERS_PER_MODE = 4  # the paper's ratio: 10 modes of 40 layers
+_NUM_FOLDS = 8  # parts of the images whose left-out fits give the interval of a pooled fit
 
 
 class PooledDMD:
@@ -53,13 +55,15 @@ class PooledDMD:
             self._across.addmm_(x2.mT, x1)
         self.num_pairs += len(x1)
 
-    def fit(self) -> PooledDMD:
+    def fit(self, rank: int | None = None) -> PooledDMD:
+        """Fit at `rank`, by default the one given at the start."""
         if self._before is None or self._across is None:
             raise ValueError("no images were measured: call update with at least one batch first")
         squares, vectors = (t.cpu() for t in torch.linalg.eigh(on_host_if_small(self._before)))
         sigma = squares.flip(0).clamp_min(0).sqrt()
         numerical_rank = int((sigma > max(self.tolerance, 1e-7) * sigma[0]).sum())
-        r = self.rank_used = min(self.rank, numerical_rank)
+        asked = rank or self.rank
+        r = self.rank_used = min(asked, numerical_rank)
         u = vectors.flip(1)[:, :r]
         after = self._across.cpu() @ u / sigma[:r] ** 2  # X2 V S^-1 = (X2 X1^T) U S^-2
         # In the basis U the operator is U^T X2 V S^-1; it acts on U^T x.
@@ -72,7 +76,7 @@ class PooledDMD:
         self.spectral_radius = float(np.abs(self.eigenvalues).max())
         self.median_modulus = float(np.median(np.abs(self.eigenvalues)))
         self.gap = float(sigma[r - 1] / sigma[r]) if r < len(sigma) and sigma[r] > 0 else float("inf")
-        self.note = None if r == self.rank else f"truncated to rank {r} of {self.rank}: the numerical rank of X1"
+        self.note = None if r == asked else f"truncated to rank {r} of {asked}: the numerical rank of X1"
         return self
 
     def reconstruction_error(self, x_nld: Tensor) -> np.ndarray:
@@ -125,12 +129,33 @@ class RankFit(Record):
 
 
 @dataclass
+class RatioModes(Record):
+    """DMD at the paper's ratio of rank to depth, 10 of 40: one fit per image, and one pooled over all images.
+
+    eigenvalues: of the pooled fit. pooled: its `NUMBERS`.
+    values: `(N, 5)`, the numbers of each image. folds: `(8, 5)`, of pooled fits of the kept trajectories, each without
+    one part of the images. Both are for intervals and not saved.
+    """
+
+    rank: int
+    spectral_radius: Spread
+    median_modulus: Spread
+    distance: Spread
+    angle: Spread
+    weighted_angle: Spread
+    eigenvalues: _Complex
+    pooled: dict[str, float]
+    values: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
+    folds: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
+
+
+@dataclass
 class GroupModes(Record):
     """DMD of one token group: spreads over images, the fits behind them, the pooled fit and the rank sweep.
 
     rank: the rank that was asked for. ranks_used: how many images were fitted at rank 0, 1, ...
     eigenvalues, amplitudes: `(N, rank)` of at most 64 images, NaN where the rank is lower.
-    sweep: by rank, on at most 64 trajectories.
+    sweep: by rank, on at most 64 trajectories. ratio: at the paper's ratio of rank to depth.
     fits: the fits of all images; not saved.
     """
 
@@ -146,6 +171,7 @@ class GroupModes(Record):
     amplitudes: np.ndarray
     pooled: PooledModes
     sweep: dict[int, RankFit] = field(default_factory=dict)
+    ratio: RatioModes | None = None
     fits: BatchedDMD | None = field(default=None, metadata=NOT_SAVED)
 
 
@@ -221,8 +247,35 @@ class Modes:
             amplitudes=np.abs(fits.amplitudes[shown(len(fits.ranks))]),
             pooled=self._pooled[name].fit().result(x_nld),
             sweep={rank: _summary(fit) for rank, fit in swept.items()},
+            ratio=self._fit_ratio(name, x_nld),
             fits=fits,
         )
+
+    def _fit_ratio(self, name: str, x_nld: Tensor) -> RatioModes:
+        rank = max(1, round((x_nld.shape[1] - 1) / _LAYERS_PER_MODE))
+        values = eigenvalue_numbers(fit_dmd(x_nld, rank, self.tolerance, with_modes=False).eigenvalues)
+        pooled = self._pooled[name].fit(rank)
+        return RatioModes(
+            rank=rank,
+            **{number: _spread_of(values[:, i]) for i, number in enumerate(NUMBERS)},
+            eigenvalues=pooled.eigenvalues,
+            pooled=dict(zip(NUMBERS, eigenvalue_numbers(pooled.eigenvalues).tolist())),
+            values=values,
+            folds=_left_out_fits(x_nld, rank, self.tolerance),
+        )
+
+
+def _left_out_fits(x_nld: Tensor, rank: int, tolerance: float) -> np.ndarray | None:
+    """Numbers of pooled fits without each part of the trajectories, `(parts, 5)`; None for fewer than two of them."""
+    if len(x_nld) < 2:
+        return None
+    parts = torch.arange(len(x_nld)) % min(_NUM_FOLDS, len(x_nld))
+    found = []
+    for left_out in parts.unique():
+        pooled = PooledDMD(rank, tolerance)
+        pooled.update(x_nld[parts != left_out])
+        found.append(eigenvalue_numbers(pooled.fit().eigenvalues))
+    return np.stack(found)
 
 
 def shown(num: int) -> slice:

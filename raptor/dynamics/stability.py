@@ -8,7 +8,7 @@ reported with it; the main figure is `angle / eps`, which does not.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from raptor.dynamics.states import measured_groups, unit, unit_angle
-from raptor.streaming import ImageMoments, Record, Spread, jsonable
+from raptor.streaming import NOT_SAVED, ImageMoments, Record, Reservoir, Spread, jsonable
 from raptor.vit.trajectory import at_least_float32, check_states
 from raptor.vit.view import TokenGroups
 
 EPS = (1e-3, 1e-2, 1e-1)
 KINDS = ("relative", "paper")
+_KEPT = 256  # images whose single paths are kept for bootstraps
 
 _RunFrom = Callable[[int, Tensor], Sequence[Tensor]]
 
@@ -37,6 +38,8 @@ class StabilityResult(Record):
       pass, of the first batch, is for the noise floor).
     noise_floor: `(groups,)`, angle at the last layer when the first state moves by one unit of rounding; angles that
       are not far above it mean nothing.
+    angles: `(N, targets, groups, eps, layers)`, angle at the last layer of single images; not saved.
+    paths: `(N, groups, layers, L+1)`, paths of single images under the first target and size; not saved.
     """
 
     targets: list[str]
@@ -49,6 +52,8 @@ class StabilityResult(Record):
     path: np.ndarray
     num_block_calls: int
     noise_floor: np.ndarray
+    angles: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
+    paths: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
 
     def log_slope(self) -> np.ndarray:
         """Slope of log(angle / eps) against the injection layer, least squares: `(targets, groups, eps)`."""
@@ -119,6 +124,7 @@ class Stability:
         self.num_block_calls = 0
         self._check()
         self._last, self._path = ImageMoments(), ImageMoments(reservoir=0)
+        self._paths = Reservoir(_KEPT)
         self._floor: Tensor | None = None
 
     def _check(self) -> None:
@@ -152,6 +158,7 @@ class Stability:
         both = torch.stack(angles, 2)  # (B, 2, targets, groups, eps, layers, L+1)
         self._last.update(both[..., -1])
         self._path.update(both[:, 0])
+        self._paths.add(both[:, 0, 0, :, 0].clone())
         self.num_block_calls = self.count_block_calls(len(states) - 1)
         self.num_batches += 1
 
@@ -198,6 +205,8 @@ class Stability:
             path=self._path.result().mean,
             num_block_calls=self.num_block_calls,
             noise_floor=self._floor.cpu().numpy(),
+            angles=self._last.kept()[:, 0],
+            paths=self._paths.values().cpu().numpy().astype(np.float64),
         )
 
 

@@ -47,6 +47,61 @@ def figure_speed(measured: DynamicsFile) -> Any:
     return _over_steps(measured, lambda m: m.direction.speed, "Angular speed", "turn in one block (rad)")
 
 
+def figure_speed_variance(measured: DynamicsFile) -> Any:
+    """Variance of the speed over tokens and images, step by step."""
+
+    def pick(model: DynamicsResult) -> dict[str, Spread]:
+        return {group: Spread(found.total) for group, found in model.direction.speed_variance.items()}
+
+    label = "variance over tokens and images (rad$^2$)"
+    return _over_steps(measured, pick, "Variance of the angular speed", label, log=True)
+
+
+def figure_gathering(measured: DynamicsFile) -> Any:
+    """Mean cosine of an image's tokens with their mean direction, and of their updates with the way toward it."""
+    plt = use_style()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 3.4))
+    for side, model in measured.sides().items():
+        for group in (g for g in GROUPS if model.gathering is not None and g in model.gathering.alignment):
+            assert model.gathering is not None
+            alignment, toward = model.gathering.alignment[group], model.gathering.toward[group]
+            _draw(left, range(len(alignment.mean)), alignment, group, side, measured)
+            _draw(right, range(1, len(toward.mean) + 1), toward, group, side, measured)
+    right.axhline(0, color="#777777", linestyle=":", linewidth=1)
+    left.set(title="Tokens and their mean direction", ylabel="mean cosine")
+    right.set(title="Updates toward the mean direction", ylabel="mean cosine")
+    _states_axis(left, measured)
+    right.set_xlabel("block $l$ (from $x_{l-1}$ to $x_l$)")
+    phase_lines(right, _boundaries(measured))
+    whole_numbers(right)
+    right.grid(axis="y")
+    _legend(figure, left)
+    return figure
+
+
+def figure_attraction(measured: DynamicsFile) -> Any:
+    """Angle between perturbed and clean states inside each phase, perturbed where the phase begins."""
+    plt = use_style()
+    sides = measured.sides()
+    groups = [g for g in GROUPS if g in measured.teacher.attraction[0].angle]
+    figure, axes = plt.subplots(1, len(groups), figsize=(3.2 * len(groups), 3.3), sharey=True, squeeze=False)
+    for ax, group in zip(axes[0], groups):
+        for side, model in sides.items():
+            for phase in model.attraction:
+                layers, label = range(phase.first, phase.last + 1), _suffix(side, measured).removeprefix(", ")
+                style: dict[str, Any] = dict(color=GROUP_COLOURS[group], linestyle=_DASHES[side], marker=".")
+                ax.plot(layers, phase.angle[group], label=label or None, **style)
+                middle = (phase.first + phase.last) / 2
+                if side == "teacher":
+                    ax.text(middle, max(phase.angle[group]), f"×{phase.rate[group]:.2f}", ha="center", va="bottom")
+        ax.set(title=group, yscale="log", ylabel="angle to the clean path (rad)" if group == groups[0] else "")
+        _plain_log_ticks(ax)
+        ax.margins(y=0.12)
+        _states_axis(ax, measured)
+    figure.suptitle("Attraction within phases (numbers: factor per step)", fontsize=10)
+    return figure
+
+
 def figure_stable_rank(measured: DynamicsFile) -> Any:
     figure = _over_steps(measured, lambda m: m.rank.stable_rank, "Stable rank of updates", "stable rank", log=True)
     return _over_images(figure)
@@ -130,7 +185,8 @@ def figure_perturbed_path(measured: DynamicsFile, eps_index: int | None = None) 
         ax.set(title=group, yscale="log", ylabel="angle to the clean path (rad)" if group == groups[0] else "")
         _plain_log_ticks(ax)
         _states_axis(ax, measured)
-    figure.suptitle(f"Perturbed paths, all tokens moved by {first.eps[e]:g} of their norm", fontsize=10)
+    size = "of their norm" if first.kind == "relative" else "times a standard normal vector"
+    figure.suptitle(f"Perturbed paths, all tokens moved by {first.eps[e]:g} {size}", fontsize=10)
     _legend(figure, axes[0, 0])
     return figure
 
@@ -244,6 +300,9 @@ FIGURES: dict[str, tuple[str, Callable[[DynamicsFile], Any]]] = {
     "dynamics-perturbed-path": ("stability", figure_perturbed_path),
     "dynamics-sensitivity": ("stability", figure_sensitivity),
     "dynamics-speed": ("direction", figure_speed),
+    "dynamics-speed-variance": ("estimates", figure_speed_variance),
+    "dynamics-attraction": ("attraction", figure_attraction),
+    "dynamics-gathering": ("gathering", figure_gathering),
     "dynamics-stable-rank": ("rank", figure_stable_rank),
     "dynamics-effective-rank": ("rank", figure_effective_rank),
     "dynamics-coherence": ("rank", figure_coherence),
@@ -260,7 +319,7 @@ def save_figures(measured: DynamicsFile, interventions: InterventionsFile | None
 
     folder, names = Path(folder), []
     for name, (measure, draw) in FIGURES.items():
-        if getattr(measured.teacher, measure) is not None:
+        if getattr(measured.teacher, measure):  # None or empty where it was not measured
             _save(draw(measured), folder / name, measured)
             names.append(name)
     for name, (part, draw_changed) in INTERVENTION_FIGURES.items():

@@ -1,0 +1,333 @@
+"""The numbers that decide the paper's claims about depth, each with a 95 % interval over images.
+
+Keys read `measure.quantity.group`. A curve is first averaged over the resampled images, then the quantity is taken from
+it. Late means the last third of the layers, early the first third. Differences compare groups on the same images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from torch import Tensor
+
+from raptor.dynamics.attraction import contraction, phase_spans
+from raptor.dynamics.direction import DirectionResult
+from raptor.dynamics.gathering import GatheringResult
+from raptor.dynamics.modes import NUMBERS, eigenvalue_numbers
+from raptor.dynamics.rank import RankResult
+from raptor.dynamics.spectra import GroupModes, ModesResult
+from raptor.dynamics.stability import StabilityResult
+from raptor.fidelity.bootstrap import interval, resampled_means
+from raptor.fidelity.verdict import Estimate
+from raptor.phases import Phases, num_partitions, sample_partitions
+from raptor.streaming import ImageMoments
+
+Array = NDArray[np.float64]
+Estimates = dict[str, "ImageEstimate"]
+_NUM_RESAMPLES = 1000
+_NUM_PARTITIONS = 1000  # contiguous partitions that the phases are compared with
+
+
+@dataclass(frozen=True)
+class ImageEstimate(Estimate):
+    """A number over `num_images` images with the ends of its 95 % interval."""
+
+    num_images: int = 0
+
+
+class _Resampled:
+    """Means of per-image values `(N, ...)` over the images (first), and over images drawn with replacement: `means`."""
+
+    def __init__(self, values: Array) -> None:
+        self.num_images = len(values)
+        flat = values.reshape(len(values), -1)
+        drawn = resampled_means(np.nan_to_num(flat), _NUM_RESAMPLES)
+        drawn[:, np.isnan(flat).any(0)] = np.nan
+        self.means = np.concatenate([flat.mean(0, keepdims=True), drawn]).reshape(-1, *values.shape[1:])
+
+    def estimate(self, found: Array) -> ImageEstimate:
+        """From a quantity of each of `means`, `(1 + R,)`."""
+        drawn = found[1:][np.isfinite(found[1:])]
+        lower, upper = interval(drawn)
+        return _finite(found[0], lower, upper, self.num_images)
+
+
+def _finite(value: float, lower: float, upper: float, num_images: int) -> ImageEstimate:
+    known = [float(v) if np.isfinite(v) else None for v in (value, lower, upper)]
+    return ImageEstimate(known[0], known[1], known[2], num_images)
+
+
+def estimate_all(
+    direction: DirectionResult,
+    rank: RankResult,
+    modes: ModesResult,
+    gathering: GatheringResult,
+    stability: StabilityResult | None,
+    phases: Phases | None,
+) -> Estimates:
+    """Every number whose measure still holds single images; those about phases where these are given."""
+    found = _direction(direction, phases) | _rank(rank) | _modes(modes) | _gathering(gathering)
+    return found | ({} if stability is None else _stability(stability, phases))
+
+
+def _late(curve: Array) -> Array:
+    return curve[:, -max(1, curve.shape[1] // 3) :]
+
+
+def _early(curve: Array) -> Array:
+    return curve[:, : max(1, curve.shape[1] // 3)]
+
+
+def _before_late(curve: Array) -> Array:
+    return curve[:, : -max(1, curve.shape[1] // 3)]
+
+
+def _direction(direction: DirectionResult, phases: Phases | None) -> Estimates:
+    if direction.values is None:
+        return {}
+    resampled, groups = _Resampled(direction.values), list(direction.norm)
+    by_group = dict(zip(groups, np.moveaxis(resampled.means, 2, 0)))  # (1 + R, 4, L+1) each
+    speeds = {g: curves[:, 2, 1:] for g, curves in by_group.items()}
+    variance = {g: (curves[:, 3, 1:] - speeds[g] ** 2) for g, curves in by_group.items()}
+    late_variance = {g: v[:, max(1, v.shape[1] // 3) :].mean(1) for g, v in variance.items()}
+    found: dict[str, Array] = {}
+    for g, curves in by_group.items():
+        norm, gamma = curves[:, 0], curves[:, 1]
+        found[f"norm.ratio.{g}"] = norm[:, -1] / norm[:, 0]
+        found[f"norm.smallest_step.{g}"] = (norm[:, 1:] / norm[:, :-1]).min(1)
+        found[f"gamma.before_last.{g}"] = gamma[:, -2]
+        found[f"gamma.inner_rise.{g}"] = _inner_rise(gamma)
+        found[f"speed.mean.{g}"] = speeds[g].mean(1)
+        found[f"speed.late_turn.{g}"] = _late_turn(speeds[g])
+        found[f"speed_variance.late.{g}"] = late_variance[g]
+    order = [g for g in ("registers", "patches", "cls") if g in groups]
+    arrived = {g: by_group[g][:, 1, 1:-1].mean(1) for g in order}
+    if len(order) > 1:
+        found["gamma.order"] = np.min([arrived[a] - arrived[b] for a, b in pairwise(order)], axis=0)
+    if "registers" in groups:
+        others = [g for g in order if g != "registers"]
+        slowest = np.min([speeds[g].mean(1) for g in others], axis=0)
+        least = np.min([late_variance[g] for g in others], axis=0)
+        found["speed.registers_minus_slowest_other"] = speeds["registers"].mean(1) - slowest
+        found["speed_variance.registers_minus_least_other"] = late_variance["registers"] - least
+    if phases is not None and 1 < len(phases) < phases.num_layers:
+        speed, own = speeds["all"], between_share(speeds["all"], phases.lengths)
+        found["speed.jump_at_boundaries"] = boundary_jump(speed, phases.lengths)
+        found["speed.between_phases"] = own
+        random = np.mean([between_share(speed, other) for other in _other_partitions(phases)], axis=0)
+        found["speed.between_phases_minus_random"] = own - random
+    return {name: resampled.estimate(values) for name, values in found.items()}
+
+
+def _inner_rise(gamma: Array) -> Array:
+    """Largest rise of gamma in a step before the last one, minus that of the last: negative without an S-shape."""
+    rise = np.diff(gamma, axis=1)
+    return rise[:, :-1].max(1) - rise[:, -1]
+
+
+def _late_turn(speed: Array) -> Array:
+    """Largest speed in the last quarter of the steps minus the largest one before."""
+    first = speed.shape[1] - max(1, speed.shape[1] // 4)
+    return speed[:, first:].max(1) - speed[:, :first].max(1)
+
+
+def boundary_jump(speed: Array, lengths: Sequence[int]) -> Array:
+    """Mean change of the speed `(R, L)` from the last step of a phase to the next, minus that between other steps."""
+    change = np.abs(np.diff(speed, axis=1))
+    at = np.array(Phases.from_lengths(lengths).boundaries) - 1
+    return change[:, at].mean(1) - np.delete(change, at, axis=1).mean(1)
+
+
+def between_share(speed: Array, lengths: Sequence[int]) -> Array:
+    """Share of the variance of the speeds `(R, L)` over steps that lies between phases; 1 for constant ones in each."""
+    starts = np.cumsum([0, *lengths[:-1]])
+    means = np.add.reduceat(speed, starts, axis=1) / np.array(lengths)
+    centre = speed.mean(1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return ((means - centre) ** 2 @ np.array(lengths)) / ((speed - centre) ** 2).sum(1)
+
+
+def _other_partitions(phases: Phases) -> list[tuple[int, ...]]:
+    """The other contiguous partitions into as many phases, or a sample of them."""
+    num_layers, k = phases.num_layers, len(phases)
+    if num_partitions(num_layers, k) > _NUM_PARTITIONS:
+        return [p.lengths for p in sample_partitions(num_layers, k, _NUM_PARTITIONS, seed=0, exclude=[phases])]
+    cuts = ((0, *inner, num_layers) for inner in combinations(range(1, num_layers), k - 1))
+    found = [tuple(np.diff(cut).tolist()) for cut in cuts]
+    return [lengths for lengths in found if lengths != phases.lengths]
+
+
+def _gathering(gathering: GatheringResult) -> Estimates:
+    if gathering.alignments is None or gathering.towards is None:
+        return {}
+    aligned, turned = _Resampled(gathering.alignments), _Resampled(gathering.towards)
+    found: Estimates = {}
+    for i, g in enumerate(gathering.alignment):
+        curve = aligned.means[:, i]
+        late = curve[:, -1 - max(1, (curve.shape[1] - 1) // 3)]
+        found[f"gathering.alignment_late_rise.{g}"] = aligned.estimate(curve[:, -1] - late)
+        found[f"gathering.alignment_last.{g}"] = aligned.estimate(curve[:, -1])
+        found[f"gathering.toward_late.{g}"] = turned.estimate(_late(turned.means[:, i]).mean(1))
+    return found
+
+
+def _stability(stability: StabilityResult, phases: Phases | None) -> Estimates:
+    if stability.angles is None or stability.paths is None:
+        return {}
+    last, paths = _Resampled(stability.angles), _Resampled(stability.paths)
+    layers = np.array(stability.layers, dtype=float)
+    found: Estimates = {}
+    for i, g in enumerate(stability.groups):
+        own = {"own_": stability.targets.index(g)} if g in stability.targets[1:] else {}
+        for prefix, target in {"": 0, **own}.items():
+            if len(layers) > 2:
+                found |= _sensitivity(last, layers, np.log(last.means[:, target, i, 0]), f"sensitivity.{prefix}", g)
+        found[f"path.kept_angle.{g}"] = paths.estimate(_kept_angle(paths.means[:, i], stability.layers))
+        for place, first, end in phase_spans(stability, phases.lengths) if phases is not None else ():
+            rate = contraction(paths.means[:, i, place, first : end + 1])
+            found[f"attraction.layers_{first}_{end}.{g}"] = paths.estimate(rate)
+    return found
+
+
+def _sensitivity(last: _Resampled, layers: Array, log_angle: Array, prefix: str, group: str) -> Estimates:
+    """Slope and R2 of the line through the log angles `(1 + R, n)` against the injection layer, and the late slope."""
+    slope, r2 = _line(layers, log_angle)
+    late = slice(-max(2, len(layers) // 3), None)
+    numbers = {"slope": slope, "r2": r2, "late_slope": _line(layers[late], log_angle[:, late])[0]}
+    return {f"{prefix}{name}.{group}": last.estimate(values) for name, values in numbers.items()}
+
+
+def _line(x: Array, y: Array) -> tuple[Array, Array]:
+    """Slope and R2 of the least-squares line through `(R, n)` values."""
+    centred, spread = x - x.mean(), y - y.mean(1, keepdims=True)
+    slope = spread @ centred / (centred @ centred)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return slope, slope**2 * (centred @ centred) / (spread**2).sum(1)
+
+
+def _kept_angle(path: Array, layers: Sequence[int]) -> Array:
+    """Angle at the end over that at the injection, geometric mean over injections in the first half of depth."""
+    num_blocks = path.shape[-1] - 1
+    early = [(i, layer) for i, layer in enumerate(layers) if layer <= num_blocks // 2]
+    if not early:
+        return np.full(len(path), np.nan)
+    return np.exp(np.mean([np.log(path[:, i, -1] / path[:, i, layer]) for i, layer in early], axis=0))
+
+
+def _rank(rank: RankResult) -> Estimates:
+    if rank.values is None:
+        return {}
+    resampled = _Resampled(rank.values)
+    found: dict[str, Array] = {}
+    for i, g in enumerate([name for name in rank.stable_rank if name != "cls"]):
+        for j, name in enumerate(("stable", "effective")):
+            curve = resampled.means[:, j, i]
+            found[f"rank.{name}_late.{g}"] = _late(curve).mean(1)
+            found[f"rank.{name}_late_over_early.{g}"] = _late(curve).mean(1) / _early(curve).mean(1)
+        coherent = resampled.means[:, 2, i]
+        found[f"rank.coherence_late_peak.{g}"] = _late(coherent).max(1) - _before_late(coherent).max(1, initial=-1.0)
+        found[f"rank.coherence_last.{g}"] = coherent[:, -1]
+    return {name: resampled.estimate(values) for name, values in found.items()}
+
+
+def _modes(modes: ModesResult) -> Estimates:
+    named = {name: group for name, group in modes.groups.items() if name != "all" or len(modes.groups) == 1}
+    groups, parts = list(named), list(named.values())
+    per_image = [part.ratio.values for part in parts if part.ratio is not None and part.ratio.values is not None]
+    fits = [part.fits for part in parts if part.fits is not None]
+    found: Estimates = {}
+    if len(per_image) == len(parts):
+        found |= _mode_numbers("dmd.ratio", groups, per_image) | _pooled(groups, parts)
+    if len(fits) == len(parts):
+        found |= _mode_numbers("dmd.rank10", groups, [eigenvalue_numbers(fit.eigenvalues) for fit in fits])
+        found |= _singular(groups, [fit.singular_values for fit in fits])
+    return found
+
+
+def _mode_numbers(prefix: str, groups: Sequence[str], values: Sequence[Array]) -> Estimates:
+    """From the numbers `(N, 5)` of each group."""
+    resampled = _Resampled(np.stack(values, 1))
+    return _compared(prefix, groups, resampled.means, resampled.estimate)
+
+
+def _compared(
+    prefix: str, groups: Sequence[str], numbers: Array, estimate: Callable[[Array], ImageEstimate]
+) -> Estimates:
+    """The numbers `(R, G, 5)` of each group, and the differences that the paper's order of groups is about."""
+    found = {
+        f"{prefix}.{name}.{g}": estimate(numbers[:, i, j])
+        for i, g in enumerate(groups)
+        for j, name in enumerate(NUMBERS)
+    }
+    claims = (
+        ("cls", "distance", "distance_minus_least_other", np.min),
+        ("patches", "weighted_angle", "angle_minus_widest_other", np.max),
+        ("patches", "median_modulus", "modulus_minus_least_other", np.min),
+    )
+    for g, number, name, extreme in claims:
+        others = [i for i, other in enumerate(groups) if other != g]
+        if g in groups and others:
+            values = numbers[:, :, NUMBERS.index(number)]
+            found[f"{prefix}.{g}_{name}"] = estimate(values[:, groups.index(g)] - extreme(values[:, others], axis=1))
+    return found
+
+
+def _pooled(groups: Sequence[str], parts: Sequence[GroupModes]) -> Estimates:
+    """The same of the pooled fit: its interval is that of a jackknife over parts of the images."""
+    ratios = [part.ratio for part in parts if part.ratio is not None]
+    folds = [ratio.folds for ratio in ratios if ratio.folds is not None]
+    if len(folds) < len(parts):
+        return {}
+    whole = np.array([[ratio.pooled[name] for name in NUMBERS] for ratio in ratios])
+    num_images = parts[0].pooled.reconstruction_error.num_images
+
+    def estimate(found: Array) -> ImageEstimate:
+        value, left_out = found[0], found[1:]
+        num = len(left_out)
+        error = np.sqrt((num - 1) / num * ((left_out - left_out.mean()) ** 2).sum())
+        half = stats.t.ppf(0.975, num - 1) * error
+        return _finite(value, value - half, value + half, num_images)
+
+    return _compared("dmd.pooled", groups, np.concatenate([whole[None], np.stack(folds, 1)]), estimate)
+
+
+def _singular(groups: Sequence[str], singular_values: Sequence[Array]) -> Estimates:
+    """Effective number of singular values, exp of the entropy of their shares: large for a slow decay."""
+    shares = np.stack([values / values.sum(1, keepdims=True) for values in singular_values], 1)
+    resampled = _Resampled(np.exp(stats.entropy(shares, axis=-1)))
+    found = {f"dmd.singular.{g}": resampled.means[:, i] for i, g in enumerate(groups)}
+    for g, name, extreme in (("cls", "largest", np.max), ("patches", "least", np.min)):
+        others = [i for i, other in enumerate(groups) if other != g]
+        if g in groups and others:
+            own = resampled.means[:, groups.index(g)]
+            found[f"dmd.singular.{g}_minus_{name}_other"] = own - extreme(resampled.means[:, others], axis=1)
+    return {name: resampled.estimate(values) for name, values in found.items()}
+
+
+class BlockContrast:
+    """Layer-layer similarity of each image (cls and mean patch) within phases minus that across them."""
+
+    def __init__(self, phases: Phases) -> None:
+        layers = torch.tensor([phases.phase_of(layer) for layer in range(1, phases.num_layers + 1)])
+        same = (layers[:, None] == layers).fill_diagonal_(False)
+        other = layers[:, None] != layers
+        self._weight_ll = same / same.sum() - other / other.sum()
+        self._moments = ImageMoments()
+
+    @torch.no_grad()
+    def update(self, means: dict[str, Tensor]) -> None:
+        """Add unit group means `(B, L+1, D)`."""
+        pooled = [means[name][:, 1:] for name in ("cls", "patches") if name in means]
+        cosine_bll = torch.stack([x @ x.mT for x in pooled]).mean(0)
+        self._weight_ll = self._weight_ll.to(cosine_bll, non_blocking=True)
+        self._moments.update((cosine_bll * self._weight_ll).sum((1, 2)))
+
+    def result(self) -> Estimates:
+        resampled = _Resampled(self._moments.kept())
+        return {"similarity.within_minus_across": resampled.estimate(resampled.means)}
