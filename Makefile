@@ -4,13 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-browser lint clean
+.PHONY: setup demo test test-browser lint docs clean
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[test]'
+	$(BIN)/pip install --quiet --editable '.[test,docs]'
 	touch $(STAMP)
 
 demo: setup
@@ -25,10 +25,14 @@ test-browser: setup
 		apt-get update -qq && apt-get install -y -qq chromium >/dev/null) || true
 	$(BIN)/python -m pytest -m browser
 
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo 'the site: site/index.html'
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs site build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

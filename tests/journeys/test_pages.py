@@ -1,0 +1,90 @@
+"""What a reader of the README and of the site types, page by page and in order, on small settings."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pages import ROOT, command_lines, fenced, pages, raptor_words
+from PIL import Image
+
+from raptor.cli import main
+
+SMALL = {
+    "phases": "--num_images 32 --twin false",
+    "distill": "--budget 4steps --batch_size 8 --limit 64 --val_images 16 --phase_images 16 --head_images 64",
+    "evaluate": "--num_images 16 --train_images 32 --bootstrap 20",
+    "probe": "--limit 32 --val_images 16 --epochs 1 --batch_size 16",
+    "dynamics": "--num_images 16 --stability_images 1 --intervention_images 2 --rank_images 4",
+}
+"""Options that make a command short; they come last, so they win."""
+
+ELSEWHERE = {"demo": "tests/commands/test_demo.py", "explore": "tests/commands/test_explore.py"}
+
+
+DONE: set[str] = set()
+"""Commands that were run in this process. Pages share a folder, and what another page has already done is not repeated."""
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a few photographs in two classes."""
+    path = tmp_path_factory.mktemp("desk")
+    random = np.random.default_rng(0)
+    for position in range(24):
+        folder = path / "photos" / ("cat", "dog")[position % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 255, (60, 80, 3), dtype=np.uint8)).save(folder / f"{position}.jpg")
+    return path
+
+
+def runs_of(page: str) -> list[tuple[str, str]]:
+    """What a reader does on a page in its order: files to write, shell lines to type, Python to run."""
+    steps: list[tuple[str, str]] = []
+    for block in fenced(page, "bash", "python"):
+        if block.is_run and block.language == "python":
+            steps.append((block.title or "python", block.code))
+        elif block.is_run:
+            steps += [("bash", line) for line in command_lines(block.code)]
+    return steps
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if runs_of(page)])
+def test_everything_on_a_page_runs(
+    page: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(desk)
+    monkeypatch.syspath_prepend(str(desk))
+    names: dict[str, object] = {}
+    for kind, code in runs_of(page):
+        if kind.endswith(".py"):
+            (desk / kind).write_text(code)
+        elif kind == "python":
+            exec(compile(code, page, "exec"), names)
+        elif (words := raptor_words(code)) and words[0] not in ELSEWHERE and code not in DONE:
+            DONE.add(code)
+            done = main([*words, *SMALL.get(words[0], "").split()])
+            assert done == 0, f"{page}: {code}: {capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if runs_of(page)])
+def test_a_page_makes_the_runs_it_uses(page: str) -> None:
+    """A reader who begins with this page is not sent to a folder that another page made."""
+    made: set[str] = set()
+    for kind, code in runs_of(page):
+        words = (raptor_words(code) or []) if kind == "bash" else []
+        used = {word for word in words if word.startswith("runs/")}
+        made |= {words[position + 1] for position, word in enumerate(words) if word == "--out"}
+        assert used <= made, f"{code}: {used - made} was not made on this page"
+
+
+def test_commands_that_are_run_elsewhere_have_a_test() -> None:
+    assert all((ROOT / path).exists() for path in ELSEWHERE.values())
+
+
+def test_the_package_is_a_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "raptor", "--version"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("raptor ")
