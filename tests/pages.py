@@ -1,7 +1,7 @@
 """The pages of the documentation and the code that stands on them.
 
-A fenced block with a title beginning with "needs" says on the page itself why a reader may not be able to run it; tests then
-check it without running it. A Python block whose title is a file name is that file.
+A fenced block whose title begins with "needs" says on the page why a reader may not be able to run it; tests check it
+without running it. A Python block whose title is a file name is that file.
 """
 
 from __future__ import annotations

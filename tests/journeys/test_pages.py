@@ -26,7 +26,7 @@ ELSEWHERE = {"demo": "tests/commands/test_demo.py", "explore": "tests/commands/t
 
 
 DONE: set[str] = set()
-"""Commands that were run in this process. Pages share a folder, and what another page has already done is not repeated."""
+"""Commands that were run in this process. Pages share a folder, and what one page has done no other repeats."""
 
 
 @pytest.fixture(scope="module")
