@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from remembered_scenes import RememberedScenes
 from tiny_models import tiny_timm
 from torch import Tensor, nn
 
@@ -14,6 +15,24 @@ torch.set_num_threads(1)
 for _ignored in (signal.SIGHUP, signal.SIGINT):  # by nohup, or by a shell that runs the tests in the background
     if signal.getsignal(_ignored) is signal.SIG_IGN:
         signal.signal(_ignored, signal.SIG_DFL if _ignored == signal.SIGHUP else signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first, and one worker per file and per shared run, because each worker makes its own."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+    for item in items:
+        shared = "full_run" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("full_run" if shared else item.path.as_posix()))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def remembered_scenes() -> Iterator[None]:
+    """Data sets of scenes draw each image once. Tests of the drawing itself call `draw_scenes` and `Scenes`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("raptor.data.scenes.drawn.Scenes", RememberedScenes)
+        yield
 
 
 @pytest.fixture

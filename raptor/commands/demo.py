@@ -34,7 +34,7 @@ def demo(
         out: run folder; what is already there is not done again.
         budget: training time of each surrogate (k = 2 and 3).
         from_scratch: start from copies of the teacher's blocks instead of refining the shipped surrogates.
-        num_images: held-out images of each measurement.
+        num_images: held-out images of each measurement; heads and probes train on up to four times as many.
     """
     started = time.monotonic()
     device = with_defaults(OnDevice, given)["device"]
@@ -44,8 +44,8 @@ def demo(
     found = phases(["scenes"], data="scenes", k=[2, 3, 4], tokens="all", num_images=num_images, out=out, device=device)
     print(found.text())
     _say("2 of 6: rewrite 12 blocks as 2, and as 3")
-    _distil(2, str(folder / "k2"), budget, from_scratch, device)
-    after = _distil(3, out, budget, from_scratch, device)
+    _distil(2, str(folder / "k2"), budget, from_scratch, num_images, device)
+    after = _distil(3, out, budget, from_scratch, num_images, device)
     _say("3 of 6: the certificate")
     certificate = evaluate(
         out, data="scenes", num_images=num_images, train_images=num_images, device=device
@@ -59,16 +59,18 @@ def demo(
             task=task,
             data="scenes",
             lrs=[1e-3, 1e-2, 1e-1],
-            limit=800,
+            limit=3 * num_images // 2,
             val_images=num_images,
             epochs=4,
-            batch_size=64,
+            batch_size=min(64, num_images),
             device=device,
         )
         recovered[task] = done.recovery or 0.0
         print(done.text().splitlines()[-2])
     _say("5 of 6: depth as a dynamical system")
-    dynamics(out, data="scenes", num_images=num_images // 2, stability_images=8, device=device)
+    few = {"stability_images": 64, "rank_images": 8, "intervention_images": 16}  # one image in so many
+    counts = {name: max(1, num_images // share) for name, share in few.items()}
+    dynamics(out, data="scenes", num_images=num_images // 2, device=device, **counts)
     _say("6 of 6: the page")
     page = report(out)
     _say(f"done in {clock(time.monotonic() - started)}")
@@ -77,15 +79,16 @@ def demo(
     print(f"the page: {page}")
 
 
-def _distil(k: int, out: str, budget: str, from_scratch: bool, device: str) -> Scores:
+def _distil(k: int, out: str, budget: str, from_scratch: bool, num_images: int, device: str) -> Scores:
     """Refine a shipped surrogate (or train one from the teacher's blocks); scores afterwards."""
     start = None if from_scratch else f"scenes-k{k}"
     surrogate, teacher = open_pair(f"scenes-k{k}", device="cpu")
     assert surrogate is not None and surrogate.phases is not None
     options: dict[str, Any] = dict(phases=surrogate.phases, start=start, recipe="quick", budget=budget, device=device)
-    train, held_out = (open_data("scenes", s, limit=n, size=48) for s, n in (("train", 2000), ("val", 500)))  # type: ignore[arg-type]
+    train = open_data("scenes", "train", limit=4 * num_images, size=48)
+    held_out = open_data("scenes", "val", limit=num_images, size=48)
     before = Validator(teacher, train, held_out).validate(surrogate).accuracy if start else float("nan")
-    done = distill("scenes", "scenes", out=out, val_images=500, head_images=1000, **options)
+    done = distill("scenes", "scenes", out=out, val_images=num_images, head_images=2 * num_images, **options)
     after = done.summary.validation
     print(
         f"k={k}: accuracy {before:.1%} as shipped, {after.accuracy:.1%} after {budget} here, "

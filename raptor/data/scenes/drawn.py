@@ -10,7 +10,7 @@ from torch import Tensor
 
 from raptor.data.dense import DenseData, Size
 from raptor.data.images import WholeBatches
-from raptor.data.scenes.layout import lay_out
+from raptor.data.scenes.layout import label_images
 from raptor.data.scenes.render import MASK_CLASSES, SceneBatch, Scenes
 from raptor.data.split import Split
 
@@ -30,7 +30,7 @@ class DrawnScenes(WholeBatches):
         labels = [
             label
             for scenes in self.scenes
-            for label in lay_out(torch.arange(len(scenes)), scenes.seed, scenes.split).label.tolist()
+            for label in label_images(torch.arange(len(scenes)), scenes.seed, scenes.split).tolist()
         ]
         parts = [scenes.split for scenes in self.scenes for _ in range(len(scenes))]
         super().__init__("scenes", names, labels, list(Scenes.classes), parts, keys=names)

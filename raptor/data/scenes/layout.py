@@ -90,15 +90,21 @@ def _colour_of(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
     return torch.stack(channels)
 
 
+def label_images(indices: Tensor, seed: int, split: str) -> Tensor:
+    """Class of the images `indices` (B,) int64 of a split: each run of 20 holds each class once, in its own order."""
+    run_key = mix(_stream(seed, split) ^ mix(indices // len(CLASSES)))
+    multiplier = torch.tensor([1, 3, 7, 9, 11, 13, 17, 19])[(run_key >> 8) & 7]
+    return (indices * multiplier + (run_key & 0xFFFF)) % len(CLASSES)
+
+
+def _stream(seed: int, split: str) -> Tensor:
+    """The hash that all numbers of a split start from."""
+    return mix(mix(torch.tensor(seed) + _GOLDEN) + SPLITS.index(split))
+
+
 def lay_out(indices: Tensor, seed: int, split: str) -> Layout:
     """Lay out the images `indices` (B,) int64 of a split."""
-    stream = mix(mix(torch.tensor(seed) + _GOLDEN) + SPLITS.index(split))
-    dice = Dice(mix(stream + indices))
-    # Each run of 20 indices holds each class once, in its own order.
-    run_key = mix(stream ^ mix(indices // len(CLASSES)))
-    multiplier = torch.tensor([1, 3, 7, 9, 11, 13, 17, 19])[(run_key >> 8) & 7]
-    label = (indices * multiplier + (run_key & 0xFFFF)) % len(CLASSES)
-
+    label, dice = label_images(indices, seed, split), Dice(mix(_stream(seed, split) + indices))
     height, look_at = dice.uniform(2.2, 3.2), dice.uniform(4.5, 5.3)
     azimuth, elevation = dice.uniform(0.5, 1.9), dice.uniform(0.65, 1.0)
     azimuth = torch.where(dice.uniform() < 0.5, azimuth, -azimuth)
