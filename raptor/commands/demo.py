@@ -68,9 +68,15 @@ def demo(
         recovered[task] = done.recovery or 0.0
         print(done.text().splitlines()[-2])
     _say("5 of 6: depth as a dynamical system")
-    few = {"stability_images": 64, "rank_images": 8, "intervention_images": 16}  # one image in so many
-    counts = {name: max(1, num_images // share) for name, share in few.items()}
-    dynamics(out, data="scenes", num_images=num_images // 2, device=device, **counts)
+    dynamics(
+        out,
+        data="scenes",
+        num_images=num_images // 2,
+        stability_images=max(1, num_images // 64),
+        rank_images=max(1, num_images // 8),
+        intervention_images=max(1, num_images // 16),
+        device=device,
+    )
     _say("6 of 6: the page")
     page = report(out)
     _say(f"done in {clock(time.monotonic() - started)}")
