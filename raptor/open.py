@@ -45,7 +45,7 @@ _FORMAT = "raptor-vit/1"
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _RECORDED_OPTIONS = {
     *("model", "weights", "size", "pretrained", "num_classes", "preprocess", "blocks", "norm", "head", "cls"),
-    *("registers", "head_classes", "dtype"),
+    *("registers", "head_classes", "dtype", "layer_scale"),
 }
 """What a surrogate's config.json may say about opening its teacher, beside arguments of the model's constructor."""
 _SAVED_FILES = ("config.json", "model.safetensors")
@@ -57,6 +57,7 @@ def open_vit(
     *,
     weights: str | None = None,
     pretrained: bool = True,
+    layer_scale: float | None = None,
     size: int | None = None,
     num_classes: int | None = None,
     blocks: str | None = None,
@@ -80,6 +81,7 @@ def open_vit(
             `timm/NAME@FILE` is `timm/NAME` with the weight file FILE.
         weights: a local weight file (safetensors or weights-only .pth) instead of the hub's.
         pretrained: with no `weights`, whether to fetch the published ones; False gives random weights.
+        layer_scale: what every LayerScale of a model with random weights starts from, instead of its own value.
         size: image size; by default 224, or the model's own where that is smaller.
         num_classes: classes of the head; by default the published ones, or what the weight file holds.
         blocks, norm, head: dotted paths in a model whose structure cannot be guessed.
@@ -100,7 +102,8 @@ def open_vit(
     check_size(size)
     if dtype not in _DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}: choose from {', '.join(_DTYPES)}")
-    built = dict(num_classes=num_classes, pretrained=None if pretrained else False, **model_kwargs)
+    untrained = dict(pretrained=None if pretrained else False, layer_scale=layer_scale)
+    built = dict(num_classes=num_classes, **untrained, **model_kwargs)
     if isinstance(source, ViT):
         _refuse("a model that is already opened", weights=weights, size=size, preprocess=prepared, **structure, **built)
         return source.to(device)
@@ -130,7 +133,9 @@ def open_vit(
     if kind not in ("timm", "hf", "hub") or not rest:
         raise ValueError(_unknown(text))
     opened = {"model": text, "weights": weights, "size": size, "pretrained": pretrained, **model_kwargs}
-    opened |= _given(num_classes=num_classes, preprocess=prepared and prepared.to_dict(), **structure)
+    opened |= _given(
+        num_classes=num_classes, preprocess=prepared and prepared.to_dict(), layer_scale=layer_scale, **structure
+    )
     state = read_weights(weights) if weights else None
     if state is not None and num_classes is None:
         num_classes = classes_in_file(state)
@@ -139,12 +144,26 @@ def open_vit(
     model = build_base(base, fetch=fetch, trust_hub=trust_hub)
     if state is not None:
         load_weights(model, state, str(weights))
+    if layer_scale is not None:
+        _set_layer_scale(model, layer_scale, trained=fetch or state is not None, name=text)
     images = _resized(prepared, size) if prepared else model_preprocess(model, size)
     arguments = forward_arguments(model, images.size)
     own_name = name or (Path(weights).stem if weights else text)
     view = inspect_vit(model, own_name, images, forward_kwargs=arguments, source=base, **structure)
     view.opened = {**opened, **_given(name=name), "fingerprint": fingerprint(model)}
     return _as_dtype(view, dtype).to(device)
+
+
+def _set_layer_scale(model: nn.Module, value: float, trained: bool, name: str) -> None:
+    """Fill the LayerScale parameters of a model with random weights."""
+    if trained:
+        raise ValueError(f"--layer_scale would change the weights of {name}: give --pretrained false too")
+    scales = [p for m in model.modules() if type(m).__name__.endswith("LayerScale") for p in m.parameters()]
+    if not scales:
+        raise ValueError(f"{name} has no LayerScale: leave out --layer_scale")
+    with torch.no_grad():
+        for scale in scales:
+            scale.fill_(value)
 
 
 def _as_dtype(vit: ViT, dtype: str) -> ViT:
@@ -171,7 +190,7 @@ def open_pair(
     `allow_other_teacher`; its name then says so, in every result.
     """
     options = with_defaults(OpeningModel, opening)
-    size, pretrained = options.pop("size"), options.pop("pretrained")
+    size, pretrained, layer_scale = options.pop("size"), options.pop("pretrained"), options.pop("layer_scale")
     both: dict[str, Any] = dict(device=device, dtype=options.pop("dtype"), trust_hub=options.pop("trust_hub"))
     of_teacher = _given(**options)
     saved = _saved_surrogate(source)
@@ -183,7 +202,7 @@ def open_pair(
         teacher = open_vit(teacher, size=side, **both, **of_teacher)
     if saved is not None and saved["base"] is None and isinstance(teacher, ViT):
         inner = teacher  # a surrogate of a module of one's own is built from that module
-    view = open_vit(source, teacher=inner, size=size, pretrained=pretrained, **both, **own)
+    view = open_vit(source, teacher=inner, size=size, pretrained=pretrained, layer_scale=layer_scale, **both, **own)
     if not view.phases:
         return None, view
     made_from = dict(view.source.get("teacher") or {})

@@ -83,6 +83,10 @@ class Untrained(TypedDict, total=False):
     """Whether a model has its published weights."""
 
     pretrained: Annotated[bool, Option(True, "fetch published weights; false gives the same model untrained.")]
+    layer_scale: Annotated[
+        float | None,
+        Option(None, "what LayerScale starts from in an untrained model; DINOv2's own 1e-5 leaves tokens in place."),
+    ]
 
 
 class OpeningModel(Opening, Untrained, total=False):

@@ -506,3 +506,14 @@ def test_integer_weights_are_refused_by_name(tmp_path: Path) -> None:
     save_file(state, tmp_path / "weights.safetensors")
     with pytest.raises(ValueError, match=r"norm\.weight holds int8 numbers"):
         open_vit(vit.model, weights=str(tmp_path / "weights.safetensors"))
+
+
+def test_layer_scale_of_an_untrained_model_is_set_and_of_others_refused() -> None:
+    options = dict(pretrained=False, size=28, img_size=28, depth=2)
+    vit = open_vit("timm/vit_small_patch14_reg4_dinov2", layer_scale=0.5, **options)
+    found = [p for name, p in vit.model.named_parameters() if name.endswith((".ls1.gamma", ".ls2.gamma"))]
+    assert len(found) == 4 and all(bool((p == 0.5).all()) for p in found)
+    with pytest.raises(ValueError, match="has no LayerScale"):
+        open_vit("timm/vit_tiny_patch16_224", layer_scale=1.0, pretrained=False, depth=1)
+    with pytest.raises(ValueError, match="layer_scale cannot be given"):
+        open_vit("scenes", layer_scale=1.0)

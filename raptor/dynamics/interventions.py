@@ -32,6 +32,25 @@ from raptor.vit.view import ViT, first_tensor
 _Advance = Callable[[], None]
 
 
+def compare_pairs(
+    pairs: Sequence[tuple[int, int]], values: np.ndarray, phases: Phases, without: Sequence[int] = ()
+) -> dict[str, float]:
+    """Means of `(pairs,)` values over pairs of blocks of one phase and of two, plain and at equal distance.
+
+    `without`: blocks whose pairs are left out. NaN where there is no such pair.
+    """
+    kept = np.array([not {i, j} & set(without) for i, j in pairs])
+    same = np.array([phases.phase_of(i) == phases.phase_of(j) for i, j in pairs])
+    within, across = same & kept, ~same & kept
+    distance = np.array([j - i for i, j in pairs])
+    both = [d for d in np.unique(distance) if within[distance == d].any() and across[distance == d].any()]
+    matched = {
+        name: _mean([values[(distance == d) & kind].mean() for d in both])
+        for name, kind in (("within_matched", within), ("across_matched", across))
+    }
+    return {"within": _mean(values[within]), "across": _mean(values[across])} | matched
+
+
 @dataclass
 class Swaps(Record):
     """Every pair of blocks (i < j) exchanged.
@@ -49,14 +68,7 @@ class Swaps(Record):
 
     def compare(self, values: np.ndarray) -> dict[str, float]:
         """Means of `(pairs,)` values within and across phases, plain and at equal distance."""
-        same = np.array([self.phases.phase_of(i) == self.phases.phase_of(j) for i, j in self.pairs])
-        distance = np.array([j - i for i, j in self.pairs])
-        both = [d for d in np.unique(distance) if same[distance == d].any() and (~same)[distance == d].any()]
-        matched = {
-            name: _mean([values[(distance == d) & kind].mean() for d in both])
-            for name, kind in (("within_matched", same), ("across_matched", ~same))
-        }
-        return {"within": _mean(values[same]), "across": _mean(values[~same])} | matched
+        return compare_pairs(self.pairs, values, self.phases)
 
     def finding(self) -> str:
         turn = self.compare(self.angle["all"].mean)

@@ -26,6 +26,7 @@ from raptor.experiments.raptors import (
     open_teacher,
 )
 from raptor.experiments.records import (
+    Correlation,
     PartitionRow,
     Partitions,
     PartitionsPlan,
@@ -34,7 +35,7 @@ from raptor.experiments.records import (
     Ways,
     ZScore,
 )
-from raptor.experiments.statistics import z_score
+from raptor.experiments.statistics import correlation, z_score
 from raptor.options import Limited, part, with_defaults
 from raptor.phases import Phases, check_cuts, find_phases, num_partitions, sample_partitions
 from raptor.report.style import save_figure
@@ -57,6 +58,7 @@ def run(
     batch_size: int = 256,
     recipe: str = "default",
     seed: int = 0,
+    maxcut_seeds: list[int] = [],  # noqa: B006
     out: str = "runs/partitions",
     **given: Unpack[PartitionsOptions],
 ) -> Outcome[Partitions]:
@@ -69,6 +71,7 @@ def run(
         budget: training of a raptor, only in the joint autoregressive stage.
         batch_size, recipe: of that training.
         seed: of the draws and of every raptor.
+        maxcut_seeds: further seeds of the max-cut raptors, so that their place among the random ones has an interval.
         out: folder; cells that are already there are not done again.
         cells: only these, separated by commas (such as k2-7-5).
     """
@@ -88,17 +91,32 @@ def run(
     )
     plan = _read_or_make_plan(machine, common, k, num_random)
     wanted = {_cell_name(lengths): lengths for ways in plan.partitions.values() for lengths in _all_of(ways)}
-    planned = tuple(Cell(name, {**common, "phases": lengths}) for name, lengths in wanted.items())
+    again = {
+        (s, _cell_name(lengths)): lengths
+        for s in maxcut_seeds
+        for lengths in (ways.chosen["maxcut"] for ways in plan.partitions.values())
+    }
+    planned = tuple(
+        [Cell(name, {**common, "phases": lengths}) for name, lengths in wanted.items()]
+        + [Cell(f"{name}-s{s}", {**common, "phases": lengths, "seed": s}) for (s, name), lengths in again.items()]
+    )
     sweep = Sweep(Path(out), planned, machine.device)
     results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
     scores = {name: RaptorScores.from_dict(result) for name, result in results.items()}
     rows = [row for ways in plan.partitions.values() for row in _rows(ways, scores)]
+    more = [
+        _row("maxcut", lengths, scores[f"{name}-s{s}"], s)
+        for (s, name), lengths in again.items()
+        if f"{name}-s{s}" in scores
+    ]
     found = Partitions(
         settings=common,
         partitions=plan.partitions,
         similarity=plan.similarity,
-        rows=rows,
+        rows=[*rows, *more],
         statistics={num: statistics([row for row in rows if row.k == num]) for num in k},
+        longest_phase={num: longest_phase([row for row in rows if row.k == num]) for num in k},
+        maxcut_z={num: maxcut_z([row for row in [*rows, *more] if row.k == num]) for num in k},
         missing=sweep.missing_names(),
         **sweep.made(),
     )
@@ -156,6 +174,19 @@ def statistics(rows: Sequence[PartitionRow]) -> PartitionStatistics:
     return found
 
 
+def longest_phase(rows: Sequence[PartitionRow]) -> Correlation:
+    """Correlation of accuracy with the length of the longest phase, each partition of one k once."""
+    known = {tuple(row.phases): row.accuracy for row in rows if row.accuracy is not None}
+    return correlation([float(max(lengths)) for lengths in known], list(known.values()))
+
+
+def maxcut_z(rows: Sequence[PartitionRow]) -> list[float]:
+    """z of the accuracy of each seed's max-cut raptor among the random partitions of one k."""
+    sample = [row.accuracy for row in rows if row.way == "random" and row.accuracy is not None]
+    found = [z_score(row.accuracy, sample).z for row in rows if row.way == "maxcut" and row.accuracy is not None]
+    return [z for z in found if z is not None]
+
+
 def _table(found: Partitions) -> str:
     """A line per k and way of cutting: accuracy under the teacher's own head, and R2."""
     rows = []
@@ -204,16 +235,18 @@ def _rows(ways: Ways, scores: dict[str, RaptorScores]) -> list[PartitionRow]:
     """A row per way and partition that has a result; one partition may stand under several ways."""
     named = [*ways.chosen.items(), *(("random", lengths) for lengths in ways.random)]
     done = [(way, lengths, scores[_cell_name(lengths)]) for way, lengths in named if _cell_name(lengths) in scores]
-    return [
-        PartitionRow(
-            k=len(lengths),
-            way=way,
-            phases=lengths,
-            accuracy=found.accuracy,
-            probe=found.probe,
-            r2_last=found.r2_last,
-            bounded_r2_last=found.bounded_r2_last,
-            r2_lowest=found.r2_lowest,
-        )
-        for way, lengths, found in done
-    ]
+    return [_row(way, lengths, found) for way, lengths, found in done]
+
+
+def _row(way: str, lengths: list[int], found: RaptorScores, seed: int = 0) -> PartitionRow:
+    return PartitionRow(
+        k=len(lengths),
+        way=way,
+        phases=lengths,
+        seed=seed,
+        accuracy=found.accuracy,
+        probe=found.probe,
+        r2_last=found.r2_last,
+        bounded_r2_last=found.bounded_r2_last,
+        r2_lowest=found.r2_lowest,
+    )

@@ -257,6 +257,7 @@ class PartitionRow(Record):
     r2_last: float | None = None
     bounded_r2_last: float | None = None
     r2_lowest: float | None = None
+    seed: int = 0
 
     def score(self, measure: str) -> float | None:
         return getattr(self, measure)
@@ -280,12 +281,21 @@ PartitionStatistics = dict[str, dict[str, ZScore]]
 
 @dataclass(frozen=True, kw_only=True)
 class Partitions(ExperimentFile):
+    """partitions.json.
+
+    Attributes:
+        longest_phase: by k, the correlation of accuracy with the length of the longest phase, over all partitions.
+        maxcut_z: by k, the z of the accuracy of each seed's max-cut raptor among the random partitions.
+    """
+
     FILE = "partitions.json"
 
     partitions: dict[int, Ways] = field(default_factory=dict)
     similarity: list[list[float]] = field(default_factory=list)
     rows: list[PartitionRow]
     statistics: dict[int, PartitionStatistics]
+    longest_phase: dict[int, Correlation] = field(default_factory=dict)
+    maxcut_z: dict[int, list[float]] = field(default_factory=dict)
 
 
 # Swaps
@@ -313,6 +323,8 @@ class SwapRow(Record):
         compared: mean angle between the last states by token group; `agreement` too where there is a classifier.
         angle: of each pair, all tokens.
         accuracy, swapped_accuracy, compared_accuracy: with all blocks in place, of each pair, and its means.
+        without_first, without_first_accuracy: means of angle and accuracy over the pairs without block 1.
+        num_images: images of the angles.
     """
 
     cell: str = ""
@@ -326,6 +338,9 @@ class SwapRow(Record):
     swapped_accuracy: list[float] | None = None
     compared_accuracy: Compared | None = None
     chance: float | None = None
+    without_first: Compared | None = None
+    without_first_accuracy: Compared | None = None
+    num_images: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

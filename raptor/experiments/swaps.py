@@ -14,7 +14,7 @@ import torch
 
 from raptor.data import iterate
 from raptor.devices import pick_device
-from raptor.dynamics.interventions import measure_swaps
+from raptor.dynamics.interventions import compare_pairs, measure_swaps
 from raptor.experiments.cells import Cell, CellOptions, Sweep, SweepOptions, run_sweep
 from raptor.experiments.figures import figure_swaps
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
@@ -26,6 +26,7 @@ from raptor.report.style import save_figure
 from raptor.train.teacher import evaluate
 from raptor.vit.trajectory import swap_blocks
 
+_FIRST_BLOCK = (1,)  # it can hardly be exchanged with any other, so means are given without it too
 _KINDS = ("within", "across", "within_matched", "across_matched")
 
 
@@ -85,6 +86,7 @@ def _do_cell(machine: Machine, cell: Cell) -> SwapRow:
     compared = {group: _compared(swaps.compare(spread.mean)) for group, spread in swaps.angle.items()}
     if swaps.agreement is not None:
         compared["agreement"] = _compared(swaps.compare(swaps.agreement.mean))
+    rest = partial(compare_pairs, swaps.pairs, phases=phases, without=_FIRST_BLOCK)
     row = SwapRow(
         p=options["p"],
         phases=list(phases.lengths),
@@ -92,6 +94,8 @@ def _do_cell(machine: Machine, cell: Cell) -> SwapRow:
         compared=compared,
         angle=swaps.angle["all"].mean.tolist(),
         finding=swaps.finding(),
+        num_images=num,
+        without_first=_compared(rest(values=swaps.angle["all"].mean)),
     )
     if vit.num_classes != len(train.classes or ()):
         return row
@@ -104,6 +108,7 @@ def _do_cell(machine: Machine, cell: Cell) -> SwapRow:
         accuracy=evaluate(vit, held_out, machine.precision),
         swapped_accuracy=accuracy,
         compared_accuracy=_compared(swaps.compare(np.array(accuracy))),
+        without_first_accuracy=_compared(rest(values=np.array(accuracy))),
         chance=1 / max(1, vit.num_classes),
     )
 
@@ -121,12 +126,14 @@ def _table(rows: Sequence[SwapRow]) -> str:
             row.accuracy,
             *(row.compared_accuracy.mean(kind) if row.compared_accuracy else None for kind in _KINDS),
             *(row.compared["all"].mean(kind) for kind in _KINDS),
+            *(row.without_first_accuracy.mean(kind) if row.without_first_accuracy else None for kind in _KINDS),
         ]
         for row in rows
     ]
     kinds = ("within", "across", "within, equal distance", "across, equal distance")
-    names = [f"{what} {kind}" for what in ("accuracy", "turn (rad)") for kind in kinds]
-    return markdown(("teacher", "phases", "accuracy", *names), lines)
+    whats = ("accuracy", "turn (rad)", "accuracy without block 1,")
+    names = [f"{what} {kind}" for what in whats for kind in kinds]
+    return markdown(("teacher", "phases", "accuracy", *names), lines, optional=names[-len(kinds) :])
 
 
 def _swept(teachers: str) -> dict[str, tuple[str, float | None]]:

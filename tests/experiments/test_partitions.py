@@ -13,7 +13,7 @@ from raptor.experiments.records import PartitionRow, Partitions
 
 def test_partitions_against_brute_force(sweep_folder: Path, tiny: SimpleNamespace, tmp_path: Path) -> None:
     options = dict(**tiny.images, teachers=str(sweep_folder), k=[2], budget="3steps", batch_size=16, out=str(tmp_path))
-    done = partitions.run(**options)
+    done = partitions.run(**options, maxcut_seeds=[1])
     ways = done.result.partitions[2]
     maxcut = ways.chosen["maxcut"]
     # Four layers in two phases: max-cut's and exactly the other two.
@@ -23,12 +23,16 @@ def test_partitions_against_brute_force(sweep_folder: Path, tiny: SimpleNamespac
     across = {n: distance[:n, n:].sum() for n in (1, 2, 3)}
     assert maxcut[0] == max(across, key=across.__getitem__)
     rows = done.result.rows
+    first = [row for row in rows if row.seed == 0]
     for measure in ("r2_last", "bounded_r2_last"):
         found = done.result.statistics[2]["maxcut"][measure]
-        (value,) = [row.score(measure) for row in rows if row.way == "maxcut"]
+        (value,) = [row.score(measure) for row in first if row.way == "maxcut"]
         sample = [row.score(measure) for row in rows if row.way == "random"]
         assert found.z == pytest.approx(stats.zmap([value], sample, ddof=1)[0])
-    assert len(list((tmp_path / "cells").glob("*.json"))) == 3  # a partition that two ways choose is trained once
+    # A partition that two ways choose is trained once; max-cut's with a second seed.
+    assert len(list((tmp_path / "cells").glob("*.json"))) == 4
+    again = [row for row in rows if row.seed == 1]
+    assert [(row.way, row.phases) for row in again] == [("maxcut", maxcut)] and len(done.result.maxcut_z[2]) <= 2
     assert (tmp_path / "partitions.png").exists()
     assert Partitions.read(tmp_path) == done.result
     with pytest.raises(ValueError, match="another plan"):
@@ -50,3 +54,18 @@ def test_a_partition_is_not_compared_with_itself() -> None:
     random = [row("random", [1, 3], 0.1), row("random", [2, 2], 0.3), row("random", [3, 1], 0.4)]
     found = partitions.statistics([row("dp-mean", [1, 3], 0.1), *random])["dp-mean"]["accuracy"]
     assert found.num == 2 and found.mean == pytest.approx(0.35)
+
+
+def test_longest_phase_and_the_place_of_every_seed_by_hand() -> None:
+    def row(way: str, phases: list[int], accuracy: float, seed: int = 0) -> PartitionRow:
+        return PartitionRow(k=2, way=way, phases=phases, accuracy=accuracy, seed=seed)
+
+    random = [row("random", [n, 12 - n], 0.5 - 0.01 * max(n, 12 - n) + 0.001 * n) for n in (1, 2, 3, 4, 9, 11)]
+    best = [row("maxcut", [6, 6], 0.46), row("dp-cut", [6, 6], 0.46)]
+    found = partitions.longest_phase([*random, *best])
+    assert found.num == 7 and found.pearson is not None
+    longest, accuracy = [11, 10, 9, 8, 9, 11, 6], [r.accuracy for r in random] + [0.46]
+    assert found.pearson.value == pytest.approx(stats.pearsonr(longest, accuracy).statistic)
+    z = partitions.maxcut_z([*random, *best, row("maxcut", [6, 6], 0.44, seed=1)])
+    sample = [r.accuracy for r in random]
+    assert z == pytest.approx([(a - np.mean(sample)) / np.std(sample, ddof=1) for a in (0.46, 0.44)])

@@ -30,5 +30,10 @@ def test_swaps_give_the_accuracy_of_the_model_with_two_blocks_exchanged(
     assert len(row.pairs) == 6
     assert row.compared_accuracy.within == pytest.approx(np.mean(phase_of[True]))
     assert row.compared_accuracy.across == pytest.approx(np.mean(phase_of[False]))
+    rest = [a for (i, _), a in zip(row.pairs, row.swapped_accuracy or []) if i != 1]
+    same = [(i <= first) == (j <= first) for i, j in row.pairs if i != 1]
+    expected = [np.mean([a for a, s in zip(rest, same) if s is kind]) for kind in (True, False) if kind in same]
+    found = [row.without_first_accuracy.within, row.without_first_accuracy.across]
+    assert [value for value in found if value is not None] == pytest.approx(expected)
     assert (tmp_path / "swaps.png").exists()
     assert Swaps.read(tmp_path) == done.result
