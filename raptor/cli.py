@@ -22,6 +22,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NoReturn, TextIO, Union, cast, get_args, get_origin
 
+from raptor.progress import started_processes
+
 COMMANDS = {
     "demo": ("raptor.commands.demo:demo", "everything below on the built-in default; ends with report.html"),
     "models": ("raptor.commands.models:models", "what can be opened"),
@@ -36,6 +38,8 @@ COMMANDS = {
     "train-teacher": ("raptor.commands.train_teacher:train_teacher", "train a small ViT to study"),
     "reproduce": ("raptor.commands.reproduce:reproduce", "a table or figure of the paper, by name"),
 }
+
+_IN_PARALLEL = ("phases", "distill", "evaluate", "probe", "dynamics", "states", "train-teacher")
 
 EXAMPLES = {
     "demo": ["raptor demo --out runs/demo"],
@@ -67,13 +71,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(words)
         except KeyboardInterrupt:
-            print("raptor: stopped", file=sys.stderr)
-            return 130
+            return _fail(130, "stopped")
         except Exception as error:
             if not is_users(error):
+                _end_ranks(1)
                 raise
-            print("raptor:", one_line(error), file=sys.stderr)
-            return 130 if type(error).__name__ == "Interrupted" else 2
+            return _fail(130 if type(error).__name__ == "Interrupted" else 2, one_line(error))
+
+
+def _fail(code: int, line: str) -> int:
+    """Say why it ended, once for all ranks, and end the other ones."""
+    if _end_ranks(code):
+        rank = started_processes()[0]
+        print("raptor:", f"rank {rank} on {socket.gethostname()}: {line}" if rank else line, file=sys.stderr)
+    return code
+
+
+def _end_ranks(code: int) -> bool:
+    """Whether this is the process that says why. Other ranks are told to end, once they are connected."""
+    devices = sys.modules.get("raptor.devices")  # it loads torch, and a wrong word is refused before that
+    return started_processes()[0] == 0 if devices is None else devices.end_ranks(code)
 
 
 def _run(words: list[str]) -> int:
@@ -170,6 +187,8 @@ def run_command(name: str, words: list[str]) -> int:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f": did you mean {close[0]}?" if close else f": choose from {', '.join(COMMANDS)}"
         raise ValueError(f"unknown command {name!r}{hint}")
+    if started_processes()[1] > 1 and name not in _IN_PARALLEL:
+        raise ValueError(f"raptor {name} is one process: start it without torchrun, and with srun --ntasks=1")
     experiment = words[0] if name == "reproduce" and words else None
     if name == "reproduce" and (not words or words[0] in ("list", "-h", "--help")):
         find_function(name, words)
@@ -194,7 +213,7 @@ def run_command(name: str, words: list[str]) -> int:
     module, _, function_name = where.partition(":")
     function = getattr(import_module(module), function_name)
     result = function(**{k: v for k, v in options.items() if k != "config"})
-    if os.environ.get("RANK", "0") != "0":  # with torchrun, only rank 0 prints
+    if started_processes()[0] != 0:  # only rank 0 prints
         return 0
     if as_json and result is not None:
         print(json.dumps(result.to_dict() if hasattr(result, "to_dict") else result, default=str), flush=True)

@@ -1,17 +1,36 @@
-"""Devices and precision: where things run."""
+"""Devices, precision and processes: where things run.
+
+Several processes ("ranks") share one command's images. The rule is the same everywhere: each rank measures its share of
+the batches, every accumulator has a `reduce(ranks)`, after which rank 0 holds what one process would hold, and
+`ranks.first` finishes on rank 0 and sends the result to all. A process by itself is `ONE_PROCESS`, which does nothing.
+"""
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from raptor.progress import started_processes
+
 _DEVICES = ("auto", "cpu", "cuda")
+_COLLECTIVE_TIMEOUT = timedelta(hours=2)  # rank 0 finishes, validates and writes while the others wait
+_WATCH_SECONDS = 0.5
+_END_KEY = "raptor/end"
+_CPU = torch.device("cpu")
+T = TypeVar("T")
 HAS_TRITON = find_spec("triton") is not None
 """Our kernels need it; torch comes without it on a Mac and in the build for the CPU only."""
 
@@ -80,3 +99,201 @@ def free_bytes(device: torch.device) -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return 8 * 2**30
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that share the images of a command; see `join_ranks`.
+
+    Attributes:
+        rank: the number of this process, from 0. size: how many there are.
+        device: that this process runs on.
+    """
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = _CPU
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which alone prints, draws and writes results."""
+        return self.rank == 0
+
+    def share(self, items: Sequence[T]) -> Sequence[T]:
+        """This rank's items, dealt out in turn."""
+        return items[self.rank :: self.size]
+
+    def sum(self, value: Tensor | None) -> Tensor:
+        """The sum over ranks, on every rank. None, or a zero of shape (), on a rank that has seen no image."""
+        if self.size == 1:
+            assert value is not None
+            return value
+        value = torch.zeros((), dtype=torch.float64) if value is None else value
+        kinds = self.gather((tuple(value.shape), value.dtype))
+        shape = torch.broadcast_shapes(*(shape for shape, _ in kinds))
+        dtype = max(kinds, key=lambda kind: len(kind[0]))[1]
+        total = value.to(self.device, dtype).expand(shape).contiguous().clone()
+        dist.all_reduce(total)
+        return total
+
+    def add_(self, value: Tensor) -> Tensor:
+        """`sum` in place, of a tensor that has one shape on all ranks: for every step of a training."""
+        if self.size > 1:
+            dist.all_reduce(value)
+        return value
+
+    def gather(self, value: T) -> list[T]:
+        """The small values of all ranks, in their order, on every rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def rows(self, rows: Tensor | None) -> list[Tensor]:
+        """The rows (N, ...) of all ranks, in their order, on rank 0; elsewhere none. One rank sends after the other."""
+        if self.size == 1:
+            return [] if rows is None else [rows]
+        kinds = self.gather(None if rows is None else (tuple(rows.shape), rows.dtype, rows.device.type))
+        found: list[Tensor] = []
+        for rank, kind in enumerate(kinds):
+            if kind is None or 0 in kind[0]:
+                continue
+            shape, dtype, place = kind
+            if rank == 0 and self.is_first and rows is not None:
+                found.append(rows)
+            elif rank == self.rank and rows is not None:
+                dist.send(rows.to(self.device).contiguous(), 0)
+            elif self.is_first:
+                received = torch.empty(shape, dtype=dtype, device=self.device)
+                dist.recv(received, rank)
+                found.append(received.cpu() if place == "cpu" else received)
+        return found
+
+    def first(self, function: Callable[[], T]) -> T:
+        """What `function` returns on rank 0, sent to all; what it raises there is raised on all. Tensors on the CPU."""
+        if self.size == 1:
+            return function()
+        outcome: list[Any] = [None, None]
+        failure: Exception | None = None
+        if self.is_first:
+            try:
+                outcome[0] = function()
+            except Exception as error:
+                failure, outcome[1] = error, (isinstance(error, ValueError | OSError), str(error))
+        dist.broadcast_object_list(outcome, 0)
+        if failure is not None:
+            raise failure
+        if outcome[1] is not None:
+            is_users, text = outcome[1]
+            raise (ValueError if is_users else RuntimeError)(text)
+        return cast(T, outcome[0])
+
+
+ONE_PROCESS = Ranks()
+
+
+def join_ranks(device: str) -> Ranks:
+    """This process among those that torchrun or srun started; by itself it is the only one, and nothing is loaded."""
+    if started_processes()[1] == 1:
+        return Ranks(device=torch.device(device))
+    return ranks_of(open_fabric(device, "fp32"))
+
+
+def ranks_of(fabric: Any) -> Ranks:
+    """The ranks that Fabric has connected."""
+    return Ranks(fabric.global_rank, fabric.world_size, fabric.device)
+
+
+def open_fabric(device: str, precision: str) -> Any:
+    """Lightning Fabric for this process: one device, or this rank's under torchrun and Slurm.
+
+    Where torchrun starts more processes than there are GPUs, they share these and talk over gloo, because NCCL refuses
+    two ranks on one GPU.
+    """
+    from lightning_fabric import Fabric
+    from lightning_fabric.plugins.environments import LightningEnvironment
+    from lightning_fabric.strategies import DDPStrategy
+
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # hides its notices about precision
+    kind: Any = "bf16-mixed" if precision == "bf16" else "32-true"
+    world = started_processes()[1]
+    if world == 1:
+        alone = Fabric(accelerator=device, devices=1, precision=kind, plugins=[LightningEnvironment()])
+        alone.launch()
+        return alone
+    local, num_nodes = _processes_per_node(world)
+    num_gpus = torch.cuda.device_count() if device == "cuda" else 0
+    places = [torch.device("cuda", i % num_gpus) if num_gpus else torch.device("cpu") for i in range(local)]
+    shared = 0 < num_gpus < local and "LOCAL_WORLD_SIZE" in os.environ  # srun may show each task only its own GPU
+    # Each rank draws its own stochastic-depth masks, which are buffers: rank 0's must not replace them.
+    strategy = DDPStrategy(
+        parallel_devices=places,
+        process_group_backend="gloo" if shared else None,
+        timeout=_COLLECTIVE_TIMEOUT,
+        broadcast_buffers=False,
+    )
+    fabric = Fabric(accelerator=device, devices=1, num_nodes=num_nodes, strategy=strategy, precision=kind)
+    fabric.launch()
+    atexit.unregister(_leave_group)
+    atexit.register(_leave_group)
+    _watch_others()
+    return fabric
+
+
+def _processes_per_node(world: int) -> tuple[int, int]:
+    """Processes on each node, and the number of nodes, as torchrun or srun tells them."""
+    if "RANK" in os.environ:
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    elif "SLURM_NTASKS_PER_NODE" in os.environ:
+        local = int(os.environ["SLURM_NTASKS_PER_NODE"])
+    else:
+        raise ValueError("srun must say how many processes a node has: srun --ntasks-per-node=N raptor ...")
+    return local, max(1, world // local)
+
+
+def _leave_group() -> None:
+    """Ranks leave together: a rank that ends while another one still waits for it would abort."""
+    if _watch is not None and _watch[1].is_set():
+        time.sleep(3 * _WATCH_SECONDS)  # for the others to see that this one failed, before the store goes with it
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+# A rank that fails leaves the others waiting for it in a collective, where nothing reaches them. So it leaves a note in
+# the store that they met at, and a thread of each rank looks for one.
+
+_watch: tuple[Any, threading.Event] | None = None
+
+
+def _watch_others() -> None:
+    """End this process when another rank has failed."""
+    global _watch
+    if _watch is not None:
+        return
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store, over = dist.TCPStore(host, port, is_master=False, wait_for_workers=False), threading.Event()
+
+    def look() -> None:
+        with suppress(RuntimeError):  # the store is gone: the others have ended
+            while not over.wait(_WATCH_SECONDS):
+                if store.check([_END_KEY]) and not over.is_set():
+                    os._exit(int(store.get(_END_KEY)))
+
+    _watch = (store, over)
+    threading.Thread(target=look, daemon=True).start()
+
+
+def end_ranks(code: int) -> bool:
+    """Tell the other ranks to end with this exit code; whether this is the rank that says why (the first to fail)."""
+    if _watch is None:
+        return started_processes()[0] == 0
+    store, over = _watch
+    over.set()
+    try:
+        is_first = store.add(f"{_END_KEY}/count", 1) == 1
+        if is_first:
+            store.set(_END_KEY, str(code))
+    except RuntimeError:
+        return False
+    return is_first

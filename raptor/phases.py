@@ -19,10 +19,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from raptor.data.stream import Batch, ImageStream
-from raptor.progress import track
 from raptor.provenance import Provenance
 from raptor.run import Record, ResultFile
-from raptor.similarity.cosine import Blocks, CoordinateStatistics, measure_similarity
+from raptor.similarity.cosine import Blocks, CoordinateStatistics, SimilarityResult, measure_similarity
 from raptor.similarity.outliers import Outliers
 from raptor.vit.builders import build_base, forward_arguments
 from raptor.vit.structure import inspect_vit
@@ -237,12 +236,12 @@ def study_phases(
     statistics = None
     if standardise:
         statistics = CoordinateStatistics(vit.num_layers, vit.name)
-        for states, _, _ in track(Trajectories(vit, batches, precision), f"statistics of {vit.name}"):
+        for states, _, _ in Trajectories(vit, batches, precision, f"statistics of {vit.name}"):
             statistics.update(states)
+        statistics.reduce(batches.ranks)
     started = time.monotonic()
-    trajectories = track(Trajectories(vit, batches, precision), f"similarity of {vit.name}", len(batches))
     measured = measure_similarity(
-        (states for states, _, _ in trajectories),
+        Trajectories(vit, batches, precision, f"similarity of {vit.name}"),
         vit.num_layers,
         vit.groups,
         statistics=statistics,
@@ -250,10 +249,30 @@ def study_phases(
         blocks_of=tokens,
     )
     seconds = (time.monotonic() - started) / max(1, measured.num_images)
+
+    def finish() -> ModelPhases:
+        twin_found = _twin_matrix(vit, batches.whole(), tokens, precision, seconds, twin, standardise)
+        return _cut(vit, measured, twin_found, k, method, score, min_length, tokens, standardise)
+
+    return batches.ranks.first(finish)
+
+
+def _cut(
+    vit: ViT,
+    measured: SimilarityResult,
+    twin: tuple[Array | None, str],
+    k: Sequence[int],
+    method: str,
+    score: str,
+    min_length: int | None,
+    tokens: str,
+    standardise: bool,
+) -> ModelPhases:
+    """The phases of a model whose similarity was measured, once for each `k`, and how sure they are."""
     matrix = measured.matrices[tokens]
     found = {num: find_phases(matrix, num, method=method, score=score, min_length=min_length) for num in k}
     chosen = choose_k(matrix, min_length=shortest("maxcut", min_length))
-    twin_matrix, twin_note = _twin_matrix(vit, batches, tokens, precision, seconds, twin, standardise)
+    twin_matrix, twin_note = twin
     evidence = _Evidence(matrix, measured.blocks, twin_matrix, shortest("maxcut", min_length))
     cuts = {num: evidence.of(phases, method, score, min_length) for num, phases in found.items()}
     if chosen.k not in cuts:
@@ -388,8 +407,8 @@ def _twin_matrix(
         kept.append(batch)
         if sum(len(b.images) for b in kept) >= TWIN_IMAGES:
             break
-    states = (states for states, _, _ in Trajectories(twin, kept, precision))
-    measured = measure_similarity(states, vit.num_layers, vit.groups, cka_features=None, model=twin.name)
+    trajectories = Trajectories(twin, kept, precision)
+    measured = measure_similarity(trajectories, vit.num_layers, vit.groups, cka_features=None, model=twin.name)
     return measured.matrices[tokens], f"its untrained twin was measured on {measured.num_images} images"
 
 

@@ -50,7 +50,7 @@ class Progress:
         self.description, self.total, self.unit = description, total, unit
         self.per_unit, self.rate_unit = per_unit, rate_unit or unit
         self.done, self.note, self.quiet = 0, "", quiet
-        self.shown = _is_rank_0()
+        self.shown = started_processes()[0] == 0
         self._began = self._started = self._last_shown = time.monotonic()
         self._first_done: int | None = None
         self._outer = _open_bars[-1] if _open_bars else None  # a terminal shows one bar: this one is part of its text
@@ -156,11 +156,13 @@ class Progress:
 _open_bars: list[Progress] = []
 
 
-def _is_rank_0() -> bool:
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank() == 0
-    return os.environ.get("RANK", "0") == "0"
+def started_processes() -> tuple[int, int]:
+    """The number of this process and how many there are, as torchrun or srun say it; (0, 1) without them."""
+    if "RANK" in os.environ:
+        return int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", 1))
+    if int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:  # only srun sets it: a batch script is one process
+        return int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_STEP_NUM_TASKS"])
+    return 0, 1
 
 
 def _open_bar(description: str) -> RichProgress | None:

@@ -271,6 +271,13 @@ def result_folder(out: str | Path | None, source: Any, command: str) -> Path:
     return check_folder(out or own, of=source)
 
 
+def made_folder(out: str | Path | None, source: Any, command: str) -> Path:
+    """`result_folder`, made if it is not there."""
+    folder = result_folder(out, source, command)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a small file so that a reader sees the old one or the new one, never a part."""
     partial = path.with_name(path.name + ".tmp")

@@ -3,6 +3,9 @@
 Mean and variance are exact, float64, on the device of the values, and never wait for it. Rows that are needed one by
 one (for quantiles and for the bootstrap) come from a uniform reservoir, so memory does not grow with the number of
 images.
+
+Rows may be given with their places in the whole stream of images. Then the ranks of a command, each with its share of
+the stream, keep the very rows that one process would keep, and `reduce(ranks)` puts them into its order.
 """
 
 from __future__ import annotations
@@ -11,18 +14,34 @@ import html
 import math
 import random
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cache
-from typing import Any, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, Protocol, Self, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from raptor.devices import Ranks
+
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _QUANTILE_KEYS = tuple(f"q{round(100 * q):02d}" for q in QUANTILES)
 _QUANTILE_IMAGES = 4096  # quantiles are exact up to this many images, and of a uniform sample beyond
+
+
+class Accumulator(Protocol):
+    """What is measured over a stream of batches."""
+
+    def reduce(self, ranks: Ranks) -> None:
+        """Merge what the ranks have; rank 0 then holds what one process would hold."""
+
+
+def reduce_all(ranks: Ranks, *accumulators: Accumulator | None) -> None:
+    """`reduce` of each that is not None."""
+    for accumulator in accumulators:
+        if accumulator is not None:
+            accumulator.reduce(ranks)
 
 
 class Moments:
@@ -56,11 +75,13 @@ class Moments:
         mean = rows.mean(0)
         self.add(mean, (rows - mean).square().sum(0), len(rows))
 
-    def reduce(self, add_ranks: Callable[[Tensor], Tensor]) -> None:
-        """Merge the moments of all ranks; `add_ranks` sums a tensor over them."""
-        num = add_ranks(torch.as_tensor(self.num, dtype=torch.float64, device=self.mean.device))
-        mean = add_ranks(self.mean * self.num) / num
-        self.squares = add_ranks(self.squares + (self.mean - mean).square() * self.num)
+    def reduce(self, ranks: Ranks) -> None:
+        """Merge the moments of all ranks."""
+        if ranks.size == 1:
+            return
+        num = ranks.sum(torch.as_tensor(self.num, dtype=torch.float64, device=self.mean.device))
+        mean = ranks.sum(self.mean * self.num) / num
+        self.squares = ranks.sum(self.squares + (self.mean.to(mean.device) - mean).square() * self.num)
         self.num, self.mean = num, mean
 
     @property
@@ -69,38 +90,100 @@ class Moments:
         return self.squares / self.num
 
 
+class Rows:
+    """Rows of a stream of images, all kept, in the order of their places."""
+
+    def __init__(self) -> None:
+        self._rows: list[Tensor] = []
+        self.places: list[int] = []
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def add(self, rows: Tensor, places: Sequence[int] | None = None) -> None:
+        """Add rows (B, ...) of the images at `places` of the stream, by default those that follow."""
+        places = range(self._next, self._next + len(rows)) if places is None else places
+        assert len(places) == len(rows), "each row has a place"
+        if len(rows):
+            self._rows.append(rows)
+            self.places += places
+            self._next = places[-1] + 1
+
+    def values(self) -> Tensor:
+        """All rows, (N, ...)."""
+        if len(self._rows) > 1:
+            self._rows = [torch.cat(self._rows)]
+        return self._rows[0]
+
+    def keep(self, order: Sequence[int]) -> None:
+        """Keep only the rows `order`, in this order."""
+        if self._rows:
+            rows = self.values()
+            index = torch.tensor(order, dtype=torch.long).to(rows.device, non_blocking=True)
+            self._rows = [rows.index_select(0, index)]
+        self.places = [self.places[i] for i in order]
+
+    def reduce(self, ranks: Ranks) -> None:
+        """Collect the rows of all ranks on rank 0."""
+        if ranks.size == 1:
+            return
+        places = [place for each in ranks.gather(self.places) for place in each]
+        found = ranks.rows(self.values() if self._rows else None)
+        if ranks.is_first:
+            self._rows, self.places = found, places
+            self.keep(sorted(range(len(places)), key=places.__getitem__))
+
+
 class Reservoir:
     """A uniform sample of at most `size` rows of a stream, kept on the rows' device.
 
-    Which rows is drawn on the host from `seed`, so no batch waits for the device.
+    Which rows is drawn on the host from `seed`, so no batch waits for the device. The draw of a row depends only on its
+    place in the stream.
     """
 
     def __init__(self, size: int, seed: int = 0) -> None:
         self.size = size
         self._random = random.Random(seed)
-        self._rows: list[Tensor] = []
+        self._num_drawn = 0
+        self._kept = Rows()
         self._keys: list[float] = []
 
-    def add(self, rows: Tensor) -> None:
-        """Add rows (B, ...)."""
-        self._rows.append(rows)
-        self._keys += [self._random.random() for _ in range(len(rows))]
+    def add(self, rows: Tensor, places: Sequence[int] | None = None) -> None:
+        """Add rows (B, ...) of the images at `places`, by default those that follow. Places must rise."""
+        self._kept.add(rows, places)
+        self._keys += [self._key(place) for place in self._kept.places[len(self._keys) :]]
         if len(self._keys) >= 2 * self.size:
-            self._trim()
+            self._trim(self.size)
 
     def values(self) -> Tensor:
-        """The rows kept, (N, ...), in the order of arrival."""
+        """The rows kept, (N, ...), in the order of the stream."""
         if len(self._keys) > self.size:
-            self._trim()
-        return torch.cat(self._rows)
+            self._trim(self.size)
+        return self._kept.values()
 
-    def _trim(self) -> None:
-        """Keep the rows with the smallest keys: each row is as likely as any other."""
-        order = sorted(range(len(self._keys)), key=self._keys.__getitem__)[: self.size]
-        order.sort()
-        rows = torch.cat(self._rows)
-        index = torch.tensor(order, dtype=torch.long).to(rows.device, non_blocking=True)
-        self._rows = [rows.index_select(0, index)]
+    def reduce(self, ranks: Ranks) -> None:
+        """The sample over all ranks, on rank 0; only the rows that stay are sent to it."""
+        if ranks.size == 1:
+            return
+        kept = sorted(key for keys in ranks.gather(self._keys) for key in keys)[: self.size]
+        self._trim(sum(key <= kept[-1] for key in self._keys))
+        self._kept.reduce(ranks)
+        self._keys = []  # nothing may be added any more
+
+    def _key(self, place: int) -> float:
+        """The draw of the row at `place`: those of the rows before it, which other ranks may hold, are made too."""
+        assert place >= self._num_drawn, "places rise"
+        while self._num_drawn < place:
+            self._random.random()
+            self._num_drawn += 1
+        self._num_drawn += 1
+        return self._random.random()
+
+    def _trim(self, num: int) -> None:
+        """Keep the `num` rows with the smallest keys: each row is as likely as any other."""
+        order = sorted(sorted(range(len(self._keys)), key=self._keys.__getitem__)[:num])
+        self._kept.keep(order)
         self._keys = [self._keys[i] for i in order]
 
 
@@ -259,20 +342,27 @@ class ImageMoments:
         self._moments = Moments()
         self._reservoir = Reservoir(reservoir, seed) if reservoir else None
 
-    def update(self, values: Tensor) -> None:
-        """Add a batch of values, `(B, ...)`."""
+    def update(self, values: Tensor, places: Sequence[int] | None = None) -> None:
+        """Add a batch of values, `(B, ...)`, of the images at `places` of the stream (by default those that follow)."""
         if len(values) == 0:
             return
         self._moments.add_rows(values)
         if self._reservoir is not None:
             # A copy, because a view would keep the whole batch that it is a part of.
-            self._reservoir.add(values.detach().to(torch.float32, copy=True))
+            self._reservoir.add(values.detach().to(torch.float32, copy=True), places)
         self.num_images += len(values)
 
     def kept(self) -> np.ndarray:
         """The values of the images kept for the quantiles, `(N, ...)` in float64: what a bootstrap resamples."""
         assert self._reservoir is not None, "no images were kept"
         return self._reservoir.values().cpu().numpy().astype(np.float64)
+
+    def reduce(self, ranks: Ranks) -> None:
+        """Merge the values of all ranks; quantiles are then on rank 0 only."""
+        self._moments.reduce(ranks)
+        if self._reservoir is not None:
+            self._reservoir.reduce(ranks)
+        self.num_images = sum(ranks.gather(self.num_images))
 
     def result(self) -> Spread:
         """Mean, deviation and quantiles so far."""

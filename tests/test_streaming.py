@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
-from tiny_models import sum_over_threads
+from tiny_models import on_ranks
 
+from raptor.devices import Ranks
 from raptor.streaming import QUANTILES, ImageMoments, Moments, Reservoir, Spread, jsonable
 
 
@@ -44,9 +44,7 @@ def test_moments_of_all_ranks() -> None:
     whole.add_rows(rows)
     for part, some in zip(parts, rows.split([4, 10, 16])):
         part.add_rows(some)
-    add_ranks = sum_over_threads(3)
-    with ThreadPoolExecutor(3) as ranks:
-        list(ranks.map(lambda rank: rank.reduce(add_ranks), parts))
+    on_ranks(3, lambda ranks: parts[ranks.rank].reduce(ranks))
     for part in parts:
         np.testing.assert_allclose(part.mean, whole.mean, rtol=1e-14)
         np.testing.assert_allclose(part.variance, whole.variance, rtol=1e-12)
@@ -64,6 +62,28 @@ def test_reservoir_is_a_uniform_sample_of_bounded_size() -> None:
     # 300 draws at 1/6: mean 50, deviation about 6.5
     assert counts.min() > 25 and counts.max() < 75
     assert abs(counts[:30].mean() - 50) < 4
+
+
+@pytest.mark.parametrize("num", [5, 61])
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_keep_the_rows_that_one_process_keeps(num: int, size: int) -> None:
+    """Batches of 4 in turn: fewer images than the reservoir holds and more, and ranks without any batch."""
+    rows = torch.arange(num, dtype=torch.float64)[:, None] ** 2
+    whole = ImageMoments(reservoir=12, seed=3)
+    for batch in rows.split(4):
+        whole.update(batch)
+
+    def measure(ranks: Ranks) -> Spread | None:
+        own = ImageMoments(reservoir=12, seed=3)
+        for start in ranks.share(range(0, num, 4)):
+            own.update(rows[start : start + 4], range(start, min(num, start + 4)))
+        own.reduce(ranks)
+        return own.result() if ranks.is_first else None
+
+    found, expected = on_ranks(size, measure)[0], whole.result()
+    assert found.num_images == num
+    np.testing.assert_array_equal(found.quantiles, expected.quantiles)
+    np.testing.assert_allclose([found.mean, found.std], [expected.mean, expected.std], rtol=1e-12)
 
 
 def test_image_moments_are_exact_and_their_quantiles_a_uniform_sample() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from raptor.devices import Ranks
 from raptor.open import open_vit
 from raptor.vit.view import ViT
 
@@ -41,18 +44,32 @@ def same_tensors(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-def sum_over_threads(num_ranks: int) -> Callable[[Tensor], Tensor]:
-    """A sum over ranks, each a thread: every rank calls it, waits for the others and gets the sum."""
-    values: list[Tensor] = []
-    barrier = threading.Barrier(num_ranks)
+class ThreadRanks(Ranks):
+    """Ranks that are threads of this process: every one calls the same methods and waits for the others."""
 
-    def add_ranks(value: Tensor) -> Tensor:
-        values.append(value)
-        barrier.wait(timeout=10)
-        total = torch.stack(values).sum(0)
-        if barrier.wait(timeout=10) == 0:
-            values.clear()
-        barrier.wait(timeout=10)
-        return total
+    def __init__(self, rank: int, size: int, board: list[Any], barrier: threading.Barrier) -> None:
+        super().__init__(rank, size)
+        object.__setattr__(self, "board", board)
+        object.__setattr__(self, "barrier", barrier)
 
-    return add_ranks
+    def gather(self, value: Any) -> list[Any]:
+        self.board[self.rank] = value  # type: ignore[attr-defined]
+        self.barrier.wait(timeout=10)  # type: ignore[attr-defined]
+        values = list(self.board)  # type: ignore[attr-defined]
+        self.barrier.wait(timeout=10)  # type: ignore[attr-defined]
+        return values
+
+    def sum(self, value: Tensor | None) -> Tensor:
+        return sum(torch.zeros(()) if part is None else part for part in self.gather(value))
+
+    def rows(self, rows: Tensor | None) -> list[Tensor]:
+        found = [part for part in self.gather(rows) if part is not None]
+        return found if self.is_first else []
+
+
+def on_ranks(size: int, function: Callable[[Ranks], Any]) -> list[Any]:
+    """`function` called once per rank, at the same time; what it returns on each."""
+    board: list[Any] = [None] * size
+    barrier = threading.Barrier(size)
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda rank: function(ThreadRanks(rank, size, board, barrier)), range(size)))

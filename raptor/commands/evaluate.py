@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from raptor.data import ChosenData, ImageData, ImageStream, iterate
-from raptor.devices import pick_device, pick_precision
+from raptor.devices import join_ranks, pick_device, pick_precision
 from raptor.fidelity.certificate import Certificate, certify
 from raptor.fidelity.complexity import Complexity, levin_bounds, quantisation_error
 from raptor.fidelity.error_curves import ErrorCurves
@@ -19,7 +19,7 @@ from raptor.open import open_pair
 from raptor.options import AnySplit, GivenHead, HeadClasses, Measuring, OfTeacher, Opening, part, with_defaults
 from raptor.progress import Progress
 from raptor.provenance import Provenance
-from raptor.run import result_folder
+from raptor.run import made_folder
 from raptor.streaming import Result
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
@@ -91,11 +91,11 @@ def evaluate(
     options = with_defaults(EvaluateOptions, given)
     device = pick_device(options["device"])
     precision = pick_precision(options["precision"], device)
-    surrogate, model = open_pair(run, **part(OfTeacher, options), device=device, **part(Opening, options))
+    ranks = join_ranks(device)
+    surrogate, model = open_pair(run, **part(OfTeacher, options), device=ranks.device, **part(Opening, options))
     if surrogate is None:
         raise ValueError(f"{run} is no surrogate: make one with raptor distill {run}")
-    folder = result_folder(out, run, "evaluate")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = ranks.first(lambda: made_folder(out, run, "evaluate"))
     batch_size, num_workers, num_images = options["batch_size"], options["num_workers"], options["num_images"]
     bar = Progress("certificate", num_images, "images")
 
@@ -105,7 +105,15 @@ def evaluate(
     chosen, size = ChosenData.of(run, options), model.preprocess.size
 
     def stream(images: ImageData, progress: Any = None) -> ImageStream:
-        return iterate(images, model.preprocess, batch_size, device=device, num_workers=num_workers, progress=progress)
+        return iterate(
+            images,
+            model.preprocess,
+            batch_size,
+            device=ranks.device,
+            num_workers=num_workers,
+            progress=progress,
+            ranks=ranks,
+        )
 
     fitted = chosen.training(train_images, size, model.num_classes)
     judged = chosen.judged(num_images, size, model.num_classes, like=fitted)
@@ -114,7 +122,7 @@ def evaluate(
     fitting = None
     if head_file is None and not model.num_classes:
         images = chosen.training(None, size)
-        fitting = head_batches(model, images, batch_size, head_images=head_images, num_workers=num_workers)
+        fitting = head_batches(model, images, batch_size, head_images=head_images, num_workers=num_workers, ranks=ranks)
     head, reason = resolve_head(
         model, fitting, file=head_file, cache=folder / "head.safetensors", head_images=head_images, precision=precision
     )
@@ -138,9 +146,8 @@ def evaluate(
         for side, vit in (("surrogate", surrogate), ("teacher", copy.deepcopy(model)))
     }
     about = Provenance.since(started, device)
-    bad = sorted({*held_out.data.bad, *training.data.bad, *(fitting.data.bad if fitting else ())})
+    bad = sorted({name for used in (held_out, training, fitting) if used is not None for name in used.bad_images()})
     certificate = replace(certificate, data=chosen.name, split=chosen.split, bad_images=bad, provenance=about)
-    certificate.write(folder)
     complexity = Complexity(
         **levin_bounds(surrogate, model),
         quantisation=rounding,
@@ -148,12 +155,18 @@ def evaluate(
         split=chosen.split,
         provenance=about,
     )
-    complexity.write(folder)
+    found = Evaluation(certificate, complexity, folder)
+    ranks.first(lambda: _write(found))
+    return found
+
+
+def _write(found: Evaluation) -> None:
     from raptor.report.figures_fidelity import figure_certificate
     from raptor.report.style import save_figure
 
-    save_figure(figure_certificate(certificate), folder / "figures" / "certificate")
-    return Evaluation(certificate, complexity, folder)
+    found.certificate.write(found.folder)
+    found.complexity.write(found.folder)
+    save_figure(figure_certificate(found.certificate), found.folder / "figures" / "certificate")
 
 
 def _short_errors(vit: ViT, teacher: ViT, batches: ImageStream, precision: str) -> dict[str, float]:
@@ -163,10 +176,15 @@ def _short_errors(vit: ViT, teacher: ViT, batches: ImageStream, precision: str) 
         Trajectories(teacher, batches, precision), Trajectories(vit, batches, precision)
     ):
         curves.update(states, own)
-    result = curves.result()
-    relative = result.relative["all"]
-    return {
-        "relative_last": float(relative[-1]),
-        "relative_largest": float(relative.max()),
-        "r2_last": float(result.r2["all"][-1]),
-    }
+    curves.reduce(batches.ranks)
+
+    def last_and_largest() -> dict[str, float]:
+        result = curves.result()
+        relative = result.relative["all"]
+        return {
+            "relative_last": float(relative[-1]),
+            "relative_largest": float(relative.max()),
+            "r2_last": float(result.r2["all"][-1]),
+        }
+
+    return batches.ranks.first(last_and_largest)

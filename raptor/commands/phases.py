@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 from torch import nn
 
 from raptor.data import ChosenData, iterate
-from raptor.devices import pick_device, pick_precision
+from raptor.devices import join_ranks, pick_device, pick_precision
 from raptor.open import open_pair
 from raptor.options import AnySplit, Measuring, OfTeacher, OpeningModel, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, PhasesFile, check_cuts, study_phases
@@ -56,28 +56,35 @@ def phases(
     options = with_defaults(PhasesOptions, given)
     device = pick_device(options["device"])
     precision = pick_precision(options["precision"], device)
+    ranks = join_ranks(device)
     models = models if isinstance(models, list) else [models]
     if options["weights"] is not None and len(models) > 1:
         raise ValueError("--weights goes with one model: write timm/NAME@FILE for several")
     if options["name"] is not None and len(models) > 1:
         raise ValueError("--name goes with one model")
     views: list[tuple[str, ViT]] = []
+    opening: dict[str, Any] = {**part(OfTeacher, options), **part(OpeningModel, options)}
     for name in models:
-        surrogate, model = open_pair(name, device=device, **part(OfTeacher, options), **part(OpeningModel, options))
+        surrogate, model = open_pair(name, device=ranks.device, **opening)
         views += [("", model)] if surrogate is None else [("teacher", model), ("surrogate", surrogate)]
     for _, vit in views:
         check_cuts(vit, k, method, score, min_length, tokens)
-    folder = check_folder(out or f"runs/phases-{slug(_name_of(models[0], views[0][1]))}")
+    folder = ranks.first(lambda: check_folder(out or f"runs/phases-{slug(_name_of(models[0], views[0][1]))}"))
     chosen = ChosenData.of(models[0], options)
     entries = []
     for side, vit in views:
         images = chosen.judged(options["num_images"], vit.preprocess.size)
         batches = iterate(
-            images, vit.preprocess, options["batch_size"], device=device, num_workers=options["num_workers"]
+            images,
+            vit.preprocess,
+            options["batch_size"],
+            device=ranks.device,
+            num_workers=options["num_workers"],
+            ranks=ranks,
         )
         entry = study_phases(vit, batches, k, method, score, min_length, tokens, standardise, precision, twin)
-        entries.append(replace(entry, side=side, data=chosen.name, split=chosen.split, bad_images=list(images.bad)))
-    return save_phases(PhasesFile(entries, Provenance.since(started, device)), folder)
+        entries.append(replace(entry, side=side, data=chosen.name, split=chosen.split, bad_images=batches.bad_images()))
+    return ranks.first(lambda: save_phases(PhasesFile(entries, Provenance.since(started, device)), folder))
 
 
 def _name_of(source: str | Path | nn.Module | ViT, vit: ViT) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from raptor.data.images import BadImage, ImageData, Pixels, Progress, chunks_of, fill_uint8
 from raptor.data.preprocess import Preprocess
-from raptor.devices import free_bytes, to_device
+from raptor.devices import ONE_PROCESS, Ranks, free_bytes, to_device
 
 CACHE_SHARE = 0.3
 """The share of free memory that decoded images may take."""
@@ -21,21 +23,32 @@ _NUM_TRIES = 10
 
 @dataclass(frozen=True)
 class Batch:
-    """images float32 (B, 3, S, S) normalised, on the device; labels (B,) there or None; indices (B,) on the CPU."""
+    """images float32 (B, 3, S, S) normalised, on the device; labels (B,) there or None; indices (B,) on the CPU.
+
+    start: how many images of the stream come before it; None where it is not known.
+    """
 
     images: Tensor
     labels: Tensor | None
     indices: Tensor
+    start: int | None = None
+
+    @property
+    def places(self) -> range | None:
+        """The places of its images in the stream."""
+        return None if self.start is None else range(self.start, self.start + len(self.indices))
 
 
 class ImageStream:
     """Batches for an analysis: every image once, in order; the last batch may be smaller.
 
-    It can be iterated again; `len` counts batches.
+    It can be iterated again; `len` counts batches. Ranks take whole batches in turn, so that each batch is one that a
+    single process would have; `num_images` counts those of all ranks.
 
     Args:
         progress: called with (images done, images in total) after each batch.
         limit: only a fixed sample of that many images.
+        ranks: the processes that share the batches.
     """
 
     def __init__(
@@ -48,6 +61,7 @@ class ImageStream:
         num_workers: int = 0,
         progress: Progress | None = None,
         limit: int | None = None,
+        ranks: Ranks = ONE_PROCESS,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"--batch_size must be at least 1; got {batch_size}")
@@ -55,27 +69,43 @@ class ImageStream:
         self.device, self.num_workers, self.progress = torch.device(device), num_workers, progress
         self.indices = data.sample(limit)
         self.num_images = len(self.indices)
+        self.ranks = ranks
 
     def __len__(self) -> int:
-        return -(-self.num_images // self.batch_size)
+        return len(self.ranks.share(range(0, self.num_images, self.batch_size)))
 
     def __iter__(self) -> Iterator[Batch]:
-        num_done = 0
         labels = None if self.data.labels is None else torch.tensor(self.data.labels)
-        chunks = chunks_of(self.indices, self.batch_size)
+        starts = self.ranks.share(range(0, self.num_images, self.batch_size))
+        chunks = self.ranks.share(chunks_of(self.indices, self.batch_size))
         batches = self.data.batches(chunks, self.preprocess, self.device, num_workers=self.num_workers, crop=True)
-        for chunk, (images_u8, indices) in zip(chunks, batches):
-            num_done += len(chunk)
+        for start, chunk, (images_u8, indices) in zip(starts, chunks, batches):
             if len(indices):
                 images = self.preprocess.normalise(images_u8)
                 own = None if labels is None else to_device(labels[indices], self.device)
-                yield Batch(images, own, indices)
+                yield Batch(images, own, indices, start)
             if self.progress is not None:
-                self.progress(num_done, self.num_images)
+                self.progress(start + len(chunk), self.num_images)
+
+    def whole(self) -> Self:
+        """The same stream, not shared: for what rank 0 does by itself."""
+        stream = copy.copy(self)
+        stream.ranks = ONE_PROCESS
+        return stream
+
+    def bad_images(self) -> list[str]:
+        """Names of the unreadable images that were skipped, on any rank, in the order of the data."""
+        bad = {name for names in self.ranks.gather(self.data.bad) for name in names}
+        return [name for name in self.data.names if name in bad] if bad else []
 
 
 iterate = ImageStream
 """Batches for an analysis; see `ImageStream`."""
+
+
+def sharing(batches: Any) -> Ranks:
+    """The ranks that share these batches; a list of batches belongs to this process."""
+    return getattr(batches, "ranks", ONE_PROCESS)
 
 
 def stable_seed(*parts: int | str) -> int:

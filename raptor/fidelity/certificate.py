@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from raptor.data.stream import Batch
+from raptor.data.stream import Batch, sharing
 from raptor.devices import device_name
 from raptor.fidelity.bootstrap import interval, quantile_intervals, resampled_means, statistic_interval
 from raptor.fidelity.complexity import block_list, count_flops, run_times
 from raptor.fidelity.error_curves import METRICS, Array, Curves, ErrorCurves
-from raptor.fidelity.heads import Head
+from raptor.fidelity.heads import Head, prediction_hits
 from raptor.fidelity.null_models import NULL_NAMES, NullModels, fit_null_models
 from raptor.fidelity.verdict import Estimate, Training, Verdict, judge
 from raptor.phases import Phases
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
-from raptor.streaming import Record, jsonable
-from raptor.vit.trajectory import autocast
+from raptor.streaming import Record, Rows, jsonable, reduce_all
+from raptor.vit.trajectory import Trajectories, autocast
 from raptor.vit.view import ViT
 
 if TYPE_CHECKING:
@@ -282,6 +283,8 @@ def certify(
 ) -> Certificate:
     """Certify `surrogate` against `teacher` on held-out `batches`, in one streaming pass over both.
 
+    Where ranks share the batches, all of them call this and get the same certificate.
+
     Args:
         batches: held-out images (labels, where there are any, give accuracies).
         null_models: whether to measure the null models too; this adds a pass over `train_batches` and one more forward
@@ -307,8 +310,25 @@ def certify(
     if head is None:
         notes.append("no accuracy or agreement: no head")
     measured = _measure(surrogate, teacher, batches, nulls, head, precision, null_every)
+    made = partial(_certificate, surrogate, teacher, phases, precision, measured, notes, bootstrap, seed, training)
+    return sharing(batches).first(made)
+
+
+def _certificate(
+    surrogate: ViT,
+    teacher: ViT,
+    phases: Phases,
+    precision: str,
+    measured: _Measured,
+    notes: list[str],
+    bootstrap: int,
+    seed: int,
+    training: Training | None,
+) -> Certificate:
+    """The certificate of what was measured."""
+    assert measured.images is not None
     curves = measured.curves["surrogate"].result()
-    null_curves = {name: measured.curves[name].result() for name in NULL_NAMES if nulls is not None}
+    null_curves = {name: measured.curves[name].result() for name in NULL_NAMES if name in measured.curves}
     intervals = _curve_intervals(curves, bootstrap, seed)
     return Certificate(
         surrogate=surrogate.name,
@@ -323,7 +343,7 @@ def certify(
         quantiles=_curve_quantiles(curves, bootstrap, seed),
         eps=_curve_eps(curves, bootstrap, seed),
         nulls=null_curves,
-        predictions=_predictions(measured.right, bootstrap, seed),
+        predictions=_predictions(measured.hits, bootstrap, seed),
         costs=_costs(surrogate, teacher, measured.images, precision),
         notes=notes + measured.notes,
         verdict=judge(curves, null_curves, intervals, training, bootstrap, seed),
@@ -332,11 +352,11 @@ def certify(
 
 @dataclass
 class _Measured:
-    """What one pass leaves: curves of the surrogate and the nulls, per-image hits (B, 1 or 3), and the first images."""
+    """What one pass leaves: curves of the surrogate and the nulls, hits of each image (N, 1 or 3), the first images."""
 
     curves: dict[str, ErrorCurves]
-    right: list[Tensor]
-    images: Tensor
+    hits: Rows
+    images: Tensor | None
     notes: list[str]
 
 
@@ -354,9 +374,13 @@ def _measure(
     data = getattr(batches, "data", None)
     num_classes = len(getattr(data, "classes", None) or ())
     scored = head is not None and num_classes in (0, head.num_classes)
-    right: list[Tensor] = []
+    hits, ranks = Rows(), sharing(batches)
     first: Tensor | None = None
-    for index, batch in enumerate(batches):
+    if ranks.size > 1:
+        centre = ranks.first(lambda: _first_centre(curves["surrogate"], teacher, batches, precision))
+        for each in curves.values():
+            each.start(centre.to(teacher.device))
+    for number, batch in enumerate(batches):
         images = batch.images.to(teacher.device, non_blocking=True)
         first = images if first is None else first
         with autocast(precision, teacher.device):
@@ -365,35 +389,34 @@ def _measure(
             if head is not None:
                 chosen = head.logits(teacher, teacher_states[-1], teacher_output).argmax(-1)
                 student = head.logits(surrogate, student_states[-1], student_output).argmax(-1)
-                right.append(_hits(chosen, student, batch.labels if scored else None))
-        curves["surrogate"].update(teacher_states, student_states)
+                hits.add(prediction_hits(chosen, student, batch.labels if scored else None), batch.places)
+        curves["surrogate"].update(teacher_states, student_states, batch.places)
         del student_states
-        if nulls is not None and index % null_every == 0:
+        if nulls is not None and (number * ranks.size + ranks.rank) % null_every == 0:
             for name, states in nulls.states(images, teacher_states, precision).items():
-                curves[name].update(teacher_states, states)
-    if first is None:
+                curves[name].update(teacher_states, states, batch.places)
+    if not any(ranks.gather(first is not None)):
         raise ValueError("no images to certify on: the held-out data is empty")
+    reduce_all(ranks, *curves.values(), hits)
     notes = []
     if null_every > 1 and nulls is not None:
         notes.append(f"null models measured on {curves['mean'].num_images} of the held-out images")
     if head is not None and not scored:
         notes.append(f"no accuracy: the head has {head.num_classes} classes, the data {num_classes}")
-    return _Measured(curves, right, first, notes)
+    return _Measured(curves, hits, first, notes)
 
 
-def _hits(teacher: Tensor, student: Tensor, labels: Tensor | None) -> Tensor:
-    """Per image: whether both chose the same class and, with labels, whether each was right: (B, 1 or 3)."""
-    hits = [teacher == student]
-    if labels is not None:
-        labels = labels.to(teacher.device)
-        hits += [teacher == labels, student == labels]
-    return torch.stack(hits, dim=1)
+def _first_centre(curves: ErrorCurves, teacher: ViT, batches: Iterable[Batch], precision: str) -> Tensor:
+    """The centre of the first batch, which rank 0 has."""
+    for states, _, _ in Trajectories(teacher, batches, precision):
+        return curves.centre_of(states).cpu()
+    raise ValueError("no images to certify on: the held-out data is empty")
 
 
-def _predictions(right: list[Tensor], bootstrap: int, seed: int) -> dict[str, Estimate]:
-    if not right:
+def _predictions(rows: Rows, bootstrap: int, seed: int) -> dict[str, Estimate]:
+    if not len(rows):
         return {}
-    hits = torch.cat(right).double().cpu().numpy()
+    hits = rows.values().double().cpu().numpy()
     ends = interval(resampled_means(hits, bootstrap, seed))
     names = ("agreement", "teacher_accuracy", "surrogate_accuracy")[: hits.shape[1]]
     return {

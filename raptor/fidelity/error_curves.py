@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raptor.devices import free_bytes
+from raptor.devices import Ranks, free_bytes
 from raptor.streaming import Moments, Reservoir, decode, jsonable
 from raptor.vit.view import TokenGroups
 
@@ -172,15 +172,40 @@ class ErrorCurves:
         self._reservoir = Reservoir(reservoir, seed)
         self._coordinates = Moments()  # of the teacher's states, (L, G, D)
         self._centre: Tensor | None = None  # (L, G + 1, D)
+        self._image_sums = self._norm_sums = self._residuals = torch.zeros((), dtype=torch.float64)
 
     @torch.no_grad()
-    def update(self, teacher_states: Sequence[Tensor], student_states: Sequence[Tensor]) -> None:
-        """Add a batch: the states `a_0..a_L` of both, each (B, T, D); `a_0` is not compared."""
+    def centre_of(self, teacher_states: Sequence[Tensor]) -> Tensor:
+        """The mean of each layer and group over a batch, all tokens last: (L, G + 1, D)."""
+        spans = (*self.bounds, (0, self.groups.num_tokens))
+        return torch.stack(
+            [torch.stack([x.float()[:, a:b].mean((0, 1)) for a, b in spans]) for x in teacher_states[1:]]
+        )
+
+    def start(self, centre_lgd: Tensor) -> None:
+        """Measure the images' deviations from this centre; by default the first batch's, of which ranks have others."""
+        device, (_, num, dim) = centre_lgd.device, centre_lgd.shape
+        self._centre = centre_lgd
+        self._num_stacked = min(STACKED_VALUES.get(device.type, 1), free_bytes(device) // _BYTES_EACH)
+        double = torch.float64
+        self._num_tokens = torch.tensor([[b - a] for a, b in self.bounds], device=device, dtype=double)  # (G, 1)
+        self._image_sums = torch.zeros(self.num_layers, num, _NUM_IMAGE_VALUES, device=device, dtype=double)
+        self._norm_sums = self._image_sums[..., :2].clone()
+        self._residuals = torch.zeros(self.num_layers, num - 1, dim, device=device, dtype=double)
+
+    @torch.no_grad()
+    def update(
+        self, teacher_states: Sequence[Tensor], student_states: Sequence[Tensor], places: Sequence[int] | None = None
+    ) -> None:
+        """Add a batch: the states `a_0..a_L` of both, each (B, T, D); `a_0` is not compared.
+
+        places: of its images in the stream, by default those that follow.
+        """
         self._check(teacher_states, student_states)
         if len(teacher_states[0]) == 0:
             return
         if self._centre is None:
-            self._start(teacher_states)
+            self.start(self.centre_of(teacher_states))
         assert self._centre is not None
         pairs = zip(*(self._stacks(states) for states in (teacher_states, student_states)))
         with torch.autocast(teacher_states[0].device.type, enabled=False):
@@ -191,12 +216,20 @@ class ErrorCurves:
         mean_lgd, square_lgd, residual_lgd = torch.cat([coordinate for _, coordinate in rows]).double().unbind(2)
         self._coordinates.add(mean_lgd, square_lgd, len(image_blgv) * self._num_tokens)
         self._residuals += residual_lgd
-        self._reservoir.add(image_blgv)
+        self._reservoir.add(image_blgv, places)
         self.num_images += len(image_blgv)
+
+    def reduce(self, ranks: Ranks) -> None:
+        """Merge the sums of all ranks; the images' own values are then on rank 0."""
+        self._image_sums, self._norm_sums = ranks.sum(self._image_sums), ranks.sum(self._norm_sums)
+        self._residuals = ranks.sum(self._residuals)
+        self._coordinates.reduce(ranks)
+        self._reservoir.reduce(ranks)
+        self.num_images = sum(ranks.gather(self.num_images))
 
     def result(self) -> Curves:
         """The curves over everything seen so far."""
-        if self._centre is None:
+        if self.num_images == 0:
             raise ValueError("no images were measured: the data is empty")
         names = ("all", *self.names)
         total_lgd, residual_lgd = self._squares()
@@ -246,20 +279,6 @@ class ErrorCurves:
         whole = (about_mean + count * (mean - grand_mean) ** 2).sum(1, keepdims=True)
         residual = np.concatenate([residual.sum(1, keepdims=True), residual], axis=1)
         return np.concatenate([whole, about_mean], axis=1), residual
-
-    def _start(self, teacher_states: Sequence[Tensor]) -> None:
-        """Take the first batch's means as centres, and make the sums on its device."""
-        device, dim, num = teacher_states[0].device, teacher_states[0].shape[-1], len(self.bounds)
-        spans = (*self.bounds, (0, self.groups.num_tokens))
-        self._centre = torch.stack(
-            [torch.stack([x.float()[:, a:b].mean((0, 1)) for a, b in spans]) for x in teacher_states[1:]]
-        )
-        self._num_stacked = min(STACKED_VALUES.get(device.type, 1), free_bytes(device) // _BYTES_EACH)
-        double = torch.float64
-        self._num_tokens = torch.tensor([[b - a] for a, b in self.bounds], device=device, dtype=double)  # (G, 1)
-        self._image_sums = torch.zeros(self.num_layers, num + 1, _NUM_IMAGE_VALUES, device=device, dtype=double)
-        self._norm_sums = self._image_sums[..., :2].clone()
-        self._residuals = torch.zeros(self.num_layers, num, dim, device=device, dtype=double)
 
     def _check(self, teacher_states: Sequence[Tensor], student_states: Sequence[Tensor]) -> None:
         for who, states in (("teacher", teacher_states), ("student", student_states)):

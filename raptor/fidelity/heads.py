@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from raptor.data.images import ImageData
 from raptor.data.split import choice_split
-from raptor.data.stream import Batch, ImageStream, iterate
+from raptor.data.stream import Batch, ImageStream, iterate, sharing
+from raptor.devices import ONE_PROCESS, Ranks
 from raptor.progress import track
+from raptor.streaming import Rows
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT, first_tensor
 from raptor.vit.weights import check_weights, fingerprint, same_weights
@@ -157,30 +159,64 @@ def _ridge_path(
 
 
 @torch.no_grad()
-def collect_features(
-    vit: ViT, batches: Iterable[Batch], precision: str = "fp32"
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Pooled features (N, F) of the last state, labels (N,) or None, and logits (N, C) of the model's own head or None.
-
-    All on the model's device, features and logits in float32.
-    """
-    features, labels, logits, device = [], [], [], vit.device
+def _pooled_features(vit: ViT, batches: Iterable[Batch], precision: str) -> Iterator[tuple[Tensor, Batch]]:
+    """Pooled features (B, F) of the last state in float32, batch by batch."""
     last: list[Tensor] = []
     handle = vit.blocks[-1].register_forward_hook(lambda _module, _args, output: last.append(first_tensor(output)))
     try:
         for batch in track(batches, f"features of {vit.name}", quiet=True):
-            with autocast(precision, device):
-                output = vit(batch.images.to(device, non_blocking=True))
-                features.append(vit.features(last.pop()).float())
-            if vit.num_classes:
-                logits.append(output.float())
-            if batch.labels is not None:
-                labels.append(batch.labels.to(device))
+            with torch.no_grad(), autocast(precision, vit.device):
+                vit(batch.images.to(vit.device, non_blocking=True))
+                features = vit.features(last.pop()).float()
+            yield features, batch
     finally:
         handle.remove()
-    if not features:
+
+
+def collect_features(vit: ViT, batches: Iterable[Batch], precision: str = "fp32") -> tuple[Tensor, Tensor | None]:
+    """Pooled features (N, F) of the last state in float32, and labels (N,) or None, on the model's device.
+
+    Where ranks share the batches, all of them call this, and rank 0 gets the rows of all.
+    """
+    features, labels, ranks = Rows(), Rows(), sharing(batches)
+    for some, batch in _pooled_features(vit, batches, precision):
+        features.add(some, batch.places)
+        if batch.labels is not None:
+            labels.add(batch.labels.to(vit.device), batch.places)
+    if not any(ranks.gather(len(features))):
         raise ValueError("no images to take features from: the data is empty")
-    return torch.cat(features), torch.cat(labels) if labels else None, torch.cat(logits) if logits else None
+    features.reduce(ranks)
+    labels.reduce(ranks)
+    own = features.values() if len(features) else torch.empty(0, device=vit.device)
+    return own, labels.values() if len(labels) else None
+
+
+def fit_ridge_head(
+    vit: ViT, batches: Iterable[Batch], num_classes: int | None = None, precision: str = "fp32"
+) -> tuple[LinearHead, int] | None:
+    """A ridge head on the features of `batches`, of all ranks that share them, and the number of images.
+
+    It is on the CPU. None without labels. `num_classes` is by default one more than the largest label.
+    """
+    features, labels = collect_features(vit, batches, precision)
+
+    def fit() -> tuple[LinearHead, int] | None:
+        if labels is None:
+            return None
+        return fit_ridge(features, labels, num_classes or int(labels.max()) + 1).cpu(), len(features)
+
+    return sharing(batches).first(fit)
+
+
+def head_accuracy(vit: ViT, head: LinearHead, batches: Iterable[Batch], precision: str = "fp32") -> float:
+    """Accuracy of a head on the features of labelled batches, of all ranks that share them."""
+    head, num_right, num = head.to(vit.device), torch.zeros((), dtype=torch.int64, device=vit.device), 0
+    for features, batch in _pooled_features(vit, batches, precision):
+        assert batch.labels is not None
+        num_right += is_right(head(features), batch.labels).sum()
+        num += len(features)
+    ranks = sharing(batches)
+    return int(ranks.sum(num_right)) / sum(ranks.gather(num))
 
 
 def is_right(logits_nc: Tensor, labels_n: Tensor) -> Tensor:
@@ -199,13 +235,23 @@ def share_kept(score: float | None, of_teacher: float, higher_is_better: bool = 
     return top / bottom if top is not None and bottom else None
 
 
-def agreement(logits_nc: Tensor, other_nc: Tensor) -> float:
-    """Share of images on which two sets of logits choose the same class."""
-    return (logits_nc.argmax(-1) == other_nc.argmax(-1)).float().mean().item()
+def prediction_hits(teacher_b: Tensor, student_b: Tensor, labels_b: Tensor | None) -> Tensor:
+    """Per image, 0 or 1: whether both chose the same class and, with labels, whether each was right: (B, 1 or 3)."""
+    hits = [teacher_b == student_b]
+    if labels_b is not None:
+        labels_b = labels_b.to(teacher_b.device)
+        hits += [teacher_b == labels_b, student_b == labels_b]
+    return torch.stack(hits, dim=1).to(torch.uint8)
 
 
 def head_batches(
-    teacher: ViT, data: ImageData, batch_size: int, *, head_images: int | None = None, num_workers: int = 0
+    teacher: ViT,
+    data: ImageData,
+    batch_size: int,
+    *,
+    head_images: int | None = None,
+    num_workers: int = 0,
+    ranks: Ranks = ONE_PROCESS,
 ) -> ImageStream:
     """The training images a ridge head is fitted on: `head_images` of them, by default 20 per class, at least 5,000.
 
@@ -214,7 +260,15 @@ def head_batches(
     fit = data.select(choice_split(data.keys)[0]) if len(data) > 1 else data
     wanted = head_images or max(_NUM_IMAGES, _NUM_IMAGES_PER_CLASS * len(data.classes or ()))
     limit = min(wanted, len(fit))
-    return iterate(fit, teacher.preprocess, batch_size, device=teacher.device, num_workers=num_workers, limit=limit)
+    return iterate(
+        fit,
+        teacher.preprocess,
+        batch_size,
+        device=teacher.device,
+        num_workers=num_workers,
+        limit=limit,
+        ranks=ranks,
+    )
 
 
 def resolve_head(
@@ -232,7 +286,7 @@ def resolve_head(
     The one in `file`; else the model's own; else a ridge probe on the teacher's features of `train_batches` (see
     `head_batches`), when these have labels. `cache` is where the ridge probe is kept (in the run folder): it is read
     from there, so that all commands on a run use one head, unless it was fitted on other data, on another teacher
-    or on another number of images than the `head_images` that were asked for.
+    or on another number of images than the `head_images` that were asked for. Rank 0 reads and keeps it.
     """
     if file is not None:
         linear = LinearHead.load(file)
@@ -243,9 +297,10 @@ def resolve_head(
     num_classes = num_classes or len(getattr(data, "classes", None) or ()) or None
     fitted_on = _fitted_on(teacher, train_batches, num_classes)
     decisive = {name: value for name, value in fitted_on.items() if name != "num_images" or head_images is not None}
-    if cache is not None and Path(cache).is_file() and _is_fitted_on(cache, decisive, teacher):
-        linear = LinearHead.load(cache)
-        return Head("ridge", linear.num_classes, linear), f"the ridge probe kept in {Path(cache).name}"
+    ranks = sharing(train_batches)
+    kept = None if cache is None else ranks.first(lambda: _read_kept(cache, decisive, teacher))
+    if cache is not None and kept is not None:
+        return Head("ridge", kept.num_classes, kept), f"the ridge probe kept in {Path(cache).name}"
     if train_batches is None:
         return (
             None,
@@ -256,14 +311,20 @@ def resolve_head(
             None,
             f"no accuracy or agreement: {teacher.name} has no head, none was given and {data.name} has no labels",
         )
-    features, labels, _ = collect_features(teacher, train_batches, precision)
-    if labels is None:
+    fitted = fit_ridge_head(teacher, train_batches, num_classes, precision)
+    if fitted is None:
         return None, f"no accuracy or agreement: {teacher.name} has no head, none was given and the data has no labels"
-    linear = fit_ridge(features, labels, num_classes or int(labels.max()) + 1)
-    if cache is not None:
+    linear, num_images = fitted
+    if cache is not None and ranks.is_first:
         linear.save(cache, fitted_on)
-    found = f"a ridge probe on the teacher's features of {len(features)} training images (alpha {linear.alpha:g})"
+    found = f"a ridge probe on the teacher's features of {num_images} training images (alpha {linear.alpha:g})"
     return Head("ridge", linear.num_classes, linear), found
+
+
+def _read_kept(cache: str | Path, decisive: dict[str, str], teacher: ViT) -> LinearHead | None:
+    """The head in `cache`, unless something else decided it."""
+    there = Path(cache).is_file() and _is_fitted_on(cache, decisive, teacher)
+    return LinearHead.load(cache) if there else None
 
 
 def _fitted_on(teacher: ViT, batches: Iterable[Batch] | None, num_classes: int | None) -> dict[str, str]:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from raptor.data.stream import Batch
-from raptor.devices import full_precision
+from raptor.data.stream import Batch, sharing
+from raptor.devices import Ranks, full_precision
 from raptor.phases import Phases, check_phases
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.trajectory import Trajectories, autocast
@@ -65,9 +65,12 @@ class NullModels:
 
 
 def fit_null_models(teacher: ViT, phases: Sequence[int], batches: Iterable[Batch], precision: str) -> NullModels:
-    """Fit the null models on the teacher's states, in one streaming pass."""
-    phases = check_phases(teacher, phases)
+    """Fit the null models on the teacher's states, in one streaming pass; of all ranks that share the batches."""
+    phases, ranks = check_phases(teacher, phases), sharing(batches)
     fits = [LinearFit() for _ in phases]
+    if ranks.size > 1:
+        for fit, start in zip(fits, ranks.first(lambda: _first_scales(teacher, phases, batches, precision))):
+            fit.start(*(part.to(teacher.device) for part in start))
     sums_ltd: Tensor | None = None
     num_images = 0
     for states, _, batch in Trajectories(teacher, batches, precision):
@@ -77,11 +80,25 @@ def fit_null_models(teacher: ViT, phases: Sequence[int], batches: Iterable[Batch
             for layer in range(first, last + 1):
                 fit.update(states[layer - 1], states[layer])
         num_images += len(batch.images)
-    if sums_ltd is None:
+    num_images = sum(ranks.gather(num_images))
+    if num_images == 0:
         raise ValueError("no images to fit the null models on: the data is empty")
+    sums_ltd = ranks.sum(sums_ltd)
+    for fit in fits:
+        fit.reduce(ranks)
     tied = make_surrogate(teacher, phases, block="teacher", conditioning="none", copy="middle")
     mean_ltd = _group_means(sums_ltd / num_images, teacher.groups)
     return NullModels(phases, mean_ltd, [fit.solve() for fit in fits], tied, num_images)
+
+
+def _first_scales(
+    teacher: ViT, phases: Phases, batches: Iterable[Batch], precision: str
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """What each phase's fit is standardised by: moments of the first batch, which rank 0 has. Empty without images."""
+    for states, _, _ in Trajectories(teacher, batches, precision):
+        found = [LinearFit.scales(states[first - 1], states[first]) for first, _ in phases.spans]
+        return [(x_mean.cpu(), x_scale.cpu(), y_mean.cpu()) for x_mean, x_scale, y_mean in found]
+    return []
 
 
 def _group_means(mean_ltd: Tensor, groups: TokenGroups) -> Tensor:
@@ -97,22 +114,36 @@ class LinearFit:
     """Least squares of y on x with an offset, streaming: D x D normal equations, never the rows.
 
     Rows are standardised by the first batch's mean and deviation, so that float32 products lose no digits to a large
-    offset or a huge coordinate; sums are float64.
+    offset or a huge coordinate; sums are float64. Ranks that share a fit `start` with the same ones.
     """
 
     def __init__(self) -> None:
         self._start: tuple[Tensor, Tensor, Tensor] | None = None
+
+    @staticmethod
+    def scales(x_btd: Tensor, y_btd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and deviation of x and mean of y, per coordinate."""
+        x, y = x_btd.float().flatten(0, -2), y_btd.float().flatten(0, -2)
+        return x.mean(0), x.std(0, correction=0).clamp_min(1e-6), y.mean(0)
+
+    def start(self, x_mean: Tensor, x_scale: Tensor, y_mean: Tensor) -> None:
+        """Standardise by these."""
+        self._start = (x_mean, x_scale, y_mean)
+        dim, out = len(x_mean), len(y_mean)
+        self._gram = torch.zeros(dim + 1, dim + 1, device=x_mean.device, dtype=torch.float64)
+        self._cross = torch.zeros(dim + 1, out, device=x_mean.device, dtype=torch.float64)
+
+    def reduce(self, ranks: Ranks) -> None:
+        """Merge the rows of all ranks."""
+        self._gram, self._cross = ranks.sum(self._gram), ranks.sum(self._cross)
 
     @torch.no_grad()
     def update(self, x_btd: Tensor, y_btd: Tensor) -> None:
         """Add pairs of rows."""
         x, y = x_btd.float().flatten(0, -2), y_btd.float().flatten(0, -2)
         if self._start is None:
-            scale = x.std(0, correction=0).clamp_min(1e-6)
-            self._start = (x.mean(0), scale, y.mean(0))
-            dim, out = x.shape[1], y.shape[1]
-            self._gram = torch.zeros(dim + 1, dim + 1, device=x.device, dtype=torch.float64)
-            self._cross = torch.zeros(dim + 1, out, device=x.device, dtype=torch.float64)
+            self.start(*self.scales(x_btd, y_btd))
+        assert self._start is not None
         x_mean, x_scale, y_mean = self._start
         z = torch.cat([(x - x_mean) / x_scale, x.new_ones(len(x), 1)], dim=1)
         with full_precision(x.device):

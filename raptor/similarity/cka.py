@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from raptor.devices import Ranks
 from raptor.vit.trajectory import check_states, double, pool_layers
 from raptor.vit.view import POOLED, TokenGroups
 
@@ -45,6 +46,12 @@ class LinearCKA:
         hsic_ll = _unbiased_hsic(double(features_bld).transpose(0, 1))
         self._hsic_ll = self._hsic_ll + len(states[0]) * hsic_ll
         self.num_images += len(states[0])
+
+    def reduce(self, ranks: Ranks) -> None:
+        """Merge the batches of all ranks."""
+        self._hsic_ll = ranks.sum(self._hsic_ll)
+        self.num_images = sum(ranks.gather(self.num_images))
+        self.num_skipped_images = sum(ranks.gather(self.num_skipped_images))
 
     def result(self) -> NDArray[np.float64]:
         """(L, L)."""

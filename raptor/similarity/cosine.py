@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raptor.devices import full_precision
+from raptor.devices import ONE_PROCESS, Ranks, full_precision
 from raptor.similarity.cka import LinearCKA
 from raptor.similarity.outliers import Outliers, OutlierShares
-from raptor.streaming import Moments, Result
-from raptor.vit.trajectory import at_least_float32, check_states, double, float_type, pool_layers
+from raptor.streaming import Moments, Result, reduce_all
+from raptor.vit.trajectory import Trajectories, at_least_float32, check_states, double, float_type, pool_layers
 from raptor.vit.view import POOLED, TokenGroups
 
 Array = NDArray[np.float64]
@@ -73,14 +73,22 @@ class CosineSimilarity:
         self.num_layers, self.groups, self.statistics = num_layers, groups, statistics
         self.blocks_of = blocks_of
         self._block_nll = torch.zeros((), dtype=torch.float64)
+        self._block_sizes = np.zeros(NUM_BLOCKS, dtype=np.int64)
         self.num_images = 0
         self._bad = _BadStates(num_layers, model, check_every)
         self._token_tll = self._pooled_ll = torch.zeros((), dtype=torch.float64)
 
     @torch.no_grad()
-    def update(self, states: Sequence[Tensor], pooled: dict[str, Tensor] | None = None) -> Tensor:
-        """Add a batch. `pooled`: from `pool_layers`, if known. Returns the squared norms of the tokens, (B, T, L)."""
+    def update(
+        self, states: Sequence[Tensor], pooled: dict[str, Tensor] | None = None, start: int | None = None
+    ) -> Tensor:
+        """Add a batch; returns the squared norms of its tokens, (B, T, L).
+
+        pooled: from `pool_layers`, if known. start: how many images of the stream come before; by default those seen.
+        """
         check_states(states, self.num_layers, self.groups.num_tokens)
+        block_b = (torch.arange(len(states[0])) + (self.num_images if start is None else start)) % NUM_BLOCKS
+        self._block_sizes += np.bincount(block_b.numpy(), minlength=NUM_BLOCKS)
         pooled = pool_layers(states, self.groups) if pooled is None else pooled
         gram_btll = torch.cat([_gram(self._standardise(x_btld)) for x_btld in _chunks(states)])
         cosine_btll, energy_btl = _cosines(gram_btll)
@@ -89,16 +97,24 @@ class CosineSimilarity:
         self._bad.watch(energy_btl.flatten(0, 1))
         if self.blocks_of not in (None, "pooled"):
             where = dict(self.groups.present()).get(str(self.blocks_of), slice(None))
-            self._deal_out(cosine_btll[:, where].mean(1))
+            self._deal_out(cosine_btll[:, where].mean(1), block_b)
         for x_bld in pooled.values():
             cosine_bll, energy_bl = _cosines(_gram(self._standardise(x_bld)))
             self._pooled_ll = self._pooled_ll + double(cosine_bll.sum(0))
             self._bad.watch(energy_bl)
             if self.blocks_of == "pooled":
-                self._deal_out(cosine_bll / len(pooled))
+                self._deal_out(cosine_bll / len(pooled), block_b)
         self.num_images += len(states[0])
         self._bad.next_batch()
         return energy_btl
+
+    def reduce(self, ranks: Ranks) -> None:
+        """Merge the sums of all ranks; raises where this rank saw states that are not finite."""
+        self._bad.check()
+        self._token_tll, self._pooled_ll = ranks.sum(self._token_tll), ranks.sum(self._pooled_ll)
+        self._block_nll = ranks.sum(self._block_nll)
+        self._block_sizes = np.sum(ranks.gather(self._block_sizes), axis=0)
+        self.num_images = sum(ranks.gather(self.num_images))
 
     def result(self) -> dict[str, Array]:
         """Variant -> (L, L) matrix. Raises `NonFiniteStates` if any state was not finite."""
@@ -121,17 +137,16 @@ class CosineSimilarity:
         """The mean matrix of each block of images; None without `blocks_of`."""
         if self.blocks_of is None or self.num_images == 0:
             return None
-        sizes = np.bincount(np.arange(self.num_images) % NUM_BLOCKS, minlength=1)
-        sums_nll = self._block_nll[: len(sizes)].cpu().numpy()
+        used = self._block_sizes > 0
+        sizes, sums_nll = self._block_sizes[used], self._block_nll.cpu().numpy()[used]
         return Blocks(sums_nll / sizes[:, None, None], sizes)
 
-    def _deal_out(self, cosine_bll: Tensor) -> None:
-        """Add the matrices of a batch's images to the blocks, one image to each in turn."""
+    def _deal_out(self, cosine_bll: Tensor, block_b: Tensor) -> None:
+        """Add the matrices of a batch's images to their blocks: one image to each in turn."""
         cosine_bll = double(cosine_bll)
         if self._block_nll.dim() == 0:
             self._block_nll = cosine_bll.new_zeros(NUM_BLOCKS, self.num_layers, self.num_layers)
-        index = (self.num_images + torch.arange(len(cosine_bll))) % NUM_BLOCKS
-        self._block_nll.index_add_(0, index.to(cosine_bll.device), cosine_bll)
+        self._block_nll.index_add_(0, block_b.to(cosine_bll.device), cosine_bll)
 
     def _standardise(self, x: Tensor) -> Tensor:
         return x if self.statistics is None else self.statistics.standardise(x)
@@ -157,6 +172,12 @@ class CoordinateStatistics:
         self._bad.watch_input(states[0])
         self._bad.watch(1 + mean_ld.square().sum(1)[None] + variance_ld.sum(1)[None])
         self._bad.next_batch()
+
+    def reduce(self, ranks: Ranks) -> None:
+        """Merge the statistics of all ranks; raises where this rank saw states that are not finite."""
+        self._bad.check()
+        self._moments.reduce(ranks)
+        self.count, self._scale = sum(ranks.gather(self.count)), None
 
     @property
     def mean(self) -> Array:
@@ -211,7 +232,7 @@ class SimilarityResult(Result):
 
 
 def measure_similarity(
-    trajectories: Iterable[Sequence[Tensor]],
+    trajectories: Trajectories | Iterable[Sequence[Tensor]],
     num_layers: int,
     groups: TokenGroups,
     statistics: CoordinateStatistics | None = None,
@@ -220,7 +241,7 @@ def measure_similarity(
     check_every: int = 50,
     blocks_of: str | None = None,
 ) -> SimilarityResult:
-    """Similarity over a stream of trajectories, one batch of states `a_0..a_L` at a time.
+    """Similarity over a stream of trajectories, one batch of states `a_0..a_L` at a time; of all ranks that share it.
 
     `statistics` (from an earlier pass) standardises coordinates before the cosine; CKA and outliers stay those of the
     raw states. `cka_features` None leaves CKA out. `model` names the model in errors. `blocks_of` is the variant whose
@@ -229,16 +250,27 @@ def measure_similarity(
     cosine = CosineSimilarity(num_layers, groups, statistics, model, check_every, blocks_of)
     cka = None if cka_features is None else LinearCKA(num_layers, groups, cka_features)
     outliers = OutlierShares(num_layers)
-    for states in trajectories:
+    for states, start in _with_starts(trajectories):
         check_states(states, num_layers, groups.num_tokens)
         pooled = pool_layers(states, groups)
-        energy_btl = cosine.update(states, pooled)
+        energy_btl = cosine.update(states, pooled, start)
         outliers.update(states, energy_btl if statistics is None else None)
         if cka is not None:
             cka.update(states, pooled)
+    ranks = trajectories.ranks if isinstance(trajectories, Trajectories) else ONE_PROCESS
+    reduce_all(ranks, cosine, outliers, cka)
     matrices = cosine.result()
     cka_ll = cka.result() if cka is not None and cka.num_images > 0 else None
     return SimilarityResult(matrices, cka_ll, outliers.result(), cosine.num_images, cosine.blocks())
+
+
+def _with_starts(
+    trajectories: Trajectories | Iterable[Sequence[Tensor]],
+) -> Iterator[tuple[Sequence[Tensor], int | None]]:
+    """The states of each batch, and how many images of the stream come before it, where that is known."""
+    if isinstance(trajectories, Trajectories):
+        return ((states, batch.start) for states, _, batch in trajectories)
+    return ((states, None) for states in trajectories)
 
 
 class _BadStates:

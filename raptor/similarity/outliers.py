@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from raptor.devices import Ranks
 from raptor.run import Record
 from raptor.vit.trajectory import check_states, double, float_type
 
@@ -51,6 +52,11 @@ class OutlierShares:
         # vector_norm squares and sums in one pass over memory; images are summed first because that axis is faster.
         norms_ltd = torch.stack([torch.linalg.vector_norm(x, dim=0, dtype=float_type(x)) for x in states[1:]])
         self._coordinate_ld = self._coordinate_ld + double(norms_ltd.square().sum(1))
+
+    def reduce(self, ranks: Ranks) -> None:
+        """Merge the sums of all ranks."""
+        self._token_l, self._coordinate_ld = ranks.sum(self._token_l), ranks.sum(self._coordinate_ld)
+        self._num_tokens = max(ranks.gather(self._num_tokens))
 
     def result(self) -> Outliers:
         if self._num_tokens == 0:

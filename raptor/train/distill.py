@@ -26,15 +26,22 @@ from torch import Tensor, nn
 
 from raptor.data import ChosenData, ImageData, iterate
 from raptor.data.stream import TrainStream
-from raptor.devices import device_name, pick_device, pick_precision
+from raptor.devices import (
+    ONE_PROCESS,
+    Ranks,
+    device_name,
+    open_fabric,
+    pick_device,
+    pick_precision,
+    ranks_of,
+)
 from raptor.fidelity.error_curves import Curves, ErrorCurves
 from raptor.fidelity.heads import (
     Head,
-    accuracy,
-    agreement,
-    collect_features,
-    fit_ridge,
+    fit_ridge_head,
+    head_accuracy,
     head_batches,
+    prediction_hits,
     resolve_head,
     share_kept,
 )
@@ -49,7 +56,7 @@ from raptor.similarity.cosine import measure_similarity
 from raptor.streaming import Result, jsonable
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks, surrogate_spec
 from raptor.train.graphs import StepGraphs
-from raptor.train.loop import Checkpoint, Loop, ParameterGroup, check_tracker, open_fabric, read_finished
+from raptor.train.loop import Checkpoint, Loop, ParameterGroup, check_tracker, read_finished
 from raptor.train.recipe import Recipe, RecipeOptions, resolve_recipe
 from raptor.train.schedule import Budget, Rates, teacher_forcing
 from raptor.train.step import DistillStep, Parts, state_variance
@@ -129,6 +136,7 @@ def distill(
     check_tracker(track)
     device = pick_device(options["device"])
     precision = pick_precision(options["precision"], device)
+    fabric = open_fabric(device, precision)
     opening = part(Opening, options)
     teacher = open_vit(model, device="cpu", **opening)
     if teacher.dtype != torch.float32:
@@ -144,7 +152,6 @@ def distill(
         side = teacher.preprocess.size
         train_data = chosen.training(limit, side, teacher.num_classes)
         val_data = chosen.judged(val_images, side, teacher.num_classes, like=train_data)
-    fabric = open_fabric(device, precision)
     teacher.to(fabric.device)
     job = Job(
         teacher,
@@ -191,10 +198,7 @@ def distill(
     root = f"runs/{slug(name)}"
     if found is not None:
         return _distill_one(job, found, Path(out or f"{root}-k{found.k}"), config)
-    matrix = None
-    if fabric.is_global_zero:
-        matrix = _similarity_matrix(teacher, train_data, phase_images, options["num_workers"], precision, tokens)
-    matrix = fabric.broadcast(matrix)  # measured once, so that every rank cuts at the same places
+    matrix = _similarity_matrix(job, phase_images, tokens)
     if wanted is not None:
         return _smallest_k(job, *wanted, matrix, Path(out or f"{root}-auto"), config)
     found = find_phases(matrix, 3 if k is None else int(k))
@@ -283,6 +287,10 @@ class Job:
     track: str | None = None
     budgets: tuple[str, ...] = ()
 
+    @property
+    def ranks(self) -> Ranks:
+        return ranks_of(self.fabric)
+
     def stages(self) -> dict[str, float]:
         """The stages to run, each with its share of the budget. A stage that runs without the other keeps its share."""
         shares = {"stage1": self.recipe.stage1_share, "stage2": 1 - self.recipe.stage1_share}
@@ -343,6 +351,7 @@ class Job:
             self.head_file,
             folder,
             self.head_images,
+            self.ranks,
         )
 
 
@@ -546,12 +555,20 @@ def _images_of(train_data: ImageData, val_data: ImageData) -> dict[str, dict[str
     return {name: {"num_images": len(data), "fingerprint": data.fingerprint()} for name, data in both.items()}
 
 
-def _similarity_matrix(
-    vit: ViT, data: ImageData, num_images: int, num_workers: int, precision: str, tokens: str
-) -> Any:
-    batches = iterate(data, vit.preprocess, 64, device=vit.device, num_workers=num_workers, limit=num_images)
-    states = (states for states, _, _ in Trajectories(vit, batches, precision))
-    return measure_similarity(states, vit.num_layers, vit.groups).matrices[tokens]
+def _similarity_matrix(job: Job, num_images: int, tokens: str) -> Any:
+    """The similarity that phases are cut from, over all ranks' images; the same on every rank."""
+    vit, ranks = job.teacher, job.ranks
+    batches = iterate(
+        job.train_data,
+        vit.preprocess,
+        64,
+        device=vit.device,
+        num_workers=job.num_workers,
+        limit=num_images,
+        ranks=ranks,
+    )
+    measured = measure_similarity(Trajectories(vit, batches, job.precision), vit.num_layers, vit.groups)
+    return ranks.first(lambda: measured.matrices[tokens])
 
 
 # Fit: the two stages in the loop that teachers train in too.
@@ -581,7 +598,7 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
         print(_estimate(job, validator), file=sys.stderr)
     loop = Loop(run, job.fabric, saved, [job.train_data, job.val_data], job.track)
     loop.fit([DistillStage(job, leg, module, stream, measured) for leg in job.legs()])
-    bad_images = loop.bad_images()
+    bad_images, validation = loop.bad_images(), measured.final()
     if not job.fabric.is_global_zero:
         return None
     return DistillSummary(
@@ -590,7 +607,7 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
         surrogate=student.facts(),
         num_steps=loop.state.num_steps,
         seconds=round(loop.state.seconds, 1),
-        validation=measured.final(),
+        validation=validation,
         provenance=Provenance.since(started, job.fabric.device),
         device=device_name(job.fabric.device),
         image_size=job.teacher.preprocess.size,
@@ -624,10 +641,7 @@ def _estimate(job: Job, validator: Validator) -> str:
 
 
 def _measure_variance(job: Job, stream: TrainStream) -> Tensor:
-    def add_ranks(value: Tensor) -> Tensor:
-        return job.fabric.all_reduce(value, reduce_op="sum")
-
-    return state_variance(job.teacher, stream, job.recipe.normalise, job.precision, add_ranks)
+    return state_variance(job.teacher, stream, job.recipe.normalise, job.precision, job.ranks)
 
 
 class DistillStage:
@@ -735,6 +749,7 @@ class Validator:
         head_file: a linear head, for a teacher that has none.
         folder: where a ridge head fitted for the run is kept.
         head_images: training images a ridge head is fitted on; see `head_batches`.
+        ranks: the processes that share the images. All of them call `validate` and `final`.
     """
 
     def __init__(
@@ -747,13 +762,16 @@ class Validator:
         head_file: str | None = None,
         folder: Path | None = None,
         head_images: int | None = None,
+        ranks: Ranks = ONE_PROCESS,
     ):
-        self.teacher, self.precision = teacher, precision
+        self.teacher, self.precision, self.ranks = teacher, precision, ranks
         size = min(_VALIDATION_BATCH, len(val_data))
-        self.val = iterate(val_data, teacher.preprocess, size, device=teacher.device, num_workers=num_workers)
+        self.val = iterate(
+            val_data, teacher.preprocess, size, device=teacher.device, num_workers=num_workers, ranks=ranks
+        )
         self.head_images = head_images
         self.train = head_batches(
-            teacher, train_data, _VALIDATION_BATCH, head_images=head_images, num_workers=num_workers
+            teacher, train_data, _VALIDATION_BATCH, head_images=head_images, num_workers=num_workers, ranks=ranks
         )
         self.labelled = train_data.labels is not None and val_data.labels is not None
         self.num_classes = len(train_data.classes or ())
@@ -779,36 +797,26 @@ class Validator:
     @torch.no_grad()
     def validate(self, student: ViT) -> Scores:
         """R2 per layer, cosine, agreement with the teacher's prediction and, with labels, accuracy of both."""
+        head = self.head
+        with_labels = self.labelled and head is not None and head.num_classes == self.num_classes
         curves = ErrorCurves(self.teacher.num_layers, self.teacher.groups)
-        logits: dict[str, list[Tensor]] = {"teacher": [], "student": []}
-        labels = []
+        hits = torch.zeros((), dtype=torch.int64)  # agreement and, with labels, accuracy of both
         for batch in track(self.val, "validation", quiet=True):
             with autocast(self.precision, self.teacher.device):
                 states, output = self.teacher.record(batch.images)
                 own_states, own_output = student.record(batch.images)
-                if self.head is not None:
-                    logits["teacher"].append(self.head.logits(self.teacher, states[-1], output).float())
-                    logits["student"].append(self.head.logits(student, own_states[-1], own_output).float())
-            curves.update(states, own_states)
-            if batch.labels is not None:
-                labels.append(batch.labels)
-        result = curves.result()
-        r2 = result.r2["all"]
-        scores = Scores(
-            r2=jsonable(r2),
-            r2_last=float(r2[-1]),
-            r2_lowest=float(r2.min()),
-            cosine=jsonable(result.cosine["all"]),
-            curves=result.to_dict(),
-            num_images=result.num_images,
-        )
-        if self.head is not None:
-            of_teacher, of_student = torch.cat(logits["teacher"]), torch.cat(logits["student"])
-            scores.agreement = agreement(of_student, of_teacher)
-            if self.labelled and self.head.num_classes == self.num_classes:
-                label = torch.cat(labels)
-                scores.teacher_accuracy = accuracy(of_teacher, label)
-                scores.accuracy = accuracy(of_student, label)
+                if head is not None:
+                    chosen = head.logits(self.teacher, states[-1], output).argmax(-1)
+                    own = head.logits(student, own_states[-1], own_output).argmax(-1)
+                    hits = hits + prediction_hits(chosen, own, batch.labels if with_labels else None).sum(0)
+            curves.update(states, own_states, batch.places)
+        curves.reduce(self.ranks)
+        counts = self.ranks.sum(hits).tolist() if head is not None else []
+        scores = self.ranks.first(lambda: _curve_scores(curves.result()))
+        if head is not None:
+            scores.agreement, *both = (count / scores.num_images for count in counts)
+            if with_labels:
+                scores.teacher_accuracy, scores.accuracy = both
                 scores.recovery_head = share_kept(scores.accuracy, scores.teacher_accuracy)
         return scores
 
@@ -829,10 +837,22 @@ class Validator:
         return scores
 
     def _ridge_accuracy(self, vit: ViT) -> float:
-        features, labels, _ = collect_features(vit, self.train, self.precision)
-        held_out, held_labels, _ = collect_features(vit, self.val, self.precision)
-        assert labels is not None and held_labels is not None
-        return accuracy(fit_ridge(features, labels, self.num_classes)(held_out), held_labels)
+        """Held-out accuracy of a ridge probe on the features of `vit`."""
+        fitted = fit_ridge_head(vit, self.train, self.num_classes, self.precision)
+        assert fitted is not None
+        return head_accuracy(vit, fitted[0], self.val, self.precision)
+
+
+def _curve_scores(result: Curves) -> Scores:
+    r2 = result.r2["all"]
+    return Scores(
+        r2=jsonable(r2),
+        r2_last=float(r2[-1]),
+        r2_lowest=float(r2.min()),
+        cosine=jsonable(result.cosine["all"]),
+        curves=result.to_dict(),
+        num_images=result.num_images,
+    )
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,7 @@ Everything random is a function of (seed, stage, step), so a resumed run equals 
 
 from __future__ import annotations
 
-import atexit
-import logging
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -23,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from raptor.data import ImageData
+from raptor.devices import ranks_of
 from raptor.fidelity.verdict import MIN_STEPS
 from raptor.progress import Progress
 from raptor.run import Interrupted, Record, ResultFile, Run, RunError, StopSignal
@@ -105,7 +103,7 @@ class Stage(Protocol):
         """The end of an error message: which stage, and which part of it the loss in `column` belongs to."""
 
     def validate(self) -> tuple[dict[str, Any], str]:
-        """Scores on held-out images, and a note for the progress bar. Runs on rank 0."""
+        """Scores on held-out images, and a note for the progress bar. Every rank calls it, with its share of them."""
 
 
 @dataclass
@@ -132,7 +130,7 @@ class Loop:
 
     Args:
         run: where checkpoints and metrics go.
-        fabric: where it trains; see `open_fabric`.
+        fabric: where it trains; see `raptor.devices.open_fabric`.
         saved: the checkpoint to continue from; its model tensors are already loaded.
         data: the data sets whose unreadable images are reported.
         track: `wandb`, `tensorboard` or None.
@@ -262,13 +260,10 @@ class Loop:
         return step + sum(num for name, num in self.state.num_steps.items() if name != self.state.stage)
 
     def _validate(self, stage: Stage, step: int, bar: Progress) -> None:
-        self.fabric.barrier()
-        if self.fabric.is_global_zero:
-            scores, bar.note = stage.validate()
-            self.run.log(stage=stage.name, step=step, validation=scores)
-            self.state.validations.append({"stage": stage.name, "step": step, **scores})
-            self._track(scores, step)
-        self.fabric.barrier()
+        scores, bar.note = stage.validate()
+        self.run.log(stage=stage.name, step=step, validation=scores)
+        self.state.validations.append({"stage": stage.name, "step": step, **scores})
+        self._track(scores, step)
 
     def _save(self, training: _Training, step: int) -> None:
         stage, named = training.stage, _named(training.stage)
@@ -287,10 +282,7 @@ class Loop:
 
     def bad_images(self) -> list[str]:
         """Names of the unreadable images that were skipped since the run began, on any rank."""
-        own = self._own_bad_images()
-        each = [own] * self.fabric.world_size
-        if self.fabric.world_size > 1:  # each rank reads its own images
-            torch.distributed.all_gather_object(each, own)
+        each = ranks_of(self.fabric).gather(self._own_bad_images())  # each rank reads its own images
         return sorted({name for names in each for name in names})
 
     def _own_bad_images(self) -> list[str]:
@@ -378,35 +370,6 @@ def _clock(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.monotonic()
-
-
-def open_fabric(device: str, precision: str) -> Any:
-    """Lightning Fabric for this process: one device, or this rank's under torchrun and Slurm."""
-    from lightning_fabric import Fabric
-    from lightning_fabric.strategies import DDPStrategy
-
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # hides its notices about precision
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    fabric = Fabric(
-        accelerator=device,
-        devices=local,
-        num_nodes=max(1, world // local),
-        # Each rank draws its own stochastic-depth masks, which are buffers: rank 0's must not replace them.
-        strategy=DDPStrategy(broadcast_buffers=False) if world > 1 else "auto",
-        precision="bf16-mixed" if precision == "bf16" else "32-true",
-    )
-    fabric.launch()
-    if world > 1:
-        atexit.unregister(_leave_group)
-        atexit.register(_leave_group)
-    return fabric
-
-
-def _leave_group() -> None:
-    """Ranks leave together: a rank that ends while another one still waits for it would abort."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 def check_tracker(track: str | None) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
+from raptor.devices import Ranks
 from raptor.streaming import Moments
 from raptor.vit.view import GROUP_NAMES, TokenGroups
 
@@ -62,10 +63,10 @@ class StateVariance:
                 moments = self.moments.setdefault((layer, name), Moments())
                 moments.add_rows(x_btd[:, self.groups.slice(name)].flatten(0, 1))
 
-    def reduce(self, add_ranks: Callable[[Tensor], Tensor]) -> None:
+    def reduce(self, ranks: Ranks) -> None:
         """Merge the statistics of all ranks."""
         for moments in self.moments.values():
-            moments.reduce(add_ranks)
+            moments.reduce(ranks)
 
     def variance(self, layer: int, name: str) -> float:
         return float(self.moments[layer, name].variance.mean().clamp(min=1e-12))

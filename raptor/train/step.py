@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from raptor.data.stream import TrainStream
+from raptor.devices import ONE_PROCESS, Ranks
 from raptor.phases import Phases
 from raptor.surrogate.blocks import Modulation, PaperBlock
 from raptor.surrogate.folding import FoldedDepths
@@ -228,9 +229,9 @@ class DistillStep(nn.Module):
 
 
 def state_variance(
-    teacher: ViT, stream: TrainStream, normalise: str, precision: str, add_ranks: Callable[[Tensor], Tensor]
+    teacher: ViT, stream: TrainStream, normalise: str, precision: str, ranks: Ranks = ONE_PROCESS
 ) -> Tensor:
-    """What each squared error is divided by, (L, T), measured on a few batches; `add_ranks` sums over all ranks."""
+    """What each squared error is divided by, (L, T), measured on a few batches of all ranks."""
     device = teacher.device
     variance = StateVariance(teacher.num_layers, teacher.groups)
     if normalise != "none":
@@ -238,7 +239,7 @@ def state_variance(
             images = stream.batch(step, stage="variance")
             with torch.no_grad(), autocast(precision, device):
                 variance.update(teacher.unroll(*teacher.embed(images))[1:])
-        variance.reduce(add_ranks)
+        variance.reduce(ranks)
     return variance.per_token(normalise).to(device)
 
 

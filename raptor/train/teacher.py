@@ -16,12 +16,12 @@ from torchvision.transforms import v2
 
 from raptor.data import ImageData, Preprocess, iterate, open_data
 from raptor.data.stream import TrainStream, stable_seed
-from raptor.devices import device_name, pick_device, pick_precision
+from raptor.devices import ONE_PROCESS, Ranks, device_name, open_fabric, pick_device, pick_precision, ranks_of
 from raptor.fidelity.heads import is_right
 from raptor.open import open_vit, save_vit
 from raptor.options import Compiling, Limited, Option, Resuming, Running, part, with_defaults
 from raptor.run import ResultFile, Run
-from raptor.train.loop import Checkpoint, Loop, ParameterGroup, open_fabric, read_finished
+from raptor.train.loop import Checkpoint, Loop, ParameterGroup, read_finished
 from raptor.train.schedule import Budget, Rates
 from raptor.train.stochastic import StochasticDepth, check_drop
 from raptor.vit.builders import IMAGENET, build_base
@@ -185,12 +185,12 @@ def _timm_kwargs(options: ShapeOptions) -> dict[str, Any]:
 def _fit(
     vit: ViT, stage: TeacherStage, run: Run, saved: Checkpoint | None, val_data: ImageData, num_workers: int
 ) -> None:
-    """Train the teacher; rank 0 measures it on the held-out images and writes it."""
+    """Train the teacher and measure it on the held-out images; rank 0 writes it."""
     fabric = stage.fabric
     loop = Loop(run, fabric, saved, [stage.stream.data, val_data])
     loop.fit([stage])
     stage.finish()
-    accuracy = evaluate(vit, val_data, stage.precision, num_workers) if fabric.is_global_zero else 0.0
+    accuracy = evaluate(vit, val_data, stage.precision, num_workers, ranks_of(fabric))
     bad_images = loop.bad_images()
     if fabric.is_global_zero:
         seconds, device = round(loop.state.seconds, 1), device_name(fabric.device)
@@ -359,12 +359,14 @@ def separate_registers(model: nn.Module, seed: int) -> None:
 
 
 @torch.no_grad()
-def evaluate(vit: ViT, data: ImageData, precision: str = "fp32", num_workers: int = 0) -> float:
-    """Accuracy of the model's own head on `data`."""
-    num_right, num = torch.zeros((), device=vit.device), 0
-    for batch in iterate(data, vit.preprocess, 256, device=vit.device, num_workers=num_workers):
+def evaluate(
+    vit: ViT, data: ImageData, precision: str = "fp32", num_workers: int = 0, ranks: Ranks = ONE_PROCESS
+) -> float:
+    """Accuracy of the model's own head on `data`, shared by all ranks."""
+    num_right, num = torch.zeros((), dtype=torch.int64, device=vit.device), 0
+    for batch in iterate(data, vit.preprocess, 256, device=vit.device, num_workers=num_workers, ranks=ranks):
         assert batch.labels is not None
         with autocast(precision, vit.device):
             num_right += is_right(vit(batch.images), batch.labels).sum()
         num += len(batch.images)
-    return float(num_right) / num
+    return int(ranks.sum(num_right)) / sum(ranks.gather(num))

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raptor.data.stream import Batch
+from raptor.data.stream import Batch, sharing
+from raptor.progress import track
 from raptor.vit.view import TokenGroups, ViT, first_tensor, image_vectors, recording, replaced_blocks
 
 _PRECISIONS = ("fp32", "bf16")
@@ -24,12 +25,18 @@ class Trajectories:
         vit: the model to follow.
         batches: a re-iterable of `Batch`, such as `raptor.data.iterate(...)`.
         precision: `fp32`, or `bf16` to run the model under autocast (states may then be bf16).
+        title: what the progress bar says; None for no bar.
+
+    Attributes:
+        ranks: the processes that share the batches.
     """
 
-    def __init__(self, vit: ViT, batches: Iterable[Batch], precision: str = "fp32"):
+    def __init__(self, vit: ViT, batches: Iterable[Batch], precision: str = "fp32", title: str | None = None):
         self.vit = vit
         self.batches = batches
         self.precision = precision
+        self.title = title
+        self.ranks = sharing(batches)
         autocast(precision, vit.device)
 
     def __len__(self) -> int:
@@ -38,7 +45,7 @@ class Trajectories:
     def __iter__(self) -> Iterator[tuple[list[Tensor], Tensor, Batch]]:
         device = self.vit.device
         with recording(self.vit) as states:
-            for batch in self.batches:
+            for batch in self.batches if self.title is None else track(self.batches, self.title):
                 with torch.no_grad(), autocast(self.precision, device):
                     output = self.vit(batch.images.to(device, non_blocking=True))
                 yield states, output, batch

@@ -46,7 +46,7 @@ def test_predictions(teacher: ViT, surrogate: ViT, certificate: Certificate) -> 
     assert head is not None and head.linear is not None
     chosen = {}
     for side, vit in (("teacher", teacher), ("surrogate", surrogate)):
-        features, labels, _ = collect_features(vit, image_batches(1))
+        features, labels = collect_features(vit, image_batches(1))
         chosen[side] = head.linear(features).argmax(1)
         expected = (chosen[side] == labels).double().mean().item()
         assert certificate.predictions[f"{side}_accuracy"].value == pytest.approx(expected)

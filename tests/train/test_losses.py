@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
-from tiny_models import sum_over_threads
+from tiny_models import on_ranks
 
 from raptor.train.losses import StateVariance, token_weights, weighted_error
 from raptor.vit.view import TokenGroups
@@ -108,8 +106,6 @@ def test_ranks_add_up_to_one_process():
     whole.update(states)
     half.update([x[:2] for x in states])
     other.update([x[2:] for x in states])
-    add_ranks = sum_over_threads(2)
-    with ThreadPoolExecutor(2) as ranks:
-        list(ranks.map(lambda rank: rank.reduce(add_ranks), (half, other)))
+    on_ranks(2, lambda ranks: (half, other)[ranks.rank].reduce(ranks))
     assert torch.equal(half.per_token("group"), other.per_token("group"))
     assert torch.allclose(half.per_token("group"), whole.per_token("group"), rtol=1e-6)

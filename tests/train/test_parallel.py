@@ -71,7 +71,7 @@ def test_ranks_end_with_equal_weights_and_the_same_result(both):
 def test_auto_k_ends_alike_on_every_rank(both):
     auto = both[1].with_name("auto")
     first, second = reports(auto)
-    assert first == second  # though the second rank cannot measure the similarity on its own: see tiny_run
+    assert first == second
     assert first["folder"] == str(auto / "k1")
 
 
