@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-browser lint docs clean
+.PHONY: setup demo test test-browser wheel-test lint docs clean
 
 setup: $(STAMP)
 
@@ -24,6 +24,10 @@ test-browser: setup
 	@command -v chromium >/dev/null 2>&1 || (command -v apt-get >/dev/null 2>&1 && [ "$$(id -u)" = 0 ] && \
 		apt-get update -qq && apt-get install -y -qq chromium >/dev/null) || true
 	$(BIN)/python -m pytest -m browser
+
+# Also a part of `test`.
+wheel-test: setup
+	$(BIN)/python -m pytest tests/journeys/test_wheel.py
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
