@@ -419,7 +419,8 @@ def find_examples(name: str, experiment: str | None) -> list[str]:
     return [f"{title} --config {recipe} --data DATA" if recipe.exists() else f"{title} --out runs/{experiment}"]
 
 
-FILE_OPTIONS = ("weights", "head_file")
+# Options that name a file, with the words that they take instead.
+FILE_OPTIONS = {"weights": (), "head_file": (), "classes": (), "init_head": ("own", "random")}
 _MODEL_PREFIXES = ("timm/", "hf/", "hub/")
 _DATA_NAMES = ("scenes", "cifar10", "cifar100", "imagenet")
 
@@ -431,9 +432,11 @@ def _check_values(options: dict[str, Any], parser: Any) -> None:
         values = [str(v) for v in (value if isinstance(value, list | tuple) else [value]) if v is not None]
         if any(not v.strip() for v in values) and value != parser.get_default(name):
             raise ValueError(f"{words[name]} is empty: give a value, or leave it out")
-        if name in FILE_OPTIONS and value and not Path(value).expanduser().exists():
-            raise ValueError(f"--{name}: there is no file {value}")
-        if name in ("model", "models", "run", "teacher"):
+        known = FILE_OPTIONS.get(name)
+        if known is not None and value and value not in known and not Path(value).expanduser().exists():
+            other = f"; or choose from {', '.join(known)}" if known else ""
+            raise ValueError(f"--{name}: there is no file {value}{other}")
+        if name in ("model", "models", "run", "teacher", "start"):
             for word in values:
                 _check_model(word)
         if name in ("data", "val"):
@@ -448,15 +451,24 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _check_model(word: str) -> None:
-    """Refuse a path that is not there; other names are looked up when the model is opened."""
+    """Refuse a path or a plain word that is not there; other names are looked up when the model is opened."""
     name, _, weights = word.partition("@")
     if weights and not Path(weights).expanduser().exists():
         raise ValueError(f"{word}: there is no weight file {weights}")
-    is_path = "/" in name.rstrip("/") or name.startswith((".", "~"))
-    if is_path and not name.startswith(_MODEL_PREFIXES) and not Path(name).expanduser().exists():
+    if name.startswith(_MODEL_PREFIXES) or Path(name).expanduser().exists():
+        return
+    if "/" in name.rstrip("/") or name.startswith((".", "~")):
         raise ValueError(
             f"unknown model {word!r}: there is no such folder; or write timm/NAME, hf/REPO, hub/REPO:ENTRY"
         )
+    built_in = [path.name for path in (Path(__file__).parent / "assets").iterdir()]
+    if name in built_in:
+        return
+    close = difflib.get_close_matches(name, built_in, n=1)
+    if not close and re.fullmatch(r"[a-z]+\w*[_\d][\w.]*", name):
+        close = [f"timm/{name}"]
+    hint = f"did you mean {close[0]!r}?" if close else "write timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes or a folder"
+    raise ValueError(f"unknown model {word!r}: {hint}")
 
 
 def _check_data(word: str) -> None:
@@ -634,8 +646,8 @@ def in_words(kind: Any) -> str:
     if takes_list(kind):
         inner = get_args(kind) if get_origin(kind) not in (Union, UnionType) else get_args(get_args(kind)[0])
         return {int: "whole numbers", float: "numbers"}.get(inner[0], "words")
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(get_args(kind))}"
+    if _choices(kind):
+        return f"one of {', '.join(_choices(kind))}"
     members = set(get_args(kind) or (kind,)) - {type(None)}
     named = {int: "a whole number", float: "a number", bool: "true or false"}
     return " or ".join(named.get(member, "a word") for member in sorted(members, key=str))

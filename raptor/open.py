@@ -15,6 +15,9 @@ import difflib
 import json
 import os
 import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -172,6 +175,18 @@ def _as_dtype(vit: ViT, dtype: str) -> ViT:
         vit.model.to(_DTYPES[dtype])
         vit.opened = {**vit.opened, "dtype": dtype} if vit.opened else {}
     return vit
+
+
+def tell_apart(views: Sequence[ViT]) -> list[ViT]:
+    """The same views; weight files of the same name are called by their folder too, or else by their whole path."""
+    found = list(views)
+    for place in (lambda path: f"{path.parent.name}/{path.stem}", str):
+        counts = Counter(vit.name for vit in found)
+        for i, vit in enumerate(found):
+            weights = vit.opened.get("weights")
+            if counts[vit.name] > 1 and weights and not vit.opened.get("name"):
+                found[i] = replace(vit, name=place(Path(weights).expanduser().resolve()))
+    return found
 
 
 def open_pair(

@@ -58,7 +58,13 @@ class WeightFile(TypedDict, total=False):
     weights: Annotated[str | None, Option(None, "a local weight file for the teacher.")]
 
 
-class Opening(WeightFile, total=False):
+class Trusting(TypedDict, total=False):
+    """Whether code of others is run."""
+
+    trust_hub: Annotated[bool, Option(False, "run the code of a torch.hub repository, for hub/REPO:ENTRY.")]
+
+
+class Opening(WeightFile, Trusting, total=False):
     """How a model is opened. The options are those of a teacher where the command also takes surrogates."""
 
     name: Annotated[
@@ -75,8 +81,14 @@ class Opening(WeightFile, total=False):
         int | None,
         Option(None, "number of class scores the model gives, where its configuration does not say; 0 for none."),
     ]
-    dtype: Annotated[str, Option("fp32", "type of the weights: fp32, bf16 or fp16; fp32 also widens stored halves.")]
-    trust_hub: Annotated[bool, Option(False, "run the code of a torch.hub repository, for hub/REPO:ENTRY.")]
+    dtype: Annotated[
+        str,
+        Option(
+            "fp32",
+            "type of the weights: fp32, bf16 or fp16; fp32 also widens stored halves.",
+            ("fp32", "bf16", "fp16"),
+        ),
+    ]
 
 
 class Untrained(TypedDict, total=False):
@@ -124,20 +136,29 @@ class Running(OnDevice, Decoding, total=False):
     skip_bad: Annotated[bool, Option(False, "skip unreadable images instead of stopping.")]
 
 
-class OnData(TypedDict, total=False):
-    """Which images are read."""
+class HeldOut(TypedDict, total=False):
+    """Which images are judged on."""
+
+    val: Annotated[
+        list[str] | str | None, Option(None, "other images to judge on, instead of the held-out part of the data.")
+    ]
+
+
+class GivenData(TypedDict, total=False):
+    """Which images are read first."""
 
     data: Annotated[
         list[str] | str | None,
         Option(
             None,
-            "images: a folder, zip archives, scenes, cifar10, hf/NAME:split, wds/PATTERN; several are joined, without "
-            "labels. By default those of the run, else scenes.",
+            "images: a folder, zip archives, scenes, cifar10, hf/NAME:split, wds/PATTERN; several are joined, with "
+            "labels where all have the same classes. By default those of the run, else scenes.",
         ),
     ]
-    val: Annotated[
-        list[str] | str | None, Option(None, "other images to judge on, instead of the held-out part of the data.")
-    ]
+
+
+class OnData(GivenData, HeldOut, total=False):
+    """Which images are read."""
 
 
 class HeadClasses(TypedDict, total=False):

@@ -75,7 +75,9 @@ def read_signature(where: str) -> Signature:
     if arguments.kwarg is not None and isinstance(arguments.kwarg.annotation, ast.Subscript):
         for option, hint in source.group(arguments.kwarg.annotation.slice).items():
             declared = hint.__metadata__[0]
-            kind = Literal[declared.choices] if declared.choices else hint.__origin__
+            kind: Any = Literal[declared.choices] if declared.choices else hint.__origin__
+            if declared.choices and declared.default is None:
+                kind = kind | None
             parameters.append(Parameter(option, kind, declared.default, True, declared.help))
     return Signature(parameters, ast.get_docstring(node) or "")
 

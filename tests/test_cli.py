@@ -86,6 +86,43 @@ def test_bad_input_is_one_line_and_exit_code_2(words, message, capsys):
 
 
 @pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("distill scenes --block mine", "--block must be one of teacher, paper, got mine"),
+        ("distill scenes --conditioning time", "--conditioning must be one of table, mlp, none, got time"),
+        ("distill scenes --copy all", "--copy must be one of middle, first, last, got all"),
+        ("distill scenes --normalise all", "--normalise must be one of none, layer, group, got all"),
+        ("distill scenes --augment blur", "--augment must be one of none, crop, got blur"),
+        ("distill scenes --stage 3", "--stage must be one of all, 1, 2, got 3"),
+        ("distill scenes --track paper", "--track must be one of wandb, tensorboard, got paper"),
+        ("distill scenes --start nowhere", "unknown model 'nowhere'"),
+        ("probe scenes --closed_form lasso", "--closed_form must be one of ridge, logistic, got lasso"),
+        ("probe scenes --init_head mine.pth", "no file mine.pth; or choose from own, random"),
+        ("probe scenes --classes mine.txt", "--classes: there is no file mine.txt"),
+        ("phases scenes --dtype fp8", "--dtype must be one of fp32, bf16, fp16, got fp8"),
+        ("phases scnes", "unknown model 'scnes': did you mean 'scenes'?"),
+        ("phases vit_tiny_patch16_224", "did you mean 'timm/vit_tiny_patch16_224'?"),
+        ("evaluate missing", "unknown model 'missing': write timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes or a folder"),
+    ],
+)
+def test_what_can_be_refused_early_is_refused_before_the_command_is_imported(words, message, monkeypatch, capsys):
+    def imported(module: str) -> None:
+        raise AssertionError(f"{module} was imported")
+
+    monkeypatch.setattr("raptor.cli.import_module", imported)
+    assert main(words.split()) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_known_words_pass_the_early_checks() -> None:
+    parser = build_parser("distill", "raptor.commands.distill:distill")
+    words = "scenes --stage 2 --conditioning none --augment none --normalise none --copy last --block paper"
+    found = parser.parse_args(words.split())
+    assert (found.stage, found.conditioning, found.augment, found.normalise) == ("2", "none", "none", "none")
+    assert parser.parse_args(["scenes"]).block is None
+
+
+@pytest.mark.parametrize(
     ("error", "message"),
     [
         (OSError(28, "No space\nleft on device"), "[Errno 28] No space left on device"),

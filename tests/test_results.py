@@ -36,7 +36,7 @@ def test_an_opened_model_and_a_module_of_your_own_in_every_command(tmp_path: Pat
     assert len(repr(vit)) < 300
     check_result(phases(vit, k=[2], **FEW))
     check_result(phases(vit.model, k=[2], out="own", size=48, **FEW))
-    check_result(dynamics(vit, stability_images=2, rank_images=2, classes=0, interventions=False, **FEW))
+    check_result(dynamics(vit, stability_images=2, rank_images=2, num_classes=0, interventions=False, **FEW))
     check_result(probe(vit, data="scenes", limit=32, val_images=8, closed_form="ridge", batch_size=8, out="probed"))
 
 

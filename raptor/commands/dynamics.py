@@ -21,7 +21,7 @@ from raptor.dynamics.measure import DynamicsFile, DynamicsResult, measure_dynami
 from raptor.dynamics.stability import KINDS
 from raptor.fidelity.heads import Head, head_batches, resolve_head
 from raptor.open import open_pair
-from raptor.options import AnySplit, GivenHead, Measuring, OfTeacher, OpeningModel, part, with_defaults
+from raptor.options import AnySplit, GivenHead, HeadClasses, Measuring, OfTeacher, OpeningModel, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, Phases, check_phases, find_phases
 from raptor.progress import Progress
 from raptor.provenance import Provenance
@@ -77,7 +77,7 @@ class Dynamics(Result):
         return "\n".join([*lines, f"written to {self.folder}: dynamics.json, {len(self.figures)} figures in figures/"])
 
 
-class DynamicsOptions(OpeningModel, OfTeacher, Measuring, AnySplit, GivenHead, total=False):
+class DynamicsOptions(OpeningModel, OfTeacher, Measuring, AnySplit, HeadClasses, GivenHead, total=False):
     """The options that `dynamics` shares with other commands."""
 
 
@@ -85,7 +85,7 @@ def dynamics(
     model: str | Path | nn.Module | ViT,
     *,
     out: str | None = None,
-    classes: int = 5,
+    num_classes: int = 5,
     stability_images: int = 64,
     rank_images: int = 64,
     eps: tuple[float, ...] = (1e-3, 1e-2, 1e-1),
@@ -104,7 +104,7 @@ def dynamics(
     Args:
         model: a run folder, or timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, scenes-k3.
         out: folder for dynamics.json, interventions.json and figures; by default the run's own.
-        classes: how many classes basins are drawn of: those with the most images; 0 leaves basins out.
+        num_classes: how many classes basins are drawn of: those with the most images; 0 leaves basins out.
         stability_images: images that are perturbed, in fp32; 0 leaves stability out.
         rank_images: images whose updates are factorised.
         eps: sizes of the perturbations.
@@ -125,10 +125,10 @@ def dynamics(
     surrogate, main = open_pair(model, **part(OfTeacher, options), device=device, **part(OpeningModel, options))
     folder = result_folder(out, model, "dynamics")
     data = ChosenData.of(model, options)
-    images = data.judged(options["num_images"], main.preprocess.size)
+    images = data.judged(options["num_images"], main.preprocess.size, main.num_classes)
     batches = iterate(images, main.preprocess, options["batch_size"], device=device, num_workers=options["num_workers"])
     cut = choose_phases(main, surrogate, batches, k, phases, precision)
-    chosen = choose_classes(images, classes)
+    chosen = choose_classes(images, num_classes)
     sides: dict[str, DynamicsResult] = {}
     for side, vit in (("teacher", main), ("surrogate", surrogate)):
         if vit is None:
@@ -149,7 +149,7 @@ def dynamics(
             progress=_shown(bar),
         )
         bar.finish()
-        if chosen is None and classes:
+        if chosen is None and num_classes:
             found.notes.append("no basins: the data has fewer than two classes with two images")
         found.findings = find(found, cut)
         sides[side] = found

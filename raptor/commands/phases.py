@@ -11,7 +11,7 @@ from torch import nn
 
 from raptor.data import ChosenData, iterate
 from raptor.devices import join_ranks, pick_device, pick_precision
-from raptor.open import open_pair
+from raptor.open import open_pair, tell_apart
 from raptor.options import AnySplit, Measuring, OfTeacher, OpeningModel, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, PhasesFile, check_cuts, study_phases
 from raptor.provenance import Provenance
@@ -67,6 +67,7 @@ def phases(
     for name in models:
         surrogate, model = open_pair(name, device=ranks.device, **opening)
         views += [("", model)] if surrogate is None else [("teacher", model), ("surrogate", surrogate)]
+    views = [(side, vit) for (side, _), vit in zip(views, tell_apart([vit for _, vit in views]))]
     for _, vit in views:
         check_cuts(vit, k, method, score, min_length, tokens)
     folder = ranks.first(lambda: check_folder(out or f"runs/phases-{slug(_name_of(models[0], views[0][1]))}"))

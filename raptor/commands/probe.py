@@ -85,7 +85,7 @@ def probe(
     batch_size: int | None = None,
     seeds: list[int] = [0],  # noqa: B006
     layer: int | None = None,
-    closed_form: str | None = None,
+    closed_form: Literal["ridge", "logistic"] | None = None,
     init_head: str = "own",
     max_seconds: float | None = None,
     out: str | None = None,

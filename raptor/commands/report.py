@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
-from raptor.options import AnySplit, OfTeacher, OnData, OnDevice, part, with_defaults
+from raptor.options import AnySplit, OfTeacher, OnData, OnDevice, Trusting, part, with_defaults
 from raptor.report.page import build_page
 from raptor.report.results import Results, read_results
 from raptor.run import RunError, write_text
 
 
-class ReportOptions(OfTeacher, OnDevice, OnData, AnySplit, total=False):
+class ReportOptions(OfTeacher, Trusting, OnDevice, OnData, AnySplit, total=False):
     """The options that `report` shares with other commands."""
 
 
@@ -75,7 +75,9 @@ def _add_strips(results: Results, num_images: int, options: ReportOptions) -> No
 
     started, device = time.monotonic(), pick_device(options["device"])
     try:
-        teacher, surrogate = open_run(results.folder, results.config, device, **part(OfTeacher, options))
+        teacher, surrogate = open_run(
+            results.folder, results.config, device, options["trust_hub"], **part(OfTeacher, options)
+        )
         found = measure_strips(teacher, surrogate, chosen, num_images)
     except RunError:
         raise

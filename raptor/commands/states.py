@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 from torch import Tensor, nn
 
-from raptor.data import iterate, open_data
+from raptor.data import ChosenData, ImageData, iterate
 from raptor.devices import pick_device, pick_precision
 from raptor.open import open_vit
-from raptor.options import OpeningModel, Running, part, with_defaults
+from raptor.options import HeadClasses, OnData, OpeningModel, Running, part, with_defaults
 from raptor.progress import track
 from raptor.provenance import Provenance
 from raptor.run import ResultFile, result_folder
@@ -31,7 +32,7 @@ class StatesFile(ResultFile):
     Attributes:
         arrays: name (`layer3.cls`) -> file and shape; row i is image i of `names`.
         labels: class index per image, or None.
-        bad_images: unreadable images; their rows are NaN.
+        bad_images: unreadable images, which were left out.
     """
 
     FILE: ClassVar[str] = "states.json"
@@ -75,17 +76,18 @@ class States(Result):
     def text(self) -> str:
         lines = [f"{self.saved.model.name}: features of {len(self.saved.names)} images of {self.saved.data}"]
         lines += [f"  {name:<20} {' x '.join(map(str, shape))}" for name, (_, shape) in self.saved.arrays.items()]
+        bad = self.saved.bad_images
+        lines += [f"{len(bad)} unreadable images were left out: see bad_images in states.json"] if bad else []
         return "\n".join([*lines, f"written to {self.folder}; names and labels are in states.json"])
 
 
-class StatesOptions(OpeningModel, Running, total=False):
+class StatesOptions(OpeningModel, OnData, HeadClasses, Running, total=False):
     """The options that `states` shares with other commands."""
 
 
 def states(
     model: str | Path | nn.Module | ViT,
     *,
-    data: str = "scenes",
     layers: list[int] | None = None,
     split: str = "all",
     limit: int | None = None,
@@ -99,9 +101,9 @@ def states(
 
     Args:
         model: timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, or a run folder (in Python also a module or an opened model).
-        data: images: a folder, zip archives, scenes, cifar10, hf/NAME:split, wds/PATTERN.
         layers: which states, 0 (after the embedding) to L; by default the last.
-        split: all, train (without the held-out images), val, or one of the data's own parts.
+        split: all, train (without the held-out images), val, or one of the data's own parts; of --val where that is
+            given.
         limit: use only this many images.
         batch_size: images per forward pass.
         pool: the mean over the tokens of each group, (N, D); false keeps every token, (N, tokens, D).
@@ -117,7 +119,7 @@ def states(
     if any(not 0 <= layer <= vit.num_layers for layer in wanted) or not wanted:
         raise ValueError(f"--layers must be from 0 to {vit.num_layers}, got {' '.join(map(str, layers or []))}")
     folder = result_folder(out, model, "states")
-    images = open_data(data, split, limit=limit, size=vit.preprocess.size, skip_bad=options["skip_bad"])
+    chosen, images = _choose_images(vit, model, split, limit, options)
     folder.mkdir(parents=True, exist_ok=True)
     groups = dict(vit.groups.present())
     shapes = {
@@ -127,34 +129,61 @@ def states(
     }
     arrays, files = _open_arrays(folder, shapes, format)
     batches = iterate(images, vit.preprocess, batch_size, device=device, num_workers=options["num_workers"])
+    kept: list[int] = []
     for found, _, batch in track(Trajectories(vit, batches, precision), f"features of {vit.name}", len(batches)):
-        rows = batch.indices.numpy()
+        rows = slice(len(kept), len(kept) + len(batch.indices))
+        kept += batch.indices.tolist()
         for layer in wanted:
             for name, where in groups.items():
                 arrays[f"layer{layer}.{name}"][rows] = _features(found[layer][:, where], pool)
     for array in arrays.values():
         array.flush()
+    if len(kept) < len(images):
+        shapes = {name: [len(kept), *shape[1:]] for name, shape in shapes.items()}
+        _shorten(folder, arrays, shapes, format)
     saved = StatesFile(
         model=vit.facts(),
-        data=data,
-        split=split,
+        data=chosen.name,
+        split=chosen.split,
         arrays={name: (files[name], shape) for name, shape in shapes.items()},
-        names=list(images.names),
-        labels=None if images.labels is None else [int(label) for label in images.labels],
+        names=[images.names[i] for i in kept],
+        labels=None if images.labels is None else [int(images.labels[i]) for i in kept],
         classes=images.classes,
         bad_images=list(images.bad),
         provenance=Provenance.since(started, device),
     )
-    missing = [row for row, name in enumerate(images.names) if name in set(images.bad)]
-    for array in arrays.values():
-        array[missing] = np.nan
     saved.write(folder)
     return States(saved, folder)
+
+
+def _choose_images(
+    vit: ViT, model: Any, split: str, limit: int | None, options: StatesOptions
+) -> tuple[ChosenData, ImageData]:
+    """The images whose features are saved, and what they were chosen by."""
+    if options["val"] is not None and split == "all":
+        split = "val"
+    chosen = ChosenData.of(model, {**options, "split": split})
+    if split in ("train", "all"):  # of the data, whatever else a run was judged on
+        chosen = replace(chosen, val=None)
+    return chosen, chosen.judged(limit, vit.preprocess.size, vit.num_classes)
 
 
 def _features(x_btd: Tensor, pool: bool) -> np.ndarray:
     x = x_btd.float()
     return (x.mean(1) if pool else x).cpu().numpy()
+
+
+def _shorten(folder: Path, arrays: Mapping[str, np.memmap], shapes: Mapping[str, Sequence[int]], format: str) -> None:
+    """Write the files again with only their first rows: unreadable images leave no gaps."""
+    partial = folder / ".shorter"
+    partial.mkdir(exist_ok=True)
+    shorter, files = _open_arrays(partial, shapes, format)
+    for name, array in shorter.items():
+        array[:] = arrays[name][: len(array)]
+        array.flush()
+    for file in set(files.values()):
+        os.replace(partial / file, folder / file)
+    partial.rmdir()
 
 
 def _open_arrays(

@@ -51,7 +51,7 @@ class TrainedTeacher(Result):
 
 def train_teacher(
     shape: str = "vit_tiny_patch16_224",
-    data: str | tuple[ImageData, ImageData] = "scenes",
+    data: list[str] | str | tuple[ImageData, ImageData] = "scenes",
     *,
     out: str = "runs/teacher",
     **given: Unpack[TeacherOptions],
@@ -60,7 +60,8 @@ def train_teacher(
 
     Args:
         shape: a timm model name that gives the architecture; other options change its shape.
-        data: labelled images (in Python also a pair of opened data, training and held-out).
+        data: labelled images, several joined where all have the same classes (in Python also a pair of opened data,
+            training and held-out).
         out: run folder; continued when it already holds this run.
     """
     teacher = teachers.train_teacher(shape, data, out=out, **given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from PIL import Image
 
@@ -15,8 +15,14 @@ from raptor.data.folder import FolderImages
 from raptor.data.images import ImageData, JoinedImages
 from raptor.data.split import Split, choose_sample, choose_split
 
+Spec = TypeVar("Spec")
 DENSE_KINDS = ("scenes", "ade20k", "nyuv2")
 _ACCEPTED = "a folder, a .zip, scenes, cifar10[:PATH], cifar100[:PATH], imagenet:PATH, hf/NAME[:SPLIT] or wds/PATTERN"
+
+
+def as_spec(given: Spec) -> Spec:
+    """Data as it was given, with the word itself in place of a list of one, as a terminal gives it."""
+    return given[0] if isinstance(given, list) and len(given) == 1 else given
 
 
 def spec_text(spec: str | Sequence[str]) -> str:
@@ -40,7 +46,8 @@ def open_data(
         spec: a folder (`train/<class>/x.jpg`, `<class>/x.jpg` or flat), `scenes`, `cifar10[:PATH]`, `cifar100[:PATH]`,
             `imagenet:PATH` (also with a flat validation folder and the devkit's list), `hf/NAME[:SPLIT]`,
             `wds/PATTERN` (tar shards, `wds/shard-{0000..0009}.tar`), or zip archives of a folder (several joined by
-            commas, or a glob). Several specs are joined, without labels; nyuv2:PATH and ade20k:PATH give their images.
+            commas, or a glob). Several specs are joined, with labels where all have the same classes; nyuv2:PATH and
+            ade20k:PATH give their images.
         split: `train`, `val` (the data's own validation split, else 5 % by a hash of the file name) or `all`.
         limit: at most this many images: a fixed sample spread over the data.
         size: the side at which scenes are drawn; other data keep their own.

@@ -252,12 +252,16 @@ class WholeBatches(ImageData):
 
 
 class JoinedImages(ImageData):
-    """Several sets one after the other, without labels."""
+    """Several sets one after the other; with labels where all of them have the same classes."""
 
     def __init__(self, sets: Sequence[ImageData]) -> None:
         names = [f"{data.name}: {name}" for data in sets for name in data.names]
         keys = [key for data in sets for key in data.keys]
-        super().__init__(" ".join(data.name for data in sets), names, keys=keys)
+        classes, labels = sets[0].classes, None
+        if classes is not None and all(data.classes == classes for data in sets):
+            labels = [label for data in sets for label in data.labels or ()]
+        name = " ".join(data.name for data in sets)
+        super().__init__(name, names, labels, None if labels is None else classes, keys=keys)
         self.sets = list(sets)
         self.ends = list(accumulate(map(len, sets)))
 

@@ -16,6 +16,7 @@ from raptor.data.images import BadImage, ImageData, Pixels, Progress, chunks_of,
 from raptor.data.preprocess import Preprocess
 from raptor.devices import ONE_PROCESS, Ranks, free_bytes, to_device
 
+AUGMENTATIONS = ("none", "crop")
 CACHE_SHARE = 0.3
 """The share of free memory that decoded images may take."""
 _NUM_TRIES = 10
@@ -325,8 +326,8 @@ def _check(
     world_size: int,
     cache: str,
 ) -> None:
-    if augment not in ("none", "crop"):
-        raise ValueError(f"unknown augmentation {augment!r}; use none or crop")
+    if augment not in AUGMENTATIONS:
+        raise ValueError(f"unknown augmentation {augment!r}; use {' or '.join(AUGMENTATIONS)}")
     if cache not in ("auto", "memory", "none"):
         raise ValueError(f"unknown cache {cache!r}; use auto, memory or none")
     if not 0 < crop_scale[0] <= crop_scale[1] <= 1:

@@ -15,6 +15,7 @@ from typing import Any, Unpack
 
 import yaml
 
+from raptor.data.by_name import as_spec
 from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
 from raptor.experiments.figures import figure_ablation
@@ -64,7 +65,7 @@ class AblationOptions(CutBy, OneTeacher, TrainingSweepOptions, total=False):
 
 def run(
     *,
-    data: str,
+    data: list[str] | str,
     size: int | None = None,
     k: int = 3,
     base: str = "default",
@@ -93,12 +94,15 @@ def run(
     options = with_defaults(AblationOptions, given)
     if not budget.rstrip().endswith(("steps", "epochs")):
         raise ValueError(f"the rows must have equal steps: give --budget in steps or epochs, not {budget!r}")
-    machine = Machine(Path(out), pick_device(options["device"]), options["num_workers"], options["compile"])
+    machine = Machine(
+        Path(out), pick_device(options["device"]), options["num_workers"], options["compile"], options["trust_hub"]
+    )
     common: dict[str, Any] = dict(
         model=options["model"] or best_teacher(options["teachers"]),
         weights=options["weights"],
         size=size,
-        data=data,
+        data=as_spec(data),
+        val=as_spec(options["val"]),
         **part(Limited, options),
         **cut_by(options),
         k=k,
@@ -150,7 +154,7 @@ def _refit(folder: Path, teacher: ViT, pair: Pair, options: dict[str, Any], mach
     """Fit the head of the surrogate in `folder` again, and that of the teacher in the same way."""
     kept = folder / "head.safetensors"
     start = LinearHead.load(kept) if kept.exists() else "own"
-    surrogate = open_vit(folder / "surrogate", device=machine.device)
+    surrogate = open_vit(folder / "surrogate", trust_hub=machine.trust_hub, device=machine.device)
     fitted, of_teacher = (
         probe(
             vit,

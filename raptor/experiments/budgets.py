@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
+from raptor.data.by_name import as_spec
 from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, CellOptions, Sweep, SweepOptions, run_sweep
 from raptor.experiments.figures import figure_budgets
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
 from raptor.experiments.raptors import Machine, open_teacher
 from raptor.experiments.records import BudgetRow, Budgets
-from raptor.options import WeightFile, part, with_defaults
+from raptor.options import Trusting, WeightFile, part, with_defaults
 from raptor.report.style import save_figure
 from raptor.surrogate.surrogate import block_parameters
 from raptor.train import distill
@@ -22,14 +23,14 @@ _COLUMNS = ("recipe", "k", "phases", "parameters_m", "recovery", "recovery_head"
 _SCORES = ("recovery", "recovery_head", "agreement", "r2_last", "r2_lowest", "probe", "teacher_probe", "r2", "cosine")
 
 
-class BudgetsOptions(WeightFile, SweepOptions, total=False):
+class BudgetsOptions(WeightFile, Trusting, SweepOptions, total=False):
     """The options that budgets shares with other experiments."""
 
 
 def run(
     model: str = "scenes",
     *,
-    data: str = "scenes",
+    data: list[str] | str = "scenes",
     k: list[int] = [1, 2, 3, 4, 6],  # noqa: B006
     paper_k: list[int] = [2, 3],  # noqa: B006
     budget: str = "120s",
@@ -56,9 +57,16 @@ def run(
     """
     started = time.monotonic()
     options = with_defaults(BudgetsOptions, given)
-    machine = Machine(Path(out), pick_device(options["device"]), options["num_workers"])
-    common = dict(
-        model=model, weights=options["weights"], data=data, budget=budget, limit=limit, val_images=val_images, seed=seed
+    machine = Machine(Path(out), pick_device(options["device"]), options["num_workers"], trust_hub=options["trust_hub"])
+    common: dict[str, Any] = dict(
+        model=model,
+        weights=options["weights"],
+        data=as_spec(data),
+        val=as_spec(options["val"]),
+        budget=budget,
+        limit=limit,
+        val_images=val_images,
+        seed=seed,
     )
     pairs = [("default", num) for num in k] + [("paper", num) for num in paper_k]
     plan = [Cell(f"{recipe}-k{num}", {**common, "recipe": recipe, "k": num}) for recipe, num in pairs]

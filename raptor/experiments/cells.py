@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, TextIO, TypedDict, Unpack
 
 from raptor.devices import device_name
-from raptor.options import Compiling, Decoding, Limited, OnDevice, Option, with_defaults
+from raptor.options import Compiling, Decoding, HeldOut, Limited, OnDevice, Option, with_defaults
 from raptor.progress import clock
 from raptor.provenance import versions
 from raptor.run import Interrupted, RunError, read_json, write_text
@@ -123,7 +123,7 @@ class CellOptions(TypedDict, total=False):
     max_seconds: Annotated[float | None, Option(None, "stop cleanly after this time; the same command continues.")]
 
 
-class SweepOptions(CellOptions, OnDevice, Decoding, total=False):
+class SweepOptions(CellOptions, HeldOut, OnDevice, Decoding, total=False):
     """What every sweep takes."""
 
 

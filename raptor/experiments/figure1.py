@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Unpack
 
-from raptor.data import iterate, open_data
+from raptor.data import ChosenData, iterate
 from raptor.devices import pick_device, pick_precision
-from raptor.open import open_vit
+from raptor.open import open_vit, tell_apart
+from raptor.options import HeldOut, Trusting, with_defaults
 from raptor.phases import PhasesFile, check_cuts, study_phases
 from raptor.provenance import Provenance
 from raptor.report.figures_phases import SavedPhases, save_phases
@@ -26,9 +28,13 @@ MODELS = [
 _BATCH_SIZE = 64
 
 
+class Figure1Options(HeldOut, Trusting, total=False):
+    """The options that figure1 shares with other experiments."""
+
+
 def run(
     *,
-    data: str,
+    data: list[str] | str,
     models: list[str] = MODELS,
     k: list[int] = [2, 3, 4],  # noqa: B006
     num_images: int = 10_000,
@@ -36,6 +42,7 @@ def run(
     out: str = "runs/figure1",
     device: str = "auto",
     num_workers: int = 8,
+    **given: Unpack[Figure1Options],
 ) -> SavedPhases:
     """Similarity and phases of DINOv2, DINOv3, CLIP, SigLIP, MAE, DeiT-3 and AugReg, side by side.
 
@@ -50,15 +57,18 @@ def run(
         num_workers: processes that decode images.
     """
     started = time.monotonic()
+    options = with_defaults(Figure1Options, given)
+    chosen = ChosenData(data, options["val"])
     device = pick_device(device)
     precision = pick_precision("auto", device)
-    views = [open_vit(name, pretrained=pretrained, device=device) for name in models]
+    views = [open_vit(name, pretrained=pretrained, trust_hub=options["trust_hub"], device=device) for name in models]
+    views = tell_apart(views)
     for vit in views:
         check_cuts(vit, k)
     folder = check_folder(out)
     entries = []
     for vit in views:
-        images = open_data(data, "val", limit=num_images, size=vit.preprocess.size)
+        images = chosen.judged(num_images, vit.preprocess.size)
         batches = iterate(images, vit.preprocess, _BATCH_SIZE, device=device, num_workers=num_workers)
-        entries.append(replace(study_phases(vit, batches, k, precision=precision), data=data))
+        entries.append(replace(study_phases(vit, batches, k, precision=precision), data=chosen.name))
     return save_phases(PhasesFile(entries, Provenance.since(started, device)), folder)

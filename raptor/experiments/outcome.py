@@ -78,8 +78,10 @@ def sum_of(lengths: Sequence[int]) -> str:
     return "+".join(map(str, lengths))
 
 
-def data_label(spec: str) -> str:
+def data_label(spec: str | Sequence[str]) -> str:
     """The name of the data without its folder, archive parts and ending: `tiny-imagenet-100`."""
+    if not isinstance(spec, str):
+        return " + ".join(map(data_label, spec))
     kind = spec.partition(":")[0]
     if kind in ("cifar10", "cifar100", "imagenet", "nyuv2", "ade20k"):
         return kind

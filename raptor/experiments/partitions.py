@@ -11,6 +11,7 @@ from typing import Any, Unpack
 
 from numpy.typing import ArrayLike
 
+from raptor.data.by_name import as_spec
 from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
 from raptor.experiments.figures import figure_partitions
@@ -51,7 +52,7 @@ class PartitionsOptions(CutBy, OneTeacher, TrainingSweepOptions, total=False):
 
 def run(
     *,
-    data: str,
+    data: list[str] | str,
     k: list[int] = [2, 3, 4],  # noqa: B006
     num_random: int = 10,
     budget: str = "300steps",
@@ -77,11 +78,14 @@ def run(
     """
     started = time.monotonic()
     options = with_defaults(PartitionsOptions, given)
-    machine = Machine(Path(out), pick_device(options["device"]), options["num_workers"], options["compile"])
+    machine = Machine(
+        Path(out), pick_device(options["device"]), options["num_workers"], options["compile"], options["trust_hub"]
+    )
     common: dict[str, Any] = dict(
         model=options["model"] or best_teacher(options["teachers"]),
         weights=options["weights"],
-        data=data,
+        data=as_spec(data),
+        val=as_spec(options["val"]),
         **part(Limited, options),
         **cut_by(options),
         budget=budget,

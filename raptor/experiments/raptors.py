@@ -9,13 +9,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from raptor.data import ImageData, InMemory, Preprocess, iterate, open_data
+from raptor.data import ChosenData, ImageData, InMemory, Preprocess, iterate
 from raptor.devices import pick_precision
 from raptor.experiments.records import GroupCurves, NullCurves, RaptorScores, StochasticDepth
 from raptor.fidelity.error_curves import ErrorCurves
 from raptor.fidelity.null_models import NULL_NAMES, fit_null_models
 from raptor.open import open_vit
-from raptor.options import Option, WeightFile
+from raptor.options import Option, Trusting, WeightFile
 from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, find_phases
 from raptor.similarity.cosine import Array, measure_similarity
 from raptor.surrogate.surrogate import block_parameters
@@ -36,7 +36,7 @@ class SweptTeachers(TypedDict, total=False):
     teachers: Annotated[str, Option("runs/stochastic-depth", "folder of a stochastic-depth sweep.")]
 
 
-class OneTeacher(SweptTeachers, WeightFile, total=False):
+class OneTeacher(SweptTeachers, WeightFile, Trusting, total=False):
     """Which teacher an experiment studies."""
 
     model: Annotated[str | None, Option(None, "the teacher; by default the most accurate one of `teachers`.")]
@@ -64,44 +64,53 @@ class Machine:
     device: str
     num_workers: int = 0
     compile: bool | None = None
+    trust_hub: bool = False
 
     @property
     def precision(self) -> str:
         return pick_precision("auto", self.device)
 
 
+def load_pair(options: Mapping[str, Any], preprocess: Preprocess, machine: Machine) -> Pair:
+    """The training and held-out images of a cell, by default decoded once per process and kept on the device."""
+    data, val = (_hashable(spec) for spec in (options["data"], options.get("val")))
+    limits = options.get("limit"), options.get("val_images")
+    chosen = ChosenData(data, val)
+    return _load_pair(chosen, preprocess, *limits, machine.device, machine.num_workers, options.get("in_memory", True))
+
+
+def _hashable(spec: Any) -> Any:
+    return tuple(spec) if isinstance(spec, list) else spec
+
+
 @lru_cache(maxsize=2)
-def load_pair(
-    data: str,
+def _load_pair(
+    chosen: ChosenData,
     preprocess: Preprocess,
     limit: int | None,
     val_images: int | None,
     device: str,
-    num_workers: int = 0,
-    in_memory: bool = True,
+    num_workers: int,
+    in_memory: bool,
 ) -> Pair:
-    """Training and held-out images, by default decoded once per process and kept on the device as uint8."""
-    parts = (("train", limit), ("val", val_images))
-    opened = [open_data(data, split, limit=num, size=preprocess.size) for split, num in parts]  # type: ignore[arg-type]
+    train = chosen.training(limit, preprocess.size)
+    held_out = chosen.judged(val_images, preprocess.size, like=train)
     if not in_memory:
-        return opened[0], opened[1]
-    train, held_out = (InMemory(part, preprocess, device, num_workers) for part in opened)
-    return train, held_out
+        return train, held_out
+    kept = [InMemory(part, preprocess, device, num_workers) for part in (train, held_out)]
+    return kept[0], kept[1]
 
 
 def open_teacher(options: dict[str, Any], machine: Machine) -> tuple[ViT, Pair]:
     """The teacher that the options of a cell name, and its images."""
-    teacher = open_vit(options["model"], weights=options["weights"], size=options.get("size"), device=machine.device)
-    pair = load_pair(
-        options["data"],
-        teacher.preprocess,
-        options["limit"],
-        options["val_images"],
-        machine.device,
-        machine.num_workers,
-        options.get("in_memory", True),
+    teacher = open_vit(
+        options["model"],
+        weights=options["weights"],
+        size=options.get("size"),
+        trust_hub=machine.trust_hub,
+        device=machine.device,
     )
-    return teacher, pair
+    return teacher, load_pair(options, teacher.preprocess, machine)
 
 
 def layer_similarity(vit: ViT, data: ImageData, machine: Machine) -> dict[str, Array]:

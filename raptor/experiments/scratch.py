@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypedDict
 
 import torch
 
-from raptor.data import Preprocess, open_data
+from raptor.data import ChosenData, Preprocess
 from raptor.experiments.raptors import Machine, Pair, layer_similarity, load_pair, make_raptor
 from raptor.experiments.records import RaptorScores, SimilarityMeans, TeacherScores, TeacherSimilarity
 from raptor.experiments.statistics import off_diagonal_mean, within_phases_mean
@@ -52,9 +52,7 @@ class ScratchOptions(TypedDict, total=False):
 
 def scratch_pair(options: dict[str, Any], machine: Machine) -> Pair:
     """The images of a cell whose teacher has the shape given in its options."""
-    preprocess = Preprocess.for_native(options["size"], *IMAGENET, size=options["size"])
-    limit, val_images = options.get("limit"), options.get("val_images")
-    return load_pair(options["data"], preprocess, limit, val_images, machine.device, machine.num_workers)
+    return load_pair(options, Preprocess.for_native(options["size"], *IMAGENET, size=options["size"]), machine)
 
 
 def scratch_teacher(options: dict[str, Any], pair: Pair, folder: Path, machine: Machine) -> ViT:
@@ -91,8 +89,10 @@ def check_scratch(options: dict[str, Any], drops: Sequence[float] = ()) -> None:
     for p in drops:
         check_drop(p)
     load_recipe(options["recipe"])
-    for split in ("train", "val"):
-        check_labelled(open_data(options["data"], split, limit=2, size=options["size"]))  # type: ignore[arg-type]
+    chosen = ChosenData(options["data"], options.get("val"))
+    train = chosen.training(2, options["size"])
+    for data in (train, chosen.judged(2, options["size"], like=train)):
+        check_labelled(data)
 
 
 def _refuse_other_teacher(folder: Path, options: dict[str, Any], data: str) -> None:

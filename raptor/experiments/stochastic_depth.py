@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
+from raptor.data.by_name import as_spec
 from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
 from raptor.experiments.figures import figure_stochastic_depth
@@ -56,7 +57,7 @@ class StochasticDepthOptions(ScratchOptions, TrainingSweepOptions, total=False):
 
 def run(
     *,
-    data: str,
+    data: list[str] | str,
     p: list[float] = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9],  # noqa: B006
     seeds: list[int] = [0],  # noqa: B006
     more_seeds: list[int] = [1],  # noqa: B006
@@ -78,7 +79,12 @@ def run(
     started = time.monotonic()
     options = with_defaults(StochasticDepthOptions, given)
     machine = Machine(Path(out), pick_device(options["device"]), options["num_workers"], options["compile"])
-    common: dict[str, Any] = {"data": data, **part(ScratchOptions, options), **part(Limited, options)}
+    common: dict[str, Any] = {
+        "data": as_spec(data),
+        "val": as_spec(options["val"]),
+        **part(ScratchOptions, options),
+        **part(Limited, options),
+    }
     check_scratch(common, [*p, *more_p])
     pairs = [(q, seed) for seed in seeds for q in p] + [(q, seed) for seed in more_seeds for q in more_p]
     plan = {cell_name(q, seed): Cell(cell_name(q, seed), {**common, "drop": q, "seed": seed}) for q, seed in pairs}

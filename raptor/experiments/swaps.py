@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from raptor.data import iterate
+from raptor.data.by_name import as_spec
 from raptor.devices import pick_device
 from raptor.dynamics.interventions import compare_pairs, measure_swaps
 from raptor.experiments.cells import Cell, CellOptions, Sweep, SweepOptions, run_sweep
@@ -21,7 +22,7 @@ from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
 from raptor.experiments.raptors import Machine, SweptTeachers, cut_phases, open_teacher
 from raptor.experiments.records import Compared, StochasticDepth, SwapRow, Swaps
 from raptor.open import open_vit
-from raptor.options import Limited, WeightFile, part, with_defaults
+from raptor.options import Limited, Trusting, WeightFile, part, with_defaults
 from raptor.report.style import save_figure
 from raptor.train.teacher import evaluate
 from raptor.vit.trajectory import swap_blocks
@@ -30,13 +31,13 @@ _FIRST_BLOCK = (1,)  # it can hardly be exchanged with any other, so means are g
 _KINDS = ("within", "across", "within_matched", "across_matched")
 
 
-class SwapsOptions(SweptTeachers, WeightFile, SweepOptions, Limited, total=False):
+class SwapsOptions(SweptTeachers, WeightFile, Trusting, SweepOptions, Limited, total=False):
     """The options that swaps shares with other experiments."""
 
 
 def run(
     *,
-    data: str,
+    data: list[str] | str,
     models: list[str] | None = None,
     k: int = 3,
     num_images: int = 512,
@@ -58,13 +59,18 @@ def run(
     """
     started = time.monotonic()
     options = with_defaults(SwapsOptions, given)
-    machine = Machine(Path(out), pick_device(options["device"]), options["num_workers"])
+    machine = Machine(Path(out), pick_device(options["device"]), options["num_workers"], trust_hub=options["trust_hub"])
     common: dict[str, Any] = dict(
-        data=data, weights=options["weights"], k=k, num_images=num_images, **part(Limited, options)
+        data=as_spec(data),
+        val=as_spec(options["val"]),
+        weights=options["weights"],
+        k=k,
+        num_images=num_images,
+        **part(Limited, options),
     )
     named = {m.strip("/").replace("/", "_"): (m, None) for m in models} if models else _swept(options["teachers"])
     for model in models or ():
-        open_vit(model, weights=options["weights"])  # raises before the work on the others
+        open_vit(model, weights=options["weights"], trust_hub=machine.trust_hub)  # raises before the work on the others
     plan = [Cell(name, {**common, "model": model, "p": p}) for name, (model, p) in named.items()]
     sweep = Sweep(Path(out), tuple(plan), machine.device)
     results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))

@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from typing import Any, Unpack
 
 from raptor.data import open_dense
+from raptor.data.by_name import as_spec
 from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
 from raptor.experiments.figures import figure_recovery
@@ -36,7 +37,7 @@ from raptor.experiments.records import (
 )
 from raptor.fidelity.heads import share_kept
 from raptor.open import open_vit
-from raptor.options import Limited, WeightFile, part, with_defaults
+from raptor.options import Limited, Trusting, WeightFile, part, with_defaults
 from raptor.probes import probe
 from raptor.report.style import save_figure
 from raptor.surrogate.surrogate import block_parameters
@@ -52,14 +53,14 @@ _PUBLISHED = {
 }
 
 
-class Table1Options(CutBy, WeightFile, TrainingSweepOptions, total=False):
+class Table1Options(CutBy, WeightFile, Trusting, TrainingSweepOptions, total=False):
     """The options that table1 shares with other experiments."""
 
 
 def run(
     *,
     model: str = "timm/vit_small_patch14_reg4_dinov2",
-    data: str,
+    data: list[str] | str,
     segment: str | None = None,
     depth: str | None = None,
     k: list[int] = [2, 3, 4],  # noqa: B006
@@ -105,11 +106,14 @@ def run(
     """
     started = time.monotonic()
     options = with_defaults(Table1Options, given)
-    machine = Machine(Path(out), pick_device(options["device"]), options["num_workers"], options["compile"])
+    machine = Machine(
+        Path(out), pick_device(options["device"]), options["num_workers"], options["compile"], options["trust_hub"]
+    )
     common: dict[str, Any] = dict(
         model=model,
         weights=options["weights"],
-        data=data,
+        data=as_spec(data),
+        val=as_spec(options["val"]),
         segment=segment,
         depth=depth,
         budget=budget,
@@ -165,7 +169,7 @@ def _do_cell(machine: Machine, cell: Cell) -> ProbedTeacher | ProbedRaptor:
         seed=options["seed"],
         num_workers=machine.num_workers,
     )
-    surrogate = open_vit(folder / "surrogate", device=machine.device)
+    surrogate = open_vit(folder / "surrogate", trust_hub=machine.trust_hub, device=machine.device)
     probes = _probes(surrogate, pair, options, machine)
     return ProbedRaptor(k=options["k"], seed=options["seed"], probes=probes, **vars(scores))
 

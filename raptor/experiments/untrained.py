@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from raptor.data import ImageData
+from raptor.data.by_name import as_spec
 from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
 from raptor.experiments.figures import figure_untrained
@@ -45,7 +46,7 @@ class UntrainedOptions(ScratchOptions, SweptTeachers, TrainingSweepOptions, tota
 
 def run(
     *,
-    data: str,
+    data: list[str] | str,
     p: float = 0.3,
     seeds: list[int] = [0],  # noqa: B006
     overfit_images: int = 5000,
@@ -67,7 +68,8 @@ def run(
     options = with_defaults(UntrainedOptions, given)
     machine = Machine(Path(out), pick_device(options["device"]), options["num_workers"], options["compile"])
     common: dict[str, Any] = {
-        "data": data,
+        "data": as_spec(data),
+        "val": as_spec(options["val"]),
         **part(ScratchOptions, options),
         **part(Limited, options),
         "teachers": options["teachers"],

@@ -118,16 +118,16 @@ def measure_strips(teacher: ViT, surrogate: ViT | None, data: ChosenData, num_im
 
 
 def open_run(
-    folder: Path, config: Mapping[str, Any], device: str, **of_teacher: Unpack[OfTeacher]
+    folder: Path, config: Mapping[str, Any], device: str, trust_hub: bool = False, **of_teacher: Unpack[OfTeacher]
 ) -> tuple[ViT, ViT | None]:
     """Teacher and surrogate of a run folder: the models saved there, else the one its config names."""
     if saved_folder(str(folder)) is not None:
-        surrogate, teacher = open_pair(folder, device=device, **of_teacher)
+        surrogate, teacher = open_pair(folder, device=device, trust_hub=trust_hub, **of_teacher)
         return teacher, surrogate
     if config.get("model") is None:
         raise ValueError(f"{folder} holds no model, and no config.yaml that names one")
     options = {key: config[key] for key in ("weights", "size") if config.get(key) is not None}
-    return open_vit(str(config["model"]), device=device, **options), None
+    return open_vit(str(config["model"]), device=device, trust_hub=trust_hub, **options), None
 
 
 def teacher_colours(patches: Sequence[Tensor]) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]], list[float]]:

@@ -23,7 +23,7 @@ from raptor.vit.weights import fingerprint
 
 BLOCKS = ("teacher", "paper")
 CONDITIONINGS = ("table", "mlp", "none")
-_COPIES = ("middle", "first", "last")
+COPIES = ("middle", "first", "last")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class SurrogateSpec:
         for value, choices, what in (
             (self.block, BLOCKS, "block"),
             (self.conditioning, CONDITIONINGS, "conditioning"),
-            (self.copy, _COPIES, "copy"),
+            (self.copy, COPIES, "copy"),
         ):
             if value not in choices:
                 raise ValueError(f"unknown {what} {value!r}: choose from {', '.join(choices)}")

@@ -19,12 +19,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, Unpack
+from typing import Any, ClassVar, Literal, NamedTuple, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from raptor.data import ChosenData, ImageData, iterate
+from raptor.data.by_name import as_spec
 from raptor.data.stream import TrainStream
 from raptor.devices import (
     ONE_PROCESS,
@@ -86,7 +87,7 @@ def distill(
     target: str | None = None,
     recipe: str = "default",
     out: str | None = None,
-    stage: str = "all",
+    stage: Literal["all", "1", "2"] = "all",
     phase: int | None = None,
     start: str | None = None,
     allow_other_teacher: bool = False,
@@ -96,7 +97,7 @@ def distill(
     seed: int = 0,
     graph: bool | None = None,
     checkpointing: bool = False,
-    track: str | None = None,
+    track: Literal["wandb", "tensorboard"] | None = None,
     **given: Unpack[DistillOptions],
 ) -> Distilled:
     """Distil a ViT into k weight-tied recurrent blocks.
@@ -104,7 +105,8 @@ def distill(
     Args:
         model: what to distil: timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, a folder or a module.
         data: images to train on: a folder, zip archives, scenes, cifar10, hf/NAME:split, wds/PATTERN; several are
-            joined, without labels (in Python also a pair of opened data, training and held-out).
+            joined, with labels where all have the same classes (in Python also a pair of opened data, training and
+            held-out).
         val: other images to judge on, instead of the held-out part of the data.
         split: which part is judged on: val (held out), or another of the data's own parts, such as test.
         classes: a file with the classes of the teacher's head, one per line; ImageNet's WordNet ids need none.
@@ -139,6 +141,8 @@ def distill(
     fabric = open_fabric(device, precision)
     opening = part(Opening, options)
     teacher = open_vit(model, device="cpu", **opening)
+    if isinstance(model, str) and model.startswith("hub/") and opening["weights"] is None:
+        _check_repeatable(model, teacher, opening)
     if teacher.dtype != torch.float32:
         raise ValueError(f"{teacher.name} is opened in {teacher.dtype}: training needs fp32, so leave out --dtype")
     found = None if phases is None else check_phases(teacher, phases)
@@ -147,7 +151,7 @@ def distill(
         train_data, val_data = data
         spec: str | list[str] = train_data.name
     else:
-        spec = data if isinstance(data, str) or len(data) > 1 else data[0]
+        spec, val = as_spec(data), as_spec(val)
         chosen = ChosenData(spec, val, split, classes, options["skip_bad"])
         side = teacher.preprocess.size
         train_data = chosen.training(limit, side, teacher.num_classes)
@@ -203,6 +207,15 @@ def distill(
         return _smallest_k(job, *wanted, matrix, Path(out or f"{root}-auto"), config)
     found = find_phases(matrix, 3 if k is None else int(k))
     return _distill_one(job, found, Path(out or f"{root}-k{found.k}"), config)
+
+
+def _check_repeatable(name: str, teacher: ViT, opening: Opening) -> None:
+    """Raise for a torch.hub entry whose weights are random each time: no later command could open this teacher."""
+    if fingerprint(open_vit(name, **opening).model) != fingerprint(teacher.model):
+        raise ValueError(
+            f"{name} has other weights each time it is opened: give a weight file with --weights, or an entry with "
+            "published weights"
+        )
 
 
 def _check_options(

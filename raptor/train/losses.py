@@ -11,7 +11,7 @@ from raptor.devices import Ranks
 from raptor.streaming import Moments
 from raptor.vit.view import GROUP_NAMES, TokenGroups
 
-_NORMALISATIONS = ("none", "layer", "group")
+NORMALISATIONS = ("none", "layer", "group")
 
 
 def token_weights(groups: TokenGroups, weights: Mapping[str, float] | None) -> Tensor:
@@ -73,8 +73,8 @@ class StateVariance:
 
     def per_token(self, normalise: str) -> Tensor:
         """What each squared error is divided by, (L, T): 1, the variance of its layer, or of its layer and group."""
-        if normalise not in _NORMALISATIONS:
-            raise ValueError(f"unknown normalise {normalise!r}: choose from {', '.join(_NORMALISATIONS)}")
+        if normalise not in NORMALISATIONS:
+            raise ValueError(f"unknown normalise {normalise!r}: choose from {', '.join(NORMALISATIONS)}")
         v_lt = torch.ones(self.num_layers, self.groups.num_tokens)
         for layer in range(1, self.num_layers + 1) if normalise != "none" else ():
             if normalise == "layer":

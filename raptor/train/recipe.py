@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
+from raptor.data.stream import AUGMENTATIONS
 from raptor.options import Option
 from raptor.recipes import load_recipe
+from raptor.surrogate.surrogate import BLOCKS, CONDITIONINGS, COPIES
+from raptor.train.losses import NORMALISATIONS
 from raptor.train.schedule import Budget
 
 
@@ -46,17 +49,24 @@ class RecipeOptions(TypedDict, total=False):
     ]
     batch_size: Annotated[int | None, Option(None, "images per step over all devices together.")]
     lr: Annotated[float | None, Option(None, "peak learning rate.")]
-    block: Annotated[str | None, Option(None, "`teacher` (a copy of a block of the phase) or `paper`.")]
-    conditioning: Annotated[str | None, Option(None, "`table`, `mlp` (the paper's depth scaling) or `none`.")]
-    copy: Annotated[str | None, Option(None, "which teacher block of a phase is copied: middle, first or last.")]
+    block: Annotated[str | None, Option(None, "`teacher` (a copy of a block of the phase) or `paper`.", BLOCKS)]
+    conditioning: Annotated[
+        str | None, Option(None, "`table`, `mlp` (the paper's depth scaling) or `none`.", CONDITIONINGS)
+    ]
+    copy: Annotated[
+        str | None, Option(None, "which teacher block of a phase is copied: middle, first or last.", COPIES)
+    ]
     normalise: Annotated[
         str | None,
         Option(
-            None, "divide each squared error by the variance of its `layer`, its layer and token `group`, or `none`."
+            None,
+            "divide each squared error by the variance of its `layer`, its layer and token `group`, or `none`.",
+            NORMALISATIONS,
         ),
     ]
     augment: Annotated[
-        str | None, Option(None, "`crop` (random resized crops and flips) or `none` (centre crops, as the paper).")
+        str | None,
+        Option(None, "`crop` (random resized crops and flips) or `none` (centre crops, as the paper).", AUGMENTATIONS),
     ]
     stage1_share: Annotated[float | None, Option(None, "share of the budget that stage 1 gets.")]
 

@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
-from raptor.data import ImageData, Preprocess, iterate, open_data
-from raptor.data.stream import TrainStream, stable_seed
+from raptor.data import ChosenData, ImageData, Preprocess, iterate
+from raptor.data.by_name import as_spec, spec_text
+from raptor.data.stream import AUGMENTATIONS, TrainStream, stable_seed
 from raptor.devices import ONE_PROCESS, Ranks, device_name, open_fabric, pick_device, pick_precision, ranks_of
 from raptor.fidelity.heads import is_right
 from raptor.open import open_vit, save_vit
-from raptor.options import Compiling, Limited, Option, Resuming, Running, part, with_defaults
+from raptor.options import Compiling, HeldOut, Limited, Option, Resuming, Running, part, with_defaults
 from raptor.run import ResultFile, Run
 from raptor.train.loop import Checkpoint, Loop, ParameterGroup, read_finished
 from raptor.train.schedule import Budget, Rates
@@ -65,18 +66,18 @@ class TeacherTraining(TypedDict, total=False):
     smoothing: Annotated[float, Option(0.1, "label smoothing.")]
     mixup: Annotated[float, Option(0.0, "parameter of the Beta distribution that mixup draws from; 0 turns it off.")]
     cutmix: Annotated[float, Option(0.0, "parameter of the Beta distribution that cutmix draws from; 0 turns it off.")]
-    augment: Annotated[str, Option("crop", "`crop` or `none`.")]
+    augment: Annotated[str, Option("crop", "`crop` or `none`.", AUGMENTATIONS)]
     crop_scale: Annotated[tuple[float, float], Option((0.35, 1.0), "share of the area that a random crop keeps.")]
     seed: Annotated[int, Option(0, "of initialisation, order, augmentation and drops.")]
 
 
-class TeacherOptions(ShapeOptions, TeacherTraining, Limited, Running, Compiling, Resuming, total=False):
+class TeacherOptions(ShapeOptions, TeacherTraining, HeldOut, Limited, Running, Compiling, Resuming, total=False):
     """The options of `train_teacher`."""
 
 
 def train_teacher(
     shape: str = "vit_tiny_patch16_224",
-    data: str | tuple[ImageData, ImageData] = "scenes",
+    data: list[str] | str | tuple[ImageData, ImageData] = "scenes",
     *,
     out: str = "runs/teacher",
     **given: Unpack[TeacherOptions],
@@ -85,7 +86,8 @@ def train_teacher(
 
     Args:
         shape: a timm model name that gives the architecture.
-        data: labelled images, or a pair of opened data, training and held-out.
+        data: labelled images, several joined where all have the same classes, or a pair of opened data, training and
+            held-out.
         out: run folder; continued when it already holds this run.
         given: see `TeacherOptions`.
     """
@@ -95,17 +97,20 @@ def train_teacher(
     check_drop(options["drop"])
     Budget.parse(options["budget"])
     _check_training(shape, options)
-    if data == "scenes" and options["size"] is None:
+    spec, val = as_spec(data), as_spec(options["val"])
+    if spec == "scenes" and options["size"] is None:
         options["size"] = SCENES_SIZE
     size, seed, kwargs = options["size"], options["seed"], _timm_kwargs(options)
-    if isinstance(data, str):
-        skip_bad = options["skip_bad"]
-        train_data = open_data(data, "train", limit=options["limit"], size=size, skip_bad=skip_bad)
-        val_data = open_data(data, "val", limit=options["val_images"], size=size, skip_bad=skip_bad)
+    if isinstance(spec, tuple):
+        train_data, val_data = spec
+        spec = train_data.name
     else:
-        train_data, val_data = data
-    data_name = data if isinstance(data, str) else train_data.name
-    classes = check_labelled(train_data, data_name)
+        chosen = ChosenData(spec, val, skip_bad=options["skip_bad"])
+        train_data = chosen.training(options["limit"], size)
+        val_data = chosen.judged(options["val_images"], size, like=train_data)
+    classes = check_labelled(train_data, spec_text(spec))
+    if val is not None and val_data.labels is None:
+        raise ValueError(f"{spec_text(val)} has other classes than {spec_text(spec)}: give --val with the same ones")
     base = {"source": f"timm/{shape}", "kwargs": kwargs, "num_classes": len(classes)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -114,10 +119,11 @@ def train_teacher(
     native = size or int(model.patch_embed.img_size[0])  # type: ignore[union-attr, index]
     preprocess = Preprocess.for_native(native, *IMAGENET, size=native)
     fabric = open_fabric(device, "fp32")  # `TeacherStep` has its own autocast
-    vit = inspect_vit(model, f"timm/{shape} trained on {data_name}", preprocess, source=base).to(fabric.device)
+    vit = inspect_vit(model, f"timm/{shape} trained on {spec_text(spec)}", preprocess, source=base).to(fabric.device)
     config: dict[str, Any] = {
         "shape": shape,
-        "data": data_name,
+        "data": spec,
+        **({} if val is None else {"val": val}),
         "kwargs": kwargs,
         **part(TeacherTraining, options),
         "crop_scale": list(options["crop_scale"]),

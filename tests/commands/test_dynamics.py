@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from tiny_models import tiny_timm
 
 from raptor.cli import main, read_arguments
@@ -20,7 +21,7 @@ from raptor.report.figures_interventions import INTERVENTION_FIGURES
 from raptor.report.style import save_figure
 from raptor.surrogate.surrogate import make_surrogate
 
-SMALL = dict(num_images=48, classes=2, stability_images=1, rank_images=2, eps=(1e-2,), intervention_images=1)
+SMALL = dict(num_images=48, num_classes=2, stability_images=1, rank_images=2, eps=(1e-2,), intervention_images=1)
 
 
 def without_provenance(path: Path) -> dict:
@@ -82,7 +83,7 @@ def test_the_same_command_twice_gives_the_same_numbers(run: Path, tmp_path: Path
 
 def test_a_model_alone_through_the_command_line(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr("raptor.report.figures_dynamics.save_figures", lambda *_: [])
-    options = "--num-images 8 --stability-images 0 --rank-images 2 --eps 1e-2 1e-1 --k 2 --classes 0 --device cpu"
+    options = "--num-images 8 --stability-images 0 --rank-images 2 --eps 1e-2 1e-1 --k 2 --num_classes 0 --device cpu"
     code = main(["dynamics", "scenes", *options.split(), "--interventions", "false", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     measured = json.loads((tmp_path / "dynamics.json").read_text())
@@ -120,4 +121,17 @@ def test_choose_classes() -> None:
 def test_recipe_names_options_of_the_command() -> None:
     options = {argument.name for argument in read_arguments(dynamics)}
     recipe = load_recipe("dynamics-paper")
-    assert recipe.keys() <= options and recipe["num_images"] == 10_000 and recipe["classes"] == 5
+    assert recipe.keys() <= options and recipe["num_images"] == 10_000 and recipe["num_classes"] == 5
+
+
+def test_labels_follow_a_file_of_class_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures_dynamics, "save_figures", lambda *_: [])
+    vit = tiny_timm("vit_small_patch14_reg4_dinov2", reg_tokens=2, num_classes=3)
+    for i in range(6):
+        path = tmp_path / "pets" / "val" / ("cat", "dog")[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (28, 28), (40 * i, 90, 30)).save(path)
+    (tmp_path / "head.txt").write_text("bird\ndog\ncat\n")
+    few = dict(num_images=6, stability_images=0, rank_images=2, interventions=False, device="cpu")
+    options = dict(data=str(tmp_path / "pets"), classes=str(tmp_path / "head.txt"), out=str(tmp_path / "out"))
+    assert dynamics(vit, **options, **few).measured.class_names == {"1": "dog", "2": "cat"}

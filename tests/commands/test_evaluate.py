@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from tiny_models import tiny_timm
 
+from raptor.cli import main
 from raptor.commands.evaluate import evaluate
 from raptor.open import open_vit, save_vit
 from raptor.surrogate.surrogate import make_surrogate
@@ -75,3 +76,38 @@ def test_evaluate_judges_by_the_head_that_the_run_keeps(tmp_path: Path) -> None:
     assert "head: the ridge probe kept in head.safetensors" in certificate.notes
     evaluate(str(run), head_images=40, **same)
     assert (run / "head.safetensors").read_bytes() != kept
+
+
+def test_a_run_of_a_module_of_your_own_is_evaluated_with_it(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "import timm\nimport torch\n\ndef make_vit(seed=0):\n    torch.manual_seed(seed)\n"
+        "    return timm.create_model('vit_tiny_patch16_224', img_size=32, embed_dim=48, num_heads=3, depth=3)\n"
+        "\ndef other():\n    return make_vit(1)\n"
+    )
+    few = ["--device", "cpu", "--data", "scenes", "--size", "32"]
+    words = [
+        "--phases",
+        "1",
+        "2",
+        "--budget",
+        "2steps",
+        "--batch_size",
+        "4",
+        "--limit",
+        "8",
+        "--val_images",
+        "4",
+        "--head_images",
+        "8",
+        "--out",
+        "run",
+    ]
+    assert main(["distill", "--module", "mine.py:make_vit", *words, *few]) == 0
+    assert main(["evaluate", "run", *few]) == 2
+    assert "made from a module of your own" in capsys.readouterr().err
+    measured = ["--num_images", "8", "--train_images", "8", "--bootstrap", "5", "--null_models", "false"]
+    assert main(["evaluate", "run", "--module", "mine.py:other", *few, *measured]) == 2
+    assert "was not made from" in capsys.readouterr().err
+    assert main(["evaluate", "run", "--module", "mine.py:make_vit", *few, *measured]) == 0
+    assert json.loads(Path("run/certificate.json").read_text())["num_images"] == 8

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from importlib import import_module
 
 import pytest
+import timm
+import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from raptor.cli import main
 from raptor.commands.phases import phases
@@ -77,3 +81,27 @@ def test_a_random_model_has_no_more_phases_than_its_twin(tmp_path) -> None:
     assert entry.structure == "no more phase structure than its untrained twin"
     assert "suggest k=" not in done.text() and f"no k is suggested: {entry.structure}" in done.text()
     assert "shuffled" in done.text() and "resamples" in done.text()
+
+
+def test_checkpoints_side_by_side_as_a_command(tmp_path, capsys) -> None:
+    """Two weight files of one architecture; files of the same name are told apart by their folders."""
+    shape = dict(img_size=32, embed_dim=48, depth=2, num_heads=3)
+    files = [tmp_path / name for name in ("a/last.safetensors", "b/last.safetensors", "first.safetensors")]
+    for i, path in enumerate(files):
+        path.parent.mkdir(exist_ok=True)
+        torch.manual_seed(i)
+        model = timm.create_model("vit_tiny_patch16_224", **shape)
+        save_file(model.state_dict(), path)
+    with pytest.MonkeyPatch.context() as patch:  # the same small architecture by a name of its own
+        patch.setattr(timm, "create_model", functools.partial(small, timm.create_model, shape))
+        sources = [f"timm/vit_tiny_patch16_224@{path}" for path in files]
+        words = ["--size", "32", "--num_images", "8", "--k", "2", "--twin", "false", "--out", str(tmp_path / "out")]
+        assert main(["phases", *sources, *words, "--device", "cpu"]) == 0
+    saved = json.loads((tmp_path / "out" / "phases.json").read_text())["models"]
+    assert [entry["model"]["name"] for entry in saved] == ["a/last", "b/last", "first"]
+    assert saved[0]["similarity"] != saved[1]["similarity"]
+    assert "a/last" in capsys.readouterr().out
+
+
+def small(create, shape, name, **options):
+    return create(name, **{**options, **shape})

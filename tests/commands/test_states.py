@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from raptor import iterate, open_data, open_vit
 from raptor.cli import main
 from raptor.commands import states
+from raptor.commands.states import States, StatesFile
+from raptor.open import save_vit
 
 
 @pytest.mark.parametrize("format", ["npy", "safetensors"])
@@ -62,3 +66,48 @@ def test_a_checkpoint_is_named_by_its_file(tmp_path: Path) -> None:
     vit = open_vit(source, depth=2)
     assert vit.name == "first" and vit.opened["weights"].endswith("first.safetensors")
     assert open_vit(source, depth=2, name="mine").name == "mine"
+
+
+def pictures(folder: Path, num: int) -> Path:
+    folder.mkdir()
+    for i in range(num):
+        Image.new("RGB", (48, 48), (50 * i, 30, 90)).save(folder / f"{folder.name}{i}.png")
+    return folder
+
+
+@pytest.mark.parametrize("format", ["npy", "safetensors"])
+def test_unreadable_images_are_left_out_and_named(format: str, tmp_path: Path, capsys) -> None:
+    photos = pictures(tmp_path / "p", 5)
+    (photos / "p1.png").write_text("no picture")
+    words = ["scenes", "--data", str(photos), "--format", format, "--batch_size", "2", "--out", str(tmp_path / "out")]
+    assert main(["states", *words]) == 2
+    assert "p1.png" in capsys.readouterr().err
+    assert main(["states", *words, "--skip_bad"]) == 0
+    assert "features of 4 images" in (printed := capsys.readouterr().out) and "1 unreadable images" in printed
+    saved = StatesFile.read(tmp_path / "out")
+    assert saved.names == [f"p{i}.png" for i in (0, 2, 3, 4)] and saved.bad_images == ["p1.png"]
+    found = States(saved, tmp_path / "out").load("layer12.cls")
+    assert found.shape == (4, 128) and saved.arrays["layer12.cls"][1] == [4, 128]
+    good = pictures(tmp_path / "q", 5)
+    whole = states("scenes", data=str(good), out=str(tmp_path / "whole")).load("layer12.cls")
+    np.testing.assert_allclose(found, whole[[0, 2, 3, 4]], rtol=1e-3, atol=1e-4)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted({"states.json", *files(saved)})
+
+
+def files(saved: StatesFile) -> set[str]:
+    return {file for file, _ in saved.arrays.values()}
+
+
+def test_data_of_the_run_joined_sets_and_other_images(tmp_path: Path) -> None:
+    a, b = pictures(tmp_path / "a", 3), pictures(tmp_path / "b", 2)
+    run = tmp_path / "run"
+    save_vit(open_vit("scenes"), run / "teacher")
+    (run / "config.yaml").write_text(f"data: {a}\nval: {b}\n")
+
+    def names(**options: Any) -> list[str]:
+        found = states(run, out=str(tmp_path / "out"), **options).saved
+        return [Path(name.split(": ")[-1]).name for name in found.names]
+
+    assert names() == ["a0.png", "a1.png", "a2.png"] and names(split="val") == ["b0.png", "b1.png"]
+    assert names(data=[str(a), str(b)]) == ["a0.png", "a1.png", "a2.png", "b0.png", "b1.png"]
+    assert names(data=str(a), val=str(b)) == ["b0.png", "b1.png"]

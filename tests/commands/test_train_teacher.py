@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from tiny_run import TEACHER as TINY
 
 from raptor.cli import main
 from raptor.commands.train_teacher import train_teacher
+from raptor.data import ChosenData
+from raptor.run import read_config
 from raptor.train.teacher import TeacherSummary
 
 
@@ -33,3 +36,19 @@ def test_the_teacher_is_saved_where_other_commands_find_it(tmp_path: Path, capsy
 def test_an_unknown_argument_is_a_type_error(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="unexpected argument 'head': did you mean 'heads'"):
         train_teacher(out=str(tmp_path), head=3)  # type: ignore[call-arg]
+
+
+def test_joined_images_and_others_to_judge_on(tmp_path: Path) -> None:
+    for i in range(24):
+        path = tmp_path / ("one", "two", "other")[i % 3] / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (24, 24), (10 * i, 90 * (i % 2), 30)).save(path)
+    one, two, other = (str(tmp_path / name) for name in ("one", "two", "other"))
+    tiny = {**TINY, "budget": "1steps", "batch_size": 4, "limit": None}
+    done = train_teacher(data=[one, two], val=[other], out=str(tmp_path / "run"), **tiny)
+    config = read_config(tmp_path / "run")
+    assert config["data"] == [one, two] and config["val"] == other and done.teacher.num_classes == 2
+    assert ChosenData.of(tmp_path / "run", {}) == ChosenData([one, two], other)
+    (tmp_path / "other" / "a").rename(tmp_path / "other" / "c")
+    with pytest.raises(ValueError, match=r"other has other classes than .*one .*two: give --val with the same ones"):
+        train_teacher(data=[one, two], val=other, out=str(tmp_path / "wrong"), **tiny)

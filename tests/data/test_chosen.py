@@ -82,6 +82,9 @@ def test_joined_sets(tmp_path: Path) -> None:
     assert batch.images.shape == (3, 3, 16, 16) and len(set(batch.images.flatten(1).sum(1).tolist())) == 3
     assert open_data([str(a)], "train").labels is not None
     assert len(open_data([str(a), str(b)], "val")) == len(open_data(str(a), "val")) + 1
+    same = _write(tmp_path / "same", [f"x/more{i}.png" for i in range(4)])
+    labelled = open_data([str(a), str(same)], "all")
+    assert labelled.classes == ["x"] and labelled.labels == [0] * 34
 
 
 def test_the_data_of_a_run_is_the_default(tmp_path: Path) -> None:

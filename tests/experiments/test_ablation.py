@@ -9,6 +9,7 @@ import torch
 
 from raptor.data import iterate, open_data
 from raptor.experiments import ablation
+from raptor.experiments.raptors import Machine, cut_phases
 from raptor.experiments.records import Ablation
 from raptor.open import open_vit
 from raptor.train.recipe import resolve_recipe
@@ -35,9 +36,13 @@ def test_ablation_rows_have_equal_steps_and_the_untouched_head(
     sweep_folder: Path, tiny: SimpleNamespace, tmp_path: Path
 ) -> None:
     model = str(sweep_folder / "teachers" / "p0-s0" / "teacher")
-    options = dict(**tiny.images, model=model, k=2, budget="4steps", batch_size=16, refit_epochs=1, out=str(tmp_path))
+    training = dict(k=2, budget="4steps", batch_size=16, refit_epochs=1)
+    options = dict(**tiny.images, **training, model=model, tokens="patches", out=str(tmp_path))
     done = ablation.run(**options, cells="1-teacher-forcing-s0,5-joint-s0")
     first, joint = done.result.rows
+    machine = Machine(tmp_path, "cpu")
+    teacher, images = open_vit(model), open_data("scenes", "train", limit=96, size=32)
+    assert tuple(first.phases) == cut_phases(teacher, images, 2, machine, "patches").lengths
     assert first.num_steps == {"stage1": 4} and joint.num_steps == {"stage1": 2, "stage2": 2}
     assert Ablation.read(tmp_path) == done.result
     lines = {line.number: line for line in done.result.table}

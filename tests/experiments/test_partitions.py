@@ -5,15 +5,33 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
+from raptor.data import ImageData, iterate, open_data
 from raptor.experiments import partitions
+from raptor.experiments.raptors import best_teacher
 from raptor.experiments.records import PartitionRow, Partitions
+from raptor.open import open_vit
+from raptor.vit.view import ViT
+
+
+@torch.no_grad()
+def measure_states(vit: ViT, data: ImageData) -> dict[str, np.ndarray]:
+    """Mean cosine between the states of two layers, token by token, for cls and for all tokens."""
+    states = torch.stack(vit.record(next(iter(iterate(data, vit.preprocess, len(data)))).images)[0][1:])
+    unit = torch.nn.functional.normalize(states.double(), dim=-1)
+    cosine_llbt = torch.einsum("ibtd,jbtd->ijbt", unit, unit)
+    return {"cls": cosine_llbt[..., 0].mean(-1).numpy(), "all": cosine_llbt.mean((-1, -2)).numpy()}
 
 
 def test_partitions_against_brute_force(sweep_folder: Path, tiny: SimpleNamespace, tmp_path: Path) -> None:
     options = dict(**tiny.images, teachers=str(sweep_folder), k=[2], budget="3steps", batch_size=16, out=str(tmp_path))
-    done = partitions.run(**options, maxcut_seeds=[1])
+    done = partitions.run(**options, tokens="cls", maxcut_seeds=[1])
+    teacher = open_vit(best_teacher(sweep_folder))
+    states = measure_states(teacher, open_data("scenes", "train", limit=96, size=32))
+    np.testing.assert_allclose(done.result.similarity, states["cls"], atol=1e-5)
+    assert np.abs(states["cls"] - states["all"]).max() > 1e-3
     ways = done.result.partitions[2]
     maxcut = ways.chosen["maxcut"]
     # Four layers in two phases: max-cut's and exactly the other two.
@@ -36,7 +54,9 @@ def test_partitions_against_brute_force(sweep_folder: Path, tiny: SimpleNamespac
     assert (tmp_path / "partitions.png").exists()
     assert Partitions.read(tmp_path) == done.result
     with pytest.raises(ValueError, match="another plan"):
-        partitions.run(**{**options, "num_random": 1})
+        partitions.run(**{**options, "num_random": 1}, tokens="cls")
+    with pytest.raises(ValueError, match="another plan"):
+        partitions.run(**options, tokens="patches")
 
 
 def test_ten_random_partitions_at_k_2_of_12_layers_are_all_the_others() -> None:

@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from raptor.experiments.raptors import best_teacher
+import pytest
+from PIL import Image
+
+from raptor.data import Preprocess
+from raptor.experiments.raptors import Machine, best_teacher, load_pair
 from raptor.experiments.records import RaptorScores, StochasticDepth
+from raptor.run import RunError
 
 
 def test_the_best_teacher_is_the_most_accurate_one(sweep_folder: Path) -> None:
@@ -14,3 +21,61 @@ def test_the_best_teacher_is_the_most_accurate_one(sweep_folder: Path) -> None:
 
 def test_without_null_models_there_is_no_best_one() -> None:
     assert RaptorScores(phases=[2, 2], curves={}).best_null() is None
+
+
+def test_images_of_a_cell_may_be_joined_and_judged_elsewhere(tmp_path: Path) -> None:
+    names = [f"{folder}/train/{label}/{folder}.png" for folder in ("one", "two") for label in "ab"]
+    names += ["one/val/a/7.png", "two/val/a/8.png", "other/b/5.png", "other/a/6.png"]
+    for i, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (40 * i, 9, 9)).save(tmp_path / name)
+    parts = [str(tmp_path / "one"), str(tmp_path / "two")]
+    options = {"data": parts, "val": str(tmp_path / "other"), "limit": None, "val_images": None}
+    machine = Machine(tmp_path, "cpu")
+    train, held_out = load_pair(options, Preprocess(size=16, resize=16), machine)
+    assert len(train) == 4 and train.labels == [0, 1, 0, 1]
+    assert [Path(name).stem for name in held_out.names] == ["6", "5"] and held_out.labels == [0, 1]
+    assert load_pair({**options, "data": list(parts)}, Preprocess(size=16, resize=16), machine)[0] is train  # kept
+
+
+class Planned(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("table1", {"model": "scenes", "tokens": "cls"}),
+        ("ablation", {"model": "scenes", "tokens": "cls"}),
+        ("partitions", {"model": "scenes", "tokens": "cls", "k": [2], "limit": 8, "val_images": 8}),
+        ("swaps", {"models": ["scenes"]}),
+        ("stochastic_depth", {}),
+        ("untrained", {}),
+        ("budgets", {}),
+    ],
+)
+def test_every_cell_gets_the_images_and_tokens_that_are_asked_for(name, options, tmp_path, monkeypatch) -> None:
+    """As the command line gives them: one word as a list of one, as cells of earlier versions have it."""
+    module, seen = import_module(f"raptor.experiments.{name}"), []
+
+    def stop(sweep: Any, *_work: Any, **_options: Any) -> None:
+        seen.extend(sweep.cells)
+        raise Planned
+
+    monkeypatch.setattr(module, "run_sweep", stop)
+    with pytest.raises(Planned):
+        module.run(data=["scenes"], val=["scenes"], out=str(tmp_path), device="cpu", **options)
+    assert seen and all((cell.options["data"], cell.options["val"]) == ("scenes", "scenes") for cell in seen)
+    assert all(cell.options.get("tokens") == options.get("tokens") for cell in seen)
+
+
+@pytest.mark.parametrize("name", ["table1", "ablation", "partitions", "swaps", "budgets", "figure1"])
+def test_hub_code_runs_only_when_it_is_trusted(name: str, tmp_path: Path) -> None:
+    given = {"swaps": "models", "figure1": "models"}.get(name, "model")
+    entry = f"hub/{tmp_path}:entry"
+    options = {given: [entry] if given == "models" else entry, "out": str(tmp_path / "out"), "device": "cpu"}
+    run = import_module(f"raptor.experiments.{name}").run
+    with pytest.raises((ValueError, RunError), match="add --trust_hub"):
+        run(data="scenes", **options)
+    with pytest.raises((ValueError, RunError, FileNotFoundError), match="hubconf"):  # trusted, but there is none
+        run(data="scenes", **{**options, "out": str(tmp_path / "trusted")}, trust_hub=True)

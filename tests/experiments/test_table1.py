@@ -49,6 +49,23 @@ def test_table1_and_figure5(sweep_folder: Path, tiny: SimpleNamespace, tmp_path:
     assert Table1.read(tmp_path) == done.result and Figure5.read(tmp_path / "drawn") == drawn.result
 
 
+def test_probes_of_unequal_steps_have_no_recovery() -> None:
+    """With --probe_seconds a busy machine trains one probe for fewer steps than the other."""
+
+    def probes(num_steps: int) -> dict[str, ProbeScores]:
+        return {
+            "classify": ProbeScores(score=0.5, higher_is_better=True, size=[8, 8], at_edge=False, num_steps=num_steps)
+        }
+
+    def recovery(num_steps: int) -> float | None:
+        scores = dict(r2_lowest=0.5, recovery_head=0.9, recovery=0.9, parameters=1)
+        raptor = ProbedRaptor(k=2, seed=0, phases=[2, 2], curves={}, probes=probes(num_steps), **scores)
+        _, row = table1.summarise(ProbedTeacher(parameters=1, probes=probes(84)), [raptor])
+        return row.scores["classify"].recovery.mean
+
+    assert recovery(84) == 1.0 and recovery(33) is None
+
+
 def test_spreads_leave_out_nothing_silently() -> None:
     assert table1.spread([1.0, 3.0]) == MeanOverSeeds(mean=2.0, deviation=pytest.approx(2**0.5))
     assert table1.spread([1.0]) == MeanOverSeeds(mean=1.0, deviation=None)

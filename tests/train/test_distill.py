@@ -14,14 +14,17 @@ from safetensors.torch import load_file, save_file
 from tiny_models import tiny_timm
 from tiny_run import blocks_of, metrics, tiny_run, tiny_teacher, write_recipe
 
+from raptor.data import iterate, open_data
 from raptor.open import OtherTeacher, open_pair, open_vit
-from raptor.phases import Phases
+from raptor.phases import Phases, find_phases
 from raptor.report.results import read_results
 from raptor.run import Interrupted, RunError, read_config
+from raptor.similarity.cosine import measure_similarity
 from raptor.train import DistillSummary, Scores, distill
 from raptor.train.distill import Job
 from raptor.train.loop import Loop
 from raptor.train.recipe import resolve_recipe
+from raptor.vit.trajectory import Trajectories
 
 
 def test_one_stage_alone_is_as_long_as_beside_the_other():
@@ -402,3 +405,39 @@ def test_legs_of_seconds_and_of_stage_1(tmp_path):
     for budget in ("8steps", "12steps"):
         done = tiny_run(tmp_path / "first", budget=budget, stage="1")
     assert done.summary.num_steps == {"stage1": 4, "stage1-leg2": 2}
+
+
+def test_phases_are_cut_by_the_tokens_that_are_asked_for(tmp_path):
+    teacher = tiny_teacher(depth=6)
+    data = open_data("scenes", "train", limit=64, size=24)
+    batches = iterate(data, teacher.preprocess, 32, limit=32)
+    found = measure_similarity((s for s, _, _ in Trajectories(teacher, batches)), 6, teacher.groups)
+    cuts = {tokens: find_phases(found.matrices[tokens], 2) for tokens in ("registers", "patches")}
+    assert cuts["registers"] != cuts["patches"]
+    for tokens, expected in cuts.items():
+        done = tiny_run(tmp_path / tokens, teacher, phases=None, k=2, tokens=tokens, budget="2steps")
+        assert done.summary.phases == expected and read_config(done.folder)["tokens"] == tokens
+    with pytest.raises(ValueError, match="has no 'pixels' tokens"):
+        tiny_run(tmp_path / "run", teacher, phases=None, k=2, tokens="pixels")
+
+
+def test_a_head_of_0_classes_is_no_classifier(tmp_path):
+    """The user's word: what the head gives are no class scores, so a ridge head stands in for it."""
+    module = tiny_teacher().model
+    done = tiny_run(tmp_path / "run", module, size=24, head_classes=0, budget="2steps")
+    assert done.teacher.num_classes == 0 and "ridge" in str(done.summary.validation.head)
+    own = tiny_run(tmp_path / "own", module, size=24, budget="2steps")
+    assert own.teacher.num_classes == 6 and "ridge" not in str(own.summary.validation.head)
+
+
+def test_a_hub_entry_with_other_weights_each_time_is_refused(tmp_path):
+    entry = "def {name}(**_):\n    {seed}\n    return timm.create_model('vit_tiny_patch16_224', img_size=32, depth=2)\n"
+    kinds = {"fixed": "torch.manual_seed(0)", "random": "torch.seed()"}
+    lines = [entry.format(name=name, seed=seed) for name, seed in kinds.items()]
+    (tmp_path / "hubconf.py").write_text("import timm\nimport torch\n" + "".join(lines))
+    options = dict(k=1, budget="2steps", batch_size=4, limit=8, val_images=4, phase_images=4, trust_hub=True)
+    with pytest.raises(ValueError, match=r"hub/.*:random has other weights each time it is opened: give a weight file"):
+        distill(f"hub/{tmp_path}:random", "scenes", out=str(tmp_path / "run"), device="cpu", **options)
+    assert not (tmp_path / "run").exists()
+    done = distill(f"hub/{tmp_path}:fixed", "scenes", out=str(tmp_path / "run"), device="cpu", **options)
+    assert open_pair(done.folder, trust_hub=True)[1].num_layers == 2
