@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from raptor.data import ChosenData, ImageData, ImageStream, iterate
-from raptor.devices import pick_device, pick_precision
+from raptor.devices import Ranks, join_ranks, pick_device, pick_precision
 from raptor.dynamics.findings import find
 from raptor.dynamics.interventions import InterventionsFile, intervene
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult, measure_dynamics
@@ -122,11 +122,20 @@ def dynamics(
     precision = pick_precision(options["precision"], device)
     if perturbation not in KINDS:
         raise ValueError(f"unknown --perturbation {perturbation!r}: choose from {', '.join(KINDS)}")
-    surrogate, main = open_pair(model, **part(OfTeacher, options), device=device, **part(OpeningModel, options))
-    folder = result_folder(out, model, "dynamics")
+    ranks = join_ranks(device)
+    opening: dict[str, Any] = {**part(OfTeacher, options), **part(OpeningModel, options)}
+    surrogate, main = open_pair(model, device=ranks.device, **opening)
+    folder = ranks.first(lambda: result_folder(out, model, "dynamics"))
     data = ChosenData.of(model, options)
     images = data.judged(options["num_images"], main.preprocess.size, main.num_classes)
-    batches = iterate(images, main.preprocess, options["batch_size"], device=device, num_workers=options["num_workers"])
+    batches = iterate(
+        images,
+        main.preprocess,
+        options["batch_size"],
+        device=ranks.device,
+        num_workers=options["num_workers"],
+        ranks=ranks,
+    )
     cut = choose_phases(main, surrogate, batches, k, phases, precision)
     chosen = choose_classes(images, num_classes)
     sides: dict[str, DynamicsResult] = {}
@@ -165,17 +174,16 @@ def dynamics(
         sides["teacher"],
         sides.get("surrogate"),
         num_images=batches.num_images,
-        bad_images=list(images.bad),
+        bad_images=batches.bad_images(),
         provenance=Provenance.since(started, device),
         **facts,
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    measured.write(folder)
+    ranks.first(lambda: _write(measured, folder))
     changed = None
     if interventions:
-        head, reason = _find_head(main, folder, precision, data, options)
-        shown = first_images(batches, intervention_images)
-        parts = intervene(main, surrogate, shown, cut, head)
+        head, reason = _find_head(main, folder, precision, data, options, ranks)
+        shown = ranks.first(lambda: first_images(batches.whole(), intervention_images).cpu())
+        parts = intervene(main, surrogate, shown, cut, head, ranks)
         changed = InterventionsFile(
             parts["teacher"],
             parts.get("surrogate"),
@@ -185,14 +193,25 @@ def dynamics(
             provenance=Provenance.since(started, device),
             **facts,
         )
-        changed.write(folder)
+    return Dynamics(measured, changed, folder, ranks.first(lambda: _write_rest(measured, changed, folder)))
+
+
+def _write(measured: DynamicsFile, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    measured.write(folder)
+
+
+def _write_rest(measured: DynamicsFile, changed: InterventionsFile | None, folder: Path) -> list[str]:
+    """Write interventions.json and the figures; the names of the figures."""
     from raptor.report.figures_dynamics import save_figures
 
-    return Dynamics(measured, changed, folder, save_figures(measured, changed, folder / "figures"))
+    if changed is not None:
+        changed.write(folder)
+    return save_figures(measured, changed, folder / "figures")
 
 
 def _find_head(
-    vit: ViT, folder: Path, precision: str, data: ChosenData, options: DynamicsOptions
+    vit: ViT, folder: Path, precision: str, data: ChosenData, options: DynamicsOptions, ranks: Ranks
 ) -> tuple[Head | None, str]:
     """The head that predicts after an intervention, and which one it is or why there is none."""
     file, num = options["head_file"], options["head_images"]
@@ -201,7 +220,7 @@ def _find_head(
         with suppress(ValueError):  # only held-out images: no ridge head can be fitted, and the reason says so
             images = data.training(None, vit.preprocess.size)
             training = head_batches(
-                vit, images, options["batch_size"], head_images=num, num_workers=options["num_workers"]
+                vit, images, options["batch_size"], head_images=num, num_workers=options["num_workers"], ranks=ranks
             )
     cache = folder / "head.safetensors"
     return resolve_head(vit, training, file=file, cache=cache, head_images=num, precision=precision)
@@ -215,9 +234,14 @@ def choose_phases(
         return check_phases(teacher, phases)
     if surrogate is not None and surrogate.phases is not None:
         return Phases.from_lengths(surrogate.phases)
-    states = (states for states, _, _ in Trajectories(teacher, batches, precision))
-    similarity = measure_similarity(states, teacher.num_layers, teacher.groups, cka_features=None, model=teacher.name)
-    return find_phases(similarity.matrices[DEFAULT_TOKENS], k)
+    similarity = measure_similarity(
+        Trajectories(teacher, batches, precision),
+        teacher.num_layers,
+        teacher.groups,
+        cka_features=None,
+        model=teacher.name,
+    )
+    return batches.ranks.first(lambda: find_phases(similarity.matrices[DEFAULT_TOKENS], k))
 
 
 def choose_classes(data: ImageData, num: int) -> list[int] | None:

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raptor.devices import Ranks
 from raptor.dynamics.parallel import on_host_if_small, parallel_map
-from raptor.dynamics.states import group_means, take_rows
-from raptor.streaming import NOT_SAVED, Record
+from raptor.dynamics.states import group_means, places_of, take_rows
+from raptor.streaming import NOT_SAVED, Record, Rows, reduce_all
 from raptor.vit.trajectory import check_states
 from raptor.vit.view import TokenGroups
 
@@ -64,34 +65,50 @@ class Basins:
         self.classes = list(dict.fromkeys(int(c) for c in classes))
         self.per_class = per_class
         self._counts = dict.fromkeys(self.classes, 0)
-        self._labels: list[int] = []
-        self._kept: dict[str, list[Tensor]] = {name: [] for name, _ in groups.present()}
+        self._labels = Rows()
+        self._kept = {name: Rows() for name, _ in groups.present()}
 
     @torch.no_grad()
     def update(
-        self, states: Sequence[Tensor], labels: Tensor | Sequence[int], means: dict[str, Tensor] | None = None
+        self,
+        states: Sequence[Tensor],
+        labels: Tensor | Sequence[int],
+        means: dict[str, Tensor] | None = None,
+        places: Sequence[int] | None = None,
     ) -> None:
         """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`, and its labels `(B,)`, preferably on the CPU.
 
-        means: the batch's `group_means`, if known.
+        means: the batch's `group_means`, if known. places: of its images in the stream, by default those that follow.
         """
         check_states(states, num_tokens=self.groups.num_tokens)
-        rows = self._choose(labels.tolist() if isinstance(labels, Tensor) else labels)
+        numbers = labels.tolist() if isinstance(labels, Tensor) else [int(label) for label in labels]
+        rows = self._choose(numbers)
         if not rows:
             return
         if means is None:
             means = group_means(states, self.groups)
+        self._labels.add(torch.tensor([numbers[row] for row in rows]), places_of(rows, places))
         for name, kept in self._kept.items():
-            kept.append(take_rows(means[name], rows))
+            kept.add(take_rows(means[name], rows), places_of(rows, places))
 
     def _choose(self, labels: Sequence[int]) -> list[int]:
+        """The rows to keep: the first `per_class` of each class."""
         rows = []
-        for row, label in enumerate(int(label) for label in labels):
+        for row, label in enumerate(labels):
             if label in self._counts and self._counts[label] < self.per_class:
                 self._counts[label] += 1
-                self._labels.append(label)
                 rows.append(row)
         return rows
+
+    def reduce(self, ranks: Ranks) -> None:
+        """Collect the images of all ranks on rank 0, which keeps the first ones of each class."""
+        reduce_all(ranks, self._labels, *self._kept.values())
+        if ranks.size == 1 or not ranks.is_first or not len(self._labels):
+            return
+        self._counts = dict.fromkeys(self.classes, 0)
+        chosen = self._choose(self._labels.values().tolist())
+        for rows in (self._labels, *self._kept.values()):
+            rows.keep(chosen)
 
     def result(self) -> BasinsResult:
         classes = [c for c in self.classes if self._counts[c] >= 2]
@@ -99,9 +116,10 @@ class Basins:
             raise ValueError(f"fewer than two of the classes {self.classes} had two images: choose others or add data")
         missing = [c for c in self.classes if c not in classes]
         note = f"left out, with fewer than two images: classes {missing}" if missing else None
-        rows = [i for i, label in enumerate(self._labels) if label in classes]
-        labels = torch.tensor([classes.index(self._labels[i]) for i in rows])
-        found = parallel_map(lambda kept: group_basins(take_rows(torch.cat(kept), rows), labels), self._kept.values())
+        numbers = self._labels.values().tolist()
+        rows = [i for i, label in enumerate(numbers) if label in classes]
+        labels = torch.tensor([classes.index(numbers[i]) for i in rows])
+        found = parallel_map(lambda kept: group_basins(take_rows(kept.values(), rows), labels), self._kept.values())
         groups = dict(zip(self._kept, found))
         counts = [int(n) for n in torch.bincount(labels, minlength=len(classes))]
         return BasinsResult(classes, counts, note, 1 / len(classes), groups, labels.numpy())

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raptor.devices import Ranks
 from raptor.dynamics.states import chord_angle, measured_groups, unit
 from raptor.streaming import NOT_SAVED, ImageMoments, Record, Spread
 from raptor.vit.trajectory import at_least_float32, check_states
@@ -85,8 +86,8 @@ class Direction:
         self._moments = ImageMoments()
 
     @torch.no_grad()
-    def update(self, states: Sequence[Tensor]) -> None:
-        """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`."""
+    def update(self, states: Sequence[Tensor], places: Sequence[int] | None = None) -> None:
+        """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`, of the images at `places` of the stream."""
         check_states(states, num_tokens=self.groups.num_tokens)
         self._batch_size = self._batch_size or len(states[0])
         step = self._compiled if self._compiled is not None and len(states[0]) == self._batch_size else _direction_means
@@ -95,7 +96,10 @@ class Direction:
         for state in states:
             mean_b4g, now = step(state, now, last, self._bounds)
             means.append(mean_b4g)
-        self._moments.update(torch.stack(means, -1))
+        self._moments.update(torch.stack(means, -1), places)
+
+    def reduce(self, ranks: Ranks) -> None:
+        self._moments.reduce(ranks)
 
     def result(self) -> DirectionResult:
         spread = self._moments.result()  # (4, groups, L+1)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from raptor.devices import ONE_PROCESS, Ranks
 from raptor.dynamics.states import measured_groups, unit, unit_angle
 from raptor.streaming import ImageMoments, Spread
 from raptor.vit.view import Context, ViT, first_tensor
@@ -66,11 +67,16 @@ class Effects:
         same = None if self.predict is None else self.predict(last_btd).argmax(-1).eq(self._class).float()
         self._batch.append((self.turn(last_btd, self._unit), same))
 
-    def end(self) -> None:
-        """End the batch."""
-        self._angles.update(torch.stack([turn for turn, _ in self._batch], -1))
+    def skip(self) -> None:
+        """One more intervention on this batch, which another rank makes."""
+        none_bg = self._unit.new_zeros(len(self._unit), len(self.spans))
+        self._batch.append((none_bg, None if self.predict is None else none_bg[:, 0]))
+
+    def end(self, ranks: Ranks = ONE_PROCESS) -> None:
+        """End the batch; each intervention was made by one of the ranks."""
+        self._angles.update(ranks.add_(torch.stack([turn for turn, _ in self._batch], -1)))
         if self.predict is not None:
-            self._kept.update(torch.stack([same for _, same in self._batch if same is not None], -1))
+            self._kept.update(ranks.add_(torch.stack([same for _, same in self._batch if same is not None], -1)))
 
     def angle(self) -> dict[str, Spread]:
         return by_group(self._angles, self.spans)

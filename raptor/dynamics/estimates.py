@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
+from raptor.devices import Ranks
 from raptor.dynamics.attraction import contraction, phase_spans
 from raptor.dynamics.direction import DirectionResult
 from raptor.dynamics.gathering import GatheringResult
@@ -321,12 +322,15 @@ class BlockContrast:
         self._moments = ImageMoments()
 
     @torch.no_grad()
-    def update(self, means: dict[str, Tensor]) -> None:
-        """Add unit group means `(B, L+1, D)`."""
+    def update(self, means: dict[str, Tensor], places: Sequence[int] | None = None) -> None:
+        """Add unit group means `(B, L+1, D)` of the images at `places` of the stream."""
         pooled = [means[name][:, 1:] for name in ("cls", "patches") if name in means]
         cosine_bll = torch.stack([x @ x.mT for x in pooled]).mean(0)
         self._weight_ll = self._weight_ll.to(cosine_bll, non_blocking=True)
-        self._moments.update((cosine_bll * self._weight_ll).sum((1, 2)))
+        self._moments.update((cosine_bll * self._weight_ll).sum((1, 2)), places)
+
+    def reduce(self, ranks: Ranks) -> None:
+        self._moments.reduce(ranks)
 
     def result(self) -> Estimates:
         resampled = _Resampled(self._moments.kept())

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raptor.dynamics.states import EvenSubset, measured_groups, take_rows, unit
-from raptor.streaming import NOT_SAVED, ImageMoments, Record, Spread
+from raptor.devices import Ranks
+from raptor.dynamics.states import EvenSubset, measured_groups, places_of, take_rows, unit
+from raptor.streaming import NOT_SAVED, ImageMoments, Record, Spread, reduce_all
 from raptor.vit.trajectory import check_states
 from raptor.vit.view import TokenGroups
 
@@ -63,10 +64,10 @@ class Gathering:
         self._alignment, self._toward = ImageMoments(), ImageMoments()
 
     @torch.no_grad()
-    def update(self, states: Sequence[Tensor]) -> None:
-        """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`."""
+    def update(self, states: Sequence[Tensor], places: Sequence[int] | None = None) -> None:
+        """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`, of the images at `places` of the stream."""
         check_states(states, num_tokens=self.groups.num_tokens)
-        rows = self._subset.pick(len(states[0]))
+        rows = self._subset.pick(len(states[0]), places)
         if not rows or not self._spans:
             return
         aligned, turned = [], []
@@ -80,8 +81,11 @@ class Gathering:
             found = [mean_direction(part) for part in parts]
             aligned.append(torch.stack([cosine_b for cosine_b, _ in found], 1))
             before, targets = parts, [target for _, target in found]
-        self._alignment.update(torch.stack(aligned, -1))
-        self._toward.update(torch.stack(turned, -1))
+        self._alignment.update(torch.stack(aligned, -1), places_of(rows, places))
+        self._toward.update(torch.stack(turned, -1), places_of(rows, places))
+
+    def reduce(self, ranks: Ranks) -> None:
+        reduce_all(ranks, self._alignment, self._toward)
 
     def result(self) -> GatheringResult:
         if not self._spans:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations, pairwise
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raptor.devices import full_precision
+from raptor.devices import ONE_PROCESS, Ranks, full_precision
 from raptor.dynamics.effects import Effects, Predict, by_group, clean_batches, default_predict, run_blocks
 from raptor.dynamics.states import unit
 from raptor.fidelity.heads import Head
@@ -351,7 +352,12 @@ def repetition_plan(vit: ViT, span: tuple[int, int], count: int) -> list[tuple[i
 
 
 def measure_swaps(
-    vit: ViT, images: Tensor, phases: Sequence[int], predict: Predict | None = None, advance: _Advance | None = None
+    vit: ViT,
+    images: Tensor,
+    phases: Sequence[int],
+    predict: Predict | None = None,
+    advance: _Advance | None = None,
+    ranks: Ranks = ONE_PROCESS,
 ) -> Swaps:
     """Exchange every pair of blocks on `images` (N, 3, H, W).
 
@@ -359,6 +365,7 @@ def measure_swaps(
         phases: lengths, to separate pairs within a phase from pairs across phases.
         predict: a head; by default the model's own.
         advance: called after each of the `L (L - 1) / 2` pairs of each batch of 32 images.
+        ranks: they share the pairs; each gives the same images.
     """
     phases = check_phases(vit, phases)
     pairs = list(combinations(range(1, vit.num_layers + 1), 2))
@@ -366,11 +373,14 @@ def measure_swaps(
     with full_precision(vit.device):
         for states, context in clean_batches(vit, images):
             effects.clean(states[-1])
-            for i, j in pairs:
-                effects.add(run_blocks(vit, states[i - 1], context, swap_plan(i, j, vit.num_layers)))
+            for number, (i, j) in enumerate(pairs):
+                if number % ranks.size == ranks.rank:
+                    effects.add(run_blocks(vit, states[i - 1], context, swap_plan(i, j, vit.num_layers)))
+                else:
+                    effects.skip()
                 if advance is not None:
                     advance()
-            effects.end()
+            effects.end(ranks)
     return Swaps(pairs, phases, effects.angle(), effects.agreement(), len(images))
 
 
@@ -437,13 +447,19 @@ def measure_extrapolation(
 
 
 def intervene(
-    teacher: ViT, surrogate: ViT | None, images: Tensor, phases: Sequence[int], head: Head | None
+    teacher: ViT,
+    surrogate: ViT | None,
+    images: Tensor,
+    phases: Sequence[int],
+    head: Head | None,
+    ranks: Ranks = ONE_PROCESS,
 ) -> dict[str, Interventions]:
     """Swaps and repetition of both sides, and extrapolation of the surrogate, on `images` (N, 3, H, W).
 
     Args:
         phases: their lengths, of both sides.
         head: gives the predictions whose agreement is measured; None leaves agreement out.
+        ranks: they share the swaps; each gives the same images and gets the same result.
     """
     found: dict[str, Interventions] = {}
     for side, vit in (("teacher", teacher), ("surrogate", surrogate)):
@@ -452,12 +468,15 @@ def intervene(
         predict = _predictor(vit, head)
         num_pairs = vit.num_layers * (vit.num_layers - 1) // 2
         bar = Progress(f"swaps of the {side}", num_pairs * -(-len(images) // 32), "pairs")
-        swaps = measure_swaps(vit, images, phases, predict, bar.advance)
+        swaps = measure_swaps(vit, images, phases, predict, bar.advance, ranks)
         bar.finish()
-        repetition = measure_repetition(vit, images, phases, predict)
-        extrapolation = None if vit.phases is None else measure_extrapolation(vit, images, predict=predict)
-        found[side] = Interventions(swaps, repetition, extrapolation)
+        found[side] = ranks.first(partial(_with_rest, swaps, vit, images, phases, predict))
     return found
+
+
+def _with_rest(swaps: Swaps, vit: ViT, images: Tensor, phases: Sequence[int], predict: Predict | None) -> Interventions:
+    extrapolation = None if vit.phases is None else measure_extrapolation(vit, images, predict=predict)
+    return Interventions(swaps, measure_repetition(vit, images, phases, predict), extrapolation)
 
 
 def _predictor(vit: ViT, head: Head | None) -> Predict | None:

@@ -17,16 +17,15 @@ Memory does not grow with the number of images.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from raptor.data.stream import Batch
-from raptor.devices import full_precision
+from raptor.data.stream import Batch, sharing
+from raptor.devices import ONE_PROCESS, Ranks, full_precision
 from raptor.dynamics.attraction import PhaseAttraction, measure_attraction
 from raptor.dynamics.basins import Basins, BasinsResult
 from raptor.dynamics.direction import Direction, DirectionResult
@@ -35,14 +34,15 @@ from raptor.dynamics.gathering import Gathering, GatheringResult
 from raptor.dynamics.rank import RANK_IMAGES, Rank, RankResult
 from raptor.dynamics.spectra import Modes, ModesResult
 from raptor.dynamics.stability import EPS, Stability, StabilityResult
-from raptor.dynamics.states import EvenSubset, group_means, take_rows
+from raptor.dynamics.states import EvenSubset, group_means, places_of, take_rows
 from raptor.phases import Phases
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
-from raptor.streaming import Record
+from raptor.streaming import Record, Rows, reduce_all
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ModelFacts, ViT
 
+T = TypeVar("T")
 _STABILITY_IMAGES = 64
 STABILITY_BATCH = 32  # the random directions depend on it
 _COMPILE_IMAGES = 10_000
@@ -126,7 +126,7 @@ def measure_dynamics(
     compile: bool | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DynamicsResult:
-    """Measure a teacher or a surrogate over `batches`.
+    """Measure a teacher or a surrogate over `batches`. Ranks that share them all call this and get the same.
 
     Args:
         batches: such as `raptor.data.iterate(...)`, on the model's device.
@@ -152,56 +152,74 @@ def measure_dynamics(
     basins = Basins(vit.groups, classes) if classes is not None else None
     stability = Stability(vit.groups, eps, kind=perturbation, seed=seed) if stability_images else None
     subset = EvenSubset(stability_images, num_images) if stability is not None else None
-    count = _PassCount(vit, stability, num_images, min(stability_images, num_images), progress)
-    to_perturb: list[Tensor] = []
+    ranks = sharing(batches)
+    count = _PassCount(vit, stability, num_images, min(stability_images, num_images), progress, ranks.size)
+    to_perturb = Rows()
     num_seen = 0
     for states, _, batch in Trajectories(vit, batches, precision):
         means = group_means(states, vit.groups)
-        direction.update(states)
-        gathering.update(states)
+        direction.update(states, batch.places)
+        gathering.update(states, batch.places)
         if contrast is not None:
-            contrast.update(means)
-        rank.update(states)
-        modes.update(states, means)
+            contrast.update(means, batch.places)
+        rank.update(states, batch.places)
+        modes.update(states, means, batch.places)
         if basins is not None:
-            basins.update(states, _host_labels(batches, batch), means)
-        if subset is not None and (rows := subset.pick(len(batch.images))):
-            to_perturb.append(take_rows(batch.images, rows))
+            basins.update(states, _host_labels(batches, batch), means, batch.places)
+        if subset is not None and (rows := subset.pick(len(batch.images), batch.places)):
+            to_perturb.add(take_rows(batch.images, rows), places_of(rows, batch.places))
         num_seen += len(batch.images)
         count.add(len(batch.images))
+    num_seen = sum(ranks.gather(num_seen))
     if num_seen == 0:
         raise ValueError("there are no images to measure")
-    measured = direction.result()
-    _check_finite(vit, measured)
+    reduce_all(ranks, direction, gathering, contrast, rank, modes, basins, to_perturb)
+    ranks.first(lambda: _check_finite(vit, direction.result()))
     with ThreadPoolExecutor(1) as pool:
-        finish = pool.submit(lambda: (rank.result(), modes.result(), *_basins_or_note(basins)))
-        if vit.device.type == "cpu":
+        finish = _on_first(ranks, pool, lambda: (rank.result(), modes.result(), *_basins_or_note(basins)))
+        if vit.device.type == "cpu" and finish is not None:
             finish.result()  # on a CPU both would use the same cores; with a GPU the host factorises in parallel
         if stability is not None:
-            _follow_perturbed(vit, stability, torch.cat(to_perturb), count)
-        ranks, mode_fits, found, notes = finish.result()
-    gathered, stable = gathering.result(), None if stability is None else stability.result()
-    estimates = estimate_all(measured, ranks, mode_fits, gathered, stable, cut)
-    return DynamicsResult(
-        model=vit.facts(),
-        num_images=num_seen,
-        direction=measured,
-        rank=ranks,
-        modes=mode_fits,
-        basins=found,
-        stability=stable,
-        num_stability_images=0 if subset is None else subset.num_kept,
-        perturbation_passes=0.0 if stability is None else stability.num_block_calls / vit.num_layers,
-        precision=Precision(precision),
-        notes=notes,
-        gathering=gathered,
-        attraction=[] if stable is None or cut is None else measure_attraction(stable, cut),
-        estimates=estimates | ({} if contrast is None else contrast.result()),
-    )
+            _follow_perturbed(vit, stability, _shared_images(to_perturb, ranks), ranks, count)
+
+    def result() -> DynamicsResult:
+        assert finish is not None
+        measured, (rank_fits, mode_fits, found, notes) = direction.result(), finish.result()
+        gathered, stable = gathering.result(), None if stability is None else stability.result()
+        estimates = estimate_all(measured, rank_fits, mode_fits, gathered, stable, cut)
+        return DynamicsResult(
+            model=vit.facts(),
+            num_images=num_seen,
+            direction=measured,
+            rank=rank_fits,
+            modes=mode_fits,
+            basins=found,
+            stability=stable,
+            num_stability_images=len(to_perturb),
+            perturbation_passes=0.0 if stability is None else stability.num_block_calls / vit.num_layers,
+            precision=Precision(precision),
+            notes=notes,
+            gathering=gathered,
+            attraction=[] if stable is None or cut is None else measure_attraction(stable, cut),
+            estimates=estimates | ({} if contrast is None else contrast.result()),
+        )
+
+    return ranks.first(result)
 
 
-def _follow_perturbed(vit: ViT, stability: Stability, images: Tensor, count: _PassCount | None = None) -> None:
-    """Perturb `images` and follow them, in full fp32 and in batches of `STABILITY_BATCH`."""
+def _on_first(ranks: Ranks, pool: ThreadPoolExecutor, function: Callable[[], T]) -> Future[T] | None:
+    return pool.submit(function) if ranks.is_first else None
+
+
+def _shared_images(rows: Rows, ranks: Ranks) -> Tensor:
+    """The images collected on rank 0, on every rank."""
+    return rows.values() if ranks.size == 1 else ranks.first(lambda: rows.values().cpu())
+
+
+def _follow_perturbed(
+    vit: ViT, stability: Stability, images: Tensor, ranks: Ranks = ONE_PROCESS, count: _PassCount | None = None
+) -> None:
+    """Perturb `images` and follow them, in full fp32 and in batches of `STABILITY_BATCH`; ranks share the paths."""
 
     def run_from(layer: int, x_btd: Tensor) -> list[Tensor]:
         if count is not None:
@@ -211,7 +229,7 @@ def _follow_perturbed(vit: ViT, stability: Stability, images: Tensor, count: _Pa
     with full_precision(vit.device):
         for some in images.to(vit.device).split(STABILITY_BATCH):
             a_0, context = vit.embed(some)
-            stability.update(run_from(0, a_0), run_from)
+            stability.update(run_from(0, a_0), run_from, ranks)
 
 
 class _PassCount:
@@ -224,7 +242,9 @@ class _PassCount:
         num_images: int,
         num_perturbed: int,
         progress: Callable[[int, int], None] | None,
+        num_ranks: int = 1,
     ) -> None:
+        self.num_ranks = num_ranks
         passes = 0 if stability is None else 1 + stability.count_block_calls(vit.num_layers) / vit.num_layers
         floor = 0 if stability is None else min(num_perturbed, STABILITY_BATCH)
         self.total = round(num_images + num_perturbed * passes + floor)
@@ -232,7 +252,7 @@ class _PassCount:
         self.progress = progress
 
     def add(self, num: float) -> None:
-        self.done += num
+        self.done = min(self.total, self.done + num * self.num_ranks)  # the other ranks do about as many
         if self.progress is not None:
             self.progress(round(self.done), self.total)
 

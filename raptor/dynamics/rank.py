@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raptor.devices import Ranks
 from raptor.dynamics.parallel import eigenvalues
-from raptor.dynamics.states import EvenSubset, measured_groups, take_rows, unit
-from raptor.streaming import NOT_SAVED, ImageMoments, Record, Spread
+from raptor.dynamics.states import EvenSubset, measured_groups, places_of, take_rows, unit
+from raptor.streaming import NOT_SAVED, ImageMoments, Record, Spread, reduce_all
 from raptor.vit.trajectory import check_states
 from raptor.vit.view import TokenGroups
 
@@ -79,62 +80,72 @@ class Rank:
         self._subset = EvenSubset(num_rank_images, num_images)
         self._spans = {name: s for name, s in measured_groups(groups).items() if name != "cls"}
         self._coherence, self._ranks = ImageMoments(), ImageMoments()
-        self._pending: list[list[Tensor]] = []
+        self._pending: list[tuple[list[Tensor], list[int] | None]] = []
         self._num_pending = 0
         self._worker: ThreadPoolExecutor | None = None
         self._jobs: list[Future[None]] = []
         self._cls = _UpdatesOverImages() if groups.cls else None
 
     @torch.no_grad()
-    def update(self, states: Sequence[Tensor]) -> None:
-        """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`."""
+    def update(self, states: Sequence[Tensor], places: Sequence[int] | None = None) -> None:
+        """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`, of the images at `places` of the stream."""
         check_states(states, num_tokens=self.groups.num_tokens)
         if self._cls is not None:
             cls_lbd = unit(torch.stack([a[:, self.groups.slice("cls").start] for a in states]))
             self._cls.update(cls_lbd[1:] - cls_lbd[:-1])
-        rows = self._subset.pick(len(states[0]))
+        rows = self._subset.pick(len(states[0]), places)
         for start in range(0, len(rows), _PENDING):
             some = rows[start : start + _PENDING]
-            self._measure([take_rows(a, some) for a in states])
+            self._measure([take_rows(a, some) for a in states], places_of(some, places))
             self._num_pending += len(some)
             if self._num_pending >= _PENDING:
                 self._factorise()
 
-    def _measure(self, states: Sequence[Tensor]) -> None:
+    def _measure(self, states: Sequence[Tensor], places: list[int] | None) -> None:
         """Add the coherence now and keep the Gram matrices for later."""
         x_lbtd = unit(torch.stack(list(states)))
         update_bltd = (x_lbtd[1:] - x_lbtd[:-1]).transpose(0, 1)
         parts = [update_bltd[:, :, span] for span in self._spans.values()]
-        self._coherence.update(torch.stack([coherence(part) for part in parts], 1))
-        self._pending.append([small_gram(part) for part in parts])
+        self._coherence.update(torch.stack([coherence(part) for part in parts], 1), places)
+        self._pending.append(([small_gram(part) for part in parts], places))
 
     def _factorise(self) -> None:
         """Ranks of the kept Gram matrices: computed now, or in the worker thread when they are on a GPU."""
         pending, self._pending, self._num_pending = self._pending, [], 0
         if not pending:
             return
-        if pending[0][0].device.type == "cpu":
+        if pending[0][0][0].device.type == "cpu":
             return self._take_ranks(pending)
         self._worker = self._worker or ThreadPoolExecutor(1)  # one thread, so that images stay in order
         self._jobs.append(self._worker.submit(self._take_ranks, pending))
 
-    def _take_ranks(self, pending: list[list[Tensor]]) -> None:
+    def _take_ranks(self, pending: list[tuple[list[Tensor], list[int] | None]]) -> None:
         by_group = []
-        for grams in zip(*pending):
+        for grams in zip(*(grams for grams, _ in pending)):
             gram_bl = torch.cat(grams).cpu()
             if not bool(gram_bl.isfinite().all()):
                 raise ValueError("an update along depth is not finite: check the model's weights, or use fp32")
             squares = eigenvalues(gram_bl.flatten(0, 1))
             by_group.append(torch.stack(ranks_from_squares(squares.unflatten(0, gram_bl.shape[:2])), 1))
-        self._ranks.update(torch.stack(by_group, 2))  # (B, 2, groups, L)
+        known = [places for _, places in pending if places is not None]
+        places = [place for some in known for place in some] if len(known) == len(pending) else None
+        self._ranks.update(torch.stack(by_group, 2), places)  # (B, 2, groups, L)
 
-    def result(self) -> RankResult:
+    def reduce(self, ranks: Ranks) -> None:
+        self._finish()
+        reduce_all(ranks, self._ranks, self._coherence, self._cls)
+
+    def _finish(self) -> None:
+        """Factorise what is left, and wait for what is under way."""
         self._factorise()
         for job in self._jobs:
             job.result()
         if self._worker is not None:
             self._worker.shutdown()
         self._jobs, self._worker = [], None
+
+    def result(self) -> RankResult:
+        self._finish()
         ranks, coherences = self._ranks.result(), self._coherence.result()
         stable, effective, coherent = (
             {name: spread[i] for i, name in enumerate(self._spans)} for spread in (ranks[0], ranks[1], coherences)
@@ -165,6 +176,11 @@ class _UpdatesOverImages:
         self._sum = total if self._sum is None else self._sum + total
         self._unit_sum = unit_total if self._unit_sum is None else self._unit_sum + unit_total
         self.num_images += wide.shape[1]
+
+    def reduce(self, ranks: Ranks) -> None:
+        self._second, self._sum = ranks.sum(self._second), ranks.sum(self._sum)
+        self._unit_sum = ranks.sum(self._unit_sum)
+        self.num_images = sum(ranks.gather(self.num_images))
 
     def result(self) -> tuple[Spread, Spread, Spread]:
         """Stable rank, effective rank and coherence by step, without deviation: one number for the set."""

@@ -15,10 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from raptor.devices import Ranks
 from raptor.dynamics.modes import NUMBERS, TOLERANCE, BatchedDMD, eigenvalue_numbers, fit_dmd, rank_sweep
 from raptor.dynamics.parallel import on_host_if_small, parallel_map
-from raptor.dynamics.states import EvenSubset, group_means, measured_groups, take_rows
-from raptor.streaming import NOT_SAVED, ImageMoments, Record, Spread, jsonable
+from raptor.dynamics.states import EvenSubset, group_means, measured_groups, places_of, take_rows
+from raptor.streaming import NOT_SAVED, ImageMoments, Record, Rows, Spread, jsonable, reduce_all
 from raptor.vit.trajectory import check_states
 from raptor.vit.view import TokenGroups
 
@@ -54,6 +55,10 @@ class PooledDMD:
             self._before.addmm_(x1.mT, x1)
             self._across.addmm_(x2.mT, x1)
         self.num_pairs += len(x1)
+
+    def reduce(self, ranks: Ranks) -> None:
+        self._before, self._across = ranks.sum(self._before), ranks.sum(self._across)
+        self.num_pairs = sum(ranks.gather(self.num_pairs))
 
     def fit(self, rank: int | None = None) -> PooledDMD:
         """Fit at `rank`, by default the one given at the start."""
@@ -212,26 +217,37 @@ class Modes:
         self.tolerance = tolerance
         self.sweep = tuple(sweep) if sweep is not None else tuple(range(1, rank + 1))
         self._subset = EvenSubset(num_trajectories, num_images)
-        self._kept: dict[str, list[Tensor]] = {name: [] for name in measured_groups(groups)}
+        self._kept = {name: Rows() for name in measured_groups(groups)}
         self._pooled = {name: PooledDMD(rank, tolerance) for name in self._kept}
 
     @torch.no_grad()
-    def update(self, states: Sequence[Tensor], means: dict[str, Tensor] | None = None) -> None:
-        """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`; `means` are its `group_means`, if known."""
+    def update(
+        self,
+        states: Sequence[Tensor],
+        means: dict[str, Tensor] | None = None,
+        places: Sequence[int] | None = None,
+    ) -> None:
+        """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`.
+
+        means: its `group_means`, if known. places: of its images in the stream, by default those that follow.
+        """
         check_states(states, num_tokens=self.groups.num_tokens)
-        rows = self._subset.pick(len(states[0]))
+        rows = self._subset.pick(len(states[0]), places)
         for name, x_bld in (means or group_means(states, self.groups)).items():
             self._pooled[name].update(x_bld)
             if rows:
-                self._kept[name].append(take_rows(x_bld, rows))
+                self._kept[name].add(take_rows(x_bld, rows), places_of(rows, places))
+
+    def reduce(self, ranks: Ranks) -> None:
+        reduce_all(ranks, *self._kept.values(), *self._pooled.values())
 
     def result(self) -> ModesResult:
-        if not self._subset.num_kept:
+        if not all(map(len, self._kept.values())):
             raise ValueError("no images were measured: call update with at least one batch first")
         return ModesResult(dict(zip(self._kept, parallel_map(self._fit, self._kept))), self.tolerance)
 
     def _fit(self, name: str) -> GroupModes:
-        x_nld = torch.cat(self._kept[name]).cpu()
+        x_nld = self._kept[name].values().cpu()
         fits = fit_dmd(x_nld, self.rank, self.tolerance)
         swept = rank_sweep(x_nld[shown(len(x_nld))], [r for r in self.sweep if r < x_nld.shape[1]], self.tolerance)
         return GroupModes(

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raptor.devices import ONE_PROCESS, Ranks
 from raptor.dynamics.states import measured_groups, unit, unit_angle
 from raptor.streaming import NOT_SAVED, ImageMoments, Record, Reservoir, Spread, jsonable
 from raptor.vit.trajectory import at_least_float32, check_states
@@ -137,11 +138,12 @@ class Stability:
             raise ValueError(f"unknown kind of perturbation {self.kind!r}: choose from {', '.join(KINDS)}")
 
     @torch.no_grad()
-    def update(self, states: Sequence[Tensor], run_from: _RunFrom) -> None:
+    def update(self, states: Sequence[Tensor], run_from: _RunFrom, ranks: Ranks = ONE_PROCESS) -> None:
         """Perturb a batch with every target, size and layer, and follow each path to the last layer.
 
         states: `a_0..a_L` in fp32, from the same code as `run_from`. run_from: layer l and a state `(B, T, D)` to the
-        list of states l..L, the given one first.
+        list of states l..L, the given one first. ranks: they share the paths; each gives the same batch, and has the
+        response to all of them in the end.
         """
         check_states(states, num_tokens=self.groups.num_tokens)
         if self.layers is None:
@@ -154,8 +156,7 @@ class Stability:
             generator = seeded_generator(first.device, self.seed)
             ends = run_from(0, first + perturbation(first, torch.finfo(first.dtype).eps, slice(None), generator))[-1:]
             self._floor = _path_angles(ends, units[-1:], list(self._spans.values()))[:, 0].mean(0)[:, 0]
-        angles = [self._respond(states, units, run_from, target) for target in self.targets]
-        both = torch.stack(angles, 2)  # (B, 2, targets, groups, eps, layers, L+1)
+        both = self._respond(states, units, run_from, ranks)
         self._last.update(both[..., -1])
         self._path.update(both[:, 0])
         self._paths.add(both[:, 0, 0, :, 0].clone())
@@ -167,14 +168,20 @@ class Stability:
         layers = range(num_blocks) if self.layers is None else self.layers
         return sum(num_blocks - layer for layer in layers) * len(self.eps) * len(self.targets)
 
-    def _respond(self, states: Sequence[Tensor], units: list[Tensor], run_from: _RunFrom, target: str) -> Tensor:
-        """Response of every image to each size and layer: `(B, 2, groups, eps, layers, L+1)`."""
+    def _respond(self, states: Sequence[Tensor], units: list[Tensor], run_from: _RunFrom, ranks: Ranks) -> Tensor:
+        """Response of every image to each target, size and layer: `(B, 2, targets, groups, eps, layers, L+1)`.
+
+        A rank follows its share of the paths; the others are 0 there, and the sum over ranks has all of them.
+        """
         assert self.layers is not None
-        by_eps = []
-        for i in range(len(self.eps)):
-            by_layer = [self._follow(states, units, run_from, target, i, layer) for layer in self.layers]
-            by_eps.append(torch.stack(by_layer, 3))
-        return torch.stack(by_eps, 3)
+        shape = (len(states[0]), 2, len(self.targets), len(self._spans), len(self.eps), len(self.layers), len(states))
+        both = torch.zeros(shape, dtype=units[0].dtype, device=units[0].device)
+        for t, target in enumerate(self.targets):
+            for e in range(len(self.eps)):
+                for i, layer in enumerate(self.layers):
+                    if (t + e + i) % ranks.size == ranks.rank:
+                        both[:, :, t, :, e, i] = self._follow(states, units, run_from, target, e, layer)
+        return ranks.add_(both)
 
     def _follow(
         self, states: Sequence[Tensor], units: list[Tensor], run_from: _RunFrom, target: str, eps_index: int, layer: int

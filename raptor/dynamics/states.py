@@ -64,9 +64,10 @@ class EvenSubset:
         self.num_seen = 0
         self.num_kept = 0
 
-    def pick(self, batch_size: int) -> list[int]:
-        """Positions in the next batch of the images to keep."""
-        rows = [row for row in range(batch_size) if self._keeps(self.num_seen + row)]
+    def pick(self, batch_size: int, places: Sequence[int] | None = None) -> list[int]:
+        """Positions in a batch of the images to keep; `places`: of its images in the stream, by default the next."""
+        places = range(self.num_seen, self.num_seen + batch_size) if places is None else places
+        rows = [row for row, place in enumerate(places) if self._keeps(place)]
         rows = rows[: self.num_keep - self.num_kept]
         self.num_seen += batch_size
         self.num_kept += len(rows)
@@ -76,6 +77,11 @@ class EvenSubset:
         if self.num_images is None:
             return image < self.num_keep
         return (image + 1) * self.num_keep // self.num_images > image * self.num_keep // self.num_images
+
+
+def places_of(rows: Sequence[int], places: Sequence[int] | None) -> list[int] | None:
+    """The places in the stream of some rows of a batch; None where those of the batch are not known."""
+    return None if places is None else [places[row] for row in rows]
 
 
 def take_rows(x: Tensor, rows: Sequence[int]) -> Tensor:

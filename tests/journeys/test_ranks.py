@@ -26,7 +26,12 @@ COMMANDS = {
     "phases": ["phases", "MODEL", *MEASURED, "--k", "2"],
     "standardised": ["phases", "RUN", *MEASURED, "--k", "2", "--standardise", "true", "--tokens", "all"],
     "one-image": ["phases", "MODEL", *MEASURED, "--num_images", "1", "--k", "2"],
+    "one-followed": ["dynamics", "MODEL", *MEASURED, "--num_images", "1", "--k", "2"],
     "evaluate": ["evaluate", "RUN", *MEASURED, "--train_images", "9", "--bootstrap", "20"],
+    "dynamics": [
+        *("dynamics", "RUN", *MEASURED, "--batch_size", "3", "--rank_images", "5", "--stability_images", "5"),
+        *("--num_classes", "2", "--intervention_images", "3"),
+    ],
     "one-certified": ["evaluate", "RUN", *MEASURED, "--num_images", "1", "--train_images", "5", "--bootstrap", "20"],
 }
 DIFFERENT = ("provenance", "seconds", "seconds_per_image", "run_time_ratio", "folder", "device")
