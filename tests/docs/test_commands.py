@@ -13,7 +13,7 @@ from pages import ROOT, all_commands, command_lines, fenced, pages, read
 from raptor import cli
 from raptor.commands.reproduce import EXPERIMENTS
 
-PLACEHOLDERS = {"K": "3", "N": "3", "COMMAND": "phases", "NAME": "table1", "$SLURM_ARRAY_TASK_ID": "1"}
+PLACEHOLDERS = {"K": "3", "N": "3", "COMMAND": "phases", "$SLURM_ARRAY_TASK_ID": "1"}
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_every_command_is_one(page: str, parse_only: list[dict[str, Any]], capsy
     """No command or option is misspelt or gone, and every value has the type of its option."""
     for words in all_commands(page):
         words = [PLACEHOLDERS.get(word, word).replace("code/raptor", "raptor") for word in words]
-        if words[1:] == [] and words[0] in cli.COMMANDS:  # the text only names it
+        if words[0] in cli.COMMANDS and words[1:] in ([], ["NAME"]):  # the text only names it
             continue
         assert cli.main(words) == 0, f"raptor {' '.join(words)}: {capsys.readouterr().err}"
 
