@@ -126,7 +126,7 @@ class OnDevice(TypedDict, total=False):
 class Decoding(TypedDict, total=False):
     """How images are read."""
 
-    num_workers: Annotated[int, Option(0, "processes that decode images.")]
+    num_workers: Annotated[int | None, Option(None, "processes that decode images; chosen by images and cores.")]
 
 
 class Running(OnDevice, Decoding, total=False):

@@ -17,10 +17,12 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from PIL import Image
+import numpy as np
 
 from raptor.data.folder import SUFFIXES, arrange, is_image_path, label_entries
-from raptor.data.images import ImageData, open_image
+from raptor.data.images import FileImages
+from raptor.data.index import Listing, announced, indexed
+from raptor.data.names import PackedNames
 from raptor.data.split import split_keys, split_word
 
 _ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")
@@ -103,31 +105,44 @@ class ZipEntry(NamedTuple):
     num_bytes: int
 
 
-class ZipImages(ImageData):
+class ZipImages(FileImages):
     """One or several zip archives of an image folder, seen as one folder."""
 
     def __init__(self, spec: str) -> None:
         archives = list_files(spec)
         _handle.cache_clear()  # an archive of that name may have been replaced
-        # Several archives are one folder, so the layout is read off all of their paths at once.
-        by_path: dict[str, list[ZipEntry]] = {}
-        for entry in (entry for archive in archives for entry in zip_entries(archive)):
-            by_path.setdefault(entry.path, []).append(entry)
-        places = [(place, entry) for place in arrange(list(by_path)) for entry in by_path[place.path]]
-        if not places:
-            raise ValueError(f"no images in {spec}; expected entries such as train/<class>/x.jpg")
-        labels, classes = label_entries([place.class_name for place, _ in places])
-        unique = len(by_path) == sum(map(len, by_path.values()))
-        names = [entry.path if unique else f"{Path(entry.archive).stem}/{entry.path}" for _, entry in places]
-        keys = split_keys([entry.path for _, entry in places])
-        super().__init__(spec, names, labels, classes, [place.part for place, _ in places], keys)
-        self.entries = [entry for _, entry in places]
+        found = indexed("zip", archives, lambda: _list_zips(archives, spec))
+        super().__init__(spec, found.names, found.labels, found.classes, found.parts, found.keys)
+        self.archives, self.where = archives, found.numbers
 
     def num_bytes(self, position: int) -> int:
-        return self.entries[position].num_bytes
+        return int(self.where["num_bytes"][position])
 
-    def read(self, position: int) -> Image.Image:
-        return open_image(read_zip_entry(self.entries[position]))
+    def content(self, position: int) -> bytes:
+        archive, *numbers = (int(self.where[name][position]) for name in _ZIP_COLUMNS)
+        return read_zip_entry(ZipEntry(self.archives[archive], self.names[0], *numbers))
+
+
+_ZIP_COLUMNS = ("archive", "offset", "size", "method", "crc", "num_bytes")
+
+
+def _list_zips(archives: list[str], spec: str) -> Listing:
+    """The images of all archives. They are one folder, so the layout is read off all of their paths at once."""
+    by_path: dict[str, list[ZipEntry]] = {}
+    for entry in (entry for archive in announced(archives) for entry in zip_entries(archive)):
+        by_path.setdefault(entry.path, []).append(entry)
+    places = [(place, entry) for place in arrange(list(by_path)) for entry in by_path[place.path]]
+    if not places:
+        raise ValueError(f"no images in {spec}; expected entries such as train/<class>/x.jpg")
+    labels, classes = label_entries([place.class_name for place, _ in places])
+    unique = len(by_path) == sum(map(len, by_path.values()))
+    names = [entry.path if unique else f"{Path(entry.archive).stem}/{entry.path}" for _, entry in places]
+    keys = PackedNames.pack(split_keys(entry.path for _, entry in places))
+    number = {archive: i for i, archive in enumerate(archives)}
+    rows = [(number[entry.archive], *entry[2:]) for _, entry in places]
+    columns = dict(zip(_ZIP_COLUMNS, np.array(rows, dtype=np.int64).T))
+    parts = [place.part for place, _ in places]
+    return Listing(PackedNames.pack(names), keys, labels, classes, parts, archives, numbers=columns)
 
 
 def zip_entries(archive: str, wanted: Callable[[str], bool] = is_image_path) -> Iterator[ZipEntry]:
@@ -175,29 +190,40 @@ class _TarSample(NamedTuple):
     file: str
 
 
-class TarImages(ImageData):
+class TarImages(FileImages):
     """Shards in the WebDataset layout: `key.jpg` with `key.cls` or `key.json` beside it, in plain tar files."""
 
     def __init__(self, pattern: str) -> None:
         archives = list_files(pattern)
         _handle.cache_clear()
-        samples = [sample for archive in archives for sample in _tar_samples(archive)]
-        if not samples:
-            raise ValueError(f"no images in {pattern}; expected entries key.jpg, key.png or key.webp")
-        names = [sample.key for sample in samples]
-        if len(set(names)) != len(names):
-            names = [f"{Path(sample.archive).stem}/{sample.key}" for sample in samples]
-        keys = split_keys([sample.file.removeprefix("./") for sample in samples])
-        labels, classes = _tar_labels(samples)
-        super().__init__(f"wds/{pattern}", names, labels, classes, _tar_parts(samples), keys)
-        self.samples = samples
+        found = indexed("tar", archives, lambda: _list_tars(archives, pattern))
+        super().__init__(f"wds/{pattern}", found.names, found.labels, found.classes, found.parts, found.keys)
+        self.archives, self.where = archives, found.numbers
 
     def num_bytes(self, position: int) -> int:
-        return self.samples[position].size
+        return int(self.where["size"][position])
 
-    def read(self, position: int) -> Image.Image:
-        sample = self.samples[position]
-        return open_image(_read_at(sample.archive, sample.offset, sample.size))
+    def content(self, position: int) -> bytes:
+        archive, offset, size = (int(self.where[name][position]) for name in _TAR_COLUMNS)
+        return _read_at(self.archives[archive], offset, size)
+
+
+_TAR_COLUMNS = ("archive", "offset", "size")
+
+
+def _list_tars(archives: list[str], pattern: str) -> Listing:
+    samples = [sample for archive in announced(archives) for sample in _tar_samples(archive)]
+    if not samples:
+        raise ValueError(f"no images in {pattern}; expected entries key.jpg, key.png or key.webp")
+    names = [sample.key for sample in samples]
+    if len(set(names)) != len(names):
+        names = [f"{Path(sample.archive).stem}/{sample.key}" for sample in samples]
+    keys = PackedNames.pack(split_keys(sample.file.removeprefix("./") for sample in samples))
+    labels, classes = _tar_labels(samples)
+    number = {archive: i for i, archive in enumerate(archives)}
+    rows = [(number[sample.archive], sample.offset, sample.size) for sample in samples]
+    columns = dict(zip(_TAR_COLUMNS, np.array(rows, dtype=np.int64).T))
+    return Listing(PackedNames.pack(names), keys, labels, classes, _tar_parts(samples), archives, numbers=columns)
 
 
 def _tar_parts(samples: list[_TarSample]) -> list[str | None]:

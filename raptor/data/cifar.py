@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from raptor.data.images import ImageData
+from raptor.data.index import cache_folder
 
 _CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
@@ -111,7 +112,7 @@ class CifarImages(ImageData):
 def _find_cifar(kind: str, path: str | None, root: str | None, download: bool) -> Path:
     """The folder or archive to read: `path` if given, else `root`, `data` or `~/.cache/raptor`."""
     layout = LAYOUTS[kind]
-    store = Path(root) if root else Path.home() / ".cache" / "raptor"
+    store = Path(root) if root else cache_folder()
     archive = layout.url.rsplit("/", 1)[1]
     bases = [Path(path).expanduser()] if path else [store, Path("data"), Path(".")]
     for base in bases:

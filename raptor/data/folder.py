@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL import Image
-
-from raptor.data.images import ImageData, open_image
-from raptor.data.split import TRAIN_NAMES, VAL_NAMES, is_split_name
+from raptor.data.images import FileImages
+from raptor.data.index import Listing, indexed
+from raptor.data.names import PackedNames
+from raptor.data.split import TRAIN_NAMES, VAL_NAMES, is_split_name, split_keys
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".jp2", ".avif")
 
@@ -68,31 +68,40 @@ def label_entries(class_names: Sequence[str | None]) -> tuple[list[int] | None, 
     return [-1 if name is None else index[name] for name in class_names], classes
 
 
-class FolderImages(ImageData):
+class FolderImages(FileImages):
     """A folder of image files in the ImageFolder layout, with or without split folders, or flat."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
-        entries = arrange(_list_images(self.root))
-        if not entries:
-            raise ValueError(f"no images in folder {self.root}; expected files such as {', '.join(SUFFIXES[:4])}")
-        labels, classes = label_entries([entry.class_name for entry in entries])
-        names = [entry.path for entry in entries]
-        super().__init__(str(root), names, labels, classes, [entry.part for entry in entries])
-        self.paths = names
+        found = indexed("folder", [str(self.root)], lambda: _list_folder(self.root))
+        super().__init__(str(root), found.names, found.labels, found.classes, found.parts, found.keys)
+        self.paths = found.names
 
     def num_bytes(self, position: int) -> int:
         return (self.root / self.paths[position]).stat().st_size
 
-    def read(self, position: int) -> Image.Image:
-        return open_image((self.root / self.paths[position]).read_bytes())
+    def content(self, position: int) -> bytes:
+        return (self.root / self.paths[position]).read_bytes()
 
 
-def _list_images(root: Path) -> list[str]:
-    found = []
+def _list_folder(root: Path) -> Listing:
+    folders, paths = _list_images(root)
+    entries = arrange(paths)
+    if not entries:
+        raise ValueError(f"no images in folder {root}; expected files such as {', '.join(SUFFIXES[:4])}")
+    labels, classes = label_entries([entry.class_name for entry in entries])
+    names = [entry.path for entry in entries]
+    keys = PackedNames.pack(split_keys(names))
+    return Listing(PackedNames.pack(names), keys, labels, classes, [entry.part for entry in entries], folders)
+
+
+def _list_images(root: Path) -> tuple[list[str], list[str]]:
+    """The folders below `root`, and the relative paths of their images."""
+    folders, found = [], []
     for folder, subfolders, files in os.walk(root, followlinks=True):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         inside = Path(folder).relative_to(root).as_posix()
         prefix = "" if inside == "." else inside + "/"
+        folders.append(folder)
         found += [prefix + name for name in files if is_image_path(name)]
-    return found
+    return folders, found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
@@ -15,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from raptor.data.names import PackedNames
 from raptor.data.preprocess import Preprocess
 from raptor.data.split import choose_sample, split_keys
 from raptor.devices import to_device
@@ -26,13 +28,23 @@ Progress = Callable[[int, int], None]
 NUM_SIZES = 10_000  # files whose sizes a fingerprint reads: on a network disk each costs a request
 
 
+_FEW_IMAGES = 2_000  # starting processes takes longer than decoding fewer
+_MAX_WORKERS = 8
+_MARGIN = 2  # a reduced JPEG is at least this many times the side it is resized to: .8 of 255 off on average
+
+
 class BadImage(ValueError):
     """An image that cannot be read; the message names it."""
 
 
-def open_image(data: bytes) -> Image.Image:
-    """Decode the bytes of an image file completely."""
+def open_image(data: bytes, side: int | None = None) -> Image.Image:
+    """Decode the bytes of an image file completely.
+
+    side: decode a JPEG at 1/2, 1/4 or 1/8 of its size as long as neither of its sides falls below this.
+    """
     image = Image.open(BytesIO(data))
+    if side is not None:
+        image.draft(None, (side, side))  # other formats ignore it
     image.load()
     return image
 
@@ -59,15 +71,15 @@ class ImageData:
     def __init__(
         self,
         name: str,
-        names: list[str],
+        names: Sequence[str],
         labels: list[int] | None = None,
         classes: list[str] | None = None,
         parts: Sequence[str | None] | None = None,
-        keys: list[str] | None = None,
+        keys: Sequence[str] | None = None,
     ) -> None:
         self.name = name
-        self.names = names
-        self.keys = split_keys(names) if keys is None else keys
+        self.names = PackedNames.pack(names)
+        self.keys = PackedNames.pack(split_keys(names) if keys is None else keys)
         self.labels = labels
         self.classes = classes
         self.parts: list[str | None] = list(parts) if parts is not None else [None] * len(names)
@@ -85,10 +97,15 @@ class ImageData:
         """The image at a position of the reader's own order. Readers define this; callers use `load`."""
         raise NotImplementedError
 
-    def load(self, index: int) -> Image.Image:
-        """Image `index` as RGB; an unreadable one raises BadImage with its name."""
+    def read_reduced(self, position: int, side: int) -> Image.Image:
+        """The same, or decoded faster at a smaller size, both sides at least `side`."""
+        return self.read(position)
+
+    def load(self, index: int, side: int | None = None) -> Image.Image:
+        """Image `index` as RGB; an unreadable one raises BadImage with its name. `side`: as in `read_reduced`."""
+        position = int(self.positions[index])
         try:
-            return self.read(int(self.positions[index])).convert("RGB")
+            return (self.read(position) if side is None else self.read_reduced(position, side)).convert("RGB")
         except Exception as error:  # image decoders raise almost anything
             reason = " ".join(str(error).split()) or type(error).__name__
             raise BadImage(f"cannot read image {self.names[index]} of {self.name}: {reason}") from error
@@ -96,10 +113,11 @@ class ImageData:
     def select(self, indices: Sequence[int]) -> Self:
         """The same reader over some of its images; labels stay only if each of these images has one."""
         chosen = copy.copy(self)
-        chosen.names = [self.names[i] for i in indices]
-        chosen.keys = [self.keys[i] for i in indices]
+        rows = torch.tensor(indices, dtype=torch.int64)
+        chosen.names = self.names.take(rows.numpy())
+        chosen.keys = self.keys.take(rows.numpy())
         chosen.parts = [self.parts[i] for i in indices]
-        chosen.positions = self.positions[torch.tensor(indices, dtype=torch.int64)]
+        chosen.positions = self.positions[rows]
         chosen.bad = []
         if self.labels is not None:
             labels = [self.labels[i] for i in indices]
@@ -150,21 +168,26 @@ class ImageData:
         preprocess: Preprocess,
         device: str | torch.device,
         *,
-        num_workers: int = 0,
+        num_workers: int | None = None,
         crop: bool = False,
         replace: bool = False,
+        reduced: bool = False,
     ) -> Iterator[Pixels]:
         """A batch on `device` per chunk of indices, decoded ahead by `num_workers` processes.
 
         Args:
             chunks: the indices of each batch; it may be endless.
+            num_workers: None for a number that suits the data and the machine, see `choose_workers`.
             crop: whether the centre crop of side `size` is taken; otherwise images have the side `resize`.
             replace: with `skip_bad`, replace a bad image by the next readable one of its class, so that a batch keeps
                 its size. Otherwise a batch lacks its bad images.
+            reduced: whether large JPEG files may be decoded at a smaller size, which is faster but rounds otherwise.
         """
         device = torch.device(device)
+        if num_workers is None:
+            num_workers = choose_workers(sum(map(len, chunks)) if isinstance(chunks, list) else len(self))
         loader: DataLoader = DataLoader(
-            _Decoded(self, preprocess, crop=crop, replace=replace and self.skip_bad),
+            _Decoded(self, preprocess, crop=crop, replace=replace and self.skip_bad, reduced=reduced),
             batch_sampler=chunks,  # type: ignore[arg-type]
             num_workers=num_workers,
             collate_fn=_collate,
@@ -182,6 +205,20 @@ class ImageData:
         self.bad += [name for name in dict(bad) if name not in self.bad]
 
 
+class FileImages(ImageData):
+    """Images that are files, in a folder or an archive."""
+
+    def content(self, position: int) -> bytes:
+        """The file at a position of the reader's own order."""
+        raise NotImplementedError
+
+    def read(self, position: int) -> Image.Image:
+        return open_image(self.content(position))
+
+    def read_reduced(self, position: int, side: int) -> Image.Image:
+        return open_image(self.content(position), side)
+
+
 _Row = tuple[int, Tensor | None, list[tuple[str, str]]]
 """Index of an image, its pixels, and (name, error) of each bad image that was tried."""
 
@@ -189,8 +226,9 @@ _Row = tuple[int, Tensor | None, list[tuple[str, str]]]
 class _Decoded(Dataset[_Row]):
     """What a worker does per image. Errors are returned as values: an exception would arrive as a traceback."""
 
-    def __init__(self, data: ImageData, preprocess: Preprocess, *, crop: bool, replace: bool) -> None:
+    def __init__(self, data: ImageData, preprocess: Preprocess, *, crop: bool, replace: bool, reduced: bool) -> None:
         self.data, self.preprocess, self.crop, self.replace = data, preprocess, crop, replace
+        self.side = _MARGIN * preprocess.resize if reduced else None
 
     def __len__(self) -> int:
         return len(self.data)
@@ -199,7 +237,7 @@ class _Decoded(Dataset[_Row]):
         bad: list[tuple[str, str]] = []
         for candidate in self._candidates(index):
             try:
-                image = self.preprocess.decode(self.data.load(candidate))
+                image = self.preprocess.decode(self.data.load(candidate, self.side))
                 return index, self.preprocess.crop(image) if self.crop else image, bad
             except BadImage as error:
                 bad.append((self.data.names[candidate], str(error)))
@@ -240,9 +278,10 @@ class WholeBatches(ImageData):
         preprocess: Preprocess,
         device: str | torch.device,
         *,
-        num_workers: int = 0,
+        num_workers: int | None = None,
         crop: bool = False,
         replace: bool = False,
+        reduced: bool = False,
     ) -> Iterator[Pixels]:
         """As in `ImageData`; there is nothing to decode ahead and no image is bad."""
         for chunk in chunks:
@@ -279,6 +318,10 @@ class JoinedImages(ImageData):
         data, own = self._place(position)
         return data.read(own)
 
+    def read_reduced(self, position: int, side: int) -> Image.Image:
+        data, own = self._place(position)
+        return data.read_reduced(own, side)
+
 
 class InMemory(WholeBatches):
     """The images of `data`, decoded once for `preprocess` and kept as uint8 on `device`: for many runs over them."""
@@ -288,7 +331,7 @@ class InMemory(WholeBatches):
         data: ImageData,
         preprocess: Preprocess,
         device: str | torch.device = "cpu",
-        num_workers: int = 0,
+        num_workers: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         if data.skip_bad:
@@ -304,6 +347,15 @@ class InMemory(WholeBatches):
         return device.type not in ("cpu", self.images.device.type)
 
 
+def choose_workers(num_images: int) -> int:
+    """How many processes decode ahead: none for few images, else this process's share of the cores less its own."""
+    if num_images < _FEW_IMAGES:
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+    return min(_MAX_WORKERS, max(0, cores // ranks - 1))
+
+
 def chunks_of(indices: list[int], size: int) -> list[list[int]]:
     """Consecutive pieces of `size` indices; the last may be shorter."""
     return [indices[i : i + size] for i in range(0, len(indices), size)]
@@ -312,7 +364,7 @@ def chunks_of(indices: list[int], size: int) -> list[list[int]]:
 def load_uint8(
     data: ImageData,
     preprocess: Preprocess,
-    num_workers: int = 0,
+    num_workers: int | None = None,
     limit: int | None = None,
     progress: Progress | None = None,
 ) -> Tensor:
@@ -327,10 +379,11 @@ def fill_uint8(
     preprocess: Preprocess,
     indices: list[int],
     device: torch.device,
-    num_workers: int,
+    num_workers: int | None,
     progress: Progress | None,
     *,
     replace: bool,
+    reduced: bool = False,
 ) -> tuple[Tensor, int]:
     """A uint8 tensor (len(indices), 3, resize, resize) on `device`, and how many of its first rows are filled.
 
@@ -339,7 +392,7 @@ def fill_uint8(
     side = preprocess.resize
     images = torch.empty(len(indices), 3, side, side, dtype=torch.uint8, device=device)
     chunks, num_rows, num_done = chunks_of(indices, data.fill_size), 0, 0
-    parts = data.batches(chunks, preprocess, device, num_workers=num_workers, replace=replace)
+    parts = data.batches(chunks, preprocess, device, num_workers=num_workers, replace=replace, reduced=reduced)
     for chunk, (part, _) in zip(chunks, parts):
         if len(part):
             images[num_rows : num_rows + len(part)] = part

@@ -10,7 +10,11 @@ import hashlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from raptor.data.names import PackedNames
 
 Split = str
 """`train`, `val` (held out), `all` (both), or the name of one of the data's own parts, such as `test`."""
@@ -18,6 +22,7 @@ TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "validation", "valid", "test", "testing")
 _HELD_OUT_SHARE = 0.05
 _CHOICE_SHARE = 0.1
+_SAMPLE = "sample:"  # a sample of held-out images must not be chosen by the hash that held them out
 
 
 def is_train(part: str | None) -> bool:
@@ -37,7 +42,7 @@ def split_word(path: str) -> str | None:
     return next((word.lower() for word in words if is_split_name(word)), None)
 
 
-def split_keys(paths: Sequence[str]) -> list[str]:
+def split_keys(paths: Iterable[str]) -> list[str]:
     """The key of each image: its file name without suffix, with its folder where several images have that name."""
     stems, folders = [], []
     for path in paths:
@@ -55,6 +60,19 @@ def name_share(name: str) -> float:
     key = tail if tail and is_split_name(head) else name
     digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 11) / 2**53
+
+
+def name_shares(keys: Sequence[str], salt: str = "") -> np.ndarray:
+    """`name_share(salt + key)` of each key, (N,); packed names may have them ready."""
+    if isinstance(keys, PackedNames):
+        return keys.column(f"share:{salt}", lambda key: name_share(salt + key))
+    return np.array([name_share(salt + key) for key in keys], dtype=np.float64)
+
+
+def keep_shares(keys: PackedNames) -> None:
+    """Compute what splits and samples of these keys are chosen by, once."""
+    for salt in ("", _SAMPLE):
+        keys.keep_column(f"share:{salt}", lambda key, salt=salt: name_share(salt + key))  # type: ignore[misc]
 
 
 def own_validation(parts: Sequence[str | None]) -> str | None:
@@ -78,10 +96,11 @@ def choose_split(keys: Sequence[str], parts: Sequence[str | None], split: Split,
     if validation is not None:
         val = [i for i, part in enumerate(parts) if part is not None and part.lower() == validation]
     else:
-        shares = {i: name_share(keys[i]) for i in train}
-        val = [i for i in train if shares[i] < _HELD_OUT_SHARE] or sorted(train, key=lambda i: shares[i])[:1]
-        held_out = set(val)
-        train = [i for i in train if i not in held_out]
+        shares, rows = name_shares(keys), np.array(train, dtype=np.int64)
+        held_out = shares[rows] < _HELD_OUT_SHARE
+        if len(rows) and not held_out.any():
+            held_out[shares[rows].argmin()] = True
+        val, train = rows[held_out].tolist(), rows[~held_out].tolist()
     chosen = {"train": train, "val": val, "all": sorted(train + val)}[split]
     if not chosen:
         raise ValueError(f"{source} has no {split} images; add them or choose another split")
@@ -94,18 +113,18 @@ def choose_sample(keys: Sequence[str], limit: int) -> list[int]:
         raise ValueError(f"the number of images must be at least 1; got {limit}")
     if limit >= len(keys):
         return list(range(len(keys)))
-    # Salted, so that a sample of held-out images is not chosen by the hash that held them out.
-    order = sorted(range(len(keys)), key=lambda i: (name_share("sample:" + keys[i]), keys[i], i))
-    return sorted(order[:limit])
+    order = np.argsort(name_shares(keys, _SAMPLE), kind="stable")
+    return np.sort(order[:limit]).tolist()
 
 
 def choice_split(keys: Sequence[str]) -> tuple[list[int], list[int]]:
     """Indices of train to fit on and, a tenth by a hash of the key, to choose on."""
     if len(keys) < 2:
         raise ValueError(f"a probe needs at least two training images; got {len(keys)}")
-    shares = [name_share("probe:" + key) for key in keys]
-    held = [i for i, share in enumerate(shares) if share < _CHOICE_SHARE] or [shares.index(min(shares))]
-    if len(held) == len(keys):
-        held = held[:1]
-    out = set(held)
-    return [i for i in range(len(keys)) if i not in out], held
+    shares = name_shares(keys, "probe:")
+    held = shares < _CHOICE_SHARE
+    if not held.any():
+        held[shares.argmin()] = True
+    if held.all():
+        held[1:] = False
+    return np.flatnonzero(~held).tolist(), np.flatnonzero(held).tolist()

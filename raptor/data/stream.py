@@ -59,7 +59,7 @@ class ImageStream:
         batch_size: int,
         *,
         device: str | torch.device = "cpu",
-        num_workers: int = 0,
+        num_workers: int | None = None,
         progress: Progress | None = None,
         limit: int | None = None,
         ranks: Ranks = ONE_PROCESS,
@@ -216,7 +216,7 @@ class TrainStream:
         device: str | torch.device = "cpu",
         rank: int = 0,
         world_size: int = 1,
-        num_workers: int = 0,
+        num_workers: int | None = None,
         cache: str = "auto",
         progress: Progress | None = None,
     ) -> None:
@@ -240,7 +240,7 @@ class TrainStream:
         store = self.device if self._fits_device() else torch.device("cpu")
         everything = list(range(len(self.data)))
         images, num_rows = fill_uint8(
-            self.data, self.preprocess, everything, store, self.num_workers, progress, replace=True
+            self.data, self.preprocess, everything, store, self.num_workers, progress, replace=True, reduced=True
         )
         if num_rows < len(self.data):
             num_bad = len(self.data) - num_rows
@@ -302,7 +302,7 @@ class TrainStream:
             self.close()
             chunks = _StepBatches(self, stage, step)
             batches = self.data.batches(
-                chunks, self.preprocess, self.device, num_workers=self.num_workers, replace=True
+                chunks, self.preprocess, self.device, num_workers=self.num_workers, replace=True, reduced=True
             )
             self._reader = (stage, step, batches)
         reader = self._reader[2]

@@ -41,7 +41,7 @@ def run(
     pretrained: bool = True,
     out: str = "runs/figure1",
     device: str = "auto",
-    num_workers: int = 8,
+    num_workers: int | None = None,
     **given: Unpack[Figure1Options],
 ) -> SavedPhases:
     """Similarity and phases of DINOv2, DINOv3, CLIP, SigLIP, MAE, DeiT-3 and AugReg, side by side.

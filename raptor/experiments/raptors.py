@@ -62,7 +62,7 @@ class Machine:
 
     folder: Path
     device: str
-    num_workers: int = 0
+    num_workers: int | None = None
     compile: bool | None = None
     trust_hub: bool = False
 
@@ -90,7 +90,7 @@ def _load_pair(
     limit: int | None,
     val_images: int | None,
     device: str,
-    num_workers: int,
+    num_workers: int | None,
     in_memory: bool,
 ) -> Pair:
     train = chosen.training(limit, preprocess.size)

@@ -250,7 +250,7 @@ def head_batches(
     batch_size: int,
     *,
     head_images: int | None = None,
-    num_workers: int = 0,
+    num_workers: int | None = None,
     ranks: Ranks = ONE_PROCESS,
 ) -> ImageStream:
     """The training images a ridge head is fitted on: `head_images` of them, by default 20 per class, at least 5,000.

@@ -42,7 +42,7 @@ class Classify:
         batch_size: int,
         precision: str,
         size: int | None = None,
-        num_workers: int = 0,
+        num_workers: int | None = None,
     ) -> None:
         self.device, self.layer, self.precision, self.num_workers = vit.device, layer, precision, num_workers
         own = vit.preprocess

@@ -57,7 +57,7 @@ def probe(
     size: _Size = None,
     closed_form: str | None = None,
     init_head: str | Path | LinearHead = "own",
-    num_workers: int = 0,
+    num_workers: int | None = None,
     max_seconds: float | None = None,
     max_steps: int | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -177,7 +177,15 @@ def _open(data: _AnyData | str, split: Split, task: str) -> _AnyData:
 
 
 def _make(
-    task: str, vit: ViT, layer: int, train: _AnyData, val: _AnyData, *, size: _Size, num_workers: int, **options: Any
+    task: str,
+    vit: ViT,
+    layer: int,
+    train: _AnyData,
+    val: _AnyData,
+    *,
+    size: _Size,
+    num_workers: int | None,
+    **options: Any,
 ) -> Classify | Segment | Depth:
     if task != "classify":
         assert isinstance(train, DenseData) and isinstance(val, DenseData)

@@ -292,7 +292,7 @@ class Job:
     head_file: str | None = None
     head_images: int | None = None
     seed: int = 0
-    num_workers: int = 0
+    num_workers: int | None = None
     compile_blocks: bool = False
     graph: bool | None = None
     checkpointing: bool = False
@@ -771,7 +771,7 @@ class Validator:
         train_data: ImageData,
         val_data: ImageData,
         precision: str = "fp32",
-        num_workers: int = 0,
+        num_workers: int | None = None,
         head_file: str | None = None,
         folder: Path | None = None,
         head_images: int | None = None,

@@ -189,7 +189,7 @@ def _timm_kwargs(options: ShapeOptions) -> dict[str, Any]:
 
 
 def _fit(
-    vit: ViT, stage: TeacherStage, run: Run, saved: Checkpoint | None, val_data: ImageData, num_workers: int
+    vit: ViT, stage: TeacherStage, run: Run, saved: Checkpoint | None, val_data: ImageData, num_workers: int | None
 ) -> None:
     """Train the teacher and measure it on the held-out images; rank 0 writes it."""
     fabric = stage.fabric
@@ -366,7 +366,7 @@ def separate_registers(model: nn.Module, seed: int) -> None:
 
 @torch.no_grad()
 def evaluate(
-    vit: ViT, data: ImageData, precision: str = "fp32", num_workers: int = 0, ranks: Ranks = ONE_PROCESS
+    vit: ViT, data: ImageData, precision: str = "fp32", num_workers: int | None = None, ranks: Ranks = ONE_PROCESS
 ) -> float:
     """Accuracy of the model's own head on `data`, shared by all ranks."""
     num_right, num = torch.zeros((), dtype=torch.int64, device=vit.device), 0

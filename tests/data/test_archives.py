@@ -88,7 +88,7 @@ def test_tar_shards(tmp_path: Path) -> None:
     assert data.labels == [i % 4 for i in range(30)] and data.classes == ["0", "1", "2", "3"]
     assert all(same(data.load(i), pixels(i)) for i in (29, 3, 17))
     pattern = f"wds/{tmp_path}/*.tar"
-    assert sorted(open_data(pattern, "train").names + open_data(pattern, "val").names) == data.names
+    assert sorted([*open_data(pattern, "train").names, *open_data(pattern, "val").names]) == data.names
 
 
 def test_tar_shards_with_own_validation_and_json(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_folder_with_splits_equals_imagefolder(tmp_path: Path) -> None:
 def test_folder_without_splits_holds_out_by_name(tmp_path: Path) -> None:
     write_tree(tmp_path, [f"{name}/{i}.webp" for name in ("cat", "ant") for i in range(60)])
     train, val, everything = (open_data(str(tmp_path), split) for split in ("train", "val", "all"))
-    assert sorted(train.names + val.names) == everything.names and len(everything) == 120
+    assert sorted([*train.names, *val.names]) == everything.names and len(everything) == 120
     assert val.names == [name for name in everything.names if name_share(name.removesuffix(".webp")) < 0.05]
     assert train.classes == ["ant", "cat"] and set(train.labels or []) == {0, 1}
     (tmp_path / "cat" / "new.png").write_bytes(encoded(1))

@@ -29,7 +29,7 @@ def test_hub_sets_from_disk(tmp_path: Path) -> None:
     sliced = open_data(f"hf/{tmp_path}/pair:train[:50%]", "train")
     assert len(sliced) == 4 and same(sliced.load(3), pixels(3))
     single = [open_data(f"hf/{tmp_path}/single", split) for split in ("train", "val")]
-    assert sorted(single[0].names + single[1].names) == [f"train/{i}" for i in range(8)] and len(single[1]) >= 1
+    assert sorted([*single[0].names, *single[1].names]) == [f"train/{i}" for i in range(8)] and len(single[1]) >= 1
     with pytest.raises(ValueError, match="no split 'dev'; it has train, test"):
         open_data(f"hf/{tmp_path}/pair:dev")
     with pytest.raises(ValueError, match="has no train images"):

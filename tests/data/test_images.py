@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tiny_images import write_tree
 
 from raptor.data import BadImage, ImageData, InMemory, Preprocess, iterate, load_uint8, open_data
+from raptor.data.images import choose_workers
 
 PREPROCESS = Preprocess(size=12, resize=14)
 
@@ -48,3 +51,27 @@ def test_bad_images_are_named(tmp_path: Path, num_workers: int) -> None:
         batches = list(iterate(data, preprocess, 4, num_workers=num_workers))
         assert torch.cat([batch.indices for batch in batches]).tolist() == [0, 1, 3, 5]
         assert data.bad == ["2.png", "4.png"]
+
+
+def test_a_large_jpeg_may_be_decoded_smaller_for_training(tmp_path: Path) -> None:
+    rows, columns = np.mgrid[0:128, 0:160]
+    smooth = np.stack([rows, columns, (rows + columns) // 2], axis=-1).astype(np.uint8)
+    Image.fromarray(smooth).save(tmp_path / "a.jpg", quality=95)
+    data = open_data(str(tmp_path), "all")
+    assert [data.load(0, side).size for side in (None, 40, 65)] == [(160, 128), (80, 64), (160, 128)]
+    small = Preprocess(size=16, resize=16)
+    (exact,), (reduced,) = (list(data.batches([[0]], small, "cpu", reduced=r)) for r in (False, True))
+    difference = (exact.images.int() - reduced.images.int()).abs()
+    assert 0 < difference.max() <= 6 and difference.float().mean() < 1
+    analysed = next(iter(iterate(data, small, 1))).images
+    assert torch.equal(analysed, small.normalise(exact.images))
+
+
+def test_workers_are_chosen_by_the_images_and_the_cores(monkeypatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert choose_workers(100) == 0 and choose_workers(10**6) == 8
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert choose_workers(10**6) == 3
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
+    assert choose_workers(10**6) == 0

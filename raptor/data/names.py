@@ -1,0 +1,111 @@
+"""Names of many images in two arrays: no Python object per image, so forked workers share them and copy nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+
+_CHUNK = 65536  # names that are decoded at once
+
+
+class PackedNames(Sequence[str]):
+    """A read-only sequence of strings.
+
+    Attributes:
+        text: uint8, the UTF-8 bytes of all names end to end.
+        ends: int64 (M,), where each name ends in `text`.
+        rows: int64 (N,), which of them this sequence holds, in its order; None for all.
+        columns: numbers per name of `text`, (M,) each, known by what they are computed from.
+    """
+
+    def __init__(
+        self,
+        text: np.ndarray,
+        ends: np.ndarray,
+        rows: np.ndarray | None = None,
+        columns: dict[str, np.ndarray] | None = None,
+    ) -> None:
+        self.text, self.ends, self.rows = text, ends, rows
+        self.columns = {} if columns is None else columns
+
+    @classmethod
+    def pack(cls, names: Iterable[str]) -> PackedNames:
+        """Pack strings; already packed ones are given back as they are."""
+        if isinstance(names, PackedNames):
+            return names
+        encoded = [name.encode("utf-8", "surrogateescape") for name in names]
+        ends = np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)), dtype=np.int64)
+        return cls(np.frombuffer(b"".join(encoded), dtype=np.uint8), ends)
+
+    def __len__(self) -> int:
+        return len(self.ends if self.rows is None else self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return list(self.take(range(len(self))[index]))
+        place = range(len(self))[index]  # checks the bounds, counts from the end
+        row = place if self.rows is None else int(self.rows[place])
+        start = int(self.ends[row - 1]) if row else 0
+        return self.text[start : int(self.ends[row])].tobytes().decode("utf-8", "surrogateescape")
+
+    def __iter__(self) -> Iterator[str]:
+        rows = np.arange(len(self)) if self.rows is None else self.rows
+        for first in range(0, len(rows), _CHUNK):
+            chunk = rows[first : first + _CHUNK]
+            starts = np.where(chunk > 0, self.ends[chunk - 1], 0).tolist()
+            for start, end in zip(starts, self.ends[chunk].tolist()):
+                yield self.text[start:end].tobytes().decode("utf-8", "surrogateescape")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        more = ", …" if len(self) > 3 else ""
+        return f"<{len(self)} names: {', '.join(self[:3])}{more}>"
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> PackedNames:
+        """The names at `indices`; the text is shared."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        rows = chosen if self.rows is None else self.rows[chosen]
+        return PackedNames(self.text, self.ends, rows, self.columns)
+
+    def column(self, key: str, compute: Callable[[str], float]) -> np.ndarray:
+        """`compute(name)` for each name, float64 (N,): looked up if it was kept under `key`, else computed here."""
+        if key in self.columns:
+            return self.columns[key] if self.rows is None else self.columns[key][self.rows]
+        return np.fromiter(map(compute, self), np.float64, len(self))
+
+    def keep_column(self, key: str, compute: Callable[[str], float]) -> None:
+        """Compute a column once for all names."""
+        assert self.rows is None, "only of all names"
+        self.columns[key] = self.column(key, compute)
+
+    def arrays(self, prefix: str) -> dict[str, np.ndarray]:
+        """The arrays that `from_arrays` makes the same names of."""
+        assert self.rows is None, "only of all names"
+        columns = {f"{prefix}.column.{key}": values for key, values in self.columns.items()}
+        return {f"{prefix}.text": self.text, f"{prefix}.ends": self.ends, **columns}
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, Any], prefix: str) -> PackedNames:
+        """The inverse of `arrays`; broken ones raise ValueError."""
+        text, ends, mark = arrays[f"{prefix}.text"], arrays[f"{prefix}.ends"], f"{prefix}.column."
+        columns = {key.removeprefix(mark): values for key, values in arrays.items() if key.startswith(mark)}
+        lengths = np.diff(ends, prepend=0)
+        if (len(ends) and (lengths.min() < 0 or ends[-1] != len(text))) or any(
+            len(values) != len(ends) for values in columns.values()
+        ):
+            raise ValueError("the names of an index do not fit together")
+        return cls(text, ends, None, columns)
