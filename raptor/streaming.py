@@ -224,6 +224,11 @@ class Result:
         return html_table(self.table_rows())
 
 
+def folder_of(run: Any) -> Any:
+    """The folder of a result that has one; anything else as it is."""
+    return getattr(run, "folder", run) if isinstance(run, Result) else run
+
+
 _SHOWN_ROWS = 20
 
 

@@ -3,21 +3,54 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from raptor.commands.distill import distill
-from raptor.commands.dynamics import dynamics
-from raptor.commands.evaluate import evaluate
+from raptor.commands.dynamics import Dynamics, dynamics
+from raptor.commands.evaluate import Evaluation, evaluate
 from raptor.commands.phases import phases
-from raptor.commands.probe import probe
-from raptor.commands.report import report
+from raptor.commands.probe import Probed, probe
+from raptor.commands.report import Page, report
 from raptor.data import open_data
 from raptor.open import open_pair
 from raptor.options import OnDevice, with_defaults
 from raptor.phases import ModelPhases
 from raptor.progress import clock
-from raptor.train import Scores, Validator
+from raptor.report.figures_phases import SavedPhases
+from raptor.streaming import Result
+from raptor.train import Distilled, Scores, Validator
+
+
+@dataclass
+class Demo(Result):
+    """What the demo found: the result of each command, the page, and what they say in a few lines."""
+
+    folder: Path
+    page: Page
+    findings: list[str]
+    phases: SavedPhases
+    distilled: dict[int, Distilled]
+    evaluation: Evaluation
+    probes: dict[str, Probed]
+    dynamics: Dynamics
+
+    def to_dict(self) -> dict[str, Any]:
+        recovery = {task: found.recovery for task, found in self.probes.items()}
+        page = self.page.to_dict()
+        return {"folder": str(self.folder), "page": page, "findings": self.findings, "recovery": recovery}
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """One row per finding."""
+        return [dict(zip(("about", "finding"), line.split(": ", 1))) for line in self.findings]
+
+    def plot(self) -> Any:
+        """The error curves of the surrogate with three blocks."""
+        return self.evaluation.plot()
+
+    def text(self) -> str:
+        return "\n".join([*self.findings, f"the page: {self.page.path}"])
 
 
 def demo(
@@ -27,7 +60,7 @@ def demo(
     from_scratch: bool = False,
     num_images: int = 512,
     **given: Unpack[OnDevice],
-) -> None:
+) -> Demo:
     """Phases, distillation, certificate, probes, dynamics and the page, on the built-in scenes.
 
     Args:
@@ -44,17 +77,15 @@ def demo(
     found = phases(["scenes"], data="scenes", k=[2, 3, 4], tokens="all", num_images=num_images, out=out, device=device)
     print(found.text())
     _say("2 of 6: rewrite 12 blocks as 2, and as 3")
-    _distil(2, str(folder / "k2"), budget, from_scratch, num_images, device)
-    after = _distil(3, out, budget, from_scratch, num_images, device)
+    places = {2: str(folder / "k2"), 3: out}
+    distilled = {k: _distil(k, place, budget, from_scratch, num_images, device) for k, place in places.items()}
     _say("3 of 6: the certificate")
-    certificate = evaluate(
-        out, data="scenes", num_images=num_images, train_images=num_images, device=device
-    ).certificate
+    judged = evaluate(out, data="scenes", num_images=num_images, train_images=num_images, device=device)
     _say("4 of 6: three linear probes, teacher against surrogate")
-    recovered: dict[str, float] = {}
+    probes: dict[str, Probed] = {}
     tasks: tuple[Literal["classify", "segment", "depth"], ...] = ("classify", "segment", "depth")
     for task in tasks:
-        done = probe(
+        probes[task] = probe(
             out,
             task=task,
             data="scenes",
@@ -65,10 +96,9 @@ def demo(
             batch_size=min(64, num_images),
             device=device,
         )
-        recovered[task] = done.recovery or 0.0
-        print(done.text().splitlines()[-2])
+        print(probes[task].text().splitlines()[-2])
     _say("5 of 6: depth as a dynamical system")
-    dynamics(
+    moved = dynamics(
         out,
         data="scenes",
         num_images=num_images // 2,
@@ -80,13 +110,13 @@ def demo(
     _say("6 of 6: the page")
     page = report(out)
     _say(f"done in {clock(time.monotonic() - started)}")
-    for line in _findings(found.models[0], certificate, after, recovered):
-        print(line)
-    print(f"the page: {page}")
+    recovered = {task: done.recovery or 0.0 for task, done in probes.items()}
+    lines = _findings(found.models[0], judged.certificate, distilled[3].summary.validation, recovered)
+    return Demo(folder, page, lines, found, distilled, judged, probes, moved)
 
 
-def _distil(k: int, out: str, budget: str, from_scratch: bool, num_images: int, device: str) -> Scores:
-    """Refine a shipped surrogate (or train one from the teacher's blocks); scores afterwards."""
+def _distil(k: int, out: str, budget: str, from_scratch: bool, num_images: int, device: str) -> Distilled:
+    """Refine a shipped surrogate (or train one from the teacher's blocks), and say what that changed."""
     start = None if from_scratch else f"scenes-k{k}"
     surrogate, teacher = open_pair(f"scenes-k{k}", device="cpu")
     assert surrogate is not None and surrogate.phases is not None
@@ -100,7 +130,7 @@ def _distil(k: int, out: str, budget: str, from_scratch: bool, num_images: int, 
         f"k={k}: accuracy {before:.1%} as shipped, {after.accuracy:.1%} after {budget} here, "
         f"{after.recovery_head:.1%} of the teacher's {after.teacher_accuracy:.1%}"
     )
-    return after
+    return done
 
 
 def _findings(entry: ModelPhases, certificate: Any, after: Scores, recovered: dict[str, float]) -> list[str]:

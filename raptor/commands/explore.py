@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Unpack
 
+from torch import nn
+
 from raptor.data import open_data
 from raptor.devices import pick_device
 from raptor.open import open_pair
 from raptor.options import OfTeacher, OnDevice, OpeningModel, part, with_defaults
 from raptor.report.perturbed_image import figure_perturbed, perturb_image, read_image
+from raptor.streaming import Result, folder_of
+from raptor.train import Distilled
 from raptor.vit.view import ViT
 
 
@@ -20,23 +25,39 @@ class ExploreOptions(OpeningModel, OfTeacher, OnDevice, total=False):
     """The options that `explore` shares with other commands."""
 
 
-def explore(model: str, *, port: int = 7860, open_browser: bool = False, **given: Unpack[ExploreOptions]) -> None:
+def explore(
+    model: str | Path | nn.Module | ViT | Result,
+    *,
+    port: int = 7860,
+    open_browser: bool = False,
+    **given: Unpack[ExploreOptions],
+) -> None:
     """Serve a page to try images and perturbations, only to this machine (loopback).
 
     Args:
-        model: a run folder (teacher and surrogate side by side) or any model name.
+        model: a run folder (teacher and surrogate side by side) or any model name (in Python also a module, an opened
+            model, or the result of a distillation).
         port: of the page.
         open_browser: open the page in a browser.
     """
     options = with_defaults(ExploreOptions, given)
-    surrogate, of_teacher = open_pair(
-        model, **part(OfTeacher, options), device=pick_device(options["device"]), **part(OpeningModel, options)
-    )
+    surrogate: ViT | None
+    if isinstance(model, Distilled):
+        surrogate, of_teacher = model.surrogate, model.teacher
+    else:
+        device, opening = pick_device(options["device"]), part(OpeningModel, options)
+        surrogate, of_teacher = open_pair(folder_of(model), **part(OfTeacher, options), device=device, **opening)
     views = {"teacher": of_teacher} if surrogate is None else {"teacher": of_teacher, "surrogate": surrogate}
     page = build_page(views, class_names(of_teacher))
+    print(f"explore: http://127.0.0.1:{port}, only on this machine; Ctrl-C ends it", file=sys.stderr, flush=True)
     with _own_hosts_only():
         page.launch(
-            server_name="127.0.0.1", server_port=port, inbrowser=open_browser, max_file_size="10mb", share=False
+            server_name="127.0.0.1",
+            server_port=port,
+            inbrowser=open_browser,
+            max_file_size="10mb",
+            share=False,
+            quiet=True,
         )
 
 
@@ -76,8 +97,13 @@ def example_image() -> str:
 
 
 EXPLANATION = """Each state of the residual stream is a point; depth moves it. **Run** follows the image through the
-blocks, adds a small random vector to the chosen tokens at the chosen layer, and follows it again. The plot shows how
-far the two paths are apart at every later layer: a deviation that shrinks means that depth pulls states together."""
+blocks, adds a small random vector to the chosen tokens at the chosen layer, and follows it again.
+
+- *Path*: the mean direction of the tokens from layer to layer, seen in the plane in which the teacher's path varies
+  most. Where the surrogate's path lies on the teacher's, it takes the same way.
+- *Angular speed*: by how much each layer turns a token.
+- *Deviation*: how far plain and perturbed states are apart at every later layer. Where it shrinks, depth pulls states
+  together."""
 
 
 def build_page(views: dict[str, ViT], classes: list[str]) -> Any:
@@ -98,13 +124,15 @@ def build_page(views: dict[str, ViT], classes: list[str]) -> Any:
         return figure_perturbed(found, int(layer), group), describe(found, classes)
 
     with gr.Blocks(title="raptor explore", analytics_enabled=False) as page:
+        beside = f", beside {views['surrogate'].name}" if "surrogate" in views else ""
         gr.Markdown(
             f"# {teacher.name}\n{teacher.num_layers} blocks, {teacher.groups.num_tokens} tokens, dim {teacher.dim}"
-            f"\n\n{EXPLANATION}"
+            f"{beside}\n\n{EXPLANATION}"
         )
         with gr.Row():
             with gr.Column(scale=1):
                 image = gr.Image(value=example_image(), type="filepath", label="image (at most 10 MB)")
+                image.preprocess = _file_as_it_is
                 layer = gr.Slider(0, teacher.num_layers, value=teacher.num_layers // 2, step=1, label="layer")
                 group = gr.Dropdown(groups, value="all", label="tokens")
                 log_eps = gr.Slider(-4, 0, value=-1, step=0.25, label="perturbation, log10 of the token's norm")
@@ -114,9 +142,15 @@ def build_page(views: dict[str, ViT], classes: list[str]) -> Any:
                 text = gr.Markdown()
         inputs = [image, layer, group, log_eps]
         button.click(show, inputs, [plot, text], api_name="show")
+        page.load(show, inputs, [plot, text], show_progress="hidden", api_name=False)
         for control in (layer, group, log_eps):
             control.change(show, inputs, [plot, text], show_progress="hidden", api_name=False)
     return page
+
+
+def _file_as_it_is(upload: Any) -> str | None:
+    """The path of an uploaded file. Gradio's own would decode it, and log a traceback where it is no image."""
+    return None if upload is None else upload.path
 
 
 def describe(found: dict[str, Any], classes: list[str]) -> str:

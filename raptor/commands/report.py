@@ -2,35 +2,66 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from raptor.options import AnySplit, OfTeacher, OnData, OnDevice, Trusting, part, with_defaults
 from raptor.report.page import build_page
 from raptor.report.results import Results, read_results
 from raptor.run import RunError, write_text
+from raptor.streaming import Result, folder_of
 
 
 class ReportOptions(OfTeacher, Trusting, OnDevice, OnData, AnySplit, total=False):
     """The options that `report` shares with other commands."""
 
 
+@dataclass
+class Page(Result):
+    """The page of a run folder. It stands for its file wherever a path is taken: `open(report(run))`.
+
+    Attributes:
+        path: the file, of `num_bytes` bytes.
+        folder: the run folder.
+        files: the results it shows, by name.
+        notes: why a part could not be made.
+    """
+
+    path: Path
+    folder: Path
+    num_bytes: int
+    files: list[str]
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "path": str(self.path), "folder": str(self.folder)}
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """One row per result that the page shows."""
+        return [{"file": f"{name}.json", "page": str(self.path)} for name in self.files]
+
+    def text(self) -> str:
+        return f"page written to {self.path} ({self.num_bytes / 1e6:.1f} MB)"
+
+
 def report(
-    run: str,
+    run: str | Path | Result,
     *,
     out: str | None = None,
     images: int = 4,
     open_models: bool = True,
     **given: Unpack[ReportOptions],
-) -> Path:
+) -> Page:
     """One self-contained page of whatever a run folder holds.
 
     Args:
-        run: a run folder: the --out of phases, distill, evaluate, probe or dynamics.
+        run: a run folder: the --out of phases, distill, evaluate, probe or dynamics (in Python also their results).
         out: where the page goes; RUN/report.html by default.
         images: how many images to show through depth; 0 for none.
         open_models: whether to open the run's models for that; false shows only what was measured before.
@@ -38,7 +69,7 @@ def report(
     options = with_defaults(ReportOptions, given)
     if images < 0:
         raise ValueError(f"--images must be 0 or more, got {images}")
-    results = read_results(Path(run))
+    results = read_results(Path(folder_of(run)))
     if images == 0:
         results.images = None
         results.notes["images"] = "No images were asked for."
@@ -48,8 +79,7 @@ def report(
     path = Path(out) if out else results.folder / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page)
-    print(f"page written to {path} ({len(page.encode()) / 1e6:.1f} MB)", file=sys.stderr)
-    return path
+    return Page(path, results.folder, len(page.encode()), list(results.provenance()), results.notes)
 
 
 def _add_strips(results: Results, num_images: int, options: ReportOptions) -> None:

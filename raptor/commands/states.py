@@ -24,6 +24,8 @@ from raptor.streaming import Result
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ModelFacts, ViT
 
+_SHOWN_IMAGES = 2000  # in a plot
+
 
 @dataclass
 class StatesFile(ResultFile):
@@ -72,6 +74,22 @@ class States(Result):
     def table_rows(self) -> list[dict[str, Any]]:
         """One row per array."""
         return [{"name": name, "file": file, "shape": shape} for name, (file, shape) in self.saved.arrays.items()]
+
+    def plot(self) -> Any:
+        """The images in the plane of the two main directions of the last features, coloured by class."""
+        from raptor.report.style import use_style
+
+        name = list(self.saved.arrays)[-1]
+        rows = np.linspace(0, len(self.saved.names) - 1, min(len(self.saved.names), _SHOWN_IMAGES)).astype(int)
+        x_nd = np.asarray(self.load(name)[rows], np.float64)
+        x_nd = x_nd if x_nd.ndim == 2 else x_nd.mean(1)
+        x_nd = x_nd - x_nd.mean(0)
+        xy = x_nd @ np.linalg.svd(x_nd, full_matrices=False)[2][:2].T
+        figure, axes = use_style().subplots(figsize=(4.6, 4.0))
+        colours = None if self.saved.labels is None else np.array(self.saved.labels)[rows]
+        axes.scatter(xy[:, 0], xy[:, -1], c=colours, s=8, cmap="tab20")
+        axes.set(title=f"{self.saved.model.name}, {name}", xlabel="first direction", ylabel="second direction")
+        return figure
 
     def text(self) -> str:
         lines = [f"{self.saved.model.name}: features of {len(self.saved.names)} images of {self.saved.data}"]

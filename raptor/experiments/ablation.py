@@ -37,7 +37,6 @@ from raptor.open import open_vit
 from raptor.options import Limited, part, with_defaults
 from raptor.probes import probe
 from raptor.recipes import load_recipe
-from raptor.report.style import save_figure
 from raptor.run import write_text
 from raptor.vit.view import ViT
 
@@ -117,8 +116,8 @@ def run(
     rows = [AblationRow.from_dict(result) for result in results.values()]
     lines = _summarise(rows)
     found = Ablation(settings=common, rows=rows, table=lines, missing=sweep.missing_names(), **sweep.made())
-    figures = save_figure(figure_ablation(lines, _PUBLISHED), Path(out) / "ablation") if rows else []
-    return write_outcome(found, Path(out), started, machine.device, _table(lines), figures)
+    figure = figure_ablation(lines, _PUBLISHED) if rows else None
+    return write_outcome(found, Path(out), started, machine.device, _table(lines), figure)
 
 
 def row_recipe(base: str, row: str) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
 from raptor.experiments.raptors import Machine, open_teacher
 from raptor.experiments.records import BudgetRow, Budgets
 from raptor.options import Trusting, WeightFile, part, with_defaults
-from raptor.report.style import save_figure
 from raptor.surrogate.surrogate import block_parameters
 from raptor.train import distill
 
@@ -75,8 +74,8 @@ def run(
     rows = [BudgetRow.from_dict(result) for result in results.values()]
     found = Budgets(settings=common, rows=rows, missing=sweep.missing_names(), **sweep.made())
     table = markdown(_COLUMNS, [[getattr(row, column) for column in _COLUMNS] for row in rows])
-    figures = save_figure(figure_budgets(rows), Path(out) / "budgets") if rows else []
-    return write_outcome(found, Path(out), started, machine.device, table, figures)
+    figure = figure_budgets(rows) if rows else None
+    return write_outcome(found, Path(out), started, machine.device, table, figure)
 
 
 def _do_cell(machine: Machine, cell: Cell) -> BudgetRow:

@@ -9,7 +9,6 @@ from raptor.experiments.figures import figure_recovery
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.records import Figure5, Figure5Point, MeanOverSeeds, Table1, Table1Row
 from raptor.experiments.table1 import shown
-from raptor.report.style import save_figure
 
 
 def run(*, table: str = "runs/table1", out: str | None = None) -> Outcome[Figure5]:
@@ -26,11 +25,11 @@ def run(*, table: str = "runs/table1", out: str | None = None) -> Outcome[Figure
         raise ValueError(f"{table} needs the teacher and at least one k: finish raptor reproduce table1 first")
     folder = Path(out or table)
     folder.mkdir(parents=True, exist_ok=True)
-    figures = save_figure(figure_recovery(rows), folder / "figure5")
+    figure = figure_recovery(rows)
     points = [_point(row) for row in students]
     lines = [[p.k, shown(p.recovery, percent=True, unit=" %"), shown(p.r2), shown(p.bounded_r2)] for p in points]
     text = markdown(("k", "accuracy, share of the teacher's", "R2 last layer", "bounded R2"), lines)
-    return write_outcome(Figure5(points=points), folder, started, "cpu", text, figures)
+    return write_outcome(Figure5(points=points), folder, started, "cpu", text, figure)
 
 
 def _point(row: Table1Row) -> Figure5Point:

@@ -10,8 +10,9 @@ from typing import Any, Generic, TypeVar
 
 from raptor.experiments.records import ExperimentFile
 from raptor.provenance import Provenance
+from raptor.report.style import save_figure
 from raptor.run import write_text
-from raptor.streaming import Result
+from raptor.streaming import Result, html_table
 
 File = TypeVar("File", bound=ExperimentFile)
 
@@ -24,6 +25,7 @@ class Outcome(Result, Generic[File]):
     result: File
     table: str
     figures: list[Path]
+    figure: Any = None
 
     @property
     def failed(self) -> list[str]:
@@ -31,8 +33,21 @@ class Outcome(Result, Generic[File]):
         return self.result.failed
 
     def table_rows(self) -> list[dict[str, Any]]:
-        """The rows of NAME.json."""
-        return self.result.to_dict().get("rows") or []
+        """The rows of NAME.json, entries inside entries by their dotted names; the printed table where it has none."""
+        rows = self.result.to_dict().get("rows")
+        return self._printed_rows() if not rows else [_flat(row) for row in rows]
+
+    def _repr_html_(self) -> str:
+        return html_table(self._printed_rows())
+
+    def _printed_rows(self) -> list[dict[str, Any]]:
+        lines = [line.strip().strip("|").split("|") for line in self.table.splitlines() if line.startswith("|")]
+        cells = [[cell.strip() for cell in line] for line in lines]
+        return [dict(zip(cells[0], row)) for row in cells[2:]]
+
+    def plot(self) -> Any:
+        """The figure that was saved."""
+        return super().plot() if self.figure is None else self.figure
 
     def to_dict(self) -> dict[str, Any]:
         return self.result.to_dict()
@@ -42,9 +57,9 @@ class Outcome(Result, Generic[File]):
 
 
 def write_outcome(
-    result: File, folder: Path, started: float, device: str, table: str, figures: list[Path]
+    result: File, folder: Path, started: float, device: str, table: str, figure: Any = None, stem: str | None = None
 ) -> Outcome[File]:
-    """Write NAME.json and NAME.md. A result without provenance gets that of this machine."""
+    """Write NAME.json, NAME.md and the figure, as `stem` or NAME. A result without provenance gets this machine's."""
     here = Provenance.since(started, device)
     result = replace(
         result,
@@ -56,7 +71,15 @@ def write_outcome(
     )
     result.write(folder)
     write_text(folder / f"{result.name()}.md", table + "\n")
-    return Outcome(folder, result, table, figures)
+    figures = [] if figure is None else save_figure(figure, folder / (stem or result.name()))
+    return Outcome(folder, result, table, figures, figure)
+
+
+def _flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]], optional: Sequence[str] = ()) -> str:

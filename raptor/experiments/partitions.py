@@ -39,7 +39,6 @@ from raptor.experiments.records import (
 from raptor.experiments.statistics import correlation, z_score
 from raptor.options import Limited, part, with_defaults
 from raptor.phases import Phases, check_cuts, find_phases, num_partitions, sample_partitions
-from raptor.report.style import save_figure
 from raptor.run import read_json, write_text
 
 MEASURES = ("accuracy", "probe", "r2_last", "bounded_r2_last", "r2_lowest")
@@ -124,8 +123,8 @@ def run(
         missing=sweep.missing_names(),
         **sweep.made(),
     )
-    figures = save_figure(figure_partitions(rows), Path(out) / "partitions") if rows else []
-    return write_outcome(found, Path(out), started, machine.device, _table(found), figures)
+    figure = figure_partitions(rows) if rows else None
+    return write_outcome(found, Path(out), started, machine.device, _table(found), figure)
 
 
 def _cell_name(lengths: Sequence[int]) -> str:

@@ -30,7 +30,6 @@ from raptor.experiments.scratch import (
 )
 from raptor.experiments.statistics import correlation, partial_correlation, trend
 from raptor.options import Limited, part, with_defaults
-from raptor.report.style import save_figure
 
 _NULL_COLUMN = "best null, R2 last"
 _COLUMNS = (
@@ -94,8 +93,8 @@ def run(
     found = StochasticDepth(
         settings=common, rows=rows, statistics=statistics(rows), missing=sweep.missing_names(), **sweep.made()
     )
-    figures = save_figure(figure_stochastic_depth(found), Path(out) / "stochastic-depth") if rows else []
-    return write_outcome(found, Path(out), started, machine.device, _table(rows), figures)
+    figure = figure_stochastic_depth(found) if rows else None
+    return write_outcome(found, Path(out), started, machine.device, _table(rows), figure)
 
 
 def cell_name(p: float, seed: int) -> str:

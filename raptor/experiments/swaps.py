@@ -23,7 +23,6 @@ from raptor.experiments.raptors import Machine, SweptTeachers, cut_phases, open_
 from raptor.experiments.records import Compared, StochasticDepth, SwapRow, Swaps
 from raptor.open import open_vit
 from raptor.options import Limited, Trusting, WeightFile, part, with_defaults
-from raptor.report.style import save_figure
 from raptor.train.teacher import evaluate
 from raptor.vit.trajectory import swap_blocks
 
@@ -76,8 +75,8 @@ def run(
     results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
     rows = [replace(SwapRow.from_dict(result), cell=name) for name, result in results.items()]
     found = Swaps(settings=common, rows=rows, missing=sweep.missing_names(), **sweep.made())
-    figures = save_figure(figure_swaps(rows), Path(out) / "swaps") if rows else []
-    return write_outcome(found, Path(out), started, machine.device, _table(rows), figures)
+    figure = figure_swaps(rows) if rows else None
+    return write_outcome(found, Path(out), started, machine.device, _table(rows), figure)
 
 
 @torch.no_grad()

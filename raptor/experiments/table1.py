@@ -39,7 +39,6 @@ from raptor.fidelity.heads import share_kept
 from raptor.open import open_vit
 from raptor.options import Limited, Trusting, WeightFile, part, with_defaults
 from raptor.probes import probe
-from raptor.report.style import save_figure
 from raptor.surrogate.surrogate import block_parameters
 from raptor.vit.view import ViT
 
@@ -146,8 +145,8 @@ def run(
         **sweep.made(),
     )
     complete = teacher is not None and raptors
-    figures = save_figure(figure_recovery(rows), Path(out) / "figure5") if complete else []
-    return write_outcome(found, Path(out), started, machine.device, table(rows), figures)
+    figure = figure_recovery(rows) if complete else None
+    return write_outcome(found, Path(out), started, machine.device, table(rows), figure, "figure5")
 
 
 def _do_cell(machine: Machine, cell: Cell) -> ProbedTeacher | ProbedRaptor:

@@ -27,7 +27,6 @@ from raptor.experiments.scratch import (
 )
 from raptor.experiments.stochastic_depth import cell_name
 from raptor.options import Limited, part, with_defaults
-from raptor.report.style import save_figure
 from raptor.run import read_summary
 from raptor.train.schedule import Budget
 from raptor.vit.view import ViT
@@ -82,8 +81,8 @@ def run(
     results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
     rows = [UntrainedRow.from_dict(result) for result in results.values()]
     found = Untrained(settings=common, rows=rows, missing=sweep.missing_names(), **sweep.made())
-    figures = save_figure(figure_untrained(rows), Path(out) / "untrained") if rows else []
-    return write_outcome(found, Path(out), started, machine.device, _table(rows), figures)
+    figure = figure_untrained(rows) if rows else None
+    return write_outcome(found, Path(out), started, machine.device, _table(rows), figure)
 
 
 def _do_cell(machine: Machine, cell: Cell) -> UntrainedRow:

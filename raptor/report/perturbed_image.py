@@ -87,9 +87,12 @@ def figure_perturbed(results: dict[str, PerturbedImage], layer: int, group: str)
 
     from raptor.report.style import STYLE
 
-    with rc_context(STYLE):  # type: ignore[arg-type]
-        figure = Figure(figsize=(14, 5.2))  # pyplot would keep every figure for as long as the page is served
-        _draw(figure.subplots(1, 3), results, layer, group)
+    large = {"font.size": 11, "axes.titlesize": 12, "legend.fontsize": 10}
+    with rc_context(STYLE | large):  # type: ignore[arg-type]
+        # pyplot would keep every figure for as long as the page is served
+        figure = Figure(figsize=(12, 7.5), layout="constrained")
+        panels = figure.subplot_mosaic([["path", "speed"], ["path", "deviation"]])
+        _draw(list(panels.values()), results, layer, group)
     return figure
 
 
@@ -106,12 +109,13 @@ def _draw(axes: Any, results: dict[str, PerturbedImage], layer: int, group: str)
         axes[1].plot(np.arange(1, len(found.speed) + 1), found.speed, color=colour, label=name)
         after = np.arange(layer, len(found.deviation))
         axes[2].semilogy(after, np.maximum(found.deviation[layer:], 1e-8), color=colour, marker=".", label=name)
-    axes[0].set(title=f"path of {group} through depth", xlabel="first direction", ylabel="second direction")
+    axes[0].set(title=f"path of {group} tokens through depth", xlabel="first direction", ylabel="second direction")
     axes[1].set(title="angular speed", xlabel="layer", ylabel="radians per layer")
     axes[2].set(title=f"deviation after a perturbation at layer {layer}", xlabel="layer", ylabel="radians")
-    axes[2].set_xlim(0, len(first.deviation) - 1)
+    for panel in axes[1:]:
+        panel.set_xlim(0, len(first.deviation) - 1)
     axes[2].axvline(layer, color="0.6", linestyle=":")
-    axes[0].legend(loc="best", fontsize=7)
+    axes[0].legend(loc="best")
     axes[1].legend()
 
 

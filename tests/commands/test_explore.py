@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from raptor.commands.explore import _own_hosts_only, build_page, class_names, describe, example_image, explore
 from raptor.open import open_pair, open_vit
 from raptor.report.perturbed_image import PerturbedImage, read_image
+from raptor.train import Distilled
 from raptor.vit.view import ViT
 
 
@@ -33,7 +36,15 @@ def test_predictions_are_named_where_the_classes_are_known(vit: ViT) -> None:
 
 def test_the_page_builds_where_gradio_is_installed(vit: ViT) -> None:
     pytest.importorskip("gradio")
-    assert build_page({"teacher": vit}, class_names(vit)) is not None
+    page = build_page({"teacher": vit}, class_names(vit))
+    (upload,) = [block for block in page.blocks.values() if type(block).__name__ == "Image"]
+    path = upload.value["path"]
+    assert upload.preprocess(SimpleNamespace(path="torn.png")) == "torn.png"  # not decoded before `show` sees it
+    (show,) = [fn for fn in page.fns.values() if fn.api_name == "show"]
+    figure, text = show.fn(path, 3, "all", -1.0)
+    assert len(figure.axes) == 3 and text.startswith("**teacher** sees")
+    with pytest.raises(sys.modules["gradio"].Error, match="choose an image first"):
+        show.fn(None, 3, "all", -1.0)
 
 
 def test_options_reach_the_model_and_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +67,23 @@ def test_options_reach_the_model_and_the_page(monkeypatch: pytest.MonkeyPatch) -
     assert [opened[k] for k in ("size", "teacher", "blocks", "norm", "pretrained")] == [48, "scenes", "b", None, True]
 
 
+def test_a_distillation_is_explored_as_it_is(vit: ViT, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its teacher may live only in memory, so its folder is not opened again."""
+    shown: dict[str, ViT] = {}
+
+    class Page:
+        def launch(self, **_options: Any) -> None: ...
+
+    def build(views: dict[str, ViT], _classes: list[str]) -> Page:
+        shown.update(views)
+        return Page()
+
+    surrogate = open_vit("scenes-k3")
+    monkeypatch.setattr(sys.modules["raptor.commands.explore"], "build_page", build)
+    explore(Distilled(surrogate, vit, Path("nowhere"), None))  # type: ignore[arg-type]
+    assert shown == {"teacher": vit, "surrogate": surrogate}
+
+
 def test_there_is_an_image_to_try() -> None:
     assert read_image(example_image()).size == (224, 224)
 
@@ -68,5 +96,6 @@ def test_a_foreign_host_is_refused() -> None:
     with _own_hosts_only():
         app = App.create_app(build_page({"teacher": open_vit("scenes")}, []))
     client = TestClient(app)
-    assert client.get("/", headers={"host": "elsewhere.example"}).status_code == 400
-    assert client.get("/", headers={"host": "127.0.0.1:7860"}).status_code == 200
+    where = "/gradio_api/info"
+    assert client.get(where, headers={"host": "elsewhere.example"}).status_code == 400
+    assert client.get(where, headers={"host": "127.0.0.1:7860"}).status_code == 200

@@ -34,6 +34,7 @@ def test_rows_are_the_states_of_the_images(format: str, pool: bool, tmp_path: Pa
             np.testing.assert_allclose(array, (x.mean(1) if pool else x).numpy(), rtol=1e-3, atol=1e-4)
     assert found.saved.names == images.names and found.saved.labels == images.labels
     assert len(found.to_dataframe()) == 2 * len(list(vit.groups.present()))
+    assert len(found.plot().axes[0].collections[0].get_offsets()) == 6 and len(repr(found)) < 420
 
 
 def test_the_command_takes_a_module_of_your_own(tmp_path: Path, monkeypatch, capsys) -> None:

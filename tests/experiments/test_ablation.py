@@ -45,6 +45,10 @@ def test_ablation_rows_have_equal_steps_and_the_untouched_head(
     assert tuple(first.phases) == cut_phases(teacher, images, 2, machine, "patches").lengths
     assert first.num_steps == {"stage1": 4} and joint.num_steps == {"stage1": 2, "stage2": 2}
     assert Ablation.read(tmp_path) == done.result
+    frame = done.to_dataframe()
+    assert list(frame["num_steps.stage1"]) == [4, 2] and frame["r2_last"][1] == joint.r2_last
+    assert len(repr(done)) < 420 and "teacher forcing only" in done._repr_html_() and done.plot().axes
+    assert (tmp_path / "ablation.png") in done.figures
     lines = {line.number: line for line in done.result.table}
     assert list(lines) == ["1", "5", "6"]
     assert lines["6"].accuracy == joint.refit.accuracy and joint.refit.from_head

@@ -89,7 +89,7 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 @pytest.fixture(scope="session")
 def full_page(full_run: Path) -> str:
-    return report(str(full_run), images=2).read_text()
+    return report(str(full_run), images=2).path.read_text()
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ class Opened:
 
 @pytest.fixture(scope="module")
 def page_file(full_run: Path) -> Path:
-    return report(str(full_run), images=2)
+    return report(str(full_run), images=2).path
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +240,7 @@ def test_hostile_names_stay_text(browser: Any, run_of: Callable[..., Path]) -> N
     values = json.loads((folder / "dynamics.json").read_text())
     values["class_names"] = {c: f"{EVIL} {c}" for c in values["class_names"]}
     (folder / "dynamics.json").write_text(json.dumps(values))
-    opened = Opened(browser, report(str(folder)))
+    opened = Opened(browser, report(str(folder)).path)
     assert EVIL in opened.page.inner_text("#chart-basin-paths .legend")
     assert opened.plot("basin-paths", "plot.data[1].name").startswith("&lt;script&gt;alert")
     assert opened.errors == [] and opened.alerts == []
@@ -248,7 +248,7 @@ def test_hostile_names_stay_text(browser: Any, run_of: Callable[..., Path]) -> N
 
 
 def test_partial_page_has_no_errors(browser: Any, run_of: Callable[..., Path]) -> None:
-    opened = Opened(browser, report(str(run_of("phases.json"))))
+    opened = Opened(browser, report(str(run_of("phases.json"))).path)
     assert opened.page.locator(".hint").count() >= 5 and opened.errors == []
     opened.context.close()
 

@@ -91,7 +91,7 @@ def test_nothing_is_fetched(full_page: str) -> None:
 )
 def test_one_part_gives_its_section_and_hints(run_of: RunOf, names: list[str], whole: set[str]) -> None:
     folder = run_of(*names)
-    page = report(str(folder)).read_text()
+    page = report(str(folder)).path.read_text()
     shown = {name for name, hint in hints(page).items() if not hint}
     assert shown == whole | {"glance", "made"}
     for verb in ("phases MODEL", "distill MODEL", "dynamics"):
@@ -102,17 +102,17 @@ def test_one_part_gives_its_section_and_hints(run_of: RunOf, names: list[str], w
 def test_a_summary_without_certificate_gives_curves_and_asks_for_the_certificate(run_of: RunOf) -> None:
     folder = run_of()
     shutil.copy(RESULTS / "dynamics" / "dinov2s-k3-summary.json", folder / "summary.json")
-    page = report(str(folder)).read_text()
+    page = report(str(folder)).path.read_text()
     assert "fidelity-r2" in page_data(page)["charts"] and f"raptor evaluate {folder}" in page
 
 
 def test_models_that_cannot_be_opened_leave_a_note(run_of: RunOf) -> None:
     folder = run_of("phases.json")
     (folder / "config.yaml").write_text("model: timm/no_such_vit\n")
-    page = report(str(folder)).read_text()
+    page = report(str(folder)).path.read_text()
     assert hints(page)["seen"] and "no_such_vit" in page
     assert not (folder / "images.json").exists()
-    assert "No images were asked for" in report(str(folder), images=0).read_text()
+    assert "No images were asked for" in report(str(folder), images=0).path.read_text()
 
 
 def test_damage_is_one_line_and_no_page(run_of: RunOf) -> None:
@@ -140,7 +140,7 @@ def test_page_stays_small_and_refuses_what_is_too_large(run_of: RunOf) -> None:
     matrix = torch.rand(40, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64).tolist()
     entry = saved["models"][0] | {"similarity": dict.fromkeys(saved["models"][0]["similarity"], matrix), "phases": {}}
     path.write_text(json.dumps({**saved, "models": [entry] * 20}))
-    assert report(str(folder)).stat().st_size < 6_000_000
+    assert report(str(folder)).path.stat().st_size < 6_000_000
     path.write_text(json.dumps({**saved, "models": [entry] * 60}))
     with pytest.raises(ValueError, match="fewer models"):
         report(str(folder))
@@ -150,7 +150,7 @@ def test_interrupted_metrics_lose_only_their_last_line(run_of: RunOf) -> None:
     folder = run_of("phases.json")
     lines = [json.dumps({"stage": "stage1", "step": i, "loss": 1.0 / (i + 1)}) for i in range(4)]
     (folder / "metrics.jsonl").write_text("\n".join([*lines, '{"stage": "sta']))
-    series = page_data(report(str(folder)).read_text())["charts"]["training"]["series"]
+    series = page_data(report(str(folder)).path.read_text())["charts"]["training"]["series"]
     assert [s["y"] for s in series] == [[1.0, 0.5, 0.33333, 0.25]]
     (folder / "metrics.jsonl").write_text("\n".join([lines[0], "nonsense", lines[1]]))
     with pytest.raises(RunError, match="line 2"):
@@ -171,7 +171,7 @@ def test_names_are_text_everywhere(run_of: RunOf) -> None:
             values["findings"] = [EVIL]
         path.write_text(json.dumps(values))
     (folder / "config.yaml").write_text(f"model: '{EVIL}'\n")
-    page = report(str(folder)).read_text()
+    page = report(str(folder)).path.read_text()
     assert "<script>alert" not in page
     assert page.count("&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt;") >= 6
     names = {s["name"] for s in page_data(page)["charts"]["basin-paths"]["series"]}
