@@ -12,9 +12,12 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import signal
+import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,9 +28,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from raptor.devices import Ranks
 from raptor.streaming import Record
 
 _KEPT_CHECKPOINTS = 2
+_SHARED_SECONDS = 5.0  # that a network disk may take to show a new file on another node
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -276,6 +281,42 @@ def made_folder(out: str | Path | None, source: Any, command: str) -> Path:
     folder = result_folder(out, source, command)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def check_shared(folder: str | Path, ranks: Ranks) -> None:
+    """Raise unless every rank sees the folder that rank 0 writes to. Training reads its checkpoints on all of them."""
+    if ranks.size == 1:
+        return
+    folder = Path(folder)
+    name = ranks.first(lambda: _leave_token(folder))
+    found = ranks.gather((socket.gethostname(), _is_seen(folder / name)))
+    if ranks.is_first:
+        (folder / name).unlink()
+    blind = sorted({host for host, sees in found if not sees})
+    if blind:
+        raise RunError(
+            f"{folder} as rank 0 on {found[0][0]} sees it is not there for ranks on {', '.join(blind)}: put --out on a "
+            "file system that all nodes share"
+        )
+
+
+def _leave_token(folder: Path) -> str:
+    """The name of a new file in `folder`."""
+    check_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f".seen-{secrets.token_hex(8)}"
+    (folder / name).write_text("")
+    return name
+
+
+def _is_seen(path: Path) -> bool:
+    """Whether a file is there; a network disk may show it a few seconds late."""
+    until = time.monotonic() + _SHARED_SECONDS
+    while not path.exists():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def write_text(path: Path, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -11,14 +12,14 @@ from torch import nn
 
 from raptor.data import ChosenData, DenseData, ImageData, open_dense
 from raptor.data.by_name import DENSE_KINDS, spec_text
-from raptor.devices import pick_device, pick_precision
+from raptor.devices import join_ranks, pick_device, pick_precision
 from raptor.open import open_pair
 from raptor.options import AnySplit, HeadClasses, Limited, OfTeacher, OnData, OpeningModel, Running, part, with_defaults
 from raptor.probes import ProbeReport, ProbeResult
 from raptor.probes import probe as train_probe
 from raptor.progress import Progress
 from raptor.provenance import Provenance
-from raptor.run import result_folder
+from raptor.run import made_folder
 from raptor.streaming import Result
 from raptor.vit.view import ViT
 
@@ -121,11 +122,11 @@ def probe(
     opening, size = part(OpeningModel, options), options["size"]
     if task != "classify":
         opening["size"] = None  # frames are padded to whole patches, so any size will do, and the model keeps its own
-    surrogate, of_teacher = open_pair(model, **part(OfTeacher, options), device=device, **opening)
+    ranks = join_ranks(device)
+    surrogate, of_teacher = open_pair(model, **part(OfTeacher, options), device=ranks.device, **opening)
     chosen = ChosenData.of(model, options)
     train_data, val_data = _open_both(task, chosen, size or of_teacher.preprocess.size, of_teacher.num_classes, options)
-    folder = result_folder(out, model, "probe")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = ranks.first(lambda: made_folder(out, model, "probe"))
     results: dict[str, ProbeResult] = {}
     for name, vit in {"teacher": of_teacher, "surrogate": surrogate}.items():
         if vit is None:
@@ -149,11 +150,12 @@ def probe(
             max_seconds=max_seconds,
             max_steps=results["teacher"].num_steps if results else None,
             progress=bar.update,
+            ranks=ranks,
         )
         bar.finish()
-        results[name].save(folder / f"probe-{task}-{name}")
+        ranks.first(partial(results[name].save, folder / f"probe-{task}-{name}"))
     report = ProbeReport(Provenance.since(started, device), chosen.name, task, results, chosen.split)
-    report.write(folder)
+    ranks.first(lambda: report.write(folder))
     return Probed(report, folder)
 
 

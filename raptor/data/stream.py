@@ -199,6 +199,7 @@ class TrainStream:
         batch_size: the global batch, over all ranks.
         augment: `none` for the centre crop of every analysis, `crop` for random resized crops and flips.
         crop_scale: the share of the image's area that a random crop covers.
+        even: every rank must have as many rows as any other, as where gradients are averaged.
         cache: `memory` keeps all images decoded as uint8, on the device if they take at most 30 % of what is free
             there; `none` decodes each time with `num_workers` reading ahead; `auto` keeps them when they take at most
             30 % of what is free on the device or the host.
@@ -216,16 +217,16 @@ class TrainStream:
         device: str | torch.device = "cpu",
         rank: int = 0,
         world_size: int = 1,
+        even: bool = True,
         num_workers: int | None = None,
         cache: str = "auto",
         progress: Progress | None = None,
     ) -> None:
-        _check(len(data), batch_size, augment, crop_scale, rank, world_size, cache)
+        _check(len(data), batch_size, augment, crop_scale, rank, world_size if even else 1, cache)
         self.data, self.preprocess, self.batch_size = data, preprocess, batch_size
         self.seed, self.augment, self.crop_scale = seed, augment, crop_scale
         self.device, self.num_workers = torch.device(device), num_workers
-        local = batch_size // world_size
-        self.rows = slice(rank * local, (rank + 1) * local)
+        self.rows = slice(rank * batch_size // world_size, (rank + 1) * batch_size // world_size)
         self.steps_per_epoch = len(data) // batch_size
         self._epoch: tuple[str, int] | None = None
         self._order = torch.empty(0)
@@ -336,4 +337,4 @@ def _check(
         raise ValueError(f"a batch of {batch_size} cannot be filled from {num_images} images; choose a smaller batch")
     if batch_size % world_size:
         raise ValueError(f"a batch of {batch_size} does not divide over {world_size} processes")
-    assert 0 <= rank < world_size, f"rank {rank} of {world_size}"
+    assert rank >= 0, f"rank {rank}"

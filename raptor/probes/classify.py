@@ -8,17 +8,18 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics.functional.classification import multiclass_accuracy
 
 from raptor.data.images import ImageData
 from raptor.data.preprocess import Preprocess
 from raptor.data.split import choice_split
 from raptor.data.stream import TrainStream, iterate
+from raptor.devices import ONE_PROCESS, Ranks
 from raptor.fidelity.heads import ALPHAS, LinearHead, fit_ridge, own_linear_head
 from raptor.probes.features import normed_tokens, view_at
 from raptor.probes.grid import Choice
 from raptor.probes.result import HeadTensors, SeedRun
-from raptor.vit.view import ViT, pool
+from raptor.streaming import Rows, reduce_all
+from raptor.vit.view import POOLED, ViT, pool
 
 _CROP_SCALE = (0.08, 1.0)
 _SCORE_ELEMENTS = 2**26
@@ -43,8 +44,10 @@ class Classify:
         precision: str,
         size: int | None = None,
         num_workers: int | None = None,
+        ranks: Ranks = ONE_PROCESS,
     ) -> None:
         self.device, self.layer, self.precision, self.num_workers = vit.device, layer, precision, num_workers
+        self.ranks = ranks
         own = vit.preprocess
         self.preprocess = own if size is None else Preprocess.for_native(size, own.mean, own.std, size=size)
         self.vit = view_at(vit, self.preprocess.size, self.preprocess.size)
@@ -54,21 +57,36 @@ class Classify:
         self.size = (self.preprocess.size, self.preprocess.size)
         self.batch_size = min(batch_size, len(fit))
         self.num_outputs = len(classes)
+        self.num_features = vit.dim * sum(name in POOLED for name, _ in self.vit.groups.present())
         split = self.features(train_data.select(held))
         reported, labels = self.features(val_data)
         self.parts = {"split": split, "reported": (reported, _same_classes(labels, val_data, classes))}
-        self.num_features = reported.shape[1]
         self.steps_per_epoch = len(fit) // self.batch_size
 
-    def features(self, data: ImageData) -> tuple[Tensor, Tensor]:
-        """Pooled features (N, F) of centre crops and labels (N,), on the device."""
+    def features(self, data: ImageData, collect: bool = False) -> tuple[Tensor, Tensor]:
+        """Pooled features (N, F) of centre crops and labels (N,), on the device, of this rank's share of the images.
+
+        collect: those of all ranks, on rank 0.
+        """
         _classes(data)
-        features, labels = [], []
-        for batch in iterate(data, self.preprocess, self.batch_size, device=self.device, num_workers=self.num_workers):
-            features.append(self._pooled(batch.images))
+        features, labels = Rows(), Rows()
+        for batch in iterate(
+            data,
+            self.preprocess,
+            self.batch_size,
+            device=self.device,
+            num_workers=self.num_workers,
+            ranks=self.ranks,
+        ):
+            features.add(self._pooled(batch.images), batch.places)
             assert batch.labels is not None
-            labels.append(batch.labels)
-        return torch.cat(features), torch.cat(labels)
+            labels.add(batch.labels, batch.places)
+        if collect:
+            reduce_all(self.ranks, features, labels)
+        if not len(features):
+            none = torch.zeros(0, device=self.device)
+            return none.view(0, self.num_features), none.long()
+        return features.values(), labels.values()
 
     def _pooled(self, images: Tensor) -> Tensor:
         return pool(normed_tokens(self.vit, images, self.layer, self.precision), self.vit.groups)
@@ -89,26 +107,29 @@ class Classify:
             augment="crop",
             crop_scale=_CROP_SCALE,
             device=self.device,
+            rank=self.ranks.rank,
+            world_size=self.ranks.size,
+            even=False,
             num_workers=self.num_workers,
         )
 
     def backward(self, weight_gcf: Tensor, bias_gc: Tensor, step: int) -> None:
-        features_bf = self._pooled(self.stream.batch(step, "probe"))
         labels_b = self.stream.labels(step, "probe")
-        classification_losses(features_bf, labels_b, weight_gcf, bias_gc).sum().backward()
+        if not len(labels_b):
+            return  # a batch of fewer images than ranks
+        features_bf = self._pooled(self.stream.batch(step, "probe"))
+        losses_g = classification_losses(features_bf, labels_b, weight_gcf, bias_gc)
+        (losses_g * (len(labels_b) / self.batch_size)).sum().backward()
 
     def scores(self, weight_gcf: Tensor, bias_gc: Tensor, part: str) -> list[dict[str, float]]:
         features_nf, labels_n = self.parts[part]
         chunk = max(1, _SCORE_ELEMENTS // bias_gc.numel())
         with torch.no_grad():
             guesses = [grid_logits(x, weight_gcf, bias_gc).argmax(dim=-1) for x in features_nf.split(chunk)]
-        guesses_ng = torch.cat(guesses)
-        correct = [
-            multiclass_accuracy(guesses_ng[:, g], labels_n, self.num_outputs, average="micro", validate_args=False)
-            for g in range(guesses_ng.shape[1])
-        ]
+        num_right_g = (torch.cat(guesses) == labels_n[:, None]).sum(dim=0)
+        accuracy_g = self.ranks.add_(num_right_g) / sum(self.ranks.gather(len(labels_n)))
         finite_g = weight_gcf.flatten(1).isfinite().all(dim=1) & bias_gc.isfinite().all(dim=1)
-        accuracy_g = torch.where(finite_g, torch.stack(correct), torch.nan)
+        accuracy_g = torch.where(finite_g, accuracy_g, torch.nan)
         return [{"accuracy": accuracy} for accuracy in accuracy_g.tolist()]
 
 
@@ -167,14 +188,18 @@ def fit_closed_form(task: Classify, kind: str, penalties: Sequence[float] | None
     values = list(penalties or CLOSED_FORMS[kind])
     if min(values) <= 0:
         raise ValueError(f"penalties must be above 0; got {min(values)}")
-    features_nf, labels_n = task.features(task.fit_data)
-    if kind == "ridge":
-        fitted = [fit_ridge(features_nf, labels_n, task.num_outputs, [alpha]) for alpha in values]
-        heads = [(head.weight, head.bias) for head in fitted]
-    else:
-        heads = logistic_path(features_nf, labels_n, task.num_outputs, values)
+    features_nf, labels_n = task.features(task.fit_data, collect=True)
+
+    def fit() -> HeadTensors:
+        if kind == "ridge":
+            fitted = [fit_ridge(features_nf, labels_n, task.num_outputs, [alpha]) for alpha in values]
+            heads = [(head.weight, head.bias) for head in fitted]
+        else:
+            heads = logistic_path(features_nf, labels_n, task.num_outputs, values)
+        return torch.stack([weight.cpu() for weight, _ in heads]), torch.stack([bias.cpu() for _, bias in heads])
+
     choice = Choice(task, values)
-    weight_gcf, bias_gc = (torch.stack([head[i] for head in heads]) for i in (0, 1))
+    weight_gcf, bias_gc = (part.to(task.device) for part in task.ranks.first(fit))
     choice.see(weight_gcf, bias_gc, 0)
     return choice.finish(seed=0)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from raptor.data.dense import DenseData, FrameStore
 from raptor.data.split import choice_split
 from raptor.data.stream import stable_seed
+from raptor.devices import ONE_PROCESS, Ranks
 from raptor.probes.classify import grid_logits
 from raptor.probes.features import normed_tokens, view_at
 from raptor.probes.frames import Geometry, crop_images, draw_boxes
@@ -27,6 +28,8 @@ class DenseTask:
     higher_is_better: bool
     num_outputs: int
     num_features: int
+    no_target: float
+    """What a pixel without a target holds."""
     crop_scale = (0.5, 1.0)
 
     def __init__(
@@ -39,6 +42,7 @@ class DenseTask:
         batch_size: int,
         precision: str,
         size: int | tuple[int, int] | None = None,
+        ranks: Ranks = ONE_PROCESS,
     ) -> None:
         if train_data.frame != val_data.frame:
             raise ValueError(
@@ -58,6 +62,10 @@ class DenseTask:
         self.batch_size = min(batch_size, len(fit))
         self.steps_per_epoch = len(fit) // self.batch_size
         self.seed = 0
+        self.ranks = ranks
+        own = slice(ranks.rank * self.batch_size // ranks.size, (ranks.rank + 1) * self.batch_size // ranks.size)
+        self.is_idle = own.start == own.stop  # a batch of fewer images than ranks
+        self.rows = slice(0, 1) if self.is_idle else own
 
     def features(self, tokens_btd: Tensor) -> Tensor:
         """Features (B, P, F) of the patches."""
@@ -79,7 +87,7 @@ class DenseTask:
         raise NotImplementedError
 
     def augment(self, images: Tensor, _generator: torch.Generator) -> Tensor:
-        """Changes of colour of the cropped images (B, 3, H, W) in 0..255."""
+        """Changes of colour of the cropped images (B, 3, H, W) in 0..255: `rows` of what is drawn for the batch."""
         return images
 
     def start(self, seed: int) -> None:
@@ -87,12 +95,12 @@ class DenseTask:
         self._order: tuple[int, Tensor] | None = None
 
     def indices(self, step: int) -> Tensor:
-        """Training images of a step: each epoch is a permutation drawn from (seed, epoch)."""
+        """This rank's training images of a step: each epoch is a permutation drawn from (seed, epoch)."""
         epoch, place = divmod(step, self.steps_per_epoch)
         if self._order is None or self._order[0] != epoch:
             generator = torch.Generator().manual_seed(stable_seed(self.seed, "probe", "epoch", epoch))
             self._order = (epoch, torch.randperm(len(self.fit.data), generator=generator))
-        return self._order[1][place * self.batch_size : (place + 1) * self.batch_size]
+        return self._order[1][place * self.batch_size : (place + 1) * self.batch_size][self.rows]
 
     def grid_features(self, images: Tensor) -> Tensor:
         """Features (B, h, w, F) on the grid of patches, of images (B, 3, H, W) in 0..255."""
@@ -110,18 +118,20 @@ class DenseTask:
         images_u8, targets = self.fit.batch(self.indices(step))
         if (step + 1) % self.steps_per_epoch:
             self.fit.prefetch(self.indices(step + 1))
-        boxes = draw_boxes(len(images_u8), generator, self.crop_scale).to(self.device)
+        boxes = draw_boxes(self.batch_size, generator, self.crop_scale)[self.rows].to(self.device)
         images = self.augment(crop_images(images_u8, boxes), generator)
         targets = self.train_targets(targets, boxes)
+        if self.is_idle:
+            targets = torch.full_like(targets, self.no_target)  # no pixel counts
         coarse = self.coarse_logits(self.grid_features(images), weight_gcf, bias_gc)
         coarse.backward(self.gradients(coarse.detach(), targets))
 
     def scored_batches(self, weight_gcf: Tensor, bias_gc: Tensor, part: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Logits (B, h, w, G, C) of the frames of a part, whole and in order, with their targets (B, *frame)."""
+        """Logits (B, h, w, G, C) of this rank's frames of a part, whole and in order, and their targets (B, *frame)."""
         store = self.parts[part]
         pixels = self.geometry.target[0] * self.geometry.target[1]
         num = max(1, min(self.batch_size, MAX_ELEMENTS // (self.num_outputs * pixels)))
-        for indices in torch.arange(len(store.data)).split(num):
+        for indices in self.ranks.share(torch.arange(len(store.data)).split(num)):
             images, targets = store.batch(indices)
             with torch.no_grad():
                 yield self.coarse_logits(self.grid_features(images.float()), weight_gcf, bias_gc), targets

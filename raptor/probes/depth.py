@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import MeanSquaredError
 from torchvision.transforms.v2.functional import adjust_brightness, adjust_contrast, adjust_saturation
 
 from raptor.data.dense import DenseData
+from raptor.devices import ONE_PROCESS, Ranks
 from raptor.probes.dense_task import DenseTask
 from raptor.probes.frames import bilinear, crop_targets, on_device, resize
 from raptor.vit.view import ViT
@@ -30,6 +31,7 @@ class Depth(DenseTask):
 
     metric = "rmse"
     higher_is_better = False
+    no_target = 0.0
 
     def __init__(self, vit: ViT, layer: int, train_data: DenseData, val_data: DenseData, **options: Any) -> None:
         if train_data.max_depth is None or val_data.max_depth is None:
@@ -55,12 +57,12 @@ class Depth(DenseTask):
         return crop_targets(targets, boxes, *self.places, 0.0)
 
     def augment(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        return jitter_colours(images, generator)
+        return jitter_colours(images, generator, self.batch_size, self.rows)
 
     def gradient(self, logits_bhwc: Tensor, targets_bhw: Tensor) -> Tensor:
         rows, columns = self.to_fine
         fine = resize(logits_bhwc, rows, columns)
-        return resize(depth_loss_gradient(fine, targets_bhw, self.bins), rows.T, columns.T)
+        return resize(depth_loss_gradient(fine, targets_bhw, self.bins, self.ranks), rows.T, columns.T)
 
     def predict(self, logits_bhwc: Tensor) -> Tensor:
         """Depths (B, *frame) in metres from logits on the grid of patches."""
@@ -72,7 +74,9 @@ class Depth(DenseTask):
         for logits_bhwgc, targets in self.scored_batches(weight_gcf, bias_gc, part):
             for g, metric in enumerate(metrics):
                 metric.update(self.predict(logits_bhwgc[..., g, :]), targets)
-        return [metric.compute() for metric in metrics]
+        for metric in metrics:
+            metric.reduce(self.ranks)
+        return self.ranks.first(lambda: [metric.compute() for metric in metrics])
 
 
 class _Rmse:
@@ -83,19 +87,25 @@ class _Rmse:
         self.areas: dict[str, tuple[slice, slice]] = {"rmse": (slice(None), slice(None))}
         if eigen is not None:
             self.areas["rmse_eigen"] = eigen
-        self.metrics = {
-            name: MeanSquaredError(squared=False).to(device).set_dtype(torch.float64) for name in self.areas
-        }
+        self.sums = {name: torch.zeros(2, dtype=torch.float64, device=device) for name in self.areas}
 
     def update(self, predicted: Tensor, true: Tensor) -> None:
         for name, (rows, columns) in self.areas.items():
             p, t = predicted[:, rows, columns].double(), true[:, rows, columns].double()
             valid = _is_valid(t, self.max_depth)
-            if valid.any():
-                self.metrics[name].update(p[valid], t[valid])
+            squares = torch.where(valid, p - t, 0.0).square().sum()
+            self.sums[name] += torch.stack([squares, valid.sum().double()])
+
+    def reduce(self, ranks: Ranks) -> None:
+        for sums in self.sums.values():
+            ranks.add_(sums)
 
     def compute(self) -> dict[str, float]:
-        return {name: float(m.compute()) if m.update_count else float("nan") for name, m in self.metrics.items()}
+        return {name: math.sqrt(squares / num) if num else math.nan for name, (squares, num) in self._totals()}
+
+    def _totals(self) -> list[tuple[str, list[float]]]:
+        """Sum of squared errors and number of valid pixels of each area."""
+        return [(name, sums.tolist()) for name, sums in self.sums.items()]
 
 
 def bin_depths(max_depth: float = 10.0) -> Tensor:
@@ -133,15 +143,19 @@ def depth_loss(logits_bhwc: Tensor, true_bhw: Tensor, bins: Tensor) -> Tensor:
     return 10 * scale_invariant + entropy
 
 
-def depth_loss_gradient(logits_bhwc: Tensor, true_bhw: Tensor, bins: Tensor) -> Tensor:
-    """Gradient of `depth_loss` in the logits, from one softmax: autograd's takes several times as long."""
+def depth_loss_gradient(logits_bhwc: Tensor, true_bhw: Tensor, bins: Tensor, ranks: Ranks = ONE_PROCESS) -> Tensor:
+    """Gradient of `depth_loss` in the logits, from one softmax: autograd's takes several times as long.
+
+    Where ranks share a batch, the loss is that of the whole batch.
+    """
     valid = _is_valid(true_bhw, bins[-1])
-    num = valid.sum().clamp(min=1)
+    num = ranks.add_(valid.sum()).clamp(min=1)
     probability = logits_bhwc.softmax(dim=-1)
     predicted = probability @ bins
     g = (predicted + _LOG_EPS).log() - (torch.where(valid, true_bhw, 1.0) + _LOG_EPS).log()
     g = torch.where(valid, g, 0.0)
-    slope = torch.where(valid, 20 * (g - 0.85 * g.sum() / num) / ((predicted + _LOG_EPS) * num), 0.0)
+    mean_g = ranks.add_(g.sum()) / num
+    slope = torch.where(valid, 20 * (g - 0.85 * mean_g) / ((predicted + _LOG_EPS) * num), 0.0)
     share = valid.to(predicted.dtype) / num
     # d predicted / d logit_i = p_i (bin_i - predicted), d entropy / d logit_i = p_i - one-hot_i
     gradient = probability.mul_(torch.addcmul((share - slope * predicted)[..., None], slope[..., None], bins))
@@ -156,9 +170,14 @@ def eigen_crop(frame: tuple[int, int]) -> tuple[slice, slice]:
     return rows, columns
 
 
-def jitter_colours(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Brightness, contrast and saturation of each image (B, 3, H, W) in 0..255 changed by up to 20 %."""
-    factors_b3 = 1 + _JITTER * (2 * torch.rand(3, len(images), generator=generator) - 1).T
+def jitter_colours(
+    images: Tensor, generator: torch.Generator, num_drawn: int | None = None, rows: slice = slice(None)
+) -> Tensor:
+    """Brightness, contrast and saturation of each image (B, 3, H, W) in 0..255 changed by up to 20 %.
+
+    The changes are drawn for `num_drawn` images, by default as many as there are, of which these are `rows`.
+    """
+    factors_b3 = 1 + _JITTER * (2 * torch.rand(3, num_drawn or len(images), generator=generator) - 1).T[rows]
     changed = [
         adjust_saturation(adjust_contrast(adjust_brightness(image, brightness), contrast), saturation)
         for image, (brightness, contrast, saturation) in zip(images / 255, factors_b3.tolist())

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from raptor.data.stream import stable_seed
+from raptor.devices import Ranks
 from raptor.probes.result import HeadTensors, Pick, SeedRun
 from raptor.train.schedule import cosine
 
@@ -32,15 +33,16 @@ class Task(Protocol):
     num_features: int
     steps_per_epoch: int
     device: torch.device
+    ranks: Ranks
 
     def start(self, seed: int) -> None:
         """Take order and augmentations of the training images from `seed` from here on."""
 
     def backward(self, weight_gcf: Tensor, bias_gc: Tensor, step: int) -> None:
-        """Add the gradient of the sum over heads of each head's loss on batch `step`."""
+        """Add the gradient of the sum over heads of each head's loss on batch `step`: the part of this rank's rows."""
 
     def scores(self, weight_gcf: Tensor, bias_gc: Tensor, part: str) -> list[dict[str, float]]:
-        """Scores of each head on `split` (the part of train it is chosen on) or `reported`."""
+        """Scores of each head on `split` (the part of train it is chosen on) or `reported`; the same on every rank."""
 
 
 class HeadGrid:
@@ -61,6 +63,12 @@ class HeadGrid:
     def tensors(self) -> HeadTensors:
         """weight (G, C, F) and bias (G, C), without gradients."""
         return self.weight.detach(), self.bias.detach()
+
+    def add_gradients(self, ranks: Ranks) -> None:
+        """Sum the gradients over ranks; one without rows in this batch has none."""
+        if ranks.size > 1:
+            for p in (self.weight, self.bias):
+                p.grad = ranks.add_(torch.zeros_like(p) if p.grad is None else p.grad)
 
     @torch.no_grad()
     def step(self, factor: float) -> None:
@@ -129,6 +137,7 @@ def train_heads(
         choice.see(*heads.tensors(), 0)
     for step in range(num_steps):
         task.backward(heads.weight, heads.bias, step)
+        heads.add_gradients(task.ranks)
         heads.step(lr_factor(step, num_steps))
         if step + 1 == num_steps or (step + 1) % task.steps_per_epoch == 0:
             choice.see(*heads.tensors(), -(-(step + 1) // task.steps_per_epoch))
@@ -146,9 +155,11 @@ def steps_that_fit(task: Task, lrs: Sequence[float], max_seconds: float, seed: i
         if step == 1:
             began = time.monotonic()  # loaders and kernels have started
         task.backward(heads.weight, heads.bias, step)
+        heads.add_gradients(task.ranks)
         heads.step(1.0)
         heads.bias.sum().item()  # waits for the device
-    return max(1, int(max_seconds * _NUM_TIMED / max(time.monotonic() - began, 1e-9)))
+    num = max(1, int(max_seconds * _NUM_TIMED / max(time.monotonic() - began, 1e-9)))
+    return task.ranks.first(lambda: num)
 
 
 class Choice:

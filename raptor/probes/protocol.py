@@ -11,6 +11,7 @@ import torch
 
 from raptor.data import DenseData, ImageData, open_data, open_dense
 from raptor.data.split import Split
+from raptor.devices import ONE_PROCESS, Ranks
 from raptor.fidelity.heads import LinearHead
 from raptor.probes.classify import CLOSED_FORMS, Classify, fit_closed_form, read_head
 from raptor.probes.depth import Depth
@@ -61,6 +62,7 @@ def probe(
     max_seconds: float | None = None,
     max_steps: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    ranks: Ranks = ONE_PROCESS,
 ) -> ProbeResult:
     """Train linear heads on a frozen teacher or surrogate and score them.
 
@@ -86,6 +88,7 @@ def probe(
         max_seconds: of training for each seed: a few steps are timed, and as many are trained as will fit.
         max_steps: train no more than this for each seed, as with another probe's `num_steps`, to compare with it.
         progress: called with (steps done, steps in total).
+        ranks: the processes that share each batch; all of them call this and get the same heads and scores.
     """
     own = _check(task, closed_form, init_head)
     # Ties go to the first: the smaller learning rate, the larger penalty.
@@ -99,7 +102,7 @@ def probe(
     decay = own.weight_decay if weight_decay is None else weight_decay
     train, val = _open_both(train_data, val_data, task)
     began = time.monotonic()
-    options: dict[str, Any] = {"precision": precision, "size": size, "num_workers": num_workers}
+    options: dict[str, Any] = {"precision": precision, "size": size, "num_workers": num_workers, "ranks": ranks}
     options["batch_size"] = own.batch_size if batch_size is None else batch_size
     made = _make(task, vit, check_layer(vit, layer), train, val, **options)
     init = None if closed_form else _start(init_head, made)

@@ -23,6 +23,7 @@ class Segment(DenseTask):
 
     metric = "miou"
     higher_is_better = True
+    no_target = IGNORE_INDEX
 
     def __init__(self, vit: ViT, layer: int, train_data: DenseData, val_data: DenseData, **options: Any) -> None:
         if train_data.num_classes != val_data.num_classes or not train_data.num_classes:
@@ -43,11 +44,17 @@ class Segment(DenseTask):
 
     def gradients(self, logits_bhwgc: Tensor, targets_bhw: Tensor) -> Tensor:
         if logits_bhwgc.is_cuda and HAS_TRITON:
-            return fused_gradient(logits_bhwgc, targets_bhw, self.cell_rows, self.cell_columns, self.geometry.patch)
+            num_valid = self._num_valid(targets_bhw)
+            cells = (self.cell_rows, self.cell_columns)
+            return fused_gradient(logits_bhwgc, targets_bhw, *cells, self.geometry.patch, num_valid)
         return super().gradients(logits_bhwgc, targets_bhw)
 
+    def _num_valid(self, targets_bhw: Tensor) -> Tensor:
+        """The labelled pixels of the batch, over all ranks; at least 1."""
+        return self.ranks.add_((targets_bhw != IGNORE_INDEX).sum()).clamp(min=1)
+
     def gradient(self, logits_bhwc: Tensor, targets_bhw: Tensor) -> Tensor:
-        num_valid = (targets_bhw != IGNORE_INDEX).sum().clamp(min=1)
+        num_valid = self._num_valid(targets_bhw)
         num = max(1, MAX_ELEMENTS // (self.num_outputs * self.geometry.height * self.geometry.width))
         # The logits come out of a product in this precision; upsampled, they are the largest tensors of a step.
         dtype = torch.bfloat16 if self.precision == "bf16" else logits_bhwc.dtype
@@ -64,8 +71,10 @@ class Segment(DenseTask):
             for g, metric in enumerate(metrics):
                 guess = resize(logits_bhwgc[..., g, :], *self.to_target).argmax(dim=-1)
                 metric.update(guess, targets.long())
+        for metric, counts in zip(metrics, self.ranks.add_(torch.stack([metric.confmat for metric in metrics]))):
+            metric.confmat = counts
         finite = [bool(w.isfinite().all() and b.isfinite().all()) for w, b in zip(weight_gcf, bias_gc)]
-        return [mean_iou(metric) if ok else _diverged() for metric, ok in zip(metrics, finite)]
+        return self.ranks.first(lambda: [mean_iou(m) if ok else _diverged() for m, ok in zip(metrics, finite)])
 
 
 def entropy_gradient(logits_bhwc: Tensor, labels_bhw: Tensor, num_valid: Tensor) -> Tensor:
@@ -78,18 +87,25 @@ def entropy_gradient(logits_bhwc: Tensor, labels_bhw: Tensor, num_valid: Tensor)
 
 
 def fused_gradient(
-    logits_bhwgc: Tensor, labels_bhw: Tensor, rows: tuple[Tensor, Tensor], columns: tuple[Tensor, Tensor], patch: int
+    logits_bhwgc: Tensor,
+    labels_bhw: Tensor,
+    rows: tuple[Tensor, Tensor],
+    columns: tuple[Tensor, Tensor],
+    patch: int,
+    num_valid: Tensor | None = None,
 ) -> Tensor:
     """`entropy_gradient` of all heads' upsampled logits, back on the grid, with nothing of the image's size written.
 
-    rows, columns, patch: of the geometry (`cells`). Each program of the kernel takes the pixels of a cell and adds up
-    what they give the four patches around it; what a patch gets from its four cells is added here, in a fixed order.
+    rows, columns, patch: of the geometry (`cells`). num_valid: by default the labelled pixels of this batch. Each
+    program of the kernel takes the pixels of a cell and adds up what they give the four patches around it; what a patch
+    gets from its four cells is added here, in a fixed order.
     """
     from raptor.probes.segment_kernel import kernel
 
     logits, labels = logits_bhwgc.float().contiguous(), labels_bhw.contiguous()
     num, h, w, num_heads, num_classes = logits.shape
-    num_valid = (labels != IGNORE_INDEX).sum().clamp(min=1)
+    if num_valid is None:
+        num_valid = (labels != IGNORE_INDEX).sum().clamp(min=1)
     parts = logits.new_empty(4, num, h + 1, w + 1, num_heads, num_classes)
     sizes = {"PIXELS": 1 << (patch - 1).bit_length(), "CLASSES": 1 << (num_classes - 1).bit_length()}
     kernel[(num * (h + 1) * (w + 1) * num_heads,)](
@@ -115,8 +131,10 @@ def fused_gradient(
 
 
 def iou_metric(num_classes: int) -> MulticlassJaccardIndex:
-    """A running IoU per class, pixels of `ignore_index` left out."""
-    return MulticlassJaccardIndex(num_classes, average="none", ignore_index=IGNORE_INDEX, validate_args=False)
+    """A running IoU per class, pixels of `ignore_index` left out. It does not add up ranks: `Segment` does."""
+    return MulticlassJaccardIndex(
+        num_classes, average="none", ignore_index=IGNORE_INDEX, validate_args=False, sync_on_compute=False
+    )
 
 
 def mean_iou(metric: MulticlassJaccardIndex) -> dict[str, float]:

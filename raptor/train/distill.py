@@ -52,7 +52,18 @@ from raptor.options import Compiling, GivenHead, Opening, Resuming, Running, par
 from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, check_phases, find_phases
 from raptor.progress import clock, track
 from raptor.provenance import Provenance
-from raptor.run import Record, ResultFile, Run, RunError, load_checkpoint, read_config, read_json, read_summary, slug
+from raptor.run import (
+    Record,
+    ResultFile,
+    Run,
+    RunError,
+    check_shared,
+    load_checkpoint,
+    read_config,
+    read_json,
+    read_summary,
+    slug,
+)
 from raptor.similarity.cosine import measure_similarity
 from raptor.streaming import Result, jsonable
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks, surrogate_spec
@@ -339,6 +350,14 @@ class Job:
             raise ValueError("a CUDA graph needs a single GPU: leave out --graph")
         return single if self.graph is None else self.graph
 
+    def runs_on(self) -> str:
+        """How many processes train, and on a GPU whether with CUDA graphs: the end of a sentence."""
+        num = self.ranks.size
+        text = "" if num == 1 else f" on {num} processes"
+        if self.fabric.device.type == "cuda":
+            text += ", each step a CUDA graph" if self.graphed() else ", steps without CUDA graphs"
+        return text
+
     def stream(self) -> TrainStream:
         """This rank's training batches."""
         return TrainStream(
@@ -398,6 +417,7 @@ def _distill_one(job: Job, phases: Phases, folder: Path, config: dict[str, Any])
     job = dataclasses.replace(job, budgets=tuple(budgets))
     config["recipe"] = {**config["recipe"], "budget": budgets[-1]}
     config |= {"legs": budgets} if len(budgets) > 1 else {}
+    check_shared(run_folder, job.ranks)
     with Run(run_folder, config, resume=job.resume, writer=job.fabric.is_global_zero) as run:
         student = make_surrogate(
             job.teacher,
@@ -623,6 +643,8 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
         validation=validation,
         provenance=Provenance.since(started, job.fabric.device),
         device=device_name(job.fabric.device),
+        num_processes=job.ranks.size,
+        cuda_graph=job.graphed(),
         image_size=job.teacher.preprocess.size,
         data=job.train_data.name,
         val=job.val_data.name,
@@ -643,13 +665,14 @@ def _estimate(job: Job, validator: Validator) -> str:
         seconds = (time.monotonic() - began) / len(images)
     legs = [leg for leg in job.legs() if leg.goes_on][-1:] or job.legs()  # those before are finished
     budget, share = legs[0].budget, sum(leg.share for leg in legs)
+    seconds /= job.ranks.size
     per_unit = 1.0 if budget.unit == "s" else 4 * seconds * job.recipe.batch_size
     training = budget.amount * share * per_unit * (job.steps_per_epoch() if budget.unit == "epochs" else 1)
     passes = 2 * _NUM_VALIDATIONS * len(legs) + 2  # teacher and surrogate, and once more at the end
     measured = passes * validator.val.num_images
     if validator.labelled:
         measured += 2 * (validator.train.num_images + validator.val.num_images)
-    text = f"distill: about {clock(training)} training + {clock(measured * seconds)} measuring"
+    text = f"distill: about {clock(training)} training + {clock(measured * seconds)} measuring{job.runs_on()}"
     return text + ("; the first steps compile the blocks, about a minute" if job.compile_blocks else "")
 
 
@@ -910,6 +933,7 @@ class DistillSummary(ResultFile):
         seconds: of training, without validation and checkpoints.
         data, num_images: what was trained on, and how many images; val, split: what was judged on.
         bad_images: names of the unreadable images that were skipped.
+        num_processes, cuda_graph: how many processes trained it, and whether each step was a CUDA graph.
     """
 
     FILE: ClassVar[str] = "summary.json"
@@ -930,6 +954,8 @@ class DistillSummary(ResultFile):
     bad_images: list[str] = field(default_factory=list)
     train_images: int | None = None
     verdict: Verdict | None = None
+    num_processes: int = 1
+    cuda_graph: bool = False
 
     def judged(self, folder: Path, job: Job) -> Self:
         """With the verdict on the validation curves."""

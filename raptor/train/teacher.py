@@ -21,7 +21,7 @@ from raptor.devices import ONE_PROCESS, Ranks, device_name, open_fabric, pick_de
 from raptor.fidelity.heads import is_right
 from raptor.open import open_vit, save_vit
 from raptor.options import Compiling, HeldOut, Limited, Option, Resuming, Running, part, with_defaults
-from raptor.run import ResultFile, Run
+from raptor.run import ResultFile, Run, check_shared
 from raptor.train.loop import Checkpoint, Loop, ParameterGroup, read_finished
 from raptor.train.schedule import Budget, Rates
 from raptor.train.stochastic import StochasticDepth, check_drop
@@ -130,6 +130,7 @@ def train_teacher(
         "limit": options["limit"],
         "precision": precision,
     }
+    check_shared(out, ranks_of(fabric))
     with Run(out, config, resume=options["resume"], writer=fabric.is_global_zero) as run:
         saved = run.load_checkpoint()
         if saved is not None:
