@@ -12,12 +12,14 @@ import logging
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import Any, TypeVar, cast
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -30,6 +32,7 @@ _COLLECTIVE_TIMEOUT = timedelta(hours=2)  # rank 0 finishes, validates and write
 _WATCH_SECONDS = 0.5
 _END_KEY = "raptor/end"
 _CPU = torch.device("cpu")
+_SHARED_MEMORY = Path("/dev/shm")
 T = TypeVar("T")
 HAS_TRITON = find_spec("triton") is not None
 """Our kernels need it; torch comes without it on a Mac and in the build for the CPU only."""
@@ -191,6 +194,45 @@ class Ranks:
 
 
 ONE_PROCESS = Ranks()
+
+
+class SharedBytes(NamedTuple):
+    """Memory that the ranks of one machine share.
+
+    Attributes:
+        values: uint8 (N,), the same memory in all of them.
+        place, size: the number of this rank among those of its machine, and how many these are.
+    """
+
+    values: Tensor
+    place: int
+    size: int
+
+
+def share_bytes(ranks: Ranks, num_bytes: int) -> SharedBytes | None:
+    """New memory for the ranks of each machine; None on all ranks where one machine has no room or cannot share it."""
+    machine = f"{os.uname().nodename} {_boot_id()}"
+    mates = [rank for rank, other in enumerate(ranks.gather(machine)) if other == machine]
+    place = mates.index(ranks.rank)
+    names = ranks.gather(f"raptor-{uuid.uuid4()}")
+    path = _SHARED_MEMORY / names[mates[0]]
+    try:
+        if place == 0:
+            with open(path, "xb") as file, suppress(OSError):
+                os.posix_fallocate(file.fileno(), 0, num_bytes)  # now, since a page that is missing later is a crash
+        ranks.gather(None)
+        there = path.is_file() and path.stat().st_size == num_bytes
+        values = torch.from_file(str(path), shared=True, size=num_bytes, dtype=torch.uint8) if there else None
+        everywhere = all(ranks.gather(there))
+    finally:
+        if place == 0:
+            path.unlink(missing_ok=True)  # the memory stays until the last process that uses it ends
+    return SharedBytes(values, place, len(mates)) if everywhere and values is not None else None
+
+
+def _boot_id() -> str:
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.is_file() else ""
 
 
 def join_ranks(device: str) -> Ranks:

@@ -352,7 +352,7 @@ def choose_workers(num_images: int) -> int:
     if num_images < _FEW_IMAGES:
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 1))
     return min(_MAX_WORKERS, max(0, cores // ranks - 1))
 
 
@@ -384,13 +384,16 @@ def fill_uint8(
     *,
     replace: bool,
     reduced: bool = False,
+    into: Tensor | None = None,
 ) -> tuple[Tensor, int]:
     """A uint8 tensor (len(indices), 3, resize, resize) on `device`, and how many of its first rows are filled.
 
-    With `replace`, bad images that may be skipped are replaced by others, and every row is filled.
+    With `replace`, bad images that may be skipped are replaced by others, and every row is filled. `into` is a tensor
+    to fill instead of a new one.
     """
     side = preprocess.resize
-    images = torch.empty(len(indices), 3, side, side, dtype=torch.uint8, device=device)
+    shape = (len(indices), 3, side, side)
+    images = torch.empty(shape, dtype=torch.uint8, device=device) if into is None else into
     chunks, num_rows, num_done = chunks_of(indices, data.fill_size), 0, 0
     parts = data.batches(chunks, preprocess, device, num_workers=num_workers, replace=replace, reduced=reduced)
     for chunk, (part, _) in zip(chunks, parts):

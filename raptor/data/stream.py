@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from raptor.data.images import BadImage, ImageData, Pixels, Progress, chunks_of, fill_uint8
 from raptor.data.preprocess import Preprocess
-from raptor.devices import ONE_PROCESS, Ranks, free_bytes, to_device
+from raptor.devices import ONE_PROCESS, Ranks, free_bytes, share_bytes, to_device
 
 AUGMENTATIONS = ("none", "crop")
 CACHE_SHARE = 0.3
@@ -203,6 +204,7 @@ class TrainStream:
         cache: `memory` keeps all images decoded as uint8, on the device if they take at most 30 % of what is free
             there; `none` decodes each time with `num_workers` reading ahead; `auto` keeps them when they take at most
             30 % of what is free on the device or the host.
+        ranks: connected processes. Those of one machine decode a part each into memory that they share.
     """
 
     def __init__(
@@ -221,6 +223,7 @@ class TrainStream:
         num_workers: int | None = None,
         cache: str = "auto",
         progress: Progress | None = None,
+        ranks: Ranks = ONE_PROCESS,
     ) -> None:
         _check(len(data), batch_size, augment, crop_scale, rank, world_size if even else 1, cache)
         self.data, self.preprocess, self.batch_size = data, preprocess, batch_size
@@ -233,18 +236,62 @@ class TrainStream:
         self._reader: tuple[str, int, Iterator[Pixels]] | None = None
         self._label_table = None if data.labels is None else torch.tensor(data.labels).to(self.device)
         self.images: Tensor | None = None
-        if cache == "memory" or (cache == "auto" and self._pays_to_cache(world_size)):
-            self.images = self._fill_cache(progress)
+        copies = world_size if ranks.size == 1 else 1
+        if cache == "memory" or (cache == "auto" and all(ranks.gather(self._pays_to_cache(copies)))):
+            self.images = self._keep_images(ranks, progress, required=cache == "memory")
+
+    def _keep_images(self, ranks: Ranks, progress: Progress | None, required: bool) -> Tensor | None:
+        """The cache, or None where it does not fit and is not required."""
+        if ranks.size == 1:
+            return self._fill_cache(progress)
+        images = self._fill_together(ranks, progress)
+        if images is not None:
+            return images
+        if required or all(ranks.gather(self.device.type == "cuda" and self._fits_device())):
+            return self._fill_cache(progress)
+        if ranks.is_first:
+            print(
+                f"{self.data.name} does not fit in shared memory: images are decoded as they are used", file=sys.stderr
+            )
+        return None
 
     def _fill_cache(self, progress: Progress | None) -> Tensor:
         """All images uint8 (N, 3, resize, resize), on the device if they fit there, else on the host."""
         store = self.device if self._fits_device() else torch.device("cpu")
-        everything = list(range(len(self.data)))
+        return self._decode(list(range(len(self.data))), store, progress)
+
+    def _fill_together(self, ranks: Ranks, progress: Progress | None) -> Tensor | None:
+        """The same in memory that the ranks of a machine share, each decoding its part; None where there is no room."""
+        shared = share_bytes(ranks, self._num_bytes())
+        if shared is None:
+            return None
+        images = shared.values.view(len(self.data), 3, self.preprocess.resize, self.preprocess.resize)
+        own, error = slice(shared.place, None, shared.size), None
+        try:
+            self._decode(list(range(len(self.data)))[own], torch.device("cpu"), progress, into=images[own])
+        except BadImage as caught:
+            error = str(caught)
+        found = [other for other in ranks.gather(error) if other is not None]
+        if found:
+            raise BadImage(found[0])
+        return images.to(self.device) if all(ranks.gather(self._fits_device())) else images
+
+    def _decode(
+        self, indices: list[int], store: torch.device, progress: Progress | None, into: Tensor | None = None
+    ) -> Tensor:
         images, num_rows = fill_uint8(
-            self.data, self.preprocess, everything, store, self.num_workers, progress, replace=True, reduced=True
+            self.data,
+            self.preprocess,
+            indices,
+            store,
+            self.num_workers,
+            progress,
+            replace=True,
+            reduced=True,
+            into=into,
         )
-        if num_rows < len(self.data):
-            num_bad = len(self.data) - num_rows
+        if num_rows < len(indices):
+            num_bad = len(indices) - num_rows
             raise BadImage(
                 f"{num_bad} images of {self.data.name} cannot be read, and neither can others of their class"
             )
@@ -256,10 +303,10 @@ class TrainStream:
     def _fits_device(self) -> bool:
         return self._num_bytes() <= CACHE_SHARE * free_bytes(self.device)
 
-    def _pays_to_cache(self, world_size: int) -> bool:
+    def _pays_to_cache(self, num_copies: int) -> bool:
         if not self.data.worth_caching(self.device):
             return False
-        on_host = CACHE_SHARE * free_bytes(torch.device("cpu")) / world_size
+        on_host = CACHE_SHARE * free_bytes(torch.device("cpu")) / num_copies
         return self._fits_device() or self._num_bytes() <= on_host
 
     def indices(self, step: int, stage: str = "stage1") -> Tensor:

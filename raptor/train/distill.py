@@ -371,6 +371,7 @@ class Job:
             rank=self.fabric.global_rank,
             world_size=self.fabric.world_size,
             num_workers=self.num_workers,
+            ranks=self.ranks,
         )
 
     def validator(self, folder: Path) -> Validator:

@@ -148,6 +148,7 @@ def train_teacher(
                 rank=fabric.global_rank,
                 world_size=fabric.world_size,
                 num_workers=options["num_workers"],
+                ranks=ranks_of(fabric),
             )
             compiled = device == "cuda" if options["compile"] is None else options["compile"]
             stage = TeacherStage(vit, stream, config, fabric, compiled)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from PIL import Image
 from tiny_images import picture
 from torchvision.transforms.v2 import functional as F
@@ -14,6 +16,7 @@ from torchvision.transforms.v2 import functional as F
 from raptor.data import BadImage, ImageData, InMemory, Preprocess, TrainStream, iterate, load_uint8, open_data
 from raptor.data import stream as stream_module
 from raptor.data.stream import draw_crops, random_resized_crop, stable_seed
+from raptor.devices import Ranks
 
 PREPROCESS = Preprocess(size=12, resize=14)
 PLAIN = Preprocess(size=1, resize=1, mean=(0.0, 0.0, 0.0), std=(1 / 255, 1 / 255, 1 / 255))
@@ -210,3 +213,48 @@ def test_crops_follow_the_law() -> None:
 def test_crop_that_cannot_fit_is_the_whole_image() -> None:
     crops = draw_crops(5, 64, torch.Generator().manual_seed(0), scale=(1.0, 1.0), ratio=(1.2, 1.3), flip=0.0)
     assert crops.tolist() == [[0, 0, 64, 64, 0]] * 5
+
+
+class Counted(Numbered):
+    """Counts the images that this process decodes; the one at `broken` cannot be read."""
+
+    broken: int | None = None
+
+    def read(self, position: int) -> Image.Image:
+        self.num_read = getattr(self, "num_read", 0) + 1
+        if position == self.broken:
+            raise OSError("broken")
+        return super().read(position)
+
+
+def _share(rank: int, folder: Path, bad: int | None) -> None:
+    """What one of two connected processes does: fill the cache together and write its batches down."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    data = Counted(11)
+    data.broken = bad
+    options = dict(rank=rank, world_size=2, cache="memory", num_workers=0, ranks=Ranks(rank, 2))
+    try:
+        stream = TrainStream(data, Preprocess(size=4, resize=4), 4, **options)
+        batches = torch.stack([stream.batch(step) for step in range(4)])
+        torch.save((data.num_read, batches), folder / f"rank{rank}")
+    except BadImage as error:
+        (folder / f"rank{rank}").write_text(str(error))
+
+
+@pytest.mark.parametrize("bad", [None, 4])
+def test_connected_processes_decode_a_part_each(tmp_path: Path, bad: int | None) -> None:
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=_share, args=(rank, tmp_path, bad)) for rank in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(60)
+        assert rank.exitcode == 0
+    if bad is not None:  # the one that met it, and the one that did not, say the same
+        said = {(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)}
+        assert len(said) == 1 and "broken" in said.pop()
+        return
+    counts, batches = zip(*(torch.load(tmp_path / f"rank{rank}") for rank in (0, 1)))
+    assert counts == (6, 5)
+    one = TrainStream(Numbered(11), Preprocess(size=4, resize=4), 4)
+    assert torch.equal(torch.cat(batches, dim=1), torch.stack([one.batch(step) for step in range(4)]))

@@ -42,7 +42,9 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
     pages = {path: path.read_text() for path in (site / "api").glob("*.html")}
     for name in raptor.__all__:
-        headings = [path.stem for path, text in pages.items() if re.search(rf"<h2 id=\"raptor\.(?:\w+\.)*{name}\"", text)]
+        headings = [
+            path.stem for path, text in pages.items() if re.search(rf"<h2 id=\"raptor\.(?:\w+\.)*{name}\"", text)
+        ]
         assert len(headings) == 1, (name, headings)
 
 
