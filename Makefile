@@ -16,9 +16,10 @@ $(STAMP): pyproject.toml
 demo: setup
 	$(BIN)/raptor demo --out runs/demo
 
-test: setup lint
+# What uses one core runs two at a time, before the tests that use two.
+test: setup
+	$(MAKE) --jobs=2 --output-sync=target lint docs test-browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not browser'
-	$(MAKE) test-browser
 
 test-browser: setup
 	@command -v chromium >/dev/null 2>&1 || (command -v apt-get >/dev/null 2>&1 && [ "$$(id -u)" = 0 ] && \

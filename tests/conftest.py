@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Callable, Iterator
 
@@ -25,6 +26,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         shared = "full_run" in getattr(item, "fixturenames", ())
         item.add_marker(pytest.mark.xdist_group("full_run" if shared else item.path.as_posix()))
+
+
+def pytest_collection_finish() -> None:
+    """A collection of garbage no longer visits the million objects that the imports made."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

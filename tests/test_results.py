@@ -8,8 +8,8 @@ import matplotlib
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from tiny_run import tiny_teacher
 
-from raptor import open_vit
 from raptor.commands import distill, dynamics, evaluate, models, phases, probe
 from raptor.similarity.outliers import Outliers
 from raptor.streaming import Result, html_table
@@ -32,20 +32,20 @@ def check_result(result: Result, figure: bool = True) -> None:
 
 def test_an_opened_model_and_a_module_of_your_own_in_every_command(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    vit = open_vit("scenes")
+    vit = tiny_teacher()
     assert len(repr(vit)) < 300
     check_result(phases(vit, k=[2], **FEW))
-    check_result(phases(vit.model, k=[2], out="own", size=48, **FEW))
+    check_result(phases(vit.model, k=[2], out="own", size=24, **FEW))
     check_result(dynamics(vit, stability_images=2, rank_images=2, num_classes=0, interventions=False, **FEW))
     check_result(probe(vit, data="scenes", limit=32, val_images=8, closed_form="ridge", batch_size=8, out="probed"))
 
 
 def test_a_distillation_and_its_certificate(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    options = dict(phases=[6, 6], budget="2steps", batch_size=4, limit=8, val_images=4, head_images=8)
-    done = distill(open_vit("scenes"), "scenes", out="run", **options)
+    options = dict(phases=[2, 2], budget="2steps", batch_size=4, limit=8, val_images=4, head_images=8)
+    done = distill(tiny_teacher(), "scenes", out="run", **options)
     check_result(done)
-    check_result(evaluate("run", train_images=8, bootstrap=10, **FEW))
+    check_result(evaluate("run", teacher=tiny_teacher(), train_images=8, bootstrap=10, **FEW))
 
 
 def test_names_have_no_figure() -> None:

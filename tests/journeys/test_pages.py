@@ -52,6 +52,7 @@ def runs_of(page: str) -> list[tuple[str, str]]:
     return steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in pages() if runs_of(page)])
 def test_everything_on_a_page_runs(
     page: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -17,6 +17,7 @@ from tiny_run import metrics, tiny_run, train_tiny
 OPTIONS = dict(budget="8steps", normalise="group", cosine=0.1)
 PAPER = dict(budget="8steps", block="paper", conditioning="mlp", normalise="none")
 
+pytestmark = pytest.mark.slow  # each process imports everything
 TEACHER = dict(budget="10steps", drop=0.4, mixup=0.4, cutmix=1.0)
 AUTO = dict(phases=None, k="auto", target="r2=-9", budget="2steps")
 

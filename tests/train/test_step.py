@@ -333,9 +333,9 @@ def test_a_compiled_step_gives_the_same_loss_and_gradient(monkeypatch, make, blo
     teacher = make()
     student = student_of(teacher, (1, 3), block, conditioning)
     images = images_for(teacher)
+    steps = make_step(teacher, student), make_step(teacher, student, compile_blocks=True)
     for stage, lam in (("stage1", 0.5), ("stage2", 0.0)):
-        plain = gradients(make_step(teacher, student), images, stage, lam)
-        compiled = gradients(make_step(teacher, student, compile_blocks=True), images, stage, lam)
+        plain, compiled = (gradients(step, images, stage, lam) for step in steps)
         assert plain.keys() == compiled.keys()
         for name in plain:
             assert torch.allclose(plain[name], compiled[name], rtol=1e-3, atol=1e-6), name
