@@ -1,14 +1,18 @@
-"""The paper's claims beside our numbers: "paper says / we measured / agrees?", computed from the experiments' JSON."""
+"""The page of the paper's claims: what it says, what we measured, and the verdict, from the JSON of our runs."""
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
+from raptor.dynamics.interventions import InterventionsFile
+from raptor.dynamics.measure import DynamicsFile
+from raptor.experiments.depth_claims import claims_dynamics, claims_interventions, claims_witness
+from raptor.experiments.evidence import Claim, Verdict
 from raptor.experiments.outcome import data_label, markdown
 from raptor.experiments.records import (
     Ablation,
@@ -21,7 +25,6 @@ from raptor.experiments.records import (
 )
 from raptor.experiments.verdicts import (
     RULES,
-    Claim,
     claims_ablation,
     claims_partitions,
     claims_stochastic_depth,
@@ -29,7 +32,9 @@ from raptor.experiments.verdicts import (
     claims_table1,
     claims_untrained,
 )
-from raptor.run import read_json, write_text
+from raptor.experiments.witness import Witness, read_witness
+from raptor.run import ResultFile, read_json, write_text
+from raptor.streaming import Result
 
 File = TypeVar("File", bound=ExperimentFile)
 _Found = dict[str, list[tuple[Path, ExperimentFile]]]
@@ -45,6 +50,7 @@ class _Section(Generic[File]):
     question: str
     claims: Callable[[File | None], list[Claim]]
     figure: str
+    recipe: str
 
 
 _SECTIONS: dict[str, _Section[Any]] = {
@@ -55,6 +61,7 @@ _SECTIONS: dict[str, _Section[Any]] = {
         "measured on training images, R2 and accuracy on held-out ones.",
         claims_stochastic_depth,
         "stochastic-depth",
+        "stochastic-depth-long",
     ),
     "untrained": _Section(
         Untrained,
@@ -62,6 +69,7 @@ _SECTIONS: dict[str, _Section[Any]] = {
         "A trained teacher, the weights it started from, and a copy that is overfitted to few images.",
         claims_untrained,
         "untrained",
+        "untrained-three-seeds",
     ),
     "partitions": _Section(
         Partitions,
@@ -69,12 +77,14 @@ _SECTIONS: dict[str, _Section[Any]] = {
         "The same teacher, the same budget, and different contiguous partitions.",
         claims_partitions,
         "partitions",
+        "partitions-p06",
     ),
     "swaps": _Section(
         Swaps,
         "Whether phases are functional",
         "Every pair of blocks exchanged, within a phase and across phases.",
         claims_swaps,
+        "swaps",
         "swaps",
     ),
     "ablation": _Section(
@@ -83,6 +93,7 @@ _SECTIONS: dict[str, _Section[Any]] = {
         "The same total steps per row. Rows 1 to 4 chain the stage-1 blocks; rows 1 to 5 use the unchanged head.",
         claims_ablation,
         "ablation",
+        "ablation-paper",
     ),
     "table1": _Section(
         Table1,
@@ -90,46 +101,86 @@ _SECTIONS: dict[str, _Section[Any]] = {
         "Linear probes of the teacher and of surrogates, several distillation seeds each.",
         claims_table1,
         "figure5",
+        "table1-paper",
     ),
 }
 
 
 @dataclass
-class Page:
-    """The claims table and the page around it."""
+class ClaimsFile(ResultFile):
+    """claims.json: every claim of the paper with the number that decides it. `counts`: claims by verdict."""
+
+    FILE: ClassVar[str] = "claims.json"
 
     claims: list[Claim]
+    counts: dict[str, int] = field(default_factory=dict)
+    command: str = "raptor reproduce claims"
+
+
+@dataclass
+class Page(Result):
+    """The claims, and the files that show them: claims.md beside claims.json, and the page of the experiments."""
+
+    found: ClaimsFile
     path: Path
-    table: str
+    experiments: Path
+
+    @property
+    def claims(self) -> list[Claim]:
+        return self.found.claims
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        return [claim.to_dict() for claim in self.claims]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"claims": [claim._asdict() for claim in self.claims], "path": str(self.path)}
+        return {**self.found.to_dict(), "path": str(self.path), "experiments": str(self.experiments)}
 
     def text(self) -> str:
-        return f"{self.table}\nwritten to {self.path}"
+        counts = ", ".join(f"{num} {verdict}" for verdict, num in self.found.counts.items())
+        lines = [f"{claim.verdict}: {claim.says}" + (f" ({claim.on})" if claim.on else "") for claim in self.claims]
+        return "\n".join([*lines, counts, f"written to {self.path} and {self.path.with_suffix('.json')}"])
 
 
-def run(*, results: str = "docs/results/experiments", out: str | None = None) -> Page:
-    """Write the page "paper says / we measured / agrees?" from the JSON files the experiments left.
+def run(
+    *,
+    results: str = "docs/results/experiments",
+    out: str | None = None,
+    dynamics: str = "docs/results/dynamics",
+    page: str | None = None,
+    reference: str | None = None,
+) -> Page:
+    """Write the page of the paper's claims, each with number, interval and verdict, from the JSON files of our runs.
 
     Args:
-        results: folder that holds them, in itself or in folders inside it.
-        out: the page; by default experiments.md in that folder.
+        results: folder that holds those of the experiments, in itself or in folders inside it.
+        out: the page of the experiments; by default experiments.md in that folder.
+        dynamics: folder that holds those of `raptor dynamics`.
+        page: folder for claims.json and claims.md; by default the one above `results`.
+        reference: the authors' layer-layer matrix as a CSV file; what follows from it is kept in `dynamics`.
 
-    Your interpretation goes into reading.md, in that folder for the whole page and beside each JSON for its
-    section; the page includes it.
+    Your interpretation goes into reading.md, in `results` for the whole page of the experiments and beside each JSON
+    for its section; the page includes it.
     """
-    folder = Path(results)
+    folder, depth = Path(results), Path(dynamics)
     if not folder.is_dir():
         raise ValueError(f"no folder {folder}: give --results, where the experiments wrote their JSON")
-    path = Path(out) if out else folder / "experiments.md"
+    target = Path(page) if page else folder.parent
     found = _find_results(folder)
     if not found:
         raise ValueError(f"no results in {folder}: give --results, where the experiments wrote their JSON")
-    every = [claim for name, section in _SECTIONS.items() for claim in _claims(name, section, found)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, _page(found, path.parent, folder))
-    return Page(every, path, _claims_table(every))
+    if reference is not None:
+        depth.mkdir(parents=True, exist_ok=True)
+        read_witness(reference).write(depth)
+    claims = [*_depth_claims(depth, target), *_experiment_claims(found, target)]
+    counts = {str(verdict): sum(claim.verdict is verdict for claim in claims) for verdict in Verdict}
+    file = ClaimsFile(claims, counts)
+    path = Path(out) if out else folder / "experiments.md"
+    for parent in (path.parent, target):
+        parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, _experiments_page(found, path.parent, folder, target))
+    file.write(target)
+    write_text(target / "claims.md", _claims_page(file, target, path))
+    return Page(file, target / "claims.md", path)
 
 
 def _find_results(folder: Path) -> _Found:
@@ -143,17 +194,15 @@ def _find_results(folder: Path) -> _Found:
     return found
 
 
-def _page(found: _Found, base: Path, folder: Path) -> str:
-    """The whole page, figures and files linked relative to `base`; `folder` may hold a text that opens it."""
-    every = [claim for name, section in _SECTIONS.items() for claim in _claims(name, section, found)]
+def _experiments_page(found: _Found, base: Path, folder: Path, target: Path) -> str:
+    """The page of the experiments, figures and files linked relative to `base`; `folder` may hold a text to open it."""
+    claims = os.path.relpath(target / "claims.md", base)
     parts = [
         "# The paper's small-scale experiments, run again",
-        "Tables and verdicts are computed from the JSON files named below by `raptor reproduce claims`; the paragraphs "
-        'about them are not. What has not been run says "not run"; its recipe is in `raptor/recipes`.',
+        "Tables are computed from the JSON files named below by `raptor reproduce claims`; the paragraphs about them "
+        'are not. What has not been run says "not run"; its recipe is in `raptor/recipes`. '
+        f"[The page of claims]({claims}) has the verdicts.",
         *_reading(folder),
-        "## Paper says / we measured / agrees?",
-        _claims_table(every),
-        RULES,
     ]
     for name, section in _SECTIONS.items():
         parts += [f"## {section.title}", section.question]
@@ -165,20 +214,130 @@ def _page(found: _Found, base: Path, folder: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _claims_table(claims: Sequence[Claim]) -> str:
-    return markdown(
-        ("experiment", "paper says", "we measured", "agrees?"),
-        [[c.where, c.says, c.measured, c.agrees] for c in claims],
+def _experiment_claims(found: _Found, base: Path) -> list[Claim]:
+    """The claims of every experiment; those about the paper's own setting also where only another one was run."""
+    claims = []
+    for name, section in _SECTIONS.items():
+        runs: list[tuple[Path | None, ExperimentFile | None]] = list(found.get(name, []))
+        if not any(_as_in_the_paper(result) for _, result in runs):
+            runs.append((None, None))
+        for path, result in runs:
+            for claim in section.claims(result):
+                filled = replace(claim, recipe=section.recipe)
+                if path is not None and result is not None:
+                    image = path.with_name(f"{section.figure}.png")
+                    filled = replace(
+                        filled,
+                        on=_run_label(result),
+                        source=os.path.relpath(path, base),
+                        command=result.command,
+                        figure=os.path.relpath(image, base) if image.exists() else "",
+                    )
+                claims.append(filled)
+    return claims
+
+
+def _as_in_the_paper(result: ExperimentFile | None) -> bool:
+    """Whether a run has the paper's setting: Table 2 adds the ingredients of the paper's own recipe."""
+    return result is not None and result.settings.get("base", "paper") == "paper"
+
+
+def _depth_claims(folder: Path, base: Path) -> list[Claim]:
+    """The claims about depth, those of several models side by side."""
+    witness = Witness.read(folder) if (folder / Witness.FILE).exists() else None
+    found: list[Claim] = []
+    for path in sorted(folder.glob("*.json")):
+        saved = read_json(path)
+        if not isinstance(saved, dict) or not (saved.get("teacher") or {}).get("estimates"):
+            continue
+        measured = DynamicsFile.read_file(path)
+        beside = path.with_name(f"{path.stem}-relative.json")
+        relative = DynamicsFile.read_file(beside) if beside.exists() else None
+        model = measured.teacher.model
+        label = f"{model.name} (L = {model.num_layers}), {data_label(measured.data)}"
+        found += [_filled(c, path, base, label, measured) for c in claims_dynamics(measured, witness, relative)]
+        for changed in (path.with_name(f"{path.stem}{kind}-interventions.json") for kind in ("", "-paper")):
+            if changed.exists():
+                swaps = InterventionsFile.read_file(changed)
+                found += [_filled(c, changed, base, label, swaps) for c in claims_interventions(swaps)]
+                break
+    found = found or claims_dynamics(None)
+    order = list(dict.fromkeys(claim.says for claim in found))
+    found.sort(key=lambda claim: order.index(claim.says))
+    table3 = claims_witness(witness)
+    if witness is not None:
+        source = os.path.relpath(folder / Witness.FILE, base)
+        table3 = [replace(claim, source=source, on="the authors' ViT-B matrix", number="phases") for claim in table3]
+    return [replace(claim, recipe=claim.recipe or "dynamics-paper") for claim in [*table3, *found]]
+
+
+def _filled(claim: Claim, path: Path, base: Path, label: str, made: DynamicsFile | InterventionsFile) -> Claim:
+    """A claim with the file, the command and the figure it comes from."""
+    stem = path.stem.removesuffix("-interventions").removesuffix("-paper")
+    image = path.parent / stem / f"{claim.figure}.png"
+    return replace(
+        claim,
+        on=label,
+        source=os.path.relpath(path, base),
+        command=made.provenance.command or "",
+        figure=os.path.relpath(image, base) if claim.figure and image.exists() else "",
     )
 
 
-def _claims(name: str, section: _Section[Any], found: _Found) -> list[Claim]:
-    results: list[ExperimentFile | None] = [result for _, result in found.get(name, [])] or [None]
-    return [
-        claim._replace(where=name if result is None else f"{name}, {_run_label(result)}")
-        for result in results
-        for claim in section.claims(result)
-    ]
+_INTRO = (
+    "Every claim of the paper, main text and appendices, beside our measurement. `raptor reproduce claims` writes this "
+    "page from [claims.json](claims.json), and that from the JSON files of the runs named below."
+)
+_DEPTH = (
+    "**Depth first.** The paper studies depth as a dynamical system on DINOv2 ViT-g/14 with registers: 40 blocks. The "
+    "models here have 12, so an S-shape has little room and the last phase is two blocks long. The authors' published "
+    "matrix of their own 12-block ViT-B stands beside our numbers as a witness. Perturbations are the paper's `eps u`, "
+    "with `u ~ N(0, I)`."
+)
+
+
+def _claims_page(file: ClaimsFile, base: Path, experiments: Path) -> str:
+    commands = list(dict.fromkeys(claim.command for claim in file.claims if claim.command))
+    rows = [_claim_row(claim, commands) for claim in file.claims]
+    columns = ("where", "paper says", "on", "we measured", "holds if", "verdict", "from")
+    counts = markdown(("verdict", "claims"), [[verdict, num] for verdict, num in file.counts.items()])
+    link = os.path.relpath(experiments, base)
+    return (
+        "\n\n".join(
+            [
+                "# The paper's claims",
+                f"{_INTRO} Tables, figures and what we make of them: [experiments]({link}), [dynamics](dynamics.md).",
+                counts,
+                RULES,
+                _DEPTH,
+                markdown(columns, rows),
+                "## Runs",
+                "\n".join(f"{i}. `{command}`" for i, command in enumerate(commands, start=1)),
+            ]
+        )
+        + "\n"
+    )
+
+
+def _claim_row(claim: Claim, commands: Sequence[str]) -> list[str]:
+    links = [f"run {commands.index(claim.command) + 1}"] if claim.command else []
+    links += [f"[JSON]({claim.source})"] if claim.source else []
+    links += [f"[figure]({claim.figure})"] if claim.figure else []
+    if claim.verdict in (Verdict.NOT_TESTED, Verdict.UNDETERMINED) and claim.recipe:
+        links.append(f"recipe `{claim.recipe}`")
+    measured = "; ".join(filter(None, [_number(claim), claim.measured])) or "–"
+    holds = claim.evidence.bounds() if claim.evidence is not None else "–"
+    verdict = f"**{claim.verdict}**" if claim.verdict in (Verdict.AGREES, Verdict.DISAGREES) else str(claim.verdict)
+    return [claim.place, claim.says, claim.on or "–", measured, holds, verdict, ", ".join(links) or "–"]
+
+
+def _number(claim: Claim) -> str:
+    """The number that decides, its interval, and what that is over."""
+    e = claim.evidence
+    if e is None or e.value is None:
+        return ""
+    ends = "" if e.lower is None or e.upper is None else f" [{e.lower:.3g}, {e.upper:.3g}]"
+    return f"{e.value:.3g}{ends} ({e.num:,} {e.basis.removesuffix('s') if e.num == 1 else e.basis})"
 
 
 def _shown(path: Path, result: ExperimentFile, section: _Section[Any], base: Path) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite, sqrt
 from statistics import fmean, stdev
+from typing import Any
 
 from scipy import stats
 
@@ -101,3 +102,35 @@ def of_counts(num_right: float, num: int) -> tuple[float, float, float]:
     """A share of `num` images with its 95 % interval by Wilson's formula."""
     found = stats.binomtest(round(num_right), num).proportion_ci(_LEVEL, method="wilson")
     return num_right / num, float(found.low), float(found.high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim(Record):
+    """One claim of the paper on one teacher: a row of the page.
+
+    Attributes:
+        place: where the paper makes it. says: what it says.
+        on: the teacher and the data.
+        measured: the measurement in words, with what else a reader must know.
+        evidence: the number that decides; None where nothing was measured.
+        source: the JSON file. number: the key of the number in it, where it is one entry.
+        command: what made the file. figure: the picture. recipe: what would test the claim, where it was not tested.
+    """
+
+    place: str
+    says: str
+    on: str = ""
+    measured: str = ""
+    evidence: Evidence | None = None
+    source: str = ""
+    number: str = ""
+    command: str = ""
+    figure: str = ""
+    recipe: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        return judge(self.evidence)
+
+    def to_dict(self) -> dict[str, Any]:
+        return super().to_dict() | {"verdict": str(self.verdict)}

@@ -1,16 +1,27 @@
+"""The page of claims: from the results in the docs, and nothing on it that its JSON and their sources do not hold."""
+
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from raptor.experiments import claims
-from raptor.experiments.verdicts import NOT_RUN
+from raptor.experiments.claims import ClaimsFile
+from raptor.experiments.evidence import Claim, Verdict
+from raptor.recipes import FOLDER
 from raptor.run import RunError
 
-DOCS = Path(__file__).parents[2] / "docs" / "results" / "experiments"
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+DOCS = RESULTS / "experiments"
+
+
+@pytest.fixture(scope="module")
+def committed() -> ClaimsFile:
+    return ClaimsFile.read(RESULTS)
 
 
 def test_the_page_says_what_was_not_run(sweep_folder: Path, tmp_path: Path) -> None:
@@ -21,31 +32,84 @@ def test_the_page_says_what_was_not_run(sweep_folder: Path, tmp_path: Path) -> N
     (tmp_path / "results" / "other.json").write_text(json.dumps({"rows": []}))
     (tmp_path / "results" / "reading.md").write_text("All in all.\n")
     (results / "reading.md").write_text("It rises.\n")
-    page = claims.run(results=str(tmp_path / "results"))
+    page = claims.run(results=str(tmp_path / "results"), dynamics=str(tmp_path / "none"))
     text = (tmp_path / "results" / "experiments.md").read_text()
-    places = [text.index(part) for part in ("All in all.", "## Paper says", "stochastic-depth.png", "It rises.")]
+    places = [text.index(part) for part in ("All in all.", "stochastic-depth.png", "It rises.")]
     assert places == sorted(places) and text.count("It rises.") == 1
     assert "![When block recurrence emerges](sweep/stochastic-depth.png)" in text
     assert text.count("Not run: `raptor reproduce") == 5
-    by_experiment = {c.where: c.agrees for c in page.claims}
-    assert by_experiment["swaps"] == NOT_RUN and by_experiment["stochastic-depth, scenes"] != NOT_RUN
-    assert all(c.says in text for c in page.claims)
+    assert page.path == tmp_path / "claims.md"
+    untested = [claim for claim in page.claims if not claim.on]
+    assert {claim.verdict for claim in untested} == {Verdict.NOT_TESTED} and len(untested) > 40
+    swept = [claim for claim in page.claims if claim.on == "scenes"]
+    assert all(claim.source == "results/sweep/stochastic-depth.json" for claim in swept) and len(swept) == 10
+    assert page.found.counts["not tested at this budget"] >= len(untested)
+    assert "written to" in page.text()
 
 
-def test_the_page_in_the_docs_is_what_the_results_in_the_docs_give(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_pages_in_the_docs_are_what_the_results_in_the_docs_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, committed: ClaimsFile
 ) -> None:
-    monkeypatch.chdir(DOCS.parents[2])
-    page = claims.run(results="docs/results/experiments", out=str(tmp_path / "experiments.md"))
-    written = (tmp_path / "experiments.md").read_text()
-    expected = (DOCS / "experiments.md").read_text()
+    monkeypatch.chdir(RESULTS.parents[1])
+    experiments, page = str(tmp_path / "experiments.md"), str(tmp_path)
+    found = claims.run(results="docs/results/experiments", out=experiments, page=page)
     # Links are relative to the page.
-    links = os.path.relpath(DOCS, tmp_path)
-    assert written.replace(f"{links}/", "") == expected
-    assert len({claim.where for claim in page.claims}) == 7
+    links = os.path.relpath(RESULTS, tmp_path)
+    written = (tmp_path / "claims.md").read_text().replace(f"{links}/", "")
+    assert written.replace("(experiments.md)", "(experiments/experiments.md)") == (RESULTS / "claims.md").read_text()
+    written = (tmp_path / "experiments.md").read_text().replace(f"{links}/experiments/", "")
+    assert written.replace("(claims.md)", "(../claims.md)") == (DOCS / "experiments.md").read_text()
+    assert [c.evidence for c in found.claims] == [c.evidence for c in committed.claims]
+
+
+def resolve(source: Any, number: str) -> Any:
+    """The entry of parsed JSON at a path such as `teacher/estimates/speed.mean.cls`."""
+    for key in number.split("/"):
+        source = source[int(key)] if isinstance(source, list) else source[key]
+    return source
+
+
+def test_every_number_stands_in_the_file_it_is_said_to_come_from(committed: ClaimsFile) -> None:
+    files = {c.source: json.loads((RESULTS / c.source).read_text()) for c in committed.claims if c.source}
+    assert len(files) >= 9
+    named = [c for c in committed.claims if c.number and c.evidence is not None and c.number != "phases"]
+    assert len(named) > 40
+    for claim in named:
+        found = resolve(files[claim.source], claim.number)
+        expected = found if isinstance(found, dict) else {"value": found}
+        for end, value in expected.items():
+            if end != "num_images":
+                assert getattr(claim.evidence, end) == pytest.approx(value), (claim.says, end)
+
+
+def test_every_row_of_the_page_is_a_claim_of_the_json(committed: ClaimsFile) -> None:
+    text = (RESULTS / "claims.md").read_text()
+    rows = [line for line in text.splitlines() if line.count("|") == 8 and not line.startswith(("| where", "|-"))]
+    assert len(rows) == len(committed.claims) == sum(committed.counts.values())
+    for row, claim in zip(rows, committed.claims):
+        cells = [cell.strip() for cell in row.strip("|").split(" | ")]
+        assert cells[1] == claim.says and cells[5].strip("*") == claim.verdict
+        if claim.evidence is not None and claim.evidence.value is not None:
+            assert cells[3].startswith(f"{claim.evidence.value:.3g}")
+            assert cells[4] == claim.evidence.bounds()
+        for link in (claim.source, claim.figure):
+            assert not link or (RESULTS / link).exists(), link
+        assert not claim.recipe or (FOLDER / f"{claim.recipe}.yaml").exists(), claim.recipe
+        assert claim.command or not claim.source or "authors" in claim.source
+
+
+def test_one_seed_is_never_a_verdict_and_every_verdict_has_its_interval(committed: ClaimsFile) -> None:
+    decided = [c for c in committed.claims if c.verdict in (Verdict.AGREES, Verdict.DISAGREES)]
+    assert decided
+    for claim in decided:
+        evidence = claim.evidence
+        assert evidence is not None and evidence.lower is not None and evidence.upper is not None
+        assert evidence.num >= (16 if evidence.basis == "images" else 3)
+    saved = json.loads((RESULTS / "claims.json").read_text())
+    assert [c["verdict"] for c in saved["claims"]] == [str(Claim.from_dict(c).verdict) for c in saved["claims"]]
 
 
 def test_a_damaged_result_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "swaps.json").write_text(json.dumps({"experiment": "swaps", "rows": [{"phases": 3}]}))
     with pytest.raises(RunError, match=r"swaps.json cannot be read .*rows.0..phases.*run the command that made it"):
-        claims.run(results=str(tmp_path))
+        claims.run(results=str(tmp_path), dynamics=str(tmp_path))

@@ -1,27 +1,31 @@
-"""Each verdict follows its rule: results that do what the paper says agree, others do not."""
+"""Each claim about the experiments as a number with an interval: results that do what the paper says agree."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from raptor.experiments.evidence import Claim, Verdict, over_seeds
 from raptor.experiments.records import (
     Ablation,
-    AblationLine,
     AblationRow,
     Compared,
     GroupCurves,
-    LastR2,
-    MeanOverSeeds,
+    NullCurves,
     PartitionRow,
     Partitions,
+    ProbedRaptor,
+    ProbedTeacher,
+    ProbeScores,
     RaptorScores,
+    Refit,
+    SimilarityMeans,
     StochasticDepth,
     StochasticDepthRow,
     SwapRow,
     Swaps,
     Table1,
-    Table1Row,
-    TaskScore,
     TeacherScores,
     TeacherSimilarity,
     Untrained,
@@ -29,8 +33,8 @@ from raptor.experiments.records import (
     ZScore,
 )
 from raptor.experiments.stochastic_depth import statistics
+from raptor.experiments.table1 import summarise
 from raptor.experiments.verdicts import (
-    NOT_RUN,
     claims_ablation,
     claims_partitions,
     claims_stochastic_depth,
@@ -38,6 +42,18 @@ from raptor.experiments.verdicts import (
     claims_table1,
     claims_untrained,
 )
+
+AGREES, DISAGREES, UNDETERMINED, NOT_TESTED = Verdict
+
+
+def verdicts(claims: list[Claim]) -> list[Verdict]:
+    return [claim.verdict for claim in claims]
+
+
+def of(claims: list[Claim], words: str) -> Claim:
+    """The one claim that says `words`."""
+    (found,) = [claim for claim in claims if words in claim.says]
+    return found
 
 
 def sweep_row(p: float, similarity: float, r2: float | None, teacher: float, raptor: float) -> StochasticDepthRow:
@@ -69,13 +85,43 @@ def test_a_sweep_that_does_all_the_paper_says_agrees_and_its_mirror_does_not() -
     up = [
         sweep_row(p, 0.4 + 0.5 * p, 0.3 + 0.6 * p, 0.5 - (p - 0.4) ** 2, 0.4 - (p - 0.4) ** 2 + 0.1 * p) for p in points
     ]
-    assert [c.agrees for c in claims_stochastic_depth(sweep_file(up))] == ["yes"] * 7
+    whole = sweep_file(up)
+    claims = claims_stochastic_depth(whole)
+    peak = of(claims, "peaks at a middle p")
+    assert peak.verdict is UNDETERMINED and peak.evidence.num == 1  # one seed at each p
+    rest = [claim for claim in claims if claim is not peak and "decoupled" not in claim.says]
+    assert set(verdicts(rest)) == {AGREES}
     down = [sweep_row(p, 0.9 - 0.5 * p, 0.9 - 0.6 * p, 0.5 - 0.4 * p, 0.5 - 0.5 * p) for p in points]
-    verdicts = [c.agrees for c in claims_stochastic_depth(sweep_file(down))]
-    assert verdicts == ["no"] * 6 + ["yes"]  # similarity and R2 still go together
-    accuracies = [0.5 + (0.001 if row.p == 0.4 else 0.0) for row in up]
-    flat = [replace(row, teacher=replace(row.teacher, accuracy=a)) for row, a in zip(up, accuracies)]
-    assert claims_stochastic_depth(sweep_file(flat))[4].agrees == "partly"  # 0.1 points on 5,000 images are no peak
+    mirrored = claims_stochastic_depth(sweep_file(down))
+    assert {c.verdict for c in mirrored if " rises with " in c.says or "narrows" in c.says} == {DISAGREES}
+    assert of(mirrored, "strongly associated").verdict is AGREES  # similarity and R2 still go together
+    assert of(mirrored, "decoupled").verdict is DISAGREES  # both fall
+    apart = [replace(row, raptor=replace(row.raptor, accuracy=1 - row.p)) for row in up]
+    decoupled = of(
+        claims_stochastic_depth(StochasticDepth(rows=apart, statistics=sweep_file(up).statistics)), "decoupled"
+    )
+    assert decoupled.verdict is AGREES and decoupled.evidence.value == pytest.approx(-1)
+
+
+def test_a_peak_needs_three_seeds_and_teachers_that_overfit() -> None:
+    def rows(gain: float, train: float) -> list[StochasticDepthRow]:
+        found = []
+        for p, accuracy in ((0.0, 0.5), (0.4, 0.5 + gain), (0.9, 0.3)):
+            for seed in range(3):
+                row = sweep_row(p, 0.5 + p / 2 + seed / 100, 0.5 + p / 3, accuracy, 0.4)
+                found.append(replace(row, seed=seed, teacher=TeacherScores(accuracy=accuracy, train_accuracy=train)))
+        return found
+
+    trends = sweep_file([sweep_row(i / 10, i / 10, i / 10, 0.5, 0.4) for i in range(4)]).statistics
+
+    def verdict(gain: float, train: float) -> Verdict:
+        found = StochasticDepth(rows=rows(gain, train), statistics=trends)
+        return of(claims_stochastic_depth(found), "peaks at a middle p").verdict
+
+    assert verdict(0.05, 0.9) is AGREES
+    assert verdict(-0.05, 0.9) is DISAGREES
+    assert verdict(0.001, 0.9) is UNDETERMINED  # 0.1 points on 5,000 images are no peak
+    assert verdict(-0.05, 0.52) is NOT_TESTED  # there was nothing to regularise
 
 
 def test_a_raptor_that_diverged_is_left_out_of_the_trends() -> None:
@@ -83,97 +129,159 @@ def test_a_raptor_that_diverged_is_left_out_of_the_trends() -> None:
     rows[0] = replace(rows[0], raptor=replace(rows[0].raptor, r2_last=None))
     found = sweep_file(rows)
     assert found.statistics.trends["r2"].num == 9 and found.statistics.trends["similarity"].num == 10
-    assert claims_stochastic_depth(found)[3].agrees == "yes"
+    assert of(claims_stochastic_depth(found), "plain R2 of the last layer").verdict is AGREES
 
 
-def test_partitions_verdicts_follow_the_z_score() -> None:
-    def values(z: float | None, deviation: float | None = 0.1, num: int = 10) -> Partitions:
-        r2 = ZScore(value=0.5, mean=0.4, deviation=0.1, z=z, below=0.9, num=10)
-        accuracy = replace(r2, deviation=deviation, num=num)
-        row = PartitionRow(k=2, way="maxcut", phases=[6, 6])
-        return Partitions(rows=[row], statistics={2: {"maxcut": {"accuracy": accuracy, "r2_last": r2}}})
+def test_partitions_need_three_seeds_of_max_cut() -> None:
+    def claim(z: list[float]) -> Claim:
+        score = ZScore(value=0.5, mean=0.4, deviation=0.1, z=z[0], below=0.9, num=10)
+        rows = [PartitionRow(k=2, way="random", phases=[n, 12 - n], accuracy=0.5 - n / 100) for n in range(1, 6)]
+        ways = {2: {"maxcut": {"accuracy": score, "r2_last": score}}}
+        return of(claims_partitions(Partitions(rows=rows, statistics=ways, maxcut_z={2: z})), "(k = 2)")
 
-    found = [claims_partitions(values(z))[0].agrees for z in (1.4, 0.85, 0.3, -0.2, None)]
-    assert found == ["yes", "yes", "partly", "no", "–"]
-    assert claims_partitions(values(None, deviation=None, num=1))[0].agrees == NOT_RUN
-    assert "z = +1.40" in claims_partitions(values(1.4))[0].measured
+    assert claim([1.4]).verdict is UNDETERMINED and "z = +1.40" in claim([1.4]).measured
+    assert claim([1.4, 1.5, 1.45]).verdict is AGREES
+    assert claim([-0.2, -0.3, -0.25]).verdict is DISAGREES
+    assert claim([0.2, 1.9, 1.0]).verdict is UNDETERMINED
+    assert claim([1.4, 1.5, 1.45]).evidence.value == pytest.approx(over_seeds([1.4, 1.5, 1.45])[0])
+    assert "longest phase: Pearson" in claim([1.4]).measured and "over 5 partitions" in claim([1.4]).measured
+    assert set(verdicts(claims_partitions(None))) == {NOT_TESTED}
 
 
-def test_untrained_verdicts_need_every_seed_for_a_yes() -> None:
-    def row(kind: str, similarity: float, plain: float, bounded: float) -> UntrainedRow:
-        curves = {"cls": GroupCurves(r2=[plain], bounded_r2=[bounded])}
-        return UntrainedRow(
-            kind=kind,
-            seed=0,
-            teacher=TeacherScores(accuracy=0.5, train_accuracy=0.5),
-            similarity=TeacherSimilarity(within_phases=similarity, off_diagonal=1 - similarity),
-            raptor=RaptorScores(phases=[4, 4, 4], curves=curves),
-        )
+def untrained_row(kind: str, seed: int, similarity: float, plain: float, bounded: float) -> UntrainedRow:
+    curves = {name: GroupCurves(r2=[plain], bounded_r2=[bounded]) for name in ("cls", "patches")}
+    means = {
+        "all": SimilarityMeans(off_diagonal=1 - similarity, within_phases=similarity),
+        "cls": SimilarityMeans(off_diagonal=similarity, within_phases=similarity),
+    }
+    nulls = {"mean": {name: NullCurves(r2=[plain / 2], bounded_r2=[0.0]) for name in curves}}
+    return UntrainedRow(
+        kind=kind,
+        seed=seed,
+        teacher=TeacherScores(accuracy=0.5, train_accuracy=0.5),
+        similarity=TeacherSimilarity(within_phases=similarity, off_diagonal=1 - similarity, means=means),
+        raptor=RaptorScores(phases=[4, 4, 4], curves=curves, nulls=nulls),
+    )
 
-    rows = [row("trained", 0.9, 0.2, 0.8), row("untrained", 0.7, 0.9, 0.5), row("overfitted", 0.8, 0.1, 0.6)]
-    assert [c.agrees for c in claims_untrained(Untrained(rows=rows))] == [
-        "no",
-        "yes (one seed)",
-        "yes (one seed)",
-        "no",
-        "no",
-        "yes (one seed)",
-    ]
-    more = [*rows, *(row(r.kind, *v) for r, v in zip(rows, ((0.91, 0.2, 0.8), (0.7, 0.9, 0.5), (0.8, 0.1, 0.6))))]
-    assert claims_untrained(Untrained(rows=more))[1].agrees == "yes"
-    rows.append(row("untrained", 0.95, 0.9, 0.55))
-    assert claims_untrained(Untrained(rows=rows))[1].agrees == "partly"
-    assert {c.agrees for c in claims_untrained(Untrained(rows=rows[:1]))} == {NOT_RUN}
+
+def test_untrained_verdicts_need_three_seeds_and_hold_for_each_group() -> None:
+    def rows(seeds: int, spread: float = 0.001) -> Untrained:
+        kinds = {"trained": (0.9, 0.2, 0.8), "untrained": (0.7, 0.9, 0.5), "overfitted": (0.8, 0.1, 0.6)}
+        made = []
+        for kind, values in kinds.items():
+            for seed in range(seeds):
+                off = spread * seed if kind == "trained" else 0.0
+                made.append(untrained_row(kind, seed, *(x + off for x in values)))
+        return Untrained(rows=made)
+
+    one = claims_untrained(rows(1))
+    assert set(verdicts(one)) == {UNDETERMINED}
+    three = claims_untrained(rows(3))
+    assert of(three, "layer-layer similarity of all tokens").verdict is DISAGREES
+    assert of(three, "layer-layer similarity of cls tokens").verdict is AGREES
+    assert of(three, "reconstruction of the output cls (bounded").verdict is AGREES
+    assert of(three, "reconstruction of the output cls (plain").verdict is DISAGREES
+    gain = of(three, "output cls gains over the best null")
+    assert gain.evidence.value == pytest.approx((0.2 + 0.001) / 2 - 0.9 / 2)
+    assert of(three, "easier to reconstruct than overfitted ones (plain").verdict is AGREES
+    assert of(three, "randomly initialised").verdict is AGREES
+    assert of(claims_untrained(rows(3, spread=0.3)), "within phases of all").verdict is UNDETERMINED
+    assert set(verdicts(claims_untrained(None))) == {NOT_TESTED}
 
 
 def test_swaps_count_only_teachers_that_learned() -> None:
     def row(accuracy: float, within: float, across: float) -> SwapRow:
-        kept = Compared(within=within, across=across, within_matched=None, across_matched=None)
-        blocks = dict(phases=[6, 6], pairs=[], compared={}, angle=[])
-        return SwapRow(accuracy=accuracy, chance=0.01, compared_accuracy=kept, **blocks)
+        # blocks 1..3 in phases 2 | 1: the pair (1, 2) is within; block 1 loses everything
+        swapped = [within * accuracy, 0.0, across * accuracy]
+        kept = Compared(within=0.0, across=0.0, within_matched=None, across_matched=None)
+        return SwapRow(
+            phases=[2, 1],
+            pairs=[(1, 2), (1, 3), (2, 3)],
+            compared={},
+            angle=[],
+            accuracy=accuracy,
+            chance=0.01,
+            swapped_accuracy=swapped,
+            compared_accuracy=kept,
+        )
 
-    good, chance = row(0.5, 0.48, 0.1), row(0.012, 0.0, 0.012)
-    assert [c.agrees for c in claims_swaps(Swaps(rows=[good, chance]))] == ["yes", "yes"]
-    assert "96%" in claims_swaps(Swaps(rows=[good, chance]))[0].measured
-    assert [c.agrees for c in claims_swaps(Swaps(rows=[row(0.5, 0.2, 0.45)]))] == ["no", "no"]
-    assert [c.agrees for c in claims_swaps(Swaps(rows=[chance]))] == ["–", "–"]
-
-
-def test_ablation_verdicts() -> None:
-    def row(seed: int, num_images: int) -> AblationRow:
-        return AblationRow(row="5-joint", seed=seed, num_images=num_images, phases=[4, 4, 4], curves={})
-
-    def values(*accuracies: float) -> Ablation:
-        lines = [
-            AblationLine(number=str(i), row="", accuracy=a, teacher_accuracy=0.845)
-            for i, a in enumerate(accuracies, start=1)
-        ]
-        return Ablation(table=lines, rows=[row(seed, 50_000) for seed in (0, 1)])
-
-    paper = claims_ablation(values(0.039, 0.727, 0.752, 0.767, 0.824, 0.830))
-    assert [c.agrees for c in paper] == ["yes"] * 6
-    assert paper[0].measured == "3.9%, the teacher 84.5%: 5% kept"
-    assert paper[1].measured == "+68.8 points, to 72.7% (± 0.3)"
-    part = claims_ablation(values(0.039, 0.727, 0.752))
-    assert [c.agrees for c in part[:3]] == ["yes", "partly", "yes"]  # the largest of those known, which are not all
-    other = claims_ablation(values(0.6, 0.65, 0.64, 0.7, 0.8))
-    assert [c.agrees for c in other] == ["no", "no", "no", "yes", "yes", NOT_RUN]  # another gain is larger
-    # On 5,000 images two standard errors are 1.9 points: a rise of less, or one that another row equals, is not clear.
-    few = replace(values(0.3, 0.325, 0.328, 0.35, 0.375), rows=[row(0, 5000)])
-    sampled = claims_ablation(few)
-    assert [c.agrees for c in sampled] == ["partly", "partly", "partly", "yes (one seed)", "yes (one seed)", NOT_RUN]
-    assert sampled[1].measured == "+2.5 points, to 32.5% (± 0.9)"
-    assert {c.agrees for c in claims_ablation(Ablation(table=few.table))[1:5]} == {
-        "partly"
-    }  # nothing known of the error
+    good = [row(0.5, 0.96 + i / 1000, 0.4) for i in range(3)]
+    chance = row(0.012, 0.0, 1.0)
+    claims = claims_swaps(Swaps(rows=[*good, chance]))
+    within, across, matched, *rest = claims
+    assert within.verdict is AGREES and within.evidence.num == 3 and within.evidence.value == pytest.approx(0.961)
+    assert across.evidence.value == pytest.approx(0.2) and across.verdict is AGREES
+    assert matched.evidence.value == pytest.approx(0.961 - 0.4) and matched.verdict is AGREES
+    assert rest[1].evidence.value == pytest.approx(0.4)  # without block 1 only the pair (2, 3) is left
+    assert rest[0].verdict is NOT_TESTED  # and none within a phase
+    assert verdicts(claims_swaps(Swaps(rows=good[:1])))[0] is UNDETERMINED
+    assert set(verdicts(claims_swaps(Swaps(rows=[chance])))) == {NOT_TESTED}
 
 
-def test_table1_verdicts() -> None:
-    def row(k: str, recovery: float, r2: float) -> Table1Row:
-        score = TaskScore(mean=recovery, recovery=MeanOverSeeds(mean=recovery, deviation=0.01))
-        return Table1Row(k=k, scores={"classify": score}, r2={"all": LastR2(r2=MeanOverSeeds(mean=r2))})
+def test_ablation_verdicts_are_over_seeds() -> None:
+    def values(*seeds: tuple[float, ...]) -> Ablation:
+        names = ("1-teacher-forcing", "2-autoregressive", "3-depth", "4-weighted", "5-joint")
+        rows = []
+        for seed, accuracies in enumerate(seeds):
+            for name, accuracy in zip(names, accuracies):
+                refit = Refit(accuracy=accuracies[5], teacher_accuracy=0.845) if name == "5-joint" else None
+                rows.append(
+                    AblationRow(
+                        row=name,
+                        seed=seed,
+                        num_images=50_000,
+                        phases=[4, 4, 4],
+                        curves={},
+                        accuracy=accuracy,
+                        teacher_accuracy=0.845,
+                        refit=refit,
+                    )
+                )
+        return Ablation(settings={"base": "paper"}, rows=rows, table=[])
 
-    found = claims_table1(Table1(rows=[row("2", 0.95, 0.5), row("3", 0.93, 0.6), row("4", 0.9, 0.7)]))
-    assert [c.agrees for c in found[:3]] == ["yes", "partly", "no"]
-    assert {c.agrees for c in found[3:9]} == {NOT_RUN}
-    assert found[9].agrees == "partly"  # R2 rises, accuracy does not
+    paper = (0.039, 0.727, 0.752, 0.767, 0.824, 0.830)
+    near = tuple(a + 0.0005 for a in paper)
+    claims = claims_ablation(values(paper, near, paper))
+    assert verdicts(claims) == [AGREES] * 6 and {c.place for c in claims} == {"Table 2"}
+    assert claims[1].measured == "+63.1 points (3 seeds)"  # 68.8 minus the 5.7 of the joint stage
+    assert verdicts(claims_ablation(values(paper))) == [UNDETERMINED] * 6
+    other = (0.6, 0.65, 0.64, 0.7, 0.8, 0.8)
+    found = claims_ablation(values(*[tuple(a + 0.001 * i * j for j, a in enumerate(other)) for i in range(3)]))
+    assert verdicts(found) == [DISAGREES, DISAGREES, DISAGREES, AGREES, AGREES, UNDETERMINED]
+    default = replace(values(paper), settings={"base": "default"})
+    assert {c.place for c in claims_ablation(default)} == {"Table 2, with the default recipe"}
+
+
+def test_table1_at_a_smaller_budget_may_confirm_but_not_refute() -> None:
+    def probe(score: float) -> ProbeScores:
+        return ProbeScores(score=score, higher_is_better=True, size=[224], at_edge=False, num_steps=10)
+
+    def raptor(k: int, seed: int, score: float, r2: float, steps: int) -> ProbedRaptor:
+        curves = {"all": GroupCurves(r2=[r2], bounded_r2=[r2])}
+        return ProbedRaptor(
+            k=k,
+            seed=seed,
+            probes={"classify": probe(score + 0.001 * seed)},
+            phases=[6, 6],
+            curves=curves,
+            r2_last=r2 + 0.001 * seed,
+            num_steps={"stage1": steps, "stage2": steps},
+        )
+
+    def claims(scores: tuple[float, float, float], steps: int) -> list[Claim]:
+        teacher = ProbedTeacher(parameters=1, probes={"classify": probe(1.0)})
+        raptors = [raptor(k, s, a, 0.4 + k / 10, steps) for k, a in zip((2, 3, 4), scores) for s in range(3)]
+        cells = {"teacher": teacher, **{f"k{r.k}-s{r.seed}": r for r in raptors}}
+        return claims_table1(Table1(rows=summarise(teacher, raptors), cells=cells, settings={"batch_size": 64}))
+
+    short = claims((0.95, 0.93, 0.9), 1000)
+    assert verdicts(short)[:3] == [AGREES, NOT_TESTED, NOT_TESTED]
+    assert "after 128,000 images (the paper: 40,000,000)" in short[0].measured
+    assert set(verdicts(short)[3:9]) == {NOT_TESTED}  # not measured
+    long = claims((0.95, 0.93, 0.9), 312_500)
+    assert verdicts(long)[:3] == [AGREES, DISAGREES, DISAGREES]
+    assert of(long, "accuracy rises with k").verdict is DISAGREES
+    assert of(long, "R2 of the last layer rises with k").verdict is AGREES
+    assert of(claims((0.9, 0.95, 0.955), 1000), "saturates").verdict is AGREES
+    assert of(claims((0.9, 0.91, 0.95), 1000), "saturates").verdict is NOT_TESTED
+    assert of(claims((0.9, 0.91, 0.95), 312_500), "saturates").verdict is DISAGREES

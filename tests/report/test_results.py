@@ -22,8 +22,10 @@ RunOf = Callable[..., Path]
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 # Made by benchmarks, experiments and trials.
 OTHERS = {
+    "authors-vitb",
     "budgets",
     "certificate-speed",
+    "claims",
     "distill_step",
     "dmd",
     "dynamics-suite",
@@ -43,7 +45,7 @@ OTHERS = {
 
 def kind_of(path: Path) -> tuple[type[ResultFile], str] | None:
     """The class that reads a committed file and the name that it has in a run folder."""
-    if path.stem in OTHERS and path != RESULTS / "dynamics" / "scenes.json":
+    if path.stem in OTHERS and path not in (RESULTS / "dynamics" / f"{name}.json" for name in ("scenes", "vitb16")):
         return None
     if path.name.startswith("phases-"):
         return PhasesFile, "phases.json"

@@ -1,0 +1,395 @@
+"""The paper's claims about depth as a dynamical system, from the `estimates` of dynamics.json and from block swaps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import pi, sqrt
+
+import numpy as np
+
+from raptor.dynamics.interventions import Interventions, InterventionsFile, compare_pairs
+from raptor.dynamics.measure import DynamicsFile, DynamicsResult
+from raptor.experiments.evidence import Basis, Claim, Evidence, of_counts
+from raptor.experiments.outcome import sum_of
+from raptor.experiments.witness import TABLE_3, Witness
+
+GROUPS = ("cls", "registers", "patches")
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """A claim, the key of the estimate that decides it, and its bounds; `{g}` stands for each token group."""
+
+    place: str
+    says: str
+    key: str
+    above: float | None = None
+    below: float | None = None
+    figure: str = ""
+
+
+def _modes(fit: str, words: str) -> list[_Rule]:
+    """The claims about the eigenvalues of one kind of DMD fit."""
+    made: tuple[tuple[str, str, float | None, float | None], ...] = (
+        ("cls modes lie closest to +1", "cls_distance_minus_least_other", None, 0),
+        ("patches have the widest angles", "patches_angle_minus_widest_other", 0, None),
+        ("patches contract most: least median modulus", "patches_modulus_minus_least_other", None, 0),
+    )
+    place, figure = "Figure 10, Appendix D", "dynamics-eigenvalues"
+    return [
+        _Rule(place, f"{says} ({words})", f"dmd.{fit}.{key}", above, below, figure) for says, key, above, below in made
+    ]
+
+
+_RATIO = "r = L / 4 as the paper's"
+_RULES = (
+    _Rule(
+        "Figure 1", "layers are more alike within phases than across them", "similarity.within_minus_across", above=0
+    ),
+    _Rule("Figure 7", "feature norms grow with depth (last over first)", "norm.ratio.all", 1, None, "dynamics-norm"),
+    _Rule(
+        "Figure 7",
+        "norms grow steadily: in every step (smallest ratio)",
+        "norm.smallest_step.all",
+        1,
+        None,
+        "dynamics-norm",
+    ),
+    _Rule(
+        "Figure 6",
+        "gamma of {g} saturates near 1: above .9 before the last block",
+        "gamma.before_last.{g}",
+        0.9,
+        None,
+        "dynamics-gamma",
+    ),
+    _Rule(
+        "Figure 6",
+        "gamma of {g} is S-shaped: it rises more in an inner step than in the last",
+        "gamma.inner_rise.{g}",
+        0,
+        None,
+        "dynamics-gamma",
+    ),
+    _Rule(
+        "Section 4",
+        "registers reach their direction first, then patches, then cls",
+        "gamma.order",
+        0,
+        None,
+        "dynamics-gamma",
+    ),
+    _Rule(
+        "Figure 9",
+        "registers have the smallest angular speed",
+        "speed.registers_minus_slowest_other",
+        None,
+        0,
+        "dynamics-speed",
+    ),
+    _Rule(
+        "Section 4",
+        "the variance of the speed is smallest for registers after early depth",
+        "speed_variance.registers_minus_least_other",
+        None,
+        0,
+        "dynamics-speed-variance",
+    ),
+    _Rule(
+        "Figure 9",
+        "cls turns sharply late: its largest turn is in the last quarter of depth",
+        "speed.late_turn.cls",
+        0,
+        None,
+        "dynamics-speed",
+    ),
+    _Rule(
+        "Figure 9",
+        "speed changes abruptly at phase boundaries: more than between other steps",
+        "speed.jump_at_boundaries",
+        0,
+        None,
+        "dynamics-speed",
+    ),
+    _Rule(
+        "Figure 9",
+        "speed is near-stationary within phases: more of its variance lies between them than for random phases",
+        "speed.between_phases_minus_random",
+        0,
+        None,
+        "dynamics-speed",
+    ),
+    _Rule(
+        "Figure 8",
+        "perturbed paths bend back: the angle of {g} ends smaller than it began",
+        "path.kept_angle.{g}",
+        None,
+        1,
+        "dynamics-perturbed-path",
+    ),
+    _Rule(
+        "Figure 8",
+        "sensitivity of patches falls with the injection layer (slope of its log)",
+        "sensitivity.slope.patches",
+        None,
+        0,
+        "dynamics-sensitivity",
+    ),
+    _Rule(
+        "Figure 8",
+        "that fall is log-linear (R2 of the line above .9)",
+        "sensitivity.r2.patches",
+        0.9,
+        None,
+        "dynamics-sensitivity",
+    ),
+    _Rule(
+        "Figure 8",
+        "sensitivity of cls rises when injected late (slope over the last third)",
+        "sensitivity.late_slope.cls",
+        0,
+        None,
+        "dynamics-sensitivity",
+    ),
+    _Rule(
+        "Figure 10",
+        "the stable rank of the updates of patches falls (late over early)",
+        "rank.stable_late_over_early.patches",
+        None,
+        1,
+        "dynamics-stable-rank",
+    ),
+    _Rule(
+        "Figure 10",
+        "the effective rank of the updates of patches falls (late over early)",
+        "rank.effective_late_over_early.patches",
+        None,
+        1,
+        "dynamics-effective-rank",
+    ),
+    _Rule(
+        "Figure 10",
+        "the stable rank ends near six (between 3 and 12)",
+        "rank.stable_late.patches",
+        3,
+        12,
+        "dynamics-stable-rank",
+    ),
+    _Rule(
+        "Figure 10",
+        "the effective rank ends near six (between 3 and 12)",
+        "rank.effective_late.patches",
+        3,
+        12,
+        "dynamics-effective-rank",
+    ),
+    _Rule(
+        "Figure 10",
+        "the coherence of patches peaks late (last third minus before)",
+        "rank.coherence_late_peak.patches",
+        0,
+        None,
+        "dynamics-coherence",
+    ),
+    _Rule(
+        "Abstract",
+        "patches gather late: their mean cosine with their mean direction rises over the last third",
+        "gathering.alignment_late_rise.patches",
+        0,
+        None,
+        "dynamics-gathering",
+    ),
+    _Rule(
+        "Abstract",
+        "late updates of patches turn toward their mean direction",
+        "gathering.toward_late.patches",
+        0,
+        None,
+        "dynamics-gathering",
+    ),
+    _Rule(
+        "Figure 10, Appendix D",
+        f"eigenvalues of {{g}} lie just inside the unit circle: radius between .9 and 1 ({_RATIO})",
+        "dmd.ratio.spectral_radius.{g}",
+        0.9,
+        1,
+        "dynamics-eigenvalues",
+    ),
+    _Rule(
+        "Figure 10, Appendix D",
+        f"eigenvalues of {{g}} concentrate near the positive real axis: weighted angle below pi / 4 ({_RATIO})",
+        "dmd.ratio.weighted_angle.{g}",
+        None,
+        pi / 4,
+        "dynamics-eigenvalues",
+    ),
+    *_modes("ratio", _RATIO),
+    *_modes("pooled", f"one fit pooled over images, {_RATIO}"),
+    *_modes("rank10", "r = 10"),
+    _Rule(
+        "Figure 10",
+        "the singular spectrum decays slowest for cls (effective number of values)",
+        "dmd.singular.cls_minus_largest_other",
+        0,
+        None,
+        "dynamics-singular-values",
+    ),
+    _Rule(
+        "Figure 10",
+        "the singular spectrum decays fastest for patches (effective number of values)",
+        "dmd.singular.patches_minus_least_other",
+        None,
+        0,
+        "dynamics-singular-values",
+    ),
+)
+
+
+def claims_dynamics(
+    measured: DynamicsFile | None, witness: Witness | None = None, relative: DynamicsFile | None = None
+) -> list[Claim]:
+    """The claims about one model. `relative`: the same model under relative perturbations, beside the paper's."""
+    if measured is None:
+        return [Claim(place=rule.place, says=rule.says.format(g="every group")) for rule in _RULES]
+    model = measured.teacher
+    found = [claim for rule in _RULES for claim in _claims_of(rule, model)]
+    found += [*_attraction(model), *_basins(model)]
+    return [_beside(claim, model, witness, relative) for claim in found]
+
+
+def _claims_of(rule: _Rule, model: DynamicsResult) -> list[Claim]:
+    groups = [g for g in GROUPS if g in model.direction.norm] if "{g}" in rule.key else [""]
+    claims = []
+    for g in groups:
+        key = rule.key.format(g=g)
+        if key not in model.estimates:
+            continue  # such as registers of a model that has none
+        if key.startswith(("sensitivity", "path")) and (model.stability is None or model.stability.kind != "paper"):
+            continue
+        claims.append(_claim(rule.place, rule.says.format(g=g), model, key, rule.above, rule.below, rule.figure))
+    return claims
+
+
+def _claim(
+    place: str, says: str, model: DynamicsResult, key: str, above: float | None, below: float | None, figure: str
+) -> Claim:
+    estimate = model.estimates[key]
+    evidence = Evidence(
+        value=estimate.value,
+        lower=estimate.lower,
+        upper=estimate.upper,
+        basis=Basis.IMAGES,
+        num=estimate.num_images,
+        above=above,
+        below=below,
+    )
+    return Claim(place=place, says=says, evidence=evidence, number=f"teacher/estimates/{key}", figure=figure)
+
+
+def _attraction(model: DynamicsResult) -> list[Claim]:
+    """Whether a perturbation made where a phase begins shrinks within it, over all tokens."""
+    if model.stability is None or model.stability.kind != "paper":
+        return []
+    claims = []
+    for number, phase in enumerate(model.attraction, start=1):
+        says = (
+            f"phase {number} (layers {phase.first} to {phase.last}) attracts: a perturbation's angle shrinks per step"
+        )
+        key = f"attraction.layers_{phase.first}_{phase.last}.all"
+        if key in model.estimates:
+            claim = _claim("Section 4", says, model, key, None, 1, "dynamics-attraction")
+            rates = ", ".join(f"{g} {rate:.2f}" for g, rate in phase.rate.items() if g != "all")
+            claims.append(replace(claim, measured=f"by group: {rates}"))
+    return claims
+
+
+def _basins(model: DynamicsResult) -> list[Claim]:
+    if model.basins is None:
+        return []
+    claims, num = [], sum(model.basins.images_per_class)
+    for g, found in model.basins.groups.items():
+        value, lower, upper = of_counts(found.accuracy[-1] * num, num)
+        evidence = Evidence(value=value, lower=lower, upper=upper, num=num, above=model.basins.chance)
+        ratio = found.scatter_ratio
+        text = f"{found.accuracy[0]:.0%} at layer 0; between/within scatter {ratio[-1]:.2f} at the end"
+        says = f"{g} paths end in class-dependent basins: nearest class mean above chance at the last layer"
+        claims.append(
+            Claim(
+                place="Figure 6",
+                says=says,
+                measured=text,
+                evidence=evidence,
+                number=f"teacher/basins/groups/{g}/accuracy/-1",
+                figure="dynamics-paths",
+            )
+        )
+    return claims
+
+
+def _beside(claim: Claim, model: DynamicsResult, witness: Witness | None, relative: DynamicsFile | None) -> Claim:
+    """The claim with what stands beside its number: depth, the authors' matrix, relative perturbations."""
+    notes = [claim.measured] if claim.measured else []
+    key = claim.number.removeprefix("teacher/estimates/")
+    if witness is not None and key.startswith(("gamma.before_last", "gamma.inner_rise")):
+        notes.append(f"the authors' ViT-B matrix (pooled): gamma_{len(witness.gamma) - 1} = {witness.gamma[-2]:.2f}")
+    if witness is not None and key == "speed.late_turn.cls":
+        turn = model.direction.speed["cls"].mean[-1]
+        notes.append(f"last turn {turn:.2f} rad; the authors' ViT-B matrix (pooled) {witness.last_turn:.2f} rad")
+    if key.startswith("sensitivity.slope"):
+        notes.append("growing norms are part of this, because a perturbation of fixed size shrinks beside the state")
+        if relative is not None and relative.teacher.stability is not None:
+            found = relative.teacher.stability
+            slope = found.log_slope()[0, found.groups.index("patches"), 0]
+            notes.append(f"with sizes relative to the state {slope:+.3f}")
+    if key == "speed_variance.registers_minus_least_other":
+        found_by = model.direction.speed_variance
+        late = {g: float(np.mean(v.images[max(1, len(v.images) // 3) :])) for g, v in found_by.items() if g != "all"}
+        notes.append(f"over images only: {', '.join(f'{g} {value:.2g}' for g, value in late.items())}")
+    if key == "gamma.order" and "registers" not in model.direction.norm:
+        notes.append("it has no registers: patches against cls")
+    if key == "sensitivity.late_slope.cls" and f"{_OWN}.cls" in model.estimates:
+        notes.append(f"with only cls perturbed {model.estimates[f'{_OWN}.cls']}")
+    return replace(claim, measured="; ".join(notes))
+
+
+_OWN = "sensitivity.own_late_slope"
+
+
+def claims_interventions(found: InterventionsFile) -> list[Claim]:
+    """Block swaps of one model: how far the last state turns, within and across phases at equal distance."""
+    side = found.teacher
+    if side is None:
+        return []
+    claims = []
+    for without, suffix in (((), ""), ((1,), ", without block 1")):
+        says = f"at equal distance a swap across phases turns the last state more than one within{suffix}"
+        claims.append(_swap_claim(says, side, without))
+    return claims
+
+
+def _swap_claim(says: str, side: Interventions, without: Sequence[int]) -> Claim:
+    """The interval takes the deviations of all pairs as fully correlated, so it is too wide rather than too narrow."""
+    swaps, claim = side.swaps, Claim(place="Section 2 (camera-ready)", says=says, figure="interventions-swaps")
+    spread = swaps.angle["all"]
+    means = compare_pairs(swaps.pairs, spread.mean, swaps.phases, without)
+    value = means["across_matched"] - means["within_matched"]
+    if not np.isfinite(value) or spread.std is None:
+        return claim
+    errors = compare_pairs(swaps.pairs, spread.std, swaps.phases, without)
+    half = 1.96 * (errors["across_matched"] + errors["within_matched"]) / sqrt(swaps.num_images)
+    evidence = Evidence(value=value, lower=value - half, upper=value + half, num=swaps.num_images, above=0)
+    text = f"{means['across_matched']:.2f} rad across, {means['within_matched']:.2f} within"
+    text += f" (at any distance {means['across']:.2f} and {means['within']:.2f})"
+    return replace(claim, measured=text, evidence=evidence)
+
+
+def claims_witness(found: Witness | None) -> list[Claim]:
+    """Table 3 from the authors' own matrix."""
+    claim = Claim(place="Table 3", says="max-cut of the published similarity gives the layer splits of k = 2, 3, 4")
+    if found is None:
+        return [claim]
+    num = found.rows_of_table_3()
+    text = ", ".join(sum_of(found.phases[k]) for k in TABLE_3)
+    evidence = Evidence(value=num, lower=num, upper=num, num=found.num_images, above=len(TABLE_3) - 0.5)
+    return [replace(claim, measured=f"rows reproduced, of {len(TABLE_3)}: {text}", evidence=evidence)]

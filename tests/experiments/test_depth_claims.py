@@ -1,0 +1,89 @@
+"""Claims about depth: each follows its bounds, is judged on the paper's perturbation, and stands beside the witness."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_phases import DISTANCE
+
+from raptor.dynamics.estimates import ImageEstimate
+from raptor.dynamics.interventions import InterventionsFile, compare_pairs
+from raptor.dynamics.measure import DynamicsFile
+from raptor.experiments.depth_claims import claims_dynamics, claims_interventions, claims_witness
+from raptor.experiments.evidence import Claim, Verdict
+from raptor.experiments.witness import witness
+
+DYNAMICS = Path(__file__).parents[2] / "docs" / "results" / "dynamics"
+
+
+@pytest.fixture(scope="module")
+def measured() -> DynamicsFile:
+    return DynamicsFile.read_file(DYNAMICS / "dinov2s.json")
+
+
+def with_estimate(measured: DynamicsFile, key: str, lower: float, upper: float) -> DynamicsFile:
+    estimates = {**measured.teacher.estimates, key: ImageEstimate((lower + upper) / 2, lower, upper, 256)}
+    return replace(measured, teacher=replace(measured.teacher, estimates=estimates))
+
+
+def of_key(claims: list[Claim], key: str) -> list[Claim]:
+    return [claim for claim in claims if claim.number == f"teacher/estimates/{key}"]
+
+
+@pytest.mark.parametrize(
+    ("key", "holds", "fails"),
+    [
+        ("norm.smallest_step.all", 1.1, 0.9),
+        ("gamma.before_last.patches", 0.95, 0.5),
+        ("speed.registers_minus_slowest_other", -0.1, 0.1),
+        ("sensitivity.slope.patches", -0.3, 0.1),
+        ("rank.stable_late.patches", 6.0, 1.5),
+        ("rank.effective_late.patches", 6.0, 100.0),
+        ("dmd.ratio.spectral_radius.cls", 0.95, 1.05),
+        ("dmd.pooled.cls_distance_minus_least_other", -0.1, 0.1),
+    ],
+)
+def test_a_claim_follows_its_bounds(measured: DynamicsFile, key: str, holds: float, fails: float) -> None:
+    for value, verdict in ((holds, Verdict.AGREES), (fails, Verdict.DISAGREES)):
+        found = claims_dynamics(with_estimate(measured, key, value - 0.01, value + 0.01))
+        (claim,) = of_key(found, key)
+        assert claim.verdict is verdict
+    wide = claims_dynamics(with_estimate(measured, key, min(holds, fails), max(holds, fails)))
+    assert of_key(wide, key)[0].verdict is Verdict.UNDETERMINED
+
+
+def test_sensitivity_is_judged_on_the_papers_perturbation(measured: DynamicsFile) -> None:
+    relative = DynamicsFile.read_file(DYNAMICS / "dinov2s-relative.json")
+    claims = claims_dynamics(measured, None, relative)
+    (falls,) = of_key(claims, "sensitivity.slope.patches")
+    assert "growing norms" in falls.measured and "relative to the state" in falls.measured
+    stability = replace(measured.teacher.stability, kind="relative")
+    other = claims_dynamics(replace(measured, teacher=replace(measured.teacher, stability=stability)))
+    assert not [c for c in other if "sensitivity" in c.number or "attraction" in c.number or "path." in c.number]
+    assert of_key(other, "gamma.order")
+
+
+def test_the_witness_stands_beside_gamma_and_the_last_turn(measured: DynamicsFile) -> None:
+    claims = claims_dynamics(measured, witness(DISTANCE))
+    assert all("gamma_11 = 0.25" in c.measured for c in claims if "gamma.before_last" in c.number)
+    (turn,) = of_key(claims, "speed.late_turn.cls")
+    assert "ViT-B matrix (pooled) 1.32 rad" in turn.measured
+    (table3,) = claims_witness(witness(DISTANCE))
+    assert table3.verdict is Verdict.AGREES and "7+5, 7+3+2, 4+3+3+2" in table3.measured
+    assert {c.verdict for c in [*claims_witness(None), *claims_dynamics(None)]} == {Verdict.NOT_TESTED}
+
+
+def test_swaps_of_a_model_at_equal_distance() -> None:
+    found = InterventionsFile.read_file(DYNAMICS / "dinov2s-paper-interventions.json")
+    plain, rest = claims_interventions(found)
+    swaps = found.teacher.swaps
+    means = compare_pairs(swaps.pairs, swaps.angle["all"].mean, swaps.phases, (1,))
+    assert rest.evidence.value == pytest.approx(means["across_matched"] - means["within_matched"])
+    kept = [i for i, pair in enumerate(swaps.pairs) if 1 not in pair]
+    pairs = [swaps.pairs[i] for i in kept]
+    by_hand = compare_pairs(pairs, np.array(swaps.angle["all"].mean)[kept], swaps.phases)
+    assert by_hand == pytest.approx(means)
+    assert plain.evidence.lower < plain.evidence.value < plain.evidence.upper
