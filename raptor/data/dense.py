@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,8 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from raptor.data.archives import ZipEntry, list_files, read_zip_entry, zip_entries
-from raptor.data.images import BadImage
-from raptor.data.split import split_keys
+from raptor.data.images import Items
 from raptor.data.stream import CACHE_SHARE
 from raptor.devices import free_bytes
 
@@ -29,14 +27,13 @@ Size = tuple[int, int]
 """Height and width."""
 
 
-class DenseData:
-    """A map-style set of images with a mask or a depth map each; `load(i)` gives (RGB image, target array).
+class DenseData(Items):
+    """A map-style set of images (see `Items`) with a mask or a depth map each: `load(i)` gives RGB image and target.
 
     Masks are uint8 (H, W): classes 0..num_classes - 1, and `ignore_index` where nothing is known. Depths are float32
     (H, W) in metres, 0 where there is no reading.
 
     Attributes:
-        names: a unique name per image. parts: its own split, or None.
         classes: class names of the masks; None for depths.
         max_depth: the largest depth in metres; None for masks.
         frame: height and width of the targets: scores are taken there, and images are shown at it by default.
@@ -49,7 +46,7 @@ class DenseData:
         self,
         name: str,
         task: str,
-        names: list[str],
+        names: Sequence[str],
         parts: Sequence[str | None] | None = None,
         *,
         frame: tuple[int, int],
@@ -57,11 +54,8 @@ class DenseData:
         max_depth: float | None = None,
         eigen_crop: bool = False,
     ) -> None:
-        self.name, self.task, self.names = name, task, names
-        self.keys = split_keys(names)
-        self.parts: list[str | None] = list(parts) if parts is not None else [None] * len(names)
-        self.positions = torch.arange(len(names))
-        self.frame = frame
+        super().__init__(name, names, parts)
+        self.task, self.frame = task, frame
         self.classes = None if classes is None else list(classes)
         self.max_depth, self.eigen_crop = max_depth, eigen_crop
         self._ahead: dict[tuple[int, Size], Future[tuple[np.ndarray, np.ndarray]]] = {}
@@ -75,9 +69,6 @@ class DenseData:
         """The dtype of the targets of a batch."""
         return torch.uint8 if self.task == "segment" else torch.float32
 
-    def __len__(self) -> int:
-        return len(self.positions)
-
     def read(self, position: int) -> tuple[Image.Image, np.ndarray]:
         """Image and target at a place of the reader's own order. Readers define this; callers use `load`."""
         raise NotImplementedError
@@ -88,16 +79,11 @@ class DenseData:
             image, target = self.read(int(self.positions[index]))
             return image.convert("RGB"), target
         except Exception as error:  # image decoders raise almost anything
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise BadImage(f"cannot read {self.names[index]} of {self.name}: {reason}") from error
+            raise self.unreadable(index, error) from error
 
     def select(self, indices: Sequence[int]) -> Self:
         """The same reader over some of its images."""
-        chosen = copy.copy(self)
-        chosen.names = [self.names[i] for i in indices]
-        chosen.keys = [self.keys[i] for i in indices]
-        chosen.parts = [self.parts[i] for i in indices]
-        chosen.positions = self.positions[torch.tensor(indices, dtype=torch.int64)]
+        chosen = super().select(indices)
         chosen._ahead = {}
         return chosen
 

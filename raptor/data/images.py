@@ -56,13 +56,51 @@ class Pixels(NamedTuple):
     indices: Tensor
 
 
-class ImageData:
-    """A map-style set of images.
+class Items:
+    """The images of a reader that are chosen, with or without targets.
 
     `names`: a unique name per image. `keys`: what splits and samples are chosen by, however the data is addressed.
-    `labels`: a class index per image, or None. `classes`: their names, or None.
-    `parts`: the data's own split of each image, or None. `bad`: names of unreadable images met with `skip_bad`.
+    `parts`: the data's own split of each image, or None.
     `positions`: int64 (N,), where each image stands in the reader's own order.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        names: Sequence[str],
+        parts: Sequence[str | None] | None = None,
+        keys: Sequence[str] | None = None,
+    ) -> None:
+        self.name = name
+        self.names = PackedNames.pack(names)
+        self.keys = PackedNames.pack(split_keys(names) if keys is None else keys)
+        self.parts: list[str | None] = list(parts) if parts is not None else [None] * len(names)
+        self.positions = torch.arange(len(names))
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def select(self, indices: Sequence[int]) -> Self:
+        """The same reader over some of its images."""
+        chosen = copy.copy(self)
+        rows = torch.tensor(indices, dtype=torch.int64)
+        chosen.names = self.names.take(rows.numpy())
+        chosen.keys = self.keys.take(rows.numpy())
+        chosen.parts = [self.parts[i] for i in indices]
+        chosen.positions = self.positions[rows]
+        return chosen
+
+    def unreadable(self, index: int, error: Exception) -> BadImage:
+        """What to raise for image `index`, which a decoder failed to read: one line with its name."""
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return BadImage(f"cannot read image {self.names[index]} of {self.name}: {reason}")
+
+
+class ImageData(Items):
+    """A map-style set of images; see `Items`.
+
+    `labels`: a class index per image, or None. `classes`: their names, or None.
+    `bad`: names of unreadable images met with `skip_bad`.
     """
 
     fill_size = 64
@@ -77,18 +115,11 @@ class ImageData:
         parts: Sequence[str | None] | None = None,
         keys: Sequence[str] | None = None,
     ) -> None:
-        self.name = name
-        self.names = PackedNames.pack(names)
-        self.keys = PackedNames.pack(split_keys(names) if keys is None else keys)
+        super().__init__(name, names, parts, keys)
         self.labels = labels
         self.classes = classes
-        self.parts: list[str | None] = list(parts) if parts is not None else [None] * len(names)
-        self.positions = torch.arange(len(names))
         self.skip_bad = False
         self.bad: list[str] = []
-
-    def __len__(self) -> int:
-        return len(self.positions)
 
     def __getitem__(self, index: int) -> Image.Image:
         return self.load(index)
@@ -107,17 +138,11 @@ class ImageData:
         try:
             return (self.read(position) if side is None else self.read_reduced(position, side)).convert("RGB")
         except Exception as error:  # image decoders raise almost anything
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise BadImage(f"cannot read image {self.names[index]} of {self.name}: {reason}") from error
+            raise self.unreadable(index, error) from error
 
     def select(self, indices: Sequence[int]) -> Self:
         """The same reader over some of its images; labels stay only if each of these images has one."""
-        chosen = copy.copy(self)
-        rows = torch.tensor(indices, dtype=torch.int64)
-        chosen.names = self.names.take(rows.numpy())
-        chosen.keys = self.keys.take(rows.numpy())
-        chosen.parts = [self.parts[i] for i in indices]
-        chosen.positions = self.positions[rows]
+        chosen = super().select(indices)
         chosen.bad = []
         if self.labels is not None:
             labels = [self.labels[i] for i in indices]

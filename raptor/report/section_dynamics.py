@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from raptor.dynamics.measure import DynamicsResult
@@ -133,8 +135,8 @@ def _panel(
     series = []
     for side, measures in sides.items():
         spreads: dict[str, Spread] = getattr(getattr(measures, measure), quantity)
-        for group in (g for g in GROUPS if g in spreads):
-            series.append({**_line(group, side, spreads[group]), "when": {"tokens": [group, EVERY]}})
+        for group, spread in ((g, spreads[g]) for g in GROUPS if g in spreads):
+            series.append(_with_band(_of_group(group, side, list(range(len(spread.mean))), spread.mean), spread))
     return Chart(
         id=f"dynamics-{quantity.replace('_', '-')}",
         kind="lines",
@@ -149,15 +151,14 @@ def _panel(
     )
 
 
-def _line(group: str, side: str, spread: Spread) -> Series:
-    """A curve over depth from index 0, with the middle half of the images as its band where it is known."""
-    return {
-        **series_name(group, side),
-        "x": list(range(len(spread.mean))),
-        "y": spread.mean,
-        "lower": spread.quantile(0.25),
-        "upper": spread.quantile(0.75),
-    }
+def _of_group(group: str, side: str, x: Any, y: Any, **when: list[str]) -> Series:
+    """Values of one token group of one side, shown with its group or with every group."""
+    return {**series_name(group, side), "x": x, "y": y, "when": {**when, "tokens": [group, EVERY]}}
+
+
+def _with_band(series: Series, spread: Spread) -> Series:
+    """The middle half of the images as a band, where it is known."""
+    return {**series, "lower": spread.quantile(0.25), "upper": spread.quantile(0.75)}
 
 
 def _alt(title: str, series: list[Series]) -> str:
@@ -185,16 +186,8 @@ def _sensitivity(found: dict[str, StabilityResult], phases: list[int] | None) ->
             for g, group in enumerate(measured.groups):
                 for e in range(len(measured.eps)):
                     spread = measured.angle_per_eps[t, g, e]
-                    series.append(
-                        {
-                            **series_name(group, side),
-                            "x": measured.layers,
-                            "y": spread.mean,
-                            "when": {"target": [target], "eps": [str(e)], "tokens": [group, EVERY]},
-                            "lower": spread.quantile(0.25),
-                            "upper": spread.quantile(0.75),
-                        }
-                    )
+                    line = _of_group(group, side, measured.layers, spread.mean, target=[target], eps=[str(e)])
+                    series.append(_with_band(line, spread))
     first = next(iter(found.values()))
     kind = "of the token's norm" if first.kind == "relative" else "times a Gaussian"
     slope = _slope(first)
@@ -260,8 +253,7 @@ def _eigenvalues(found: list[Modes]) -> Chart:
     for side, group, modes in found:
         flat = modes.eigenvalues[np.isfinite(modes.eigenvalues)]
         flat = flat[:: -(-len(flat) // _MAX_POINTS) or 1]
-        when = {"tokens": [group, EVERY]}
-        series.append({**series_name(group, side), "x": flat.real, "y": flat.imag, "when": when})
+        series.append(_of_group(group, side, flat.real, flat.imag))
     side, group, first = found[0]
     radius, modulus = float(first.spectral_radius.mean), float(first.median_modulus.mean)
     return Chart(
@@ -282,14 +274,7 @@ def _spectrum(found: list[Modes]) -> Chart:
     series: list[Series] = []
     for side, group, modes in found:
         values = modes.singular_values.mean
-        series.append(
-            {
-                **series_name(group, side),
-                "x": list(range(1, len(values) + 1)),
-                "y": values / (values[0] or 1.0),
-                "when": {"tokens": [group, EVERY]},
-            }
-        )
+        series.append(_of_group(group, side, list(range(1, len(values) + 1)), values / (values[0] or 1.0)))
     return Chart(
         id="singular-values",
         kind="lines",
@@ -307,8 +292,7 @@ def _reconstruction(found: list[Modes], phases: list[int] | None) -> Chart:
     for side, group, modes in found:
         values = modes.reconstruction_error.mean
         layers = list(range(len(values)))
-        when = {"tokens": [group, EVERY]}
-        series.append({**series_name(group, side), "x": layers, "y": values, "when": when})
+        series.append(_of_group(group, side, layers, values))
         if side == "teacher":
             pooled = {"name": "one pooled fit", "base": "one pooled fit", "colour": group, "side": "null"}
             values = modes.pooled.reconstruction_error.mean
@@ -332,14 +316,7 @@ def _sweep(found: list[Modes]) -> Chart:
     for side, group, modes in found:
         ranks = sorted(modes.sweep)
         if ranks:
-            series.append(
-                {
-                    **series_name(group, side),
-                    "x": ranks,
-                    "y": [modes.sweep[r].median_modulus.mean for r in ranks],
-                    "when": {"tokens": [group, EVERY]},
-                }
-            )
+            series.append(_of_group(group, side, ranks, [modes.sweep[r].median_modulus.mean for r in ranks]))
     return Chart(
         id="rank-sweep",
         kind="lines",

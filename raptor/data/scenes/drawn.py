@@ -71,13 +71,13 @@ class SceneFrames(DenseData):
         super().__init__(
             "scenes",
             task,
-            list(self.drawn.names),
+            self.drawn.names,
             self.drawn.parts,
             frame=(side, side),
             classes=MASK_CLASSES if task == "segment" else None,
             max_depth=None if task == "segment" else _MAX_DEPTH,
         )
-        self.keys = list(self.drawn.keys)
+        self.keys = self.drawn.keys
 
     def worth_caching(self, device: torch.device) -> bool:
         return self.drawn.worth_caching(device)
