@@ -161,13 +161,21 @@ class _Unbroken:
 
 def is_users(error: Exception) -> bool:
     """Whether the input or the machine is at fault, not the program. torch's error by name: it may not be imported."""
-    return isinstance(error, (ValueError, OSError)) or type(error).__name__ == "OutOfMemoryError"
+    is_machines = type(error).__name__ == "OutOfMemoryError" or _is_dead_worker(error)
+    return isinstance(error, (ValueError, OSError)) or is_machines
+
+
+def _is_dead_worker(error: Exception) -> bool:
+    images = sys.modules.get("raptor.data.images")
+    return images is not None and images.is_dead_worker(error)
 
 
 def one_line(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     if type(error).__name__ == "OutOfMemoryError":
         return f"the GPU's memory is full: lower --batch_size ({text[:120]})"
+    if _is_dead_worker(error):
+        return f"a process that decodes images died: if memory is short, lower --num_workers ({text[:120]})"
     return text
 
 

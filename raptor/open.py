@@ -15,6 +15,7 @@ import difflib
 import json
 import os
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess
 from raptor.options import OpeningModel, declared, with_defaults
-from raptor.run import RunError, read_config, sync, write_text
+from raptor.run import RunError, read_config, read_json, sync, write_text
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.builders import (
     TIMM_MODULES,
@@ -347,6 +348,20 @@ def save_vit(vit: ViT, folder: str | Path) -> Path:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
+
+
+def repair_saved(vit: ViT, folder: Path) -> None:
+    """Write the model of a finished run again where its folder is missing or damaged."""
+    try:
+        kept = read_weights(folder / "model.safetensors")
+        ours = vit.model.state_dict()
+        read_json(folder / "config.json")
+        if kept.keys() == ours.keys() and all(torch.equal(kept[n], ours[n].cpu()) for n in ours):
+            return
+    except ValueError:
+        pass
+    save_vit(vit, folder)
+    print(f"{folder} was missing or damaged: written again from the run's checkpoint", file=sys.stderr)
 
 
 def _put_in_place(partial: Path, folder: Path) -> None:

@@ -16,12 +16,14 @@ import secrets
 import shutil
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Self, TextIO
+from weakref import WeakSet
 
 import yaml
 from safetensors import SafetensorError
@@ -38,6 +40,14 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 class RunError(ValueError):
     """Something about a run folder that its user has to decide; the message is one line."""
+
+
+class WriteError(RunError):
+    """A file that could not be written, and the reason."""
+
+    def __init__(self, path: str | Path, reason: str):
+        super().__init__(f"cannot write {path}: {reason}; make room or choose another --out")
+        self.reason = reason
 
 
 class Interrupted(RunError):
@@ -82,7 +92,7 @@ class Run:
 
     def close(self) -> None:
         if self._lock is not None:
-            self._lock.close()
+            let_go(self._lock)
             self._lock = None
 
     def __enter__(self) -> Run:
@@ -95,17 +105,18 @@ class Run:
         """The newest whole checkpoint, or None."""
         return _latest_checkpoint(self.folder)
 
+    def kept(self) -> str:
+        """What a message about a fault says of what is left."""
+        where = self.latest()
+        return f"the last good checkpoint is {where}" if where else "no checkpoint was written yet"
+
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Turns a failed write (a full disk) into one line that names the last good checkpoint."""
         try:
             yield
-        except (OSError, SafetensorError) as error:
-            where = self.latest()
-            kept = f"; the last good checkpoint is {where}" if where else "; no checkpoint was written yet"
-            number = errno.ENOSPC if "No space left" in str(error) else getattr(error, "errno", None)
-            reason = "the disk is full" if number == errno.ENOSPC else str(error)
-            raise RunError(f"cannot write to {self.folder}: {reason}{kept}") from None
+        except (OSError, SafetensorError, WriteError) as error:
+            raise RunError(f"cannot write to {self.folder}: {_reason(error)}; {self.kept()}") from None
 
     def save_checkpoint(self, number: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Write a checkpoint beside the others, then point `latest` at it; an interruption leaves the last one good.
@@ -124,11 +135,14 @@ class Run:
                 save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, path)
                 sync(path)
                 write_text(partial / "state.json", json.dumps({**state, "tensor_bytes": path.stat().st_size}))
+                if (self.folder / "metrics.jsonl").exists():
+                    sync(self.folder / "metrics.jsonl")  # the state counts its lines
                 if final.exists():
                     shutil.rmtree(final)
                 os.rename(partial, final)
+                sync(root)
                 write_text(root / "latest", final.name)
-            except (OSError, SafetensorError):
+            except (OSError, SafetensorError, WriteError):
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
         for old in _checkpoints(root)[:-_KEPT_CHECKPOINTS]:
@@ -216,6 +230,13 @@ def _latest_checkpoint(folder: str | Path) -> Path | None:
     return pointer.parent / pointer.read_text().strip() if pointer.exists() else None
 
 
+def drop_checkpoints(folder: str | Path) -> None:
+    """Delete the checkpoints of a finished run; the pointer goes first, so that it never names one that is gone."""
+    root = Path(folder) / "checkpoint"
+    (root / "latest").unlink(missing_ok=True)
+    shutil.rmtree(root, ignore_errors=True)
+
+
 def load_checkpoint(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """Tensors and state of the newest checkpoint of a run folder; None when there is none."""
     path = _latest_checkpoint(folder)
@@ -254,9 +275,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; empty when there is none."""
+    """The lines of metrics.jsonl; empty when there is none. A line that is being written does not count yet."""
     path = Path(folder) / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def slug(name: str) -> str:
@@ -321,10 +343,50 @@ def _is_seen(path: Path) -> bool:
 
 def write_text(path: Path, text: str) -> None:
     """Write a small file so that a reader sees the old one or the new one, never a part."""
+    with replacing(path) as partial:
+        partial.write_text(text)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file beside `path` to write to, which on leaving takes the place of `path`, synced.
+
+    A fault leaves the old file. Processes that write into one folder wait for each other, because two of them may
+    write the same file.
+    """
     partial = path.with_name(path.name + ".tmp")
-    partial.write_text(text)
-    sync(partial)
-    os.replace(partial, path)
+    with _one_writer(path.parent):
+        try:
+            yield partial
+            sync(partial)
+            os.replace(partial, path)
+        except BaseException as error:
+            with suppress(OSError):
+                partial.unlink()
+            if isinstance(error, OSError | SafetensorError):
+                raise WriteError(path, _reason(error)) from None
+            raise
+
+
+def _reason(error: OSError | SafetensorError | WriteError) -> str:
+    """Why a write failed, without a path."""
+    if isinstance(error, WriteError):
+        return error.reason
+    if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
+        return "the disk is full"
+    return str(error)
+
+
+@contextmanager
+def _one_writer(folder: Path) -> Iterator[None]:
+    """Inside, no other process is inside for the same folder, where the file system has locks."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)
 
 
 def check_folder(folder: str | Path, of: str | Path | None = None) -> Path:
@@ -356,13 +418,44 @@ def sync(path: Path) -> None:
 
 
 def _lock(folder: Path) -> TextIO:
+    """Hold the folder until the file is closed or this process ends, however it ends."""
     file = (folder / "lock").open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         file.close()
         raise RunError(f"{folder} is in use by another process: choose another --out, or wait for it") from None
+    except OSError as error:  # some network file systems have no locks
+        print(f"{folder} cannot be locked ({error.strerror}): start no second run in it", file=sys.stderr)
+    hold_alone(file)
     return file
+
+
+_HELD: WeakSet[TextIO] = WeakSet()
+
+
+def hold_alone(file: TextIO) -> None:
+    """Keep the lock on an open file to this process.
+
+    A process forked from it, such as one that decodes images, closes the file: otherwise it would hold the lock for
+    the seconds by which it outlives a run that was killed.
+    """
+    _HELD.add(file)
+
+
+def let_go(file: TextIO) -> None:
+    """Give up the lock at once, also where a process that was forked just now still has the file open."""
+    with suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_UN)
+    file.close()
+
+
+def _close_held() -> None:
+    for file in list(_HELD):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_close_held)
 
 
 def _checkpoints(root: Path) -> list[Path]:

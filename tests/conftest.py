@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -62,3 +63,15 @@ def rotary() -> ViT:
 def snapshot() -> Callable[[nn.Module], dict[str, Tensor]]:
     """A copy of a module's state dict."""
     return lambda model: {k: v.clone() for k, v in model.state_dict().items()}
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what tests counted with `record_property(NAME, {what: number})`, summed over all tests."""
+    totals: dict[str, Counter[str]] = {}
+    reports = [report for kind in terminalreporter.stats.values() for report in kind]
+    calls = [report for report in reports if getattr(report, "when", "") == "call"]
+    for name, counts in (entry for report in calls for entry in report.user_properties):
+        if isinstance(counts, dict):
+            totals.setdefault(name, Counter()).update(counts)
+    for name, counts in totals.items():
+        terminalreporter.write_line(f"{name}: " + ", ".join(f"{number} {what}" for what, number in counts.items()))

@@ -26,11 +26,15 @@ from raptor.run import (
     Run,
     RunError,
     StopSignal,
+    WriteError,
     check_folder,
+    drop_checkpoints,
     load_checkpoint,
     read_config,
     read_json,
+    read_metrics,
     read_summary,
+    replacing,
     slug,
     write_text,
 )
@@ -417,3 +421,59 @@ def test_a_config_takes_one_more_leg_and_nothing_else(tmp_path):
     for legs in (("200steps", "400steps"), ("200steps", "400steps", "500steps")):
         Run(tmp_path, config(*legs)).close()
         assert read_config(tmp_path) == config(*legs)
+
+
+def test_a_forked_process_does_not_keep_the_folder(tmp_path):
+    """Processes that decode images outlive a run that was killed."""
+    run = Run(tmp_path, CONFIG)
+    (begun, says_begun), (end, says_end) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(says_begun, b".")
+        os.close(says_end)
+        os.read(end, 1)
+        os._exit(0)
+    os.read(begun, 1)
+    assert run._lock is not None
+    run._lock.close()  # as when the process is killed: without a word to the lock
+    try:
+        Run(tmp_path, CONFIG).close()
+    finally:
+        os.close(says_end)
+        os.waitpid(child, 0)
+
+
+def test_a_disk_without_locks_is_used_all_the_same(tmp_path, monkeypatch, capsys):
+    def refuse(*_args):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(run_module.fcntl, "flock", refuse)
+    with Run(tmp_path, CONFIG) as run:
+        run.save_checkpoint(1, TENSORS, {"step": 1})
+    assert "cannot be locked (No locks available)" in capsys.readouterr().err
+
+
+def test_half_a_line_of_metrics_does_not_count(tmp_path):
+    with Run(tmp_path, CONFIG) as run:
+        run.log(step=0)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 1')
+    assert read_metrics(tmp_path) == [{"step": 0}]
+
+
+def test_dropped_checkpoints_never_leave_a_pointer_to_nothing(tmp_path, monkeypatch):
+    with Run(tmp_path, CONFIG) as run:
+        run.save_checkpoint(1, TENSORS, {"step": 1})
+    monkeypatch.setattr(run_module.shutil, "rmtree", lambda *_args, **_kwargs: None)  # killed before it does anything
+    drop_checkpoints(tmp_path)
+    assert load_checkpoint(tmp_path) is None
+
+
+def test_a_failed_write_names_the_file_and_keeps_the_old_one(tmp_path):
+    path = tmp_path / "phases.json"
+    path.write_text("old")
+    with pytest.raises(WriteError, match=r"cannot write .*phases\.json: the disk is full; make room"):
+        with replacing(path) as partial:
+            partial.write_text("ne")
+            raise OSError(errno.ENOSPC, "No space left on device")
+    assert path.read_text() == "old" and [entry.name for entry in tmp_path.iterdir()] == ["phases.json"]

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from raptor.options import AnySplit, OfTeacher, OnData, OnDevice, Trusting, part, with_defaults
 from raptor.report.page import build_page
 from raptor.report.results import Results, read_results
-from raptor.run import RunError, write_text
+from raptor.run import RunError, WriteError, write_text
 from raptor.streaming import Result, folder_of
 
 
@@ -115,5 +115,5 @@ def _add_strips(results: Results, num_images: int, options: ReportOptions) -> No
         results.notes["images"] = f"The images could not be followed ({' '.join(str(error).split())})."
         return
     results.images = replace(found, **provenance(started, device))
-    with suppress(OSError):  # the folder cannot be written to: the page goes elsewhere and has the images
+    with suppress(OSError, WriteError):  # the folder cannot be written to: the page goes elsewhere and has the images
         results.images.write(results.folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Unpack
@@ -19,7 +19,7 @@ from raptor.open import open_vit
 from raptor.options import HeadClasses, OnData, OpeningModel, Running, part, with_defaults
 from raptor.progress import track
 from raptor.provenance import Provenance
-from raptor.run import ResultFile, result_folder
+from raptor.run import ResultFile, WriteError, result_folder, sync
 from raptor.streaming import Result
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ModelFacts, ViT
@@ -159,6 +159,7 @@ def states(
     if len(kept) < len(images):
         shapes = {name: [len(kept), *shape[1:]] for name, shape in shapes.items()}
         _shorten(folder, arrays, shapes, format)
+    _put_in_place(folder, files.values())
     saved = StatesFile(
         model=vit.facts(),
         data=chosen.name,
@@ -200,18 +201,17 @@ def _shorten(folder: Path, arrays: Mapping[str, np.memmap], shapes: Mapping[str,
         array[:] = arrays[name][: len(array)]
         array.flush()
     for file in set(files.values()):
-        os.replace(partial / file, folder / file)
+        os.replace(partial / f"{file}.tmp", folder / f"{file}.tmp")
     partial.rmdir()
 
 
 def _open_arrays(
     folder: Path, shapes: Mapping[str, Sequence[int]], format: str
 ) -> tuple[dict[str, np.memmap], dict[str, str]]:
-    """float32 arrays that are mapped to disk, by name, and the file of each."""
+    """float32 arrays that are mapped to disk, by name, and the file of each; until it is whole it ends in `.tmp`."""
     if format == "npy":
         files = {name: f"{name}.npy" for name in shapes}
-        make = np.lib.format.open_memmap
-        arrays = {n: make(folder / files[n], mode="w+", dtype=np.float32, shape=tuple(s)) for n, s in shapes.items()}
+        arrays = {name: _open_npy(folder / f"{files[name]}.tmp", tuple(shape)) for name, shape in shapes.items()}
         return arrays, files
     header: dict[str, dict[str, Any]] = {}
     end = 0
@@ -221,13 +221,38 @@ def _open_arrays(
         end += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    path = folder / "states.safetensors"
+    path = folder / "states.safetensors.tmp"
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)
+        file.flush()
+        _reserve(path, 8 + len(text) + end)
     first = 8 + len(text)
     mapped = {
         name: np.memmap(path, np.float32, "r+", first + entry["data_offsets"][0], tuple(entry["shape"]))
         for name, entry in header.items()
     }
-    return mapped, dict.fromkeys(shapes, path.name)
+    return mapped, dict.fromkeys(shapes, path.stem)
+
+
+def _open_npy(path: Path, shape: tuple[int, ...]) -> np.memmap:
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+    _reserve(path, path.stat().st_size)
+    return array
+
+
+def _reserve(path: Path, num_bytes: int) -> None:
+    """Give a file its disk space now: a mapped file that meets a full disk later ends the process with a bus error."""
+    try:
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+    except OSError as error:
+        path.unlink()
+        raise WriteError(path, error.strerror or "no space") from None
+
+
+def _put_in_place(folder: Path, files: Iterable[str]) -> None:
+    """Whole arrays take the place of older ones, which states.json no longer describes then."""
+    (folder / StatesFile.FILE).unlink(missing_ok=True)
+    for file in set(files):
+        sync(folder / f"{file}.tmp")
+        os.replace(folder / f"{file}.tmp", folder / file)

@@ -244,6 +244,11 @@ class FileImages(ImageData):
         return open_image(self.content(position), side)
 
 
+def is_dead_worker(error: Exception) -> bool:
+    """Whether a process that decodes images was killed. torch raises it wherever the program is at that moment."""
+    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
+
+
 _Row = tuple[int, Tensor | None, list[tuple[str, str]]]
 """Index of an image, its pixels, and (name, error) of each bad image that was tried."""
 

@@ -26,7 +26,7 @@ from raptor.devices import device_name
 from raptor.options import Compiling, Decoding, HeldOut, Limited, OnDevice, Option, with_defaults
 from raptor.progress import clock
 from raptor.provenance import versions
-from raptor.run import Interrupted, RunError, read_json, write_text
+from raptor.run import Interrupted, RunError, hold_alone, let_go, read_json, write_text
 from raptor.streaming import Record, jsonable
 
 
@@ -144,7 +144,7 @@ def run_sweep(sweep: Sweep, work: _Work, **given: Unpack[CellOptions]) -> dict[s
     sweep.check_options()
     chosen = sweep.select(cells)
     (sweep.folder / "cells").mkdir(parents=True, exist_ok=True)
-    deadline = None if max_seconds is None else time.time() + max_seconds
+    deadline = None if max_seconds is None else time.monotonic() + max_seconds
     num_missing = len(chosen.missing())
     try:
         with _stopping(deadline):
@@ -174,7 +174,7 @@ def do_cells(sweep: Sweep, work: _Work, deadline: float | None = None, jobs: int
     """Do, in this process, every cell that has no result and that no other process works on.
 
     Args:
-        deadline: a `time.time()`. No cell is started after it.
+        deadline: a `time.monotonic()`. No cell is started after it.
         jobs: number of processes that do the same, for the estimate of the time left.
     """
     tried: set[str] = set()
@@ -188,7 +188,7 @@ def do_cells(sweep: Sweep, work: _Work, deadline: float | None = None, jobs: int
 
 
 def _is_past(deadline: float | None) -> bool:
-    return deadline is not None and time.time() >= deadline
+    return deadline is not None and time.monotonic() >= deadline
 
 
 def _is_orphan() -> bool:
@@ -242,16 +242,16 @@ def claim(path: Path) -> Iterator[bool]:
         file.close()
         yield False
         return
+    hold_alone(file)
     try:
         yield True
     finally:
-        fcntl.flock(file, fcntl.LOCK_UN)  # a forked process may still hold the file open
-        file.close()
+        let_go(file)
 
 
 @contextmanager
 def _stopping(deadline: float | None = None) -> Iterator[None]:
-    """Inside, SIGTERM raises KeyboardInterrupt as Ctrl-C does, and comes by itself at the deadline (`time.time()`).
+    """Inside, SIGTERM raises KeyboardInterrupt as Ctrl-C does, and comes by itself at the deadline.
 
     A training loop listens for SIGTERM and Ctrl-C itself and ends at a checkpoint.
     """
@@ -260,7 +260,7 @@ def _stopping(deadline: float | None = None) -> Iterator[None]:
         yield
         return
     old = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    seconds = 0.0 if deadline is None else max(0.001, deadline - time.time())
+    seconds = 0.0 if deadline is None else max(0.001, deadline - time.monotonic())
     timer = threading.Timer(seconds, lambda: signal.pthread_kill(main.ident, signal.SIGTERM))  # type: ignore[arg-type]
     timer.daemon = True
     try:

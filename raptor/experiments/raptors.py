@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +16,7 @@ from raptor.fidelity.null_models import NULL_NAMES, fit_null_models
 from raptor.open import open_vit
 from raptor.options import Option, Trusting, WeightFile
 from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, find_phases
+from raptor.run import drop_checkpoints
 from raptor.similarity.cosine import Array, measure_similarity
 from raptor.surrogate.surrogate import block_parameters
 from raptor.train import DistillSummary, distill
@@ -140,7 +140,7 @@ def make_raptor(
         compile=machine.compile,
         **options,
     )
-    shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+    drop_checkpoints(folder)
     nulls = _null_curves(teacher, pair, phases, machine)
     return _raptor_scores(done.summary, block_parameters(done.surrogate), nulls)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -16,7 +15,7 @@ from raptor.experiments.statistics import off_diagonal_mean, within_phases_mean
 from raptor.open import open_vit
 from raptor.options import Option
 from raptor.phases import Phases, find_phases
-from raptor.run import RunError, read_config, read_summary
+from raptor.run import RunError, drop_checkpoints, read_config, read_summary
 from raptor.similarity.cosine import Array
 from raptor.surrogate.surrogate import block_parameters
 from raptor.train.recipe import load_recipe
@@ -76,7 +75,7 @@ def scratch_teacher(options: dict[str, Any], pair: Pair, folder: Path, machine: 
             device=machine.device,
             compile=machine.compile,
         )
-        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+        drop_checkpoints(folder)
     return open_vit(folder / "teacher", device=machine.device)
 
 

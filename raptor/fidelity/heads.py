@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from raptor.data.split import choice_split
 from raptor.data.stream import Batch, ImageStream, iterate, sharing
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.progress import track
+from raptor.run import replacing
 from raptor.streaming import Rows
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT, first_tensor
@@ -65,7 +66,8 @@ class LinearHead(nn.Module):
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {"weight": self.weight.cpu(), "bias": self.bias.cpu()}
         alpha = {} if self.alpha is None else {"alpha": str(self.alpha)}
-        save_file(tensors, path, metadata=alpha | (fitted_on or {}))
+        with replacing(path) as partial:
+            save_file(tensors, partial, metadata=alpha | (fitted_on or {}))
         return path
 
     @classmethod
@@ -299,8 +301,9 @@ def resolve_head(
     decisive = {name: value for name, value in fitted_on.items() if name != "num_images" or head_images is not None}
     ranks = sharing(train_batches)
     kept = None if cache is None else ranks.first(lambda: _read_kept(cache, decisive, teacher))
-    if cache is not None and kept is not None:
-        return Head("ridge", kept.num_classes, kept), f"the ridge probe kept in {Path(cache).name}"
+    if kept is not None:
+        linear, about = kept
+        return Head("ridge", linear.num_classes, linear), about
     if train_batches is None:
         return (
             None,
@@ -315,16 +318,24 @@ def resolve_head(
     if fitted is None:
         return None, f"no accuracy or agreement: {teacher.name} has no head, none was given and the data has no labels"
     linear, num_images = fitted
+    fitted_on["num_fitted"] = str(num_images)
     if cache is not None and ranks.is_first:
         linear.save(cache, fitted_on)
-    found = f"a ridge probe on the teacher's features of {num_images} training images (alpha {linear.alpha:g})"
-    return Head("ridge", linear.num_classes, linear), found
+    return Head("ridge", linear.num_classes, linear), _about_ridge({"alpha": str(linear.alpha), **fitted_on})
 
 
-def _read_kept(cache: str | Path, decisive: dict[str, str], teacher: ViT) -> LinearHead | None:
-    """The head in `cache`, unless something else decided it."""
-    there = Path(cache).is_file() and _is_fitted_on(cache, decisive, teacher)
-    return LinearHead.load(cache) if there else None
+def _about_ridge(fitted_on: Mapping[str, str]) -> str:
+    """The same sentence of a ridge probe that was fitted now and of one that is kept, so that results are the same."""
+    if "num_fitted" not in fitted_on:
+        return "a ridge probe on the teacher's features, kept by an earlier version"
+    alpha = float(fitted_on["alpha"])
+    return f"a ridge probe on the teacher's features of {fitted_on['num_fitted']} training images (alpha {alpha:g})"
+
+
+def _read_kept(cache: str | Path, decisive: dict[str, str], teacher: ViT) -> tuple[LinearHead, str] | None:
+    """The head in `cache` and what it is, unless something else decided it."""
+    kept = _read_fitted_on(cache) if Path(cache).is_file() else {}
+    return (LinearHead.load(cache), _about_ridge(kept)) if kept and _is_fitted_on(kept, decisive, teacher) else None
 
 
 def _fitted_on(teacher: ViT, batches: Iterable[Batch] | None, num_classes: int | None) -> dict[str, str]:
@@ -358,12 +369,16 @@ def own_linear_head(vit: ViT, images_bchw: Tensor) -> LinearHead | None:
     return None
 
 
-def _is_fitted_on(path: str | Path, wanted: dict[str, str], teacher: ViT) -> bool:
+def _read_fitted_on(path: str | Path) -> dict[str, str]:
+    """What a saved ridge probe was fitted on; empty when the file is damaged or does not say."""
     try:
         with safe_open(path, framework="pt") as file:
-            kept = file.metadata() or {}
+            return file.metadata() or {}
     except SafetensorError:
-        return False
+        return {}
+
+
+def _is_fitted_on(kept: dict[str, str], wanted: dict[str, str], teacher: ViT) -> bool:
     if "weights" in kept and "weights" in wanted and same_weights(teacher.model, kept["weights"]):
         kept["weights"] = wanted["weights"]  # written by an earlier version
     return all(kept.get(name) == value for name, value in wanted.items())

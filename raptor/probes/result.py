@@ -15,7 +15,7 @@ from torch import Tensor
 
 from raptor.fidelity.heads import share_kept
 from raptor.provenance import Provenance
-from raptor.run import ResultFile, write_text
+from raptor.run import ResultFile, replacing, write_text
 from raptor.streaming import NOT_SAVED, Record
 
 HeadTensors = tuple[Tensor, Tensor]
@@ -161,7 +161,8 @@ class ProbeResult(ResultFile):
         weight, bias = self.head
         tensors = {"weight": weight.cpu().contiguous(), "bias": bias.cpu().contiguous()}
         metadata = {"task": self.task, "model": self.model, "layer": str(self.layer)}
-        save_file(tensors, folder / "head.safetensors", metadata)
+        with replacing(folder / "head.safetensors") as partial:
+            save_file(tensors, partial, metadata)
         self.write(folder)
         return folder
 

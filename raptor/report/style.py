@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from raptor.run import replacing
+
 # Okabe and Ito's colours.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILION, PURPLE, GREY = "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#999999"
@@ -75,7 +77,8 @@ def save_figure(figure: Any, path: str | Path, formats: Sequence[str] = ("png", 
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [path.with_name(f"{path.name}.{kind}") for kind in formats]
-    for file in files:
-        figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+    for file, kind in zip(files, formats):
+        with replacing(file) as partial:
+            figure.savefig(partial, format=kind, metadata={"Date": None} if kind == "svg" else None)
     plt.close(figure)
     return files

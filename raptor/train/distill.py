@@ -47,7 +47,7 @@ from raptor.fidelity.heads import (
     share_kept,
 )
 from raptor.fidelity.verdict import Training, Verdict, judge, last_losses, loss_fall, stage_of
-from raptor.open import check_teacher, open_vit, save_vit, saved_folder
+from raptor.open import check_teacher, open_vit, repair_saved, save_vit, saved_folder
 from raptor.options import Compiling, GivenHead, Opening, Resuming, Running, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, check_phases, find_phases
 from raptor.progress import clock, track
@@ -68,13 +68,13 @@ from raptor.similarity.cosine import measure_similarity
 from raptor.streaming import Result, jsonable
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks, surrogate_spec
 from raptor.train.graphs import StepGraphs
-from raptor.train.loop import Checkpoint, Loop, ParameterGroup, check_tracker, read_finished
+from raptor.train.loop import Checkpoint, Loop, ParameterGroup, check_tracker, deaths_explained, read_finished
 from raptor.train.recipe import Recipe, RecipeOptions, resolve_recipe
 from raptor.train.schedule import Budget, Rates, teacher_forcing
 from raptor.train.step import DistillStep, Parts, state_variance
 from raptor.vit.trajectory import Trajectories, autocast
 from raptor.vit.view import ModelFacts, ViT, replaced_blocks
-from raptor.vit.weights import fingerprint, load_weights, read_weights, same_weights
+from raptor.vit.weights import fingerprint, load_weights, same_weights
 
 NUM_CHECKPOINTS = 8  # per stage
 _NUM_VALIDATIONS = 4  # per stage
@@ -419,7 +419,8 @@ def _distill_one(job: Job, phases: Phases, folder: Path, config: dict[str, Any])
     config["recipe"] = {**config["recipe"], "budget": budgets[-1]}
     config |= {"legs": budgets} if len(budgets) > 1 else {}
     check_shared(run_folder, job.ranks)
-    with Run(run_folder, config, resume=job.resume, writer=job.fabric.is_global_zero) as run:
+    run = Run(run_folder, config, resume=job.resume, writer=job.fabric.is_global_zero)
+    with run, deaths_explained(run, job.fabric):
         student = make_surrogate(
             job.teacher,
             phases,
@@ -442,7 +443,7 @@ def _distill_one(job: Job, phases: Phases, folder: Path, config: dict[str, Any])
         if done is not None:
             if saved is not None and job.phase is None and job.fabric.is_global_zero:
                 with run.writing():
-                    _repair_surrogate(student, run_folder / "surrogate")
+                    repair_saved(student, run_folder / "surrogate")
             return Distilled(student, job.teacher, run_folder, done)
         summary = job.fabric.broadcast(_fit(job, run, student, phases, saved))
         if job.fabric.is_global_zero:
@@ -529,20 +530,6 @@ def _load_blocks(student: ViT, tensors: Mapping[str, Tensor]) -> None:
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names start with `prefix`, without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-def _repair_surrogate(student: ViT, folder: Path) -> None:
-    """Write a finished run's surrogate again where its folder is missing or damaged."""
-    try:
-        kept = read_weights(folder / "model.safetensors")
-        ours = student.model.state_dict()
-        read_json(folder / "config.json")
-        if kept.keys() == ours.keys() and all(torch.equal(kept[n], ours[n].cpu()) for n in ours):
-            return
-    except ValueError:
-        pass
-    save_vit(student, folder)
-    print(f"{folder} was missing or damaged: written again from the run's checkpoint", file=sys.stderr)
 
 
 def _start_from(student: ViT, start: str, teacher: ViT, allow_other_teacher: bool = False) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from raptor.data import ImageData
+from raptor.data.images import is_dead_worker
 from raptor.devices import ranks_of
 from raptor.fidelity.verdict import MIN_STEPS
 from raptor.progress import Progress
@@ -32,6 +34,9 @@ _TIMED_RUN = 64
 # Steps of each kind when timing: first the untimed ones (compilation, capture, caches, start of the loader), then the
 # timed ones.
 _NUM_TIMED = {"cuda": (4, 16), "cpu": (1, 2)}
+
+# What torch says when it cannot reach another rank; neither gloo nor NCCL has an exception of its own for it.
+_LOST_RANK = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]
 """Tensors and state, as `Run.load_checkpoint` returns them."""
@@ -232,9 +237,7 @@ class Loop:
             self._fail(f"the loss is not finite at step {step - len(loss_nl) + 1 + row}{stage.where(column)}")
 
     def _fail(self, what: str) -> None:
-        where = self.run.latest()
-        kept = f"the last good checkpoint is {where}" if where else "no checkpoint was written yet"
-        raise RunError(f"{what}: {kept}; try a smaller --lr")
+        raise RunError(f"{what}: {self.run.kept()}; try a smaller --lr")
 
     def _log(self, stage: Stage, step: int, loss_nl: Tensor, seconds: float) -> None:
         num_steps = self.state.num_steps[stage.name]
@@ -370,6 +373,22 @@ def _clock(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.monotonic()
+
+
+@contextmanager
+def deaths_explained(run: Run, fabric: Any) -> Iterator[None]:
+    """Inside, the death of a process that the run needs is one line that names the last good checkpoint."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = " ".join(str(error).split())[:160]
+        if is_dead_worker(error):
+            what = f"a process that decodes images died ({text}); if memory is short, lower --num_workers"
+        elif fabric.world_size > 1 and any(sign in text for sign in _LOST_RANK):
+            what = f"another process of this run died ({text})"
+        else:
+            raise
+        raise RunError(f"{what}: {run.kept()}; the same command goes on from there") from None
 
 
 def check_tracker(track: str | None) -> None:

@@ -19,10 +19,10 @@ from raptor.data.by_name import as_spec, spec_text
 from raptor.data.stream import AUGMENTATIONS, TrainStream, stable_seed
 from raptor.devices import ONE_PROCESS, Ranks, device_name, open_fabric, pick_device, pick_precision, ranks_of
 from raptor.fidelity.heads import is_right
-from raptor.open import open_vit, save_vit
+from raptor.open import open_vit, repair_saved, save_vit
 from raptor.options import Compiling, HeldOut, Limited, Option, Resuming, Running, part, with_defaults
 from raptor.run import ResultFile, Run, check_shared
-from raptor.train.loop import Checkpoint, Loop, ParameterGroup, read_finished
+from raptor.train.loop import Checkpoint, Loop, ParameterGroup, deaths_explained, read_finished
 from raptor.train.schedule import Budget, Rates
 from raptor.train.stochastic import StochasticDepth, check_drop
 from raptor.vit.builders import IMAGENET, build_base
@@ -131,7 +131,8 @@ def train_teacher(
         "precision": precision,
     }
     check_shared(out, ranks_of(fabric))
-    with Run(out, config, resume=options["resume"], writer=fabric.is_global_zero) as run:
+    run = Run(out, config, resume=options["resume"], writer=fabric.is_global_zero)
+    with run, deaths_explained(run, fabric):
         saved = run.load_checkpoint()
         if saved is not None:
             tensors = saved[0].items()
@@ -155,6 +156,9 @@ def train_teacher(
             _fit(vit, stage, run, saved, val_data, options["num_workers"])
         elif saved is None:
             model.load_state_dict(open_vit(Path(out) / "teacher").model.state_dict())
+        elif fabric.is_global_zero:
+            with run.writing():
+                repair_saved(vit, run.folder / "teacher")
     return vit
 
 

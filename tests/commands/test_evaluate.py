@@ -73,7 +73,8 @@ def test_evaluate_judges_by_the_head_that_the_run_keeps(tmp_path: Path) -> None:
     same: dict[str, Any] = dict(num_images=16, train_images=16, null_models=False, bootstrap=5, device="cpu")
     certificate = evaluate(str(run), **same).certificate
     assert (run / "head.safetensors").read_bytes() == kept
-    assert "head: the ridge probe kept in head.safetensors" in certificate.notes
+    said = json.loads((run / "summary.json").read_text())["validation"]["head"]
+    assert f"head: {said}" in certificate.notes and said.startswith("a ridge probe on the teacher's features of ")
     evaluate(str(run), head_images=40, **same)
     assert (run / "head.safetensors").read_bytes() != kept
 
