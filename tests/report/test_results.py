@@ -25,6 +25,7 @@ OTHERS = {
     "authors-vitb",
     "budgets",
     "certificate-speed",
+    "data-index",
     "claims",
     "distill_step",
     "dmd",
