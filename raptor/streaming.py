@@ -413,6 +413,8 @@ def _json_float(value: float, digits: int | None) -> float | None:
 def decode(kind: Any, value: Any, where: str = "") -> Any:
     """Parsed JSON as an object of type `kind`; ValueError that begins with the key `where` when it has another type."""
     origin, args = get_origin(kind), get_args(kind)
+    if hasattr(origin, "__value__"):  # a `type` statement, as NDArray is from NumPy 2.5 on
+        return decode(origin.__value__[args], value, where)
     if kind is Any:
         return value
     if origin in (Union, types.UnionType):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
 from tiny_models import on_ranks
+from typing_extensions import TypeAliasType
 
 from raptor.devices import Ranks
-from raptor.streaming import QUANTILES, ImageMoments, Moments, Reservoir, Spread, jsonable
+from raptor.streaming import QUANTILES, ImageMoments, Moments, Reservoir, Spread, decode, jsonable
 
 
 def test_moments_do_not_cancel_where_the_mean_is_far_larger_than_the_deviation() -> None:
@@ -143,3 +145,13 @@ def test_jsonable_rounds_to_significant_digits() -> None:
         123456789,
         True,
     ]
+
+
+def test_an_array_may_be_annotated_by_a_type_alias() -> None:
+    """As by NumPy 2.5 on Python 3.12: its NDArray is a `type` statement."""
+    scalar = TypeVar("scalar", bound=np.generic)
+    alias = TypeAliasType("alias", np.ndarray[tuple[Any, ...], np.dtype[scalar]], type_params=(scalar,))
+    found = decode(alias[np.complex128], [[1.0, 2.0]], "values")
+    assert found.dtype == np.complex128 and found.tolist() == [1 + 2j]
+    with pytest.raises(ValueError, match="values: expected an array of numbers"):
+        decode(alias[np.float64], {"a": 1}, "values")
