@@ -1,12 +1,19 @@
-"""Build hooks of the site: the options of every command, read from the source as `--help` reads them."""
+"""Build hooks of the site: options of commands, read from the source as `--help` reads them; quiet notebooks."""
 
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from typing import Any
 
 from raptor.cli import COMMANDS, EXAMPLES, in_words, read_arguments
+
+
+def on_config(_config: Any) -> None:
+    """Notebooks show results, not the warnings of other packages."""
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

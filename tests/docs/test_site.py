@@ -52,3 +52,11 @@ def test_every_command_has_its_options(site: Path) -> None:
     text = (site / "api" / "commands.html").read_text()
     assert all(f"raptor {name}<" in text for name in COMMANDS)
     assert text.count("<table>") == len(COMMANDS) and "{{" not in text
+
+
+@pytest.mark.parametrize(
+    ("notebook", "ending"), [("phases-and-dynamics", "cls turns by"), ("distil-certify-probe", "MB")]
+)
+def test_notebooks_show_their_results(site: Path, notebook: str, ending: str) -> None:
+    text = (site / "notebooks" / f"{notebook}.html").read_text()
+    assert ending in text and "data:image/png" in text and "Traceback" not in text
