@@ -31,7 +31,7 @@ def _describe(name: str) -> str:
 
 def _row(argument: Any) -> str:
     name = f"`{argument.metavar}`" if argument.is_positional else f"`--{argument.name}`"
-    default = "" if argument.default in (inspect.Parameter.empty, None) else f"`{_as_typed(argument.default)}`"
+    default = "" if argument.default in (inspect.Parameter.empty, None, "") else f"`{_as_typed(argument.default)}`"
     cells = (name, in_words(argument.kind), default, argument.help)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

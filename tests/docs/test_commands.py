@@ -92,3 +92,9 @@ def test_named_experiments_and_recipes_exist() -> None:
     for page in pages():
         assert set(re.findall(r"raptor reproduce ([a-z][\w-]*)", read(page))) <= {*EXPERIMENTS, "list"}, page
     assert all(isinstance(yaml.safe_load((ROOT / "raptor" / "recipes" / name).read_text()), dict) for name in recipes)
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    """They are relative, so that they work on a code host; mkdocs checks those of the site."""
+    links = re.findall(r"\]\(([^)#]+)", read("README.md"))
+    assert len(links) > 12 and not [link for link in links if not (ROOT / link).exists()]
