@@ -1,41 +1,181 @@
-"""Where a result came from: the command, the versions, the machine and the time it took."""
+"""Where a result came from: the command and its options, the images, the versions, the machine and the time it took.
+
+`recorded` marks a command. While it runs, every stream of images notes which images it reads, and every result file
+that is written gets a `Provenance`: that is the one rule by which all result files say where they came from.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import inspect
+import json
+import platform
 import shlex
 import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, Protocol, TypeVar, get_args, get_type_hints
 
 import torch
 
 from raptor.devices import device_name
-from raptor.run import Record
+from raptor.options import declared
+from raptor.streaming import Record, jsonable
+
+_PACKAGES = {"numpy": "numpy", "raptor": "raptor-vit", "timm": "timm"}
+_NOT_DECISIVE = ("out", "device", "num_workers", "resume", "track", "jobs", "cells", "max_seconds", "teacher_folder")
+"""Options that do not decide the numbers of a result."""
+Arguments = ParamSpec("Arguments")
+Value = TypeVar("Value")
+
+
+class Images(Protocol):
+    """A set of images, as far as its origin is concerned."""
+
+    name: str
+
+    def __len__(self) -> int: ...
+
+    def fingerprint(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class ImagesRead(Record):
+    """Images that a command has read; the fingerprint is `ImageData.fingerprint`."""
+
+    name: str
+    num_images: int
+    fingerprint: str
 
 
 @dataclass(frozen=True)
 class Provenance(Record):
-    """Where a result came from."""
+    """Where a result came from.
+
+    Attributes:
+        versions: of Python and of the packages that decide the numbers.
+        seconds: from the start of the command to the result.
+        config: a hash of the command and of its options that decide the result.
+        images: the images it has read.
+    """
 
     command: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     device: str | None = None
     seconds: float | None = None
+    config: str | None = None
+    images: list[ImagesRead] = field(default_factory=list)
 
     @classmethod
     def since(cls, started: float, device: str | torch.device = "cpu") -> Provenance:
         """Of this process; `started` is `time.monotonic()` at the start of the work."""
-        return cls(**provenance(started, device))
+        return replace(cls.here(), device=device_name(device), seconds=round(time.monotonic() - started, 1))
+
+    @classmethod
+    def here(cls) -> Provenance:
+        """Of this process and of the command that runs in it."""
+        scope = _SCOPE.get()
+        images = [] if scope is None else sorted(scope.images.values(), key=astuple)
+        return cls(_command(), versions(), config=None if scope is None else scope.config, images=images)
+
+
+def stamped(saved: dict[str, Any]) -> dict[str, Any]:
+    """A result as JSON, with what its provenance lacks: every file that is written goes through here."""
+    found = saved.get("provenance") or {}
+    here = {name: value for name, value in Provenance.here().to_dict().items() if value not in (None, [], {})}
+    kept = {name: value for name, value in found.items() if value not in (None, [], {})}
+    return {**saved, "provenance": {**Provenance().to_dict(), **here, **kept}}
+
+
+@dataclass
+class _Scope:
+    """What is known of the command that runs."""
+
+    config: str
+    images: dict[str, ImagesRead] = field(default_factory=dict)
+
+
+_SCOPE: ContextVar[_Scope | None] = ContextVar("command", default=None)
+
+
+@contextmanager
+def recording(name: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, results carry the hash of these options and the images that are read."""
+    token = _SCOPE.set(_Scope(hash_config({"command": name, **options})))
+    try:
+        yield
+    finally:
+        _SCOPE.reset(token)
+
+
+def recorded(function: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
+    """A command whose results say where they came from."""
+    signature = inspect.signature(function)
+    rest = next((p.name for p in signature.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
+
+    @functools.wraps(function)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return function(*args, **kwargs)  # which says what is wrong
+        bound.apply_defaults()
+        options = dict(bound.arguments)
+        if rest is not None:
+            options |= _defaults(function, rest) | options.pop(rest)
+        with recording(f"{function.__module__}.{function.__name__}", options):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _defaults(function: Callable[..., Any], rest: str) -> dict[str, Any]:
+    """The defaults of the options that a command shares with others: those of its `**given`."""
+    group = get_args(get_type_hints(function)[rest])
+    return {name: option.default for name, option in declared(group[0]).items()} if group else {}
+
+
+def note_images(images: Images, num_images: int | None = None) -> None:
+    """Remember for the results of the running command that it reads these images."""
+    if _SCOPE.get() is not None:
+        note_read(ImagesRead(images.name, len(images) if num_images is None else num_images, images.fingerprint()))
+
+
+def note_read(entry: ImagesRead) -> None:
+    scope = _SCOPE.get()
+    if scope is not None:
+        scope.images[f"{entry.fingerprint} {entry.num_images}"] = entry
+
+
+def hash_config(config: Mapping[str, Any]) -> str:
+    """A short name of options: equal for equal options, whatever their order. What does not decide a result is left
+    out, and so is what is not given."""
+    kept = {name: _plain(value) for name, value in config.items() if name not in _NOT_DECISIVE and value is not None}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """An option as JSON: a model or a set of images by its name."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [_plain(entry) for entry in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return jsonable(value)
+    return str(value) if isinstance(value, Path) else str(getattr(value, "name", type(value).__name__))
 
 
 def versions() -> dict[str, str]:
-    """Versions of torch, and of raptor and timm if they are installed as packages."""
+    """Versions of Python and torch, and of raptor, numpy and timm if they are installed as packages."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {"torch": str(torch.__version__)}
-    for package, name in (("raptor-vit", "raptor"), ("timm", "timm")):
+    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    for name, package in _PACKAGES.items():
         try:
             found[name] = version(package)
         except PackageNotFoundError:
@@ -43,13 +183,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-def provenance(started: float, device: str | torch.device = "cpu") -> dict[str, Any]:
-    """What every result file carries; `started` is `time.monotonic()` at the start of the work."""
+def _command() -> str:
+    """The command as it was typed."""
     name = Path(sys.argv[0]).name
     program = ["raptor"] if name in ("raptor", "__main__.py", "cli.py") else ["python", name]
-    return {
-        "command": shlex.join([*program, *sys.argv[1:]]),
-        "versions": versions(),
-        "device": device_name(device),
-        "seconds": round(time.monotonic() - started, 1),
-    }
+    return shlex.join([*program, *sys.argv[1:]])

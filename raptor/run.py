@@ -31,6 +31,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from raptor.devices import Ranks
+from raptor.provenance import stamped
 from raptor.streaming import Record
 
 _KEPT_CHECKPOINTS = 2
@@ -204,8 +205,10 @@ class ResultFile(Record):
     FILE: ClassVar[str]
 
     def write(self, folder: str | Path) -> Path:
-        path = Path(folder) / self.FILE
-        write_text(path, json.dumps(self.to_dict(), allow_nan=False))
+        return self.write_file(Path(folder) / self.FILE)
+
+    def write_file(self, path: Path) -> Path:
+        write_text(path, json.dumps(stamped(self.to_dict()), allow_nan=False))
         return path
 
     @classmethod

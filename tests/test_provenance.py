@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Annotated, Unpack
 
 import pytest
 import torch
 
-from raptor.provenance import Provenance, provenance, versions
+from raptor.options import OnDevice, Option
+from raptor.provenance import (
+    ImagesRead,
+    Provenance,
+    hash_config,
+    note_read,
+    recorded,
+    stamped,
+    versions,
+)
 
 
 @pytest.mark.parametrize(
@@ -21,12 +31,51 @@ from raptor.provenance import Provenance, provenance, versions
 )
 def test_the_command_can_be_pasted_into_a_shell(monkeypatch: pytest.MonkeyPatch, program: str, command: str) -> None:
     monkeypatch.setattr(sys, "argv", [program, "phases", "my model", "--k", "2"])
-    found = provenance(time.monotonic() - 2.0)
-    assert found["command"] == command
-    assert found["device"] == "cpu" and found["seconds"] == pytest.approx(2.0, abs=0.2)
-    assert found["versions"]["torch"] == torch.__version__ and found["versions"] == versions()
+    found = Provenance.since(time.monotonic() - 2.0)
+    assert found.command == command
+    assert found.device == "cpu" and found.seconds == pytest.approx(2.0, abs=0.2)
+    assert found.versions["torch"] == torch.__version__ and found.versions == versions()
 
 
 def test_a_provenance_comes_back() -> None:
     made = Provenance.since(time.monotonic())
     assert Provenance.from_dict(made.to_dict()) == made
+
+
+class _Options(OnDevice, total=False):
+    size: Annotated[int | None, Option(None, "image size.")]
+
+
+@recorded
+def measure(model: object, *, k: int = 2, out: str = "runs", **given: Unpack[_Options]) -> Provenance:
+    for name in ("b", "a", "b"):
+        note_read(ImagesRead(name, 3, "0" * 32 if name == "a" else "1" * 32))
+    return Provenance.here()
+
+
+def test_a_command_leaves_its_options_and_images_in_its_results() -> None:
+    found = measure("scenes")
+    assert [entry.name for entry in found.images] == ["a", "b"] and found.versions == versions()
+    same = (
+        measure("scenes", k=2),
+        measure(model="scenes", out="elsewhere"),
+        measure("scenes", device="cpu", size=None),
+    )
+    assert {about.config for about in same} == {found.config}
+    others = (measure("scenes", k=3), measure("other"), measure("scenes", size=32))
+    assert len({found.config, *(about.config for about in others)}) == 4
+    assert Provenance.here().config is None and Provenance.here().images == []  # outside of a command
+
+
+def test_a_file_is_stamped_with_what_it_lacks() -> None:
+    plain = stamped({"score": 1.0})
+    assert plain["score"] == 1.0 and plain["provenance"]["versions"] == versions()
+    kept = stamped({"provenance": {"command": "raptor phases scenes", "versions": {"torch": "1"}, "seconds": 2.0}})
+    assert kept["provenance"]["versions"] == {"torch": "1"} and kept["provenance"]["seconds"] == 2.0
+
+
+def test_a_hash_does_not_depend_on_the_order_or_on_the_machine() -> None:
+    assert hash_config({"a": 1, "b": [1.5, "x"]}) == hash_config(
+        {"b": (1.5, "x"), "a": 1, "out": "y", "num_workers": 3}
+    )
+    assert hash_config({"a": 1}) != hash_config({"a": 2})

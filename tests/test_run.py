@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from raptor import run as run_module
+from raptor.provenance import versions
 from raptor.run import (
     Interrupted,
     ResultFile,
@@ -335,6 +336,7 @@ def test_a_result_file_comes_back(tmp_path):
     found = Found(3, curve, values, (1, None), {2: Inner("a", 0.5)}, [Inner("b")], kept="other")
     path = found.write(tmp_path)
     saved = json.loads(path.read_text())
+    assert saved.pop("provenance")["versions"] == versions()
     assert saved == {
         "count": 3,
         "curve": [[1.0, None], [0.0, 2.5]],

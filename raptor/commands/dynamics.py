@@ -24,7 +24,7 @@ from raptor.open import open_pair
 from raptor.options import AnySplit, GivenHead, HeadClasses, Measuring, OfTeacher, OpeningModel, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, Phases, check_phases, find_phases
 from raptor.progress import Progress
-from raptor.provenance import Provenance
+from raptor.provenance import Provenance, recorded
 from raptor.run import result_folder
 from raptor.similarity.cosine import measure_similarity
 from raptor.streaming import Result
@@ -81,6 +81,7 @@ class DynamicsOptions(OpeningModel, OfTeacher, Measuring, AnySplit, HeadClasses,
     """The options that `dynamics` shares with other commands."""
 
 
+@recorded
 def dynamics(
     model: str | Path | nn.Module | ViT,
     *,

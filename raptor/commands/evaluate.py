@@ -18,7 +18,7 @@ from raptor.fidelity.verdict import read_training
 from raptor.open import open_pair
 from raptor.options import AnySplit, GivenHead, HeadClasses, Measuring, OfTeacher, Opening, part, with_defaults
 from raptor.progress import Progress
-from raptor.provenance import Provenance
+from raptor.provenance import Provenance, recorded
 from raptor.run import made_folder
 from raptor.streaming import Result
 from raptor.vit.trajectory import Trajectories
@@ -66,6 +66,7 @@ class EvaluateOptions(Opening, OfTeacher, Measuring, AnySplit, HeadClasses, Give
     """The options that `evaluate` shares with other commands."""
 
 
+@recorded
 def evaluate(
     run: str | Path | ViT,
     *,

@@ -14,7 +14,7 @@ from raptor.devices import join_ranks, pick_device, pick_precision
 from raptor.open import open_pair, tell_apart
 from raptor.options import AnySplit, Measuring, OfTeacher, OpeningModel, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, PhasesFile, check_cuts, study_phases
-from raptor.provenance import Provenance
+from raptor.provenance import Provenance, recorded
 from raptor.report.figures_phases import SavedPhases, save_phases
 from raptor.run import check_folder, slug
 from raptor.vit.view import ViT
@@ -24,6 +24,7 @@ class PhasesOptions(OpeningModel, OfTeacher, Measuring, AnySplit, total=False):
     """The options that `phases` shares with other commands."""
 
 
+@recorded
 def phases(
     models: str | Path | nn.Module | ViT | list[str | Path | nn.Module | ViT],
     *,

@@ -18,7 +18,7 @@ from raptor.options import AnySplit, HeadClasses, Limited, OfTeacher, OnData, Op
 from raptor.probes import ProbeReport, ProbeResult
 from raptor.probes import probe as train_probe
 from raptor.progress import Progress
-from raptor.provenance import Provenance
+from raptor.provenance import Provenance, recorded
 from raptor.run import made_folder
 from raptor.streaming import Result
 from raptor.vit.view import ViT
@@ -77,6 +77,7 @@ class ProbeOptions(OpeningModel, OfTeacher, Running, OnData, AnySplit, HeadClass
     """The options that `probe` shares with other commands."""
 
 
+@recorded
 def probe(
     model: str | Path | nn.Module | ViT,
     *,

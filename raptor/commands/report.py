@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from raptor.options import AnySplit, OfTeacher, OnData, OnDevice, Trusting, part, with_defaults
+from raptor.provenance import recorded
 from raptor.report.page import build_page
 from raptor.report.results import Results, read_results
 from raptor.run import RunError, WriteError, write_text
@@ -50,6 +51,7 @@ class Page(Result):
         return f"page written to {self.path} ({self.num_bytes / 1e6:.1f} MB)"
 
 
+@recorded
 def report(
     run: str | Path | Result,
     *,
@@ -100,7 +102,7 @@ def _add_strips(results: Results, num_images: int, options: ReportOptions) -> No
     if known is not None and (known.num_images, known.data, known.split) == (num_images, chosen.name, chosen.split):
         return
     from raptor.devices import pick_device
-    from raptor.provenance import provenance
+    from raptor.provenance import Provenance
     from raptor.report.strips import measure_strips, open_run
 
     started, device = time.monotonic(), pick_device(options["device"])
@@ -114,6 +116,9 @@ def _add_strips(results: Results, num_images: int, options: ReportOptions) -> No
     except (ValueError, OSError) as error:
         results.notes["images"] = f"The images could not be followed ({' '.join(str(error).split())})."
         return
-    results.images = replace(found, **provenance(started, device))
+    about = Provenance.since(started, device)
+    results.images = replace(
+        found, command=about.command, versions=about.versions, device=about.device, seconds=about.seconds
+    )
     with suppress(OSError, WriteError):  # the folder cannot be written to: the page goes elsewhere and has the images
         results.images.write(results.folder)

@@ -18,7 +18,7 @@ from raptor.devices import pick_device, pick_precision
 from raptor.open import open_vit
 from raptor.options import HeadClasses, OnData, OpeningModel, Running, part, with_defaults
 from raptor.progress import track
-from raptor.provenance import Provenance
+from raptor.provenance import Provenance, recorded
 from raptor.run import ResultFile, WriteError, result_folder, sync
 from raptor.streaming import Result
 from raptor.vit.trajectory import Trajectories
@@ -103,6 +103,7 @@ class StatesOptions(OpeningModel, OnData, HeadClasses, Running, total=False):
     """The options that `states` shares with other commands."""
 
 
+@recorded
 def states(
     model: str | Path | nn.Module | ViT,
     *,

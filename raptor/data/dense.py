@@ -18,6 +18,7 @@ from raptor.data.archives import ZipEntry, list_files, read_zip_entry, zip_entri
 from raptor.data.images import Items
 from raptor.data.stream import CACHE_SHARE
 from raptor.devices import free_bytes
+from raptor.provenance import note_images
 
 DENSE_TASKS = ("segment", "depth")
 IGNORE_INDEX = 255
@@ -140,6 +141,7 @@ class FrameStore:
     """Batches of a dense set at one image size, kept decoded on the device or the host if they fit there."""
 
     def __init__(self, data: DenseData, size: Size, device: torch.device) -> None:
+        note_images(data)
         self.data, self.size, self.device = data, size, device
         self.images: Tensor | None = None
         self.targets: Tensor | None = None

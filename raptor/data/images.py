@@ -90,6 +90,18 @@ class Items:
         chosen.positions = self.positions[rows]
         return chosen
 
+    def num_bytes(self, position: int) -> int:
+        """The size of the file at a position of the reader's own order; 0 where images are no files."""
+        return 0
+
+    def fingerprint(self) -> str:
+        """A short name of these images: of all their keys, and of the sizes of up to 10,000 files."""
+        digest = hashlib.blake2b("\n".join(sorted(self.keys)).encode("utf-8", "surrogateescape"), digest_size=16)
+        sized = choose_sample(self.keys, NUM_SIZES) if len(self) else []
+        sizes = sorted((self.keys[i], self.num_bytes(int(self.positions[i]))) for i in sized)
+        digest.update(repr(sizes).encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
+
     def unreadable(self, index: int, error: Exception) -> BadImage:
         """What to raise for image `index`, which a decoder failed to read: one line with its name."""
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -165,18 +177,6 @@ class ImageData(Items):
     def sample(self, limit: int | None) -> list[int]:
         """`limit` indices spread over the data, the same each time; None for all."""
         return list(range(len(self))) if limit is None else choose_sample(self.keys, limit)
-
-    def num_bytes(self, position: int) -> int:
-        """The size of the file at a position of the reader's own order; 0 where images are no files."""
-        return 0
-
-    def fingerprint(self) -> str:
-        """A short name of these images: of all their keys, and of the sizes of up to 10,000 files."""
-        digest = hashlib.blake2b("\n".join(sorted(self.keys)).encode("utf-8", "surrogateescape"), digest_size=16)
-        sized = choose_sample(self.keys, NUM_SIZES) if len(self) else []
-        sizes = sorted((self.keys[i], self.num_bytes(int(self.positions[i]))) for i in sized)
-        digest.update(repr(sizes).encode("utf-8", "surrogateescape"))
-        return digest.hexdigest()
 
     def worth_caching(self, device: torch.device) -> bool:
         """Whether a cache on `device` would give batches faster than the data does."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from raptor.data.images import BadImage, ImageData, Pixels, Progress, chunks_of, fill_uint8
 from raptor.data.preprocess import Preprocess
 from raptor.devices import ONE_PROCESS, Ranks, free_bytes, share_bytes, to_device
+from raptor.provenance import note_images
 
 AUGMENTATIONS = ("none", "crop")
 CACHE_SHARE = 0.3
@@ -71,6 +72,7 @@ class ImageStream:
         self.device, self.num_workers, self.progress = torch.device(device), num_workers, progress
         self.indices = data.sample(limit)
         self.num_images = len(self.indices)
+        note_images(data, self.num_images)
         self.ranks = ranks
 
     def __len__(self) -> int:
@@ -226,6 +228,7 @@ class TrainStream:
         ranks: Ranks = ONE_PROCESS,
     ) -> None:
         _check(len(data), batch_size, augment, crop_scale, rank, world_size if even else 1, cache)
+        note_images(data)
         self.data, self.preprocess, self.batch_size = data, preprocess, batch_size
         self.seed, self.augment, self.crop_scale = seed, augment, crop_scale
         self.device, self.num_workers = torch.device(device), num_workers

@@ -36,6 +36,7 @@ from raptor.fidelity.heads import LinearHead
 from raptor.open import open_vit
 from raptor.options import Limited, part, with_defaults
 from raptor.probes import probe
+from raptor.provenance import recorded
 from raptor.recipes import load_recipe
 from raptor.run import write_text
 from raptor.vit.view import ViT
@@ -62,6 +63,7 @@ class AblationOptions(CutBy, OneTeacher, TrainingSweepOptions, total=False):
     """The options that ablation shares with other experiments."""
 
 
+@recorded
 def run(
     *,
     data: list[str] | str,

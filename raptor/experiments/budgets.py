@@ -15,6 +15,7 @@ from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
 from raptor.experiments.raptors import Machine, open_teacher
 from raptor.experiments.records import BudgetRow, Budgets
 from raptor.options import Trusting, WeightFile, part, with_defaults
+from raptor.provenance import recorded
 from raptor.surrogate.surrogate import block_parameters
 from raptor.train import distill
 
@@ -26,6 +27,7 @@ class BudgetsOptions(WeightFile, Trusting, SweepOptions, total=False):
     """The options that budgets shares with other experiments."""
 
 
+@recorded
 def run(
     model: str = "scenes",
     *,

@@ -25,7 +25,7 @@ from typing import Annotated, Any, TextIO, TypedDict, Unpack
 from raptor.devices import device_name
 from raptor.options import Compiling, Decoding, HeldOut, Limited, OnDevice, Option, with_defaults
 from raptor.progress import clock
-from raptor.provenance import versions
+from raptor.provenance import ImagesRead, Provenance, note_read, recording
 from raptor.run import Interrupted, RunError, hold_alone, let_go, read_json, write_text
 from raptor.streaming import Record, jsonable
 
@@ -64,13 +64,16 @@ class Sweep:
 
     def made(self) -> dict[str, Any]:
         """Where and with which versions the finished cells ran, whatever machine puts them together; how long all of
-        them took, and which failed."""
+        them took, and which failed. The images that they read are noted as those of the command."""
         found = [read_json(self.path(c.name)) for c in self.cells if self.path(c.name).exists()]
         devices = dict.fromkeys(saved["device"] for saved in found if "device" in saved)
         named: dict[str, Any] = {"device": ", ".join(devices)} if devices else {}
         used = [saved["versions"] for saved in found if "versions" in saved]
         if used:
             named["versions"] = {name: ", ".join(dict.fromkeys(v[name] for v in used if name in v)) for name in used[0]}
+        for saved in found:
+            for entry in (saved.get("provenance") or {}).get("images", []):
+                note_read(ImagesRead.from_dict(entry))
         failed = list(self.failed())
         return {
             **named,
@@ -205,14 +208,15 @@ def _do_cell(sweep: Sweep, cell: Cell, work: _Work, jobs: int) -> bool:
         began = time.monotonic()
         sweep.path(cell.name, "error").unlink(missing_ok=True)
         try:
-            result = work(cell)
+            with recording(cell.name, cell.options):
+                result, about = work(cell), Provenance.here()
         except Interrupted:
             raise
         except Exception:  # the other cells still have to be done
             write_text(sweep.path(cell.name, "error"), traceback.format_exc())
             return True
         seconds = round(time.monotonic() - began, 2)
-        where = {"device": device_name(sweep.device), "versions": versions()}
+        where = {"device": device_name(sweep.device), "versions": about.versions, "provenance": about.to_dict()}
         saved = {"cell": cell.name, "options": cell.options, "seconds": seconds, **where, "result": jsonable(result)}
         write_text(sweep.path(cell.name), json.dumps(saved, allow_nan=False))
         _say(f"{cell.name} in {clock(seconds)}; {time_left(sweep, jobs)}")

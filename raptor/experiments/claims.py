@@ -33,6 +33,7 @@ from raptor.experiments.verdicts import (
     claims_untrained,
 )
 from raptor.experiments.witness import Witness, read_witness
+from raptor.provenance import recorded
 from raptor.run import ResultFile, read_json, write_text
 from raptor.streaming import Result
 
@@ -141,6 +142,7 @@ class Page(Result):
         return "\n".join([*lines, counts, f"written to {self.path} and {self.path.with_suffix('.json')}"])
 
 
+@recorded
 def run(
     *,
     results: str = "docs/results/experiments",

@@ -11,7 +11,7 @@ from raptor.devices import pick_device, pick_precision
 from raptor.open import open_vit, tell_apart
 from raptor.options import HeldOut, Trusting, with_defaults
 from raptor.phases import PhasesFile, check_cuts, study_phases
-from raptor.provenance import Provenance
+from raptor.provenance import Provenance, recorded
 from raptor.report.figures_phases import SavedPhases, save_phases
 from raptor.run import check_folder
 
@@ -32,6 +32,7 @@ class Figure1Options(HeldOut, Trusting, total=False):
     """The options that figure1 shares with other experiments."""
 
 
+@recorded
 def run(
     *,
     data: list[str] | str,

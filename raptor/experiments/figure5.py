@@ -9,8 +9,10 @@ from raptor.experiments.figures import figure_recovery
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.records import Figure5, Figure5Point, MeanOverSeeds, Table1, Table1Row
 from raptor.experiments.table1 import shown
+from raptor.provenance import recorded
 
 
+@recorded
 def run(*, table: str = "runs/table1", out: str | None = None) -> Outcome[Figure5]:
     """Draw accuracy as a share of the teacher's, and R2, against k from the results of `raptor reproduce table1`.
 

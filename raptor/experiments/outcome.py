@@ -68,6 +68,7 @@ def write_outcome(
         seconds=here.seconds,
         device=result.device or here.device or "",
         versions=result.versions or here.versions,
+        provenance=here,
     )
     result.write(folder)
     write_text(folder / f"{result.name()}.md", table + "\n")

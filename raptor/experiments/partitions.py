@@ -39,6 +39,7 @@ from raptor.experiments.records import (
 from raptor.experiments.statistics import correlation, z_score
 from raptor.options import Limited, part, with_defaults
 from raptor.phases import Phases, check_cuts, find_phases, num_partitions, sample_partitions
+from raptor.provenance import recorded
 from raptor.run import read_json, write_text
 
 MEASURES = ("accuracy", "probe", "r2_last", "bounded_r2_last", "r2_lowest")
@@ -49,6 +50,7 @@ class PartitionsOptions(CutBy, OneTeacher, TrainingSweepOptions, total=False):
     """The options that partitions shares with other experiments."""
 
 
+@recorded
 def run(
     *,
     data: list[str] | str,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.streaming import Record
 
@@ -33,6 +34,7 @@ class ExperimentFile(ResultFile):
     missing: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     cell_seconds: float | None = None
+    provenance: Provenance = field(default_factory=Provenance)
 
     @classmethod
     def name(cls) -> str:

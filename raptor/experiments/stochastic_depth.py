@@ -30,6 +30,7 @@ from raptor.experiments.scratch import (
 )
 from raptor.experiments.statistics import correlation, partial_correlation, trend
 from raptor.options import Limited, part, with_defaults
+from raptor.provenance import recorded
 
 _NULL_COLUMN = "best null, R2 last"
 _COLUMNS = (
@@ -54,6 +55,7 @@ class StochasticDepthOptions(ScratchOptions, TrainingSweepOptions, total=False):
     """The options that stochastic-depth shares with other experiments."""
 
 
+@recorded
 def run(
     *,
     data: list[str] | str,

@@ -23,6 +23,7 @@ from raptor.experiments.raptors import Machine, SweptTeachers, cut_phases, open_
 from raptor.experiments.records import Compared, StochasticDepth, SwapRow, Swaps
 from raptor.open import open_vit
 from raptor.options import Limited, Trusting, WeightFile, part, with_defaults
+from raptor.provenance import recorded
 from raptor.train.teacher import evaluate
 from raptor.vit.trajectory import swap_blocks
 
@@ -34,6 +35,7 @@ class SwapsOptions(SweptTeachers, WeightFile, Trusting, SweepOptions, Limited, t
     """The options that swaps shares with other experiments."""
 
 
+@recorded
 def run(
     *,
     data: list[str] | str,

@@ -39,6 +39,7 @@ from raptor.fidelity.heads import share_kept
 from raptor.open import open_vit
 from raptor.options import Limited, Trusting, WeightFile, part, with_defaults
 from raptor.probes import probe
+from raptor.provenance import recorded
 from raptor.surrogate.surrogate import block_parameters
 from raptor.vit.view import ViT
 
@@ -56,6 +57,7 @@ class Table1Options(CutBy, WeightFile, Trusting, TrainingSweepOptions, total=Fal
     """The options that table1 shares with other experiments."""
 
 
+@recorded
 def run(
     *,
     model: str = "timm/vit_small_patch14_reg4_dinov2",

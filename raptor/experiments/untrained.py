@@ -27,6 +27,7 @@ from raptor.experiments.scratch import (
 )
 from raptor.experiments.stochastic_depth import cell_name
 from raptor.options import Limited, part, with_defaults
+from raptor.provenance import recorded
 from raptor.run import read_summary
 from raptor.train.schedule import Budget
 from raptor.vit.view import ViT
@@ -43,6 +44,7 @@ class UntrainedOptions(ScratchOptions, SweptTeachers, TrainingSweepOptions, tota
     """The options that untrained shares with other experiments."""
 
 
+@recorded
 def run(
     *,
     data: list[str] | str,

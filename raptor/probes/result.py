@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from raptor.fidelity.heads import share_kept
 from raptor.provenance import Provenance
-from raptor.run import ResultFile, replacing, write_text
+from raptor.run import ResultFile, replacing
 from raptor.streaming import NOT_SAVED, Record
 
 HeadTensors = tuple[Tensor, Tensor]
@@ -201,9 +200,7 @@ class ProbeReport(ResultFile):
         return {**super().to_dict(), "recovery": self.recovery, "unequal": self.unequal}
 
     def write(self, folder: str | Path) -> Path:
-        path = Path(folder) / f"probe-{self.task}.json"
-        write_text(path, json.dumps(self.to_dict(), allow_nan=False))
-        return path
+        return self.write_file(Path(folder) / f"probe-{self.task}.json")
 
     @classmethod
     def read(cls, folder: str | Path, task: str = "classify") -> ProbeReport:

@@ -149,7 +149,7 @@ def _read_summary(folder: Path) -> DistillSummary | TeacherSummary | None:
 
 
 def _provenance(file: Any) -> Provenance:
-    if isinstance(file, TeacherSummary):
+    if isinstance(file, TeacherSummary) and not file.provenance.versions:  # of an earlier version
         return Provenance(device=file.device, seconds=file.seconds)
     found: Provenance = file.provenance
     return found

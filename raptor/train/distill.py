@@ -51,7 +51,7 @@ from raptor.open import check_teacher, open_vit, repair_saved, save_vit, saved_f
 from raptor.options import Compiling, GivenHead, Opening, Resuming, Running, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, check_phases, find_phases
 from raptor.progress import clock, track
-from raptor.provenance import Provenance
+from raptor.provenance import Provenance, recorded
 from raptor.run import (
     Record,
     ResultFile,
@@ -85,6 +85,7 @@ class DistillOptions(RecipeOptions, Opening, GivenHead, Running, Compiling, Resu
     """The options that decide the recipe, and those that `distill` shares with other commands."""
 
 
+@recorded
 def distill(
     model: str | Path | nn.Module | ViT,
     data: list[str] | str | tuple[ImageData, ImageData] = "scenes",

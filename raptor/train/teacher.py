@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from raptor.devices import ONE_PROCESS, Ranks, device_name, open_fabric, pick_de
 from raptor.fidelity.heads import is_right
 from raptor.open import open_vit, repair_saved, save_vit
 from raptor.options import Compiling, HeldOut, Limited, Option, Resuming, Running, part, with_defaults
+from raptor.provenance import Provenance, recorded
 from raptor.run import ResultFile, Run, check_shared
 from raptor.train.loop import Checkpoint, Loop, ParameterGroup, deaths_explained, read_finished
 from raptor.train.schedule import Budget, Rates
@@ -75,6 +77,7 @@ class TeacherOptions(ShapeOptions, TeacherTraining, HeldOut, Limited, Running, C
     """The options of `train_teacher`."""
 
 
+@recorded
 def train_teacher(
     shape: str = "vit_tiny_patch16_224",
     data: list[str] | str | tuple[ImageData, ImageData] = "scenes",
@@ -198,7 +201,7 @@ def _fit(
     vit: ViT, stage: TeacherStage, run: Run, saved: Checkpoint | None, val_data: ImageData, num_workers: int | None
 ) -> None:
     """Train the teacher and measure it on the held-out images; rank 0 writes it."""
-    fabric = stage.fabric
+    started, fabric = time.monotonic(), stage.fabric
     loop = Loop(run, fabric, saved, [stage.stream.data, val_data])
     loop.fit([stage])
     stage.finish()
@@ -208,7 +211,8 @@ def _fit(
         seconds, device = round(loop.state.seconds, 1), device_name(fabric.device)
         with run.writing():
             save_vit(vit, run.folder / "teacher")
-            TeacherSummary(vit.facts(), accuracy, seconds, device, bad_images).write(run.folder)
+            about = Provenance.since(started, fabric.device)
+            TeacherSummary(vit.facts(), accuracy, seconds, device, bad_images, about).write(run.folder)
     fabric.barrier()  # other ranks may read the summary after this
 
 
@@ -229,6 +233,7 @@ class TeacherSummary(ResultFile):
     seconds: float
     device: str = ""
     bad_images: list[str] = field(default_factory=list)
+    provenance: Provenance = field(default_factory=Provenance)
 
 
 class TeacherStep(nn.Module):
