@@ -10,6 +10,7 @@ import pytest
 from fault_cases import Faults
 from fault_runs import count_whole, image_folder, whole_results
 
+pytestmark = pytest.mark.slow
 COMMANDS = {
     "phases": ["phases", "scenes", "--k", "2", "--twin", "false"],
     "evaluate": ["evaluate", "scenes-k2", "--train_images", "4", "--bootstrap", "2", "--null_models", "false"],

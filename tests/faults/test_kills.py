@@ -12,6 +12,7 @@ import pytest
 from fault_artefacts import Artefacts
 from fault_cases import MODEL, Faults, WholeRuns
 
+pytestmark = pytest.mark.slow
 NUM_KILLS = 20
 MAX_PROCESSES = 150
 

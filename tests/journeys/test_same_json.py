@@ -13,6 +13,7 @@ from raptor.cli import COMMANDS, main
 from raptor.provenance import versions
 from raptor.run import ResultFile
 
+pytestmark = pytest.mark.slow
 CPU = "--device cpu --num_workers 0"
 MODEL = "--size 24 --patch 8 --dim 16 --depth 3 --heads 2 --registers 1"
 LINES = [
