@@ -11,7 +11,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile
-from raptor.experiments.depth_claims import claims_dynamics, claims_interventions, claims_witness
+from raptor.experiments.depth_claims import (
+    claims_certificate,
+    claims_dynamics,
+    claims_interventions,
+    claims_witness,
+)
 from raptor.experiments.evidence import Claim, Verdict
 from raptor.experiments.outcome import data_label, markdown
 from raptor.experiments.records import (
@@ -33,6 +38,8 @@ from raptor.experiments.verdicts import (
     claims_untrained,
 )
 from raptor.experiments.witness import Witness, read_witness
+from raptor.fidelity.certificate import Certificate
+from raptor.fidelity.complexity import Complexity
 from raptor.provenance import recorded
 from raptor.run import ResultFile, read_json, write_text
 from raptor.streaming import Result
@@ -115,7 +122,7 @@ class ClaimsFile(ResultFile):
 
     claims: list[Claim]
     counts: dict[str, int] = field(default_factory=dict)
-    command: str = "raptor reproduce claims"
+    command: str = "raptor reproduce claims --page docs/results"
 
 
 @dataclass
@@ -157,7 +164,7 @@ def run(
         results: folder that holds those of the experiments, in itself or in folders inside it.
         out: the page of the experiments; by default experiments.md in that folder.
         dynamics: folder that holds those of `raptor dynamics`.
-        page: folder for claims.json and claims.md; by default the one above `results`.
+        page: folder for claims.json and claims.md; by default `results`. The page in the docs is in docs/results.
         reference: the authors' layer-layer matrix as a CSV file; what follows from it is kept in `dynamics`.
 
     Your interpretation goes into reading.md, in `results` for the whole page of the experiments and beside each JSON
@@ -166,14 +173,14 @@ def run(
     folder, depth = Path(results), Path(dynamics)
     if not folder.is_dir():
         raise ValueError(f"no folder {folder}: give --results, where the experiments wrote their JSON")
-    target = Path(page) if page else folder.parent
+    target = Path(page) if page else folder
     found = _find_results(folder)
     if not found:
         raise ValueError(f"no results in {folder}: give --results, where the experiments wrote their JSON")
     if reference is not None:
         depth.mkdir(parents=True, exist_ok=True)
         read_witness(reference).write(depth)
-    claims = [*_depth_claims(depth, target), *_experiment_claims(found, target)]
+    claims = [*_depth_claims(depth, target), *_certificate_claims(target), *_experiment_claims(found, target)]
     counts = {str(verdict): sum(claim.verdict is verdict for claim in claims) for verdict in Verdict}
     file = ClaimsFile(claims, counts)
     path = Path(out) if out else folder / "experiments.md"
@@ -252,16 +259,23 @@ def _depth_claims(folder: Path, base: Path) -> list[Claim]:
         saved = read_json(path)
         if not isinstance(saved, dict) or not (saved.get("teacher") or {}).get("estimates"):
             continue
+        if path.stem.endswith("-untrained"):
+            continue  # it stands beside the trained model's numbers
         measured = DynamicsFile.read_file(path)
-        beside = path.with_name(f"{path.stem}-relative.json")
-        relative = DynamicsFile.read_file(beside) if beside.exists() else None
+        beside = {kind: path.with_name(f"{path.stem}-{kind}.json") for kind in ("relative", "untrained")}
+        read = {kind: DynamicsFile.read_file(other) for kind, other in beside.items() if other.exists()}
         model = measured.teacher.model
         label = f"{model.name} (L = {model.num_layers}), {data_label(measured.data)}"
-        found += [_filled(c, path, base, label, measured) for c in claims_dynamics(measured, witness, relative)]
+        found += [
+            _filled(c, path, base, label, measured.provenance.command)
+            for c in claims_dynamics(measured, witness, **read)
+        ]
         for changed in (path.with_name(f"{path.stem}{kind}-interventions.json") for kind in ("", "-paper")):
             if changed.exists():
                 swaps = InterventionsFile.read_file(changed)
-                found += [_filled(c, changed, base, label, swaps) for c in claims_interventions(swaps)]
+                found += [
+                    _filled(c, changed, base, label, swaps.provenance.command) for c in claims_interventions(swaps)
+                ]
                 break
     found = found or claims_dynamics(None)
     order = list(dict.fromkeys(claim.says for claim in found))
@@ -273,7 +287,22 @@ def _depth_claims(folder: Path, base: Path) -> list[Claim]:
     return [replace(claim, recipe=claim.recipe or "dynamics-paper") for claim in [*table3, *found]]
 
 
-def _filled(claim: Claim, path: Path, base: Path, label: str, made: DynamicsFile | InterventionsFile) -> Claim:
+def _certificate_claims(folder: Path) -> list[Claim]:
+    """The claims about surrogates whose NAME-certificate.json and NAME-complexity.json are in `folder`."""
+    found = []
+    for path in sorted(folder.glob("*-certificate.json")):
+        certificate = Certificate.read_file(path)
+        other = path.with_name(f"{path.stem.removesuffix('-certificate')}-complexity.json")
+        complexity = Complexity.read_file(other) if other.exists() else None
+        label = f"{path.stem.removesuffix('-certificate')}, {data_label(certificate.data)}"
+        for claim in claims_certificate(certificate, complexity):
+            source = other if claim.place == "Appendix E" else path
+            command = certificate.provenance.command
+            found.append(_filled(claim, source, folder, label, command) if claim.evidence else claim)
+    return [replace(claim, recipe="paper") for claim in found or claims_certificate(None, None)]
+
+
+def _filled(claim: Claim, path: Path, base: Path, label: str, command: str | None) -> Claim:
     """A claim with the file, the command and the figure it comes from."""
     stem = path.stem.removesuffix("-interventions").removesuffix("-paper")
     image = path.parent / stem / f"{claim.figure}.png"
@@ -281,14 +310,14 @@ def _filled(claim: Claim, path: Path, base: Path, label: str, made: DynamicsFile
         claim,
         on=label,
         source=os.path.relpath(path, base),
-        command=made.provenance.command or "",
+        command=command or "",
         figure=os.path.relpath(image, base) if claim.figure and image.exists() else "",
     )
 
 
 _INTRO = (
-    "Every claim of the paper, main text and appendices, beside our measurement. `raptor reproduce claims` writes this "
-    "page from [claims.json](claims.json), and that from the JSON files of the runs named below."
+    "Every claim of the paper, main text and appendices, beside our measurement. `raptor reproduce claims --page "
+    "docs/results` writes this page from [claims.json](claims.json), and that from the JSON of the runs named below."
 )
 _DEPTH = (
     "**Depth first.** The paper studies depth as a dynamical system on DINOv2 ViT-g/14 with registers: 40 blocks. The "

@@ -1,4 +1,4 @@
-"""The paper's claims about depth as a dynamical system, from the `estimates` of dynamics.json and from block swaps."""
+"""The paper's claims about single models: depth as a dynamical system, block swaps, certificate and complexity."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from raptor.dynamics.measure import DynamicsFile, DynamicsResult
 from raptor.experiments.evidence import Basis, Claim, Evidence, of_counts
 from raptor.experiments.outcome import sum_of
 from raptor.experiments.witness import TABLE_3, Witness
+from raptor.fidelity.certificate import Certificate
+from raptor.fidelity.complexity import Complexity
 
 GROUPS = ("cls", "registers", "patches")
 
@@ -247,15 +249,21 @@ _RULES = (
 
 
 def claims_dynamics(
-    measured: DynamicsFile | None, witness: Witness | None = None, relative: DynamicsFile | None = None
+    measured: DynamicsFile | None,
+    witness: Witness | None = None,
+    relative: DynamicsFile | None = None,
+    untrained: DynamicsFile | None = None,
 ) -> list[Claim]:
-    """The claims about one model. `relative`: the same model under relative perturbations, beside the paper's."""
+    """The claims about one model, with what stands beside its numbers.
+
+    relative: the same model under relative perturbations. untrained: its untrained twin, measured alike.
+    """
     if measured is None:
         return [Claim(place=rule.place, says=rule.says.format(g="every group")) for rule in _RULES]
     model = measured.teacher
     found = [claim for rule in _RULES for claim in _claims_of(rule, model)]
     found += [*_attraction(model), *_basins(model)]
-    return [_beside(claim, model, witness, relative) for claim in found]
+    return [_with_twin(_beside(claim, model, witness, relative), untrained) for claim in found]
 
 
 def _claims_of(rule: _Rule, model: DynamicsResult) -> list[Claim]:
@@ -356,6 +364,15 @@ def _beside(claim: Claim, model: DynamicsResult, witness: Witness | None, relati
 _OWN = "sensitivity.own_late_slope"
 
 
+def _with_twin(claim: Claim, untrained: DynamicsFile | None) -> Claim:
+    """The claim with the same number of the untrained twin: what is there before training is no sign of it."""
+    key = claim.number.removeprefix("teacher/estimates/")
+    found = untrained.teacher.estimates.get(key) if untrained is not None else None
+    if found is None:
+        return claim
+    return replace(claim, measured="; ".join(filter(None, [claim.measured, f"its untrained twin {found}"])))
+
+
 def claims_interventions(found: InterventionsFile) -> list[Claim]:
     """Block swaps of one model: how far the last state turns, within and across phases at equal distance."""
     side = found.teacher
@@ -382,6 +399,36 @@ def _swap_claim(says: str, side: Interventions, without: Sequence[int]) -> Claim
     text = f"{means['across_matched']:.2f} rad across, {means['within_matched']:.2f} within"
     text += f" (at any distance {means['across']:.2f} and {means['within']:.2f})"
     return replace(claim, measured=text, evidence=evidence)
+
+
+def claims_certificate(certificate: Certificate | None, complexity: Complexity | None) -> list[Claim]:
+    """One surrogate: whether it follows every layer, at the same compute, with a shorter description."""
+    follows = Claim(
+        place="Definition 1",
+        says="k tied blocks reproduce every intermediate state: better than the data mean at each layer (lowest R2)",
+    )
+    compute = Claim(place="Section 3", says="at equal compute: FLOPs as a share of the teacher's within 10 %")
+    shorter = Claim(place="Appendix E", says="the Levin bound of the surrogate is below the teacher's (ratio, fp32)")
+    num = certificate.curves.num_images if certificate is not None else 0
+    if certificate is not None:
+        r2 = certificate.curves.r2["all"]
+        layer = int(np.argmin(r2))
+        ends = certificate.intervals["r2"][:, layer, certificate.curves.groups.index("all")]
+        eps = certificate.eps["relative"]["all"]
+        cut = sum_of(certificate.phases.lengths)
+        text = f"phases {cut}, at layer {layer + 1}; relative error at most {eps.value:.3f} (layer {eps.layer})"
+        lower, upper = (float(end) for end in ends)
+        evidence = Evidence(value=float(r2[layer]), lower=lower, upper=upper, num=num, above=0)
+        follows = replace(follows, measured=text, evidence=evidence, figure="certificate")
+        share = certificate.costs["surrogate"].flops / certificate.costs["teacher"].flops
+        counted = Evidence(value=share, lower=share, upper=share, num=num, above=0.9, below=1.1)
+        compute = replace(compute, measured="counted, so without an interval", evidence=counted)
+    if complexity is not None:
+        both = complexity.fp32
+        bits = f"{both.surrogate.total_bits:.3g} bits for {both.teacher.total_bits:.3g}; counted"
+        counted = Evidence(value=both.ratio, lower=both.ratio, upper=both.ratio, num=num, below=1)
+        shorter = replace(shorter, measured=bits, evidence=counted, number="fp32/ratio")
+    return [follows, compute, shorter]
 
 
 def claims_witness(found: Witness | None) -> list[Claim]:

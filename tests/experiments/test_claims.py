@@ -38,11 +38,11 @@ def test_the_page_says_what_was_not_run(sweep_folder: Path, tmp_path: Path) -> N
     assert places == sorted(places) and text.count("It rises.") == 1
     assert "![When block recurrence emerges](sweep/stochastic-depth.png)" in text
     assert text.count("Not run: `raptor reproduce") == 5
-    assert page.path == tmp_path / "claims.md"
+    assert page.path == tmp_path / "results" / "claims.md"
     untested = [claim for claim in page.claims if not claim.on]
     assert {claim.verdict for claim in untested} == {Verdict.NOT_TESTED} and len(untested) > 40
     swept = [claim for claim in page.claims if claim.on == "scenes"]
-    assert all(claim.source == "results/sweep/stochastic-depth.json" for claim in swept) and len(swept) == 10
+    assert all(claim.source == "sweep/stochastic-depth.json" for claim in swept) and len(swept) == 10
     assert page.found.counts["not tested at this budget"] >= len(untested)
     assert "written to" in page.text()
 

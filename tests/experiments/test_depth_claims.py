@@ -12,11 +12,17 @@ from test_phases import DISTANCE
 from raptor.dynamics.estimates import ImageEstimate
 from raptor.dynamics.interventions import InterventionsFile, compare_pairs
 from raptor.dynamics.measure import DynamicsFile
-from raptor.experiments.depth_claims import claims_dynamics, claims_interventions, claims_witness
+from raptor.experiments.depth_claims import (
+    claims_certificate,
+    claims_dynamics,
+    claims_interventions,
+    claims_witness,
+)
 from raptor.experiments.evidence import Claim, Verdict
 from raptor.experiments.witness import witness
 
-DYNAMICS = Path(__file__).parents[2] / "docs" / "results" / "dynamics"
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+DYNAMICS = RESULTS / "dynamics"
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +80,17 @@ def test_the_witness_stands_beside_gamma_and_the_last_turn(measured: DynamicsFil
     (table3,) = claims_witness(witness(DISTANCE))
     assert table3.verdict is Verdict.AGREES and "7+5, 7+3+2, 4+3+3+2" in table3.measured
     assert {c.verdict for c in [*claims_witness(None), *claims_dynamics(None)]} == {Verdict.NOT_TESTED}
+
+
+def test_the_untrained_twin_stands_beside_its_numbers(measured: DynamicsFile) -> None:
+    twin = with_estimate(measured, "gamma.order", 0.1, 0.3)
+    (claim,) = of_key(claims_dynamics(measured, untrained=twin), "gamma.order")
+    assert claim.measured.endswith("its untrained twin 0.200 [0.100, 0.300]")
+    assert claim.evidence == of_key(claims_dynamics(measured), "gamma.order")[0].evidence
+
+
+def test_without_a_certificate_nothing_is_tested() -> None:
+    assert {c.verdict for c in claims_certificate(None, None)} == {Verdict.NOT_TESTED}
 
 
 def test_swaps_of_a_model_at_equal_distance() -> None:
