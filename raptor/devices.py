@@ -94,6 +94,11 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     return values.to(device, non_blocking=True)
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a device, or the host, had no memory left."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
 def free_bytes(device: torch.device) -> int:
     """Memory that is free on a device, or on the host; 8 GiB where the host does not say."""
     if device.type == "cuda":

@@ -211,6 +211,10 @@ class Compiling(TypedDict, total=False):
 
 
 class Resuming(TypedDict, total=False):
-    """Whether training continues where it stopped."""
+    """Whether training continues where it stopped, and how often it saves."""
 
     resume: Annotated[bool, Option(True, "continue a run that was interrupted.")]
+    checkpoint_minutes: Annotated[
+        float,
+        Option(10.0, "minutes between checkpoints; one is also written before each validation. 0 is after every step."),
+    ]

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ContextDecorator, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Self, TextIO
 from weakref import WeakSet
@@ -150,6 +150,14 @@ class Run:
             if old != final:
                 shutil.rmtree(old, ignore_errors=True)
 
+    def amend_checkpoint(self, state: Mapping[str, Any]) -> None:
+        """Write a newer state beside the tensors of the newest checkpoint, as after a validation of these weights."""
+        where = self.latest()
+        if self.writer and where is not None:
+            path = where / "state.json"
+            with self.writing():
+                write_text(path, json.dumps({**state, "tensor_bytes": read_json(path)["tensor_bytes"]}))
+
     def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Tensors and state of the newest checkpoint; None when there is none."""
         return load_checkpoint(self.folder)
@@ -173,30 +181,51 @@ class Run:
         return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-class StopSignal:
-    """Inside the context Ctrl-C, SIGTERM and SIGHUP (a closed terminal) set `given`, which a loop reads between steps.
+class StopSignal(ContextDecorator):
+    """Inside the context Ctrl-C, SIGTERM and SIGHUP (a closed terminal) set `given`.
 
-    A second signal acts at once.
+    A loop reads it between steps, and `check_stop` raises on it between batches. A second signal acts at once. A
+    context inside another one is that other one.
     """
+
+    _open: ClassVar[StopSignal | None] = None
 
     def __init__(self) -> None:
         self.given = False
         self._old: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
-        if threading.current_thread() is threading.main_thread():
-            wanted = [n for n in _STOP_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]  # nohup ignores SIGHUP
-            self._old = {number: signal.signal(number, self._set) for number in wanted}
+        if StopSignal._open is not None or threading.current_thread() is not threading.main_thread():
+            return StopSignal._open or self
+        self.given, StopSignal._open = False, self
+        wanted = [n for n in _STOP_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]  # nohup ignores SIGHUP
+        self._old = {number: signal.signal(number, self._set) for number in wanted}
         return self
 
     def __exit__(self, *_exc: object) -> None:
+        if StopSignal._open is self:
+            StopSignal._open = None
+            self._restore()
+
+    def _restore(self) -> None:
         for number, handler in self._old.items():
             signal.signal(number, handler)
         self._old = {}
 
     def _set(self, *_signal: object) -> None:
         self.given = True
-        self.__exit__()
+        self._restore()
+
+    @classmethod
+    def came(cls) -> bool:
+        """Whether a signal came in the context that is open."""
+        return cls._open is not None and cls._open.given
+
+
+def check_stop() -> None:
+    """Raise Interrupted if a stop signal came; between batches, where there is nothing to save."""
+    if StopSignal.came():
+        raise Interrupted("stopped between two batches; the same command goes on from the last checkpoint")
 
 
 class ResultFile(Record):

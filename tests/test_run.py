@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from raptor import run as run_module
+from raptor.data import Preprocess, iterate, open_data
 from raptor.provenance import versions
 from raptor.run import (
     Interrupted,
@@ -29,6 +30,7 @@ from raptor.run import (
     StopSignal,
     WriteError,
     check_folder,
+    check_stop,
     drop_checkpoints,
     load_checkpoint,
     read_config,
@@ -267,6 +269,34 @@ def test_the_first_signal_is_a_flag_and_the_second_acts(number):
         assert seen == [1, 1]
     finally:
         signal.signal(number, before)
+
+
+def test_a_context_inside_another_is_that_one_and_batches_end_with_a_line():
+    before = signal.getsignal(signal.SIGTERM)
+    check_stop()
+    with StopSignal() as outer:
+        with StopSignal() as inner:
+            assert inner is outer
+            check_stop()
+            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Interrupted, match="stopped between two batches"):
+            check_stop()
+        with pytest.raises(Interrupted):
+            list(iterate(open_data("scenes", "val", limit=4), Preprocess(24, 24), 2))
+    check_stop()
+    assert signal.getsignal(signal.SIGTERM) is before
+    with outer as again:
+        assert not again.given
+
+
+def test_a_checkpoints_state_is_amended_and_its_tensors_stay(tmp_path):
+    with Run(tmp_path, {}) as run:
+        run.amend_checkpoint({"step": 0})
+        assert run.load_checkpoint() is None
+        run.save_checkpoint(3, {"x": torch.ones(2)}, {"step": 3, "unvalidated": True})
+        run.amend_checkpoint({"step": 3, "unvalidated": False})
+        tensors, state = run.load_checkpoint() or ({}, {})
+    assert (state["step"], state["unvalidated"]) == (3, False) and torch.equal(tensors["x"], torch.ones(2))
 
 
 def test_signals_are_left_alone_off_the_main_thread():

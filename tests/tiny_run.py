@@ -94,9 +94,8 @@ def blocks_of(result: Distilled) -> dict[str, Tensor]:
 
 
 def run_and_report(out: Path, options: dict[str, Any], report: Path) -> None:
-    """A run in a process of its own, with few checkpoints; what went wrong is left in `report`."""
+    """A run in a process of its own; what went wrong is left in `report`."""
     torch.set_num_threads(1)
-    sys.modules["raptor.train.distill"].NUM_CHECKPOINTS = 4  # type: ignore[attr-defined]
     try:
         tiny_run(out, **options)
     except ValueError as error:

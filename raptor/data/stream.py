@@ -17,6 +17,7 @@ from raptor.data.images import BadImage, ImageData, Pixels, Progress, chunks_of,
 from raptor.data.preprocess import Preprocess
 from raptor.devices import ONE_PROCESS, Ranks, free_bytes, share_bytes, to_device
 from raptor.provenance import note_images
+from raptor.run import check_stop
 
 AUGMENTATIONS = ("none", "crop")
 CACHE_SHARE = 0.3
@@ -46,7 +47,8 @@ class ImageStream:
     """Batches for an analysis: every image once, in order; the last batch may be smaller.
 
     It can be iterated again; `len` counts batches. Ranks take whole batches in turn, so that each batch is one that a
-    single process would have; `num_images` counts those of all ranks.
+    single process would have; `num_images` counts those of all ranks. A stop signal
+    is answered between two batches.
 
     Args:
         progress: called with (images done, images in total) after each batch.
@@ -84,6 +86,7 @@ class ImageStream:
         chunks = self.ranks.share(chunks_of(self.indices, self.batch_size))
         batches = self.data.batches(chunks, self.preprocess, self.device, num_workers=self.num_workers, crop=True)
         for start, chunk, (images_u8, indices) in zip(starts, chunks, batches):
+            check_stop()
             if len(indices):
                 images = self.preprocess.normalise(images_u8)
                 own = None if labels is None else to_device(labels[indices], self.device)

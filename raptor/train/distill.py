@@ -14,23 +14,24 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self, Unpack
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from raptor.data import ChosenData, ImageData, iterate
 from raptor.data.by_name import as_spec
-from raptor.data.stream import TrainStream
+from raptor.data.stream import Batch, TrainStream
 from raptor.devices import (
     ONE_PROCESS,
     Ranks,
     device_name,
+    is_out_of_memory,
     open_fabric,
     pick_device,
     pick_precision,
@@ -57,6 +58,7 @@ from raptor.run import (
     ResultFile,
     Run,
     RunError,
+    StopSignal,
     check_shared,
     load_checkpoint,
     read_config,
@@ -68,7 +70,15 @@ from raptor.similarity.cosine import measure_similarity
 from raptor.streaming import Result, jsonable
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks, surrogate_spec
 from raptor.train.graphs import StepGraphs
-from raptor.train.loop import Checkpoint, Loop, ParameterGroup, check_tracker, deaths_explained, read_finished
+from raptor.train.loop import (
+    Checkpoint,
+    Loop,
+    ParameterGroup,
+    check_cadence,
+    check_tracker,
+    deaths_explained,
+    read_finished,
+)
 from raptor.train.recipe import Recipe, RecipeOptions, resolve_recipe
 from raptor.train.schedule import Budget, Rates, teacher_forcing
 from raptor.train.step import DistillStep, Parts, state_variance
@@ -76,9 +86,9 @@ from raptor.vit.trajectory import Trajectories, autocast
 from raptor.vit.view import ModelFacts, ViT, replaced_blocks
 from raptor.vit.weights import fingerprint, load_weights, same_weights
 
-NUM_CHECKPOINTS = 8  # per stage
 _NUM_VALIDATIONS = 4  # per stage
 _VALIDATION_BATCH = 128
+T = TypeVar("T")
 
 
 class DistillOptions(RecipeOptions, Opening, GivenHead, Running, Compiling, Resuming, total=False):
@@ -148,6 +158,7 @@ def distill(
     settings = resolve_recipe(recipe, part(RecipeOptions, options))
     wanted = _check_options(k, phases, target, stage, phase)
     check_tracker(track)
+    check_cadence(options["checkpoint_minutes"])
     device = pick_device(options["device"])
     precision = pick_precision(options["precision"], device)
     fabric = open_fabric(device, precision)
@@ -190,6 +201,7 @@ def distill(
         checkpointing=checkpointing,
         resume=options["resume"],
         track=track,
+        checkpoint_minutes=options["checkpoint_minutes"],
     )
     job.stages()
     job.graphed()
@@ -310,6 +322,7 @@ class Job:
     checkpointing: bool = False
     resume: bool = True
     track: str | None = None
+    checkpoint_minutes: float = 10.0
     budgets: tuple[str, ...] = ()
 
     @property
@@ -407,6 +420,7 @@ def _smallest_k(job: Job, name: str, value: float, matrix: Any, root: Path, conf
     )
 
 
+@StopSignal()
 def _distill_one(job: Job, phases: Phases, folder: Path, config: dict[str, Any]) -> Distilled:
     """One surrogate with these phases, in its run folder: a finished one, or one that is trained (on) here."""
     if job.phase is not None and not 1 <= job.phase <= phases.k:
@@ -577,6 +591,7 @@ def _images_of(train_data: ImageData, val_data: ImageData) -> dict[str, dict[str
     return {name: {"num_images": len(data), "fingerprint": data.fingerprint()} for name, data in both.items()}
 
 
+@StopSignal()
 def _similarity_matrix(job: Job, num_images: int, tokens: str) -> Any:
     """The similarity that phases are cut from, over all ranks' images; the same on every rank."""
     vit, ranks = job.teacher, job.ranks
@@ -618,9 +633,16 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
     measured = Measured(validator, student, job.teacher, phases, job.phase)
     if job.fabric.is_global_zero:
         print(_estimate(job, validator), file=sys.stderr)
-    loop = Loop(run, job.fabric, saved, [job.train_data, job.val_data], job.track)
+    loop = Loop(run, job.fabric, saved, [job.train_data, job.val_data], job.track, job.checkpoint_minutes)
     loop.fit([DistillStage(job, leg, module, stream, measured) for leg in job.legs()])
-    bad_images, validation = loop.bad_images(), measured.final()
+    bad_images = loop.bad_images()
+    try:
+        validation = measured.final()
+    except torch.OutOfMemoryError as error:
+        text = (
+            f"the trained surrogate cannot be measured ({error}): free memory on the device, then give the same command"
+        )
+        raise RunError(text) from None
     if not job.fabric.is_global_zero:
         return None
     return DistillSummary(
@@ -684,7 +706,7 @@ class DistillStage:
         self.clip, self.rates = recipe.clip, Rates(recipe.lr, recipe.min_lr, recipe.warmup)
         self.batch_size = recipe.batch_size
         self.steps_per_epoch = job.steps_per_epoch()
-        self.num_checkpoints, self.num_validations = NUM_CHECKPOINTS, _NUM_VALIDATIONS
+        self.num_validations = _NUM_VALIDATIONS
         self.refines = job.start is not None or leg.goes_on
 
     def losses(self, wrapped: Any, step: int, num_steps: int, propagate: Callable[[Tensor], None]) -> Tensor:
@@ -822,19 +844,13 @@ class Validator:
     @torch.no_grad()
     def validate(self, student: ViT) -> Scores:
         """R2 per layer, cosine, agreement with the teacher's prediction and, with labels, accuracy of both."""
+        if self._head is None:  # a head is fitted on batches that are known to fit
+            self._in_memory(lambda: self._measure(student, islice(self.val, 1), None, False))
         head = self.head
         with_labels = self.labelled and head is not None and head.num_classes == self.num_classes
-        curves = ErrorCurves(self.teacher.num_layers, self.teacher.groups)
-        hits = torch.zeros((), dtype=torch.int64)  # agreement and, with labels, accuracy of both
-        for batch in track(self.val, "validation", quiet=True):
-            with autocast(self.precision, self.teacher.device):
-                states, output = self.teacher.record(batch.images)
-                own_states, own_output = student.record(batch.images)
-                if head is not None:
-                    chosen = head.logits(self.teacher, states[-1], output).argmax(-1)
-                    own = head.logits(student, own_states[-1], own_output).argmax(-1)
-                    hits = hits + prediction_hits(chosen, own, batch.labels if with_labels else None).sum(0)
-            curves.update(states, own_states, batch.places)
+        curves, hits = self._in_memory(
+            lambda: self._measure(student, track(self.val, "validation", quiet=True), head, with_labels)
+        )
         curves.reduce(self.ranks)
         counts = self.ranks.sum(hits).tolist() if head is not None else []
         scores = self.ranks.first(lambda: _curve_scores(curves.result()))
@@ -844,6 +860,47 @@ class Validator:
                 scores.teacher_accuracy, scores.accuracy = both
                 scores.recovery_head = share_kept(scores.accuracy, scores.teacher_accuracy)
         return scores
+
+    def _measure(
+        self, student: ViT, batches: Iterable[Batch], head: Head | None, with_labels: bool
+    ) -> tuple[ErrorCurves, Tensor]:
+        """Curves, and the counts of agreement and, with labels, accuracy of both, over this rank's batches."""
+        curves = ErrorCurves(self.teacher.num_layers, self.teacher.groups)
+        hits = torch.zeros((), dtype=torch.int64)
+        for batch in batches:
+            with autocast(self.precision, self.teacher.device):
+                states, output = self.teacher.record(batch.images)
+                own_states, own_output = student.record(batch.images)
+                if head is not None:
+                    chosen = head.logits(self.teacher, states[-1], output).argmax(-1)
+                    own = head.logits(student, own_states[-1], own_output).argmax(-1)
+                    hits = hits + prediction_hits(chosen, own, batch.labels if with_labels else None).sum(0)
+            curves.update(states, own_states, batch.places)
+        return curves, hits
+
+    def _in_memory(self, measure: Callable[[], T]) -> T:
+        """What `measure` gives; while any rank has no memory for it, all halve their batches and try again."""
+        while True:
+            found: list[T] = []
+            try:
+                found.append(measure())
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+            if all(self.ranks.gather(bool(found))):
+                return found[0]
+            found.clear()
+            self._halve_batches()
+
+    def _halve_batches(self) -> None:
+        size = self.val.batch_size
+        if self.teacher.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if size == 1:
+            raise torch.OutOfMemoryError("no memory for a batch of 1")
+        self.val.batch_size = self.train.batch_size = size // 2
+        if self.ranks.is_first:
+            print(f"validation: no memory for batches of {size}; {size // 2} from here on", file=sys.stderr, flush=True)
 
     @torch.no_grad()
     def final(self, student: ViT) -> Scores:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
@@ -22,13 +24,14 @@ from torch import Tensor, nn
 
 from raptor.data import ImageData
 from raptor.data.images import is_dead_worker
-from raptor.devices import ranks_of
+from raptor.devices import is_out_of_memory, ranks_of
 from raptor.fidelity.verdict import MIN_STEPS
 from raptor.progress import Progress
 from raptor.run import Interrupted, Record, ResultFile, Run, RunError, StopSignal
 from raptor.train.schedule import Budget, Rates
 
 _LOG_EVERY = 20
+_STEPS_AHEAD = 4
 _TRACKERS = ("wandb", "tensorboard")
 _TIMED_RUN = 64
 # Steps of each kind when timing: first the untimed ones (compilation, capture, caches, start of the loader), then the
@@ -62,7 +65,7 @@ class Stage(Protocol):
         batch_size: images per step over all ranks.
         budget, share, before, steps_per_epoch: length of the run, the share of it that this stage gets, the share that
             the stages before it get, steps in an epoch.
-        num_checkpoints, num_validations: how many, spread over the stage.
+        num_validations: how many, spread over the stage.
         refines: whether it starts from trained weights, so that few steps are enough.
     """
 
@@ -77,7 +80,6 @@ class Stage(Protocol):
     share: float
     before: float
     steps_per_epoch: float
-    num_checkpoints: int
     num_validations: int
     refines: bool
 
@@ -122,6 +124,7 @@ class LoopState(Record):
     validations: list[dict[str, Any]] = field(default_factory=list)
     bad_images: list[str] = field(default_factory=list)
     num_logged: int = 0
+    unvalidated: bool = False  # whether the validation after `step` is still to be done
 
     @classmethod
     def from_dict(cls, saved: Any, where: str = "") -> Self:
@@ -139,22 +142,30 @@ class Loop:
         saved: the checkpoint to continue from; its model tensors are already loaded.
         data: the data sets whose unreadable images are reported.
         track: `wandb`, `tensorboard` or None.
+        checkpoint_minutes: between two checkpoints; one is also written before each validation.
     """
 
     def __init__(
-        self, run: Run, fabric: Any, saved: Checkpoint | None, data: Sequence[ImageData], track: str | None = None
+        self,
+        run: Run,
+        fabric: Any,
+        saved: Checkpoint | None,
+        data: Sequence[ImageData],
+        track: str | None = None,
+        checkpoint_minutes: float = 10.0,
     ):
         self.run, self.fabric, self.data = run, fabric, data
         self.tensors = saved[0] if saved else {}
         self.state = LoopState.from_dict(saved[1]) if saved else LoopState()
-        self.stop = StopSignal()
+        self.stop, self.asked, self.pace = StopSignal(), _Asked(fabric.world_size), _Pace(fabric.device)
+        self.save_seconds, self.saved_at = 60 * checkpoint_minutes, _now()
         self.tracker = _open_tracker(track, run.folder) if fabric.is_global_zero else None
 
     def fit(self, stages: Sequence[Stage]) -> None:
         """Train every stage that is not done yet."""
         self.run.cut_metrics(self.state.num_logged)
         names, reached = [stage.name for stage in stages], self.state.stage
-        with self.stop:
+        with self.stop as self.stop:
             for stage in stages[0 if reached is None else names.index(reached) :]:
                 self._fit_stage(stage, self.tensors if stage.name == reached else {})
                 self.tensors = {}
@@ -162,29 +173,31 @@ class Loop:
     def _fit_stage(self, stage: Stage, tensors: Mapping[str, Tensor]) -> None:
         training = self._set_up(stage, tensors)
         start, num_steps = self.state.step + 1 if tensors else 0, self.state.num_steps[stage.name]
-        save_every = max(1, num_steps // stage.num_checkpoints)
         num_validations = stage.num_validations
         validate_at = {round(num_steps * (i + 1) / num_validations) - 1 for i in range(num_validations)}
         bar = Progress(stage.title, num_steps, "steps", stage.batch_size, "images")
         bar.start_at(start)
+        if tensors and self.state.unvalidated:
+            self._validate(stage, start - 1, bar)
         losses: list[Tensor] = []
         since = time.monotonic()
         for step in range(start, num_steps):
             losses.append(training.step(step, num_steps))
-            stop = self._stop_asked(step)
-            save = stop or (step + 1) % save_every == 0 or step == num_steps - 1
-            if save or (step + 1) % _LOG_EVERY == 0 or step in validate_at:
+            self.pace.wait()
+            stop, is_due = self._stop_or_save(step)
+            save = stop or is_due or step == num_steps - 1 or step in validate_at
+            if save or (step + 1) % _LOG_EVERY == 0:
                 loss_nl = self.fabric.all_reduce(torch.stack(losses), reduce_op="mean").cpu()  # the loop's only sync
                 self._check_finite(stage, loss_nl, step)
                 self._log(stage, step, loss_nl, time.monotonic() - since)
                 bar.note = f"loss {loss_nl[-1].mean():.4f}"
                 losses = []
-                if step in validate_at:
-                    self._validate(stage, step, bar)
                 if save:
-                    self._save(training, step)
+                    self._save(training, step, unvalidated=step in validate_at)
                 if stop:
                     raise Interrupted(f"stopped after step {step}{stage.where()}; the same command goes on from there")
+                if step in validate_at:
+                    self._validate(stage, step, bar)
                 since = time.monotonic()
             bar.advance()
         bar.finish()
@@ -221,14 +234,13 @@ class Loop:
         training.moments().clear()
         return float(self.fabric.all_reduce(seconds, reduce_op="mean"))
 
-    def _stop_asked(self, step: int) -> bool:
-        """Whether Ctrl-C, SIGTERM or SIGHUP came. Several ranks agree on it every `_LOG_EVERY` steps."""
-        if self.fabric.world_size == 1:
-            return self.stop.given
-        if (step + 1) % _LOG_EVERY:
-            return False
-        flag = torch.tensor(float(self.stop.given), device=self.fabric.device)
-        return bool(self.fabric.all_reduce(flag, reduce_op="sum") > 0)
+    def _stop_or_save(self, step: int) -> tuple[bool, bool]:
+        """Whether a stop signal came on any rank, and whether a checkpoint is due by the clock of rank 0."""
+        is_due = self.fabric.is_global_zero and _now() - self.saved_at >= self.save_seconds
+        if is_due:
+            self.saved_at = _now()
+        stop, save = self.asked.by_any(self.stop.given, is_due)
+        return stop, save
 
     def _check_finite(self, stage: Stage, loss_nl: Tensor, step: int) -> None:
         bad = (~torch.isfinite(loss_nl)).nonzero()
@@ -263,16 +275,34 @@ class Loop:
         return step + sum(num for name, num in self.state.num_steps.items() if name != self.state.stage)
 
     def _validate(self, stage: Stage, step: int, bar: Progress) -> None:
-        scores, bar.note = stage.validate()
-        self.run.log(stage=stage.name, step=step, validation=scores)
-        self.state.validations.append({"stage": stage.name, "step": step, **scores})
-        self._track(scores, step)
+        """Validate the weights of the newest checkpoint. For want of memory it is left out, and training goes on."""
+        where = {"stage": stage.name, "step": step}
+        try:
+            scores, bar.note = stage.validate()
+        except Interrupted:
+            what = f"stopped in the validation after step {step}{stage.where()}"
+            raise Interrupted(f"{what}; the same command goes on from there") from None
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            if self.fabric.is_global_zero:
+                print(f"validation after step {step}{stage.where()} is left out: {error}", file=sys.stderr, flush=True)
+            self.run.log(**where, validation_skipped=str(error))
+            self.state.validations.append({**where, "skipped": str(error)})
+        else:
+            self.run.log(**where, validation=scores)
+            self.state.validations.append({**where, **scores})
+            self._track(scores, step)
+        self.state.unvalidated = False
+        if self.fabric.is_global_zero:
+            self.state.num_logged = self.run.num_logged()
+            self.run.amend_checkpoint(self.state.to_dict())
 
-    def _save(self, training: _Training, step: int) -> None:
+    def _save(self, training: _Training, step: int, unvalidated: bool) -> None:
         stage, named = training.stage, _named(training.stage)
         if not torch.stack([p.detach().isfinite().all() for _, p in named]).all():
             self._fail(f"the weights are not finite after step {step}{stage.where()}")
-        self.state.step = step
+        self.state.step, self.state.unvalidated, self.saved_at = step, unvalidated, _now()
         if not self.fabric.is_global_zero:
             return
         moments = training.moments()
@@ -290,6 +320,57 @@ class Loop:
 
     def _own_bad_images(self) -> list[str]:
         return sorted({*self.state.bad_images, *(name for data in self.data for name in data.bad)})
+
+
+class _Asked:
+    """What any rank asks for, known to all of them.
+
+    Ranks tell each other between their hosts (gloo) while a step runs, so that none waits for its GPU or for another
+    rank's step: with several ranks the answer is that of the step before.
+    """
+
+    def __init__(self, world_size: int):
+        self._group = _host_group() if world_size > 1 else None
+        self._running: tuple[Tensor, Any] | None = None
+
+    def by_any(self, *asked: bool) -> tuple[bool, ...]:
+        """For each entry, whether some rank asked for it. Every rank calls this once per step."""
+        if self._group is None:
+            return asked
+        answer = self._answer() if self._running else (False,) * len(asked)
+        flags = torch.tensor(asked, dtype=torch.uint8)
+        work = torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX, self._group, async_op=True)
+        self._running = flags, work
+        return answer
+
+    def _answer(self) -> tuple[bool, ...]:
+        assert self._running is not None
+        flags, work = self._running
+        work.wait()
+        return tuple(bool(flag) for flag in flags)
+
+
+@cache
+def _host_group() -> Any:
+    """A group of all ranks whose messages go between hosts."""
+    return torch.distributed.new_group(backend="gloo")
+
+
+class _Pace:
+    """Keeps the host at most `_STEPS_AHEAD` steps ahead of a GPU, so that a stop signal has few steps to wait for."""
+
+    def __init__(self, device: torch.device):
+        self._events: deque[torch.cuda.Event] | None = deque() if device.type == "cuda" else None
+
+    def wait(self) -> None:
+        """Wait for the step before the last few; called after each step."""
+        if self._events is None:
+            return
+        event = torch.cuda.Event(blocking=True)
+        event.record()
+        self._events.append(event)
+        if len(self._events) > _STEPS_AHEAD:
+            self._events.popleft().synchronize()
 
 
 @dataclass
@@ -369,6 +450,10 @@ def mean_seconds(
     return total / sum(map(len, by_kind.values()))
 
 
+def _now() -> float:
+    return time.monotonic()
+
+
 def _clock(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -389,6 +474,12 @@ def deaths_explained(run: Run, fabric: Any) -> Iterator[None]:
         else:
             raise
         raise RunError(f"{what}: {run.kept()}; the same command goes on from there") from None
+
+
+def check_cadence(checkpoint_minutes: float) -> None:
+    """Raise unless checkpoints can be that far apart."""
+    if not 0 <= checkpoint_minutes < math.inf:
+        raise ValueError(f"--checkpoint_minutes must be 0 or more, got {checkpoint_minutes:g}")
 
 
 def check_tracker(track: str | None) -> None:

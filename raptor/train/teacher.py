@@ -23,8 +23,8 @@ from raptor.fidelity.heads import is_right
 from raptor.open import open_vit, repair_saved, save_vit
 from raptor.options import Compiling, HeldOut, Limited, Option, Resuming, Running, part, with_defaults
 from raptor.provenance import Provenance, recorded
-from raptor.run import ResultFile, Run, check_shared
-from raptor.train.loop import Checkpoint, Loop, ParameterGroup, deaths_explained, read_finished
+from raptor.run import ResultFile, Run, StopSignal, check_shared
+from raptor.train.loop import Checkpoint, Loop, ParameterGroup, check_cadence, deaths_explained, read_finished
 from raptor.train.schedule import Budget, Rates
 from raptor.train.stochastic import StochasticDepth, check_drop
 from raptor.vit.builders import IMAGENET, build_base
@@ -34,7 +34,6 @@ from raptor.vit.view import ModelFacts, ViT
 
 STAGE = "teacher"
 REGISTER_STD = 0.02
-NUM_CHECKPOINTS = 10
 SCENES_SIZE = 48
 
 
@@ -98,6 +97,7 @@ def train_teacher(
     device = pick_device(options["device"])
     precision = pick_precision(options["precision"], device)
     check_drop(options["drop"])
+    check_cadence(options["checkpoint_minutes"])
     Budget.parse(options["budget"])
     _check_training(shape, options)
     spec, val = as_spec(data), as_spec(options["val"])
@@ -156,7 +156,7 @@ def train_teacher(
             )
             compiled = device == "cuda" if options["compile"] is None else options["compile"]
             stage = TeacherStage(vit, stream, config, fabric, compiled)
-            _fit(vit, stage, run, saved, val_data, options["num_workers"])
+            _fit(vit, stage, run, saved, val_data, options)
         elif saved is None:
             model.load_state_dict(open_vit(Path(out) / "teacher").model.state_dict())
         elif fabric.is_global_zero:
@@ -197,15 +197,17 @@ def _timm_kwargs(options: ShapeOptions) -> dict[str, Any]:
     return kwargs
 
 
+@StopSignal()
 def _fit(
-    vit: ViT, stage: TeacherStage, run: Run, saved: Checkpoint | None, val_data: ImageData, num_workers: int | None
+    vit: ViT, stage: TeacherStage, run: Run, saved: Checkpoint | None, val_data: ImageData, options: TeacherOptions
 ) -> None:
     """Train the teacher and measure it on the held-out images; rank 0 writes it."""
     started, fabric = time.monotonic(), stage.fabric
-    loop = Loop(run, fabric, saved, [stage.stream.data, val_data])
+    data, minutes = [stage.stream.data, val_data], options["checkpoint_minutes"]
+    loop = Loop(run, fabric, saved, data, checkpoint_minutes=minutes)
     loop.fit([stage])
     stage.finish()
-    accuracy = evaluate(vit, val_data, stage.precision, num_workers, ranks_of(fabric))
+    accuracy = evaluate(vit, val_data, stage.precision, options["num_workers"], ranks_of(fabric))
     bad_images = loop.bad_images()
     if fabric.is_global_zero:
         seconds, device = round(loop.state.seconds, 1), device_name(fabric.device)
@@ -278,7 +280,6 @@ class TeacherStage:
         self.batch_size: int = config["batch_size"]
         self.budget = Budget.parse(config["budget"])
         self.steps_per_epoch = float(stream.steps_per_epoch)
-        self.num_checkpoints = NUM_CHECKPOINTS
         self.dropped = StochasticDepth(
             vit.blocks, config["drop"], self.batch_size, config["rescale"], config["seed"], stream.rows
         )

@@ -335,7 +335,7 @@ LEGS = dict(stage1_share=0.5, warmup=0.5)
 
 
 def leg_run(folder, budget, **options):
-    return tiny_run(folder, recipe=write_recipe(folder.parent, budget=budget, **LEGS), **options)
+    return tiny_run(folder, recipe=write_recipe(folder.parent, budget=budget, **LEGS), checkpoint_minutes=0, **options)
 
 
 def losses_of(folder):
@@ -372,7 +372,8 @@ def test_a_leg_resumed_in_its_middle_ends_with_the_same_bits(tmp_path, two_legs,
     folder = tmp_path / "run"
     leg_run(folder, "6steps")
     with monkeypatch.context() as patch:
-        patch.setattr(Loop, "_stop_asked", lambda loop, step: loop.state.stage == "stage2-leg2" and step == 4)
+        stops = ("stage2-leg2", 4)
+        patch.setattr(Loop, "_stop_or_save", lambda loop, step: ((loop.state.stage, step) == stops, True))
         with pytest.raises(Interrupted, match="stopped after step 4 of stage2-leg2"):
             leg_run(folder, "16steps")
     assert DistillSummary.read(folder).num_steps == {"stage1": 3, "stage2": 3}  # still that of its surrogate

@@ -10,6 +10,7 @@ import signal
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import forked
@@ -23,8 +24,10 @@ from torch import Tensor, nn
 from raptor import run as run_module
 from raptor.open import open_vit
 from raptor.phases import Phases
-from raptor.run import RunError
+from raptor.report.results import read_results
+from raptor.run import Interrupted, Run, RunError
 from raptor.train import DistillSummary, distill, loop
+from raptor.train.distill import Scores, Validator
 from raptor.train.loop import LoopState
 
 LONG = dict(budget="20steps", normalise="group")
@@ -137,7 +140,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, monkeypatch):
         plain(tensors, path)
 
     monkeypatch.setattr(run_module, "save_file", save)
-    with pytest.raises(RunError, match=r"the disk is full; the last good checkpoint is .*step-2$") as error:
+    with pytest.raises(RunError, match=r"the disk is full; the last good checkpoint is .*step-3$") as error:
         tiny_run(tmp_path / "run")
     assert "\n" not in str(error.value)
     tiny_run(tmp_path / "run")
@@ -149,11 +152,11 @@ def test_a_truncated_checkpoint_is_named_and_left_alone(tmp_path):
     (tmp_path / "run" / "summary.json").unlink()
     path = tmp_path / "run" / "checkpoint" / "step-11" / "tensors.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(RunError, match=r"step-11 is truncated: write step-10 into .*latest") as error:
+    with pytest.raises(RunError, match=r"step-11 is truncated: write step-9 into .*latest") as error:
         tiny_run(tmp_path / "run")
     assert "\n" not in str(error.value)
     assert path.stat().st_size == 1000
-    (tmp_path / "run" / "checkpoint" / "latest").write_text("step-10")
+    (tmp_path / "run" / "checkpoint" / "latest").write_text("step-9")
     tiny_run(tmp_path / "run")
     assert surrogate_bytes(tmp_path / "run") == surrogate_bytes_of(tmp_path)
 
@@ -197,6 +200,134 @@ def test_another_teacher_of_the_same_name_is_refused(tmp_path):
     next(teacher.model.parameters()).data.add_(1.0)
     with pytest.raises(RunError, match=r"another config .*fingerprint"):
         distill(teacher, "scenes", out=str(tmp_path / "run"), **options)
+
+
+def saved_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The list that the number of each checkpoint is added to."""
+    plain, numbers = Run.save_checkpoint, []
+
+    def save(self: Run, number: int, *rest: Any) -> None:
+        numbers.append(number)
+        plain(self, number, *rest)
+
+    monkeypatch.setattr(Run, "save_checkpoint", save)
+    return numbers
+
+
+def test_checkpoints_come_by_the_clock_and_before_each_validation(tmp_path, monkeypatch):
+    minutes, numbers = [0.0], saved_steps(monkeypatch)
+    monkeypatch.setattr(loop, "_now", lambda: 60 * minutes[0])
+    plain = loop._Training.step
+
+    def step(self: Any, number: int, *rest: Any) -> Tensor:
+        minutes[0] += 4 if number < 12 else 1
+        return plain(self, number, *rest)
+
+    monkeypatch.setattr(loop._Training, "step", step)
+    options = dict(budget="24steps", stage1_share=0.0)
+    tiny_run(tmp_path / "run", **options)  # validations after steps 5, 11, 17 and 23; every third step takes 12 minutes
+    assert numbers == [2, 5, 8, 11, 17, 23]
+    numbers.clear()
+    tiny_run(tmp_path / "rare", checkpoint_minutes=60, **options)
+    assert numbers == [5, 11, 17, 23]
+    with pytest.raises(ValueError, match="--checkpoint_minutes must be 0 or more, got -1"):
+        tiny_run(tmp_path / "none", checkpoint_minutes=-1)
+
+
+def interrupted_in_validation(monkeypatch: pytest.MonkeyPatch, folder: Path, number: int, when: int) -> str:
+    """Start a run, give it a signal at the start of its validation `when`, and return what it said."""
+    plain, left = Validator.validate, [when]
+
+    def validate(self: Validator, *models: Any) -> Scores:
+        left[0] -= 1
+        if left[0] < 0:
+            signal.raise_signal(number)
+        return plain(self, *models)
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted) as error:
+        patch.setattr(Validator, "validate", validate)
+        tiny_run(folder, **LONG)
+    return str(error.value)
+
+
+def test_a_signal_in_a_validation_ends_it_and_the_next_run_repeats_it(tmp_path, uninterrupted, monkeypatch):
+    folder = tmp_path / "run"
+    said = [interrupted_in_validation(monkeypatch, folder, signal.SIGTERM, when) for when in (1, 0, 3, 4)]
+    assert said[0] == said[1] == "stopped in the validation after step 4 of stage1; the same command goes on from there"
+    assert said[2].startswith("stopped in the validation after step 1 of stage2")
+    assert (
+        said[3] == "stopped between two batches; the same command goes on from the last checkpoint"
+    )  # the last scores
+    assert not (folder / "summary.json").exists()
+    numbers = saved_steps(monkeypatch)
+    tiny_run(folder, **LONG)
+    assert numbers == []
+    assert surrogate_bytes(folder) == surrogate_bytes(uninterrupted)
+    assert training_lines(folder) == training_lines(uninterrupted)
+
+
+def fits_up_to(monkeypatch: pytest.MonkeyPatch, sizes: list[int]) -> list[int]:
+    """Let memory be too small for batches of more than sizes[i] images in the i-th validation; the sizes tried."""
+    plain, tried, validate = Validator._measure, [], Validator.validate
+    number = [-1]
+
+    def measure(self: Validator, student: Any, batches: Any, *rest: Any) -> Any:
+        found = plain(self, student, batches, *rest)
+        tried.append(self.val.batch_size)
+        if self.val.batch_size > sizes[min(number[0], len(sizes) - 1)]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return found
+
+    def count(self: Validator, student: Any) -> Scores:
+        number[0] += 1
+        return validate(self, student)
+
+    monkeypatch.setattr(Validator, "_measure", measure)
+    monkeypatch.setattr(Validator, "validate", count)
+    return tried
+
+
+def test_a_validation_takes_the_batch_that_fits_and_costs_no_training(tmp_path, monkeypatch, capsys):
+    whole = tiny_run(tmp_path / "whole", stage1_share=0.0)
+    capsys.readouterr()
+    tried = fits_up_to(monkeypatch, [4, 8, 0, 8])
+    done = tiny_run(tmp_path / "run", stage1_share=0.0)
+    assert tried[:4] == [8, 4, 4, 4]  # one batch is tried before a head is fitted on such batches
+    told = capsys.readouterr().err.splitlines()
+    assert "validation: no memory for batches of 8; 4 from here on" in told
+    assert "validation after step 8 of stage2 is left out: no memory for a batch of 1" in told
+    lines = metrics(tmp_path / "run")
+    skipped = [line for line in lines if "validation_skipped" in line]
+    assert skipped == [{"stage": "stage2", "step": 8, "validation_skipped": "no memory for a batch of 1"}]
+    assert [line["step"] for line in lines if "validation" in line] == [2, 5, 11]
+    assert done.summary.validation.r2_last == pytest.approx(whole.summary.validation.r2_last, rel=1e-6)
+    assert surrogate_bytes(tmp_path / "run") == surrogate_bytes(tmp_path / "whole")
+    assert [row.step for row in read_results(tmp_path / "run").training][-1] == 11
+
+
+def test_a_surrogate_that_cannot_be_measured_is_kept_with_a_line(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        fits_up_to(patch, [8, 8, 8, 8, 0])
+        with pytest.raises(RunError, match=r"cannot be measured \(no memory for a batch of 1\): free memory"):
+            tiny_run(tmp_path / "run", stage1_share=0.0)
+    numbers = saved_steps(monkeypatch)
+    assert tiny_run(tmp_path / "run", stage1_share=0.0).summary.validation.num_images == 8 and not numbers
+
+
+def test_ranks_answer_one_step_later_and_one_process_at_once(monkeypatch):
+    alone = loop._Asked(1)
+    assert [alone.by_any(*asked) for asked in ((False, True), (True, False))] == [(False, True), (True, False)]
+    monkeypatch.setattr(loop, "_host_group", lambda: "hosts")
+
+    def all_reduce(flags: Tensor, _op: object, group: str, async_op: bool) -> Any:
+        assert group == "hosts" and async_op
+        return SimpleNamespace(wait=lambda: flags.logical_or_(torch.tensor([0, len(seen) == 2])))
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    several, seen = loop._Asked(2), []
+    for asked in ((True, False), (False, False), (False, False), (False, False)):
+        seen.append(several.by_any(*asked))
+    assert seen == [(False, False), (True, False), (False, True), (False, False)]
 
 
 class Clock:
