@@ -210,6 +210,19 @@ class Compiling(TypedDict, total=False):
     compile: Annotated[bool | None, Option(None, "compile the blocks; by default on a GPU only.")]
 
 
+class Planning(TypedDict, total=False):
+    """Whether a command only says what it would take."""
+
+    dry_run: Annotated[
+        bool,
+        Option(
+            False,
+            "open and check everything, measure a few steps, print memory, images/s, time and size for 1 and more "
+            "devices; write nothing.",
+        ),
+    ]
+
+
 class Resuming(TypedDict, total=False):
     """Whether training continues where it stopped, and how often it saves."""
 

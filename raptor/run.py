@@ -83,13 +83,10 @@ class Run:
 
     def _claim(self, config: Mapping[str, Any], resume: bool) -> None:
         """Refuse a folder that holds another run's work; else make it this run's."""
-        path = self.folder / "config.yaml"
-        holds_work = self.latest() is not None or (self.folder / "summary.json").exists()
-        if holds_work and not resume:
-            raise RunError(f"{self.folder} already holds a run: choose another --out, or allow --resume")
-        if not holds_work or _adds_leg(path, config):
+        if check_config(self.folder, config, resume):
             with self.writing():
-                write_text(path, yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False))
+                text = yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)
+                write_text(self.folder / "config.yaml", text)
 
     def close(self) -> None:
         if self._lock is not None:
@@ -282,6 +279,14 @@ def load_checkpoint(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, An
         return load_file(tensors_path), state
     except (OSError, KeyError, UnicodeDecodeError, json.JSONDecodeError, SafetensorError) as error:
         raise RunError(f"checkpoint {path} cannot be read ({type(error).__name__}): {_way_out(folder, path)}") from None
+
+
+def check_config(folder: Path, config: Mapping[str, Any], resume: bool = True) -> bool:
+    """Whether the config of a run in `folder` has to be written; a folder that holds another run's work is refused."""
+    holds_work = _latest_checkpoint(folder) is not None or (folder / "summary.json").exists()
+    if holds_work and not resume:
+        raise RunError(f"{folder} already holds a run: choose another --out, or allow --resume")
+    return not holds_work or _adds_leg(folder / "config.yaml", config)
 
 
 def read_summary(folder: str | Path) -> dict[str, Any] | None:

@@ -85,7 +85,7 @@ def demo(
     probes: dict[str, Probed] = {}
     tasks: tuple[Literal["classify", "segment", "depth"], ...] = ("classify", "segment", "depth")
     for task in tasks:
-        probes[task] = probe(
+        done = probe(
             out,
             task=task,
             data="scenes",
@@ -96,6 +96,8 @@ def demo(
             batch_size=min(64, num_images),
             device=device,
         )
+        assert isinstance(done, Probed)
+        probes[task] = done
         print(probes[task].text().splitlines()[-2])
     _say("5 of 6: depth as a dynamical system")
     moved = dynamics(
@@ -125,6 +127,7 @@ def _distil(k: int, out: str, budget: str, from_scratch: bool, num_images: int, 
     held_out = open_data("scenes", "val", limit=num_images, size=48)
     before = Validator(teacher, train, held_out).validate(surrogate).accuracy if start else float("nan")
     done = distill("scenes", "scenes", out=out, val_images=num_images, head_images=2 * num_images, **options)
+    assert isinstance(done, Distilled)
     after = done.summary.validation
     print(
         f"k={k}: accuracy {before:.1%} as shipped, {after.accuracy:.1%} after {budget} here, "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -14,13 +15,25 @@ from raptor.data import ChosenData, DenseData, ImageData, open_dense
 from raptor.data.by_name import DENSE_KINDS, spec_text
 from raptor.devices import join_ranks, pick_device, pick_precision
 from raptor.open import open_pair
-from raptor.options import AnySplit, HeadClasses, Limited, OfTeacher, OnData, OpeningModel, Running, part, with_defaults
+from raptor.options import (
+    AnySplit,
+    HeadClasses,
+    Limited,
+    OfTeacher,
+    OnData,
+    OpeningModel,
+    Planning,
+    Running,
+    part,
+    with_defaults,
+)
 from raptor.probes import ProbeReport, ProbeResult
 from raptor.probes import probe as train_probe
 from raptor.progress import Progress
 from raptor.provenance import Provenance, recorded
-from raptor.run import made_folder
+from raptor.run import made_folder, result_folder
 from raptor.streaming import Result
+from raptor.train.plan import Plan, Planned, free_disk, planning
 from raptor.vit.view import ViT
 
 
@@ -73,7 +86,7 @@ class Probed(Result):
         return "\n".join([*lines, f"written to {self.folder}/probe-{task}.json"])
 
 
-class ProbeOptions(OpeningModel, OfTeacher, Running, OnData, AnySplit, HeadClasses, Limited, total=False):
+class ProbeOptions(OpeningModel, OfTeacher, Running, OnData, AnySplit, HeadClasses, Limited, Planning, total=False):
     """The options that `probe` shares with other commands."""
 
 
@@ -92,7 +105,7 @@ def probe(
     max_seconds: float | None = None,
     out: str | None = None,
     **given: Unpack[ProbeOptions],
-) -> Probed:
+) -> Probed | Plan:
     """Train linear probes on a frozen model; given a run, on the surrogate and on its teacher alike.
 
     Args:
@@ -127,37 +140,58 @@ def probe(
     surrogate, of_teacher = open_pair(model, **part(OfTeacher, options), device=ranks.device, **opening)
     chosen = ChosenData.of(model, options)
     train_data, val_data = _open_both(task, chosen, size or of_teacher.preprocess.size, of_teacher.num_classes, options)
+    train = partial(
+        train_probe,
+        task=task,
+        train_data=train_data,
+        val_data=val_data,
+        lrs=lrs,
+        epochs=epochs,
+        batch_size=batch_size,
+        seeds=seeds,
+        layer=layer,
+        precision=precision,
+        size=size,
+        closed_form=closed_form,
+        init_head=init_head,
+        num_workers=options["num_workers"],
+        max_seconds=max_seconds,
+        ranks=ranks,
+    )
+    sides = {"teacher": of_teacher} | ({} if surrogate is None else {"surrogate": surrogate})
+    if options["dry_run"]:
+        return _plan(train, list(sides.values()), result_folder(out, model, "probe"))
     folder = ranks.first(lambda: made_folder(out, model, "probe"))
     results: dict[str, ProbeResult] = {}
-    for name, vit in {"teacher": of_teacher, "surrogate": surrogate}.items():
-        if vit is None:
-            continue
+    for name, vit in sides.items():
         bar = Progress(f"{task} probe of the {name}", None, "steps")
-        results[name] = train_probe(
-            vit,
-            task,
-            train_data,
-            val_data,
-            lrs=lrs,
-            epochs=epochs,
-            batch_size=batch_size,
-            seeds=seeds,
-            layer=layer,
-            precision=precision,
-            size=size,
-            closed_form=closed_form,
-            init_head=init_head,
-            num_workers=options["num_workers"],
-            max_seconds=max_seconds,
-            max_steps=results["teacher"].num_steps if results else None,
-            progress=bar.update,
-            ranks=ranks,
-        )
+        results[name] = train(vit, max_steps=results["teacher"].num_steps if results else None, progress=bar.update)
         bar.finish()
         ranks.first(partial(results[name].save, folder / f"probe-{task}-{name}"))
     report = ProbeReport(Provenance.since(started, device), chosen.name, task, results, chosen.split)
     ranks.first(lambda: report.write(folder))
     return Probed(report, folder)
+
+
+def _plan(train: Callable[[ViT], ProbeResult], sides: list[ViT], folder: Path) -> Plan:
+    """What the probes of all sides take together."""
+    plans = []
+    for vit in sides:
+        try:
+            with planning():
+                train(vit)
+        except Planned as planned:
+            plans.append(planned.plan)
+    written = {"heads": sum(plan.written_bytes["heads"] for plan in plans)}
+    return replace(
+        plans[0],
+        folder=str(folder),
+        parts=[part for plan in plans for part in plan.parts],
+        other_seconds=sum(plan.other_seconds for plan in plans),
+        memory_bytes=max(plan.memory_bytes for plan in plans),
+        written_bytes=written,
+        free_bytes=free_disk(folder, sum(written.values())),
+    )
 
 
 def _open_both(

@@ -17,7 +17,7 @@ import yaml
 
 from raptor.data.by_name import as_spec
 from raptor.devices import pick_device
-from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
+from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_ablation
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
 from raptor.experiments.raptors import (
@@ -63,6 +63,7 @@ class AblationOptions(CutBy, OneTeacher, TrainingSweepOptions, total=False):
     """The options that ablation shares with other experiments."""
 
 
+@plannable
 @recorded
 def run(
     *,

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 from raptor.data.by_name import as_spec
 from raptor.devices import pick_device
-from raptor.experiments.cells import Cell, CellOptions, Sweep, SweepOptions, run_sweep
+from raptor.experiments.cells import Cell, CellOptions, Sweep, SweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_budgets
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
 from raptor.experiments.raptors import Machine, open_teacher
@@ -17,7 +17,7 @@ from raptor.experiments.records import BudgetRow, Budgets
 from raptor.options import Trusting, WeightFile, part, with_defaults
 from raptor.provenance import recorded
 from raptor.surrogate.surrogate import block_parameters
-from raptor.train import distill
+from raptor.train import Distilled, distill
 
 _COLUMNS = ("recipe", "k", "phases", "parameters_m", "recovery", "recovery_head", "agreement", "r2_last", "r2_lowest")
 _SCORES = ("recovery", "recovery_head", "agreement", "r2_last", "r2_lowest", "probe", "teacher_probe", "r2", "cosine")
@@ -27,6 +27,7 @@ class BudgetsOptions(WeightFile, Trusting, SweepOptions, total=False):
     """The options that budgets shares with other experiments."""
 
 
+@plannable
 @recorded
 def run(
     model: str = "scenes",
@@ -94,6 +95,7 @@ def _do_cell(machine: Machine, cell: Cell) -> BudgetRow:
         out=str(machine.folder / cell.name),
         device=machine.device,
     )
+    assert isinstance(done, Distilled)
     summary = done.summary
     return BudgetRow(
         recipe=options["recipe"],

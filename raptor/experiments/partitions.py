@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from raptor.data.by_name import as_spec
 from raptor.devices import pick_device
-from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
+from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_partitions
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
 from raptor.experiments.raptors import (
@@ -50,6 +50,7 @@ class PartitionsOptions(CutBy, OneTeacher, TrainingSweepOptions, total=False):
     """The options that partitions shares with other experiments."""
 
 
+@plannable
 @recorded
 def run(
     *,

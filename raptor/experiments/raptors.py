@@ -19,7 +19,8 @@ from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, find_phases
 from raptor.run import drop_checkpoints
 from raptor.similarity.cosine import Array, measure_similarity
 from raptor.surrogate.surrogate import block_parameters
-from raptor.train import DistillSummary, distill
+from raptor.train import Distilled, DistillSummary, distill
+from raptor.train.plan import is_planning
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
 
@@ -76,7 +77,14 @@ def load_pair(options: Mapping[str, Any], preprocess: Preprocess, machine: Machi
     data, val = (_hashable(spec) for spec in (options["data"], options.get("val")))
     limits = options.get("limit"), options.get("val_images")
     chosen = ChosenData(data, val)
-    return _load_pair(chosen, preprocess, *limits, machine.device, machine.num_workers, options.get("in_memory", True))
+    return _load_pair(
+        chosen,
+        preprocess,
+        *limits,
+        machine.device,
+        machine.num_workers,
+        options.get("in_memory", True) and not is_planning(),
+    )
 
 
 def _hashable(spec: Any) -> Any:
@@ -140,6 +148,7 @@ def make_raptor(
         compile=machine.compile,
         **options,
     )
+    assert isinstance(done, Distilled)
     drop_checkpoints(folder)
     nulls = _null_curves(teacher, pair, phases, machine)
     return _raptor_scores(done.summary, block_parameters(done.surrogate), nulls)

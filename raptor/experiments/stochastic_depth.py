@@ -15,7 +15,7 @@ from typing import Any, Unpack
 
 from raptor.data.by_name import as_spec
 from raptor.devices import pick_device
-from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
+from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_stochastic_depth
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
 from raptor.experiments.raptors import Machine
@@ -55,6 +55,7 @@ class StochasticDepthOptions(ScratchOptions, TrainingSweepOptions, total=False):
     """The options that stochastic-depth shares with other experiments."""
 
 
+@plannable
 @recorded
 def run(
     *,

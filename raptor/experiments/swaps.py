@@ -16,7 +16,7 @@ from raptor.data import iterate
 from raptor.data.by_name import as_spec
 from raptor.devices import pick_device
 from raptor.dynamics.interventions import compare_pairs, measure_swaps
-from raptor.experiments.cells import Cell, CellOptions, Sweep, SweepOptions, run_sweep
+from raptor.experiments.cells import Cell, CellOptions, Sweep, SweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_swaps
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
 from raptor.experiments.raptors import Machine, SweptTeachers, cut_phases, open_teacher
@@ -35,6 +35,7 @@ class SwapsOptions(SweptTeachers, WeightFile, Trusting, SweepOptions, Limited, t
     """The options that swaps shares with other experiments."""
 
 
+@plannable
 @recorded
 def run(
     *,

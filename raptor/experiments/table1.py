@@ -12,7 +12,7 @@ from typing import Any, Unpack
 from raptor.data import open_dense
 from raptor.data.by_name import as_spec
 from raptor.devices import pick_device
-from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
+from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_recovery
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
 from raptor.experiments.raptors import (
@@ -57,6 +57,7 @@ class Table1Options(CutBy, WeightFile, Trusting, TrainingSweepOptions, total=Fal
     """The options that table1 shares with other experiments."""
 
 
+@plannable
 @recorded
 def run(
     *,

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from raptor.data import ImageData
 from raptor.data.by_name import as_spec
 from raptor.devices import pick_device
-from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
+from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_untrained
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
 from raptor.experiments.raptors import Machine, Pair, SweptTeachers
@@ -44,6 +44,7 @@ class UntrainedOptions(ScratchOptions, SweptTeachers, TrainingSweepOptions, tota
     """The options that untrained shares with other experiments."""
 
 
+@plannable
 @recorded
 def run(
     *,

@@ -146,8 +146,13 @@ def train_heads(
     return choice.finish(seed, num_steps, planned_steps)
 
 
-def steps_that_fit(task: Task, lrs: Sequence[float], max_seconds: float, seed: int = 0) -> int:
-    """How many steps `max_seconds` hold, from a few steps that are timed and thrown away."""
+def steps_that_fit(task: Task, lrs: Sequence[float], max_seconds: float) -> int:
+    """How many steps `max_seconds` hold."""
+    return max(1, int(max_seconds / max(step_seconds(task, lrs), 1e-9)))
+
+
+def step_seconds(task: Task, lrs: Sequence[float], seed: int = 0) -> float:
+    """Seconds per step, from a few steps that are timed and thrown away."""
     task.start(seed)
     heads = HeadGrid(random_head(task, seed), lrs, 0.0)
     began = 0.0
@@ -158,8 +163,8 @@ def steps_that_fit(task: Task, lrs: Sequence[float], max_seconds: float, seed: i
         heads.add_gradients(task.ranks)
         heads.step(1.0)
         heads.bias.sum().item()  # waits for the device
-    num = max(1, int(max_seconds * _NUM_TIMED / max(time.monotonic() - began, 1e-9)))
-    return task.ranks.first(lambda: num)
+    seconds = (time.monotonic() - began) / _NUM_TIMED
+    return task.ranks.first(lambda: seconds)
 
 
 class Choice:

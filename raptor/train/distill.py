@@ -49,7 +49,7 @@ from raptor.fidelity.heads import (
 )
 from raptor.fidelity.verdict import Training, Verdict, judge, last_losses, loss_fall, stage_of
 from raptor.open import check_teacher, open_vit, repair_saved, save_vit, saved_folder
-from raptor.options import Compiling, GivenHead, Opening, Resuming, Running, part, with_defaults
+from raptor.options import Compiling, GivenHead, Opening, Planning, Resuming, Running, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, check_phases, find_phases
 from raptor.progress import clock, track
 from raptor.provenance import Provenance, recorded
@@ -59,6 +59,8 @@ from raptor.run import (
     Run,
     RunError,
     StopSignal,
+    check_config,
+    check_folder,
     check_shared,
     load_checkpoint,
     read_config,
@@ -77,8 +79,10 @@ from raptor.train.loop import (
     check_cadence,
     check_tracker,
     deaths_explained,
+    plan_stages,
     read_finished,
 )
+from raptor.train.plan import Memory, Plan, deliver, free_disk, is_planning, measured_step, num_bytes
 from raptor.train.recipe import Recipe, RecipeOptions, resolve_recipe
 from raptor.train.schedule import Budget, Rates, teacher_forcing
 from raptor.train.step import DistillStep, Parts, state_variance
@@ -91,7 +95,7 @@ _VALIDATION_BATCH = 128
 T = TypeVar("T")
 
 
-class DistillOptions(RecipeOptions, Opening, GivenHead, Running, Compiling, Resuming, total=False):
+class DistillOptions(RecipeOptions, Opening, GivenHead, Running, Compiling, Resuming, Planning, total=False):
     """The options that decide the recipe, and those that `distill` shares with other commands."""
 
 
@@ -121,8 +125,8 @@ def distill(
     checkpointing: bool = False,
     track: Literal["wandb", "tensorboard"] | None = None,
     **given: Unpack[DistillOptions],
-) -> Distilled:
-    """Distil a ViT into k weight-tied recurrent blocks.
+) -> Distilled | Plan:
+    """Distil a ViT into k weight-tied recurrent blocks; with `dry_run`, only say what that would take.
 
     Args:
         model: what to distil: timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, a folder or a module.
@@ -224,6 +228,11 @@ def distill(
     structure |= {"tokens": None if tokens == "all" else tokens}
     config |= {key: value for key, value in structure.items() if key not in config and value is not None}
     root = f"runs/{slug(name)}"
+    if options["dry_run"] or is_planning():
+        num_blocks = len(found or ()) or (1 if wanted else int(k or 3))
+        folder = Path(out or f"{root}-k{num_blocks}")
+        planned = found or _phases_there(folder) or _even_phases(teacher, num_blocks)
+        return deliver(_plan(job, planned, folder, config, 0 if found else phase_images))
     if found is not None:
         return _distill_one(job, found, Path(out or f"{root}-k{found.k}"), config)
     matrix = _similarity_matrix(job, phase_images, tokens)
@@ -354,6 +363,10 @@ class Job:
             legs.append(Leg(f"{legs[-1].stage}-leg{number}", legs[-1].stage, added, sum(plan.values()), 0.0))
         return legs
 
+    def open_legs(self) -> list[Leg]:
+        """The legs that are not finished when the run starts."""
+        return [leg for leg in self.legs() if leg.goes_on][-1:] or self.legs()
+
     def steps_per_epoch(self) -> float:
         return (self.recipe.epoch_images or len(self.train_data)) / self.recipe.batch_size
 
@@ -386,6 +399,33 @@ class Job:
             world_size=self.fabric.world_size,
             num_workers=self.num_workers,
             ranks=self.ranks,
+        )
+
+    def student(self, phases: Phases) -> ViT:
+        """A surrogate as training starts from it, unless other weights are loaded into it."""
+        return make_surrogate(
+            self.teacher,
+            phases,
+            block=self.recipe.block,
+            conditioning=self.recipe.conditioning,
+            copy=self.recipe.copy,
+            seed=self.seed,
+        )
+
+    def step(self, student: ViT, phases: Phases, variance_lt: Tensor) -> DistillStep:
+        """One training step; `variance_lt` (L, T) is what squared errors are divided by."""
+        return DistillStep(
+            self.teacher,
+            student,
+            phases,
+            variance_lt,
+            self.recipe.last_phase_weights,
+            self.recipe.stage2_weights,
+            self.recipe.cosine,
+            self.compile_blocks,
+            self.checkpointing,
+            self.phase,
+            half_teacher=self.precision == "bf16" and self.fabric.device.type == "cuda",
         )
 
     def validator(self, folder: Path) -> Validator:
@@ -423,27 +463,12 @@ def _smallest_k(job: Job, name: str, value: float, matrix: Any, root: Path, conf
 @StopSignal()
 def _distill_one(job: Job, phases: Phases, folder: Path, config: dict[str, Any]) -> Distilled:
     """One surrogate with these phases, in its run folder: a finished one, or one that is trained (on) here."""
-    if job.phase is not None and not 1 <= job.phase <= phases.k:
-        raise ValueError(f"--phase {job.phase} is not one of 1..{phases.k}")
-    config = {**config, "phases": list(phases), "stage": job.stage, "phase": job.phase}
-    run_folder = folder if job.phase is None else folder / f"phase-{job.phase}"
-    _refuse_own_folder(job.teacher, folder)
-    config["fingerprint"] = _as_written(run_folder, job.teacher, config["fingerprint"])
-    budgets = _budgets(run_folder, job.recipe.budget)
-    job = dataclasses.replace(job, budgets=tuple(budgets))
-    config["recipe"] = {**config["recipe"], "budget": budgets[-1]}
-    config |= {"legs": budgets} if len(budgets) > 1 else {}
+    job, run_folder, config = _resolved(job, phases, folder, config)
+    budgets = job.budgets
     check_shared(run_folder, job.ranks)
     run = Run(run_folder, config, resume=job.resume, writer=job.fabric.is_global_zero)
     with run, deaths_explained(run, job.fabric):
-        student = make_surrogate(
-            job.teacher,
-            phases,
-            block=job.recipe.block,
-            conditioning=job.recipe.conditioning,
-            copy=job.recipe.copy,
-            seed=job.seed,
-        )
+        student = job.student(phases)
         done, saved = read_finished(DistillSummary, run_folder), run.load_checkpoint()
         if done is not None and _num_legs(done.num_steps) < len(budgets):
             done = None
@@ -470,6 +495,20 @@ def _distill_one(job: Job, phases: Phases, folder: Path, config: dict[str, Any])
                     save_vit(student, run_folder / "surrogate")
                 summary.write(run_folder)
     return Distilled(student, job.teacher, run_folder, summary)
+
+
+def _resolved(job: Job, phases: Phases, folder: Path, config: dict[str, Any]) -> tuple[Job, Path, dict[str, Any]]:
+    """The job with the budgets of its run's legs, the run folder, and the whole config."""
+    if job.phase is not None and not 1 <= job.phase <= phases.k:
+        raise ValueError(f"--phase {job.phase} is not one of 1..{phases.k}")
+    config = {**config, "phases": list(phases), "stage": job.stage, "phase": job.phase}
+    run_folder = folder if job.phase is None else folder / f"phase-{job.phase}"
+    _refuse_own_folder(job.teacher, folder)
+    config["fingerprint"] = _as_written(run_folder, job.teacher, config["fingerprint"])
+    budgets = _budgets(run_folder, job.recipe.budget)
+    config["recipe"] = {**config["recipe"], "budget": budgets[-1]}
+    config |= {"legs": budgets} if len(budgets) > 1 else {}
+    return dataclasses.replace(job, budgets=tuple(budgets)), run_folder, config
 
 
 def _refuse_own_folder(teacher: ViT, out: Path) -> None:
@@ -616,20 +655,7 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
     started = time.monotonic()
     stream, validator = job.stream(), job.validator(run.folder)
     variance_lt = saved[0]["variance"] if saved else _measure_variance(job, stream)
-    recipe = job.recipe
-    module = DistillStep(
-        job.teacher,
-        student,
-        phases,
-        variance_lt,
-        recipe.last_phase_weights,
-        recipe.stage2_weights,
-        recipe.cosine,
-        job.compile_blocks,
-        job.checkpointing,
-        job.phase,
-        half_teacher=job.precision == "bf16" and job.fabric.device.type == "cuda",
-    )
+    module = job.step(student, phases, variance_lt)
     measured = Measured(validator, student, job.teacher, phases, job.phase)
     if job.fabric.is_global_zero:
         print(_estimate(job, validator), file=sys.stderr)
@@ -639,10 +665,8 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
     try:
         validation = measured.final()
     except torch.OutOfMemoryError as error:
-        text = (
-            f"the trained surrogate cannot be measured ({error}): free memory on the device, then give the same command"
-        )
-        raise RunError(text) from None
+        what = f"the trained surrogate cannot be measured ({error})"
+        raise RunError(f"{what}: free memory on the device, then give the same command") from None
     if not job.fabric.is_global_zero:
         return None
     return DistillSummary(
@@ -668,23 +692,103 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
 
 def _estimate(job: Job, validator: Validator) -> str:
     """How long the run takes, from the time of one forward pass: a step is about four of them."""
-    images = next(iter(validator.val)).images
+    seconds, legs = _image_seconds(job, validator) / job.ranks.size, job.open_legs()
+    budget, share = legs[0].budget, sum(leg.share for leg in legs)
+    per_unit = 1.0 if budget.unit == "s" else 4 * seconds * job.recipe.batch_size
+    training = budget.amount * share * per_unit * (job.steps_per_epoch() if budget.unit == "epochs" else 1)
+    measured = _num_measured(job, validator) * seconds
+    text = f"distill: about {clock(training)} training + {clock(measured)} measuring{job.runs_on()}"
+    return text + ("; the first steps compile the blocks, about a minute" if job.compile_blocks else "")
+
+
+def _image_seconds(job: Job, validator: Validator) -> float:
+    """Seconds of a forward pass per image."""
+    images = next(iter(validator.val.whole())).images
     with torch.no_grad(), autocast(job.precision, job.teacher.device):
         job.teacher(images)
         began = time.monotonic()
         float(job.teacher(images).float().sum())  # waits for the device
-        seconds = (time.monotonic() - began) / len(images)
-    legs = [leg for leg in job.legs() if leg.goes_on][-1:] or job.legs()  # those before are finished
-    budget, share = legs[0].budget, sum(leg.share for leg in legs)
-    seconds /= job.ranks.size
-    per_unit = 1.0 if budget.unit == "s" else 4 * seconds * job.recipe.batch_size
-    training = budget.amount * share * per_unit * (job.steps_per_epoch() if budget.unit == "epochs" else 1)
-    passes = 2 * _NUM_VALIDATIONS * len(legs) + 2  # teacher and surrogate, and once more at the end
-    measured = passes * validator.val.num_images
-    if validator.labelled:
-        measured += 2 * (validator.train.num_images + validator.val.num_images)
-    text = f"distill: about {clock(training)} training + {clock(measured * seconds)} measuring{job.runs_on()}"
-    return text + ("; the first steps compile the blocks, about a minute" if job.compile_blocks else "")
+        return (time.monotonic() - began) / len(images)
+
+
+def _num_measured(job: Job, validator: Validator) -> int:
+    """Images that teacher or surrogate see in all validations and for the ridge probes."""
+    num = (2 * _NUM_VALIDATIONS * len(job.open_legs()) + 2) * validator.val.num_images  # and once more at the end
+    return num + (2 * (validator.train.num_images + validator.val.num_images) if validator.labelled else 0)
+
+
+# Plan: the same steps, a few of them, and what the run would write.
+
+
+def _even_phases(teacher: ViT, k: int) -> Phases:
+    """Phases of equal length, for a plan: where the run cuts changes little of what it takes."""
+    check_cuts(teacher, [k])
+    short, num_long = divmod(teacher.num_layers, k)
+    return Phases(tuple(short + (i < num_long) for i in range(k)))
+
+
+def _phases_there(folder: Path) -> Phases | None:
+    """The phases of a run that `folder` holds already."""
+    saved = read_config(folder).get("phases") if (folder / "config.yaml").exists() else None
+    return Phases.from_lengths(saved) if saved else None
+
+
+def _plan(job: Job, phases: Phases, folder: Path, config: dict[str, Any], num_similarity: int) -> Plan:
+    """What the run takes, from a few steps that are done and undone.
+
+    num_similarity: images that its phases are cut from.
+    """
+    job, run_folder, config = _resolved(job, phases, folder, config)
+    check_folder(run_folder)
+    check_config(run_folder, config, job.resume)
+    memory, student, stream = Memory(job.fabric.device), job.student(phases), job.stream()
+    validator = job.validator(run_folder)
+    ones_lt = torch.ones(job.teacher.num_layers, job.teacher.groups.num_tokens, device=job.fabric.device)
+    module = job.step(student, phases, ones_lt)
+    measured = Measured(validator, student, job.teacher, phases, job.phase)
+    stages = [DistillStage(job, leg, module, stream, measured) for leg in job.open_legs()]
+    trained = num_bytes([parameter for _, parameter in module.trained_parameters()])
+    fixed = memory.peak() + 3 * trained  # a gradient and two moments of each weight
+    parts = measured_step(lambda: plan_stages(stages, job.fabric), job.recipe.batch_size)
+    num_measured = _num_measured(job, validator) + num_similarity
+    num_lines = sum(part.num_steps for part in parts) / 20
+    written = {
+        "three checkpoints": 9 * trained,
+        "surrogate": num_bytes(student.model),
+        "metrics": num_lines * (200.0 + 14 * job.teacher.num_layers),
+    }
+    return Plan(
+        command="distill",
+        model=job.teacher.name,
+        data=job.train_data.name,
+        folder=str(run_folder),
+        device=device_name(job.fabric.device),
+        checked=_checked(job, phases, validator),
+        parts=parts,
+        other_seconds=_image_seconds(job, validator) * num_measured / job.ranks.size,
+        memory_bytes=memory.peak(),
+        fixed_bytes=fixed,
+        written_bytes=written,
+        free_bytes=free_disk(run_folder, sum(written.values())),
+        num_devices=job.ranks.size,
+        exchanged_bytes=trained,
+        notes=["the first steps also compile the blocks, about a minute"] if job.compile_blocks else [],
+    )
+
+
+def _checked(job: Job, phases: Phases, validator: Validator) -> list[str]:
+    """What was opened: weights, images, labels and head."""
+    teacher, train, val = job.teacher, job.train_data, job.val_data
+    if not all(bool(p.isfinite().all()) for p in teacher.model.parameters()):
+        raise ValueError(f"{teacher.name} has weights that are not finite: give another --weights")
+    shape = f"{teacher.num_layers} blocks, width {teacher.dim}, {teacher.groups.num_tokens} tokens"
+    labels = f"labels of {validator.num_classes} classes" if validator.labelled else "no labels, so no accuracy"
+    head = "a ridge probe" if validator.labelled else "none"
+    head = "given" if job.head_file else "the model's own" if teacher.num_classes else head
+    return [
+        f"weights fit and are finite: {shape} at {teacher.preprocess.size} px, k = {phases.k}",
+        f"{len(train):,} images to train on, {len(val):,} held out, {labels}; head: {head}",
+    ]
 
 
 def _measure_variance(job: Job, stream: TrainStream) -> Tensor:

@@ -28,6 +28,7 @@ from raptor.devices import is_out_of_memory, ranks_of
 from raptor.fidelity.verdict import MIN_STEPS
 from raptor.progress import Progress
 from raptor.run import Interrupted, Record, ResultFile, Run, RunError, StopSignal
+from raptor.train.plan import PlannedPart
 from raptor.train.schedule import Budget, Rates
 
 _LOG_EVERY = 20
@@ -203,36 +204,15 @@ class Loop:
         bar.finish()
 
     def _set_up(self, stage: Stage, tensors: Mapping[str, Tensor]) -> _Training:
-        """A stage ready to train: its optimizer (continued from `tensors` if there are any) and its length."""
-        groups = [{"params": [p for _, p in g.named], "weight_decay": g.weight_decay} for g in stage.groups]
-        optimizer = torch.optim.AdamW(
-            groups, lr=stage.rates.peak, betas=stage.betas, fused=self.fabric.device.type == "cuda"
-        )
-        if tensors:
-            _restore_optimizer(optimizer, _named(stage), tensors)
-        wrapped, optimizer = self.fabric.setup(stage.module, optimizer)
-        training = _Training(stage, wrapped, optimizer, self.fabric.backward)
+        """A stage ready to train, and its length."""
+        training = _prepare(stage, tensors, self.fabric)
         if stage.name not in self.state.num_steps:
-            num_steps = stage.budget.num_steps(
-                stage.steps_per_epoch, stage.share, lambda: self._step_seconds(training), stage.before
-            )
+            num_steps = _length(stage, lambda: _step_seconds(training, self.fabric))
             self.state.num_steps[stage.name] = num_steps
             if num_steps < MIN_STEPS and not stage.refines and self.fabric.is_global_zero:
                 print(_short_budget(stage, num_steps), file=sys.stderr, flush=True)
         self.state.stage = stage.name
         return training
-
-    def _step_seconds(self, training: _Training) -> float:
-        """Mean seconds per step over all ranks, from a few steps that are then undone."""
-        named = _named(training.stage)
-        saved = [(p, p.detach().clone()) for _, p in named]
-        mean = mean_seconds(training.step, training.stage.kind, self.fabric.device)
-        seconds = torch.tensor(mean, device=self.fabric.device)
-        with torch.no_grad():
-            for parameter, value in saved:
-                parameter.copy_(value)
-        training.moments().clear()
-        return float(self.fabric.all_reduce(seconds, reduce_op="mean"))
 
     def _stop_or_save(self, step: int) -> tuple[bool, bool]:
         """Whether a stop signal came on any rank, and whether a checkpoint is due by the clock of rank 0."""
@@ -414,6 +394,43 @@ def _short_budget(stage: Stage, num_steps: int) -> str:
 
 def _named(stage: Stage) -> list[tuple[str, nn.Parameter]]:
     return [entry for group in stage.groups for entry in group.named]
+
+
+def _prepare(stage: Stage, tensors: Mapping[str, Tensor], fabric: Any) -> _Training:
+    """A stage with its optimizer, which is continued from `tensors` if there are any."""
+    groups = [{"params": [p for _, p in g.named], "weight_decay": g.weight_decay} for g in stage.groups]
+    optimizer = torch.optim.AdamW(groups, lr=stage.rates.peak, betas=stage.betas, fused=fabric.device.type == "cuda")
+    if tensors:
+        _restore_optimizer(optimizer, _named(stage), tensors)
+    wrapped, optimizer = fabric.setup(stage.module, optimizer)
+    return _Training(stage, wrapped, optimizer, fabric.backward)
+
+
+def _length(stage: Stage, step_seconds: Callable[[], float]) -> int:
+    """The number of steps of a stage; `step_seconds` is asked only for a budget in seconds."""
+    return stage.budget.num_steps(stage.steps_per_epoch, stage.share, step_seconds, stage.before)
+
+
+def _step_seconds(training: _Training, fabric: Any) -> float:
+    """Mean seconds per step over all ranks, from a few steps that are then undone."""
+    saved = [(p, p.detach().clone()) for _, p in _named(training.stage)]
+    mean = mean_seconds(training.step, training.stage.kind, fabric.device)
+    seconds = torch.tensor(mean, device=fabric.device)
+    with torch.no_grad():
+        for parameter, value in saved:
+            parameter.copy_(value)
+    training.moments().clear()
+    return float(fabric.all_reduce(seconds, reduce_op="mean"))
+
+
+def plan_stages(stages: Sequence[Stage], fabric: Any) -> list[PlannedPart]:
+    """The length of each stage and the time of its steps, from a few that are done and undone."""
+    parts = []
+    for stage in stages:
+        seconds = _step_seconds(_prepare(stage, {}, fabric), fabric)
+        length, is_timed = _length(stage, lambda seconds=seconds: seconds), stage.budget.unit == "s"  # type: ignore[misc]
+        parts.append(PlannedPart(stage.name, length, stage.batch_size, seconds, is_timed))
+    return parts
 
 
 def _restore_optimizer(optimizer: Any, named: list[tuple[str, nn.Parameter]], tensors: Mapping[str, Tensor]) -> None:

@@ -23,8 +23,9 @@ from raptor.fidelity.heads import is_right
 from raptor.open import open_vit, repair_saved, save_vit
 from raptor.options import Compiling, HeldOut, Limited, Option, Resuming, Running, part, with_defaults
 from raptor.provenance import Provenance, recorded
-from raptor.run import ResultFile, Run, StopSignal, check_shared
-from raptor.train.loop import Checkpoint, Loop, ParameterGroup, check_cadence, deaths_explained, read_finished
+from raptor.run import ResultFile, Run, StopSignal, check_config, check_shared
+from raptor.train.loop import Checkpoint, Loop, ParameterGroup, check_cadence, deaths_explained, plan_stages, read_finished
+from raptor.train.plan import Memory, Plan, deliver, free_disk, is_planning, measured_step, num_bytes
 from raptor.train.schedule import Budget, Rates
 from raptor.train.stochastic import StochasticDepth, check_drop
 from raptor.vit.builders import IMAGENET, build_base
@@ -133,6 +134,9 @@ def train_teacher(
         "limit": options["limit"],
         "precision": precision,
     }
+    if is_planning():
+        check_config(Path(out), config, options["resume"])
+        deliver(_plan(vit, _stage(vit, train_data, config, options, fabric), len(val_data), Path(out), fabric))
     check_shared(out, ranks_of(fabric))
     run = Run(out, config, resume=options["resume"], writer=fabric.is_global_zero)
     with run, deaths_explained(run, fabric):
@@ -141,21 +145,7 @@ def train_teacher(
             tensors = saved[0].items()
             model.load_state_dict({k.removeprefix("model."): v for k, v in tensors if k.startswith("model.")})
         if read_finished(TeacherSummary, run.folder) is None:
-            stream = TrainStream(
-                train_data,
-                preprocess,
-                options["batch_size"],
-                seed=seed,
-                augment=options["augment"],
-                crop_scale=options["crop_scale"],
-                device=fabric.device,
-                rank=fabric.global_rank,
-                world_size=fabric.world_size,
-                num_workers=options["num_workers"],
-                ranks=ranks_of(fabric),
-            )
-            compiled = device == "cuda" if options["compile"] is None else options["compile"]
-            stage = TeacherStage(vit, stream, config, fabric, compiled)
+            stage = _stage(vit, train_data, config, options, fabric)
             _fit(vit, stage, run, saved, val_data, options)
         elif saved is None:
             model.load_state_dict(open_vit(Path(out) / "teacher").model.state_dict())
@@ -195,6 +185,54 @@ def _timm_kwargs(options: ShapeOptions) -> dict[str, Any]:
     if options["registers"]:
         kwargs |= {"reg_tokens": options["registers"], "no_embed_class": True}
     return kwargs
+
+
+def _stage(
+    vit: ViT, train_data: ImageData, config: dict[str, Any], options: TeacherOptions, fabric: Any
+) -> TeacherStage:
+    stream = TrainStream(
+        train_data,
+        vit.preprocess,
+        options["batch_size"],
+        seed=options["seed"],
+        augment=options["augment"],
+        crop_scale=options["crop_scale"],
+        device=fabric.device,
+        rank=fabric.global_rank,
+        world_size=fabric.world_size,
+        num_workers=options["num_workers"],
+        ranks=ranks_of(fabric),
+    )
+    compiled = fabric.device.type == "cuda" if options["compile"] is None else options["compile"]
+    return TeacherStage(vit, stream, config, fabric, compiled)
+
+
+def _plan(vit: ViT, stage: TeacherStage, num_held_out: int, folder: Path, fabric: Any) -> Plan:
+    """What the training of a teacher takes, from a few of its steps."""
+    memory, data = Memory(fabric.device), stage.stream.data
+    trained = num_bytes([p for p in vit.model.parameters() if p.requires_grad])
+    fixed = memory.peak() + 3 * trained
+    parts = measured_step(lambda: plan_stages([stage], fabric), stage.batch_size)
+    stage.finish()
+    written = {"three checkpoints": 9 * trained, "teacher": num_bytes(vit.model)}
+    return Plan(
+        command="train-teacher",
+        model=vit.name,
+        data=data.name,
+        folder=str(folder),
+        device=device_name(fabric.device),
+        checked=[
+            f"{len(data):,} images to train on, {num_held_out:,} held out, labels of {len(data.classes or ())} classes"
+        ],
+        parts=parts,
+        other_seconds=num_held_out * parts[0].seconds / parts[0].batch_size / 3,  # a pass is a third of a step
+        memory_bytes=memory.peak(),
+        fixed_bytes=fixed,
+        written_bytes=written,
+        free_bytes=free_disk(folder, sum(written.values())),
+        num_devices=fabric.world_size,
+        exchanged_bytes=trained,
+    )
 
 
 @StopSignal()

@@ -46,12 +46,12 @@ def graphed(monkeypatch: pytest.MonkeyPatch) -> type[EagerGraph]:
 
 def test_one_graph_for_each_set_of_losses(tmp_path, graphed):
     """lambda falls 1, 1/3, 0: teacher forcing alone, both, none of it; stage 2 has none."""
-    tiny_run(tmp_path / "graphed", lam=1.0)
+    tiny_run(tmp_path / "graphed", lam=1.0, checkpoint_minutes=0)
     forced, both, free = Parts(False, True), Parts(True, True), Parts(True, False)
     assert graphed.captured == [("stage1", forced), ("stage1", both), ("stage1", free), ("stage2", free)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Job, "graphed", lambda self: False)
-        tiny_run(tmp_path / "plain", lam=1.0)
+        tiny_run(tmp_path / "plain", lam=1.0, checkpoint_minutes=0)
     ours, theirs = (
         [line["loss"] for line in metrics(tmp_path / run) if "loss" in line] for run in ("graphed", "plain")
     )

@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file
 from tiny_run import metrics, tiny_run, train_tiny
 
+from raptor.train import loop
+
 OPTIONS = dict(budget="8steps", normalise="group", cosine=0.1)
 PAPER = dict(budget="8steps", block="paper", conditioning="mlp", normalise="none")
 
@@ -40,9 +42,11 @@ def reports(out: Path) -> list[dict[str, Any]]:
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Runs of one process and of two: both stages, the paper's block and a teacher; and `auto` of two."""
     folder = tmp_path_factory.mktemp("parallel")
-    tiny_run(folder / "one", **OPTIONS)
-    tiny_run(folder / "paper-one", **PAPER)
-    train_tiny(folder / "teacher-one", **TEACHER)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "_LOG_EVERY", 1)
+        tiny_run(folder / "one", **OPTIONS)
+        tiny_run(folder / "paper-one", **PAPER)
+        train_tiny(folder / "teacher-one", **TEACHER)
     runs = {"two": OPTIONS, "paper-two": PAPER, "auto": AUTO, "teacher-two": {**TEACHER, "teacher": True}}
     torchrun({str(folder / name): options for name, options in runs.items()})
     return folder / "one", folder / "two"

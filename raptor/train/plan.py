@@ -1,0 +1,227 @@
+"""Plans: what a run would take, measured on a few of its steps. Nothing is written.
+
+A command plans its own run with `dry_run`. A sweep plans its first cell: inside `planning()` a training raises
+`Planned` with its plan as soon as that is known, through whatever called it.
+"""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from raptor.devices import is_out_of_memory
+from raptor.progress import clock
+from raptor.run import RunError
+from raptor.streaming import Record, Result
+
+_GIB = 2**30
+_SHOWN_DEVICES = (1, 8)
+T = TypeVar("T")
+
+
+@dataclass
+class PlannedPart(Record):
+    """Steps of one kind: a stage of a training, or a probe.
+
+    Attributes:
+        seconds: per step, measured; it includes reading the images.
+        is_timed: whether the budget is in seconds, so that other devices do more steps in the same time.
+    """
+
+    name: str
+    num_steps: int
+    batch_size: int
+    seconds: float
+    is_timed: bool = False
+
+
+@dataclass
+class Estimate(Record):
+    """What a run takes on a number of devices like this one.
+
+    Attributes:
+        batch: images per step and device; None where the batch does not divide by the number of devices.
+        memory_bytes: of each device.
+    """
+
+    num_devices: int
+    batch: int | None
+    images_per_s: float | None
+    memory_bytes: float | None
+    seconds: float | None
+    is_measured: bool
+
+
+@dataclass
+class Plan(Result, Record):
+    """What a command would do and take.
+
+    Attributes:
+        checked: what was opened and found in order, one line each.
+        parts: what it trains. other_seconds: of all else: validation, heads, similarity.
+        num_devices: how many were measured on.
+        memory_bytes: peak of each device, on a CPU of the process; fixed_bytes: the part that any batch needs.
+        written_bytes: what it writes, by name; free_bytes: on the disk of its folder.
+        exchanged_bytes: gradients that devices exchange in each step.
+        num_runs: how often it is done, as the cells of a sweep.
+    """
+
+    command: str
+    model: str
+    data: str
+    folder: str
+    device: str
+    checked: list[str]
+    parts: list[PlannedPart]
+    other_seconds: float
+    memory_bytes: float
+    fixed_bytes: float
+    written_bytes: dict[str, float]
+    free_bytes: float
+    num_devices: int = 1
+    exchanged_bytes: float = 0.0
+    num_runs: int = 1
+    notes: list[str] = field(default_factory=list)
+
+    def on(self, num_devices: int) -> Estimate:
+        """The estimate for a number of devices: their steps and their share of the batch are divided by it."""
+        here, size = self.num_devices, self.parts[0].batch_size
+        if size % num_devices:
+            return Estimate(num_devices, None, None, None, None, False)
+        share = here / num_devices
+        seconds = sum(p.num_steps * p.seconds * (1 if p.is_timed else share) for p in self.parts)
+        step = sum(p.num_steps * p.seconds for p in self.parts) / sum(p.num_steps * p.batch_size for p in self.parts)
+        memory = self.fixed_bytes + max(0.0, self.memory_bytes - self.fixed_bytes) * share
+        total = self.num_runs * (seconds + self.other_seconds * share)
+        return Estimate(num_devices, size // num_devices, 1 / (step * share), memory, total, num_devices == here)
+
+    def estimates(self) -> list[Estimate]:
+        """For one device, for those that were measured on and for eight."""
+        return [self.on(num) for num in sorted({*_SHOWN_DEVICES, self.num_devices})]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "estimates": [estimate.to_dict() for estimate in self.estimates()]}
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """One row per number of devices."""
+        return [estimate.to_dict() for estimate in self.estimates()]
+
+    def text(self) -> str:
+        written = ", ".join(f"{name} {_size(value)}" for name, value in self.written_bytes.items())
+        lines = [
+            f"{self.command}, a dry run: {self.model} on {self.data}; nothing is written",
+            *self.checked,
+            *(
+                f"{p.name}: {p.num_steps:,} steps of {p.batch_size} images, {_short_time(p.seconds)} each"
+                for p in self.parts
+            ),
+            f"{'devices':>16} {'batch each':>10} {'images/s':>9} {'memory':>9}  time",
+            *(_row(estimate) for estimate in self.estimates()),
+            f"would write {_size(self.num_runs * sum(self.written_bytes.values()))} to {self.folder} ({written}); "
+            f"{_size(self.free_bytes)} are free",
+        ]
+        if self.exchanged_bytes:
+            lines.append(
+                "other numbers of devices: the measured time divided by them, without the "
+                f"{_size(self.exchanged_bytes)} of gradients that they exchange in each step"
+            )
+        return "\n".join([*lines, *self.notes])
+
+
+def _row(estimate: Estimate) -> str:
+    name = f"{estimate.num_devices}{' (measured)' if estimate.is_measured else ''}"
+    if estimate.batch is None or estimate.images_per_s is None or estimate.seconds is None:
+        return f"{name:>16} the batch does not divide by {estimate.num_devices}"
+    memory = _size(estimate.memory_bytes or 0.0)
+    rate = f"{estimate.images_per_s:,.0f}" if estimate.images_per_s >= 10 else f"{estimate.images_per_s:.1f}"
+    return f"{name:>16} {estimate.batch:>10} {rate:>9} {memory:>9}  {clock(estimate.seconds)}"
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / _GIB:.1f} GiB" if num_bytes >= 0.1 * _GIB else f"{num_bytes / 2**20:.1f} MiB"
+
+
+def _short_time(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+class Memory:
+    """Peak memory of a device since this was made; on a CPU of the whole process."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        self.before = self.peak()
+
+    def peak(self) -> float:
+        if self.device.type == "cuda":
+            return float(torch.cuda.max_memory_allocated(self.device))
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1.0 if sys.platform == "darwin" else 1024.0)
+
+
+def num_bytes(module: nn.Module | Sequence[nn.Parameter]) -> float:
+    """Bytes of a module's parameters and buffers, or of a list of parameters."""
+    tensors = list(module.state_dict().values()) if isinstance(module, nn.Module) else list(module)
+    return float(sum(t.numel() * t.element_size() for t in tensors))
+
+
+def measured_step(measure: Callable[[], T], batch_size: int) -> T:
+    """What `measure` gives; ValueError when a step finds no memory."""
+    try:
+        return measure()
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+    raise ValueError(f"a step of {batch_size} images does not fit into memory: lower --batch_size or use more devices")
+
+
+def free_disk(folder: Path, needed: float) -> float:
+    """Bytes that are free where `folder` is or would be; RunError when fewer than `needed`."""
+    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    free = float(shutil.disk_usage(there).free)
+    if free < needed:
+        raise RunError(f"{folder} needs {_size(needed)} and has {_size(free)} free: choose another --out")
+    return free
+
+
+class Planned(Exception):
+    """Carries the plan of a training out of the work that would do it."""
+
+    def __init__(self, plan: Plan):
+        super().__init__("planned")
+        self.plan = plan
+
+
+_is_planning = False
+
+
+@contextmanager
+def planning() -> Iterator[None]:
+    """Inside, trainings and probes raise `Planned` instead of running."""
+    global _is_planning
+    before, _is_planning = _is_planning, True
+    try:
+        yield
+    finally:
+        _is_planning = before
+
+
+def is_planning() -> bool:
+    return _is_planning
+
+
+def deliver(plan: Plan) -> Plan:
+    """The plan as a result; inside `planning()` it is raised."""
+    if _is_planning:
+        raise Planned(plan)
+    return plan

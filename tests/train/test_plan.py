@@ -1,0 +1,117 @@
+"""Plans: every check of a run without its work, and nothing written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_run import tiny_run, tiny_teacher
+
+from raptor.cli import main
+from raptor.commands import probe, reproduce
+from raptor.run import RunError
+from raptor.train import loop, plan
+from raptor.train.plan import Plan, PlannedPart
+
+SWEEP = dict(data="scenes", p=[0.0, 0.5], more_seeds=[], size=24, dim=32, depth=3, heads=2, limit=64, val_images=16)
+SWEEP |= dict(k=2, teacher_budget="5steps", teacher_batch=8, device="cpu")
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def made(**changes: Any) -> Plan:
+    parts = [PlannedPart("stage1", 100, 64, 0.5), PlannedPart("stage2", 300, 64, 0.25)]
+    values = dict(command="distill", model="m", data="d", folder="f", device="cpu", checked=[], parts=parts)
+    values |= dict(other_seconds=25.0, memory_bytes=9.0, fixed_bytes=1.0, written_bytes={"all": 3.0}, free_bytes=8.0)
+    return Plan(**{**values, **changes})
+
+
+def test_more_devices_divide_time_rate_and_the_memory_of_the_batch() -> None:
+    one, eight = made().estimates()
+    assert (one.num_devices, one.batch, one.is_measured, one.seconds, one.memory_bytes) == (1, 64, True, 150.0, 9.0)
+    assert one.images_per_s == pytest.approx(400 * 64 / 125)
+    assert (eight.num_devices, eight.batch, eight.is_measured, eight.memory_bytes) == (8, 8, False, 2.0)
+    assert eight.seconds == pytest.approx(150 / 8) and eight.images_per_s == pytest.approx(8 * 400 * 64 / 125)
+    assert [estimate.num_devices for estimate in made(num_devices=2).estimates()] == [1, 2, 8]
+    assert made(num_devices=2).on(1).seconds == 300.0 and made(num_runs=3).on(1).seconds == 450.0
+    timed = made(parts=[PlannedPart("stage2", 100, 64, 0.5, is_timed=True)])
+    assert timed.on(8).seconds == pytest.approx(50 + 25 / 8)
+    odd = made(parts=[PlannedPart("stage2", 100, 12, 0.5)])
+    assert odd.on(8).seconds is None and "the batch does not divide by 8" in odd.text()
+    assert Plan.from_dict(json.loads(json.dumps(made().to_dict()))) == made()
+
+
+def test_a_distillation_is_planned_and_nothing_written(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(loop, "mean_seconds", lambda step, kind, device: (step(0, 8), 0.5)[1])
+    teacher = tiny_teacher()
+    before = {name: value.clone() for name, value in teacher.model.state_dict().items()}
+    found = tiny_run(tmp_path / "runs" / "new", teacher, dry_run=True, phases=None, k=3)
+    assert isinstance(found, Plan)
+    assert [(p.name, p.num_steps, p.batch_size, p.seconds) for p in found.parts] == [
+        ("stage1", 6, 8, 0.5),
+        ("stage2", 6, 8, 0.5),
+    ]
+    assert found.on(1).seconds == pytest.approx(6.0 + found.other_seconds) and found.on(1).images_per_s == 16.0
+    assert "4 blocks, width 32, 12 tokens at 24 px, k = 3" in found.checked[0]
+    assert "64 images to train on, 8 held out, labels of 20 classes; head: the model's own" in found.checked[1]
+    assert files(tmp_path) == [tmp_path / "runs" / "recipe.yaml"]
+    assert all(torch.equal(value, before[name]) for name, value in teacher.model.state_dict().items())
+    text = found.text()
+    assert text.startswith("distill, a dry run: ") and "1 (measured)" in text and "would write" in text
+    trained = 4 * sum(p.numel() for p in tiny_run(tmp_path / "done").surrogate.model.shared_blocks.parameters())
+    two = tiny_run(tmp_path / "two", dry_run=True)
+    assert two.exchanged_bytes == trained and two.written_bytes["three checkpoints"] == 9 * trained
+    kept = sum(path.stat().st_size for path in files(tmp_path / "done" / "checkpoint"))
+    assert kept == pytest.approx(2 * 3 * trained, rel=0.1)
+
+
+def test_a_plan_makes_the_checks_of_a_run(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(loop, "mean_seconds", lambda step, kind, device: 0.5)
+    tiny_run(tmp_path / "run", budget="2steps")
+    with pytest.raises(RunError, match=r"another config \(recipe\.lr"):
+        tiny_run(tmp_path / "run", budget="2steps", lr=0.5, dry_run=True)
+    spoiled = tiny_teacher()
+    next(spoiled.model.parameters()).data.fill_(float("nan"))
+    with pytest.raises(ValueError, match="weights that are not finite: give another --weights"):
+        tiny_run(tmp_path / "new", spoiled, dry_run=True)
+    with monkeypatch.context() as patch, pytest.raises(RunError, match=r"new needs .* and has 0\.0 MiB free: choose"):
+        patch.setattr(plan.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10})())
+        tiny_run(tmp_path / "new", dry_run=True)
+
+    def no_memory(*_: Any) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(loop, "mean_seconds", no_memory)
+    with pytest.raises(ValueError, match="a step of 8 images does not fit into memory: lower --batch_size"):
+        tiny_run(tmp_path / "new", dry_run=True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_probes_of_both_sides_are_planned_from_a_part_of_the_data(tmp_path, capsys) -> None:
+    out = str(tmp_path / "out")
+    words = ["probe", "scenes-k2", "--data", "scenes", "--limit", "60", "--val_images", "20", "--batch_size", "8"]
+    assert main([*words, "--epochs", "3", "--device", "cpu", "--out", out, "--dry_run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    steps = [part["num_steps"] for part in found["parts"]]
+    assert len(steps) == 2 and steps[0] == steps[1] and steps[0] % 3 == 0 and 3 * 40 // 8 <= steps[0] <= 3 * 60 // 8
+    assert found["estimates"][0]["images_per_s"] > 0 and files(tmp_path) == []
+    dense = probe(
+        "scenes", task="depth", data="scenes", limit=8, val_images=2, batch_size=2, lrs=[1e-3], dry_run=True, out=out
+    )
+    assert isinstance(dense, Plan) and dense.parts[0].num_steps % 25 == 0 and dense.parts[0].num_steps > 0
+    assert files(tmp_path) == []
+
+
+def test_a_sweep_is_planned_by_its_first_cell(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(loop, "mean_seconds", lambda step, kind, device: 0.5)
+    out = str(tmp_path / "sweep")
+    found = reproduce("stochastic-depth", **SWEEP, out=out, dry_run=True)
+    assert isinstance(found, Plan) and found.num_runs == 2
+    assert found.command == "reproduce (train-teacher of p0-s0)" and found.parts[0].num_steps == 5
+    assert "2 of 2 cells have no result; each is planned as p0-s0's first training" in found.notes[0]
+    assert found.on(1).seconds == pytest.approx(2 * (2.5 + found.other_seconds)) and files(tmp_path) == []
