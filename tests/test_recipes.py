@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,20 @@ def test_the_header_of_a_recipe_gives_command_time_and_expected_result(path: Pat
     header = [line for line in path.read_text().splitlines() if line.startswith("#")]
     for word in ("Command: raptor ", "Time: ", "Expected"):
         assert any(line.startswith(f"# {word}") for line in header), word
+
+
+def test_recipes_of_imagenet_give_the_predicted_times() -> None:
+    """For every model of predicted.json, and with options that `distill` has."""
+    predicted = json.loads((FOLDER.parents[1] / "docs" / "results" / "predicted.json").read_text())["models"]
+    known = {argument.name for argument in read_arguments("raptor.commands.distill:distill")}
+    seen = {}
+    for path in FOLDER.glob("imagenet-*.yaml"):
+        text = path.read_text()
+        assert set(yaml.safe_load(text)) <= known
+        assert "--budget 200steps" in text and "not measured yet" in text and "torchrun --nnodes=4" in text
+        for name, rate, *numbers in re.findall(
+            r"timm/(\w+)\.\w+: ([\d,]+) images/s on 1 GPU; hours on 1, 8, 32: ([\d.]+), ([\d.]+), ([\d.]+);", text
+        ):
+            seen[name] = (int(rate.replace(",", "")), *map(float, numbers))
+    expected = {name: (m["images_per_s"], *(m["hours"][n] for n in ("1", "8", "32"))) for name, m in predicted.items()}
+    assert seen == expected

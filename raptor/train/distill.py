@@ -49,7 +49,7 @@ from raptor.fidelity.heads import (
 )
 from raptor.fidelity.verdict import Training, Verdict, judge, last_losses, loss_fall, stage_of
 from raptor.open import check_teacher, open_vit, repair_saved, save_vit, saved_folder
-from raptor.options import Compiling, GivenHead, Opening, Planning, Resuming, Running, part, with_defaults
+from raptor.options import Compiling, GivenHead, OpeningModel, Planning, Resuming, Running, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, check_phases, find_phases
 from raptor.progress import clock, track
 from raptor.provenance import Provenance, recorded
@@ -95,7 +95,7 @@ _VALIDATION_BATCH = 128
 T = TypeVar("T")
 
 
-class DistillOptions(RecipeOptions, Opening, GivenHead, Running, Compiling, Resuming, Planning, total=False):
+class DistillOptions(RecipeOptions, OpeningModel, GivenHead, Running, Compiling, Resuming, Planning, total=False):
     """The options that decide the recipe, and those that `distill` shares with other commands."""
 
 
@@ -166,8 +166,8 @@ def distill(
     device = pick_device(options["device"])
     precision = pick_precision(options["precision"], device)
     fabric = open_fabric(device, precision)
-    opening = part(Opening, options)
-    teacher = open_vit(model, device="cpu", **opening)
+    opening = part(OpeningModel, options)
+    teacher = _open_teacher(model, opening, seed)
     if isinstance(model, str) and model.startswith("hub/") and opening["weights"] is None:
         _check_repeatable(model, teacher, opening)
     if teacher.dtype != torch.float32:
@@ -223,7 +223,8 @@ def distill(
         recipe=dataclasses.asdict(settings),
         precision=precision,
     )
-    structure = {key: value for key, value in opening.items() if key not in ("dtype", "trust_hub")}
+    structure = {key: value for key, value in opening.items() if key not in ("dtype", "trust_hub", "pretrained")}
+    structure |= {} if opening["pretrained"] else {"pretrained": False}
     structure |= {"val": val, "classes": classes, "split": None if split == "val" else split}
     structure |= {"tokens": None if tokens == "all" else tokens}
     config |= {key: value for key, value in structure.items() if key not in config and value is not None}
@@ -242,7 +243,16 @@ def distill(
     return _distill_one(job, found, Path(out or f"{root}-k{found.k}"), config)
 
 
-def _check_repeatable(name: str, teacher: ViT, opening: Opening) -> None:
+def _open_teacher(model: str | Path | nn.Module | ViT, opening: OpeningModel, seed: int) -> ViT:
+    """The teacher on the CPU; one that is untrained has the same weights on every rank and when it is opened again."""
+    if opening["pretrained"]:
+        return open_vit(model, device="cpu", **opening)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return open_vit(model, device="cpu", **opening)
+
+
+def _check_repeatable(name: str, teacher: ViT, opening: OpeningModel) -> None:
     """Raise for a torch.hub entry whose weights are random each time: no later command could open this teacher."""
     if fingerprint(open_vit(name, **opening).model) != fingerprint(teacher.model):
         raise ValueError(

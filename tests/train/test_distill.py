@@ -331,6 +331,19 @@ def test_a_checkpoint_that_is_not_finite_is_never_saved_as_a_surrogate(tmp_path)
     assert not (tmp_path / "run" / "surrogate").exists()
 
 
+def test_an_untrained_teacher_is_the_same_each_time_and_kept_with_the_run(tmp_path):
+    options = dict(pretrained=False, layer_scale=None, size=32, phases=[6, 6], budget="2steps", batch_size=2, limit=8)
+    options |= dict(val_images=4, head_images=8, device="cpu", out=str(tmp_path / "run"))
+    first = distill("timm/vit_tiny_patch16_224", "scenes", **options)
+    assert read_config(tmp_path / "run")["pretrained"] is False
+    (tmp_path / "run" / "summary.json").unlink()
+    again = distill("timm/vit_tiny_patch16_224", "scenes", **options)  # the teacher of its config
+    assert all(torch.equal(value, blocks_of(first)[name]) for name, value in blocks_of(again).items())
+    assert open_vit(tmp_path / "run").phases == first.surrogate.phases
+    with pytest.raises(RunError, match="another config"):
+        distill("timm/vit_tiny_patch16_224", "scenes", **{**options, "seed": 1})
+
+
 LEGS = dict(stage1_share=0.5, warmup=0.5)
 
 

