@@ -28,7 +28,7 @@ from torch import Tensor
 from raptor.progress import started_processes
 
 _DEVICES = ("auto", "cpu", "cuda")
-_COLLECTIVE_TIMEOUT = timedelta(hours=2)  # rank 0 finishes, validates and writes while the others wait
+COLLECTIVE_TIMEOUT = timedelta(hours=2)  # rank 0 finishes, validates and writes while the others wait
 _WATCH_SECONDS = 0.5
 _END_KEY = "raptor/end"
 _CPU = torch.device("cpu")
@@ -277,7 +277,7 @@ def open_fabric(device: str, precision: str) -> Any:
     strategy = DDPStrategy(
         parallel_devices=places,
         process_group_backend="gloo" if shared else None,
-        timeout=_COLLECTIVE_TIMEOUT,
+        timeout=COLLECTIVE_TIMEOUT,
         broadcast_buffers=False,
     )
     fabric = Fabric(accelerator=device, devices=1, num_nodes=num_nodes, strategy=strategy, precision=kind)

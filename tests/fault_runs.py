@@ -59,7 +59,6 @@ def _distil(out: Path, deadly: Path | None = None, **options: Any) -> None:
 
 def _distil_by(recipe: str, out: Path, deadly: Path | None, **options: Any) -> None:
     teacher = tiny_teacher(embed_dim=16, num_classes=0)
-    sys.modules["raptor.train.distill"].NUM_CHECKPOINTS = 4  # type: ignore[attr-defined]
     options = {"num_workers": 0, **options}
     cached = not options["num_workers"]
     data = Noise("train", 24, deadly, cached), Noise("val", 9)
@@ -67,9 +66,8 @@ def _distil_by(recipe: str, out: Path, deadly: Path | None, **options: Any) -> N
 
 
 def _train(out: Path, **options: Any) -> None:
-    sys.modules["raptor.train.teacher"].NUM_CHECKPOINTS = 8  # type: ignore[attr-defined]
     shape = dict(size=24, patch=8, dim=16, depth=3, heads=2, registers=2, drop=0.3, mixup=0.2, cutmix=1.0)
-    training = dict(budget="24steps", batch_size=4, num_workers=0, device="cpu")
+    training = dict(budget="24steps", batch_size=4, num_workers=0, device="cpu", checkpoint_minutes=0)
     data = Noise("train", 24), Noise("val", 9)
     train_teacher("vit_tiny_patch16_224", data, out=str(out), **shape, **training, **options)
 

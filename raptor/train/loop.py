@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from raptor.data import ImageData
 from raptor.data.images import is_dead_worker
-from raptor.devices import is_out_of_memory, ranks_of
+from raptor.devices import COLLECTIVE_TIMEOUT, is_out_of_memory, ranks_of
 from raptor.fidelity.verdict import MIN_STEPS
 from raptor.progress import Progress
 from raptor.run import Interrupted, Record, ResultFile, Run, RunError, StopSignal
@@ -333,7 +333,7 @@ class _Asked:
 @cache
 def _host_group() -> Any:
     """A group of all ranks whose messages go between hosts."""
-    return torch.distributed.new_group(backend="gloo")
+    return torch.distributed.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
 
 
 class _Pace:

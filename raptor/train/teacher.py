@@ -24,7 +24,15 @@ from raptor.open import open_vit, repair_saved, save_vit
 from raptor.options import Compiling, HeldOut, Limited, Option, Resuming, Running, part, with_defaults
 from raptor.provenance import Provenance, recorded
 from raptor.run import ResultFile, Run, StopSignal, check_config, check_shared
-from raptor.train.loop import Checkpoint, Loop, ParameterGroup, check_cadence, deaths_explained, plan_stages, read_finished
+from raptor.train.loop import (
+    Checkpoint,
+    Loop,
+    ParameterGroup,
+    check_cadence,
+    deaths_explained,
+    plan_stages,
+    read_finished,
+)
 from raptor.train.plan import Memory, Plan, deliver, free_disk, is_planning, measured_step, num_bytes
 from raptor.train.schedule import Budget, Rates
 from raptor.train.stochastic import StochasticDepth, check_drop

@@ -57,6 +57,11 @@ def surrogate_bytes(folder: Path) -> bytes:
     return (folder / "surrogate" / "model.safetensors").read_bytes()
 
 
+def training_lines(folder: Path) -> list[dict[str, Any]]:
+    """What of metrics.jsonl does not depend on the clock."""
+    return [{k: v for k, v in line.items() if k not in ("images_per_s", "seconds")} for line in metrics(folder)]
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
@@ -255,9 +260,7 @@ def test_a_signal_in_a_validation_ends_it_and_the_next_run_repeats_it(tmp_path, 
     said = [interrupted_in_validation(monkeypatch, folder, signal.SIGTERM, when) for when in (1, 0, 3, 4)]
     assert said[0] == said[1] == "stopped in the validation after step 4 of stage1; the same command goes on from there"
     assert said[2].startswith("stopped in the validation after step 1 of stage2")
-    assert (
-        said[3] == "stopped between two batches; the same command goes on from the last checkpoint"
-    )  # the last scores
+    assert said[3].startswith("stopped between two batches; the same command goes on")  # while it took the last scores
     assert not (folder / "summary.json").exists()
     numbers = saved_steps(monkeypatch)
     tiny_run(folder, **LONG)
