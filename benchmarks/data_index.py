@@ -23,7 +23,7 @@ from typing import Any
 
 from PIL import Image
 
-from raptor.provenance import provenance
+from raptor.provenance import Provenance
 
 _PER_SHARD = 10_000
 _CHILD = """
@@ -85,7 +85,10 @@ def main() -> None:
         }
         result["index_mib"] = sum(f.stat().st_size for f in Path(cache).rglob("*") if f.is_file()) / 2**20
     result["more_mib"] = result["second"]["memory_mib"] - result["small"]["memory_mib"]
-    result["provenance"] = {**provenance(began), "command": "python benchmarks/data_index.py --folder FOLDER"}
+    result["provenance"] = {
+        **Provenance.since(began).to_dict(),
+        "command": "python benchmarks/data_index.py --folder FOLDER",
+    }
     print(json.dumps(result, indent=1))
     if args.out:
         Path(args.out).write_text(json.dumps(result, indent=1) + "\n")

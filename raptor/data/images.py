@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
@@ -28,6 +29,7 @@ Progress = Callable[[int, int], None]
 NUM_SIZES = 10_000  # files whose sizes a fingerprint reads: on a network disk each costs a request
 
 
+_IN_MEMORY = re.compile(r"<_io\.BytesIO[^>]*>")  # Pillow names what it was given
 _FEW_IMAGES = 2_000  # starting processes takes longer than decoding fewer
 _MAX_WORKERS = 8
 _MARGIN = 2  # a reduced JPEG is at least this many times the side it is resized to: .8 of 255 off on average
@@ -104,7 +106,7 @@ class Items:
 
     def unreadable(self, index: int, error: Exception) -> BadImage:
         """What to raise for image `index`, which a decoder failed to read: one line with its name."""
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = _IN_MEMORY.sub("it", " ".join(str(error).split())) or type(error).__name__
         return BadImage(f"cannot read image {self.names[index]} of {self.name}: {reason}")
 
 

@@ -209,6 +209,8 @@ def distill(
     )
     job.stages()
     job.graphed()
+    if found is None and wanted is None:
+        check_cuts(teacher, [3 if k is None else int(k)], tokens=tokens)
     name = str(model) if isinstance(model, str | Path) else teacher.name
     config: dict[str, Any] = dict(
         model=name,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess
 from raptor.vit.builders import stated_classes
-from raptor.vit.view import TokenGroups, ViT, first_tensor, output_tensor, per_batch
+from raptor.vit.view import StandIn, TokenGroups, ViT, first_tensor, output_tensor, per_batch
 from raptor.vit.weights import check_weights
 
 _NUM_PROBED = 2  # images of the probe forward
@@ -368,6 +368,11 @@ def _check_finish(vit: ViT, last_state: Tensor, output: Tensor) -> None:
         with torch.no_grad():
             again = vit.finish(last_state)
     except Exception as error:
+        if isinstance(error, AttributeError) and isinstance(error.obj, StandIn):
+            raise NotAViT(
+                f"{vit.name}: its forward reads `{error.name}` of its blocks, as nn.TransformerEncoder does: loop over "
+                f"`{vit.blocks_path}` in your forward and only call them"
+            ) from error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise NotAViT(f"{vit.name}: `{vit.blocks_path}` hands on more than one state ({reason})") from error
     if again.shape != output.shape or not torch.allclose(again, output, rtol=1e-3, atol=1e-4, equal_nan=True):

@@ -307,7 +307,11 @@ class _LastBlockReached(Exception):
     """Stops a forward pass once the last block's arguments are known."""
 
 
-class _Recorder(nn.Module):
+class StandIn(nn.Module):
+    """A module in the place of a block."""
+
+
+class _Recorder(StandIn):
     """Stands in for a block: keeps what it is called with and passes the state on."""
 
     def __init__(self, returns_tuple: bool, last: bool = False):
@@ -325,7 +329,7 @@ class _Recorder(nn.Module):
         return (self.state,) if self.returns_tuple else self.state
 
 
-class _Constant(nn.Module):
+class _Constant(StandIn):
     """Stands in for the last block: returns a given state."""
 
     def __init__(self, state: Tensor, returns_tuple: bool):

@@ -75,3 +75,10 @@ def test_workers_are_chosen_by_the_images_and_the_cores(monkeypatch) -> None:
     assert choose_workers(10**6) == 3
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
     assert choose_workers(10**6) == 0
+
+
+def test_the_message_about_a_bad_image_names_no_object_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "0.png").write_bytes(b"no image")
+    with pytest.raises(BadImage, match="cannot read image") as caught:
+        open_data(str(tmp_path), "all").load(0)
+    assert "BytesIO" not in str(caught.value) and "0x" not in str(caught.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 from dataclasses import replace
 
 import pytest
@@ -455,3 +456,9 @@ def test_a_hub_entry_with_other_weights_each_time_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
     done = distill(f"hub/{tmp_path}:fixed", "scenes", out=str(tmp_path / "run"), device="cpu", **options)
     assert open_pair(done.folder, trust_hub=True)[1].num_layers == 2
+
+
+def test_more_phases_than_blocks_are_refused_before_images_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[distill.__module__], "measure_similarity", lambda *_: pytest.fail("measured"))
+    with pytest.raises(ValueError, match="k=5 phases of at least 1 layers need 5 layers, but there are 4"):
+        tiny_run(tmp_path / "run", phases=None, k=5)

@@ -92,6 +92,25 @@ def test_output_of_more_than_the_last_state_is_refused() -> None:
 
 
 @torch.no_grad()
+class Encoder(nn.Module):
+    """Uses torch's own container, which reads attributes of its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True)
+        self.patches, self.cls = nn.Conv2d(3, 16, 8, 8), nn.Parameter(torch.randn(1, 1, 16))
+        self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = self.patches(images).flatten(2).mT
+        return self.encoder(torch.cat([self.cls.expand(len(patches), -1, -1), patches], dim=1))[:, 0]
+
+
+def test_a_forward_that_looks_inside_its_blocks_is_refused_with_the_remedy() -> None:
+    with pytest.raises(NotAViT, match=r"reads `self_attn` of its blocks.*loop over `encoder\.layers`"):
+        open_vit(Encoder(), size=32)
+
+
 def test_unheard_of_module_with_everything_given() -> None:
     model, images = Unheard(), Preprocess(size=32, resize=32)
     vit = open_vit(model, blocks="trunk.stack", norm="last", head="answer", cls=1, registers=1, preprocess=images)
