@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from raptor.cli import COMMANDS, EXAMPLES, build_parser, find_function, join_lists, main, read_arguments
+from raptor.cli import COMMANDS, EXAMPLES, build_parser, find_function, join_lists, main, read_arguments, run_command
 from raptor.commands.reproduce import EXPERIMENTS
 from raptor.run import Interrupted
 
@@ -370,3 +370,10 @@ def test_a_config_file_with_an_unknown_option_is_one_line(tmp_path: Path, capsys
     (tmp_path / "options.yaml").write_text("num_imges: 3\n")
     assert main(["phases", "scenes", "--config", str(tmp_path / "options.yaml")]) == 2
     assert "unknown option --num_imges: did you mean --num_images?" in capsys.readouterr().err
+
+
+def test_a_command_that_is_one_process_is_refused_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="raptor report is one process: start it without torchrun"):
+        run_command("report", ["runs/mine"])

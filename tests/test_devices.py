@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from raptor import devices
-from raptor.devices import full_precision
+from raptor.devices import full_precision, join_ranks
+from raptor.progress import started_processes
 
 CPU = torch.device("cpu")
 MATMUL, CONV = torch.backends.cuda.matmul, torch.backends.cudnn.conv
@@ -51,3 +52,41 @@ def test_torch_without_the_new_settings(monkeypatch):
         inside = old.matmul.allow_tf32, old.cudnn.allow_tf32
     monkeypatch.undo()
     assert inside == (False, False) and old.matmul.allow_tf32 and old.cudnn.allow_tf32
+
+
+def test_one_process_is_all_ranks():
+    ranks = join_ranks("cpu")
+    assert ranks.is_first and ranks.size == 1 and not devices.dist.is_initialized()
+    value = torch.arange(3)
+    assert ranks.sum(value) is value and ranks.add_(value) is value and ranks.gather(5) == [5]
+    assert ranks.share("abc") == "abc" and ranks.first(lambda: 7) == 7
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": "3", "WORLD_SIZE": "8"}, (3, 8)),
+        ({"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4"}, (2, 4)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, (0, 1)),  # a batch script: srun did not start it
+        ({"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "9"}, (1, 2)),
+    ],
+)
+def test_torchrun_and_srun_say_how_many_there_are(monkeypatch, variables, expected):
+    clear(monkeypatch)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert started_processes() == expected
+
+
+def test_srun_must_say_how_many_processes_a_node_has(monkeypatch):
+    clear(monkeypatch)
+    for name, value in {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="srun --ntasks-per-node=N raptor"):
+        join_ranks("cpu")
+
+
+def clear(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS_PER_NODE"):
+        monkeypatch.delenv(name, raising=False)

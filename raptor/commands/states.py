@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,10 +15,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from raptor.data import ChosenData, ImageData, iterate
-from raptor.devices import pick_device, pick_precision
+from raptor.devices import Ranks, join_ranks, pick_device, pick_precision
 from raptor.open import open_vit
 from raptor.options import HeadClasses, OnData, OpeningModel, Running, part, with_defaults
-from raptor.progress import track
 from raptor.provenance import Provenance, recorded
 from raptor.run import ResultFile, WriteError, result_folder, sync
 from raptor.streaming import Result
@@ -25,6 +25,9 @@ from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ModelFacts, ViT
 
 _SHOWN_IMAGES = 2000  # in a plot
+
+
+_COPIED_ROWS = 1024
 
 
 @dataclass
@@ -133,34 +136,41 @@ def states(
     options = with_defaults(StatesOptions, given)
     device = pick_device(options["device"])
     precision = pick_precision(options["precision"], device)
-    vit = open_vit(model, device=device, **part(OpeningModel, options))
+    ranks = join_ranks(device)
+    _check_one_machine(ranks)
+    vit = open_vit(model, device=ranks.device, **part(OpeningModel, options))
     wanted = [vit.num_layers] if layers is None else sorted(set(layers))
     if any(not 0 <= layer <= vit.num_layers for layer in wanted) or not wanted:
         raise ValueError(f"--layers must be from 0 to {vit.num_layers}, got {' '.join(map(str, layers or []))}")
-    folder = result_folder(out, model, "states")
+    folder = ranks.first(lambda: result_folder(out, model, "states"))
     chosen, images = _choose_images(vit, model, split, limit, options)
-    folder.mkdir(parents=True, exist_ok=True)
     groups = dict(vit.groups.present())
     shapes = {
         f"layer{layer}.{name}": [len(images), *([] if pool else [s.stop - s.start]), vit.dim]
         for layer in wanted
         for name, s in groups.items()
     }
-    arrays, files = _open_arrays(folder, shapes, format)
-    batches = iterate(images, vit.preprocess, batch_size, device=device, num_workers=options["num_workers"])
-    kept: list[int] = []
-    for found, _, batch in track(Trajectories(vit, batches, precision), f"features of {vit.name}", len(batches)):
-        rows = slice(len(kept), len(kept) + len(batch.indices))
-        kept += batch.indices.tolist()
+    files = ranks.first(lambda: _make_files(folder, shapes, format))
+    arrays = _open_arrays(folder, shapes, format)
+    batches = iterate(
+        images, vit.preprocess, batch_size, device=ranks.device, num_workers=options["num_workers"], ranks=ranks
+    )
+    rows: dict[int, int] = {}  # of the arrays, and the image of each
+    for found, _, batch in Trajectories(vit, batches, precision, f"features of {vit.name}"):
+        assert batch.places is not None
+        rows |= zip(batch.places, batch.indices.tolist())
         for layer in wanted:
             for name, where in groups.items():
-                arrays[f"layer{layer}.{name}"][rows] = _features(found[layer][:, where], pool)
+                rows_of = arrays[f"layer{layer}.{name}"]
+                rows_of[batch.places.start : batch.places.stop] = _features(found[layer][:, where], pool)
     for array in arrays.values():
         array.flush()
+    rows = dict(sorted(pair for pairs in ranks.gather(rows) for pair in pairs.items()))
+    kept, places = list(rows.values()), list(rows)
     if len(kept) < len(images):
         shapes = {name: [len(kept), *shape[1:]] for name, shape in shapes.items()}
-        _shorten(folder, arrays, shapes, format)
-    _put_in_place(folder, files.values())
+        ranks.first(lambda: _keep_rows(folder, arrays, places, shapes, format))
+    ranks.first(lambda: _put_in_place(folder, files.values()))
     saved = StatesFile(
         model=vit.facts(),
         data=chosen.name,
@@ -169,11 +179,21 @@ def states(
         names=[images.names[i] for i in kept],
         labels=None if images.labels is None else [int(images.labels[i]) for i in kept],
         classes=images.classes,
-        bad_images=list(images.bad),
+        bad_images=batches.bad_images(),
         provenance=Provenance.since(started, device),
     )
-    saved.write(folder)
+    ranks.first(lambda: saved.write(folder))
     return States(saved, folder)
+
+
+def _check_one_machine(ranks: Ranks) -> None:
+    """Ranks write their rows into the same mapped files, which machines that share a disk cannot do."""
+    hosts = sorted(set(ranks.gather(socket.gethostname())))
+    if len(hosts) > 1:
+        raise ValueError(
+            f"raptor states writes from one machine, not from {', '.join(hosts)}: use torchrun --standalone, or give "
+            "each machine other --layers and another --out"
+        )
 
 
 def _choose_images(
@@ -193,27 +213,56 @@ def _features(x_btd: Tensor, pool: bool) -> np.ndarray:
     return (x.mean(1) if pool else x).cpu().numpy()
 
 
-def _shorten(folder: Path, arrays: Mapping[str, np.memmap], shapes: Mapping[str, Sequence[int]], format: str) -> None:
-    """Write the files again with only their first rows: unreadable images leave no gaps."""
+def _keep_rows(
+    folder: Path,
+    arrays: Mapping[str, np.memmap],
+    places: Sequence[int],
+    shapes: Mapping[str, Sequence[int]],
+    format: str,
+) -> None:
+    """Write the files again with only the rows `places`: unreadable images leave no gaps."""
     partial = folder / ".shorter"
-    partial.mkdir(exist_ok=True)
-    shorter, files = _open_arrays(partial, shapes, format)
-    for name, array in shorter.items():
-        array[:] = arrays[name][: len(array)]
+    files = _make_files(partial, shapes, format)
+    for name, array in _open_arrays(partial, shapes, format).items():
+        for start in range(0, len(array), _COPIED_ROWS):
+            array[start : start + _COPIED_ROWS] = arrays[name][places[start : start + _COPIED_ROWS]]
         array.flush()
     for file in set(files.values()):
         os.replace(partial / f"{file}.tmp", folder / f"{file}.tmp")
     partial.rmdir()
 
 
-def _open_arrays(
-    folder: Path, shapes: Mapping[str, Sequence[int]], format: str
-) -> tuple[dict[str, np.memmap], dict[str, str]]:
-    """float32 arrays that are mapped to disk, by name, and the file of each; until it is whole it ends in `.tmp`."""
+def _make_files(folder: Path, shapes: Mapping[str, Sequence[int]], format: str) -> dict[str, str]:
+    """Files for float32 arrays of these shapes, by name; until one is whole it ends in `.tmp`."""
+    folder.mkdir(parents=True, exist_ok=True)
     if format == "npy":
         files = {name: f"{name}.npy" for name in shapes}
-        arrays = {name: _open_npy(folder / f"{files[name]}.tmp", tuple(shape)) for name, shape in shapes.items()}
-        return arrays, files
+        for name, shape in shapes.items():
+            path = folder / f"{files[name]}.tmp"
+            np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=tuple(shape))
+            _reserve(path, path.stat().st_size)
+        return files
+    text, first, end = _safetensors_header(shapes)
+    path = folder / "states.safetensors.tmp"
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    _reserve(path, first + end)
+    return dict.fromkeys(shapes, path.stem)
+
+
+def _open_arrays(folder: Path, shapes: Mapping[str, Sequence[int]], format: str) -> dict[str, np.memmap]:
+    """The arrays of these files, mapped to disk, by name."""
+    if format == "npy":
+        return {name: np.lib.format.open_memmap(folder / f"{name}.npy.tmp", mode="r+") for name in shapes}
+    text, first, _ = _safetensors_header(shapes)
+    path = folder / "states.safetensors.tmp"
+    return {
+        name: np.memmap(path, np.float32, "r+", first + entry["data_offsets"][0], tuple(entry["shape"]))
+        for name, entry in json.loads(text).items()
+    }
+
+
+def _safetensors_header(shapes: Mapping[str, Sequence[int]]) -> tuple[bytes, int, int]:
+    """The header of a file of these arrays, where its data begins, and how many bytes they are."""
     header: dict[str, dict[str, Any]] = {}
     end = 0
     for name, shape in shapes.items():
@@ -222,23 +271,7 @@ def _open_arrays(
         end += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    path = folder / "states.safetensors.tmp"
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.flush()
-        _reserve(path, 8 + len(text) + end)
-    first = 8 + len(text)
-    mapped = {
-        name: np.memmap(path, np.float32, "r+", first + entry["data_offsets"][0], tuple(entry["shape"]))
-        for name, entry in header.items()
-    }
-    return mapped, dict.fromkeys(shapes, path.stem)
-
-
-def _open_npy(path: Path, shape: tuple[int, ...]) -> np.memmap:
-    array = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
-    _reserve(path, path.stat().st_size)
-    return array
+    return text, 8 + len(text), end
 
 
 def _reserve(path: Path, num_bytes: int) -> None:

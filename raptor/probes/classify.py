@@ -111,6 +111,7 @@ class Classify:
             world_size=self.ranks.size,
             even=False,
             num_workers=self.num_workers,
+            ranks=self.ranks,
         )
 
     def backward(self, weight_gcf: Tensor, bias_gc: Tensor, step: int) -> None:

@@ -1,18 +1,23 @@
 """Every long command on two processes (gloo, on the CPU) writes the numbers that one process writes.
 
-As a script: command lines given as JSON, run one after the other, so that the two processes load torch only once.
+The processes are forked from one that has loaded torch, with the variables that torchrun or srun would set. Each pair
+runs its command lines one after the other. `tests/train/test_parallel.py` goes through torchrun itself.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
+import multiprocessing
 import os
-import subprocess
+import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_run import train_tiny
@@ -20,61 +25,42 @@ from tiny_run import train_tiny
 from raptor.cli import main
 from raptor.fidelity import certificate
 
-ROOT = Path(__file__).parents[2]
 # 13 images in batches of 4: the ranks have unequal shares, and the last batch is short.
 MEASURED = ["--data", "scenes", "--num_images", "13", "--batch_size", "4", "--device", "cpu"]
-PROBED = [
-    "probe",
-    "MODEL",
-    "--data",
-    "scenes",
-    "--limit",
-    "14",
-    "--val_images",
-    "5",
-    "--epochs",
-    "2",
-    "--device",
-    "cpu",
-]
+PROBED = ["probe", "MODEL", "--data", "scenes", "--limit", "14", "--val_images", "5", "--device", "cpu"]
+DENSE = ["--size", "24", "--lrs", "0.01", "--epochs", "2"]
+# At such a learning rate the weights stay as they are, and only what is measured can differ.
+STILL = ["--data", "scenes", "--limit", "64", "--val_images", "13", "--batch_size", "8", "--budget", "2steps"]
+STILL += ["--lr", "1e-12", "--device", "cpu"]
 COMMANDS = {
-    "classify": [*PROBED, "--lrs", "0.01", "0.1", "--epochs", "2", "--batch_size", "5"],
-    "closed-form": [*PROBED, "--closed_form", "ridge", "--batch_size", "5"],
-    "segment": [*PROBED, "--task", "segment", "--size", "24", "--lrs", "0.01", "--epochs", "2", "--batch_size", "5"],
-    "depth": [*PROBED, "--task", "depth", "--size", "24", "--lrs", "0.01", "--epochs", "2", "--batch_size", "5"],
-    "one-by-one": [
-        *PROBED,
-        "--task",
-        "depth",
-        "--size",
-        "24",
-        "--lrs",
-        "0.01",
-        "--epochs",
-        "2",
-        "--batch_size",
-        "1",
-        "--limit",
-        "4",
-    ],
-    "phases": ["phases", "MODEL", *MEASURED, "--k", "2"],
+    "phases": ["phases", "MODEL", *MEASURED, "--k", "2", "--twin", "true"],
     "standardised": ["phases", "MODEL", *MEASURED, "--k", "2", "--standardise", "true", "--tokens", "all"],
-    "one-image": ["phases", "MODEL", *MEASURED, "--num_images", "1", "--k", "2"],
-    "one-followed": ["dynamics", "MODEL", *MEASURED, "--num_images", "1", "--k", "2"],
+    "one-image": ["phases", "MODEL", *MEASURED, "--num_images", "1", "--k", "2", "--twin", "true"],
+    "distill": ["distill", "MODEL", *STILL, "--k", "2", "--phase_images", "70"],
     "evaluate": ["evaluate", "RUN", *MEASURED, "--train_images", "9", "--bootstrap", "20"],
+    "one-certified": ["evaluate", "RUN", *MEASURED, "--num_images", "1", "--train_images", "5", "--bootstrap", "20"],
     "dynamics": [
         *("dynamics", "RUN", *MEASURED, "--batch_size", "3", "--rank_images", "5", "--stability_images", "5"),
         *("--num_classes", "2", "--intervention_images", "3"),
     ],
-    "one-certified": ["evaluate", "RUN", *MEASURED, "--num_images", "1", "--train_images", "5", "--bootstrap", "20"],
+    "one-followed": ["dynamics", "MODEL", *MEASURED, "--num_images", "1", "--k", "2"],
+    "classify": [*PROBED, "--lrs", "0.01", "0.1", "--epochs", "2", "--batch_size", "5"],
+    "closed-form": [*PROBED, "--closed_form", "ridge", "--batch_size", "5"],
+    "segment": [*PROBED, "--task", "segment", *DENSE, "--batch_size", "5"],
+    "depth": [*PROBED, "--task", "depth", *DENSE, "--batch_size", "5"],
+    "one-by-one": [*PROBED, "--task", "depth", *DENSE, "--limit", "4", "--batch_size", "1"],
+    "states": ["states", "MODEL", "--data", "scenes", "--limit", "9", "--batch_size", "2", "--device", "cpu"],
 }
-DIFFERENT = ("provenance", "seconds", "folder")
+DIFFERENT = ("provenance", "seconds", "folder", "num_processes")
 """Keys that hold times and places."""
 
+Place = tuple[str, str]
+"""The teacher and the run that commands are about."""
 
-def words(name: str, model: str, run: str, out: Path) -> list[str]:
-    places = {"MODEL": model, "RUN": run}
-    return [*(places.get(word, word) for word in COMMANDS[name]), "--out", str(out / name)]
+
+def words(line: Sequence[str], place: Place, out: Path) -> list[str]:
+    places = dict(zip(("MODEL", "RUN"), place))
+    return [*(places.get(word, word) for word in line), "--out", str(out)]
 
 
 def numbers(value: Any, path: str = "") -> dict[str, Any]:
@@ -95,56 +81,124 @@ def same(one: Any, two: Any) -> bool:
 
 
 def written(folder: Path) -> dict[str, Any]:
-    """Every number in the JSON files of a folder."""
-    files = sorted(folder.glob("*.json"))
-    return {f"{path.name}{leaf}": v for path in files for leaf, v in numbers(json.loads(path.read_text())).items()}
+    """Every number in the JSON files and arrays of a folder."""
+    found = {f"{path.name}{leaf}": v for path in folder.glob("*.json") for leaf, v in _leaves(path).items()}
+    arrays = {path.name: np.load(path).ravel().tolist() for path in folder.glob("*.npy")}
+    return found | {f"{name}[{i}]": v for name, values in arrays.items() for i, v in enumerate(values)}
 
 
-@pytest.fixture(scope="module")
-def outs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Where one process and two have written the results of all commands."""
-    folder = tmp_path_factory.mktemp("ranks")
-    train_tiny(folder / "teacher", budget="4steps", seed=3)
-    model, run = str(folder / "teacher"), str(folder / "run")
-    common = ["--data", "scenes", "--limit", "64", "--val_images", "13", "--device", "cpu"]
-    torch.manual_seed(0)
-    assert (
-        main(["distill", model, *common, "--phases", "2", "1", "--budget", "4steps", "--batch_size", "8", "--out", run])
-        == 0
-    )
-    one, two = folder / "one", folder / "two"
-    with pytest.MonkeyPatch.context() as patch:
-        save_time(patch)
-        for name in COMMANDS:
-            assert main(words(name, model, run, one)) == 0
-    torchrun({name: words(name, model, run, two) for name in COMMANDS})
-    return one, two
+def _leaves(path: Path) -> dict[str, Any]:
+    return numbers(json.loads(path.read_text()))
+
+
+def check_same(one: Path, two: Path) -> None:
+    ours, theirs = written(one), written(two)
+    assert ours and ours.keys() == theirs.keys()
+    different = {leaf: (ours[leaf], theirs[leaf]) for leaf in ours if not same(ours[leaf], theirs[leaf])}
+    assert not different, f"{len(different)} of {len(ours)}: {dict(list(different.items())[:5])}"
 
 
 def save_time(patch: pytest.MonkeyPatch) -> None:
     """No figures are drawn, and run times are not measured for a second each."""
-    patch.setattr("matplotlib.figure.Figure.savefig", lambda *_args, **_options: None)
+    patch.setattr("matplotlib.figure.Figure.savefig", lambda _figure, path, **_options: Path(path).touch())
     patch.setattr(certificate, "run_times", lambda models, *_: dict.fromkeys(models, 1.0))
 
 
-def torchrun(lines: dict[str, list[str]]) -> None:
-    """This file as a script on two processes."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", __file__]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    done = subprocess.run([*command, json.dumps(lines)], env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
+def torchrun_variables(rank: int, port: int) -> dict[str, str]:
+    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
+    return {name: str(value) for name, value in {**own, **meeting}.items()}
+
+
+def srun_variables(rank: int, port: int) -> dict[str, str]:
+    own = {"SLURM_PROCID": rank, "SLURM_LOCALID": rank, "SLURM_NODEID": 0, "SLURM_NNODES": 1, "SLURM_JOB_NAME": "test"}
+    own |= {"SLURM_NTASKS": 2, "SLURM_STEP_NUM_TASKS": 2, "SLURM_NTASKS_PER_NODE": 2, "SLURM_NODELIST": "localhost"}
+    return {name: str(value) for name, value in {**own, "MASTER_PORT": port}.items()}
+
+
+def run_lines(variables: dict[str, str], lines: Sequence[list[str]], said: Path) -> None:
+    """One of the processes: its exit code is that of the first line that fails, else 0."""
+    os.environ.update(variables)
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    torch.set_num_threads(1)
+    save_time(pytest.MonkeyPatch())
+    code = next((code for code in map(main, lines) if code), 0)
+    atexit._run_exitfuncs()  # a forked process does not
+    sys.exit(code)
+
+
+def on_two(variables: Any, lines: Sequence[Sequence[list[str]]], folder: Path) -> tuple[list[int | None], str]:
+    """Run each rank's lines; their exit codes, and what they said on standard error."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["raptor.train", "lightning_fabric", "timm"])
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    folder.mkdir(parents=True, exist_ok=True)
+    said = [folder / f"rank-{rank}.txt" for rank in (0, 1)]
+    ranks = [
+        context.Process(target=run_lines, args=(variables(rank, port), lines[rank], said[rank])) for rank in (0, 1)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(timeout=240)
+        if process.is_alive():
+            process.kill()
+    return [process.exitcode for process in ranks], "".join(path.read_text() for path in said)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    folder = tmp_path_factory.mktemp("models")
+    model, run = str(folder / "teacher"), str(folder / "run")
+    train_tiny(folder / "teacher", budget="4steps", seed=3)
+    common = ["--data", "scenes", "--limit", "64", "--val_images", "13", "--device", "cpu", "--batch_size", "8"]
+    assert main(["distill", model, *common, "--phases", "2", "1", "--budget", "4steps", "--out", run]) == 0
+    return model, run
+
+
+@pytest.fixture(scope="module")
+def outs(place: Place, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Where one process and two have written the results of all commands."""
+    folder = tmp_path_factory.mktemp("ranks")
+    one, two = folder / "one", folder / "two"
+    with pytest.MonkeyPatch.context() as patch:
+        save_time(patch)
+        for name, line in COMMANDS.items():
+            assert main(words(line, place, one / name)) == 0
+    lines = [words(line, place, two / name) for name, line in COMMANDS.items()]
+    codes, said = on_two(torchrun_variables, [lines, lines], two)
+    assert codes == [0, 0], said[-3000:]
+    return one, two
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_two_processes_write_what_one_writes(outs: tuple[Path, Path], name: str) -> None:
-    one, two = (written(folder / name) for folder in outs)
-    assert one and one.keys() == two.keys()
-    different = {leaf: (one[leaf], two[leaf]) for leaf in one if not same(one[leaf], two[leaf])}
-    assert not different, f"{len(different)} of {len(one)}: {dict(list(different.items())[:5])}"
+    check_same(outs[0] / name, outs[1] / name)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    save_time(pytest.MonkeyPatch())
-    codes = {name: main(line) for name, line in json.loads(sys.argv[1]).items()}
-    sys.exit(0 if not any(codes.values()) else f"{codes}")
+def test_srun_without_torchrun(outs: tuple[Path, Path], place: Place, tmp_path: Path) -> None:
+    lines = [words(COMMANDS["phases"], place, tmp_path / "phases")]
+    codes, said = on_two(srun_variables, [lines, lines], tmp_path)
+    assert codes == [0, 0], said[-3000:]
+    check_same(outs[0] / "phases", tmp_path / "phases")
+
+
+def test_a_rank_that_fails_ends_the_other_with_one_line(place: Place, tmp_path: Path) -> None:
+    """Rank 0 waits for the second rank, which has no such data."""
+    lines = [words(["phases", "MODEL", *MEASURED], place, tmp_path / "out")] * 2
+    other = [word if word != "scenes" else "/nowhere" for word in lines[1]]
+    codes, said = on_two(torchrun_variables, [lines[:1], [other]], tmp_path)
+    assert codes == [2, 2]
+    assert [line for line in said.splitlines() if line.startswith("raptor:")] == [said.strip().splitlines()[-1]]
+    assert f"raptor: rank 1 on {socket.gethostname()}: " in said and "/nowhere" in said and "Traceback" not in said
+
+
+def test_a_run_folder_that_ranks_do_not_share_is_refused(place: Place, tmp_path: Path) -> None:
+    lines = [[words(["distill", "MODEL", *STILL], place, tmp_path / f"run-{rank}")] for rank in (0, 1)]
+    codes, said = on_two(torchrun_variables, lines, tmp_path)
+    assert codes == [2, 2]
+    told = [line for line in said.splitlines() if line.startswith("raptor:")]
+    assert len(told) == 1 and "put --out on a file system that all nodes share" in told[0]
+    assert socket.gethostname() in told[0] and "run-" in told[0]
