@@ -122,6 +122,9 @@ def _safe_streams() -> Iterator[None]:
         except OSError:
             os.open(os.devnull, os.O_RDWR)
     old = sys.stdout, sys.stderr
+    for stream in old:
+        if hasattr(stream, "reconfigure"):  # what a terminal's encoding lacks is written as \\u00e9
+            stream.reconfigure(errors="backslashreplace")
     try:
         sys.stdout = cast(TextIO, _Unbroken(sys.stdout, BrokenPipeError))
         sys.stderr = cast(TextIO, _Unbroken(sys.stderr, OSError))
@@ -174,7 +177,8 @@ def _is_dead_worker(error: Exception) -> bool:
 
 
 def one_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(str(error).split()))
+    text = text or type(error).__name__
     if type(error).__name__ == "OutOfMemoryError":
         return f"the GPU's memory is full: lower --batch_size ({text[:120]})"
     if _is_dead_worker(error):
@@ -214,6 +218,7 @@ def run_command(name: str, words: list[str]) -> int:
     is_named = bool(joined) and not joined[0].startswith("-")
     if given_module and not is_named:  # the module stands for the model
         joined = ['["own"]' if list_options(parser)[1] else "own", *joined]
+    _check_config_files(joined)
     options = parser.parse_args(joined).as_dict()
     as_json, own = options.pop("json"), options.pop("module", None)
     if own is not None and not is_named:
@@ -231,6 +236,28 @@ def run_command(name: str, words: list[str]) -> int:
     elif hasattr(result, "text"):
         print(result.text(), flush=True)
     return 1 if getattr(result, "failed", None) else 0
+
+
+_ONLY_TYPED = ("module", "trust_hub", "config")
+
+
+def _check_config_files(words: Sequence[str]) -> None:
+    """Refuse a --config file that cannot be read, and options that run code: only a person may type those."""
+    for i, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name != "--config" or not (equals or words[i + 1 :]):
+            continue
+        path = Path(value if equals else words[i + 1]).expanduser()
+        if not path.is_file():
+            raise ValueError(f"--config: there is no file {path}: check its path")
+        from raptor.run import read_yaml
+
+        keys = read_yaml(path, "write option: value on each line")
+        if not keys:
+            raise ValueError(f"--config: {path} is empty: write option: value on each line, or leave it out")
+        for key in keys:
+            if key.replace("-", "_") in _ONLY_TYPED:
+                raise ValueError(f"{path} gives --{key}, which is not taken from a file: type it yourself")
 
 
 def find_function(name: str, words: list[str]) -> tuple[Callable[..., Any] | None, list[str]]:
@@ -438,6 +465,8 @@ _DATA_NAMES = ("scenes", "cifar10", "cifar100", "imagenet")
 
 def _check_values(options: dict[str, Any], parser: Any) -> None:
     """Refuse what no command can use before anything is imported: empty words, and what is not there."""
+    from raptor.options import check_bounds
+
     words = {a.dest: f"--{a.dest}" if a.option_strings else a.metavar for a in parser._actions}
     for name, value in options.items():
         values = [str(v) for v in (value if isinstance(value, list | tuple) else [value]) if v is not None]
@@ -445,14 +474,15 @@ def _check_values(options: dict[str, Any], parser: Any) -> None:
             raise ValueError(f"{words[name]} is empty: give a value, or leave it out")
         known = FILE_OPTIONS.get(name)
         if known is not None and value and value not in known and not Path(value).expanduser().exists():
-            other = f"; or choose from {', '.join(known)}" if known else ""
-            raise ValueError(f"--{name}: there is no file {value}{other}")
+            other = f", or choose from {', '.join(known)}" if known else ""
+            raise ValueError(f"--{name}: there is no file {value}: check its path{other}")
         if name in ("model", "models", "run", "teacher", "start"):
             for word in values:
                 _check_model(word)
         if name in ("data", "val"):
             for word in values:
                 _check_data(word)
+    check_bounds(options)
     if any(str(v).startswith(("timm/", "hf/")) for value in options.values() for v in _as_list(value)):
         _fail_fast_offline()
 
@@ -488,7 +518,8 @@ def _check_data(word: str) -> None:
     if not plain or word.endswith((".zip", ".tar")) or word in _DATA_NAMES or Path(word).expanduser().exists():
         return
     close = difflib.get_close_matches(word, _DATA_NAMES, n=1, cutoff=0.7)
-    hint = f"did you mean {close[0]}?" if close else "there is no such folder"
+    known = "a folder, a .zip, scenes, cifar10, hf/NAME or wds/PATTERN"
+    hint = f"did you mean {close[0]}?" if close else f"there is no such folder; give {known}"
     raise ValueError(f"unknown data {word!r}: {hint}")
 
 
@@ -587,6 +618,8 @@ def join_lists(words: list[str], parser: Any) -> list[str]:
             while i < len(words) and not _is_option(words[i]):
                 values += [v for v in words[i].strip("[]").split(",") if v] if words[i][:1] == "[" else [words[i]]
                 i += 1
+            if not values:
+                raise ValueError(f"{word} has no value: give one, or leave it out")
             takes_one = not several and any(not a.option_strings for a in parser._actions)
             if word in ("--data", "--val") and len(values) > 1 and takes_one and not positional and i == len(words):
                 positional.append(values.pop())  # `--data photos/ MODEL`
@@ -628,6 +661,12 @@ def explain(message: str, parser: Any) -> str:
     line = " ".join(message.split())
     if "nrecognized arguments" in line or "not accepted" in line or "No action for" in line:
         return _explain_unknown(line, parser)
+    ambiguous = re.match(r"ambiguous option: (\S+) could match (\S+?),? ", line + " ")
+    if ambiguous is not None:
+        return f"unknown option {ambiguous[1]}: did you mean {ambiguous[2]}?"
+    bare = re.match(r"argument (--\w+)\S*: expected one argument", line)
+    if bare is not None:
+        return f"{bare[1]} has no value: give one, as {bare[1]}=VALUE where it starts with a dash"
     missing = re.search(r"arguments are required: (.+)", line)
     if missing is not None:
         words = {a.dest: a.metavar if not a.option_strings else f"--{a.dest}" for a in parser._actions}
@@ -642,7 +681,7 @@ def explain(message: str, parser: Any) -> str:
 
 def _explain_unknown(line: str, parser: Any) -> str:
     """The word or option that no command knows, with the nearest option."""
-    quoted = re.search(r"Option '(\w+)' is not accepted", line)  # of a --config file
+    quoted = re.search(r"Option '([\w.]+)' is not accepted", line)  # of a --config file
     words = line.partition(": ")[2].split() if quoted is None else [f"--{quoted[1]}"]
     unknown = next((w for w in words if w.startswith("--")), "")
     if not unknown:

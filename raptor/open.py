@@ -17,7 +17,8 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -32,8 +33,10 @@ from raptor.options import OpeningModel, declared, with_defaults
 from raptor.run import RunError, read_config, read_json, sync, write_text
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.builders import (
+    MAX_COUNT,
     TIMM_MODULES,
     build_base,
+    check_memory,
     check_recorded,
     check_size,
     forward_arguments,
@@ -307,8 +310,8 @@ def _resized(images: Preprocess, size: int | None) -> Preprocess:
 def _saved_surrogate(source: str | Path | nn.Module | ViT) -> dict[str, Any] | None:
     """The config.json of the surrogate that `source` names, or None."""
     folder = None if isinstance(source, ViT | nn.Module) else saved_folder(str(source))
-    config = None if folder is None else json.loads((folder / "config.json").read_text())
-    return config if config is not None and config.get("surrogate") is not None else None
+    config = None if folder is None else _read_saved(folder)
+    return config if config is not None and config["surrogate"] is not None else None
 
 
 def save_vit(vit: ViT, folder: str | Path) -> Path:
@@ -424,12 +427,7 @@ def _load_saved(
     Nothing in the folder is run; a model made from a torch.hub entry needs `trust_hub`.
     """
     folder = Path(folder)
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except ValueError as error:
-        raise ValueError(f"{folder}/config.json is not whole ({error})") from None
-    if config.get("format") != _FORMAT:
-        raise ValueError(f"{folder} holds no raptor model: its config.json says format {config.get('format')!r}")
+    config = _read_saved(folder)
     if config["base"] is None and teacher is None:
         raise ValueError(
             f"{folder} was made from a module of your own: open it with teacher=that module (--teacher in a terminal)"
@@ -437,21 +435,66 @@ def _load_saved(
     base = config["base"]
     if teacher is None:
         check_recorded(base.get("source"), base.get("kwargs"), f"{folder}/config.json", trust_hub)
-        model = build_base(base, trust_hub=trust_hub)
+        with _reading(folder):
+            check_memory(base)
+            model = build_base(base, trust_hub=trust_hub)
     else:
         model = teacher.model if isinstance(teacher, ViT) else teacher
-    images = _resized(Preprocess.from_dict(config["preprocess"]), size)
-    check_size(images.size)
-    structure = {k: v for k, v in config["structure"].items() if v is not None}
-    arguments = forward_arguments(model, images.size)
-    vit = inspect_vit(model, config["name"], images, forward_kwargs=arguments, source=base or {}, **structure)
-    for surrogate in [*config.get("inner_surrogates", []), config["surrogate"]]:
-        made_from = _found_from(folder, config.get("teacher") or {})
-        vit = make_surrogate(vit, **surrogate, made_from=made_from) if surrogate else vit
+    with _reading(folder):
+        images = _resized(Preprocess.from_dict(config["preprocess"]), size)
+        check_size(images.size)
+        structure = {k: v for k, v in config["structure"].items() if v is not None}
+        arguments = forward_arguments(model, images.size)
+        vit = inspect_vit(model, config["name"], images, forward_kwargs=arguments, source=base or {}, **structure)
+        for surrogate in [*config.get("inner_surrogates", []), config["surrogate"]]:
+            made_from = _found_from(folder, config.get("teacher") or {})
+            vit = vit if surrogate is None else make_surrogate(vit, **surrogate, made_from=made_from)
     vit.name = config["name"]
     load_weights(vit.model, read_weights(weights or folder / "model.safetensors"), str(weights or folder))
     vit.num_classes = config["num_classes"]
     return vit
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "base": (dict, type(None)),
+    "preprocess": (dict,),
+    "structure": (dict,),
+    "num_classes": (int,),
+    "surrogate": (dict, type(None)),
+}
+"""The keys of config.json that a saved model needs, with their types."""
+
+
+def _read_saved(folder: Path) -> dict[str, Any]:
+    """The config.json of a saved model, with all its keys; ValueError that names what is wrong."""
+    path, remedy = folder / "config.json", "save the model again, or fetch it again"
+    config = read_json(path, remedy)
+    if config.get("format") != _FORMAT:
+        raise ValueError(f"{folder} holds no raptor model: its config.json says format {config.get('format')!r}")
+    optional: dict[str, tuple[type, ...]] = {"teacher": (dict, type(None)), "inner_surrogates": (list,)}
+    for key, kinds in (_KINDS | {key: kinds for key, kinds in optional.items() if key in config}).items():
+        if key not in config or not isinstance(config[key], kinds) or isinstance(config[key], bool):
+            held = "has no" if key not in config else "has a damaged"
+            raise ValueError(f"{path} {held} {key}: {remedy}")
+    if not all(isinstance(entry, dict) for entry in config.get("inner_surrogates", [])):
+        raise ValueError(f"{path} has a damaged inner_surrogates: {remedy}")
+    if not 0 <= config["num_classes"] <= MAX_COUNT:
+        raise ValueError(f"{path} says {config['num_classes']} classes, not 0..{MAX_COUNT}: {remedy}")
+    return config
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Inside, what a damaged config.json leads to is one line that names it."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{folder}/config.json: {error}") from None
+    except (TypeError, KeyError, AttributeError, IndexError, OverflowError, RuntimeError, MemoryError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+        remedy = "save the model again, or fetch it again"
+        raise ValueError(f"{folder}/config.json is damaged ({reason}): {remedy}") from None
 
 
 class OtherTeacher(RunError):
@@ -501,9 +544,14 @@ def saved_folder(text: str) -> Path | None:
     places += [path / "surrogate", path / "teacher", path]
     for place in places:
         config = place / "config.json"
-        if config.is_file() and "raptor" in config.read_text()[:200]:
+        if config.is_file() and b"raptor" in _first_bytes(config):
             return place
     return None
+
+
+def _first_bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(200)
 
 
 def list_models(filter: str = "") -> list[str]:
@@ -521,7 +569,7 @@ def list_models(filter: str = "") -> list[str]:
 def _unknown(text: str) -> str:
     path = Path(text)
     if path.is_dir():
-        return f"{text} is a folder but holds no raptor model (no config.json of one)"
+        return f"{text} is a folder but holds no raptor model (no config.json of one): name the --out of distill"
     import timm
 
     known = ["scenes", *(f"timm/{n}" for n in timm.list_models(module=list(TIMM_MODULES)))]

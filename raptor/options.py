@@ -15,6 +15,7 @@ its `--help` shows that text instead.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict, TypeVar, cast, get_type_hints
@@ -37,13 +38,57 @@ def declared(kind: type[Any]) -> dict[str, Option]:
     return {name: hint.__metadata__[0] for name, hint in hints.items()}
 
 
+BOUNDS: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("num_images", "train_images", "val_images", "head_images", "limit", "phase_images"), (1, 10**9)),
+    **dict.fromkeys(("intervention_images", "rank_images", "overfit_images"), (1, 10**6)),
+    **dict.fromkeys(("stability_images", "images"), (0, 10**6)),
+    **dict.fromkeys(("batch_size", "teacher_batch", "raptor_batch"), (1, 10**6)),
+    **dict.fromkeys(("epochs", "classify_epochs", "segment_epochs", "depth_epochs", "refit_epochs"), (1, 10**6)),
+    **dict.fromkeys(("seed", "seeds", "more_seeds"), (0, 2**63 - 1)),
+    **dict.fromkeys(("k", "paper_k", "min_length", "num_random", "jobs"), (1, 1024)),
+    **dict.fromkeys(("patch", "heads", "segment_size", "depth_size"), (1, 4096)),
+    "depth": (2, 1024),
+    "dim": (1, 2**16),
+    "registers": (0, 4096),
+    "cls": (0, 1),
+    "head_classes": (0, 2**20),
+    "num_workers": (0, 1024),
+    "bootstrap": (0, 10**6),
+    "num_classes": (0, 10**6),
+    "port": (1, 65535),
+}
+"""Smallest and largest value of options that are numbers, or lists of numbers, in every command that has them."""
+POSITIVE = ("lr", "lrs", "teacher_lr", "eps", "max_seconds", "probe_seconds")
+"""Options that are positive numbers."""
+
+
+def check_bounds(options: Mapping[str, Any]) -> None:
+    """Raise for a number that no command can use, naming its option; what is not a number is not looked at."""
+    for name, value in options.items():
+        if name not in BOUNDS and name not in POSITIVE:
+            continue
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                continue
+            if name in POSITIVE:
+                if not 0 < number < math.inf:
+                    raise ValueError(f"--{name} must be more than 0, got {number:g}")
+                continue
+            low, high = BOUNDS[name]
+            if not low <= number <= high:
+                side = f"at least {low:g}" if not number >= low else f"at most {int(high)}"
+                raise ValueError(f"--{name} must be {side}, got {number}")
+
+
 def with_defaults(kind: type[Group], given: Group) -> Group:
-    """All options of a group: those given, and the defaults of the others. Other names raise a TypeError."""
+    """All options of a group: those given, and the defaults of the others. Other names raise a TypeError, numbers that
+    no command can use a ValueError."""
     options = declared(kind)
     for name in given:
         if name not in options:
             close = difflib.get_close_matches(name, options, n=1)
             raise TypeError(f"unexpected argument {name!r}" + (f": did you mean {close[0]!r}?" if close else ""))
+    check_bounds(given)
     return cast(Group, {name: option.default for name, option in options.items()} | dict(given))
 
 

@@ -453,7 +453,7 @@ def check_phases(vit: ViT, phases: Sequence[int]) -> Phases:
     """`phases` as `Phases`; raises where they are not phases of the layers of `vit`."""
     found = Phases.from_lengths(phases)
     if found.num_layers != vit.num_layers:
-        raise ValueError(f"phases {list(found)} do not sum to the {vit.num_layers} blocks of {vit.name}")
+        raise ValueError(f"phases {list(found)} do not sum to the {vit.num_layers} blocks of {vit.name}: change one")
     return found
 
 
@@ -665,5 +665,6 @@ def _check_counts(num_layers: int, k: int, min_length: int) -> None:
         raise ValueError(f"k must be at least 1, got {k}")
     if k > num_layers // min_length:
         raise ValueError(
-            f"k={k} phases of at least {min_length} layers need {k * min_length} layers, but there are {num_layers}"
+            f"k={k} phases of at least {min_length} layers need {k * min_length} layers, but there are {num_layers}: "
+            "give a smaller --k"
         )

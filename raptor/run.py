@@ -12,6 +12,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -21,6 +22,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ContextDecorator, contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Self, TextIO
 from weakref import WeakSet
@@ -37,6 +39,9 @@ from raptor.streaming import Record
 _KEPT_CHECKPOINTS = 2
 _SHARED_SECONDS = 5.0  # that a network disk may take to show a new file on another node
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_MAX_TEXT = 1 << 30  # bytes of one text file
+_MAX_YAML = 1 << 20  # characters
+_MAX_NESTED = 64
 
 
 class RunError(ValueError):
@@ -72,6 +77,7 @@ class Run:
         self._lock: TextIO | None = None
         if not writer:
             return
+        check_folder(self.folder)
         with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(self.folder)
@@ -162,20 +168,20 @@ class Run:
     def log(self, **values: Any) -> None:
         """Append one line to metrics.jsonl."""
         if self.writer:
-            with self.writing(), (self.folder / "metrics.jsonl").open("a") as file:
+            with self.writing(), (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(values) + "\n")
 
     def cut_metrics(self, keep: int) -> None:
         """Drop the lines of metrics.jsonl past the first `keep`: those after the checkpoint that is resumed."""
         path = self.folder / "metrics.jsonl"
         if self.writer and path.exists():
-            lines = path.read_text().splitlines(keepends=True)
+            lines = read_text(path).splitlines(keepends=True)
             with self.writing():
                 write_text(path, "".join(lines[:keep]))
 
     def num_logged(self) -> int:
         path = self.folder / "metrics.jsonl"
-        return len(path.read_text().splitlines()) if path.exists() else 0
+        return len(read_text(path).splitlines()) if path.exists() else 0
 
 
 class StopSignal(ContextDecorator):
@@ -245,18 +251,21 @@ class ResultFile(Record):
     @classmethod
     def read_file(cls, path: Path) -> Self:
         saved = read_json(path)
-        if not isinstance(saved, dict):
-            raise RunError(f"{path} cannot be read (not an object): run the command that made it again")
         try:
             return cls.from_dict(saved)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RunError(f"{path} cannot be read ({error}): run the command that made it again") from None
 
 
 def _latest_checkpoint(folder: str | Path) -> Path | None:
     """The newest whole checkpoint of a run folder, or None."""
     pointer = Path(folder) / "checkpoint" / "latest"
-    return pointer.parent / pointer.read_text().strip() if pointer.exists() else None
+    if not pointer.exists():
+        return None
+    name = read_text(pointer, _way_out(folder, pointer)).strip()
+    if not re.fullmatch(r"step-[0-9]{1,18}", name):
+        raise RunError(f"{pointer} does not name a checkpoint: {_way_out(folder, pointer)}")
+    return pointer.parent / name
 
 
 def drop_checkpoints(folder: str | Path) -> None:
@@ -272,13 +281,12 @@ def load_checkpoint(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, An
     if path is None:
         return None
     try:
-        state = json.loads((path / "state.json").read_text())
-        tensors_path = path / "tensors.safetensors"
-        if tensors_path.stat().st_size != state["tensor_bytes"]:
-            raise RunError(f"checkpoint {path} is truncated: {_way_out(folder, path)}")
-        return load_file(tensors_path), state
-    except (OSError, KeyError, UnicodeDecodeError, json.JSONDecodeError, SafetensorError) as error:
+        state, tensors_path = read_json(path / "state.json"), path / "tensors.safetensors"
+        if tensors_path.stat().st_size == state["tensor_bytes"]:
+            return load_file(tensors_path), state
+    except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise RunError(f"checkpoint {path} cannot be read ({type(error).__name__}): {_way_out(folder, path)}") from None
+    raise RunError(f"checkpoint {path} is truncated: {_way_out(folder, path)}")
 
 
 def check_config(folder: Path, config: Mapping[str, Any], resume: bool = True) -> bool:
@@ -296,26 +304,93 @@ def read_summary(folder: str | Path) -> dict[str, Any] | None:
 
 def read_config(folder: str | Path) -> dict[str, Any]:
     """The config a run folder was made with."""
-    path = Path(folder) / "config.yaml"
-    try:
-        return yaml.safe_load(path.read_text()) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RunError(f"{path} cannot be read ({type(error).__name__}): choose another --out") from None
+    return read_yaml(Path(folder) / "config.yaml", "choose another --out")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file of a run folder; a damaged one is an error that names it."""
+def read_text(path: str | Path, remedy: str = "save it again, or move it away") -> str:
+    """The text of a UTF-8 file. A pipe or a device, which might never end, and a file that is no text are refused."""
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise RunError(f"{path} is not a plain file: {remedy}")
+    if path.stat().st_size > _MAX_TEXT:
+        raise RunError(f"{path} has {path.stat().st_size:,} bytes, too many for a text file: {remedy}")
     try:
-        return json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise RunError(f"{path} cannot be read ({error}): run the command that made it again") from None
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise RunError(f"{path} cannot be read, it is not UTF-8 text: {remedy}") from None
+
+
+def parse_json(text: str) -> dict[str, Any]:
+    """A JSON object; ValueError with the reason where the text is none."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError("it is not an object")
+    return value
+
+
+def read_json(path: Path, remedy: str = "run the command that made it again") -> dict[str, Any]:
+    """A JSON object in a file; a damaged one is an error that names the file and says what to do."""
+    try:
+        return parse_json(read_text(path, remedy))
+    except RunError:
+        raise
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read ({' '.join(str(error).split())}): {remedy}") from None
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML without aliases, with which a small file can stand for more than any memory holds."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError(f"aliases (*{self.peek_event().anchor}) are not taken")
+        return super().compose_node(parent, index)
+
+
+def parse_yaml(text: str) -> dict[str, Any]:
+    """The entries of a YAML file, plain values only; ValueError with the reason where the text is none."""
+    if len(text) > _MAX_YAML:
+        raise ValueError(f"it has more than {_MAX_YAML:,} characters")
+    depths = accumulate({"[": 1, "{": 1, "]": -1, "}": -1}.get(letter, 0) for letter in text)
+    try:
+        if max(depths, default=0) > _MAX_NESTED:  # the parser takes its time before it gives up
+            raise RecursionError
+        value = yaml.load(text, _PlainLoader)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"it holds a {type(value).__name__}, not names with values")
+    if any(not isinstance(name, str) for name in value or {}):
+        raise ValueError("it has a name that is not text")
+    return value or {}
+
+
+def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
+    """The entries of a YAML file; a damaged one is an error that names the file and says what to do."""
+    try:
+        return parse_yaml(read_text(path, remedy))
+    except RunError:
+        raise
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read ({' '.join(str(error).split())[:300]}): {remedy}") from None
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; empty when there is none. A line that is being written does not count yet."""
     path = Path(folder) / "metrics.jsonl"
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    lines = read_text(path).splitlines(keepends=True) if path.exists() else []
+    rows = []
+    for number, line in enumerate((line for line in lines if line.endswith("\n")), start=1):
+        try:
+            rows.append(parse_json(line))
+        except ValueError as error:
+            raise RunError(f"{path} cannot be read (line {number}: {error}): delete that line") from None
+    return rows
 
 
 def slug(name: str) -> str:
@@ -333,13 +408,6 @@ def result_folder(out: str | Path | None, source: Any, command: str) -> Path:
         return check_folder(out or f"runs/{command}-{slug(name)}")
     own = source if Path(source).is_dir() else f"runs/{command}-{slug(str(source))}"
     return check_folder(out or own, of=source)
-
-
-def made_folder(out: str | Path | None, source: Any, command: str) -> Path:
-    """`result_folder`, made if it is not there."""
-    folder = result_folder(out, source, command)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def check_shared(folder: str | Path, ranks: Ranks) -> None:
@@ -381,7 +449,7 @@ def _is_seen(path: Path) -> bool:
 def write_text(path: Path, text: str) -> None:
     """Write a small file so that a reader sees the old one or the new one, never a part."""
     with replacing(path) as partial:
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 @contextmanager
@@ -497,8 +565,8 @@ os.register_at_fork(after_in_child=_close_held)
 
 def _checkpoints(root: Path) -> list[Path]:
     """The whole checkpoints under `root`, oldest first."""
-    numbers = {path: path.name.removeprefix("step-") for path in root.glob("step-*")}
-    return sorted((p for p, number in numbers.items() if number.isdigit()), key=lambda p: int(numbers[p]))
+    found = [path for path in root.glob("step-*") if re.fullmatch(r"step-[0-9]{1,18}", path.name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
 
 def _way_out(folder: str | Path, path: Path) -> str:

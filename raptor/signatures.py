@@ -91,7 +91,7 @@ class _Source:
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         self.nodes: dict[str, ast.stmt] = {}
         self.imports: dict[str, tuple[str, str]] = {}  # name -> module, and the name there ("" for a module)
-        for node in ast.parse(path.read_text()).body:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ImportFrom) and node.module:
                 self.imports |= {a.asname or a.name: (node.module, a.name) for a in node.names}
             elif isinstance(node, ast.Import):

@@ -19,8 +19,10 @@ from raptor.options import OnDevice, with_defaults
 from raptor.phases import ModelPhases
 from raptor.progress import clock
 from raptor.report.figures_phases import SavedPhases
+from raptor.run import check_folder
 from raptor.streaming import Result
 from raptor.train import Distilled, Scores, Validator
+from raptor.train.schedule import Budget
 
 
 @dataclass
@@ -71,7 +73,8 @@ def demo(
     """
     started = time.monotonic()
     device = with_defaults(OnDevice, given)["device"]
-    folder = Path(out)
+    Budget.parse(budget)
+    folder = check_folder(out)
     _say("1 of 6: the phases depth falls into")
     # The shipped surrogates were cut by all tokens.
     found = phases(["scenes"], data="scenes", k=[2, 3, 4], tokens="all", num_images=num_images, out=out, device=device)

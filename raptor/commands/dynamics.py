@@ -19,10 +19,10 @@ from raptor.dynamics.findings import find
 from raptor.dynamics.interventions import InterventionsFile, intervene
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult, measure_dynamics
 from raptor.dynamics.stability import KINDS
-from raptor.fidelity.heads import Head, head_batches, resolve_head
+from raptor.fidelity.heads import Head, given_head, head_batches, resolve_head
 from raptor.open import open_pair
 from raptor.options import AnySplit, GivenHead, HeadClasses, Measuring, OfTeacher, OpeningModel, part, with_defaults
-from raptor.phases import DEFAULT_TOKENS, Phases, check_phases, find_phases
+from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, check_phases, find_phases
 from raptor.progress import Progress
 from raptor.provenance import Provenance, recorded
 from raptor.run import result_folder
@@ -127,6 +127,12 @@ def dynamics(
     opening: dict[str, Any] = {**part(OfTeacher, options), **part(OpeningModel, options)}
     surrogate, main = open_pair(model, device=ranks.device, **opening)
     folder = ranks.first(lambda: result_folder(out, model, "dynamics"))
+    if phases is not None:
+        check_phases(main, phases)
+    elif surrogate is None:
+        check_cuts(main, [k])
+    if options["head_file"] is not None:
+        given_head(options["head_file"], main)
     data = ChosenData.of(model, options)
     images = data.judged(options["num_images"], main.preprocess.size, main.num_classes)
     batches = iterate(

@@ -13,13 +13,13 @@ from raptor.devices import join_ranks, pick_device, pick_precision
 from raptor.fidelity.certificate import Certificate, certify
 from raptor.fidelity.complexity import Complexity, levin_bounds, quantisation_error
 from raptor.fidelity.error_curves import ErrorCurves
-from raptor.fidelity.heads import head_batches, resolve_head
+from raptor.fidelity.heads import given_head, head_batches, resolve_head
 from raptor.fidelity.verdict import read_training
 from raptor.open import open_pair
 from raptor.options import AnySplit, GivenHead, HeadClasses, Measuring, OfTeacher, Opening, part, with_defaults
 from raptor.progress import Progress
 from raptor.provenance import Provenance, recorded
-from raptor.run import made_folder
+from raptor.run import result_folder
 from raptor.streaming import Result
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
@@ -96,7 +96,9 @@ def evaluate(
     surrogate, model = open_pair(run, **part(OfTeacher, options), device=ranks.device, **part(Opening, options))
     if surrogate is None:
         raise ValueError(f"{run} is no surrogate: make one with raptor distill {run}")
-    folder = ranks.first(lambda: made_folder(out, run, "evaluate"))
+    folder = ranks.first(lambda: result_folder(out, run, "evaluate"))
+    if options["head_file"] is not None:
+        given_head(options["head_file"], model)
     batch_size, num_workers, num_images = options["batch_size"], options["num_workers"], options["num_images"]
     bar = Progress("certificate", num_images, "images")
 
@@ -119,6 +121,7 @@ def evaluate(
     fitted = chosen.training(train_images, size, model.num_classes)
     judged = chosen.judged(num_images, size, model.num_classes, like=fitted)
     held_out, training = stream(judged, show), stream(fitted)
+    folder.mkdir(parents=True, exist_ok=True)
     head_file, head_images = options["head_file"], options["head_images"]
     fitting = None
     if head_file is None and not model.num_classes:

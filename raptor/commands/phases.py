@@ -62,7 +62,7 @@ def phases(
     if options["weights"] is not None and len(models) > 1:
         raise ValueError("--weights goes with one model: write timm/NAME@FILE for several")
     if options["name"] is not None and len(models) > 1:
-        raise ValueError("--name goes with one model")
+        raise ValueError("--name goes with one model: leave it out for several")
     views: list[tuple[str, ViT]] = []
     opening: dict[str, Any] = {**part(OfTeacher, options), **part(OpeningModel, options)}
     for name in models:

@@ -31,7 +31,7 @@ from raptor.probes import ProbeReport, ProbeResult
 from raptor.probes import probe as train_probe
 from raptor.progress import Progress
 from raptor.provenance import Provenance, recorded
-from raptor.run import made_folder, result_folder
+from raptor.run import result_folder
 from raptor.streaming import Result
 from raptor.train.plan import Plan, Planned, free_disk, planning
 from raptor.vit.view import ViT
@@ -161,12 +161,13 @@ def probe(
     sides = {"teacher": of_teacher} | ({} if surrogate is None else {"surrogate": surrogate})
     if options["dry_run"]:
         return _plan(train, list(sides.values()), result_folder(out, model, "probe"))
-    folder = ranks.first(lambda: made_folder(out, model, "probe"))
+    folder = ranks.first(lambda: result_folder(out, model, "probe"))
     results: dict[str, ProbeResult] = {}
     for name, vit in sides.items():
         bar = Progress(f"{task} probe of the {name}", None, "steps")
         results[name] = train(vit, max_steps=results["teacher"].num_steps if results else None, progress=bar.update)
         bar.finish()
+        folder.mkdir(parents=True, exist_ok=True)
         ranks.first(partial(results[name].save, folder / f"probe-{task}-{name}"))
     report = ProbeReport(Provenance.since(started, device), chosen.name, task, results, chosen.split)
     ranks.first(lambda: report.write(folder))

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from raptor.options import AnySplit, OfTeacher, OnData, OnDevice, Trusting, part, with_defaults
+from raptor.options import AnySplit, OfTeacher, OnData, OnDevice, Trusting, check_bounds, part, with_defaults
 from raptor.provenance import recorded
 from raptor.report.page import build_page
 from raptor.report.results import Results, read_results
-from raptor.run import RunError, WriteError, write_text
+from raptor.run import RunError, WriteError, check_folder, write_text
 from raptor.streaming import Result, folder_of
 
 
@@ -69,32 +69,35 @@ def report(
         open_models: whether to open the run's models for that; false shows only what was measured before.
     """
     options = with_defaults(ReportOptions, given)
-    if images < 0:
-        raise ValueError(f"--images must be 0 or more, got {images}")
+    check_bounds({"images": images})
     results = read_results(Path(folder_of(run)))
+    path = Path(out) if out else results.folder / "report.html"
+    if path.is_dir():
+        raise RunError(f"{path} is a folder: give the page's own name with --out, such as {path / 'report.html'}")
+    check_folder(path.parent)
     if images == 0:
         results.images = None
         results.notes["images"] = "No images were asked for."
     elif open_models:
         _add_strips(results, images, options)
     page = build_page(results)
-    path = Path(out) if out else results.folder / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page)
     return Page(path, results.folder, len(page.encode()), list(results.provenance()), results.notes)
 
 
 def _add_strips(results: Results, num_images: int, options: ReportOptions) -> None:
-    """Measure images.json unless it is there already; a model that cannot be opened leaves a note instead, data that
-    was asked for and cannot be opened is an error."""
+    """Measure images.json unless it is there already. A model that cannot be opened leaves a note instead; data, a
+    split or a teacher that was asked for and cannot be opened is an error."""
     from raptor.data import ChosenData
 
+    asked = options["data"] is not None or options["val"] is not None or options["split"] != "val"
     try:
         chosen = ChosenData.of(results.folder, options)
-        if options["data"] is not None or options["val"] is not None:
+        if asked:
             chosen.judged(1)
     except ValueError as error:
-        if options["data"] is not None or options["val"] is not None:
+        if asked:
             raise
         results.notes["images"] = f"The images could not be followed ({' '.join(str(error).split())})."
         return
@@ -114,6 +117,8 @@ def _add_strips(results: Results, num_images: int, options: ReportOptions) -> No
     except RunError:
         raise
     except (ValueError, OSError) as error:
+        if options["teacher"] is not None:
+            raise
         results.notes["images"] = f"The images could not be followed ({' '.join(str(error).split())})."
         return
     about = Provenance.since(started, device)

@@ -20,13 +20,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raptor.data.folder import SUFFIXES, arrange, is_image_path, label_entries
-from raptor.data.images import FileImages
+from raptor.data.images import FileImages, check_file_size, numbered_classes
 from raptor.data.index import Listing, announced, indexed
 from raptor.data.names import PackedNames
 from raptor.data.split import split_keys, split_word
 
 _ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")
 _LABEL_KEYS = ("label", "cls", "class", "class_id", "class_name")
+_MAX_FILES = 1_000_000  # names that a brace pattern may stand for
+_MAX_BRACES = 32
+_MAX_LABEL_BYTES = 1 << 20
 
 
 @lru_cache(maxsize=128)
@@ -46,20 +49,30 @@ def _read_at(path: str, offset: int, size: int) -> bytes:
 
 def expand_braces(pattern: str) -> list[str]:
     """`a-{08..10}.tar` to three names, `{x,y}.zip` to two; braces may nest."""
+    if pattern.count("{") > _MAX_BRACES:
+        raise ValueError(f"{pattern[:60]!r} has more than {_MAX_BRACES} braces: name the files in several patterns")
     start = pattern.find("{")
     if start < 0:
         return [pattern]
     end = _closing_brace(pattern, start)
     head, body, tail = pattern[:start], pattern[start + 1 : end], pattern[end + 1 :]
-    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", body)
+    numbers = re.fullmatch(r"([0-9]{1,18})\.\.([0-9]{1,18})", body)
     if numbers:
         first, last = numbers.groups()
         if int(last) < int(first):
             raise ValueError(f"the range {{{body}}} runs backwards in {pattern!r}")
+        _check_count(int(last) - int(first) + 1, pattern)
         middles = [str(i).zfill(len(first)) for i in range(int(first), int(last) + 1)]
     else:
         middles = [name for piece in split_commas(body) for name in expand_braces(piece)]
-    return [head + middle + rest for middle in middles for rest in expand_braces(tail)]
+    rests = expand_braces(tail)
+    _check_count(len(middles) * len(rests), pattern)
+    return [head + middle + rest for middle in middles for rest in rests]
+
+
+def _check_count(num_files: int, pattern: str) -> None:
+    if num_files > _MAX_FILES:
+        raise ValueError(f"{pattern!r} stands for more than {_MAX_FILES:,} files: give a shorter range")
 
 
 def _closing_brace(pattern: str, start: int) -> int:
@@ -88,7 +101,7 @@ def list_files(pattern: str) -> list[str]:
     found: list[str] = []
     for name in (name for piece in split_commas(pattern) for name in expand_braces(piece)):
         name = os.path.expanduser(name)
-        matches = [name] if os.path.isfile(name) else sorted(glob.glob(name))
+        matches = [name] if os.path.isfile(name) else sorted(filter(os.path.isfile, glob.glob(name)))
         if not matches:
             raise ValueError(f"no file {name}; check the path or the pattern {pattern!r}")
         found += matches
@@ -148,9 +161,10 @@ def _list_zips(archives: list[str], spec: str) -> Listing:
 def zip_entries(archive: str, wanted: Callable[[str], bool] = is_image_path) -> Iterator[ZipEntry]:
     """The files of a zip whose names are wanted, by where they lie in it."""
     try:
-        infos = zipfile.ZipFile(archive).infolist()
-    except (zipfile.BadZipFile, OSError) as error:
-        raise ValueError(f"cannot read {archive} as a zip: {error}") from error
+        with zipfile.ZipFile(archive) as file:
+            infos = file.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise ValueError(f"cannot read {archive} as a zip: {error}; make it again") from error
     for info in infos:
         if not info.is_dir() and wanted(info.filename):
             if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -173,9 +187,10 @@ def read_zip_entry(entry: ZipEntry) -> bytes:
     )
     if magic != b"PK\x03\x04":
         raise OSError(f"{entry.archive} changed since it was opened")
+    check_file_size(max(entry.size, entry.num_bytes))
     data = _read_at(entry.archive, entry.offset + _ZIP_LOCAL_HEADER.size + name_size + extra_size, entry.size)
-    if entry.method == zipfile.ZIP_DEFLATED:
-        data = zlib.decompress(data, -zlib.MAX_WBITS)
+    if entry.method == zipfile.ZIP_DEFLATED:  # never more than the index says, whatever the stream holds
+        data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, entry.num_bytes + 1)
     if zlib.crc32(data) != entry.crc:
         raise OSError("checksum mismatch")
     return data
@@ -205,6 +220,7 @@ class TarImages(FileImages):
 
     def content(self, position: int) -> bytes:
         archive, offset, size = (int(self.where[name][position]) for name in _TAR_COLUMNS)
+        check_file_size(size)
         return _read_at(self.archives[archive], offset, size)
 
 
@@ -242,11 +258,11 @@ def _tar_samples(archive: str) -> Iterator[_TarSample]:
                 key, suffix = _key_and_suffix(member.name)
                 if member.isfile() and suffix.endswith(SUFFIXES):
                     images.setdefault(key, (member.offset_data, member.size, member.name))
-                elif member.isfile() and suffix in (".cls", ".json"):
+                elif member.isfile() and suffix in (".cls", ".json") and member.size <= _MAX_LABEL_BYTES:
                     label = _parse_label(suffix, _read_at(archive, member.offset_data, member.size))
                     if label is not None and (suffix == ".cls" or key not in labels):
                         labels[key] = label
-    except tarfile.TarError as error:
+    except (tarfile.TarError, OSError, EOFError) as error:
         raise ValueError(f"cannot read {archive} as a plain tar: {error}; unpack a compressed one first") from error
     for key, (offset, size, file) in images.items():
         yield _TarSample(archive, key, offset, size, labels.get(key), file)
@@ -261,10 +277,10 @@ def _key_and_suffix(name: str) -> tuple[str, str]:
 def _parse_label(suffix: str, content: bytes) -> int | str | None:
     text = content.decode("utf-8", "replace").strip()
     if suffix == ".cls":
-        return int(text) if re.fullmatch(r"\d+", text) else text
+        return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else text
     try:
         values: Any = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return None
     found = [values[key] for key in _LABEL_KEYS if key in values] if isinstance(values, dict) else [values]
     return found[0] if found and isinstance(found[0], int | str) else None
@@ -274,5 +290,5 @@ def _tar_labels(samples: list[_TarSample]) -> tuple[list[int] | None, list[str] 
     labels = [sample.label for sample in samples]
     numbers = [label for label in labels if isinstance(label, int)]
     if len(numbers) == len(labels):
-        return numbers, [str(i) for i in range(max(numbers) + 1)]
+        return numbers, numbered_classes(numbers, samples[0].archive)
     return label_entries([None if label is None else str(label) for label in labels])

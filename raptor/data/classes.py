@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from raptor.data.images import ImageData
+from raptor.run import read_text
 
 _WORDNET_ID = re.compile(r"n\d{8}")
 
@@ -48,7 +49,7 @@ def read_classes(file: str) -> list[str]:
     path = Path(file).expanduser()
     if not path.is_file():
         raise ValueError(f"no file {file}: give a text file with one class per line, in the order of the head")
-    return [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    return [line.strip() for line in read_text(path).splitlines() if line.strip()]
 
 
 @cache

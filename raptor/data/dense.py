@@ -15,7 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from raptor.data.archives import ZipEntry, list_files, read_zip_entry, zip_entries
-from raptor.data.images import Items
+from raptor.data.folder import walk_folders
+from raptor.data.images import Items, read_file
 from raptor.data.stream import CACHE_SHARE
 from raptor.devices import free_bytes
 from raptor.provenance import note_images
@@ -179,8 +180,7 @@ class Files:
         self.root = Path(spec).expanduser()
         self.entries: dict[str, ZipEntry] = {}
         if self.root.is_dir():
-            found = (Path(folder) / name for folder, _, names in os.walk(self.root, followlinks=True) for name in names)
-            self.paths = sorted(path.relative_to(self.root).as_posix() for path in found)
+            self.paths = sorted(prefix + name for prefix, names in walk_folders(self.root) for name in names)
         else:
             self.entries = {
                 entry.path: entry for archive in list_files(spec) for entry in zip_entries(archive, lambda _: True)
@@ -188,4 +188,4 @@ class Files:
             self.paths = sorted(self.entries)
 
     def read(self, path: str) -> bytes:
-        return read_zip_entry(self.entries[path]) if self.entries else (self.root / path).read_bytes()
+        return read_zip_entry(self.entries[path]) if self.entries else read_file(self.root / path)

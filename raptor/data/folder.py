@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from raptor.data.images import FileImages
+from raptor.data.images import FileImages, read_file
 from raptor.data.index import Listing, indexed
 from raptor.data.names import PackedNames
 from raptor.data.split import TRAIN_NAMES, VAL_NAMES, is_split_name, split_keys
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".jp2", ".avif")
+_MAX_LINKS = 8  # links to folders on the way to a file
 
 
 class Entry(NamedTuple):
@@ -78,10 +79,13 @@ class FolderImages(FileImages):
         self.paths = found.names
 
     def num_bytes(self, position: int) -> int:
-        return (self.root / self.paths[position]).stat().st_size
+        try:
+            return (self.root / self.paths[position]).stat().st_size
+        except OSError:  # a dead link: it is a bad image when it is read
+            return 0
 
     def content(self, position: int) -> bytes:
-        return (self.root / self.paths[position]).read_bytes()
+        return read_file(self.root / self.paths[position])
 
 
 def _list_folder(root: Path) -> Listing:
@@ -98,10 +102,46 @@ def _list_folder(root: Path) -> Listing:
 def _list_images(root: Path) -> tuple[list[str], list[str]]:
     """The folders below `root`, and the relative paths of their images."""
     folders, found = [], []
-    for folder, subfolders, files in os.walk(root, followlinks=True):
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        inside = Path(folder).relative_to(root).as_posix()
-        prefix = "" if inside == "." else inside + "/"
-        folders.append(folder)
-        found += [prefix + name for name in files if is_image_path(name)]
+    for prefix, names in walk_folders(root):
+        folders.append(str(root / prefix))
+        found += [prefix + name for name in names if is_image_path(prefix + name)]
     return folders, found
+
+
+def walk_folders(root: Path) -> Iterator[tuple[str, list[str]]]:
+    """Each folder from `root` down that is not hidden, as a prefix of relative paths, and the names of its files.
+
+    Links to folders are followed; one that leads to a folder it lies in is left out, since it would never end.
+    """
+    left = [("", os.path.realpath(root), 0)]
+    while left:
+        prefix, here, num_links = left.pop()
+        files = []
+        for entry in _entries(root / prefix):
+            path = prefix + entry.name
+            if not _is_folder(entry):
+                files.append(entry.name)
+            elif entry.name.startswith("."):
+                continue
+            elif not entry.is_symlink():
+                left.append((f"{path}/", os.path.join(here, entry.name), num_links))
+            elif num_links >= _MAX_LINKS:
+                raise ValueError(f"the folders of {root} are linked in a circle: remove the link {path}")
+            elif not f"{here}/".startswith(os.path.realpath(entry.path) + "/"):
+                left.append((f"{path}/", os.path.realpath(entry.path), num_links + 1))
+        yield prefix, files
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError as error:
+        raise ValueError(f"cannot list {folder} ({error.strerror}): give access to it, or move it away") from None

@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from raptor.data.images import ImageData, open_image
+from raptor.data.images import ImageData, numbered_classes, open_image
 from raptor.data.split import TRAIN_NAMES, VAL_NAMES, own_validation
 
 _LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "cls")
@@ -132,4 +132,4 @@ def _read_labels(tables: list[Any], column: str | None) -> tuple[list[int] | Non
     values = [value for table in tables for value in table[column]]
     labels = [-1 if value is None else int(value) for value in values]
     names = getattr(tables[0].features[column], "names", None)
-    return labels, list(names) if names else [str(i) for i in range(max(labels) + 1)]
+    return labels, list(names) if names else numbered_classes(labels, "the data")

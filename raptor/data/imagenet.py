@@ -71,11 +71,11 @@ def _from_devkit(folder: Path) -> dict[str, str]:
         raise ValueError("meta.mat needs scipy: pip install scipy") from None
     synsets: Any = loadmat(meta, squeeze_me=True)["synsets"]
     wnid_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
-    numbers = [int(word) for word in (folder / _GROUND_TRUTH).read_text().split()]
+    numbers = [int(word) for word in (folder / _GROUND_TRUTH).read_text(encoding="utf-8").split()]
     return {f"ILSVRC2012_val_{i:08d}": wnid_of[number] for i, number in enumerate(numbers, start=1)}
 
 
 def _from_solution(path: Path) -> dict[str, str]:
-    with path.open(newline="") as lines:
+    with path.open(newline="", encoding="utf-8") as lines:
         rows = list(csv.reader(lines))[1:]
     return {row[0]: row[1].split()[0] for row in rows if len(row) >= 2}

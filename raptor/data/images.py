@@ -6,10 +6,12 @@ import copy
 import hashlib
 import os
 import re
+import stat
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import accumulate
+from pathlib import Path
 from typing import NamedTuple, Self
 
 import torch
@@ -26,6 +28,8 @@ Progress = Callable[[int, int], None]
 """Called with (images done, images in total)."""
 
 
+_MAX_FILE_BYTES = 1 << 30  # of one image file
+_MAX_CLASSES = 1_000_000
 NUM_SIZES = 10_000  # files whose sizes a fingerprint reads: on a network disk each costs a request
 
 
@@ -39,6 +43,29 @@ class BadImage(ValueError):
     """An image that cannot be read; the message names it."""
 
 
+def read_file(path: Path) -> bytes:
+    """The bytes of an image file; a pipe or a device, which might never end, is refused."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe would wait for a writer
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("it is not a plain file")
+        check_file_size(status.st_size)
+        return file.read()
+
+
+def check_file_size(num_bytes: int) -> None:
+    """Raise for an image file that is too large to be one."""
+    if num_bytes > _MAX_FILE_BYTES:
+        raise OSError(f"it has {num_bytes:,} bytes, more than {_MAX_FILE_BYTES:,}")
+
+
+def numbered_classes(labels: Sequence[int], source: str) -> list[str]:
+    """Names of classes that have only numbers: `0` to the largest label."""
+    if max(labels) >= _MAX_CLASSES:
+        raise ValueError(f"{source} has a label {max(labels)}: labels must be less than {_MAX_CLASSES:,}")
+    return [str(i) for i in range(max(labels) + 1)]
+
+
 def open_image(data: bytes, side: int | None = None) -> Image.Image:
     """Decode the bytes of an image file completely.
 
@@ -49,6 +76,11 @@ def open_image(data: bytes, side: int | None = None) -> Image.Image:
         image.draft(None, (side, side))  # other formats ignore it
     image.load()
     return image
+
+
+def _shown(name: str) -> str:
+    """A file's name as it can be printed and written: bytes that are not UTF-8 as \\xff."""
+    return name if name.isascii() else name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 class Pixels(NamedTuple):
@@ -129,9 +161,9 @@ class ImageData(Items):
         parts: Sequence[str | None] | None = None,
         keys: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(name, names, parts, keys)
+        super().__init__(_shown(name), names, parts, keys)
         self.labels = labels
-        self.classes = classes
+        self.classes = None if classes is None else list(map(_shown, classes))
         self.skip_bad = False
         self.bad: list[str] = []
 

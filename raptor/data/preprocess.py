@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ _INTERPOLATIONS = {
     "box": Image.Resampling.BOX,
 }
 
+_MAX_ASPECT = 16
+_MAX_SIDE = 16384
 _Triple = tuple[float, float, float]
 
 
@@ -38,11 +41,15 @@ class Preprocess:
     std: _Triple = _IMAGENET_STD
 
     def __post_init__(self) -> None:
+        for name in ("size", "resize"):
+            side = getattr(self, name)
+            if not isinstance(side, Integral) or side > _MAX_SIDE:  # type: ignore[operator]
+                raise ValueError(f"{name} must be a whole number of at most {_MAX_SIDE} pixels; got {side!r}")
         if self.size < 1 or self.resize < self.size:
             raise ValueError(f"resize ({self.resize}) must be at least size ({self.size}), and both at least 1")
-        if self.interpolation not in _INTERPOLATIONS:
+        if self.interpolation not in list(_INTERPOLATIONS):  # it may be anything, as read from a file
             raise ValueError(f"unknown interpolation {self.interpolation!r}; use one of {', '.join(_INTERPOLATIONS)}")
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+        if len(self.mean) != 3 or len(self.std) != 3 or not min(self.std) > 0:
             raise ValueError(f"mean and std need three numbers each, std above 0; got {self.mean} and {self.std}")
 
     @classmethod
@@ -61,8 +68,10 @@ class Preprocess:
     def decode(self, image: Image.Image) -> Tensor:
         """A picture to uint8 (3, resize, resize): shorter side to `resize` (antialiased), then the centre square."""
         image = image if image.mode == "RGB" else image.convert("RGB")
+        short = min(image.size)
+        if max(image.size) > _MAX_ASPECT * short:  # its ends are cropped away below, and would take all memory
+            image = F.center_crop(image, [min(side, _MAX_ASPECT * short) for side in (image.height, image.width)])
         width, height = image.size
-        short = min(width, height)
         if short != self.resize:
             width, height = (self.resize * side // short for side in (width, height))
             image = image.resize((width, height), _INTERPOLATIONS[self.interpolation])
@@ -106,10 +115,11 @@ class Preprocess:
 
 
 def _triple(values: Any) -> _Triple:
-    numbers = tuple(float(value) for value in values)
-    if len(numbers) != 3:
-        raise ValueError(f"mean and std need three numbers each; got {numbers}")
-    return numbers
+    try:
+        first, second, third = (float(value) for value in values)
+    except (TypeError, ValueError):
+        raise ValueError(f"mean and std need three numbers each; got {str(values)[:60]}") from None
+    return first, second, third
 
 
 def _margin(side: int, target: int) -> int:

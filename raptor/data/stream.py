@@ -22,6 +22,7 @@ from raptor.run import check_stop
 AUGMENTATIONS = ("none", "crop")
 CACHE_SHARE = 0.3
 """The share of free memory that decoded images may take."""
+AUGMENTATIONS = ("none", "crop")
 _NUM_TRIES = 10
 
 
@@ -230,7 +231,7 @@ class TrainStream:
         progress: Progress | None = None,
         ranks: Ranks = ONE_PROCESS,
     ) -> None:
-        _check(len(data), batch_size, augment, crop_scale, rank, world_size if even else 1, cache)
+        check_stream(len(data), batch_size, augment, crop_scale, rank, world_size if even else 1, cache)
         note_images(data)
         self.data, self.preprocess, self.batch_size = data, preprocess, batch_size
         self.seed, self.augment, self.crop_scale = seed, augment, crop_scale
@@ -371,15 +372,16 @@ class TrainStream:
         self._reader = None
 
 
-def _check(
+def check_stream(
     num_images: int,
     batch_size: int,
     augment: str,
     crop_scale: tuple[float, float],
-    rank: int,
-    world_size: int,
-    cache: str,
+    rank: int = 0,
+    world_size: int = 1,
+    cache: str = "auto",
 ) -> None:
+    """Raise for options that `TrainStream` cannot use."""
     if augment not in AUGMENTATIONS:
         raise ValueError(f"unknown augmentation {augment!r}; use {' or '.join(AUGMENTATIONS)}")
     if cache not in ("auto", "memory", "none"):

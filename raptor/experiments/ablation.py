@@ -26,6 +26,7 @@ from raptor.experiments.raptors import (
     OneTeacher,
     Pair,
     best_teacher,
+    check_cells,
     cut_by,
     cut_phases,
     make_raptor,
@@ -115,6 +116,7 @@ def run(
     )
     plan = tuple(Cell(f"{row}-s{s}", {**common, "row": row, "seed": s}) for s in seeds for row in ROWS)
     sweep = Sweep(Path(out), plan, machine.device)
+    check_cells(sweep, machine)
     results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
     rows = [AblationRow.from_dict(result) for result in results.values()]
     lines = _summarise(rows)

@@ -60,19 +60,37 @@ class Sweep:
     def path(self, name: str, kind: str = "json") -> Path:
         return self.folder / "cells" / f"{name}.{kind}"
 
+    def read(self, name: str) -> dict[str, Any]:
+        """The saved result of a cell; RunError that names its file when it is damaged."""
+        path = self.path(name)
+        saved = read_json(path, "delete it, and the same command makes it again")
+        kinds = {
+            "options": dict,
+            "result": dict,
+            "seconds": int | float,
+            "device": str,
+            "versions": dict,
+            "provenance": dict,
+        }
+        needed = ("options", "result", "seconds")
+        for key, kind in kinds.items():
+            if (key in needed or key in saved) and not isinstance(saved.get(key), kind):
+                raise RunError(f"{path} has no whole {key}: delete it, and the same command makes it again")
+        return saved
+
     def results(self) -> dict[str, dict[str, Any]]:
         """The results that are there, by cell, in the order of the cells."""
-        found = {c.name: read_json(self.path(c.name)) for c in self.cells if self.path(c.name).exists()}
+        found = {c.name: self.read(c.name) for c in self.cells if self.path(c.name).exists()}
         return {name: saved["result"] for name, saved in found.items()}
 
     def seconds(self) -> list[float]:
         """How long each finished cell took."""
-        return [read_json(self.path(c.name))["seconds"] for c in self.cells if self.path(c.name).exists()]
+        return [self.read(c.name)["seconds"] for c in self.cells if self.path(c.name).exists()]
 
     def made(self) -> dict[str, Any]:
         """Where and with which versions the finished cells ran, whatever machine puts them together; how long all of
         them took, and which failed. The images that they read are noted as those of the command."""
-        found = [read_json(self.path(c.name)) for c in self.cells if self.path(c.name).exists()]
+        found = [self.read(c.name) for c in self.cells if self.path(c.name).exists()]
         devices = dict.fromkeys(saved["device"] for saved in found if "device" in saved)
         named: dict[str, Any] = {"device": ", ".join(devices)} if devices else {}
         used = [saved["versions"] for saved in found if "versions" in saved]
@@ -96,7 +114,11 @@ class Sweep:
 
     def failed(self) -> dict[str, str]:
         """Why each failed cell failed."""
-        return {c.name: self.path(c.name, "error").read_text() for c in self.missing() if self._has_error(c)}
+        return {
+            c.name: self.path(c.name, "error").read_text(encoding="utf-8", errors="replace")
+            for c in self.missing()
+            if self._has_error(c)
+        }
 
     def _has_error(self, cell: Cell) -> bool:
         return self.path(cell.name, "error").exists()
@@ -106,7 +128,7 @@ class Sweep:
         for cell in self.cells:
             if not self.path(cell.name).exists():
                 continue
-            old, new = read_json(self.path(cell.name))["options"], json.loads(json.dumps(cell.options))
+            old, new = self.read(cell.name)["options"], json.loads(json.dumps(cell.options))
             changed = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k)]
             if changed:
                 what = "; ".join(f"{k}: {old.get(k)} -> {new.get(k)}" for k in changed[:3])
@@ -153,6 +175,7 @@ def run_sweep(sweep: Sweep, work: _Work, **given: Unpack[CellOptions]) -> dict[s
         raise ValueError(f"--jobs must be at least 1, got {jobs}")
     sweep.check_options()
     chosen = sweep.select(cells)
+    check_folder(sweep.folder)
     if options["dry_run"]:
         raise Planned(_plan(chosen, work))
     (sweep.folder / "cells").mkdir(parents=True, exist_ok=True)

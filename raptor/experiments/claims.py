@@ -41,7 +41,7 @@ from raptor.experiments.witness import Witness, read_witness
 from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.complexity import Complexity
 from raptor.provenance import recorded
-from raptor.run import ResultFile, read_json, write_text
+from raptor.run import ResultFile, read_json, read_text, write_text
 from raptor.streaming import Result
 
 File = TypeVar("File", bound=ExperimentFile)
@@ -380,7 +380,7 @@ def _shown(path: Path, result: ExperimentFile, section: _Section[Any], base: Pat
         parts.append(f"Not run yet: {', '.join(result.missing)}.")
     table = path.with_suffix(".md")
     if table.exists():
-        parts.append(table.read_text().strip())
+        parts.append(read_text(table).strip())
     image = path.with_name(f"{section.figure}.png")
     if image.exists():
         parts.append(f"![{section.title}]({where.parent / image.name})")
@@ -390,7 +390,7 @@ def _shown(path: Path, result: ExperimentFile, section: _Section[Any], base: Pat
 def _reading(folder: Path) -> list[str]:
     """The text of reading.md in `folder`, if it exists."""
     path = folder / "reading.md"
-    return [path.read_text().strip()] if path.exists() else []
+    return [read_text(path).strip()] if path.exists() else []
 
 
 def _settings(settings: dict[str, Any]) -> str:

@@ -40,7 +40,9 @@ from raptor.experiments.statistics import correlation, z_score
 from raptor.options import Limited, part, with_defaults
 from raptor.phases import Phases, check_cuts, find_phases, num_partitions, sample_partitions
 from raptor.provenance import recorded
-from raptor.run import read_json, write_text
+from raptor.run import RunError, read_json, write_text
+from raptor.train.recipe import resolve_recipe
+from raptor.train.schedule import Budget
 
 MEASURES = ("accuracy", "probe", "r2_last", "bounded_r2_last", "r2_lowest")
 _DP_SCORES = ("weighted", "mean", "cut")
@@ -95,6 +97,8 @@ def run(
         recipe=recipe,
         seed=seed,
     )
+    Budget.parse(budget)
+    resolve_recipe(recipe, {})
     plan = _read_or_make_plan(machine, common, k, num_random)
     wanted = {_cell_name(lengths): lengths for ways in plan.partitions.values() for lengths in _all_of(ways)}
     again = {
@@ -217,7 +221,10 @@ def _read_or_make_plan(machine: Machine, common: dict[str, Any], k: list[int], n
     asked = {"k": k, "num_random": num_random, **{n: common[n] for n in ("model", "weights", "data", "limit", "seed")}}
     asked |= {name: common[name] for name in ("tokens",) if name in common}
     if path.exists():
-        plan = PartitionsPlan.from_dict(read_json(path))
+        try:
+            plan = PartitionsPlan.from_dict(read_json(path))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise RunError(f"{path} cannot be read ({error}): choose another --out") from None
         if plan.asked != asked:
             raise ValueError(f"{machine.folder} holds another plan: choose another --out")
         return plan

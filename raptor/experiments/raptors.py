@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypedDict
 
 from raptor.data import ChosenData, ImageData, InMemory, Preprocess, iterate
 from raptor.devices import pick_precision
+from raptor.experiments.cells import Sweep
 from raptor.experiments.records import GroupCurves, NullCurves, RaptorScores, StochasticDepth
 from raptor.fidelity.error_curves import ErrorCurves
 from raptor.fidelity.null_models import NULL_NAMES, fit_null_models
@@ -21,6 +22,8 @@ from raptor.similarity.cosine import Array, measure_similarity
 from raptor.surrogate.surrogate import block_parameters
 from raptor.train import Distilled, DistillSummary, distill
 from raptor.train.plan import is_planning
+from raptor.train.recipe import resolve_recipe
+from raptor.train.schedule import Budget
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
 
@@ -119,6 +122,20 @@ def open_teacher(options: dict[str, Any], machine: Machine) -> tuple[ViT, Pair]:
         device=machine.device,
     )
     return teacher, load_pair(options, teacher.preprocess, machine)
+
+
+def check_cells(sweep: Sweep, machine: Machine) -> None:
+    """Raise now for options with which every cell that is left would fail."""
+    left = [cell.options for cell in sweep.missing()]
+    for budget in {options["budget"] for options in left if "budget" in options}:
+        Budget.parse(budget)
+    for recipe in {
+        str(options.get("recipe") or options.get("base")) for options in left if {"recipe", "base"} & options.keys()
+    }:
+        resolve_recipe(recipe, {})
+    for name, weights, size in {(o["model"], o["weights"], o.get("size")) for o in left}:
+        vit = open_vit(name, weights=weights, size=size, trust_hub=machine.trust_hub)
+        check_cuts(vit, [options["k"] for options in left if options.get("k") is not None])
 
 
 def layer_similarity(vit: ViT, data: ImageData, machine: Machine) -> dict[str, Array]:

@@ -18,7 +18,8 @@ from raptor.phases import Phases, find_phases
 from raptor.run import RunError, drop_checkpoints, read_config, read_summary
 from raptor.similarity.cosine import Array
 from raptor.surrogate.surrogate import block_parameters
-from raptor.train.recipe import load_recipe
+from raptor.train.recipe import resolve_recipe
+from raptor.train.schedule import Budget
 from raptor.train.stochastic import check_drop
 from raptor.train.teacher import check_labelled, evaluate, separate_registers, train_teacher
 from raptor.vit.builders import IMAGENET
@@ -87,7 +88,9 @@ def check_scratch(options: dict[str, Any], drops: Sequence[float] = ()) -> None:
         raise ValueError(f"--dim {options['dim']} must be a multiple of --heads {options['heads']}")
     for p in drops:
         check_drop(p)
-    load_recipe(options["recipe"])
+    resolve_recipe(options["recipe"], {})
+    for name in ("teacher_budget", "raptor_budget"):
+        Budget.parse(options[name])
     chosen = ChosenData(options["data"], options.get("val"))
     train = chosen.training(2, options["size"])
     for data in (train, chosen.judged(2, options["size"], like=train)):

@@ -19,9 +19,8 @@ from raptor.dynamics.interventions import compare_pairs, measure_swaps
 from raptor.experiments.cells import Cell, CellOptions, Sweep, SweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_swaps
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
-from raptor.experiments.raptors import Machine, SweptTeachers, cut_phases, open_teacher
+from raptor.experiments.raptors import Machine, SweptTeachers, check_cells, cut_phases, open_teacher
 from raptor.experiments.records import Compared, StochasticDepth, SwapRow, Swaps
-from raptor.open import open_vit
 from raptor.options import Limited, Trusting, WeightFile, part, with_defaults
 from raptor.provenance import recorded
 from raptor.train.teacher import evaluate
@@ -71,10 +70,9 @@ def run(
         **part(Limited, options),
     )
     named = {m.strip("/").replace("/", "_"): (m, None) for m in models} if models else _swept(options["teachers"])
-    for model in models or ():
-        open_vit(model, weights=options["weights"], trust_hub=machine.trust_hub)  # raises before the work on the others
     plan = [Cell(name, {**common, "model": model, "p": p}) for name, (model, p) in named.items()]
     sweep = Sweep(Path(out), tuple(plan), machine.device)
+    check_cells(sweep, machine)
     results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
     rows = [replace(SwapRow.from_dict(result), cell=name) for name, result in results.items()]
     found = Swaps(settings=common, rows=rows, missing=sweep.missing_names(), **sweep.made())

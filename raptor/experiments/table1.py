@@ -19,6 +19,7 @@ from raptor.experiments.raptors import (
     CutBy,
     Machine,
     Pair,
+    check_cells,
     cut_by,
     cut_phases,
     make_raptor,
@@ -136,6 +137,7 @@ def run(
     plan = [Cell("teacher", {**common, "k": None, "seed": 0})]
     plan += [Cell(f"k{n}-s{s}", {**common, "k": n, "seed": s}) for s in seeds for n in k]
     sweep = Sweep(Path(out), tuple(plan), machine.device)
+    check_cells(sweep, machine)
     results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
     teacher = ProbedTeacher.from_dict(results["teacher"]) if "teacher" in results else None
     raptors = {name: ProbedRaptor.from_dict(result) for name, result in results.items() if name != "teacher"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from raptor.data.images import ImageData
@@ -20,8 +20,8 @@ from raptor.progress import track
 from raptor.run import replacing
 from raptor.streaming import Rows
 from raptor.vit.trajectory import autocast
-from raptor.vit.view import ViT, first_tensor
-from raptor.vit.weights import check_weights, fingerprint, same_weights
+from raptor.vit.view import POOLED, ViT, first_tensor
+from raptor.vit.weights import check_weights, fingerprint, load_tensors, same_weights
 
 _NUM_IMAGES, _NUM_IMAGES_PER_CLASS = 5000, 20  # a ridge head is fitted on 20 images per class, at least 5,000
 ALPHAS = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5)
@@ -76,23 +76,22 @@ class LinearHead(nn.Module):
         path = Path(path)
         if not path.is_file():
             raise ValueError(f"no head at {path}: give a safetensors file with weight (C, F) and bias (C,)")
-        safe = path.suffix == ".safetensors"
+        remedy = "give a file with weight (C, F) and bias (C,)"
         try:
-            tensors = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch raises whatever the bytes of a file that is no checkpoint lead to
-            reason = str(error).strip().split("\n")[0]
-            raise ValueError(f"{path} is no linear head: it cannot be read ({reason[:100]})") from None
+            tensors = load_tensors(path)
+        except ValueError as error:
+            raise ValueError(f"{path} is no linear head: it cannot be read ({str(error)[:120]}): {remedy}") from None
         if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-            raise ValueError(f"{path} is no linear head: it holds no named tensors")
-        found = {name.rsplit(".", 1)[-1]: tensor for name, tensor in tensors.items()}
+            raise ValueError(f"{path} is no linear head: it holds no named tensors: {remedy}")
+        found = {str(name).rsplit(".", 1)[-1]: tensor for name, tensor in tensors.items()}
         if len(tensors) > 2 or set(found) not in ({"weight", "bias"}, {"weight"}):
             raise ValueError(
-                f"{path} is no linear head: it holds {', '.join(sorted(tensors)[:4])}, not weight and bias"
+                f"{path} is no linear head: it holds {', '.join(sorted(map(str, tensors))[:4])}, not weight and bias"
             )
         weight = found["weight"]
-        if not weight.is_floating_point() or not len(weight):
+        if not weight.is_floating_point() or not weight.numel():
             held = "no classes" if weight.is_floating_point() else f"{str(weight.dtype).removeprefix('torch.')} weights"
-            raise ValueError(f"{path} is no linear head: it has {held}")
+            raise ValueError(f"{path} is no linear head: it has {held}: {remedy}")
         check_weights(tensors, path)
         return cls(weight, found.get("bias", weight.new_zeros(len(weight))))
 
@@ -273,6 +272,16 @@ def head_batches(
     )
 
 
+def given_head(file: str | Path, vit: ViT) -> LinearHead:
+    """The head in a file; ValueError where it takes other features than the model gives."""
+    linear = LinearHead.load(file)
+    num = vit.dim * sum(name in POOLED for name, _ in vit.groups.present())
+    if linear.weight.shape[1] != num:
+        takes = linear.weight.shape[1]
+        raise ValueError(f"the head in {file} takes {takes} features, {vit.name} gives {num}: give another --head_file")
+    return linear
+
+
 def resolve_head(
     teacher: ViT,
     train_batches: Iterable[Batch] | None = None,
@@ -291,7 +300,7 @@ def resolve_head(
     or on another number of images than the `head_images` that were asked for. Rank 0 reads and keeps it.
     """
     if file is not None:
-        linear = LinearHead.load(file)
+        linear = given_head(file, teacher)
         return Head("file", linear.num_classes, linear), f"the head in {file}"
     if teacher.num_classes:
         return Head("own", teacher.num_classes), f"the head of {teacher.name} itself"

@@ -5,17 +5,16 @@ Written once, and shown by `raptor evaluate`, `raptor distill`, certificate.json
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from raptor.fidelity.bootstrap import interval, resampled_means
 from raptor.fidelity.error_curves import Array, Curves
+from raptor.run import RunError, parse_json, read_config, read_json
 from raptor.streaming import Record, jsonable
 
 MIN_STEPS = 100  # per stage
@@ -214,23 +213,28 @@ def read_training(folder: Path) -> Training | None:
     summary, config = folder / "summary.json", folder / "config.yaml"
     if not summary.is_file():
         return None
-    saved: dict[str, Any] = json.loads(summary.read_text())
+    saved = read_json(summary)
     if not isinstance(saved.get("num_steps"), dict):
         return None
-    settings = (yaml.safe_load(config.read_text()) or {}) if config.is_file() else {}
-    batch_size = (settings.get("recipe") or {}).get("batch_size")
+    settings = read_config(folder) if config.is_file() else {}
+    recipe = settings.get("recipe")
+    batch_size = recipe.get("batch_size") if isinstance(recipe, dict) else None
     fall = loss_fall(last_losses(folder / "metrics.jsonl", saved["num_steps"]))
-    return Training(saved["num_steps"], batch_size, saved.get("train_images"), settings.get("start"), fall)
+    found = [saved["num_steps"], batch_size, saved.get("train_images"), settings.get("start"), fall]
+    try:
+        return Training.from_dict(dict(zip([f.name for f in fields(Training)], found)))
+    except ValueError as error:
+        raise RunError(f"{folder} has a damaged summary.json or config.yaml ({error}): distil it again") from None
 
 
 def last_losses(path: Path, stages: Collection[str]) -> list[float]:
     """The logged losses of the last of `stages`. A leg that is still being trained is not among them."""
     rows = []
-    for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
+            row = parse_json(line)
+        except ValueError:
             continue
-        if isinstance(row, dict) and row.get("loss") is not None and row.get("stage") in stages:
+        if isinstance(row.get("loss"), int | float) and row.get("stage") in stages:
             rows.append((row.get("stage"), float(row["loss"])))
     return [loss for stage, loss in rows if stage == rows[-1][0]]

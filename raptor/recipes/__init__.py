@@ -6,14 +6,14 @@ import difflib
 from pathlib import Path
 from typing import Any
 
-import yaml
+from raptor.run import parse_yaml, read_text, read_yaml
 
 FOLDER = Path(__file__).parent
 
 
 def recipe_names() -> list[str]:
     """Names of the recipes for `distill`; the other files hold options of other commands."""
-    return sorted(p.stem for p in FOLDER.glob("*.yaml") if "block" in yaml.safe_load(p.read_text()))
+    return sorted(p.stem for p in FOLDER.glob("*.yaml") if "block" in parse_yaml(read_text(p)))
 
 
 def load_recipe(name: str) -> dict[str, Any]:
@@ -23,10 +23,4 @@ def load_recipe(name: str) -> dict[str, Any]:
         close = difflib.get_close_matches(name, recipe_names(), n=1)
         hint = f": did you mean {close[0]}?" if close else f": choose from {', '.join(recipe_names())}, or a YAML file"
         raise ValueError(f"unknown recipe {name!r}{hint}")
-    try:
-        values = yaml.safe_load(path.read_text()) or {}
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not a recipe: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} is not a recipe: it holds a {type(values).__name__}")
-    return values
+    return read_yaml(path, "write a recipe as in docs/guide.md, name: value on each line")

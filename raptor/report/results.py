@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-
-import yaml
 
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile
@@ -20,7 +17,7 @@ from raptor.phases import PhasesFile
 from raptor.probes.result import ProbeReport
 from raptor.provenance import Provenance
 from raptor.report.strips import ImagesFile
-from raptor.run import ResultFile, RunError, read_summary
+from raptor.run import ResultFile, RunError, read_metrics, read_summary, read_yaml
 from raptor.train.distill import DistillSummary
 from raptor.train.teacher import TeacherSummary
 from raptor.vit.view import ModelFacts
@@ -156,33 +153,21 @@ def _provenance(file: Any) -> Provenance:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        value = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise RunError(f"{path} cannot be read ({reason}): run the command that made it again") from None
-    return value if isinstance(value, dict) else {}
+    return read_yaml(path, "run the command that made it again") if path.exists() else {}
 
 
 def _read_training(path: Path) -> list[TrainingLoss]:
     """The losses of metrics.jsonl. A last line that an interruption cut off is skipped."""
-    if not path.exists():
-        return []
-    lines = path.read_text(errors="replace").splitlines()
     rows: list[TrainingLoss] = []
     lengths: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number < len(lines):
-                raise RunError(f"{path} cannot be read (line {number}: {error}): delete that line") from None
-            continue
-        if row.get("loss") is not None and row.get("step") is not None:
+    for row in read_metrics(path.parent):
+        if _is_number(row.get("loss")) and _is_number(row.get("step")):
             leg = str(row.get("stage", "training"))
-            lengths[leg] = row.get("num_steps") or 0
+            lengths[leg] = row["num_steps"] if _is_number(row.get("num_steps")) else 0
             before = sum(num for name, num in lengths.items() if name != leg and stage_of(name) == stage_of(leg))
             rows.append(TrainingLoss(stage_of(leg), row["step"] + before, row["loss"]))
     return rows
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

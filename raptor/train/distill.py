@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from raptor.data import ChosenData, ImageData, iterate
 from raptor.data.by_name import as_spec
-from raptor.data.stream import Batch, TrainStream
+from raptor.data.stream import Batch, TrainStream, check_stream
 from raptor.devices import (
     ONE_PROCESS,
     Ranks,
@@ -41,6 +41,7 @@ from raptor.fidelity.error_curves import Curves, ErrorCurves
 from raptor.fidelity.heads import (
     Head,
     fit_ridge_head,
+    given_head,
     head_accuracy,
     head_batches,
     prediction_hits,
@@ -173,7 +174,11 @@ def distill(
     if teacher.dtype != torch.float32:
         raise ValueError(f"{teacher.name} is opened in {teacher.dtype}: training needs fp32, so leave out --dtype")
     found = None if phases is None else check_phases(teacher, phases)
-    check_cuts(teacher, [], tokens=tokens)
+    check_cuts(teacher, [] if phases is not None or k in (None, "auto") else [int(k)], tokens=tokens)
+    if options["head_file"] is not None:
+        given_head(options["head_file"], teacher)
+    if out is not None:
+        check_folder(out)
     if isinstance(data, tuple):
         train_data, val_data = data
         spec: str | list[str] = train_data.name
@@ -183,6 +188,7 @@ def distill(
         side = teacher.preprocess.size
         train_data = chosen.training(limit, side, teacher.num_classes)
         val_data = chosen.judged(val_images, side, teacher.num_classes, like=train_data)
+    check_stream(len(train_data), settings.batch_size, settings.augment, settings.crop_scale)
     teacher.to(fabric.device)
     job = Job(
         teacher,
@@ -666,13 +672,15 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
     """Train every stage that is not done yet; the summary, on rank 0."""
     started = time.monotonic()
     stream, validator = job.stream(), job.validator(run.folder)
-    variance_lt = saved[0]["variance"] if saved else _measure_variance(job, stream)
+    variance_lt = _saved_variance(job, run, saved[0]) if saved else _measure_variance(job, stream)
     module = job.step(student, phases, variance_lt)
     measured = Measured(validator, student, job.teacher, phases, job.phase)
+    loop = Loop(run, job.fabric, saved, [job.train_data, job.val_data], job.track, job.checkpoint_minutes)
+    stages = [DistillStage(job, leg, module, stream, measured) for leg in job.legs()]
+    loop.check(stages)
     if job.fabric.is_global_zero:
         print(_estimate(job, validator), file=sys.stderr)
-    loop = Loop(run, job.fabric, saved, [job.train_data, job.val_data], job.track, job.checkpoint_minutes)
-    loop.fit([DistillStage(job, leg, module, stream, measured) for leg in job.legs()])
+    loop.fit(stages)
     bad_images = loop.bad_images()
     try:
         validation = measured.final()
@@ -803,6 +811,14 @@ def _checked(job: Job, phases: Phases, validator: Validator) -> list[str]:
     ]
 
 
+def _saved_variance(job: Job, run: Run, tensors: Mapping[str, Tensor]) -> Tensor:
+    found = tensors.get("variance")
+    shape = (job.teacher.num_layers, job.teacher.groups.num_tokens)
+    if found is None or tuple(found.shape) != shape or not found.isfinite().all():
+        raise RunError(f"{run.latest()} has no variance of its states, or a damaged one: choose another --out")
+    return found
+
+
 def _measure_variance(job: Job, stream: TrainStream) -> Tensor:
     return state_variance(job.teacher, stream, job.recipe.normalise, job.precision, job.ranks)
 
@@ -901,8 +917,9 @@ class Scores(Record):
 
     @classmethod
     def from_dict(cls, saved: Any, where: str = "") -> Self:
-        nans = {name: math.nan for name in ("r2_last", "r2_lowest") if saved.get(name, 0) is None}  # null in JSON
-        return super().from_dict({**saved, **nans}, where)
+        if isinstance(saved, dict):  # JSON has null for NaN
+            saved = saved | {name: math.nan for name in ("r2_last", "r2_lowest") if saved.get(name, 0) is None}
+        return super().from_dict(saved, where)
 
 
 class Validator:

@@ -33,6 +33,7 @@ from raptor.train.schedule import Budget, Rates
 
 _LOG_EVERY = 20
 _STEPS_AHEAD = 4
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 _TRACKERS = ("wandb", "tensorboard")
 _TIMED_RUN = 64
 # Steps of each kind when timing: first the untimed ones (compilation, capture, caches, start of the loader), then the
@@ -129,7 +130,8 @@ class LoopState(Record):
 
     @classmethod
     def from_dict(cls, saved: Any, where: str = "") -> Self:
-        if isinstance(saved.get("num_steps"), int):  # a teacher's checkpoint of an earlier version
+        # A teacher's checkpoint of an earlier version has only one number.
+        if isinstance(saved, dict) and isinstance(saved.get("num_steps"), int):
             saved = {**saved, "stage": "teacher", "num_steps": {"teacher": saved["num_steps"]}}
         return super().from_dict(saved, where)
 
@@ -157,13 +159,29 @@ class Loop:
     ):
         self.run, self.fabric, self.data = run, fabric, data
         self.tensors = saved[0] if saved else {}
-        self.state = LoopState.from_dict(saved[1]) if saved else LoopState()
+        self.state = _read_state(run, saved[1]) if saved else LoopState()
         self.stop, self.asked, self.pace = StopSignal(), _Asked(fabric.world_size), _Pace(fabric.device)
         self.save_seconds, self.saved_at = 60 * checkpoint_minutes, _now()
         self.tracker = _open_tracker(track, run.folder) if fabric.is_global_zero else None
 
+    def check(self, stages: Sequence[Stage]) -> None:
+        """Raise for a checkpoint that these stages cannot be continued from."""
+        reached = self.state.stage
+        found = [stage for stage in stages if stage.name == reached]
+        if reached is not None and not found:
+            names = ", ".join(stage.name for stage in stages)
+            raise RunError(f"{self.run.latest()} is of the stage {reached!r}, not {names}: choose another --out")
+        for name, parameter in _named(found[0]) if found else ():
+            for key in _MOMENTS:
+                value = self.tensors.get(f"optimizer.{key}.{name}")
+                shape = torch.Size() if key == "step" else parameter.shape
+                if value is None or value.shape != shape or not value.isfinite().all():
+                    held = "no" if value is None else "a damaged"
+                    raise RunError(f"{self.run.latest()} has {held} {key} of {name}: choose another --out")
+
     def fit(self, stages: Sequence[Stage]) -> None:
         """Train every stage that is not done yet."""
+        self.check(stages)
         self.run.cut_metrics(self.state.num_logged)
         names, reached = [stage.name for stage in stages], self.state.stage
         with self.stop as self.stop:
@@ -433,10 +451,21 @@ def plan_stages(stages: Sequence[Stage], fabric: Any) -> list[PlannedPart]:
     return parts
 
 
+def _read_state(run: Run, saved: dict[str, Any]) -> LoopState:
+    """The state of a checkpoint; RunError that names it when it is damaged."""
+    try:
+        state = LoopState.from_dict(saved)
+        if state.step < -1 or state.num_logged < 0 or any(num < 1 for num in state.num_steps.values()):
+            raise ValueError("a count is negative")
+        return state
+    except ValueError as error:
+        raise RunError(f"{run.latest()} cannot be continued (state.json: {error}): choose another --out") from None
+
+
 def _restore_optimizer(optimizer: Any, named: list[tuple[str, nn.Parameter]], tensors: Mapping[str, Tensor]) -> None:
     """Put the optimizer's state of a checkpoint back."""
     for n, p in named:
-        for key in ("step", "exp_avg", "exp_avg_sq"):
+        for key in _MOMENTS:
             value = tensors[f"optimizer.{key}.{n}"]
             optimizer.state[p][key] = value if key == "step" and not optimizer.defaults["fused"] else value.to(p.device)
 

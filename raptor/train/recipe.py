@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
@@ -71,34 +73,79 @@ class RecipeOptions(TypedDict, total=False):
     stage1_share: Annotated[float | None, Option(None, "share of the budget that stage 1 gets.")]
 
 
+_RANGES = {
+    "batch_size": (1, 10**6),
+    "min_lr": (0, math.inf),
+    "weight_decay": (0, math.inf),
+    "warmup": (0, 1 - 1e-9),
+    "lam": (0, 1),
+    "lam_until": (0, math.inf),  # infinity keeps lambda as it is
+    "stage1_share": (0, 1),
+    "cosine": (0, math.inf),
+    "epoch_images": (0, 10**12),
+}
+_CHOICES = {
+    "block": BLOCKS,
+    "conditioning": CONDITIONINGS,
+    "copy": COPIES,
+    "normalise": NORMALISATIONS,
+    "augment": AUGMENTATIONS,
+}
+
+
 def resolve_recipe(name: str, given: Mapping[str, Any]) -> Recipe:
     """The named recipe, overridden by the options that are not None."""
     values = {**load_recipe(name), **{key: value for key, value in given.items() if value is not None}}
     known = {f.name for f in dataclasses.fields(Recipe)}
     unknown = sorted(set(values) - known)
     if unknown:
-        raise ValueError(f"recipe {name} has unknown entries: {', '.join(unknown)}")
-    settings = Recipe(**{key: _number(key, value) for key, value in values.items()})
-    settings.crop_scale = tuple(settings.crop_scale)  # type: ignore[assignment]
+        close = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f": did you mean {close[0]}?" if close else f": choose from {', '.join(sorted(known))}"
+        raise ValueError(f"recipe {name} has unknown entries: {', '.join(unknown[:6])}{hint}")
+    settings = Recipe(**{key: _entry(key, value) for key, value in values.items()})
     Budget.parse(settings.budget)
-    if settings.batch_size < 1 or settings.lr <= 0 or not 0 <= settings.stage1_share <= 1:
-        raise ValueError("--batch_size must be at least 1, --lr positive and --stage1_share between 0 and 1")
-    if not 0 <= settings.warmup < 1 or not settings.lam_until >= 0:  # infinity keeps lambda as it is
-        raise ValueError("warmup must be at least 0 and less than 1, lam_until at least 0")
+    for key in ("lr", "clip"):
+        if not 0 < getattr(settings, key) < math.inf:
+            raise ValueError(f"--{key} must be more than 0, got {getattr(settings, key):g}")
+    for key, (low, high) in _RANGES.items():
+        if not low <= getattr(settings, key) <= high:
+            raise ValueError(f"--{key} must be from {low} to {round(high, 6)}, got {getattr(settings, key):g}")
     return settings
 
 
-def _number(name: str, value: Any) -> Any:
-    """A recipe's entry as a number where it should be one: YAML reads `1e-3` as a string."""
-    kind = next(f.type for f in dataclasses.fields(Recipe) if f.name == name)
-    if kind not in ("int", "float"):
+def _entry(name: str, value: Any) -> Any:
+    """A recipe's entry as what it should be; ValueError that names it."""
+    if name in _CHOICES:
+        if value not in _CHOICES[name]:
+            raise ValueError(f"unknown {name} {value!r}: choose from {', '.join(_CHOICES[name])}")
         return value
+    if name == "crop_scale":
+        return _crop_scale(value)
+    if name.endswith("_weights"):
+        if value is not None and not isinstance(value, dict):
+            raise ValueError(f"{name} must give a weight to each token group, as in {{cls: 1, patches: 1}}")
+        return None if value is None else {group: _number(f"{name}.{group}", w) for group, w in value.items()}
+    if name == "budget":
+        return str(value)
+    kind = next(f.type for f in dataclasses.fields(Recipe) if f.name == name)
+    return _number(name, value, whole=kind == "int")
+
+
+def _crop_scale(value: Any) -> tuple[float, float]:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise ValueError(f"crop_scale must be two numbers, such as [0.35, 1.0], not {value!r}")
+    low, high = (_number("crop_scale", v) for v in value)
+    return low, high
+
+
+def _number(name: str, value: Any, whole: bool = False) -> Any:
+    """A number, also where YAML reads `1e-3` as a string."""
     try:
-        number = float(value)
-        if kind == "int" and number == int(number):
+        number = float(value) if not isinstance(value, bool) else math.nan
+        if whole and number == int(number):
             return int(number)
-        if kind == "float" and number == number:
+        if not whole and number == number:
             return number
     except (TypeError, ValueError, OverflowError):
         pass
-    raise ValueError(f"{name} must be {'a whole number' if kind == 'int' else 'a number'}, not {value!r}")
+    raise ValueError(f"{name} must be {'a whole number' if whole else 'a number'}, not {str(value)[:60]!r}")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _UNITS = {"s": ("s", 1.0), "m": ("s", 60.0), "min": ("s", 60.0), "h": ("s", 3600.0)}
+_MAX_AMOUNT = 1e10  # of any unit
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Budget:
             unit, factor = _UNITS[unit]
             amount *= factor
         unit = {"step": "steps", "epoch": "epochs"}.get(unit, unit)
-        if amount <= 0 or unit not in ("s", "steps", "epochs"):
+        if not 0 < amount <= _MAX_AMOUNT or unit not in ("s", "steps", "epochs"):
             raise ValueError(f"cannot read the budget {text!r}: write 120s, 5m, 2h, 3000steps or 20epochs")
         return cls(amount, unit)
 

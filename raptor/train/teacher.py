@@ -17,13 +17,13 @@ from torchvision.transforms import v2
 
 from raptor.data import ChosenData, ImageData, Preprocess, iterate
 from raptor.data.by_name import as_spec, spec_text
-from raptor.data.stream import AUGMENTATIONS, TrainStream, stable_seed
+from raptor.data.stream import AUGMENTATIONS, TrainStream, check_stream, stable_seed
 from raptor.devices import ONE_PROCESS, Ranks, device_name, open_fabric, pick_device, pick_precision, ranks_of
 from raptor.fidelity.heads import is_right
 from raptor.open import open_vit, repair_saved, save_vit
 from raptor.options import Compiling, HeldOut, Limited, Option, Resuming, Running, part, with_defaults
 from raptor.provenance import Provenance, recorded
-from raptor.run import ResultFile, Run, StopSignal, check_config, check_shared
+from raptor.run import ResultFile, Run, StopSignal, check_config, check_folder, check_shared
 from raptor.train.loop import (
     Checkpoint,
     Loop,
@@ -36,10 +36,11 @@ from raptor.train.loop import (
 from raptor.train.plan import Memory, Plan, deliver, free_disk, is_planning, measured_step, num_bytes
 from raptor.train.schedule import Budget, Rates
 from raptor.train.stochastic import StochasticDepth, check_drop
-from raptor.vit.builders import IMAGENET, build_base
+from raptor.vit.builders import IMAGENET, build_base, check_size
 from raptor.vit.structure import inspect_vit
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ModelFacts, ViT
+from raptor.vit.weights import load_weights
 
 STAGE = "teacher"
 REGISTER_STD = 0.02
@@ -107,6 +108,7 @@ def train_teacher(
     precision = pick_precision(options["precision"], device)
     check_drop(options["drop"])
     check_cadence(options["checkpoint_minutes"])
+    check_size(options["size"])
     Budget.parse(options["budget"])
     _check_training(shape, options)
     spec, val = as_spec(data), as_spec(options["val"])
@@ -121,6 +123,8 @@ def train_teacher(
         train_data = chosen.training(options["limit"], size)
         val_data = chosen.judged(options["val_images"], size, like=train_data)
     classes = check_labelled(train_data, spec_text(spec))
+    check_stream(len(train_data), options["batch_size"], options["augment"], options["crop_scale"])
+    check_folder(out)
     if val is not None and val_data.labels is None:
         raise ValueError(f"{spec_text(val)} has other classes than {spec_text(spec)}: give --val with the same ones")
     base = {"source": f"timm/{shape}", "kwargs": kwargs, "num_classes": len(classes)}
@@ -151,7 +155,8 @@ def train_teacher(
         saved = run.load_checkpoint()
         if saved is not None:
             tensors = saved[0].items()
-            model.load_state_dict({k.removeprefix("model."): v for k, v in tensors if k.startswith("model.")})
+            own = {k.removeprefix("model."): v for k, v in tensors if k.startswith("model.")}
+            load_weights(model, own, f"the checkpoint of {out}")
         if read_finished(TeacherSummary, run.folder) is None:
             stage = _stage(vit, train_data, config, options, fabric)
             _fit(vit, stage, run, saved, val_data, options)
@@ -409,7 +414,9 @@ def mixed_batch(images: Tensor, targets_bc: Tensor, mixup: float, cutmix: float,
 def check_labelled(data: ImageData, name: str | None = None) -> list[str]:
     """The classes of labelled data; raises for other data. `name`: as its user gave it."""
     if data.labels is None or not data.classes:
-        raise ValueError(f"{name or data.name} has no labels: a teacher is trained to classify")
+        raise ValueError(
+            f"{name or data.name} has no labels to train on: use an image folder with one folder per class"
+        )
     return data.classes
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import os
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from raptor.data.preprocess import Preprocess
 
 TIMM_MODULES = ("vision_transformer", "eva", "beit", "deit")
 MAX_SIZE = 4096
+MAX_DEPTH = 1024
 MAX_COUNT = 2**20  # the largest number in a recorded configuration: tokens, widths, classes
 # What a file may not give a model: it would fetch or run something, or belongs to whoever opens it.
 UNTRUSTED_ARGUMENTS = {
@@ -47,7 +50,7 @@ def build_base(base: dict[str, Any], fetch: bool = False, trust_hub: bool = Fals
     except (OSError, RuntimeError, AssertionError, ZeroDivisionError, TypeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
         if not fetch:
-            raise ValueError(f"{base['source']} could not be built ({reason})") from None
+            raise ValueError(f"{base['source']} could not be built ({reason}): change its shape") from None
         raise ValueError(
             f"the weights of {base['source']} could not be fetched ({reason}): "
             "give a local file with --weights, or --pretrained false for random ones"
@@ -78,6 +81,30 @@ def check_recorded(source: Any, kwargs: Any, where: str | Path, trust_hub: bool 
             raise ValueError(f"{where} gives {source} {name}={value}, which is more than {MAX_COUNT}")
 
 
+def check_memory(base: dict[str, Any]) -> None:
+    """Raise for a recorded model that does not fit in this machine's memory, before any of it is taken."""
+    source, kwargs = base.get("source"), base.get("kwargs") or {}
+    values = [value for value in _numbers({**base, "kwargs": kwargs}) if isinstance(value, int | float)]
+    depth = kwargs.get("depth")
+    if any(not abs(value) <= MAX_COUNT for value in values) or (isinstance(depth, int) and depth > MAX_DEPTH):
+        raise ValueError(f"{source} is recorded with a number beyond any model's: save it again, or fetch it again")
+    if str(source).startswith("hub/") or all(abs(v) <= (2048 if isinstance(v, int) else 8) for v in values):
+        return
+    try:
+        with torch.device("meta"):
+            num = sum(p.numel() for p in build_base(dict(base)).parameters())
+    except NotImplementedError:  # a model that reads its weights as it is built
+        return
+    if 4 * num > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        raise ValueError(f"{source} is recorded with {num:,} weights, more than this machine's memory holds")
+
+
+def _numbers(config: Any) -> Iterator[Any]:
+    """All values of nested dictionaries."""
+    for value in config.values() if isinstance(config, dict) else ():
+        yield from _numbers(value) if isinstance(value, dict) else [value]
+
+
 @cache
 def _timm_arguments() -> frozenset[str]:
     """Names of the arguments of timm's ViTs, without those that take a class or a function."""
@@ -99,7 +126,9 @@ def _build_timm(name: str, base: dict[str, Any], fetch: bool) -> nn.Module:
 
     if not timm.is_model(name.split(".")[0]):
         close = difflib.get_close_matches(name.split(".")[0], timm.list_models(module=list(TIMM_MODULES)), n=1)
-        raise ValueError(f"timm has no model {name!r}" + (f": did you mean timm/{close[0]}?" if close else ""))
+        raise ValueError(
+            f"timm has no model {name!r}" + (f": did you mean timm/{close[0]}?" if close else ": see raptor models")
+        )
     if "." in name and not timm.is_model_pretrained(name):
         tags = sorted(n.split(".", 1)[1] for n in timm.list_pretrained(name.split(".")[0] + ".*"))
         raise ValueError(f"timm has no weights {name!r}" + (f": its tags are {', '.join(tags)}" if tags else ""))
@@ -197,7 +226,7 @@ def model_preprocess(model: nn.Module, size: int | None = None) -> Preprocess:
 
 def check_size(size: int | None) -> None:
     """Raise for an image size that no model takes; the memory of attention grows as its fourth power."""
-    if size is not None and not 1 <= size <= MAX_SIZE:
+    if size is not None and (not isinstance(size, int) or not 1 <= size <= MAX_SIZE):
         raise ValueError(f"images of {size} px are not possible: give a --size of 1..{MAX_SIZE}")
 
 

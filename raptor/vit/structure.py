@@ -102,7 +102,7 @@ def inspect_vit(
     sound = {c.path: c for c, fault in zip(candidates, faults) if fault is None}
     chosen = next((c for c in sound.values() if not c.within & sound.keys()), None)
     if chosen is None:
-        raise NotAViT(f"{name}: no single residual stream of blocks: {faults[0]}")
+        raise NotAViT(f"{name}: no single residual stream of blocks: {faults[0]}: choose a ViT of raptor models")
     for other in candidates:
         if _continues_depth(other, chosen):
             raise NotAViT(f"{name}: the depth of `{chosen.path}` continues in another list, `{other.path}`")

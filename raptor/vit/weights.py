@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 import sys
+import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+_MAX_NESTED = 8
 _NESTED = ("state_dict", "model", "teacher", "model_ema", "state_dict_ema", "student")
 _PREFIXES = ("module.", "backbone.", "_orig_mod.", "model.", "encoder.")
 _HEAD_KEYS = ("head.weight", "classifier.weight", "fc.weight", "heads.head.weight")
@@ -24,21 +28,34 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     Nested dictionaries (`state_dict`, `model`, `teacher`, `model_ema`) are entered. Nothing is ever unpickled beyond
     plain tensors.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     if not path.is_file():
-        raise ValueError(f"weights file {path} does not exist")
-    if path.suffix == ".safetensors":
-        try:
-            state: Any = load_file(path)
-        except Exception as error:
-            raise ValueError(f"{path} is not a whole safetensors file ({error})") from None
-    else:
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ValueError(f"{path} cannot be read as a weights-only file: {reason}") from None
-    return {k: v.float() if v.is_floating_point() else v for k, v in _unwrap(state, path).items()}
+        what = "is no file" if path.exists() else "does not exist"
+        raise ValueError(f"weights file {path} {what}: give a .safetensors or .pth file")
+    try:
+        state = load_tensors(path)
+    except ValueError as error:
+        kind = "safetensors" if path.suffix == ".safetensors" else "weights-only"
+        raise ValueError(f"{path} cannot be read as a {kind} file: {error}: fetch it again, or convert it") from None
+    tensors = _unwrap(state, path)
+    for name, tensor in tensors.items():
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise ValueError(f"{path}: {name} has more values than the file holds: save it contiguous")
+    return {k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}
+
+
+def load_tensors(path: Path) -> Any:
+    """What a safetensors or weights-only file holds; ValueError with the reason. Nothing in it is ever run."""
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        with warnings.catch_warnings(action="ignore"):  # of odd pickles
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever the bytes of a file that holds no tensors lead to
+        told = (
+            isinstance(error, OSError | RuntimeError | SafetensorError | pickle.UnpicklingError) and str(error).strip()
+        )
+        raise ValueError(str(error).strip().splitlines()[0][:200] if told else "it holds no tensors") from None
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -111,30 +128,35 @@ def load_weights(model: nn.Module, state: dict[str, Tensor], path: str | Path) -
             f"unexpected: {_few(unexpected)}" if unexpected else "",
         ]
         parts += [f"{k}: {tuple(state[k].shape)} in the file, {tuple(own[k].shape)} in the model" for k in wrong[:3]]
-        raise ValueError(f"{path} does not fit {type(model).__name__}: " + "; ".join(p for p in parts if p))
+        told = "; ".join(p for p in parts if p)
+        raise ValueError(
+            f"{path} does not fit {type(model).__name__}: {told}: name the model that these weights are of"
+        )
     _check_kinds(state, own, path)
     check_weights(state, path)
     model.load_state_dict(state)
 
 
 def _unwrap(state: Any, path: Path) -> dict[str, Tensor]:
-    while isinstance(state, Mapping):
+    for _ in range(_MAX_NESTED):
+        if not isinstance(state, Mapping):
+            break
         inner = next((k for k in _NESTED if isinstance(state.get(k), Mapping)), None)
         if inner is None:
             break
         state = state[inner]
     if not isinstance(state, Mapping):
-        raise ValueError(f"{path} holds a {type(state).__name__}, not a dictionary of tensors")
+        raise ValueError(f"{path} holds a {type(state).__name__}, not a dictionary of tensors: save a state dict")
     tensors = {str(k): v for k, v in state.items() if isinstance(v, Tensor)}
     if not tensors:
-        raise ValueError(f"{path} holds no tensors")
+        raise ValueError(f"{path} holds no tensors: save a state dict")
     return tensors
 
 
 def _strip_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Remove wrapper prefixes. Beside `backbone.`, a classifier on its output is kept and other heads are dropped."""
     for prefix in _PREFIXES:
-        if all(k.startswith(prefix) for k in state):
+        if state and all(k.startswith(prefix) for k in state):
             return _strip_prefixes({k.removeprefix(prefix): v for k, v in state.items()})
     backbone = {k.removeprefix("backbone."): v for k, v in state.items() if k.startswith("backbone.")}
     embedding = next((v for k, v in backbone.items() if k.endswith("patch_embed.proj.weight")), None)

@@ -47,7 +47,7 @@ def test_images_are_measured_once(run: Path) -> None:
 
 
 def test_a_negative_number_of_images_is_refused(run: Path) -> None:
-    with pytest.raises(ValueError, match="--images must be 0 or more"):
+    with pytest.raises(ValueError, match="--images must be at least 0"):
         report(str(run), images=-1)
 
 

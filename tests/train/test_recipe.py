@@ -65,9 +65,9 @@ def test_a_recipe_with_an_unknown_entry_is_refused(tmp_path):
     with pytest.raises(ValueError, match="unknown entries: learning_rate"):
         resolve_recipe(str(path), {})
     path.write_text("- just\n- a list\n")
-    with pytest.raises(ValueError, match="is not a recipe"):
+    with pytest.raises(ValueError, match="cannot be read"):
         resolve_recipe(str(path), {})
     path.write_text("lr: [1\nblock: }")
-    with pytest.raises(ValueError, match="is not a recipe") as error:
+    with pytest.raises(ValueError, match="cannot be read") as error:
         resolve_recipe(str(path), {})
     assert "\n" not in str(error.value)

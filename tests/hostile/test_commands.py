@@ -1,0 +1,398 @@
+"""Bad words at the terminal: each is refused with one line, before any work and without a trace on disk, or works.
+
+A row is `command line :: the thing :: the remedy`; without the last two it works. OUT is a folder that is not there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile_world import Case, check
+
+PHASES = """
+phases :: give MODEL :: --help
+phases '' --data images :: MODEL is empty :: leave it out
+phases '  ' --data images :: MODEL is empty :: leave it out
+phases nope :: 'nope' :: write timm/NAME
+phases ./nope :: './nope' :: write timm/NAME
+phases -teacher :: -teacher :: --help
+phases images --data images :: images is a folder :: --out of distill
+phases classes.txt --data images :: 'classes.txt' :: write timm/NAME
+phases timm/nope --data images :: 'nope' :: see raptor models
+phases timm/vit_tinny_patch16_224 --data images :: 'vit_tinny_patch16_224' :: did you mean timm/vit_tiny_patch16_224
+phases timm/vit_tiny_patch16_224.nope --data images :: 'vit_tiny_patch16_224.nope' :: its tags are
+phases timm/ --data images :: 'timm/' :: write timm/NAME
+phases hf/ --data images :: 'hf/' :: write timm/NAME
+phases hub/x --data images :: hub/x :: write hub/REPO:ENTRY
+phases hub/x:y --data images :: hub/x:y :: --trust_hub
+phases timm/resnet18 --pretrained false --data images :: timm/resnet18 :: choose a ViT
+phases timm/vit_tiny_patch16_224 --weights nope.pth --data images :: nope.pth :: check its path
+phases timm/vit_tiny_patch16_224@nope.pth --data images :: nope.pth :: there is no weight file
+phases timm/vit_tiny_patch16_224 --weights classes.txt --data images :: classes.txt :: fetch it again
+phases timm/vit_tiny_patch16_224 --weights images --data images :: images is no file :: give a .safetensors
+phases timm/vit_tiny_patch16_224 --weights head.safetensors --data images :: head.safetensors :: name the model
+phases timm/vit_tiny_patch16_224 --weights weights.pth --data images :: weights.pth :: name the model
+phases timm/vit_tiny_patch16_224@weights.pth --weights weights.pth --data images :: weight file :: leave out --weights
+phases timm/vit_tiny_patch16_224 --pretrained false --size 100000 --data images :: 100000 px :: --size of 1..4096
+phases teacher --data images --weights= --out OUT :: --weights is empty :: leave it out
+phases teacher --data '' :: --data is empty :: leave it out
+phases teacher --data nope :: 'nope' :: give a folder
+phases teacher --data scnes :: 'scnes' :: did you mean scenes
+phases teacher --data images nope --out OUT :: 'nope' :: give a folder
+phases teacher --val nope --data images :: 'nope' :: give a folder
+phases teacher --data wds/a{1..10000000000}.tar --out OUT :: a{1..10000000000}.tar :: shorter range
+phases teacher --data 'wds/{1..1000}{1..1000}{1..1000}.tar' --out OUT :: {1..1000} :: shorter range
+phases teacher --data 'wds/{9..1}.tar' --out OUT :: {9..1} :: runs backwards
+phases teacher --data 'wds/{1..9.tar' --out OUT :: {1..9.tar :: unclosed brace
+phases teacher --data wds/nope.tar --out OUT :: nope.tar :: check the path
+phases teacher --data nope.zip --out OUT :: nope.zip :: check the path
+phases teacher --data hf/ --out OUT :: 'hf/' :: give a folder
+phases teacher --data cifar10:images --out OUT :: images :: give cifar10:PATH
+phases teacher --data imagenet:nope --out OUT :: nope :: expected ImageNet
+phases teacher --data images --k 0 :: --k :: at least 1
+phases teacher --data images --k -1 :: --k :: at least 1
+phases teacher --data images --k 5 :: k=5 :: smaller --k
+phases teacher --data images --k 99999999999 :: --k :: at most 1024
+phases teacher --data images --k two :: --k :: whole numbers
+phases teacher --data images --k 2.5 :: --k :: whole numbers
+phases teacher --data images --k --out OUT :: --k :: give one
+phases teacher --data images --num_images 0 :: --num_images :: at least 1
+phases teacher --data images --num_images -5 :: --num_images :: at least 1
+phases teacher --data images --num_images 1e3 :: --num_images :: whole number
+phases teacher --data images --num_images 99999999999999999999 :: --num_images :: at most
+phases teacher --data images --num_images :: --num_images :: give one
+phases teacher --data images --batch_size 0 :: --batch_size :: at least 1
+phases teacher --data images --num_workers -1 :: --num_workers :: at least 0
+phases teacher --data images --num_workers 99999 :: --num_workers :: at most 1024
+phases teacher --data images --split nope :: 'nope' :: use train, val, all
+phases teacher --data images --device tpu :: --device :: one of auto, cpu, cuda
+phases teacher --data images --precision fp8 :: --precision :: one of auto, fp32, bf16
+phases teacher --data images --dtype int8 :: --dtype :: one of fp32
+phases teacher --data images --method nope :: --method :: one of maxcut, dp
+phases teacher --data images --score nope :: --score :: one of weighted
+phases teacher --data images --min_length 0 :: --min_length :: at least 1
+phases teacher --data images --min_length 99 :: 99 layers :: smaller --k
+phases teacher --data images --tokens nope :: 'nope' tokens :: choose from all
+phases teacher --data images --tokens registers :: 'registers' tokens :: choose from all
+phases teacher --data images --standardise maybe :: --standardise :: true or false
+phases teacher --data images --out /proc/x :: /proc/x :: choose another --out
+phases teacher --data images --out classes.txt :: classes.txt :: choose another --out
+phases teacher --data images --out classes.txt/x :: classes.txt/x :: choose another --out
+phases teacher --data images --out= :: --out is empty :: leave it out
+phases teacher --bogus 3 :: --bogus :: unknown option
+phases teacher --num_imges 3 :: --num_imges :: did you mean --num_images
+phases teacher --dat images :: --dat :: did you mean --data
+phases teacher --data images --size 0 :: 0 px :: --size of 1..4096
+phases teacher --data images --size -3 :: -3 px :: --size of 1..4096
+phases teacher --data images --size 7 :: 7 px :: give size=
+phases teacher --data images --cls 5 :: --cls :: at most 1
+phases teacher --data images --cls 1 :: --cls :: leave it out
+phases teacher --data images --registers -1 :: --registers :: at least 0
+phases teacher --data images --blocks nope :: --blocks :: leave it out
+phases teacher teacher --name x --data images :: --name :: leave it out
+phases run --teacher nope :: 'nope' :: write timm/NAME
+phases run --teacher ./nope :: './nope' :: write timm/NAME
+phases run --teacher timm/nope :: 'nope' :: see raptor models
+phases run --teacher run :: run was not made from :: --allow_other_teacher
+phases run --weights head.safetensors :: head.safetensors :: name the model
+phases teacher --config nope.yaml :: nope.yaml :: check its path
+phases teacher --config images :: images :: check its path
+phases teacher --config classes.txt :: classes.txt :: write option: value
+phases teacher --config= :: --config :: check its path
+phases teacher --module nope.py:f :: nope.py :: there is no file
+phases --module x :: --module x :: write FILE.py:FUNCTION
+phases --module classes.txt: :: --module :: write FILE.py:FUNCTION
+"""
+
+DISTILL = """
+distill nope --out OUT :: 'nope' :: write timm/NAME
+distill teacher --data images --k 0 --out OUT :: --k :: at least 1
+distill teacher --data images --k 99 --out OUT :: k=99 :: smaller --k
+distill teacher --data images --k x --out OUT :: --k 'x' :: or auto
+distill teacher --data images --phases 2 3 --out OUT :: [2, 3] :: change one
+distill teacher --data images --phases 0 4 --out OUT :: [0, 4] :: positive
+distill teacher --data images --phases 4 --k 2 --out OUT :: --k 2 :: leave out one
+distill teacher --data images --phases x --out OUT :: --phases :: whole numbers
+distill teacher --data images --stage 3 --out OUT :: --stage :: one of all
+distill teacher --data images --phases 2 2 --phase 0 --batch_size 4 --out OUT :: --phase 0 :: one of 1..2
+distill teacher --data images --phases 2 2 --phase 9 --batch_size 4 --out OUT :: --phase 9 :: one of 1..2
+distill teacher --data images --phase 1 --stage 2 --out OUT :: --phase :: leave out --stage 2
+distill teacher --data images --target r2=.6 --out OUT :: --target :: --k auto
+distill teacher --data images --k auto --out OUT :: --target :: recovery=.95
+distill teacher --data images --k auto --target x=1 --out OUT :: --target :: recovery=.95
+distill teacher --data images --k auto --target r2=x --out OUT :: --target :: recovery=.95
+distill teacher --data images --recipe nope --out OUT :: 'nope' :: choose from authors
+distill teacher --data images --recipe deflaut --out OUT :: 'deflaut' :: did you mean default
+distill teacher --data images --recipe nope.yaml --out OUT :: 'nope.yaml' :: choose from authors
+distill teacher --data images --recipe ../../etc/passwd --out OUT :: etc/passwd :: choose from authors
+distill teacher --data images --recipe classes.txt --out OUT :: 'classes.txt' :: choose from authors
+distill teacher --data images --budget 0s --out OUT :: '0s' :: write 120s
+distill teacher --data images --budget x --out OUT :: 'x' :: write 120s
+distill teacher --data images --budget 1e999s --out OUT :: '1e999s' :: write 120s
+distill teacher --data images --budget 99999999999999999999999steps --out OUT :: 99999999999999999999999 :: write 120s
+distill teacher --data images --budget -1s --out OUT :: --budget :: --budget=VALUE
+distill teacher --data images --phases 2 2 --budget 1steps --batch_size 4 --out OUT :: one step :: --budget 2steps
+distill teacher --data images --batch_size 0 --out OUT :: --batch_size :: at least 1
+distill teacher --data images --phases 2 2 --batch_size 1000 --out OUT :: batch of 1000 :: smaller batch
+distill teacher --data images --lr 0 --out OUT :: --lr :: more than 0
+distill teacher --data images --lr -1 --out OUT :: --lr :: more than 0
+distill teacher --data images --lr inf --out OUT :: --lr :: a number
+distill teacher --data images --lr nan --out OUT :: --lr :: a number
+distill teacher --data images --lr 1e999 --out OUT :: --lr :: more than 0
+distill teacher --data images --block nope --out OUT :: --block :: one of teacher
+distill teacher --data images --conditioning nope --out OUT :: --conditioning :: one of table
+distill teacher --data images --copy nope --out OUT :: --copy :: one of middle
+distill teacher --data images --normalise nope --out OUT :: --normalise :: one of none
+distill teacher --data images --augment nope --out OUT :: --augment :: one of none
+distill teacher --data images --stage1_share 2 --out OUT :: --stage1_share :: from 0 to 1
+distill teacher --data images --stage1_share -1 --out OUT :: --stage1_share :: from 0 to 1
+distill teacher --data images --phases 4 --batch_size 4 --stage1_share 1 --stage 2 --out OUT :: _share 1 :: change one
+distill teacher --data images --limit 0 --out OUT :: --limit :: at least 1
+distill teacher --data images --phase_images 0 --out OUT :: --phase_images :: at least 1
+distill teacher --data images --val_images 0 --out OUT :: --val_images :: at least 1
+distill teacher --data images --head_images 0 --out OUT :: --head_images :: at least 1
+distill teacher --data images --head_file classes.txt --out OUT :: classes.txt :: give a file with weight
+distill teacher --data images --head_file nope --out OUT :: nope :: check its path
+distill teacher --data images --head_file images --out OUT :: images :: give a safetensors file
+distill teacher --data images --seed -1 --out OUT :: --seed :: at least 0
+distill teacher --data images --seed 99999999999999999999999 --out OUT :: --seed :: at most
+distill teacher --data images --track nope --out OUT :: --track :: one of wandb
+distill teacher --data images --phases 2 2 --graph true --batch_size 4 --out OUT :: CUDA graph :: leave out --graph
+distill teacher --data images --classes nope.txt --out OUT :: nope.txt :: check its path
+distill teacher --data images --classes images --out OUT :: images :: one class per line
+distill teacher --data images --classes head.safetensors --out OUT :: head.safetensors :: UTF-8
+distill teacher --data images --tokens nope --out OUT :: 'nope' tokens :: choose from all
+distill teacher --data images --val nope --out OUT :: 'nope' :: give a folder
+distill teacher --data images --split nope --out OUT :: 'nope' :: use train, val, all
+distill teacher --data images --dtype bf16 --out OUT :: bfloat16 :: leave out --dtype
+distill teacher --data images --phases 2 2 --batch_size 4 --out teacher :: teacher holds :: choose another --out
+distill teacher --data images --phases 2 2 --batch_size 4 --out run :: run is finished :: choose another --out
+distill teacher --data images --phases 2 2 --batch_size 4 --out run --resume false :: finished :: choose another --out
+distill teacher --data images --out classes.txt :: classes.txt :: choose another --out
+distill teacher --data images --out /proc/x :: /proc/x :: choose another --out
+"""
+
+EVALUATE = """
+evaluate :: give RUN :: --help
+evaluate nope :: 'nope' :: write timm/NAME
+evaluate teacher --data images --out OUT :: teacher is no surrogate :: raptor distill
+evaluate run --num_images 0 --out OUT :: --num_images :: at least 1
+evaluate run --train_images 0 --out OUT :: --train_images :: at least 1
+evaluate run --bootstrap -1 --out OUT :: --bootstrap :: at least 0
+evaluate run --batch_size 0 --out OUT :: --batch_size :: at least 1
+evaluate run --head_images -1 --out OUT :: --head_images :: at least 1
+evaluate run --seed -1 --out OUT :: --seed :: at least 0
+evaluate run --head_file /etc/passwd --out OUT :: /etc/passwd :: give a file with weight
+evaluate run --head_file weights.pth --out OUT :: weights.pth :: not weight and bias
+evaluate run --teacher scenes --out OUT :: scenes as it is now :: --allow_other_teacher
+evaluate run --teacher nope --out OUT :: 'nope' :: write timm/NAME
+evaluate run --weights nope.pth --out OUT :: nope.pth :: check its path
+evaluate run --out classes.txt :: classes.txt :: choose another --out
+evaluate run --classes nope.txt --out OUT :: nope.txt :: check its path
+evaluate run --split nope --out OUT :: 'nope' :: use train, val, all
+evaluate run --data nope --out OUT :: 'nope' :: give a folder
+evaluate run --null_models maybe --out OUT :: --null_models :: true or false
+evaluate run --size 5000 --out OUT :: 5000 px :: --size of 1..4096
+"""
+
+PROBE = """
+probe teacher --task nope --data images --out OUT :: --task :: one of classify
+probe teacher --data flat --out OUT :: flat has no labels :: one folder per class
+probe teacher --data images --lrs 0 --out OUT :: --lrs :: more than 0
+probe teacher --data images --lrs x --out OUT :: --lrs :: numbers
+probe teacher --data images --epochs 0 --out OUT :: --epochs :: at least 1
+probe teacher --data images --batch_size 0 --out OUT :: --batch_size :: at least 1
+probe teacher --data images --seeds x --out OUT :: --seeds :: whole numbers
+probe teacher --data images --seeds -1 --out OUT :: --seeds :: at least 0
+probe teacher --data images --layer 99 --out OUT :: layer 99 :: 0..4
+probe teacher --data images --layer -1 --out OUT :: layer -1 :: 0..4
+probe teacher --data images --closed_form nope --out OUT :: --closed_form :: one of ridge
+probe teacher --data images --init_head nope --out OUT :: nope :: choose from own
+probe teacher --data images --init_head classes.txt --out OUT :: classes.txt :: give a file with weight
+probe teacher --data images --limit 0 --out OUT :: --limit :: at least 1
+probe teacher --data images --limit 1 --out OUT :: got 1 :: at least two training images
+probe teacher --data images --val_images 0 --out OUT :: --val_images :: at least 1
+probe teacher --data images --max_seconds 0 --out OUT :: --max_seconds :: more than 0
+probe teacher --data images --max_seconds -1 --out OUT :: --max_seconds :: more than 0
+probe teacher --data images --max_seconds nan --out OUT :: --max_seconds :: a number
+probe teacher --task depth --data images --out OUT :: 'images' :: give scenes, ade20k:PATH
+probe teacher --task segment --data nope --out OUT :: 'nope' :: give a folder
+probe teacher --task depth --data nyuv2:nope --out OUT :: nope :: check the path
+probe teacher --task depth --data nyuv2: --out OUT :: 'nyuv2:' :: did you mean nyuv2:PATH
+probe teacher --task segment --data ade20k:images --out OUT :: images :: expected ADEChallengeData2016
+probe teacher --task depth --data nyuv2:images --out OUT :: images :: expected a .mat
+probe teacher --task depth --data nyuv2:classes.txt --out OUT :: classes.txt :: make it again
+probe teacher --task depth --data nyuv2:head.mat --out OUT :: head.mat :: give the path
+probe teacher --task segment --closed_form ridge --data scenes --limit 4 --out OUT :: closed_form :: classify
+probe teacher --data images --batch_size 1000 --epochs 1 --out OUT
+probe teacher --data images --closed_form ridge --out OUT
+probe teacher --data images --init_head head.safetensors --epochs 1 --out OUT
+probe teacher --data images --classes classes.txt --epochs 1 --out OUT
+"""
+
+DYNAMICS = """
+dynamics nope :: 'nope' :: write timm/NAME
+dynamics teacher --data images --k 0 --out OUT :: --k :: at least 1
+dynamics teacher --data images --k 99 --out OUT :: k=99 :: smaller --k
+dynamics teacher --data images --phases 9 9 --out OUT :: [9, 9] :: change one
+dynamics teacher --data images --stability_images -1 --out OUT :: --stability_images :: at least 0
+dynamics teacher --data images --rank_images 0 --out OUT :: --rank_images :: at least 1
+dynamics teacher --data images --eps 0 --out OUT :: --eps :: more than 0
+dynamics teacher --data images --eps -1 --out OUT :: --eps :: more than 0
+dynamics teacher --data images --eps nan --out OUT :: --eps :: numbers
+dynamics teacher --data images --perturbation nope --out OUT :: --perturbation :: one of relative
+dynamics teacher --data images --intervention_images 0 --out OUT :: --intervention_images :: at least 1
+dynamics teacher --data images --seed -1 --out OUT :: --seed :: at least 0
+dynamics teacher --data images --head_file classes.txt --out OUT :: classes.txt :: give a file with weight
+dynamics teacher --data images --split nope --out OUT :: 'nope' :: use train, val, all
+dynamics teacher --data images --out classes.txt :: classes.txt :: choose another --out
+"""
+
+OTHERS = """
+report :: give RUN :: --help
+report nope :: 'nope' :: or a folder
+report images :: images holds no results :: raptor phases
+report classes.txt :: classes.txt is no folder :: run folder
+report run --images -1 :: --images :: at least 0
+report run --images x :: --images :: whole number
+report run --data nope :: 'nope' :: give a folder
+report run --split nope :: 'nope' :: use train, val, all
+report run --out /proc/x.html :: /proc :: choose another --out
+report run --out images :: images is a folder :: images/report.html
+report run --out classes.txt/page.html :: classes.txt :: choose another --out
+report run --images 0 --out OUT.html
+states teacher --data images --layers 9 --out OUT :: --layers :: from 0 to 4
+states teacher --data images --layers -1 --out OUT :: --layers :: from 0 to 4
+states teacher --data images --layers x --out OUT :: --layers :: whole numbers
+states teacher --data images --limit 0 --out OUT :: --limit :: at least 1
+states teacher --data images --split nope --out OUT :: 'nope' :: use train, val, all
+states teacher --data images --batch_size 0 --out OUT :: --batch_size :: at least 1
+states teacher --data images --format nope --out OUT :: --format :: one of npy
+states teacher --data images --pool maybe --out OUT :: --pool :: true or false
+states teacher --data images --out classes.txt :: classes.txt :: choose another --out
+states teacher --data nope --out OUT :: 'nope' :: give a folder
+states teacher --data images --format safetensors --pool false --out OUT
+states teacher --data images --layers 0 4 --out 'OUT with spaces é'
+states teacher --data images --out OUT/-dash
+explore :: give MODEL :: --help
+explore nope :: 'nope' :: write timm/NAME
+explore teacher --port -1 :: --port :: at least 1
+explore teacher --port 99999999 :: --port :: at most 65535
+explore teacher --port x :: --port :: whole number
+explore teacher --open_browser maybe :: --open_browser :: true or false
+models nothinglikethis :: 'nothinglikethis' :: shorter part
+models '[' :: '[' :: shorter part
+models a b :: unexpected b :: --help
+models scenes
+demo --num_images 0 --out OUT :: --num_images :: at least 1
+demo --budget x --out OUT :: 'x' :: write 120s
+demo --out classes.txt :: classes.txt :: choose another --out
+demo --device nope :: --device :: one of auto
+demo --from_scratch maybe :: --from_scratch :: true or false
+demo extra :: unexpected extra :: --help
+nope :: 'nope' :: choose from demo
+evalute run :: 'evalute' :: did you mean evaluate
+completion :: which shell :: completion bash
+completion fish :: which shell :: completion bash
+completion bash
+--version
+--help
+"""
+
+TEACHER = """
+train-teacher --data nope --out OUT :: 'nope' :: give a folder
+train-teacher --data flat --out OUT :: flat has no labels :: one folder per class
+train-teacher --shape resnet50 --data images --out OUT :: --shape resnet50 :: such as vit_tiny
+train-teacher --shape vit_tinny_patch16_224 --data images :: --shape vit_tinny :: did you mean vit_tiny
+train-teacher --shape '' --data images :: --shape is empty :: leave it out
+train-teacher --data images --size 0 --out OUT :: 0 px :: --size of 1..4096
+train-teacher --data images --patch 0 --out OUT :: --patch :: at least 1
+train-teacher --data images --batch_size 4 --size 24 --patch 7 --out OUT :: 24 px :: divisible by patch size
+train-teacher --data images --dim 0 --out OUT :: --dim :: at least 1
+train-teacher --data images --dim 100000000 --out OUT :: --dim :: at most 65536
+train-teacher --data images --heads 0 --out OUT :: --heads :: at least 1
+train-teacher --data images --size 24 --patch 8 --dim 32 --heads 5 --batch_size 4 --out OUT :: heads :: change its shape
+train-teacher --data images --depth 0 --out OUT :: --depth :: at least 2
+train-teacher --data images --depth 100000 --out OUT :: --depth :: at most 1024
+train-teacher --data images --registers -1 --out OUT :: --registers :: at least 0
+train-teacher --data images --drop 1 --out OUT :: drop probability :: in [0, 1)
+train-teacher --data images --drop -1 --out OUT :: drop probability :: in [0, 1)
+train-teacher --data images --budget 0 --out OUT :: '0' :: write 120s
+train-teacher --data images --smoothing 2 --out OUT :: --smoothing :: less than 1
+train-teacher --data images --smoothing -1 --out OUT :: --smoothing :: at least 0
+train-teacher --data images --warmup 5 --out OUT :: --warmup :: less than 1
+train-teacher --data images --mixup -1 --out OUT :: --mixup :: 0 or more
+train-teacher --data images --cutmix -1 --out OUT :: --cutmix :: 0 or more
+train-teacher --data images --lr 0 --out OUT :: --lr :: more than 0
+train-teacher --data images --lr 1e999 --out OUT :: --lr :: more than 0
+train-teacher --data images --weight_decay -1 --out OUT :: --weight_decay :: 0 or more
+train-teacher --data images --batch_size 4 --augment nope --out OUT :: --augment :: one of none
+train-teacher --data images --batch_size 4 --crop_scale 0 1 --out OUT :: --crop_scale :: within 0..1
+train-teacher --data images --crop_scale 1 --out OUT :: --crop_scale :: numbers
+train-teacher --data images --batch_size 0 --out OUT :: --batch_size :: at least 1
+train-teacher --data images --batch_size 1000 --out OUT :: batch of 1000 :: smaller batch
+train-teacher --data images --seed -1 --out OUT :: --seed :: at least 0
+train-teacher --data images --batch_size 4 --out run :: run holds a run :: choose another --out
+train-teacher --data images --batch_size 4 --out classes.txt :: classes.txt :: choose another --out
+"""
+
+REPRODUCE = """
+reproduce nope :: 'nope' :: choose from
+reproduce tabel1 :: 'tabel1' :: did you mean table1
+reproduce figure1 :: --data :: --help
+reproduce figure1 --data nope :: 'nope' :: give a folder
+reproduce figure1 --data images --models X --out OUT :: 'X' :: write timm/NAME
+reproduce figure1 --data images --models teacher --k 0 --out OUT :: --k :: at least 1
+reproduce figure1 --data images --models teacher --out classes.txt :: classes.txt :: choose another --out
+reproduce table1 --data nope --out OUT :: 'nope' :: give a folder
+reproduce table1 --data images --model X --out OUT :: 'X' :: write timm/NAME
+reproduce table1 --data images --model teacher --jobs 0 --out OUT :: --jobs :: at least 1
+reproduce table1 --data images --model teacher --budget x --out OUT :: 'x' :: write 120s
+reproduce table1 --data images --model teacher --recipe nope --out OUT :: 'nope' :: choose from authors
+reproduce table1 --data images --model teacher --cells nope --out OUT :: 'nope' :: choose from
+reproduce table1 --data images --model teacher --seeds -1 --out OUT :: --seeds :: at least 0
+reproduce table1 --data images --model teacher --out classes.txt :: classes.txt :: choose another --out
+reproduce figure5 --table nope :: nope :: raptor reproduce table1
+reproduce stochastic-depth --data nope :: 'nope' :: give a folder
+reproduce stochastic-depth --data images --p 1.5 --out OUT :: 1.5 :: in [0, 1)
+reproduce stochastic-depth --data images --k 13 --out OUT :: k :: from 1 to
+reproduce stochastic-depth --data images --heads 5 --out OUT :: --heads :: multiple
+reproduce stochastic-depth --data images --teacher_budget x --out OUT :: 'x' :: write 120s
+reproduce stochastic-depth --data images --depth 0 --out OUT :: --depth :: at least 2
+reproduce partitions --data images --teachers nope --out OUT :: nope :: raptor reproduce stochastic-depth
+reproduce partitions --data images --model X --out OUT :: 'X' :: write timm/NAME
+reproduce partitions --data images --model teacher --num_random 0 --out OUT :: --num_random :: at least 1
+reproduce untrained --data images --heads 5 --out OUT :: --heads :: multiple
+reproduce swaps --data images --models X --out OUT :: 'X' :: write timm/NAME
+reproduce swaps --data images --models teacher X --out OUT :: 'X' :: write timm/NAME
+reproduce swaps --data images --teachers nope --out OUT :: nope :: raptor reproduce stochastic-depth
+reproduce swaps --data images --models teacher --k 9 --out OUT :: k=9 :: smaller --k
+reproduce swaps --data images --models teacher --max_seconds -1 --out OUT :: --max_seconds :: more than 0
+reproduce ablation --data images --model X --out OUT :: 'X' :: write timm/NAME
+reproduce ablation --data images --model teacher --base nope --out OUT :: 'nope' :: choose from authors
+reproduce claims --results images :: images :: no results
+reproduce claims --results nope :: nope :: give --results
+reproduce budgets --model X --out OUT :: 'X' :: write timm/NAME
+reproduce budgets --model teacher --data images --budget x --out OUT :: 'x' :: write 120s
+reproduce budgets --model teacher --data images --k 0 --out OUT :: --k :: at least 1
+reproduce list
+"""
+
+
+def read_table(text: str) -> list[Case]:
+    rows = [[part.strip() for part in line.split("::")] for line in text.strip().splitlines()]
+    return [Case(row[0], *row) for row in rows]
+
+
+CASES = [
+    case
+    for table in (PHASES, DISTILL, EVALUATE, PROBE, DYNAMICS, OTHERS, TEACHER, REPRODUCE)
+    for case in read_table(table)
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_words(case: Case, world: Path, tmp_path: Path, capsys: Any) -> None:
+    check(case, tmp_path / "out", capsys)

@@ -1,0 +1,199 @@
+"""Nothing in a file runs: pickles, YAML tags, archives, model folders and names on the page leave no canary behind."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile_world import DISTIL, copied, run_words, write_tar, write_zip
+from tiny_images import encoded
+
+from raptor.cli import COMMANDS, read_arguments
+from raptor.commands.reproduce import EXPERIMENTS, locate_experiment
+from raptor.data import open_data
+
+
+class Evil:
+    """Its pickle makes a file called `canary` in the current folder when it is loaded."""
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return open, ("canary", "w")
+
+
+def payloads() -> dict[str, bytes]:
+    inside = io.BytesIO()
+    with zipfile.ZipFile(inside, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps({"model": Evil()}, 2))
+        archive.writestr("archive/version", "3\n")
+        archive.writestr("archive/byteorder", "little")
+    return {"pickle": pickle.dumps(Evil(), 2), "torch": inside.getvalue(), "proto5": pickle.dumps([Evil()], 5)}
+
+
+PAYLOADS = payloads()
+
+
+def test_the_payloads_bite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pickle.loads(PAYLOADS["pickle"]).close()
+    assert (tmp_path / "canary").exists()
+
+
+FILES = {
+    "weights": ("phases teacher --data images --weights FILE", ".pth"),
+    "head_file": ("dynamics teacher --data images --head_file FILE", ".pth"),
+    "init_head": ("probe teacher --data images --init_head FILE", ".pth"),
+    "classes": ("probe teacher --data images --classes FILE", ".txt"),
+    "config": ("phases teacher --config FILE", ".yaml"),
+    "recipe": ("distill teacher --data images --recipe FILE", ".yaml"),
+    "base": ("reproduce ablation --data images --model teacher --base FILE", ".yaml"),
+    "model": ("phases FILE --data images", ".pth"),
+    "models": ("reproduce swaps --data images --models FILE", ".pth"),
+    "run": ("evaluate FILE", ""),
+    "teacher": ("evaluate run --teacher FILE", ""),
+    "start": ("distill teacher --data images --phases 2 2 --batch_size 4 --start FILE", ""),
+    "data": ("phases teacher --data FILE", ".zip"),
+    "val": ("phases teacher --data images --val FILE", ".tar"),
+    "segment": ("probe teacher --task segment --data ade20k:FILE", ".zip"),
+    "depth": ("probe teacher --task depth --data nyuv2:FILE", ".mat"),
+    "teachers": ("reproduce swaps --data images --teachers FILE", ""),
+    "table": ("reproduce figure5 --table FILE", ""),
+    "results": ("reproduce claims --results FILE", ""),
+    "dynamics": ("reproduce claims --results FILE --dynamics FILE", ""),
+    "reference": ("reproduce claims --results FILE --reference FILE", ""),
+}
+NO_FILES = {
+    *("out", "name", "blocks", "norm", "device", "precision", "dtype", "split", "tokens", "k", "phases", "target"),
+    *("stage", "budget", "block", "conditioning", "copy", "normalise", "augment", "track", "shape", "filter", "task"),
+    *("format", "closed_form", "perturbation", "method", "score", "cells", "teacher_budget", "raptor_budget", "page"),
+}
+"""Options that are words, but name no file that is read."""
+
+
+def text_options() -> Iterator[str]:
+    places = [where for name, (where, _) in COMMANDS.items() if name != "reproduce"]
+    for place in [*places, *map(locate_experiment, EXPERIMENTS)]:
+        yield from (argument.name for argument in read_arguments(place) if "str" in str(argument.kind))
+
+
+def test_every_option_that_takes_a_file_has_a_case() -> None:
+    unknown = sorted(set(text_options()) - FILES.keys() - NO_FILES)
+    assert not unknown, f"say in FILES how {unknown} is attacked, or in NO_FILES that it names no file"
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+@pytest.mark.parametrize("option", FILES)
+def test_a_malicious_pickle(option: str, payload: str, world: Path, tmp_path: Path, capsys: Any) -> None:
+    line, suffix = FILES[option]
+    path = tmp_path / f"evil{suffix}"
+    path.write_bytes(PAYLOADS[payload])
+    words = [word.replace("FILE", str(path)) for word in line.split()]
+    more = [] if option in ("table", "results", "dynamics", "reference") else ["--out", str(tmp_path / "out")]
+    found = run_words([*words, *more], capsys)
+    assert found.code == 2 and len(found.lines()) == 1, found.err
+    assert not (world / "canary").exists()
+
+
+@pytest.mark.parametrize("payload", ["pickle", "proto5"])
+@pytest.mark.parametrize("file", ["batches.meta", "data_batch_1"])
+def test_a_malicious_cifar(file: str, payload: str, world: Path, tmp_path: Path, capsys: Any) -> None:
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    for name in ("batches.meta", "test_batch", *(f"data_batch_{i}" for i in range(1, 6))):
+        (folder / name).write_bytes(PAYLOADS[payload] if name == file else pickle.dumps({}))
+    found = run_words(["states", "teacher", "--data", f"cifar10:{folder}", "--out", str(tmp_path / "out")], capsys)
+    assert found.code == 2 and "no part of CIFAR" in found.err
+    assert not (world / "canary").exists()
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
+def test_a_pickle_in_a_model_folder(file: str, world: Path, tmp_path: Path, capsys: Any) -> None:
+    folder = copied(world, "teacher", "model")
+    (folder / file).write_bytes(PAYLOADS["torch"])
+    found = run_words(["states", str(folder), "--data", "images", "--out", str(tmp_path / "out")], capsys)
+    assert found.code == 2 and not (world / "canary").exists()
+
+
+@pytest.mark.parametrize("file", ["tensors.safetensors", "state.json"])
+def test_a_pickle_in_a_checkpoint(file: str, world: Path, capsys: Any) -> None:
+    folder = copied(world, "run", "run")
+    (folder / "summary.json").unlink()
+    path = next((folder / "checkpoint").glob("step-*")) / file
+    for other in (folder / "checkpoint").glob(f"step-*/{file}"):
+        other.write_bytes(PAYLOADS["torch"])
+    assert path.exists()
+    words = ["distill", str(world / "teacher"), "--data", str(world / "images"), "--out", str(folder)]
+    found = run_words([*words, *DISTIL.split()], capsys)
+    assert found.code == 2 and not (world / "canary").exists()
+
+
+OUTSIDE = ["../evil.png", "/tmp/evil-of-raptor.png", "a/../../evil.png", "..\\evil.png"]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_archives_write_nothing(kind: str, name: str, world: Path, tmp_path: Path, capsys: Any) -> None:
+    """Entries are read in place: a name that leads outside is only a name."""
+    files = {name: encoded(0), "ok.png": encoded(1)}
+    path = write_zip(tmp_path / "in" / "x.zip", files) if kind == "zip" else write_tar(tmp_path / "in" / "x.tar", files)
+    before = sorted(tmp_path.rglob("*"))
+    data = open_data(str(path), "all")
+    assert all(data.load(i).size == (8, 8) for i in range(len(data)))
+    assert sorted(tmp_path.rglob("*")) == before and not Path("/tmp/evil-of-raptor.png").exists()
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../../secret.png", "ok.png"])
+def test_links_in_a_tar_are_not_followed(target: str, tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "x.tar", {"ok.png": encoded(0)}, links={"evil.png": target})
+    with tarfile.open(path, "a") as tar:
+        hard = tarfile.TarInfo("hard.png")
+        hard.type, hard.linkname = tarfile.LNKTYPE, target
+        tar.addfile(hard)
+    assert list(open_data(str(path), "all").names) == ["ok"]
+
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+@pytest.mark.parametrize("place", ["name", "data", "config", "class names"])
+def test_names_on_the_page_are_text(place: str, world: Path, capsys: Any) -> None:
+    folder = copied(world, "run", "run")
+    if place == "config":
+        with (folder / "config.yaml").open("a") as file:
+            file.write(json.dumps({"note": EVIL})[1:-1] + "\n")
+    else:
+        saved = json.loads((folder / "summary.json").read_text())
+        if place == "name":
+            saved["teacher"]["name"] = saved["surrogate"]["name"] = EVIL
+        elif place == "data":
+            saved["data"] = saved["val"] = saved["device"] = EVIL
+        else:
+            saved["bad_images"] = [EVIL]
+        (folder / "summary.json").write_text(json.dumps(saved))
+    found = run_words(["report", str(folder), "--images", "0"], capsys)
+    assert found.code == 0, found.err
+    page = (folder / "report.html").read_text()
+    assert "<script>alert(1)" not in page and "<img src=x" not in page
+
+
+def test_explore_is_only_for_this_machine(world: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """The page is served on loopback, takes uploads of at most 10 MB and is never shared."""
+    launched: dict[str, Any] = {}
+
+    class Page:
+        def launch(self, **options: Any) -> None:
+            launched.update(options)
+
+    import_module("raptor.commands.explore")
+    module = sys.modules["raptor.commands.explore"]
+    monkeypatch.setattr(module, "build_page", lambda *_args, **_options: Page())
+    assert run_words(["explore", "teacher"], capsys).code == 0
+    assert launched["server_name"] == "127.0.0.1" and launched["max_file_size"] == "10mb" and not launched["share"]
