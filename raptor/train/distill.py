@@ -792,8 +792,18 @@ def _plan(job: Job, phases: Phases, folder: Path, config: dict[str, Any], num_si
         free_bytes=free_disk(run_folder, sum(written.values())),
         num_devices=job.ranks.size,
         exchanged_bytes=trained,
-        notes=["the first steps also compile the blocks, about a minute"] if job.compile_blocks else [],
+        notes=_plan_notes(job, run_folder),
     )
+
+
+def _plan_notes(job: Job, run_folder: Path) -> list[str]:
+    """What of the run is there already, and what the measured steps do not show."""
+    notes = ["the first steps also compile the blocks, about a minute"] if job.compile_blocks else []
+    done = read_finished(DistillSummary, run_folder)
+    if done is not None and _num_legs(done.num_steps) == len(job.budgets):
+        return [*notes, f"{run_folder} holds this run, finished: the command gives it back at once"]
+    there = (run_folder / "checkpoint" / "latest").exists()
+    return [*notes, *([f"{run_folder} holds a part of this run: it goes on from its last checkpoint"] if there else [])]
 
 
 def _checked(job: Job, phases: Phases, validator: Validator) -> list[str]:

@@ -147,7 +147,10 @@ def _row(estimate: Estimate) -> str:
 
 
 def _size(num_bytes: float) -> str:
-    return f"{num_bytes / _GIB:.1f} GiB" if num_bytes >= 0.1 * _GIB else f"{num_bytes / 2**20:.1f} MiB"
+    for unit, factor in (("GiB", _GIB), ("MiB", 2**20)):
+        if num_bytes >= 0.1 * factor:
+            return f"{num_bytes / factor:.1f} {unit}"
+    return f"{num_bytes / 1024:.1f} KiB"
 
 
 def _short_time(seconds: float) -> str:

@@ -73,13 +73,16 @@ def test_a_distillation_is_planned_and_nothing_written(tmp_path, monkeypatch) ->
 def test_a_plan_makes_the_checks_of_a_run(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(loop, "mean_seconds", lambda step, kind, device: 0.5)
     tiny_run(tmp_path / "run", budget="2steps")
+    assert "finished: the command gives it back" in tiny_run(tmp_path / "run", budget="2steps", dry_run=True).notes[-1]
+    (tmp_path / "run" / "summary.json").unlink()
+    assert "goes on from its last checkpoint" in tiny_run(tmp_path / "run", budget="2steps", dry_run=True).notes[-1]
     with pytest.raises(RunError, match=r"another config \(recipe\.lr"):
         tiny_run(tmp_path / "run", budget="2steps", lr=0.5, dry_run=True)
     spoiled = tiny_teacher()
     next(spoiled.model.parameters()).data.fill_(float("nan"))
     with pytest.raises(ValueError, match="weights that are not finite: give another --weights"):
         tiny_run(tmp_path / "new", spoiled, dry_run=True)
-    with monkeypatch.context() as patch, pytest.raises(RunError, match=r"new needs .* and has 0\.0 MiB free: choose"):
+    with monkeypatch.context() as patch, pytest.raises(RunError, match=r"new needs .* and has 0\.0 KiB free: choose"):
         patch.setattr(plan.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10})())
         tiny_run(tmp_path / "new", dry_run=True)
 
