@@ -155,6 +155,7 @@ def run(
     results: str = "docs/results/experiments",
     out: str | None = None,
     dynamics: str = "docs/results/dynamics",
+    certificates: str = "docs/results",
     page: str | None = None,
     reference: str | None = None,
 ) -> Page:
@@ -164,6 +165,7 @@ def run(
         results: folder that holds those of the experiments, in itself or in folders inside it.
         out: the page of the experiments; by default experiments.md in that folder.
         dynamics: folder that holds those of `raptor dynamics`.
+        certificates: folder that holds NAME-certificate.json and NAME-complexity.json of surrogates.
         page: folder for claims.json and claims.md; by default `results`. The page in the docs is in docs/results.
         reference: the authors' layer-layer matrix as a CSV file; what follows from it is kept in `dynamics`.
 
@@ -180,7 +182,11 @@ def run(
     if reference is not None:
         depth.mkdir(parents=True, exist_ok=True)
         read_witness(reference).write(depth)
-    claims = [*_depth_claims(depth, target), *_certificate_claims(target), *_experiment_claims(found, target)]
+    claims = [
+        *_depth_claims(depth, target),
+        *_certificate_claims(Path(certificates), target),
+        *_experiment_claims(found, target),
+    ]
     counts = {str(verdict): sum(claim.verdict is verdict for claim in claims) for verdict in Verdict}
     file = ClaimsFile(claims, counts)
     path = Path(out) if out else folder / "experiments.md"
@@ -287,7 +293,7 @@ def _depth_claims(folder: Path, base: Path) -> list[Claim]:
     return [replace(claim, recipe=claim.recipe or "dynamics-paper") for claim in [*table3, *found]]
 
 
-def _certificate_claims(folder: Path) -> list[Claim]:
+def _certificate_claims(folder: Path, base: Path) -> list[Claim]:
     """The claims about surrogates whose NAME-certificate.json and NAME-complexity.json are in `folder`."""
     found = []
     for path in sorted(folder.glob("*-certificate.json")):
@@ -298,7 +304,7 @@ def _certificate_claims(folder: Path) -> list[Claim]:
         for claim in claims_certificate(certificate, complexity):
             source = other if claim.place == "Appendix E" else path
             command = certificate.provenance.command
-            found.append(_filled(claim, source, folder, label, command) if claim.evidence else claim)
+            found.append(_filled(claim, source, base, label, command) if claim.evidence else claim)
     return [replace(claim, recipe="paper") for claim in found or claims_certificate(None, None)]
 
 

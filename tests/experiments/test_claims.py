@@ -32,7 +32,7 @@ def test_the_page_says_what_was_not_run(sweep_folder: Path, tmp_path: Path) -> N
     (tmp_path / "results" / "other.json").write_text(json.dumps({"rows": []}))
     (tmp_path / "results" / "reading.md").write_text("All in all.\n")
     (results / "reading.md").write_text("It rises.\n")
-    page = claims.run(results=str(tmp_path / "results"), dynamics=str(tmp_path / "none"))
+    page = claims.run(results=str(tmp_path / "results"), dynamics=str(tmp_path / "none"), certificates=str(tmp_path))
     text = (tmp_path / "results" / "experiments.md").read_text()
     places = [text.index(part) for part in ("All in all.", "stochastic-depth.png", "It rises.")]
     assert places == sorted(places) and text.count("It rises.") == 1
@@ -112,4 +112,4 @@ def test_one_seed_is_never_a_verdict_and_every_verdict_has_its_interval(committe
 def test_a_damaged_result_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "swaps.json").write_text(json.dumps({"experiment": "swaps", "rows": [{"phases": 3}]}))
     with pytest.raises(RunError, match=r"swaps.json cannot be read .*rows.0..phases.*run the command that made it"):
-        claims.run(results=str(tmp_path), dynamics=str(tmp_path))
+        claims.run(results=str(tmp_path), dynamics=str(tmp_path), certificates=str(tmp_path))

@@ -20,6 +20,8 @@ from raptor.experiments.depth_claims import (
 )
 from raptor.experiments.evidence import Claim, Verdict
 from raptor.experiments.witness import witness
+from raptor.fidelity.certificate import Certificate
+from raptor.fidelity.complexity import Complexity
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 DYNAMICS = RESULTS / "dynamics"
@@ -89,7 +91,14 @@ def test_the_untrained_twin_stands_beside_its_numbers(measured: DynamicsFile) ->
     assert claim.evidence == of_key(claims_dynamics(measured), "gamma.order")[0].evidence
 
 
-def test_without_a_certificate_nothing_is_tested() -> None:
+def test_certificate_and_complexity_of_a_surrogate() -> None:
+    certificate = Certificate.read_file(RESULTS / "dinov2s-732-certificate.json")
+    complexity = Complexity.read_file(RESULTS / "dinov2s-732-complexity.json")
+    follows, compute, shorter = claims_certificate(certificate, complexity)
+    assert follows.evidence.value == pytest.approx(min(certificate.curves.r2["all"]))
+    assert follows.evidence.lower < follows.evidence.value < follows.evidence.upper
+    assert compute.evidence.value == certificate.costs["surrogate"].flops / certificate.costs["teacher"].flops
+    assert shorter.evidence.value == complexity.fp32.ratio and shorter.verdict is Verdict.AGREES
     assert {c.verdict for c in claims_certificate(None, None)} == {Verdict.NOT_TESTED}
 
 

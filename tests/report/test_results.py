@@ -11,6 +11,8 @@ import pytest
 
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile
+from raptor.fidelity.certificate import Certificate
+from raptor.fidelity.complexity import Complexity
 from raptor.open import open_vit
 from raptor.phases import PhasesFile
 from raptor.report.results import read_results
@@ -52,6 +54,10 @@ def kind_of(path: Path) -> tuple[type[ResultFile], str] | None:
         return None
     if path.name.startswith("phases-"):
         return PhasesFile, "phases.json"
+    if path.stem.endswith("-certificate"):
+        return Certificate, "certificate.json"
+    if path.stem.endswith("-complexity"):
+        return Complexity, "complexity.json"
     if path.stem.endswith("-interventions"):
         return InterventionsFile, "interventions.json"
     return DynamicsFile, "dynamics.json"
