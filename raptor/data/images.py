@@ -110,6 +110,7 @@ class Items:
         self.keys = PackedNames.pack(split_keys(names) if keys is None else keys)
         self.parts: list[str | None] = list(parts) if parts is not None else [None] * len(names)
         self.positions = torch.arange(len(names))
+        self._fingerprint: str | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -122,6 +123,7 @@ class Items:
         chosen.keys = self.keys.take(rows.numpy())
         chosen.parts = [self.parts[i] for i in indices]
         chosen.positions = self.positions[rows]
+        chosen._fingerprint = None
         return chosen
 
     def num_bytes(self, position: int) -> int:
@@ -129,7 +131,12 @@ class Items:
         return 0
 
     def fingerprint(self) -> str:
-        """A short name of these images: of all their keys, and of the sizes of up to 10,000 files."""
+        """A short name of these images: of all their keys, and of the sizes of up to 10,000 files, read once."""
+        if self._fingerprint is None:
+            self._fingerprint = self._compute_fingerprint()
+        return self._fingerprint
+
+    def _compute_fingerprint(self) -> str:
         digest = hashlib.blake2b("\n".join(sorted(self.keys)).encode("utf-8", "surrogateescape"), digest_size=16)
         sized = choose_sample(self.keys, NUM_SIZES) if len(self) else []
         sizes = sorted((self.keys[i], self.num_bytes(int(self.positions[i]))) for i in sized)
