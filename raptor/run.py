@@ -509,7 +509,9 @@ def check_folder(folder: str | Path, of: str | Path | None = None) -> Path:
         trial.write_text("")
         trial.unlink()
     except OSError as error:
-        raise RunError(f"cannot write to {folder} ({error.strerror}): choose another --out") from None
+        where = _latest_checkpoint(folder)
+        kept = f"; the last good checkpoint is {where}" if where else ""
+        raise RunError(f"cannot write to {folder} ({error.strerror}){kept}: choose another --out") from None
     return folder
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import json
 import os
 from collections.abc import Iterator
 from functools import cache
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 
 from raptor.data.preprocess import Preprocess
+from raptor.run import read_json
 
 TIMM_MODULES = ("vision_transformer", "eva", "beit", "deit")
 MAX_SIZE = 4096
@@ -235,7 +235,7 @@ def _processor_statistics(config: Any, mean: Any, std: Any) -> tuple[Any, Any]:
     family = getattr(config, "model_type", "")
     file = _processor_file(getattr(config, "_name_or_path", ""))
     if file is not None:
-        values = json.loads(file.read_text())
+        values = read_json(file, "fetch the model again")
         return tuple(values.get("image_mean", mean)), tuple(values.get("image_std", std))
     if "clip" in family:
         return (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)

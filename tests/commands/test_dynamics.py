@@ -99,7 +99,7 @@ def test_a_model_alone_through_the_command_line(tmp_path: Path, monkeypatch, cap
         (["scenes", "--phases", "3", "3"], "do not sum to the 12 blocks"),
         (["no-such-model"], "unknown model"),
         (["scenes", "--data", "no-such-data"], "unknown data"),
-        (["scenes", "--eps", "0", "--num-images", "4", "--k", "1"], "must be positive"),
+        (["scenes", "--eps", "0", "--num-images", "4", "--k", "1"], "must be more than 0"),
     ],
 )
 def test_errors_are_one_line(words: list[str], message: str, tmp_path: Path, capsys) -> None:

@@ -5,11 +5,14 @@ A row is `command line :: the thing :: the remedy`; without the last two it work
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hostile_world import Case, check
+
+from raptor.cli import main
 
 PHASES = """
 phases :: give MODEL :: --help
@@ -396,3 +399,26 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_words(case: Case, world: Path, tmp_path: Path, capsys: Any) -> None:
     check(case, tmp_path / "out", capsys)
+
+
+class Ascii(io.TextIOWrapper):
+    """A stream of an ASCII terminal."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), encoding="ascii")
+
+    def text(self) -> str:
+        self.flush()
+        return self.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["猫", "é", "a\udcffb", "\x1b[31m", "a\nb"])
+def test_an_ascii_terminal(name: str, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its encoding lacks is escaped: neither a traceback nor silence."""
+    out, err = Ascii(), Ascii()
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.stderr", err)
+    assert main(["phases", name]) == 2
+    assert err.text().startswith("raptor: unknown model") and err.text().count("\n") == 1 and "\x1b" not in err.text()
+    print(name)
+    assert len(out.text()) >= len(name)
