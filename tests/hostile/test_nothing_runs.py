@@ -69,6 +69,7 @@ FILES = {
     "results": ("reproduce claims --results FILE", ""),
     "dynamics": ("reproduce claims --results FILE --dynamics FILE", ""),
     "reference": ("reproduce claims --results FILE --reference FILE", ""),
+    "certificates": ("reproduce claims --results FILE --certificates FILE", ""),
 }
 NO_FILES = {
     *("out", "name", "blocks", "norm", "device", "precision", "dtype", "split", "tokens", "k", "phases", "target"),
@@ -96,7 +97,11 @@ def test_a_malicious_pickle(option: str, payload: str, world: Path, tmp_path: Pa
     path = tmp_path / f"evil{suffix}"
     path.write_bytes(PAYLOADS[payload])
     words = [word.replace("FILE", str(path)) for word in line.split()]
-    more = [] if option in ("table", "results", "dynamics", "reference") else ["--out", str(tmp_path / "out")]
+    more = (
+        []
+        if option in ("table", "results", "dynamics", "reference", "certificates")
+        else ["--out", str(tmp_path / "out")]
+    )
     found = run_words([*words, *more], capsys)
     assert found.code == 2 and len(found.lines()) == 1, found.err
     assert not (world / "canary").exists()
