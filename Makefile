@@ -18,7 +18,7 @@ demo: setup
 
 # What uses one core runs two at a time, before the tests that use two.
 test: setup
-	$(MAKE) --jobs=2 --output-sync=target lint docs test-browser
+	$(MAKE) --jobs=2 --output-sync=target lint test-browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not browser'
 
 test-browser: setup
@@ -30,6 +30,7 @@ test-browser: setup
 wheel-test: setup
 	$(BIN)/python -m pytest tests/journeys/test_wheel.py
 
+# The tests build it too.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo 'the site: site/index.html'

@@ -20,6 +20,7 @@ for _ignored in (signal.SIGHUP, signal.SIGINT):  # by nohup, or by a shell that 
 
 
 @pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first, and one worker per file and per shared run, because each worker makes its own."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}

@@ -121,9 +121,6 @@ def _add_strips(results: Results, num_images: int, options: ReportOptions) -> No
             raise
         results.notes["images"] = f"The images could not be followed ({' '.join(str(error).split())})."
         return
-    about = Provenance.since(started, device)
-    results.images = replace(
-        found, command=about.command, versions=about.versions, device=about.device, seconds=about.seconds
-    )
+    results.images = replace(found, provenance=Provenance.since(started, device))
     with suppress(OSError, WriteError):  # the folder cannot be written to: the page goes elsewhere and has the images
         results.images.write(results.folder)

@@ -40,7 +40,7 @@ from raptor.experiments.verdicts import (
 from raptor.experiments.witness import Witness, read_witness
 from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.complexity import Complexity
-from raptor.provenance import recorded
+from raptor.provenance import Provenance, recorded
 from raptor.run import ResultFile, read_json, read_text, write_text
 from raptor.streaming import Result
 
@@ -123,6 +123,7 @@ class ClaimsFile(ResultFile):
     claims: list[Claim]
     counts: dict[str, int] = field(default_factory=dict)
     command: str = "raptor reproduce claims --page docs/results"
+    provenance: Provenance = field(default_factory=Provenance)
 
 
 @dataclass

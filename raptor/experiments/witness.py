@@ -7,7 +7,7 @@ paper's Table 3.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import acos
 from pathlib import Path
 from typing import ClassVar
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from raptor.phases import find_phases
+from raptor.provenance import Provenance
 from raptor.run import ResultFile
 
 TABLE_3 = {2: [7, 5], 3: [7, 3, 2], 4: [4, 3, 3, 2]}
@@ -42,6 +43,7 @@ class Witness(ResultFile):
     phases: dict[int, list[int]]
     model: str = "DINOv2 ViT-B/14 with registers"
     num_images: int = NUM_IMAGES
+    provenance: Provenance = field(default_factory=Provenance)
 
     def rows_of_table_3(self) -> int:
         """How many rows of Table 3 the cuts reproduce."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -146,9 +146,9 @@ def _read_summary(folder: Path) -> DistillSummary | TeacherSummary | None:
 
 
 def _provenance(file: Any) -> Provenance:
-    if isinstance(file, TeacherSummary) and not file.provenance.versions:  # of an earlier version
-        return Provenance(device=file.device, seconds=file.seconds)
     found: Provenance = file.provenance
+    if isinstance(file, TeacherSummary):  # its own seconds are those of training
+        return replace(found, device=found.device or file.device, seconds=found.seconds or file.seconds)
     return found
 
 

@@ -67,15 +67,8 @@ class ImagesFile(ResultFile):
     surrogate: str | None
     explained: list[float | None]
     images: list[ImageStrip]
-    command: str | None = None
-    versions: dict[str, str] = field(default_factory=dict)
-    device: str | None = None
-    seconds: float | None = None
     split: str = "val"
-
-    @property
-    def provenance(self) -> Provenance:
-        return Provenance(self.command, self.versions, self.device, self.seconds)
+    provenance: Provenance = field(default_factory=Provenance)
 
 
 def measure_strips(teacher: ViT, surrogate: ViT | None, data: ChosenData, num_images: int) -> ImagesFile:

@@ -11,6 +11,7 @@ from pages import ROOT
 import raptor
 from raptor.cli import COMMANDS
 
+pytestmark = pytest.mark.slow
 REMOTE = re.compile(
     r"(?:<(?:script|img|iframe|source)[^>]*\ssrc|<link[^>]*\shref)=\"(https?:)?//|@import|url\(\"?https?:"
 )

@@ -89,6 +89,7 @@ def _kinds(kind: type) -> set[type]:
 def test_every_kind_of_result_keeps_its_provenance() -> None:
     """What is written is stamped by one rule (`raptor.provenance.stamped`); what is read must give it back."""
     import raptor.commands.states
+    import raptor.experiments.claims
     import raptor.experiments.records
     import raptor.report.results  # noqa: F401
 
@@ -96,5 +97,5 @@ def test_every_kind_of_result_keeps_its_provenance() -> None:
     assert len(kinds) > 15
     for kind in kinds:
         within_another = kind.__name__ == "ProbeResult"  # read as a part of ProbeReport, which has it
-        assert within_another or hasattr(kind, "provenance") or "provenance" in kind.__dataclass_fields__, kind
+        assert within_another or "provenance" in kind.__dataclass_fields__, kind
         assert kind.write_file is ResultFile.write_file, f"{kind} is written without a stamp"
