@@ -342,12 +342,19 @@ def read_json(path: Path, remedy: str = "run the command that made it again") ->
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """YAML without aliases, with which a small file can stand for more than any memory holds."""
+    """YAML without aliases, with which a small file can stand for more than any memory holds, and not nested deeply."""
+
+    level = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError(f"aliases (*{self.peek_event().anchor}) are not taken")
-        return super().compose_node(parent, index)
+        self.level += 1
+        if self.level > _MAX_NESTED:
+            raise yaml.YAMLError("it is nested too deeply")
+        node = super().compose_node(parent, index)
+        self.level -= 1
+        return node
 
 
 def parse_yaml(text: str) -> dict[str, Any]:

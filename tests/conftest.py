@@ -19,15 +19,10 @@ for _ignored in (signal.SIGHUP, signal.SIGINT):  # by nohup, or by a shell that 
         signal.signal(_ignored, signal.SIG_DFL if _ignored == signal.SIGHUP else signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first, and one worker per file and per shared run, because each worker makes its own."""
+    """Files with slow tests first, since a worker runs whole files."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
-    for item in items:
-        shared = "full_run" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("full_run" if shared else item.path.as_posix()))
 
 
 def pytest_collection_finish() -> None:
