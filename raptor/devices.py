@@ -126,7 +126,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which alone prints, draws and writes results."""
+        """Whether this is rank 0, the only one that prints, draws and writes results."""
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
@@ -225,7 +225,7 @@ def share_bytes(ranks: Ranks, num_bytes: int) -> SharedBytes | None:
     path = _SHARED_MEMORY / names[mates[0]]
     try:
         if place == 0:
-            with open(path, "xb") as file, suppress(OSError):
+            with suppress(OSError, AttributeError), open(path, "xb") as file:  # not every system has such a folder
                 os.posix_fallocate(file.fileno(), 0, num_bytes)  # now, since a page that is missing later is a crash
         ranks.gather(None)
         there = path.is_file() and path.stat().st_size == num_bytes

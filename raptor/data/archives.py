@@ -126,14 +126,14 @@ class ZipImages(FileImages):
         _handle.cache_clear()  # an archive of that name may have been replaced
         found = indexed("zip", archives, lambda: _list_zips(archives, spec))
         super().__init__(spec, found.names, found.labels, found.classes, found.parts, found.keys)
-        self.archives, self.where = archives, found.numbers
+        self.archives, self.paths, self.where = archives, found.names, found.numbers
 
     def num_bytes(self, position: int) -> int:
         return int(self.where["num_bytes"][position])
 
     def content(self, position: int) -> bytes:
         archive, *numbers = (int(self.where[name][position]) for name in _ZIP_COLUMNS)
-        return read_zip_entry(ZipEntry(self.archives[archive], self.names[0], *numbers))
+        return read_zip_entry(ZipEntry(self.archives[archive], self.paths[position], *numbers))
 
 
 _ZIP_COLUMNS = ("archive", "offset", "size", "method", "crc", "num_bytes")

@@ -241,8 +241,13 @@ def _share(rank: int, folder: Path, bad: int | None) -> None:
         (folder / f"rank{rank}").write_text(str(error))
 
 
+def test_connected_processes_without_shared_memory_decode_everything_each(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("raptor.devices._SHARED_MEMORY", tmp_path / "nowhere")
+    test_connected_processes_decode_a_part_each(tmp_path, None, counts=(11, 11))
+
+
 @pytest.mark.parametrize("bad", [None, 4])
-def test_connected_processes_decode_a_part_each(tmp_path: Path, bad: int | None) -> None:
+def test_connected_processes_decode_a_part_each(tmp_path: Path, bad: int | None, counts=(6, 5)) -> None:
     context = multiprocessing.get_context("fork")
     ranks = [context.Process(target=_share, args=(rank, tmp_path, bad)) for rank in (0, 1)]
     for rank in ranks:
@@ -254,7 +259,7 @@ def test_connected_processes_decode_a_part_each(tmp_path: Path, bad: int | None)
         said = {(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)}
         assert len(said) == 1 and "broken" in said.pop()
         return
-    counts, batches = zip(*(torch.load(tmp_path / f"rank{rank}") for rank in (0, 1)))
-    assert counts == (6, 5)
+    found, batches = zip(*(torch.load(tmp_path / f"rank{rank}") for rank in (0, 1)))
+    assert found == counts
     one = TrainStream(Numbered(11), Preprocess(size=4, resize=4), 4)
     assert torch.equal(torch.cat(batches, dim=1), torch.stack([one.batch(step) for step in range(4)]))
