@@ -228,7 +228,7 @@ def distill(
         size=teacher.preprocess.size,
         seed=seed,
         start=start,
-        recipe=dataclasses.asdict(settings),
+        recipe=settings.recorded(),
         precision=precision,
     )
     structure = {key: value for key, value in opening.items() if key not in ("dtype", "trust_hub", "pretrained")}
@@ -437,6 +437,7 @@ class Job:
             student,
             phases,
             variance_lt,
+            self.recipe.stage1_weights,
             self.recipe.last_phase_weights,
             self.recipe.stage2_weights,
             self.recipe.cosine,

@@ -33,6 +33,7 @@ class Recipe:
     lam: float = 0.5
     lam_until: float = 0.25
     stage1_share: float = 0.5
+    stage1_weights: dict[str, float] | None = None
     last_phase_weights: dict[str, float] | None = None
     stage2_weights: dict[str, float] | None = None
     normalise: str = "layer"
@@ -41,6 +42,14 @@ class Recipe:
     crop_scale: tuple[float, float] = (0.35, 1.0)
     epoch_images: int = 0
     budget: str = "120s"
+
+    def recorded(self) -> dict[str, Any]:
+        """As a run's config holds it: runs of earlier versions, which lack the later entries, go on with defaults."""
+        entries = dataclasses.asdict(self)
+        for name in _LATER:
+            if entries[name] == getattr(Recipe, name):
+                del entries[name]
+        return entries
 
 
 class RecipeOptions(TypedDict, total=False):
@@ -73,6 +82,7 @@ class RecipeOptions(TypedDict, total=False):
     stage1_share: Annotated[float | None, Option(None, "share of the budget that stage 1 gets.")]
 
 
+_LATER = ("stage1_weights",)  # entries that came after version 0.1.0
 _RANGES = {
     "batch_size": (1, 10**6),
     "min_lr": (0, math.inf),

@@ -50,7 +50,8 @@ class DistillStep(nn.Module):
         teacher, student: views; only the student's shared blocks are trained.
         phases: where depth is cut.
         variance_lt: what each layer's and token's squared error is divided by, (L, T).
-        last_phase_weights: token-group weights of the last phase in stage 1 (the others take the plain mean).
+        stage1_weights: token-group weights of the phases before the last in stage 1; None takes the plain mean.
+        last_phase_weights: the same of the last phase in stage 1.
         stage2_weights: token-group weights of every layer in stage 2.
         cosine: how much of `1 - cos` is added to each squared error.
         compile_blocks: compile the teacher's block and the student's block together with its loss.
@@ -65,6 +66,7 @@ class DistillStep(nn.Module):
         student: ViT,
         phases: Phases,
         variance_lt: Tensor,
+        stage1_weights: Mapping[str, float] | None = None,
         last_phase_weights: Mapping[str, float] | None = None,
         stage2_weights: Mapping[str, float] | None = None,
         cosine: float = 0.0,
@@ -84,11 +86,11 @@ class DistillStep(nn.Module):
         for j, block in enumerate(self.shared_blocks):
             block.requires_grad_(j in self.trained)
         self.variance_lt = variance_lt.to(teacher.device)
-        plain = token_weights(teacher.groups, None).to(teacher.device)
+        early = token_weights(teacher.groups, stage1_weights).to(teacher.device)
         last = token_weights(teacher.groups, last_phase_weights).to(teacher.device)
         joint = token_weights(teacher.groups, stage2_weights).to(teacher.device)
         first_of_last = phases.spans[-1][0]
-        stage1 = torch.stack([last if layer >= first_of_last else plain for layer in range(1, phases.num_layers + 1)])
+        stage1 = torch.stack([last if layer >= first_of_last else early for layer in range(1, phases.num_layers + 1)])
         tokens = {"stage1": stage1, "stage2": joint.expand_as(stage1)}
         self.weights = {name: (w_lt / self.variance_lt).unbind() for name, w_lt in tokens.items()}
         self.cosine = {name: (cosine * w_lt).unbind() if cosine else None for name, w_lt in tokens.items()}

@@ -79,13 +79,15 @@ def block_calls(teacher: ViT, student: ViT, images: Tensor) -> tuple[list[Tensor
     return states, call
 
 
-def transcribed_stage1(teacher: ViT, student: ViT, images: Tensor, lam: float, v_lt: Tensor, cosine: float = 0) -> list:
+def transcribed_stage1(
+    teacher: ViT, student: ViT, images: Tensor, lam: float, v_lt: Tensor, cosine: float = 0, early: dict | None = None
+) -> list:
     """The mixed loss of every layer, phase by phase, as docs/method.md states it."""
     states, call = block_calls(teacher, student, images)
     lengths = student.phases or ()
     losses, start = [], 0
     for j, n in enumerate(lengths):
-        weights = LAST if j == len(lengths) - 1 else None
+        weights = LAST if j == len(lengths) - 1 else early
         x = states[start]
         for layer in range(start + 1, start + n + 1):
             x = call(layer, x)
@@ -114,6 +116,17 @@ def test_stage_1_is_the_sum_over_phases_of_the_mixture(block, conditioning, lam)
         expected = transcribed_stage1(teacher, student, images, lam, v_lt)
     assert layers.numpy() == pytest.approx(expected, rel=2e-4)
     assert loss.item() == pytest.approx(sum_of_phase_means(expected, (1, 3)), rel=2e-4)
+
+
+@pytest.mark.parametrize("early", [None, {"cls": 0.6, "registers": 0.0, "patches": 0.4}])
+def test_phases_before_the_last_have_weights_of_their_own(early):
+    teacher = tiny_teacher()
+    student = student_of(teacher, (1, 2, 1))
+    images, v_lt = images_for(teacher), some_variance(teacher)
+    with torch.no_grad():
+        _, layers = make_step(teacher, student, variance_lt=v_lt, stage1_weights=early)(images, "stage1", 0.3)
+        expected = transcribed_stage1(teacher, student, images, 0.3, v_lt, early=early)
+    assert layers.numpy() == pytest.approx(expected, rel=2e-4)
 
 
 def test_lambda_as_a_tensor_gives_the_same_loss():
