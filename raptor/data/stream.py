@@ -22,7 +22,6 @@ from raptor.run import check_stop
 AUGMENTATIONS = ("none", "crop")
 CACHE_SHARE = 0.3
 """The share of free memory that decoded images may take."""
-AUGMENTATIONS = ("none", "crop")
 _NUM_TRIES = 10
 
 

@@ -964,8 +964,9 @@ class Validator:
         self.train = head_batches(
             teacher, train_data, _VALIDATION_BATCH, head_images=head_images, num_workers=num_workers, ranks=ranks
         )
-        self.labelled = train_data.labels is not None and val_data.labels is not None
-        self.num_classes = len(train_data.classes or ())
+        self.has_truth = val_data.labels is not None
+        self.labelled = self.has_truth and train_data.labels is not None
+        self.num_classes = len(val_data.classes or ())
         self.head_file, self.folder = head_file, folder
         self._head: tuple[Head | None, str] | None = None
         self._teacher_ridge: float | None = None
@@ -991,7 +992,7 @@ class Validator:
         if self._head is None:  # a head is fitted on batches that are known to fit
             self._in_memory(lambda: self._measure(student, islice(self.val, 1), None, False))
         head = self.head
-        with_labels = self.labelled and head is not None and head.num_classes == self.num_classes
+        with_labels = self.has_truth and head is not None and head.num_classes == self.num_classes
         curves, hits = self._in_memory(
             lambda: self._measure(student, track(self.val, "validation", quiet=True), head, with_labels)
         )

@@ -204,6 +204,22 @@ def test_opened_data_can_be_given(tmp_path):
     assert all(torch.equal(blocks_of(named)[n], v) for n, v in blocks_of(given).items())
 
 
+def test_labels_of_the_judged_images_give_accuracy_where_the_training_images_have_none(tmp_path):
+    train = open_data("scenes", "train", limit=32, size=24).without_labels()
+    val = open_data("scenes", "val", limit=12, size=24)
+    recipe = write_recipe(tmp_path, budget="2steps")
+    teacher = tiny_teacher(num_classes=len(val.classes))
+    done = distill(teacher, (train, val), phases=[2, 2], recipe=recipe, out=str(tmp_path / "run"), device="cpu")
+    (batch,) = iterate(val, teacher.preprocess, len(val))
+    with torch.no_grad():
+        right = [
+            float((vit(batch.images).argmax(-1) == batch.labels).float().mean()) for vit in (teacher, done.surrogate)
+        ]
+    scores = done.summary.validation
+    assert [scores.teacher_accuracy, scores.accuracy] == pytest.approx(right)
+    assert scores.probe is None  # a ridge probe would need labels to fit on
+
+
 def test_k_may_repeat_the_phases_and_is_three_without_them(tmp_path):
     assert tiny_run(tmp_path / "same", k=2, budget="2steps").surrogate.phases == Phases((2, 2))
     assert len(tiny_run(tmp_path / "three", phases=None, budget="2steps").surrogate.phases or ()) == 3
