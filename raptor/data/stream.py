@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -190,7 +191,7 @@ class _StepBatches:
     def __iter__(self) -> Iterator[list[int]]:
         step = self.step
         while True:
-            yield self.stream.indices(step, self.stage).tolist()
+            yield self.stream.read_indices(step, self.stage).tolist()
             step += 1
 
 
@@ -205,6 +206,8 @@ class TrainStream:
         batch_size: the global batch, over all ranks.
         augment: `none` for the centre crop of every analysis, `crop` for random resized crops and flips.
         crop_scale: the share of the image's area that a random crop covers.
+        mixup: parameter of the Beta distribution of each image's share in its mix with the image before it in the
+            global batch (before the first: the last); 0 mixes none. A rank reads the image before its rows too.
         even: every rank must have as many rows as any other, as where gradients are averaged.
         cache: `memory` keeps all images decoded as uint8, on the device if they take at most 30 % of what is free
             there; `none` decodes each time with `num_workers` reading ahead; `auto` keeps them when they take at most
@@ -221,6 +224,7 @@ class TrainStream:
         seed: int = 0,
         augment: str = "none",
         crop_scale: tuple[float, float] = (0.35, 1.0),
+        mixup: float = 0.0,
         device: str | torch.device = "cpu",
         rank: int = 0,
         world_size: int = 1,
@@ -233,9 +237,11 @@ class TrainStream:
         check_stream(len(data), batch_size, augment, crop_scale, rank, world_size if even else 1, cache)
         note_images(data)
         self.data, self.preprocess, self.batch_size = data, preprocess, batch_size
-        self.seed, self.augment, self.crop_scale = seed, augment, crop_scale
+        self.seed, self.augment, self.crop_scale, self.mixup = seed, augment, crop_scale, mixup
         self.device, self.num_workers = torch.device(device), num_workers
         self.rows = slice(rank * batch_size // world_size, (rank + 1) * batch_size // world_size)
+        own = torch.arange(self.rows.start, self.rows.stop)
+        self._read_rows = torch.cat([own[:1] - 1, own]) % batch_size if mixup > 0 else own
         self.steps_per_epoch = len(data) // batch_size
         self._epoch: tuple[str, int] | None = None
         self._order = torch.empty(0)
@@ -317,20 +323,40 @@ class TrainStream:
 
     def indices(self, step: int, stage: str = "stage1") -> Tensor:
         """This rank's image indices (B_local,) at a step, on the CPU."""
+        return self._global_indices(step, stage)[self.rows]
+
+    def read_indices(self, step: int, stage: str = "stage1") -> Tensor:
+        """The same, after the index of the image before them where images are mixed."""
+        return self._global_indices(step, stage)[self._read_rows]
+
+    def _global_indices(self, step: int, stage: str) -> Tensor:
         epoch, place = divmod(step, self.steps_per_epoch)
         if self._epoch != (stage, epoch):
             generator = torch.Generator().manual_seed(stable_seed(self.seed, stage, "epoch", epoch))
             self._order = torch.randperm(len(self.data), generator=generator)
             self._epoch = (stage, epoch)
-        return self._order[place * self.batch_size : (place + 1) * self.batch_size][self.rows]
+        return self._order[place * self.batch_size : (place + 1) * self.batch_size]
 
     def crops(self, step: int, stage: str = "stage1") -> Tensor:
-        """This rank's crop parameters (B_local, 5) at a step, on the CPU; see `draw_crops`."""
+        """Crop parameters of the images that this rank reads at a step, (B_read, 5) on the CPU; see `draw_crops`."""
         generator = torch.Generator().manual_seed(stable_seed(self.seed, stage, "crop", step))
-        return draw_crops(self.batch_size, self.preprocess.resize, generator, self.crop_scale)[self.rows]
+        return draw_crops(self.batch_size, self.preprocess.resize, generator, self.crop_scale)[self._read_rows]
+
+    def shares(self, step: int, stage: str = "stage1") -> Tensor:
+        """The share of each image of this rank in its mix at a step, float32 (B_local,) on the CPU."""
+        draws = np.random.default_rng(stable_seed(self.seed, stage, "mixup", step))
+        return torch.from_numpy(draws.beta(self.mixup, self.mixup, self.batch_size)).float()[self.rows]
 
     def batch(self, step: int, stage: str = "stage1") -> Tensor:
         """Normalised images float32 (B_local, 3, size, size) on the device."""
+        images = self._augmented(step, stage)
+        if not self.mixup > 0:
+            return images
+        share_b111 = to_device(self.shares(step, stage), self.device).view(-1, 1, 1, 1)
+        return torch.lerp(images[:-1], images[1:], share_b111)
+
+    def _augmented(self, step: int, stage: str) -> Tensor:
+        """Normalised images (B_read, 3, size, size) that are not mixed yet."""
         images_u8 = self._uint8_batch(step, stage)
         if self.augment == "none":
             return self.preprocess.normalise(self.preprocess.crop(images_u8))
@@ -344,10 +370,10 @@ class TrainStream:
         return self._label_table[to_device(self.indices(step, stage), self.device)]
 
     def _uint8_batch(self, step: int, stage: str) -> Tensor:
-        """uint8 (B_local, 3, resize, resize) on the device."""
+        """uint8 (B_read, 3, resize, resize) on the device."""
         if self.images is None:
             return self._read(step, stage)
-        own = to_device(self.indices(step, stage), self.images.device)
+        own = to_device(self.read_indices(step, stage), self.images.device)
         return to_device(self.images.index_select(0, own), self.device)
 
     def _read(self, step: int, stage: str) -> Tensor:
@@ -361,7 +387,7 @@ class TrainStream:
             self._reader = (stage, step, batches)
         reader = self._reader[2]
         images = next(reader).images
-        if len(images) != self.rows.stop - self.rows.start:
+        if len(images) != len(self._read_rows):
             raise BadImage(f"an image of step {step} cannot be read, nor another of its class")
         self._reader = (stage, step + 1, reader)
         return images

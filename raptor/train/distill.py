@@ -412,6 +412,7 @@ class Job:
             seed=self.seed,
             augment=self.recipe.augment,
             crop_scale=self.recipe.crop_scale,
+            mixup=self.recipe.mixup,
             device=self.fabric.device,
             rank=self.fabric.global_rank,
             world_size=self.fabric.world_size,

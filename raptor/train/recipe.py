@@ -40,6 +40,7 @@ class Recipe:
     cosine: float = 0.0
     augment: str = "crop"
     crop_scale: tuple[float, float] = (0.35, 1.0)
+    mixup: float = 0.0
     epoch_images: int = 0
     budget: str = "120s"
 
@@ -79,10 +80,14 @@ class RecipeOptions(TypedDict, total=False):
         str | None,
         Option(None, "`crop` (random resized crops and flips) or `none` (centre crops, as the paper).", AUGMENTATIONS),
     ]
+    mixup: Annotated[
+        float | None,
+        Option(None, "Beta parameter by which each image is mixed with another of its batch (labels play no part)."),
+    ]
     stage1_share: Annotated[float | None, Option(None, "share of the budget that stage 1 gets.")]
 
 
-_LATER = ("stage1_weights",)  # entries that came after version 0.1.0
+_LATER = ("stage1_weights", "mixup")  # entries that came after version 0.1.0
 _RANGES = {
     "batch_size": (1, 10**6),
     "min_lr": (0, math.inf),
@@ -92,6 +97,7 @@ _RANGES = {
     "lam_until": (0, math.inf),  # infinity keeps lambda as it is
     "stage1_share": (0, 1),
     "cosine": (0, math.inf),
+    "mixup": (0, 1000),
     "epoch_images": (0, 10**12),
 }
 _CHOICES = {

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 import torch.distributed as dist
 from PIL import Image
@@ -103,6 +104,32 @@ def test_without_augmentation_batches_are_the_analysis_crop(data: ImageData) -> 
     stream = TrainStream(data, PREPROCESS, 4, seed=0)
     expected = torch.stack([PREPROCESS(data.load(i)) for i in stream.indices(3).tolist()])
     assert torch.equal(stream.batch(3), expected)
+
+
+@pytest.mark.parametrize("augment", ["none", "crop"])
+def test_mixup_mixes_each_image_with_the_one_before_it(data: ImageData, augment: str) -> None:
+    options: dict = dict(seed=4, augment=augment)
+    plain, mixed = (TrainStream(data, PREPROCESS, 6, mixup=mixup, **options) for mixup in (0.0, 0.7))
+    assert torch.equal(mixed.indices(2), plain.indices(2))
+    images, share_b = plain.batch(2), mixed.shares(2)
+    assert 0 <= share_b.min() < share_b.max() <= 1 and not torch.equal(share_b, mixed.shares(3))
+    share = share_b.view(-1, 1, 1, 1)
+    torch.testing.assert_close(mixed.batch(2), share * images + (1 - share) * images.roll(1, 0), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cache", ["memory", "none"])
+def test_ranks_end_to_end_mix_as_one_process(data: ImageData, cache: str) -> None:
+    options: dict = dict(seed=9, augment="crop", mixup=0.5, cache=cache)
+    whole = TrainStream(data, PREPROCESS, 8, **options)
+    ranks = [TrainStream(data, PREPROCESS, 8, rank=r, world_size=4, **options) for r in range(4)]
+    for step in (0, 1):
+        torch.testing.assert_close(torch.cat([r.batch(step) for r in ranks]), whole.batch(step), atol=1e-5, rtol=0)
+
+
+def test_mixup_shares_are_a_beta_distribution() -> None:
+    stream = TrainStream(Numbered(4000), PLAIN, 4000, mixup=0.5, cache="none")
+    found = scipy.stats.kstest(stream.shares(0).numpy(), scipy.stats.beta(0.5, 0.5).cdf)
+    assert found.pvalue > 0.01
 
 
 def test_seed_is_stable() -> None:
