@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -275,7 +276,9 @@ def open_fabric(device: str, precision: str) -> Any:
     num_gpus = torch.cuda.device_count() if device == "cuda" else 0
     places = [torch.device("cuda", i % num_gpus) if num_gpus else torch.device("cpu") for i in range(local)]
     shared = 0 < num_gpus < local and "LOCAL_WORLD_SIZE" in os.environ  # srun may show each task only its own GPU
-    # Each rank draws its own stochastic-depth masks, which are buffers: rank 0's must not replace them.
+    # Each rank draws its own stochastic-depth masks, which are buffers: rank 0's must not replace them. Newer torch
+    # warns of that option, and has no other that leaves buffers alone from the start.
+    warnings.filterwarnings("ignore", message=".*`broadcast_buffers` is deprecated")
     strategy = DDPStrategy(
         parallel_devices=places,
         process_group_backend="gloo" if shared else None,

@@ -416,5 +416,8 @@ def check_stream(
     if not 1 <= batch_size <= num_images:
         raise ValueError(f"a batch of {batch_size} cannot be filled from {num_images} images; choose a smaller batch")
     if batch_size % world_size:
-        raise ValueError(f"a batch of {batch_size} does not divide over {world_size} processes")
+        near = world_size * max(1, batch_size // world_size)
+        raise ValueError(
+            f"a batch of {batch_size} does not divide over {world_size} processes: choose --batch_size {near}"
+        )
     assert rank >= 0, f"rank {rank}"

@@ -788,7 +788,7 @@ def _plan(job: Job, phases: Phases, folder: Path, config: dict[str, Any], num_si
         checked=_checked(job, phases, validator),
         parts=parts,
         other_seconds=_image_seconds(job, validator) * num_measured / job.ranks.size,
-        memory_bytes=memory.peak(),
+        memory_bytes=max(job.ranks.gather(memory.peak())),
         fixed_bytes=fixed,
         written_bytes=written,
         free_bytes=free_disk(run_folder, sum(written.values())),

@@ -51,6 +51,11 @@ COMMANDS = {
     "one-by-one": [*PROBED, "--task", "depth", *DENSE, "--limit", "4", "--batch_size", "1"],
     "states": ["states", "MODEL", "--data", "scenes", "--limit", "9", "--batch_size", "2", "--device", "cpu"],
 }
+PLANNED = ["--limit", "64", "--val_images", "13", "--batch_size", "8", "--device", "cpu", "--dry_run", "--json"]
+PLANS = {
+    "distill": ["distill", "MODEL", "--data", "scenes", *PLANNED, "--k", "2", "--budget", "6steps"],
+    "probe": ["probe", "MODEL", "--data", "scenes", *PLANNED, "--lrs", "0.01", "--epochs", "1"],
+}
 DIFFERENT = ("provenance", "seconds", "folder", "num_processes")
 """Keys that hold times and places."""
 
@@ -119,7 +124,8 @@ def srun_variables(rank: int, port: int) -> dict[str, str]:
 def run_lines(variables: dict[str, str], lines: Sequence[list[str]], said: Path) -> None:
     """One of the processes: its exit code is that of the first line that fails, else 0."""
     os.environ.update(variables)
-    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    for stream, path in ((2, said), (1, said.with_suffix(".out"))):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream)
     torch.set_num_threads(1)
     save_time(pytest.MonkeyPatch())
     code = next((code for code in map(main, lines) if code), 0)
@@ -176,6 +182,23 @@ def outs(place: Place, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_two_processes_write_what_one_writes(outs: tuple[Path, Path], name: str) -> None:
     check_same(outs[0] / name, outs[1] / name)
+
+
+def test_a_dry_run_on_two_processes_plans_once_and_writes_nothing(place: Place, tmp_path: Path) -> None:
+    """Rank 0 gives the plan, measured on both; the warnings that torch has for a wrapper stay out of sight."""
+    lines = [words(line, place, tmp_path / "planned" / name) for name, line in PLANS.items()]
+    codes, said = on_two(torchrun_variables, [lines, lines], tmp_path)
+    assert codes == [0, 0], said[-3000:]
+    first, second = ((tmp_path / f"rank-{rank}.out").read_text() for rank in (0, 1))
+    plans = [json.loads(line) for line in first.splitlines()]
+    assert (
+        [plan["command"] for plan in plans] == ["distill", "probe classify"] and not second and "deprecated" not in said
+    )
+    for plan in plans:
+        rows = {row["num_devices"]: row for row in plan["estimates"]}
+        assert plan["num_devices"] == 2 and rows[2]["is_measured"] and rows[2]["batch"] == 4 and rows[1]["batch"] == 8
+        assert all(part["seconds"] > 0 and part["num_steps"] > 0 for part in plan["parts"])
+    assert not (tmp_path / "planned").exists()
 
 
 def test_srun_without_torchrun(outs: tuple[Path, Path], place: Place, tmp_path: Path) -> None:
