@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from raptor.surrogate.gelu import gelu
 from raptor.surrogate.swiglu import swiglu
 from raptor.vit.view import ViT, first_tensor
 
@@ -125,7 +126,7 @@ class PaperBlock(nn.Module):
         qkv, proj, wi, wo = folded.layers
         y_btd = F.linear(_plain_norm(x_btd, self.norm1) if normed_btd is None else normed_btd, *qkv)
         u_btd = x_btd + F.linear(self.attend(y_btd), *proj)
-        h_btf = swiglu(_plain_norm(u_btd, self.norm2), *wi, fused=fused)
+        h_btf = self.hidden(_plain_norm(u_btd, self.norm2), *wi, fused=fused)
         return folded.t3 * u_btd + F.linear(h_btf, *wo) + folded.shift3
 
     def fold(self, modulation: Modulation | None = None) -> Folded:
@@ -150,9 +151,13 @@ class PaperBlock(nn.Module):
         """The same, with scales and shifts that differ between rows and so cannot be folded into the weights."""
         y_btd = self.qkv(_film(self.norm1(x_btd), m.scale1, m.shift1))
         u_btd = x_btd + (m.t1 * self.g1) * self.proj(self.attend(y_btd))
-        h_btf = swiglu(_film(self.norm2(u_btd), m.scale2, m.shift2), self.wi.weight, self.wi.bias)
+        h_btf = self.hidden(_film(self.norm2(u_btd), m.scale2, m.shift2), self.wi.weight, self.wi.bias)
         v_btd = u_btd + (m.t2 * self.g2) * self.wo(h_btf)
         return _film(v_btd, m.t3, m.shift3)
+
+    def hidden(self, x_btd: Tensor, weight_fd: Tensor, bias_f: Tensor, fused: bool = False) -> Tensor:
+        """The hidden activations of the MLP."""
+        return swiglu(x_btd, weight_fd, bias_f, fused)
 
     def attend(self, qkv_btf: Tensor) -> Tensor:
         """Softmax attention over queries, keys and values stacked along the last axis, `(B, T, 3 D)`."""
@@ -247,6 +252,62 @@ class _Modulated(nn.Module):
             return output
         state = _film(first_tensor(output), *self.factor)
         return (state, *output[1:]) if isinstance(output, tuple) else state
+
+
+class PlainBlock(PaperBlock):
+    """A copied block of the most common make, on the copy's own modules: the paper's block with GELU for SwiGLU.
+
+    It computes what the copy computes, with all that scales or shifts folded into the linear layers.
+    """
+
+    def __init__(self, copied: CopiedBlock):
+        nn.Module.__init__(self)
+        parts = [_part(copied.block, path) for path in _PLAIN_PARTS]
+        self.norm1, self.qkv, self.proj, self.norm2, self.wi, self.wo = parts  # type: ignore[assignment]
+        self.num_heads = num_heads_of(copied.block, self.proj.out_features)
+        for name, path in (("g1", "ls1.gamma"), ("g2", "ls2.gamma")):
+            gain = _part(copied.block, path)
+            setattr(self, name, torch.ones_like(self.norm1.weight) if gain is None else gain)
+
+    def hidden(self, x_btd: Tensor, weight_fd: Tensor, bias_f: Tensor, fused: bool = False) -> Tensor:
+        return gelu(x_btd, weight_fd, bias_f, fused)
+
+
+_PLAIN_PARTS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+
+
+@torch.no_grad()
+def plain_block(
+    copied: nn.Module, x_btd: Tensor, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+) -> PlainBlock | None:
+    """`copied` as a `PlainBlock`, or None where called on `x_btd` with its arguments it computes something else."""
+    if not isinstance(copied, CopiedBlock):
+        return None
+    kinds = [type(_part(copied.block, path)) for path in _PLAIN_PARTS]
+    if not all(issubclass(kind, nn.Linear if "." in path else nn.LayerNorm) for kind, path in zip(kinds, _PLAIN_PARTS)):
+        return None
+    if any(_part(copied.block, f"{path}.{name}") is None for path in _PLAIN_PARTS for name in ("weight", "bias")):
+        return None
+    # In float64: with a LayerScale of 1e-5 a block's update is lost in the rounding of float32.
+    wide = "cpu" if x_btd.device.type == "mps" else x_btd.device
+    exact, x_btd = copy.deepcopy(copied).to(wide, torch.float64), x_btd.to(wide, torch.float64)
+    factors = torch.linspace(0.5, 1.5, 8 * x_btd.shape[-1], dtype=torch.float64, device=wide).view(8, -1)
+    modulation = Modulation(*factors) if copied.points else None
+    args, kwargs = _in_double((args, kwargs or {}), wide)
+    update = exact(x_btd, modulation, *args, **kwargs) - x_btd
+    try:
+        ours = PlainBlock(exact)(x_btd, modulation) - x_btd
+    except RuntimeError:  # its layers do not fit together
+        return None
+    return PlainBlock(copied) if (ours - update).norm() <= 1e-6 * update.norm() else None
+
+
+def _part(module: Any, path: str) -> Any:
+    """What stands at `path` below `module`, with modulated modules taken as those they modulate; None if nothing."""
+    for name in path.split("."):
+        module = getattr(module, name, None)
+        module = module.inner if isinstance(module, _Modulated) else module
+    return module
 
 
 def _own_copy(block: nn.Module) -> nn.Module:

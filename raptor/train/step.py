@@ -19,13 +19,16 @@ from torch.utils.checkpoint import checkpoint
 from raptor.data.stream import TrainStream
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.phases import Phases
-from raptor.surrogate.blocks import Modulation, PaperBlock
+from raptor.surrogate import gelu
+from raptor.surrogate.blocks import Modulation, PaperBlock, PlainBlock, plain_block
 from raptor.surrogate.folding import FoldedDepths
 from raptor.surrogate.surrogate import shared_blocks
 from raptor.train.losses import StateVariance, token_weights, weighted_error
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import Context, ViT, first_tensor
 
+FOLD_COPIES = False
+SHARE_FIRST = False
 _VARIANCE_BATCHES = 8
 _MAX_SHAPES = 64  # graphs of one function that a process may compile, two for each batch size
 _ALIGNED = 8  # bf16 matrix products are slow when the row length is not a multiple of this
@@ -95,6 +98,7 @@ class DistillStep(nn.Module):
         self.weights = {name: (w_lt / self.variance_lt).unbind() for name, w_lt in tokens.items()}
         self.cosine = {name: (cosine * w_lt).unbind() if cosine else None for name, w_lt in tokens.items()}
         self.one_call = not teacher.depth_conditioned and not _image_arguments(self._teacher[0])
+        self._blocks = _blocks(teacher, self.shared_blocks, phases)  # a list: nothing in it is registered a second time
         self.depths = torch.arange(1, phases.num_layers + 1, dtype=torch.float32, device=teacher.device)
         self._run_block, self._advance = _run_block, _advance
         self._run_depths, self._fold = _run_depths, FoldedDepths(compile_blocks)
@@ -149,11 +153,13 @@ class DistillStep(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         mixed = []
         for j in self.trained:
-            weighted = []
+            weighted, known = [], None
             if parts.autoregressive:
-                weighted.append((1 - lam) * torch.stack(self._autoregress(states, context, [j], "stage1")))
+                losses = self._autoregress(states, context, [j], "stage1")
+                known = losses[0] if SHARE_FIRST else None
+                weighted.append((1 - lam) * torch.stack(losses))
             if parts.forced:
-                weighted.append(lam * self._teacher_forced(states, context, j))
+                weighted.append(lam * self._teacher_forced(states, context, j, known))
             mixed.append(torch.stack(weighted).sum(dim=0))
         return torch.stack([losses.mean() for losses in mixed]).sum(), torch.cat(mixed)
 
@@ -166,17 +172,21 @@ class DistillStep(nn.Module):
         normed_btd: Tensor | None = None
         for layer, modulation, folded in (depth for j in phases for depth in self._depths(j)):
             if folded and not self.checkpointing:  # checkpointing would keep it in memory
-                folded["normed_btd"] = normed_btd
+                folded = {**folded, "normed_btd": normed_btd}
             x_btd, normed_btd, loss = self._step(states, context, stage, layer, x_btd, modulation, folded)
             losses.append(loss)
         return losses
 
-    def _teacher_forced(self, states: list[Tensor], context: Context, j: int) -> Tensor:
-        """Loss of each layer of phase `j`, one step from the teacher's state before it, all depths in one call."""
-        if not self.one_call:
-            depths = self._depths(j)
+    def _teacher_forced(self, states: list[Tensor], context: Context, j: int, known: Tensor | None = None) -> Tensor:
+        """Loss of each layer of phase `j`, one step from the teacher's state before it.
+
+        All depths are one call, except where they differ in more than rows. `known` is the loss of the first layer, if
+        it was computed already: it is the same as the autoregressive one.
+        """
+        if not self.one_call or isinstance(self._blocks[j], PlainBlock):
+            depths = self._depths(j)[known is not None :]
             steps = [self._step(states, context, "stage1", n, states[n - 1].float(), m, f) for n, m, f in depths]
-            return torch.stack([loss for _, _, loss in steps])
+            return torch.stack([*([] if known is None else [known]), *(loss for _, _, loss in steps)])
         first, last = self.phases.spans[j]
         layers, batch = range(first, last + 1), states[0].shape[0]
         args, kwargs = context.calls[first - 1]
@@ -198,7 +208,7 @@ class DistillStep(nn.Module):
         folded: Mapping[str, Any],
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """The state after `layer` from `x_btd`, the one before it, what the next block can begin with, and its loss."""
-        block = self.shared_blocks[self.phases.phase_of(layer)].block
+        block = self._blocks[self.phases.phase_of(layer)]
         args, kwargs = context.calls[layer - 1]
         inputs = (block, x_btd, modulation, args, {**kwargs, **folded}, states[layer], *self._target(layer, stage))
         if self.checkpointing:
@@ -212,7 +222,7 @@ class DistillStep(nn.Module):
         for each phase.
         """
         first, last = self.phases.spans[j]
-        layers, block = range(first, last + 1), self.shared_blocks[j].block
+        layers, block = range(first, last + 1), self._blocks[j]
         modulation = _modulation(self.shared_blocks[j], self.depths[first - 1 : last])
         if modulation is not None:
             modulation = modulation.flattened(1)
@@ -280,6 +290,19 @@ def _advance(
 
 
 @torch.no_grad()
+def _blocks(teacher: ViT, tied: nn.ModuleList, phases: Phases) -> list[Any]:
+    """What runs each phase's block: the block itself, or a view of it that folds."""
+    blocks: list[Any] = [one.block for one in tied]
+    if not FOLD_COPIES:
+        return blocks
+    size, weight = teacher.preprocess.size, next(teacher.model.parameters())
+    x_btd, context = teacher.embed(torch.linspace(-1, 1, 3 * size * size).view(1, 3, size, size).to(weight))
+    calls = [context.calls[first - 1] for first, _ in phases.spans]
+    plain = [plain_block(block, x_btd, *call) for block, call in zip(blocks, calls)]
+    return blocks if None in plain else plain
+
+
+@torch.no_grad()
 def _image_arguments(teacher: ViT) -> bool:
     """Whether the model passes its blocks anything beside the state that has one row per image."""
     size, weight = teacher.preprocess.size, next(teacher.model.parameters())
@@ -297,6 +320,8 @@ def half_copy(vit: ViT) -> ViT:
         for name, child in parent.named_children():
             if type(child) is nn.Conv2d and _cuts_patches(child):  # a subclass may do more than convolve
                 setattr(parent, name, PatchProduct(child))
+            if gelu.SHORT and type(child) is nn.GELU and child.approximate == "none":
+                setattr(parent, name, gelu.ShortGELU())
     return dataclasses.replace(vit, model=model).to(vit.device)
 
 

@@ -15,6 +15,7 @@ from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 
 from raptor.open import open_vit
 from raptor.phases import Phases
+from raptor.surrogate.blocks import CopiedBlock, PlainBlock
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
 from raptor.train.step import DistillStep, Parts, PatchProduct, half_copy
 from raptor.vit.view import ViT
@@ -324,6 +325,39 @@ def test_weights_folded_once_a_phase_give_the_same_gradient(monkeypatch, conditi
     assert not any(folded for j in (0, 1) for _, _, folded in make_step(teacher, student)._depths(j))
     for name, grad in gradients(make_step(teacher, student), images, "stage2", 0.0).items():
         torch.testing.assert_close(once[name], grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("conditioning", ["none", "mlp", "table"])
+@pytest.mark.parametrize("layer_scale", [None, 1e-3])
+def test_a_copied_block_that_folds_gives_the_same_losses_and_gradients(monkeypatch, conditioning, layer_scale):
+    teacher = tiny_teacher(init_values=layer_scale)
+    student = student_of(teacher, (1, 3), "teacher", conditioning)
+    images, v_lt = images_for(teacher), some_variance(teacher)
+    plain = make_step(teacher, student, variance_lt=v_lt)
+    assert all(type(block) is CopiedBlock for block in plain._blocks)
+    monkeypatch.setattr("raptor.train.step.FOLD_COPIES", True)
+    monkeypatch.setattr("raptor.train.step.SHARE_FIRST", True)
+    folded = make_step(teacher, student, variance_lt=v_lt)
+    assert all(type(block) is PlainBlock for block in folded._blocks)
+    for stage, lam in (("stage1", 0.4), ("stage1", 1.0), ("stage2", 0.0)):
+        grads = gradients(folded, images, stage, lam)
+        for name, grad in gradients(plain, images, stage, lam).items():
+            torch.testing.assert_close(grads[name], grad, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(folded(images, stage, lam)[1], plain(images, stage, lam)[1])
+
+
+def test_blocks_of_another_make_do_not_fold(monkeypatch):
+    """Rotary embedding, SwiGLU, normed queries and keys, no bias, another GELU."""
+    monkeypatch.setattr("raptor.train.step.FOLD_COPIES", True)
+    others = (
+        rotary(),
+        rotary("eva02_tiny_patch14_224", size=28),
+        tiny_teacher(qk_norm=True),
+        tiny_teacher(qkv_bias=False),
+        tiny_teacher(act_layer="gelu_tanh"),
+    )
+    for teacher in others:
+        assert type(make_step(teacher, student_of(teacher, (2, 2)))._blocks[0]) is CopiedBlock
 
 
 def test_many_batch_sizes_in_one_process_stay_compiled(monkeypatch):

@@ -1,0 +1,324 @@
+"""Speed of one distillation step of a small ViT with the default recipe, variant by variant, in one process on one GPU.
+
+    python benchmarks/small_step.py --out docs/results/small_step
+
+DINOv2-S/14-reg shape (261 tokens, dim 384), random weights, the teacher's block with a table, bf16, the step as a CUDA
+graph, images already on the GPU, clipping and AdamW included. The variants are made one after the other, then measured
+in turn for several rounds: images/s are from the median round. Each says how far its gradient is from that of the same
+step in fp32. `--out` is a folder: `small_step.json` is written again after each variant, and `kernels-*.txt` are the
+slowest kernels of the first variant and of the fastest. A variant that fails leaves its error and the others go on;
+none is begun after `--limit` seconds.
+
+`--device cpu` runs the same on a tiny model, to see that it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from raptor.open import open_vit
+from raptor.phases import Phases
+from raptor.surrogate import gelu
+from raptor.surrogate.surrogate import make_surrogate
+from raptor.train import step as train_step
+from raptor.train.graphs import GraphedStep
+from raptor.train.step import DistillStep, Parts
+from raptor.vit.view import ViT
+
+STARTED = time.monotonic()
+WEIGHTS = {"cls": 0.45, "registers": 0.10, "patches": 0.45}
+SWITCHES = {
+    "fold": (train_step, "FOLD_COPIES"),
+    "gelu": (gelu, "FUSED"),
+    "short": (gelu, "SHORT"),
+    "first": (train_step, "SHARE_FIRST"),
+}
+ALL = tuple(SWITCHES)
+TILES = ((64, 512, 2), (64, 512, 4), (32, 512, 2), (128, 512, 2), (64, 1024, 4), (32, 1024, 4), (64, 256, 1))
+
+
+@dataclass
+class Variant:
+    """One step to be measured."""
+
+    name: str
+    on: tuple[str, ...] = ()
+    stage: str = "stage2"
+    lam: float = 0.0
+    phases: tuple[int, ...] = (7, 5)
+    batch: int = 128
+    options: dict[str, Any] = field(default_factory=dict)  # of the compiler
+
+
+VARIANTS = [
+    Variant("stage 2, today"),
+    Variant("stage 2, all", ALL),
+    Variant("stage 1 forced, all", ALL, "stage1", 0.5),
+    Variant("stage 1 forced, today", (), "stage1", 0.5),
+    Variant("stage 1, all", ALL, "stage1"),
+    Variant("stage 1, today", (), "stage1"),
+    Variant("stage 2, k=3, all", ALL, phases=(7, 3, 2)),
+    Variant("stage 2, k=3, today", (), phases=(7, 3, 2)),
+    Variant("stage 2, fold", ("fold",)),
+    Variant("stage 2, fold and gelu", ("fold", "gelu")),
+    Variant("stage 2, all, batch 256", ALL, batch=256),
+    Variant("stage 2, all, tuned", ALL, options={"coordinate_descent_tuning": True}),
+]
+
+
+def say(text: str) -> None:
+    print(f"{time.monotonic() - STARTED:6.1f} s  {text}", flush=True)
+
+
+@contextmanager
+def switched(variant: Variant) -> Iterator[None]:
+    """Inside the context the variant's switches are on, the others off, and the compiler has its options."""
+    for name, (module, attribute) in SWITCHES.items():
+        setattr(module, attribute, name in variant.on)
+    with torch._inductor.config.patch(variant.options):
+        if variant.options:
+            torch._dynamo.reset()  # the graphs of other options
+        yield
+
+
+class Eager:
+    """The step without a graph, for a CPU."""
+
+    def __init__(self, module: DistillStep, stage: str, _images: Tensor, parts: Parts, precision: str):
+        self.module, self.stage, self.parts, self.precision = module, stage, parts, precision
+
+    def __call__(self, images: Tensor, lam: float) -> Tensor:
+        self.module.zero_grad()
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            loss, layer_losses = self.module(images, self.stage, torch.tensor(lam, device=images.device), self.parts)
+        loss.backward()
+        return layer_losses.detach()
+
+
+class Bench:
+    """The teacher, its images, and a step for each variant."""
+
+    def __init__(self, device: str):
+        self.device = device
+        tiny = {} if device == "cuda" else {"embed_dim": 48, "num_heads": 3, "size": 28}
+        name = "timm/vit_small_patch14_reg4_dinov2"
+        self.teacher: ViT = open_vit(name, pretrained=False, num_classes=0, device=device, **tiny)  # type: ignore[arg-type]
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter_name, parameter in self.teacher.model.named_parameters():
+                if parameter_name.endswith("gamma"):  # at 1e-5, as they begin, blocks do nothing
+                    parameter.copy_(torch.rand(parameter.shape, generator=generator) + 0.1)
+        size = self.teacher.preprocess.size
+        self.base = 128 if device == "cuda" else 4
+        self.images = torch.randn(2 * self.base, 3, size, size, generator=generator).to(device)
+        self.exact: dict[tuple[Any, ...], Tensor] = {}
+
+    def module(self, variant: Variant, compiled: bool) -> DistillStep:
+        student = make_surrogate(self.teacher, variant.phases)
+        variance = torch.ones(self.teacher.num_layers, self.teacher.groups.num_tokens)
+        phases = Phases.from_lengths(variant.phases)
+        options = {"compile_blocks": compiled, "half_teacher": compiled}
+        return DistillStep(self.teacher, student, phases, variance, WEIGHTS, WEIGHTS, **options)  # type: ignore[arg-type]
+
+    def gradient(self, variant: Variant) -> Tensor:
+        """Of the step in fp32 with every switch off, all parameters in one vector."""
+        key = (variant.stage, variant.lam, variant.phases)
+        if key not in self.exact:
+            plain = Variant("fp32", (), variant.stage, variant.lam, variant.phases)
+            with switched(plain):
+                module = self.module(plain, compiled=False)
+                Eager(module, plain.stage, self.images, Parts.of(plain.lam), "fp32")(
+                    self.images[: self.base], plain.lam
+                )
+            self.exact[key] = gradient_of(module)
+        return self.exact[key]
+
+    def make(self, variant: Variant) -> tuple[Callable[[], None], dict[str, Any]]:
+        """The step of a variant and what is known of it before it is timed."""
+        exact = self.gradient(variant)
+        began = time.monotonic()
+        images = self.images[: variant.batch * self.base // 128]
+        with switched(variant):
+            module = self.module(variant, compiled=self.device == "cuda")
+            kind = GraphedStep if self.device == "cuda" else Eager
+            run = kind(module, variant.stage, images, Parts.of(variant.lam), "bf16")
+            losses = run(images, variant.lam)
+        gradient = gradient_of(module)
+        optimizer = torch.optim.AdamW([p for _, p in module.trained_parameters()], lr=1e-5, fused=True)
+
+        def step() -> None:
+            run(images, variant.lam)
+            for parameters in module.clip_groups(variant.stage):
+                nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+
+        row = {
+            "on": list(variant.on),
+            "blocks": type(module._blocks[0]).__name__,
+            "loss": float(losses.mean()),
+            "gradient_error": float((gradient - exact).norm() / exact.norm()) if variant.batch == 128 else None,
+            "prepare_s": time.monotonic() - began,
+        }
+        return step, row
+
+
+def gradient_of(module: DistillStep) -> Tensor:
+    return torch.cat([p.grad.flatten() for _, p in module.trained_parameters() if p.grad is not None]).clone()
+
+
+def seconds_per_step(step: Callable[[], None], num: int, device: str) -> float:
+    began = time.monotonic()
+    for _ in range(num):
+        step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return (time.monotonic() - began) / num
+
+
+def tune_gelu(bench: Bench) -> dict[str, float]:
+    """Microseconds of GELU as compiled and of its gradient by the tile of our kernel, of which the best is kept."""
+    cuda = bench.device == "cuda"
+    rows, columns = (128 * 261, 1536) if cuda else (40, 96)
+    z, grad = (torch.randn(rows, columns, device=bench.device).bfloat16() for _ in range(2))
+    exact_z = z[:4096].double().requires_grad_()
+    torch.nn.functional.gelu(exact_z).backward(grad[:4096].double())
+    assert exact_z.grad is not None
+    times: dict[str, float] = {}
+    for short in (False, True):
+        gelu.SHORT, formula = short, "short" if short else "erf"
+        forward = torch.compile(gelu.activation, dynamic=False) if cuda else gelu.activation
+        times[f"forward {formula}"] = microseconds(partial(forward, z), bench.device)
+        for tile in TILES if cuda else TILES[:2]:
+            gelu.ROWS, gelu.COLUMNS, gelu.WARPS = tile
+            dz, sums = gelu.gelu_backward(grad, z)
+            assert (dz[:4096].double() - exact_z.grad).norm() < 5e-3 * exact_z.grad.norm(), tile
+            assert (sums.sum(0) - dz.float().sum(0)).norm() < 1e-2 * dz.float().sum(0).norm(), tile
+            name = f"{formula} {' '.join(map(str, tile))}"
+            times[name] = microseconds(partial(gelu.gelu_backward, grad, z), bench.device)
+    best = min((name for name in times if name.startswith("short")), key=lambda name: times[name])
+    gelu.ROWS, gelu.COLUMNS, gelu.WARPS = map(int, best.split()[1:])
+    return times
+
+
+def microseconds(call: Callable[[], Any], device: str) -> float:
+    """The least of five runs of some calls, the time that launching takes left out by a graph."""
+    if device == "cuda":
+        call()
+        graph, num = torch.cuda.CUDAGraph(), 10
+        with torch.cuda.graph(graph):
+            for _ in range(num):
+                call()
+        run = graph.replay
+    else:
+        run, num = call, 1
+    return 1e6 * min(seconds_per_step(run, 3, device) for _ in range(5)) / num
+
+
+def kernels(step: Callable[[], None], device: str) -> str:
+    """A table of the 25 slowest kernels of one step."""
+    cuda = device == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
+        step()
+        if cuda:
+            torch.cuda.synchronize()
+    rows = sorted(profiler.key_averages(), key=lambda row: -(row.device_time_total if cuda else row.cpu_time_total))
+    times = [(row.device_time_total if cuda else row.cpu_time_total) / 1e3 for row in rows]
+    lines = [f"{sum(times):9.3f} ms {sum(row.count for row in rows):6} calls  all"]
+    lines += [f"{ms:9.3f} ms {row.count:6} calls  {row.key[:110]}" for ms, row in zip(times[:25], rows)]
+    return "\n".join(lines) + "\n"
+
+
+def tflops(teacher: ViT, images_per_s: float, variant: Variant) -> float:
+    """TFLOP/s: teacher forward + 3 x student forward, matrix products only; a forced layer counts as another."""
+    d, t, layers = teacher.dim, teacher.groups.num_tokens, teacher.num_layers
+    forward = layers * (2 * t * 12 * d * d + 4 * t * t * d)
+    return images_per_s * forward * (7 if variant.lam else 4) / 1e12
+
+
+def measure(bench: Bench, steps: Mapping[str, Callable[[], None]], rounds: int, num: int) -> dict[str, list[float]]:
+    """Seconds per step of each variant in each round; the variants take turns."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            seconds_per_step(step, 2, bench.device)
+            times[name].append(seconds_per_step(step, num, bench.device))
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--limit", type=float, default=110.0, help="seconds after which no variant is begun")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=10, help="steps of a variant in a round")
+    args = parser.parse_args()
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    about = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
+    result: dict[str, Any] = {"device": about, "torch": torch.__version__, "rows": {}}
+
+    def write() -> None:
+        (out / "small_step.json").write_text(json.dumps(result, indent=1) + "\n")
+
+    bench = Bench(args.device)
+    say(f"{about}, torch {torch.__version__}, {bench.teacher.groups.num_tokens} tokens, dim {bench.teacher.dim}")
+    try:
+        result["gelu_us"] = tune_gelu(bench)
+        say(f"gelu backward, us by tile: {result['gelu_us']}")
+    except Exception:  # whatever goes wrong, the other measurements are worth having
+        result["gelu_us"] = {"error": traceback.format_exc()[-2000:]}
+        say(f"gelu backward failed: {traceback.format_exc()[-300:]}")
+    steps: dict[str, Callable[[], None]] = {}
+    for variant in VARIANTS:
+        if time.monotonic() - STARTED > args.limit:
+            say(f"left out: {variant.name}")
+            continue
+        try:
+            step, row = bench.make(variant)
+            row["first_seconds"] = min(seconds_per_step(step, 5, args.device) for _ in range(2))
+            steps[variant.name], result["rows"][variant.name] = step, row
+            rate = variant.batch / row["first_seconds"]
+            say(f"{variant.name}: {rate:.0f} images/s, prepared in {row['prepare_s']:.0f} s, {row['gradient_error']}")
+        except Exception:
+            result["rows"][variant.name] = {"error": traceback.format_exc()[-4000:]}
+            say(f"{variant.name} failed: {traceback.format_exc()[-600:]}")
+        write()
+    for name, times in measure(bench, steps, args.rounds, args.steps).items():
+        variant = next(one for one in VARIANTS if one.name == name)
+        row, median = result["rows"][name], statistics.median(times)
+        row |= {"rounds": times, "seconds": median, "images_per_s": variant.batch / median}
+        row["tflops"] = tflops(bench.teacher, row["images_per_s"], variant)
+    for name in steps:
+        row = result["rows"][name]
+        base = result["rows"].get(f"{name.split(', ')[0]}{', k=3' if 'k=3' in name else ''}, today", {})
+        row["ratio"] = row["images_per_s"] / base["images_per_s"] if "images_per_s" in base else None
+    for name, row in result["rows"].items():
+        if "seconds" in row:
+            print(f"{name:28}{row['images_per_s']:8.0f} images/s {row['tflops']:5.0f} TFLOP/s  ratio {row['ratio']}")
+    write()
+    joint = [name for name in steps if name.startswith("stage 2") and "k=3" not in name]
+    if joint:
+        for name in {joint[0], min(joint, key=lambda one: 1 / result["rows"][one]["images_per_s"])}:
+            table = kernels(steps[name], args.device)
+            (out / f"kernels-{name.replace(', ', '-').replace(' ', '-')}.txt").write_text(table)
+            print(f"{name}\n{table}")
+    say("done")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""GELU behind a linear layer: the short formula against the error function, and the gradient's shapes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from raptor.surrogate import gelu as module
+from raptor.surrogate.gelu import activation, gelu, gelu_backward
+
+
+def test_the_short_formula_is_off_by_less_than_bf16_rounds(monkeypatch):
+    monkeypatch.setattr(module, "SHORT", True)
+    z = torch.cat([torch.linspace(-30, 30, 20001), torch.tensor([-1e4, 1e4])]).bfloat16()
+    exact, ours = F.gelu(z.double()), activation(z)
+    assert ours.dtype == torch.bfloat16
+    rounding = 2.0**-8 * exact.abs()
+    assert ((ours.double() - exact).abs() <= rounding + 2e-5).all()
+
+
+def test_other_precisions_take_the_error_function(monkeypatch):
+    monkeypatch.setattr(module, "SHORT", True)
+    z = torch.randn(100)
+    assert torch.equal(activation(z), F.gelu(z))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_without_a_gpu_it_is_torchs_own(fused):
+    x, weight, bias = torch.randn(2, 3, 4), torch.randn(5, 4), torch.randn(5)
+    assert torch.equal(gelu(x, weight, bias, fused), F.gelu(F.linear(x, weight, bias)))
+
+
+def test_the_gradients_shapes_are_known_to_the_compiler():
+    grad, z = (torch.empty(2, 70, 12, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    dz, sums = gelu_backward(grad, z)
+    assert dz.shape == z.shape and dz.dtype == torch.bfloat16
+    assert sums.shape == (3, 12) and sums.dtype == torch.float32
