@@ -13,6 +13,8 @@ from raptor.surrogate.gelu import gelu
 from raptor.surrogate.swiglu import swiglu
 from raptor.vit.view import ViT, first_tensor
 
+LATE_BIAS = False
+
 
 class Modulation(NamedTuple):
     """Per-depth factors, each (D,), (1, 1, D), (B, 1, D) with one depth a row, or None.
@@ -125,6 +127,10 @@ class PaperBlock(nn.Module):
             folded = self.fold(None if m is None else m.flattened(0))
         qkv, proj, wi, wo = folded.layers
         y_btd = F.linear(_plain_norm(x_btd, self.norm1) if normed_btd is None else normed_btd, *qkv)
+        if LATE_BIAS:  # their gradients are then sums of the stream's gradient, taken where that is made
+            u_btd = x_btd + proj[1] + F.linear(self.attend(y_btd), proj[0])
+            h_btf = self.hidden(_plain_norm(u_btd, self.norm2), *wi, fused=fused)
+            return folded.t3 * u_btd + (wo[1] + folded.shift3) + F.linear(h_btf, wo[0])
         u_btd = x_btd + F.linear(self.attend(y_btd), *proj)
         h_btf = self.hidden(_plain_norm(u_btd, self.norm2), *wi, fused=fused)
         return folded.t3 * u_btd + F.linear(h_btf, *wo) + folded.shift3

@@ -56,16 +56,15 @@ class GELU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z_btf: Tensor, bias_f: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(z_btf)
-        ctx.dtype = bias_f.dtype
+        ctx.save_for_backward(z_btf, bias_f)
         return activation(z_btf)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_btf: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        (z_btf,) = ctx.saved_tensors
+        z_btf, bias_f = ctx.saved_tensors
         dz_btf, sums_nf = gelu_backward(grad_btf.contiguous(), z_btf.contiguous())
-        return dz_btf, sums_nf.sum(0).to(ctx.dtype)
+        return dz_btf, sums_nf.sum(0).to(bias_f.dtype)
 
 
 @torch.library.custom_op("raptor::gelu_backward", mutates_args=())

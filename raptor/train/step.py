@@ -29,6 +29,7 @@ from raptor.vit.view import Context, ViT, first_tensor
 
 FOLD_COPIES = False
 SHARE_FIRST = False
+COMPILER: dict[str, Any] | None = None  # options of the compiled teacher
 _VARIANCE_BATCHES = 8
 _MAX_SHAPES = 64  # graphs of one function that a process may compile, two for each batch size
 _ALIGNED = 8  # bf16 matrix products are slow when the row length is not a multiple of this
@@ -105,7 +106,7 @@ class DistillStep(nn.Module):
         if compile_blocks:
             limits = torch._dynamo.config
             limits.recompile_limit = max(limits.recompile_limit, _MAX_SHAPES)  # beyond it a function runs uncompiled
-            self._run_block = torch.compile(_run_block, dynamic=False)
+            self._run_block = torch.compile(_run_block, dynamic=False, options=COMPILER)
             self._advance = torch.compile(_advance, dynamic=False)
             self._run_depths = torch.compile(_run_depths)  # phases differ in length
 

@@ -337,6 +337,7 @@ def test_a_copied_block_that_folds_gives_the_same_losses_and_gradients(monkeypat
     assert all(type(block) is CopiedBlock for block in plain._blocks)
     monkeypatch.setattr("raptor.train.step.FOLD_COPIES", True)
     monkeypatch.setattr("raptor.train.step.SHARE_FIRST", True)
+    monkeypatch.setattr("raptor.surrogate.blocks.LATE_BIAS", True)
     folded = make_step(teacher, student, variance_lt=v_lt)
     assert all(type(block) is PlainBlock for block in folded._blocks)
     for stage, lam in (("stage1", 0.4), ("stage1", 1.0), ("stage2", 0.0)):
