@@ -6,8 +6,8 @@ DINOv2-S/14-reg shape (261 tokens, dim 384), random weights, the teacher's block
 graph, images already on the GPU, clipping and AdamW included. The variants are made one after the other, then measured
 in turn for several rounds: images/s are from the median round. Each says how far its gradient is from that of the same
 step in fp32. `--out` is a folder: `small_step.json` is written again after each variant, and `kernels-*.txt` are the
-slowest kernels of the first variant and of the fastest of its batch. A variant that fails leaves its error and the others go on;
-none is begun after `--limit` seconds, and measuring takes about 25 more.
+slowest kernels of the first variant and of the fastest of its batch. A variant that fails leaves its error and the
+others go on; none is begun after `--limit` seconds, and measuring takes about 25 more.
 
 `--device cpu` runs the same on a tiny model, to see that it runs.
 """
