@@ -440,6 +440,7 @@ def measure_extrapolation(
         "mlp": "the MLP is evaluated at depths past the last",
         "none": "the block knows no depth",
     }[spec.conditioning]
+    held = f"{held}; the adapters are those of the last depth" if spec.adapters else held
     spans = effects.spans
     return Extrapolation(
         layers, by_group(norms, spans), effects.angle(), by_group(speeds, spans), effects.agreement(), held, len(images)

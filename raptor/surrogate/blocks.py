@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from raptor.surrogate.adapters import DepthLinear, Weights, adapt, matrix_names
 from raptor.surrogate.gelu import gelu
 from raptor.surrogate.swiglu import swiglu
 from raptor.vit.view import ViT, first_tensor
@@ -209,12 +211,16 @@ class CopiedBlock(nn.Module):
 
     Where the block has two norms and two branches, `t1`, `t2` act at the branches' ends and the other scales and
     shifts after the norms. A block of another make is modulated as a whole: `t1` scales its whole update.
+
+    `layers` are its linear layers that take the weights of a depth: those that `adapted` names.
     """
 
-    def __init__(self, teacher: ViT, layer: int, modulated: bool):
+    def __init__(self, teacher: ViT, layer: int, modulated: bool, adapted: Sequence[str] = ()):
         super().__init__()
         self.block = _own_copy(teacher.blocks[layer - 1])
         self.block.requires_grad_(True)
+        self.adapted = list(adapted)
+        self.layers: list[DepthLinear] = adapt(self.block, adapted)
         self.points: list[str] = _modulation_points(teacher, layer) if modulated else []
         for name in self.points:
             setattr(self.block, name, _Modulated(getattr(self.block, name)))
@@ -225,23 +231,35 @@ class CopiedBlock(nn.Module):
         self.block.eval()
         return self
 
-    def forward(self, x_btd: Tensor, modulation: Modulation | None = None, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(
+        self,
+        x_btd: Tensor,
+        modulation: Modulation | None = None,
+        *args: Any,
+        weights: Weights | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """The next state. `weights` are those of `layers`: of one depth, or of n whose rows follow each other."""
         m = modulation
-        if m is None:
+        if m is None and weights is None:
             return first_tensor(self.block(x_btd, *args, **kwargs))
-        self._set(m)
+        self._set(m, weights)
         try:
             state = first_tensor(self.block(x_btd, *args, **kwargs))
         finally:
-            self._set(None)
+            self._set(None, None)
+        if m is None:
+            return state
         if not self.points:
             state = x_btd + m.t1 * (state - x_btd)
         return _film(state, m.t3, m.shift3)
 
-    def _set(self, m: Modulation | None) -> None:
+    def _set(self, m: Modulation | None, weights: Weights | None) -> None:
         factors = (None,) * 4 if m is None else ((m.scale1, m.shift1), (m.t1, None), (m.scale2, m.shift2), (m.t2, None))
         for name, factor in zip(self.points, factors):
             getattr(self.block, name).factor = factor
+        for i, layer in enumerate(self.layers):
+            layer.now = None if weights is None else weights[i]
 
 
 class _Modulated(nn.Module):
@@ -286,8 +304,11 @@ _PLAIN_PARTS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
 def plain_block(
     copied: nn.Module, x_btd: Tensor, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
 ) -> PlainBlock | None:
-    """`copied` as a `PlainBlock`, or None where called on `x_btd` with its arguments it computes something else."""
-    if not isinstance(copied, CopiedBlock):
+    """`copied` as a `PlainBlock`, or None where called on `x_btd` with its arguments it computes something else.
+
+    Also None with adapters, whose layers differ between depths.
+    """
+    if not isinstance(copied, CopiedBlock) or copied.layers:
         return None
     kinds = [type(_part(copied.block, path)) for path in _PLAIN_PARTS]
     if not all(issubclass(kind, nn.Linear if "." in path else nn.LayerNorm) for kind, path in zip(kinds, _PLAIN_PARTS)):
@@ -314,6 +335,69 @@ def _part(module: Any, path: str) -> Any:
         module = getattr(module, name, None)
         module = module.inner if isinstance(module, _Modulated) else module
     return module
+
+
+@torch.no_grad()
+def start_table(table: DepthTable, block: CopiedBlock, teacher: ViT, first: int) -> None:
+    """Start a table from the norms and LayerScale of each depth's own block, from layer `first` on.
+
+    The copied block's own gains become their root mean squares over the depths, so that no factor is above sqrt(n).
+    """
+    if not block.points:
+        raise ValueError(f"the blocks of {teacher.name} have no two norms for a table: take table_start plain")
+    num = len(table.rows)
+    blocks = [_own_copy(block) for block in teacher.blocks[first - 1 : first - 1 + num]]
+    between = [
+        _factors_between(getattr(block.block, name).inner, [getattr(own, name) for own in blocks], teacher.dim)
+        for name in block.points
+    ]
+    (scale1, shift1), (t1, _), (scale2, shift2), (t2, _) = between
+    none = torch.zeros_like(shift1)
+    table.rows.copy_(torch.cat([t1 - 1, t2 - 1, none, scale1 - 1, shift1, scale2 - 1, shift2, none], dim=1))
+
+
+def _factors_between(shared: nn.Module, own: Sequence[nn.Module], dim: int) -> tuple[Tensor, Tensor]:
+    """Scales and shifts (n, D) that make a norm or LayerScale each of `own`; ones and zeros for other modules."""
+    gains, offsets = zip(*(_gain_and_offset(module, dim) for module in own))
+    gain_nd, offset_nd = torch.stack(gains), torch.stack(offsets)
+    gain, offset = _gain_and_offset(shared, dim)
+    gain.copy_(gain_nd.square().mean(0).sqrt())
+    scale_nd = (gain_nd / gain).nan_to_num(1.0)
+    return scale_nd, offset_nd - scale_nd * offset
+
+
+def _gain_and_offset(module: nn.Module, dim: int) -> tuple[Tensor, Tensor]:
+    """The gain and bias (D,) of a norm or LayerScale; new ones and zeros for another module."""
+    found = list(module.parameters())
+    if len(found) == 1 and found[0].shape == (dim,):  # LayerScale, or a norm without bias
+        return found[0], torch.zeros_like(found[0])
+    if _is_norm(module, dim):
+        return module.weight, module.bias  # type: ignore[return-value]
+    return torch.ones(dim).to(found[0]), torch.zeros(dim).to(found[0])
+
+
+def adapted_layers(teacher: ViT, layer: int, rank: int) -> list[str]:
+    """Names of the linear layers of a teacher's block that adapters of this rank change; ValueError if none can."""
+    size = teacher.preprocess.size
+    with torch.no_grad():
+        x_btd, context = teacher.embed(torch.zeros(1, 3, size, size).to(next(teacher.model.parameters())))
+    args, kwargs = context.calls[layer - 1]
+    block = _own_copy(teacher.blocks[layer - 1])
+    names = matrix_names(block, x_btd, args, kwargs)
+    if not names:
+        raise ValueError(
+            f"the blocks of {teacher.name} do not call linear layers that hold their matrices: leave out --adapters"
+        )
+    most = min(min(block.get_submodule(name).weight.shape) for name in names)  # type: ignore[union-attr, arg-type]
+    if rank > most:
+        raise ValueError(f"adapters of rank {rank} are larger than the matrices of {teacher.name}: at most {most}")
+    return names
+
+
+def own_layers(teacher: ViT, layer: int, names: Sequence[str]) -> list[nn.Linear]:
+    """The linear layers `names` of the teacher's own block."""
+    block = _own_copy(teacher.blocks[layer - 1])
+    return [block.get_submodule(name) for name in names]  # type: ignore[misc]
 
 
 def _own_copy(block: nn.Module) -> nn.Module:

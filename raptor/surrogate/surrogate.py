@@ -17,13 +17,25 @@ import torch
 from torch import Tensor, nn
 
 from raptor.phases import Phases, check_phases
-from raptor.surrogate.blocks import CopiedBlock, DepthMLP, DepthTable, PaperBlock, num_heads_of, uses_places
+from raptor.surrogate.adapters import DepthAdapters, Weights
+from raptor.surrogate.blocks import (
+    CopiedBlock,
+    DepthMLP,
+    DepthTable,
+    PaperBlock,
+    adapted_layers,
+    num_heads_of,
+    own_layers,
+    start_table,
+    uses_places,
+)
 from raptor.vit.view import ViT
 from raptor.vit.weights import fingerprint
 
 BLOCKS = ("teacher", "paper")
 CONDITIONINGS = ("table", "mlp", "none")
 COPIES = ("middle", "first", "last")
+TABLE_STARTS = ("plain", "teacher")
 
 
 @dataclass(frozen=True)
@@ -36,12 +48,15 @@ class SurrogateSpec:
         conditioning: how the layer number enters: `table` (learned scales and shifts per depth), `mlp` (the paper's
             depth scaling) or `none` (autonomous).
         copy: which teacher block of a phase is copied: `middle`, `first` or `last`.
+        adapters: rank of what each depth adds to the matrices of a copied block, and an own addition to their biases;
+            0 ties the matrices of a phase.
     """
 
     phases: Phases
     block: str = "teacher"
     conditioning: str = "table"
     copy: str = "middle"
+    adapters: int = 0
 
     def __post_init__(self) -> None:
         for value, choices, what in (
@@ -51,6 +66,8 @@ class SurrogateSpec:
         ):
             if value not in choices:
                 raise ValueError(f"unknown {what} {value!r}: choose from {', '.join(choices)}")
+        if type(self.adapters) is not int or self.adapters < 0:
+            raise ValueError(f"adapters must be a rank of 0 or more, got {self.adapters!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON; the phases are the list of their lengths."""
@@ -58,16 +75,26 @@ class SurrogateSpec:
 
 
 class TiedBlock(nn.Module):
-    """One phase's shared block: `block` modulated by `conditioning` at the depth it is asked to produce."""
+    """One phase's shared block: `block` modulated by `conditioning` at the depth it is asked to produce.
 
-    def __init__(self, block: nn.Module, conditioning: nn.Module | None):
+    With `adapters`, its matrices are those of that depth too.
+    """
+
+    def __init__(self, block: nn.Module, conditioning: nn.Module | None, adapters: DepthAdapters | None = None):
         super().__init__()
         self.block = block
         self.conditioning = conditioning
+        self.adapters = adapters
+
+    def weights(self, depth: Tensor) -> Weights | None:
+        """The weights of the block's layers at the depths `(n,)`, or at one, a 0-d tensor; None without adapters."""
+        return None if self.adapters is None else self.adapters(self.block.layers, depth)
 
     def forward(self, x_btd: Tensor, depth: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """State after the layer `depth`: one number as a 0-d tensor, or one a row, `(B,)`."""
         modulation = None if self.conditioning is None else self.conditioning(depth)
+        if self.adapters is not None:
+            kwargs["weights"] = self.weights(depth)
         return self.block(x_btd, modulation, *args, **kwargs)
 
 
@@ -102,18 +129,26 @@ def make_surrogate(
     block: str = "teacher",
     conditioning: str = "table",
     copy: str = "middle",
+    adapters: int = 0,
+    table_start: str = "plain",
     seed: int = 0,
     made_from: dict[str, Any] | None = None,
+    started: bool = True,
 ) -> ViT:
     """A surrogate of `teacher`, untrained, as a separate view; the teacher is not changed.
 
     Args:
         phases: repetition counts of the k blocks, e.g. `find_phases(similarity, 3)` or `[7, 3, 2]`.
-        block, conditioning, copy: see `SurrogateSpec`.
+        block, conditioning, copy, adapters: see `SurrogateSpec`. Adapters start as near each depth's own teacher block
+            as their rank allows (truncated SVD).
+        table_start: where the table starts: `plain` (the copied block as it is) or `teacher` (with the norms and
+            LayerScale of each depth's own block).
         seed: of the random initialisation.
         made_from: what the surrogate says about its teacher; by default what it was opened as, and its fingerprint.
+        started: False leaves out the start from each depth's own block, where other weights are loaded next.
     """
-    spec = SurrogateSpec(check_phases(teacher, phases), block, conditioning, copy)
+    spec = SurrogateSpec(check_phases(teacher, phases), block, conditioning, copy, adapters)
+    check_parts(spec.block, spec.conditioning, spec.adapters, table_start)
     if block == "paper" and uses_places(teacher):
         raise ValueError(
             f"the blocks of {teacher.name} use the places of patches (rotary embedding, position bias or mask), "
@@ -124,6 +159,8 @@ def make_surrogate(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         shared = nn.ModuleList(_tied_block(teacher, spec, span) for span in spec.phases.spans)
+        for tied, (first, last) in zip(shared, spec.phases.spans) if started else ():
+            _start(tied, teacher, range(first, last + 1), table_start)  # type: ignore[arg-type]
     model = _without_blocks(teacher)
     model.requires_grad_(False)
     shared.to(teacher.device)
@@ -174,12 +211,33 @@ def _tied_block(teacher: ViT, spec: SurrogateSpec, span: tuple[int, int]) -> Tie
         block: nn.Module = PaperBlock(teacher.dim, num_heads_of(teacher.blocks[0], teacher.dim))
     else:
         layer = {"first": first, "middle": (first + last) // 2, "last": last}[spec.copy]
-        block = CopiedBlock(teacher, layer, modulated=spec.conditioning != "none")
+        names = adapted_layers(teacher, layer, spec.adapters) if spec.adapters else []
+        block = CopiedBlock(teacher, layer, modulated=spec.conditioning != "none", adapted=names)
+    adapters = DepthAdapters(block.layers, spec.adapters, first, last) if spec.adapters else None  # type: ignore[arg-type]
     if spec.conditioning == "mlp":
-        return TiedBlock(block, DepthMLP(teacher.dim))
+        return TiedBlock(block, DepthMLP(teacher.dim), adapters)
     if spec.conditioning == "table":
-        return TiedBlock(block, DepthTable(teacher.dim, first, last))
-    return TiedBlock(block, None)
+        return TiedBlock(block, DepthTable(teacher.dim, first, last), adapters)
+    return TiedBlock(block, None, adapters)
+
+
+def _start(tied: TiedBlock, teacher: ViT, layers: range, table_start: str) -> None:
+    """Start the adapters, and the table where that is asked for, from each depth's own block of the teacher."""
+    if tied.adapters is not None:
+        block: CopiedBlock = tied.block  # type: ignore[assignment]
+        tied.adapters.start(block.layers, [own_layers(teacher, layer, block.adapted) for layer in layers])
+    if table_start == "teacher":
+        start_table(tied.conditioning, tied.block, teacher, layers[0])  # type: ignore[arg-type]
+
+
+def check_parts(block: str, conditioning: str, adapters: int, table_start: str) -> None:
+    """Raise for parts of a surrogate that do not go together."""
+    if adapters and block == "paper":
+        raise ValueError("adapters change the matrices of a teacher's block: take --block teacher, or no --adapters")
+    if table_start not in TABLE_STARTS:
+        raise ValueError(f"unknown table_start {table_start!r}: choose from {', '.join(TABLE_STARTS)}")
+    if table_start == "teacher" and (block, conditioning) != ("teacher", "table"):
+        raise ValueError("table_start teacher is of a copied block's table: take --block teacher --conditioning table")
 
 
 def _without_blocks(teacher: ViT) -> nn.Module:

@@ -71,6 +71,7 @@ from raptor.run import (
 )
 from raptor.similarity.cosine import measure_similarity
 from raptor.streaming import Result, jsonable
+from raptor.surrogate.blocks import adapted_layers
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks, surrogate_spec
 from raptor.train.graphs import StepGraphs
 from raptor.train.loop import (
@@ -173,6 +174,8 @@ def distill(
         _check_repeatable(model, teacher, opening)
     if teacher.dtype != torch.float32:
         raise ValueError(f"{teacher.name} is opened in {teacher.dtype}: training needs fp32, so leave out --dtype")
+    if settings.adapters:
+        adapted_layers(teacher, 1, settings.adapters)
     found = None if phases is None else check_phases(teacher, phases)
     check_cuts(teacher, [] if phases is not None or k in (None, "auto") else [int(k)], tokens=tokens)
     if options["head_file"] is not None:
@@ -428,6 +431,8 @@ class Job:
             block=self.recipe.block,
             conditioning=self.recipe.conditioning,
             copy=self.recipe.copy,
+            adapters=self.recipe.adapters,
+            table_start=self.recipe.table_start,
             seed=self.seed,
         )
 
@@ -617,7 +622,7 @@ def _start_from(student: ViT, start: str, teacher: ViT, allow_other_teacher: boo
     if not allow_other_teacher:
         check_teacher(other, teacher, start)
     theirs, ours = surrogate_spec(other), surrogate_spec(student)
-    for name in ("phases", "block", "conditioning"):
+    for name in ("phases", "block", "conditioning", "adapters"):
         here, there = getattr(ours, name), getattr(theirs, name)
         if here != there:
             raise ValueError(f"{start} has {name} {there}, this run {here}: give the same --{name}")
@@ -639,9 +644,11 @@ def _take_phases(student: ViT, folder: Path, config: dict[str, Any]) -> None:
 
 def _check_same_model(job: Path, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
     here, there = ({**config, **config["recipe"]} for config in (ours, theirs))
-    for name in ("model", "weights", "size", "phases", "block", "conditioning"):
-        if here[name] != there[name]:
-            raise RunError(f"{job} was trained with {name} {there[name]}, this run has {here[name]}: give the same")
+    for name in ("model", "weights", "size", "phases", "block", "conditioning", "adapters"):
+        if here.get(name) != there.get(name):  # entries of a recipe that came later are left out at their defaults
+            raise RunError(
+                f"{job} was trained with {name} {there.get(name)}, this run has {here.get(name)}: give the same"
+            )
 
 
 def _images_of(train_data: ImageData, val_data: ImageData) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypedDict
 from raptor.data.stream import AUGMENTATIONS
 from raptor.options import Option
 from raptor.recipes import load_recipe
-from raptor.surrogate.surrogate import BLOCKS, CONDITIONINGS, COPIES
+from raptor.surrogate.surrogate import BLOCKS, CONDITIONINGS, COPIES, TABLE_STARTS, check_parts
 from raptor.train.losses import NORMALISATIONS
 from raptor.train.schedule import Budget
 
@@ -24,6 +24,8 @@ class Recipe:
     block: str = "teacher"
     conditioning: str = "table"
     copy: str = "middle"
+    adapters: int = 0
+    table_start: str = "plain"
     batch_size: int = 128
     lr: float = 1e-3
     min_lr: float = 1e-6
@@ -68,6 +70,20 @@ class RecipeOptions(TypedDict, total=False):
     copy: Annotated[
         str | None, Option(None, "which teacher block of a phase is copied: middle, first or last.", COPIES)
     ]
+    adapters: Annotated[
+        int | None,
+        Option(
+            None,
+            "rank of what each depth adds to the matrices of its copied block (0: none). The blocks are then no longer "
+            "purely tied; the added parameters are counted.",
+        ),
+    ]
+    table_start: Annotated[
+        str | None,
+        Option(
+            None, "`plain`, or `teacher`: the table starts from each depth's own norms and LayerScale.", TABLE_STARTS
+        ),
+    ]
     normalise: Annotated[
         str | None,
         Option(
@@ -87,9 +103,10 @@ class RecipeOptions(TypedDict, total=False):
     stage1_share: Annotated[float | None, Option(None, "share of the budget that stage 1 gets.")]
 
 
-_LATER = ("stage1_weights", "mixup")  # entries that came after version 0.1.0
+_LATER = ("adapters", "table_start", "stage1_weights", "mixup")  # entries that came after version 0.1.0
 _RANGES = {
     "batch_size": (1, 10**6),
+    "adapters": (0, 10**5),
     "min_lr": (0, math.inf),
     "weight_decay": (0, math.inf),
     "warmup": (0, 1 - 1e-9),
@@ -104,6 +121,7 @@ _CHOICES = {
     "block": BLOCKS,
     "conditioning": CONDITIONINGS,
     "copy": COPIES,
+    "table_start": TABLE_STARTS,
     "normalise": NORMALISATIONS,
     "augment": AUGMENTATIONS,
 }
@@ -126,6 +144,7 @@ def resolve_recipe(name: str, given: Mapping[str, Any]) -> Recipe:
     for key, (low, high) in _RANGES.items():
         if not low <= getattr(settings, key) <= high:
             raise ValueError(f"--{key} must be from {low} to {round(high, 6)}, got {getattr(settings, key):g}")
+    check_parts(settings.block, settings.conditioning, settings.adapters, settings.table_start)
     return settings
 
 

@@ -20,6 +20,7 @@ from raptor.data.stream import TrainStream
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.phases import Phases
 from raptor.surrogate import gelu
+from raptor.surrogate.adapters import at_each_depth
 from raptor.surrogate.blocks import Modulation, PaperBlock, PlainBlock, plain_block
 from raptor.surrogate.folding import FoldedDepths
 from raptor.surrogate.surrogate import shared_blocks
@@ -172,7 +173,7 @@ class DistillStep(nn.Module):
         x_btd, losses = states[self.phases.start(phases[0])].float(), []
         normed_btd: Tensor | None = None
         for layer, modulation, folded in (depth for j in phases for depth in self._depths(j)):
-            if folded and not self.checkpointing:  # checkpointing would keep it in memory
+            if "folded" in folded and not self.checkpointing:  # checkpointing would keep it in memory
                 folded = {**folded, "normed_btd": normed_btd}
             x_btd, normed_btd, loss = self._step(states, context, stage, layer, x_btd, modulation, folded)
             losses.append(loss)
@@ -191,7 +192,10 @@ class DistillStep(nn.Module):
         first, last = self.phases.spans[j]
         layers, batch = range(first, last + 1), states[0].shape[0]
         args, kwargs = context.calls[first - 1]
-        modulation = _modulation(self.shared_blocks[j], self.depths[first - 1 : last].repeat_interleave(batch))
+        depth_n = self.depths[first - 1 : last]
+        modulation = _modulation(self.shared_blocks[j], depth_n.repeat_interleave(batch))
+        weights = self.shared_blocks[j].weights(depth_n)  # type: ignore[operator]
+        kwargs = kwargs if weights is None else {**kwargs, "weights": weights}
         x_ntd = torch.cat(states[first - 1 : last]).float()
         out_ntd = self._run_depths(self.shared_blocks[j].block, x_ntd, modulation, args, kwargs)  # type: ignore[arg-type]
         outs = out_ntd.unflatten(0, (len(layers), batch)).unbind(0)
@@ -217,7 +221,9 @@ class DistillStep(nn.Module):
         return self._advance(*inputs)  # type: ignore[arg-type]
 
     def _depths(self, j: int) -> list[tuple[int, Modulation | None, dict[str, Any]]]:
-        """Each layer of phase `j` with its modulation, vectors (D,), or with a paper block's layers as it makes them.
+        """Each layer of phase `j` with its modulation, vectors (D,), and its weights where it has adapters.
+
+        Or with a paper block's layers as it makes them.
 
         It is looked up here for the whole phase, because a compiled block that read a table would be compiled again
         for each phase.
@@ -230,10 +236,12 @@ class DistillStep(nn.Module):
         if isinstance(block, PaperBlock):
             folded = self._fold(block, modulation, len(layers))
             return [(layer, None, {"folded": one}) for layer, one in zip(layers, folded)]
+        weights = self.shared_blocks[j].weights(self.depths[first - 1 : last])  # type: ignore[operator]
+        given = [{}] * len(layers) if weights is None else [{"weights": w} for w in at_each_depth(weights)]
         if modulation is None:
-            return [(layer, None, {}) for layer in layers]
+            return [(layer, None, one) for layer, one in zip(layers, given)]
         parts = [[None] * len(layers) if part is None else part.unbind() for part in modulation]
-        return [(layer, Modulation(*row), {}) for layer, row in zip(layers, zip(*parts))]
+        return [(layer, Modulation(*row), one) for layer, row, one in zip(layers, zip(*parts), given)]
 
     def _target(self, layer: int, stage: str) -> tuple[Tensor, Tensor | None]:
         """The weights (T,) of the squared error and of the cosine."""

@@ -21,6 +21,7 @@ from raptor.phases import Phases, find_phases
 from raptor.report.results import read_results
 from raptor.run import Interrupted, RunError, read_config
 from raptor.similarity.cosine import measure_similarity
+from raptor.surrogate.surrogate import surrogate_spec
 from raptor.train import DistillSummary, Scores, distill
 from raptor.train.distill import Job
 from raptor.train.loop import Loop
@@ -172,6 +173,8 @@ def test_start_must_be_a_surrogate_of_the_same_make(tmp_path):
         tiny_run(tmp_path / "second", start=start, phases=[1, 3])
     with pytest.raises(ValueError, match="has conditioning table, this run mlp"):
         tiny_run(tmp_path / "third", start=start, conditioning="mlp")
+    with pytest.raises(ValueError, match="has adapters 0, this run 2: give the same --adapters"):
+        tiny_run(tmp_path / "adapted", start=start, adapters=2)
     with pytest.raises(ValueError, match="scenes is not a surrogate"):
         tiny_run(tmp_path / "fourth", start="scenes")
 
@@ -479,3 +482,18 @@ def test_more_phases_than_blocks_are_refused_before_images_are_read(tmp_path, mo
     monkeypatch.setattr(sys.modules[distill.__module__], "measure_similarity", lambda *_: pytest.fail("measured"))
     with pytest.raises(ValueError, match="k=5 phases of at least 1 layers need 5 layers, but there are 4"):
         tiny_run(tmp_path / "run", phases=None, k=5)
+
+
+def test_phase_jobs_with_adapters_are_one_run(tmp_path):
+    options = dict(adapters=2, table_start="teacher", mixup=0.4, budget="4steps")
+    whole = tiny_run(tmp_path / "whole", **options)
+    recorded = read_config(whole.folder)["recipe"]
+    assert {name: recorded[name] for name in options} == options
+    again = open_vit(whole.folder, teacher=tiny_teacher())
+    assert surrogate_spec(again).adapters == 2
+    for phase in (1, 2):
+        tiny_run(tmp_path / "jobs", **options, phase=phase)
+    with pytest.raises(RunError, match="was trained with adapters 2, this run has None"):
+        tiny_run(tmp_path / "jobs", **{**options, "adapters": None}, stage="2")
+    joined = tiny_run(tmp_path / "jobs", **options, stage="2")
+    assert all(torch.equal(blocks_of(joined)[n], v) for n, v in blocks_of(whole).items())

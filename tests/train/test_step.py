@@ -23,7 +23,10 @@ from raptor.vit.view import ViT
 LAST = {"cls": 0.34, "registers": 0.33, "patches": 0.33}
 JOINT = {"cls": 0.45, "registers": 0.10, "patches": 0.45}
 PLAIN_COMPILE = torch.compile
-KINDS = [("teacher", "table"), ("teacher", "mlp"), ("teacher", "none"), ("paper", "mlp"), ("paper", "table")]
+KINDS = [
+    *[("teacher", "table"), ("teacher", "mlp"), ("teacher", "none"), ("paper", "mlp"), ("paper", "table")],
+    ("adapted", "none"),
+]
 
 
 def images_for(vit: ViT, num: int = 3) -> Tensor:
@@ -32,8 +35,12 @@ def images_for(vit: ViT, num: int = 3) -> Tensor:
 
 
 def student_of(teacher: ViT, lengths: tuple[int, ...], block: str = "teacher", conditioning: str = "table") -> ViT:
-    """A surrogate with every trained weight moved, so that each depth acts differently."""
-    student = make_surrogate(teacher, lengths, block=block, conditioning=conditioning)
+    """A surrogate with every trained weight moved, so that each depth acts differently.
+
+    An `adapted` block is a copied one with adapters of rank 2.
+    """
+    adapters = dict(block="teacher", adapters=2) if block == "adapted" else dict(block=block)
+    student = make_surrogate(teacher, lengths, conditioning=conditioning, **adapters)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in shared_blocks(student).parameters():
@@ -284,9 +291,10 @@ def test_a_teacher_left_in_training_mode_still_gives_its_eval_states():
 
 
 @pytest.mark.parametrize(("stage", "lam"), [("stage1", 0.5), ("stage2", 0.0)])
-def test_recomputed_activations_change_nothing(stage, lam):
+@pytest.mark.parametrize("block", ["teacher", "adapted"])
+def test_recomputed_activations_change_nothing(stage, lam, block):
     teacher = tiny_teacher()
-    student = student_of(teacher, (2, 2))
+    student = student_of(teacher, (2, 2), block)
     images = images_for(teacher)
     plain = gradients(make_step(teacher, student), images, stage, lam)
     again = gradients(make_step(teacher, student, checkpointing=True), images, stage, lam)
@@ -301,7 +309,8 @@ def compiled_with(monkeypatch: pytest.MonkeyPatch, backend: CompileCounter) -> N
 @pytest.mark.parametrize(("block", "conditioning"), KINDS)
 def test_compiled_steps_do_not_recompile_by_depth_or_phase(monkeypatch, block, conditioning):
     """At most eight graphs without a break: the teacher's block; a state without and with a gradient; teacher forcing
-    at its first size and at any other; the paper block's layers in phases of one depth, of the first length, of any."""
+    at its first size and at any other; the paper block's layers in phases of one depth, of the first length, of any;
+    teacher forcing of adapted layers in phases of one depth."""
     for lengths in ((1, 4, 2, 5), (3, 1, 1, 1, 1, 2, 1, 1, 1)):
         counter = CompileCounter()
         compiled_with(monkeypatch, counter)
@@ -310,7 +319,7 @@ def test_compiled_steps_do_not_recompile_by_depth_or_phase(monkeypatch, block, c
         images = images_for(teacher)
         for stage, lam in (("stage1", 0.5), ("stage1", 0.0), ("stage2", 0.0), ("stage2", 0.0)):
             step(images, stage, lam)[0].backward()
-        assert counter.frame_count <= 5 + 3 * (block == "paper")
+        assert counter.frame_count <= 5 + {"paper": 3, "adapted": 1}.get(block, 0)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -374,7 +383,10 @@ def test_many_batch_sizes_in_one_process_stay_compiled(monkeypatch):
 
 @pytest.mark.parametrize(
     ("make", "block", "conditioning"),
-    [(tiny_teacher, "teacher", "table"), (rotary, "teacher", "table"), (tiny_teacher, "paper", "mlp")],
+    [
+        *[(tiny_teacher, "teacher", "table"), (rotary, "teacher", "table"), (tiny_teacher, "paper", "mlp")],
+        (tiny_teacher, "adapted", "table"),
+    ],
 )
 def test_a_compiled_step_gives_the_same_loss_and_gradient(monkeypatch, make, block, conditioning):
     compiled_with(monkeypatch, CompileCounterWithBackend("aot_eager"))

@@ -1,0 +1,147 @@
+"""Low-rank adapters: at each depth a tied block's matrices are `W + B_l A_l`, with `W` shared and `B_l A_l` of rank r.
+
+The sum is taken before the product with the states. It costs `r D_in D_out` multiply-adds a depth, whatever the batch;
+`(x A^T) B^T` would cost `r (D_in + D_out)` per token, a hundred times as much at 128 images of 261 tokens and D = 384,
+and further passes over the states. For a single image both cost about the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Weights = list[tuple[Tensor, Tensor | None]]
+"""Weight and bias of each adapted layer: (out, in) and (out,) at one depth, (n, out, in) and (n, out) at n depths."""
+_MIN_MATRICES = 4
+_NOISE = 1e-6
+_OVERSAMPLING, _POWER_ITERATIONS = 8, 8
+
+
+class DepthLinear(nn.Linear):
+    """A linear layer with the weight and bias in `now`, if there are any at the time of the call, instead of its own.
+
+    With those of n depths, the input's rows are n equal runs, one after the other.
+    """
+
+    now: tuple[Tensor, Tensor | None] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.now is None:
+            return super().forward(x)
+        weight, bias = self.now
+        if weight.ndim == 2:
+            return F.linear(x, weight, bias)
+        runs = x.reshape(len(weight), -1, x.shape[-1])
+        y = torch.bmm(runs, weight.mT) if bias is None else torch.baddbmm(bias[:, None], runs, weight.mT)
+        return y.view(*x.shape[:-1], -1)
+
+
+class _Adapter(nn.Module):
+    """The adapter of one linear layer.
+
+    `up` and `down` have r rows for each depth, so that int8 rounds each of them by its own scale; `bias` is what each
+    depth adds to the layer's own.
+    """
+
+    def __init__(self, layer: nn.Linear, rank: int, num_depths: int):
+        super().__init__()
+        self.rank, weight = rank, layer.weight
+        num_out, num_in = weight.shape
+        self.down = nn.Parameter(weight.new_empty(num_depths * rank, num_in))
+        self.up = nn.Parameter(weight.new_zeros(num_depths * rank, num_out))
+        self.bias = None if layer.bias is None else nn.Parameter(weight.new_zeros(num_depths, num_out))
+        nn.init.normal_(self.down, std=num_in**-0.5)
+
+    def forward(self, layer: nn.Linear, row_n: Tensor) -> tuple[Tensor, Tensor | None]:
+        down, up = (p.unflatten(0, (-1, self.rank)).index_select(0, row_n) for p in (self.down, self.up))
+        # Not in bf16: the sum is rounded once, when it is used.
+        with torch.autocast(down.device.type, enabled=False):
+            weight = torch.baddbmm(layer.weight.expand(len(row_n), -1, -1), up.mT, down)
+        return weight, None if self.bias is None else layer.bias + self.bias.index_select(0, row_n)
+
+    @torch.no_grad()
+    def start(self, layer: nn.Linear, own: Sequence[nn.Linear]) -> None:
+        """Come as near the layers `own` of every depth as the rank allows; their biases are met exactly."""
+        for depth, theirs in enumerate(own):
+            rows = slice(depth * self.rank, (depth + 1) * self.rank)
+            self.up[rows], self.down[rows] = _truncated(theirs.weight - layer.weight, self.rank)
+            if self.bias is not None:
+                self.bias[depth] = theirs.bias - layer.bias
+
+
+class DepthAdapters(nn.Module):
+    """Adapters of rank `rank` of the linear layers of a block, one for each depth `first..last`.
+
+    Past the last depth its adapter is held.
+    """
+
+    first: Tensor
+    last: Tensor
+
+    def __init__(self, layers: Sequence[nn.Linear], rank: int, first: int, last: int):
+        super().__init__()
+        self.register_buffer("first", torch.tensor(float(first)), persistent=False)
+        self.register_buffer("last", torch.tensor(float(last)), persistent=False)
+        self.matrices = nn.ModuleList(_Adapter(layer, rank, last - first + 1) for layer in layers)
+
+    def forward(self, layers: Sequence[nn.Linear], depth: Tensor) -> Weights:
+        """Weights of `layers` at the depths `(n,)`, or at one that is a 0-d tensor."""
+        row_n = (depth.reshape(-1).clamp(self.first, self.last) - self.first).long()
+        weights: Weights = [adapter(layer, row_n) for adapter, layer in zip(self.matrices, layers)]
+        return weights if depth.ndim else at_each_depth(weights)[0]
+
+    def start(self, layers: Sequence[nn.Linear], own: Sequence[Sequence[nn.Linear]]) -> None:
+        """Come as near `own`, the same layers of each depth's own block, as the rank allows."""
+        for adapter, layer, theirs in zip(self.matrices, layers, zip(*own)):
+            adapter.start(layer, theirs)  # type: ignore[operator]
+
+
+def at_each_depth(weights: Weights) -> list[Weights]:
+    """The weights of n depths, one depth after the other."""
+    parts = [(weight.unbind(), [None] * len(weight) if bias is None else bias.unbind()) for weight, bias in weights]
+    return [[(w[i], b[i]) for w, b in parts] for i in range(len(weights[0][0]))]
+
+
+def matrix_names(block: nn.Module, x_btd: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """Names of the linear layers of a block that a call runs; [] where it has others, or fewer than four.
+
+    Such a block uses weights that are no linear layer's or does not call the layers that hold them.
+    """
+    layers = {name: layer for name, layer in block.named_modules() if type(layer) is nn.Linear}
+    called: list[str] = []
+    hooks = [layer.register_forward_hook(lambda *_, name=name: called.append(name)) for name, layer in layers.items()]
+    try:
+        with torch.no_grad():
+            block(x_btd, *args, **kwargs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return list(layers) if sorted(called) == sorted(layers) and len(layers) >= _MIN_MATRICES else []
+
+
+def adapt(block: nn.Module, names: Sequence[str]) -> list[DepthLinear]:
+    """Make the linear layers `names` of a block take the weights of a depth; they keep their parameters."""
+    made = []
+    for name in names:
+        old = block.get_submodule(name)
+        assert isinstance(old, nn.Linear)
+        new = DepthLinear(old.in_features, old.out_features, device="meta")
+        new.weight, new.bias = old.weight, old.bias
+        parent, _, child = name.rpartition(".")
+        setattr(block.get_submodule(parent), child, new)
+        made.append(new)
+    return made
+
+
+def _truncated(difference: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """`up` (r, out) and `down` (r, in), of unit rows, whose product `up^T down` is nearest to a matrix (out, in).
+
+    By a randomised SVD. Noise gives a matrix of zeros directions: without any, neither factor would have a gradient.
+    """
+    noisy = difference + _NOISE * torch.randn_like(difference)
+    u, s, v = torch.svd_lowrank(noisy, q=min(rank + _OVERSAMPLING, *noisy.shape), niter=_POWER_ITERATIONS)
+    return (u * s)[:, :rank].T, v[:, :rank].T
