@@ -6,8 +6,8 @@ import copy
 import hashlib
 import math
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -208,6 +208,8 @@ class TrainStream:
         crop_scale: the share of the image's area that a random crop covers.
         mixup: parameter of the Beta distribution of each image's share in its mix with the image before it in the
             global batch (before the first: the last); 0 mixes none. A rank reads the image before its rows too.
+        sizes: image sizes; each step draws one from (seed, stage, step), the same on every rank. None keeps that of
+            `preprocess`. Images are decoded at the largest.
         even: every rank must have as many rows as any other, as where gradients are averaged.
         cache: `memory` keeps all images decoded as uint8, on the device if they take at most 30 % of what is free
             there; `none` decodes each time with `num_workers` reading ahead; `auto` keeps them when they take at most
@@ -225,6 +227,7 @@ class TrainStream:
         augment: str = "none",
         crop_scale: tuple[float, float] = (0.35, 1.0),
         mixup: float = 0.0,
+        sizes: Sequence[int] | None = None,
         device: str | torch.device = "cpu",
         rank: int = 0,
         world_size: int = 1,
@@ -234,7 +237,11 @@ class TrainStream:
         progress: Progress | None = None,
         ranks: Ranks = ONE_PROCESS,
     ) -> None:
-        check_stream(len(data), batch_size, augment, crop_scale, rank, world_size if even else 1, cache)
+        check_stream(len(data), batch_size, augment, crop_scale, rank, world_size if even else 1, cache, sizes)
+        if sizes:
+            largest = max(sizes)
+            preprocess = replace(preprocess, size=largest, resize=round(preprocess.resize * largest / preprocess.size))
+        self.sizes = tuple(sizes or (preprocess.size,))
         note_images(data)
         self.data, self.preprocess, self.batch_size = data, preprocess, batch_size
         self.seed, self.augment, self.crop_scale, self.mixup = seed, augment, crop_scale, mixup
@@ -347,21 +354,25 @@ class TrainStream:
         draws = np.random.default_rng(stable_seed(self.seed, stage, "mixup", step))
         return torch.from_numpy(draws.beta(self.mixup, self.mixup, self.batch_size)).float()[self.rows]
 
-    def batch(self, step: int, stage: str = "stage1") -> Tensor:
-        """Normalised images float32 (B_local, 3, size, size) on the device."""
-        images = self._augmented(step, stage)
+    def size(self, step: int, stage: str = "stage1") -> int:
+        """The image size of a step."""
+        return self.sizes[stable_seed(self.seed, stage, "size", step) % len(self.sizes)]
+
+    def batch(self, step: int, stage: str = "stage1", size: int | None = None) -> Tensor:
+        """Normalised images float32 (B_local, 3, size, size) on the device, of the step's size or of `size`."""
+        images = self._augmented(step, stage, self.size(step, stage) if size is None else size)
         if not self.mixup > 0:
             return images
         share_b111 = to_device(self.shares(step, stage), self.device).view(-1, 1, 1, 1)
         return torch.lerp(images[:-1], images[1:], share_b111)
 
-    def _augmented(self, step: int, stage: str) -> Tensor:
+    def _augmented(self, step: int, stage: str, size: int) -> Tensor:
         """Normalised images (B_read, 3, size, size) that are not mixed yet."""
         images_u8 = self._uint8_batch(step, stage)
         if self.augment == "none":
             return self.preprocess.normalise(self.preprocess.crop(images_u8))
         crops = to_device(self.crops(step, stage), self.device)
-        return self.preprocess.normalise(random_resized_crop(images_u8, crops, self.preprocess.size))
+        return self.preprocess.normalise(random_resized_crop(images_u8, crops, size))
 
     def labels(self, step: int, stage: str = "stage1") -> Tensor:
         """Labels (B_local,) of the same images, on the device."""
@@ -405,12 +416,15 @@ def check_stream(
     rank: int = 0,
     world_size: int = 1,
     cache: str = "auto",
+    sizes: Sequence[int] | None = None,
 ) -> None:
     """Raise for options that `TrainStream` cannot use."""
     if augment not in AUGMENTATIONS:
         raise ValueError(f"unknown augmentation {augment!r}; use {' or '.join(AUGMENTATIONS)}")
     if cache not in ("auto", "memory", "none"):
         raise ValueError(f"unknown cache {cache!r}; use auto, memory or none")
+    if sizes and augment != "crop":
+        raise ValueError("--sizes are of random crops: take --augment crop")
     if not 0 < crop_scale[0] <= crop_scale[1] <= 1:
         raise ValueError(f"--crop_scale must rise within 0..1; got {crop_scale}")
     if not 1 <= batch_size <= num_images:

@@ -87,7 +87,7 @@ from raptor.train.loop import (
 from raptor.train.plan import Memory, Plan, deliver, free_disk, is_planning, measured_step, num_bytes
 from raptor.train.recipe import Recipe, RecipeOptions, resolve_recipe
 from raptor.train.schedule import Budget, Rates, teacher_forcing
-from raptor.train.step import DistillStep, Parts, state_variance
+from raptor.train.step import DistillStep, Parts, groups_at, state_variance
 from raptor.vit.trajectory import Trajectories, autocast
 from raptor.vit.view import ModelFacts, ViT, replaced_blocks
 from raptor.vit.weights import fingerprint, load_weights, same_weights
@@ -191,7 +191,9 @@ def distill(
         side = teacher.preprocess.size
         train_data = chosen.training(limit, side, teacher.num_classes)
         val_data = chosen.judged(val_images, side, teacher.num_classes, like=train_data)
-    check_stream(len(train_data), settings.batch_size, settings.augment, settings.crop_scale)
+    check_stream(len(train_data), settings.batch_size, settings.augment, settings.crop_scale, sizes=settings.sizes)
+    for side in settings.sizes or ():
+        groups_at(teacher, side)
     teacher.to(fabric.device)
     job = Job(
         teacher,
@@ -416,6 +418,7 @@ class Job:
             augment=self.recipe.augment,
             crop_scale=self.recipe.crop_scale,
             mixup=self.recipe.mixup,
+            sizes=self.recipe.sizes,
             device=self.fabric.device,
             rank=self.fabric.global_rank,
             world_size=self.fabric.world_size,
@@ -451,6 +454,7 @@ class Job:
             self.checkpointing,
             self.phase,
             half_teacher=self.precision == "bf16" and self.fabric.device.type == "cuda",
+            sizes=self.recipe.sizes or (),
         )
 
     def validator(self, folder: Path) -> Validator:
@@ -869,8 +873,8 @@ class DistillStage:
             propagate(loss)
         return layer_losses
 
-    def kind(self, step: int, num_steps: int) -> Parts:
-        return Parts.of(self._lam(step, num_steps))
+    def kind(self, step: int, num_steps: int) -> tuple[Parts, int]:
+        return Parts.of(self._lam(step, num_steps)), self.stream.size(step, self.name)
 
     def _lam(self, step: int, num_steps: int) -> float:
         """The share of teacher forcing at a step."""

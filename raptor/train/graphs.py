@@ -33,7 +33,7 @@ class StepGraphs:
 
     def __init__(self, module: DistillStep, stage: str, precision: str, enabled: bool):
         self.module, self.stage, self.precision, self.enabled = module, stage, precision, enabled
-        self.graphs: dict[Parts, GraphedStep] = {}
+        self.graphs: dict[tuple[Parts, torch.Size], GraphedStep] = {}
 
     def run(self, images: Tensor, lam: float) -> Tensor | None:
         """The loss of every layer, with the gradients left in place; None when the step cannot run as a graph."""
@@ -49,11 +49,12 @@ class StepGraphs:
             return None
 
     def _graph(self, images: Tensor, parts: Parts) -> GraphedStep:
-        """The captured pass of these losses. Only one is kept, because each holds its own memory."""
-        if parts not in self.graphs:
-            self.graphs.clear()
-            self.graphs[parts] = GraphedStep(self.module, self.stage, images, parts, self.precision)
-        return self.graphs[parts]
+        """The captured pass of these losses. Only one is kept for each image size: each holds its own memory."""
+        key = (parts, images.shape)
+        if key not in self.graphs:
+            self.graphs = {other: graph for other, graph in self.graphs.items() if other[0] == parts}
+            self.graphs[key] = GraphedStep(self.module, self.stage, images, parts, self.precision)
+        return self.graphs[key]
 
 
 class GraphedStep:

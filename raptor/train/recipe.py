@@ -43,6 +43,7 @@ class Recipe:
     augment: str = "crop"
     crop_scale: tuple[float, float] = (0.35, 1.0)
     mixup: float = 0.0
+    sizes: list[int] | None = None
     epoch_images: int = 0
     budget: str = "120s"
 
@@ -100,10 +101,14 @@ class RecipeOptions(TypedDict, total=False):
         float | None,
         Option(None, "Beta parameter by which each image is mixed with another of its batch (labels play no part)."),
     ]
+    sizes: Annotated[
+        list[int] | None,
+        Option(None, "image sizes, one of which each step draws, for a model that takes several, e.g. 224 280."),
+    ]
     stage1_share: Annotated[float | None, Option(None, "share of the budget that stage 1 gets.")]
 
 
-_LATER = ("adapters", "table_start", "stage1_weights", "mixup")  # entries that came after version 0.1.0
+_LATER = ("adapters", "table_start", "stage1_weights", "mixup", "sizes")  # entries that came after version 0.1.0
 _RANGES = {
     "batch_size": (1, 10**6),
     "adapters": (0, 10**5),
@@ -117,6 +122,7 @@ _RANGES = {
     "mixup": (0, 1000),
     "epoch_images": (0, 10**12),
 }
+_MAX_SIDE = 4096
 _CHOICES = {
     "block": BLOCKS,
     "conditioning": CONDITIONINGS,
@@ -162,6 +168,8 @@ def _entry(name: str, value: Any) -> Any:
         return None if value is None else {group: _number(f"{name}.{group}", w) for group, w in value.items()}
     if name == "budget":
         return str(value)
+    if name == "sizes":
+        return _sizes(value)
     kind = next(f.type for f in dataclasses.fields(Recipe) if f.name == name)
     return _number(name, value, whole=kind == "int")
 
@@ -171,6 +179,17 @@ def _crop_scale(value: Any) -> tuple[float, float]:
         raise ValueError(f"crop_scale must be two numbers, such as [0.35, 1.0], not {value!r}")
     low, high = (_number("crop_scale", v) for v in value)
     return low, high
+
+
+def _sizes(value: Any) -> list[int] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"sizes must be a list of image sizes, such as [224, 280], not {value!r}")
+    sizes = [_number("sizes", side, whole=True) for side in value]
+    if not all(1 <= side <= _MAX_SIDE for side in sizes):
+        raise ValueError(f"sizes must be from 1 to {_MAX_SIDE} px, got {', '.join(map(str, sizes))}")
+    return sizes
 
 
 def _number(name: str, value: Any, whole: bool = False) -> Any:

@@ -26,7 +26,7 @@ from raptor.surrogate.folding import FoldedDepths
 from raptor.surrogate.surrogate import shared_blocks
 from raptor.train.losses import StateVariance, token_weights, weighted_error
 from raptor.vit.trajectory import autocast
-from raptor.vit.view import Context, ViT, first_tensor
+from raptor.vit.view import Context, TokenGroups, ViT, first_tensor
 
 FOLD_COPIES = False
 SHARE_FIRST = False
@@ -63,6 +63,7 @@ class DistillStep(nn.Module):
         checkpointing: recompute the student's activations in the backward pass.
         phase: train only this phase (1..k).
         half_teacher: take the targets from a bf16 copy of the teacher (half the memory traffic), for autocast runs.
+        sizes: image sizes that batches may have beside the teacher's own.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class DistillStep(nn.Module):
         checkpointing: bool = False,
         phase: int | None = None,
         half_teacher: bool = False,
+        sizes: Sequence[int] = (),
     ):
         super().__init__()
         teacher.model.eval()
@@ -91,14 +93,18 @@ class DistillStep(nn.Module):
         for j, block in enumerate(self.shared_blocks):
             block.requires_grad_(j in self.trained)
         self.variance_lt = variance_lt.to(teacher.device)
-        early = token_weights(teacher.groups, stage1_weights).to(teacher.device)
-        last = token_weights(teacher.groups, last_phase_weights).to(teacher.device)
-        joint = token_weights(teacher.groups, stage2_weights).to(teacher.device)
-        first_of_last = phases.spans[-1][0]
-        stage1 = torch.stack([last if layer >= first_of_last else early for layer in range(1, phases.num_layers + 1)])
-        tokens = {"stage1": stage1, "stage2": joint.expand_as(stage1)}
-        self.weights = {name: (w_lt / self.variance_lt).unbind() for name, w_lt in tokens.items()}
-        self.cosine = {name: (cosine * w_lt).unbind() if cosine else None for name, w_lt in tokens.items()}
+        self.weights: dict[tuple[str, int], tuple[Tensor, ...]] = {}  # by stage and number of tokens
+        self.cosine: dict[tuple[str, int], tuple[Tensor, ...] | None] = {}
+        for groups in (teacher.groups, *(groups_at(teacher, size) for size in sizes)):
+            early, last, joint = (
+                token_weights(groups, weights).to(teacher.device)
+                for weights in (stage1_weights, last_phase_weights, stage2_weights)
+            )
+            v_lt, first_of_last = at_groups(self.variance_lt, teacher.groups, groups), phases.spans[-1][0]
+            stage1 = torch.stack([last if n >= first_of_last else early for n in range(1, phases.num_layers + 1)])
+            for stage, w_lt in (("stage1", stage1), ("stage2", joint.expand_as(stage1))):
+                self.weights[stage, groups.num_tokens] = (w_lt / v_lt).unbind()
+                self.cosine[stage, groups.num_tokens] = (cosine * w_lt).unbind() if cosine else None
         self.one_call = not teacher.depth_conditioned and not _image_arguments(self._teacher[0])
         self._blocks = _blocks(teacher, self.shared_blocks, phases)  # a list: nothing in it is registered a second time
         self.depths = torch.arange(1, phases.num_layers + 1, dtype=torch.float32, device=teacher.device)
@@ -199,7 +205,7 @@ class DistillStep(nn.Module):
         x_ntd = torch.cat(states[first - 1 : last]).float()
         out_ntd = self._run_depths(self.shared_blocks[j].block, x_ntd, modulation, args, kwargs)  # type: ignore[arg-type]
         outs = out_ntd.unflatten(0, (len(layers), batch)).unbind(0)
-        targets = [(states[layer], *self._target(layer, "stage1")) for layer in layers]
+        targets = [(states[layer], *self._target(states[layer], layer, "stage1")) for layer in layers]
         return torch.stack([weighted_error(out, *target) for out, target in zip(outs, targets)])
 
     def _step(
@@ -215,7 +221,8 @@ class DistillStep(nn.Module):
         """The state after `layer` from `x_btd`, the one before it, what the next block can begin with, and its loss."""
         block = self._blocks[self.phases.phase_of(layer)]
         args, kwargs = context.calls[layer - 1]
-        inputs = (block, x_btd, modulation, args, {**kwargs, **folded}, states[layer], *self._target(layer, stage))
+        target = (states[layer], *self._target(states[layer], layer, stage))
+        inputs = (block, x_btd, modulation, args, {**kwargs, **folded}, *target)
         if self.checkpointing:
             return checkpoint(self._advance, *inputs, use_reentrant=False, preserve_rng_state=False)
         return self._advance(*inputs)  # type: ignore[arg-type]
@@ -243,10 +250,11 @@ class DistillStep(nn.Module):
         parts = [[None] * len(layers) if part is None else part.unbind() for part in modulation]
         return [(layer, Modulation(*row), one) for layer, row, one in zip(layers, zip(*parts), given)]
 
-    def _target(self, layer: int, stage: str) -> tuple[Tensor, Tensor | None]:
+    def _target(self, state_btd: Tensor, layer: int, stage: str) -> tuple[Tensor, Tensor | None]:
         """The weights (T,) of the squared error and of the cosine."""
-        cosine = self.cosine[stage]
-        return self.weights[stage][layer - 1], None if cosine is None else cosine[layer - 1]
+        key = (stage, state_btd.shape[1])
+        cosine = self.cosine[key]
+        return self.weights[key][layer - 1], None if cosine is None else cosine[layer - 1]
 
 
 def state_variance(
@@ -257,11 +265,41 @@ def state_variance(
     variance = StateVariance(teacher.num_layers, teacher.groups)
     if normalise != "none":
         for step in range(_VARIANCE_BATCHES):
-            images = stream.batch(step, stage="variance")
+            images = stream.batch(step, stage="variance", size=teacher.preprocess.size)
             with torch.no_grad(), autocast(precision, device):
                 variance.update(teacher.unroll(*teacher.embed(images))[1:])
         variance.reduce(ranks)
     return variance.per_token(normalise).to(device)
+
+
+@torch.no_grad()
+def groups_at(teacher: ViT, size: int) -> TokenGroups:
+    """The token groups of images of another size; ValueError where the teacher does not take them."""
+    groups = dataclasses.replace(teacher.groups, patches=(size // teacher.patch_size) ** 2)
+    weight = next(teacher.model.parameters())
+    images = torch.zeros(1, 3, size, size).to(weight)
+    try:
+        x_btd, context = teacher.embed(images)
+        taken = size % teacher.patch_size == 0 and x_btd.shape[1] == groups.num_tokens
+        teacher.unroll(x_btd, context)
+    except (AssertionError, RuntimeError, ValueError):
+        taken = False
+    if not taken:
+        raise ValueError(
+            f"{teacher.name} does not take images of {size} px beside {teacher.preprocess.size}: give sizes that are "
+            f"multiples of {teacher.patch_size} to a model with dynamic position embeddings, or no --sizes"
+        )
+    return groups
+
+
+def at_groups(v_lt: Tensor, old: TokenGroups, new: TokenGroups) -> Tensor:
+    """Values (L, T), equal within each token group, for another number of patches."""
+    if new == old:
+        return v_lt
+    w_lt = v_lt.new_empty(len(v_lt), new.num_tokens)
+    for name, where in new.present():
+        w_lt[:, where] = v_lt[:, old.slice(name)][:, :1]
+    return w_lt
 
 
 def _run_block(block: nn.Module, x_btd: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

@@ -132,6 +132,19 @@ def test_mixup_shares_are_a_beta_distribution() -> None:
     assert found.pvalue > 0.01
 
 
+def test_each_step_draws_one_of_the_sizes(data: ImageData) -> None:
+    stream = TrainStream(data, PREPROCESS, 6, seed=4, augment="crop", sizes=[12, 24])
+    again = TrainStream(data, PREPROCESS, 6, seed=4, augment="crop", sizes=[12, 24], rank=1, world_size=2)
+    sizes = [stream.size(step) for step in range(40)]
+    assert [again.size(step) for step in range(40)] == sizes != [stream.size(step, "stage2") for step in range(40)]
+    assert 10 < sizes.count(12) < 30
+    assert [stream.batch(step).shape[-1] for step in range(6)] == sizes[:6]
+    assert stream.images is not None and stream.images.shape[-1] == 28  # decoded for the largest
+    assert stream.batch(0, size=18).shape == (6, 3, 18, 18)
+    with pytest.raises(ValueError, match="take --augment crop"):
+        TrainStream(data, PREPROCESS, 6, sizes=[12, 24])
+
+
 def test_seed_is_stable() -> None:
     """The first eight bytes of BLAKE2b, as the command b2sum -l 64 gives them, without the last bit."""
     assert stable_seed(0, "stage1", 3) == stable_seed("0", "stage1", "3") != stable_seed(0, "stage1", 4)

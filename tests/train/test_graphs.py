@@ -64,7 +64,13 @@ def test_the_graph_not_in_use_is_let_go(graphed):
     first = one._graph(images, Parts.of(0.5))
     assert one._graph(images, Parts.of(0.25)) is first
     one._graph(images, Parts.of(0.0))
-    assert list(one.graphs) == [Parts(True, False)]
+    assert [parts for parts, _ in one.graphs] == [Parts(True, False)]
+
+
+def test_each_image_size_has_a_graph(tmp_path, graphed):
+    tiny_run(tmp_path / "run", sizes=[24, 32], budget="16steps", lam=0.0)
+    free = Parts(True, False)
+    assert graphed.captured == [("stage1", free)] * 2 + [("stage2", free)] * 2
 
 
 def test_a_step_that_waits_for_the_host_runs_without_a_graph(tmp_path, monkeypatch, capfd, graphed):

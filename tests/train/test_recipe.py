@@ -24,6 +24,7 @@ def test_the_published_recipes(name, peak, lam):
     assert (recipe.lr, recipe.min_lr, recipe.weight_decay, recipe.clip) == (peak, 1e-6, 1e-4, 1.0)
     assert (recipe.batch_size, recipe.lam, recipe.lam_until, recipe.augment) == (64, lam, 0.25, "none")
     assert (recipe.stage1_weights, recipe.mixup, recipe.adapters, recipe.table_start) == (None, 0.0, 0, "plain")
+    assert recipe.sizes is None
     assert (recipe.last_phase_weights, recipe.stage2_weights) == (LAST, JOINT)
     job = Job(None, recipe, None, None, None)  # type: ignore[arg-type]
     budget = Budget.parse(recipe.budget)
@@ -55,12 +56,16 @@ def test_a_config_has_later_entries_only_where_they_are_given():
 
 def test_numbers_that_yaml_takes_for_words(tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text("lr: 1e-3\nbatch_size: 32.0\nlam_until: .inf\n")
+    path.write_text("lr: 1e-3\nbatch_size: 32.0\nlam_until: .inf\nsizes: [224, 2.8e2]\n")
     recipe = resolve_recipe(str(path), {})
     assert (recipe.lr, recipe.batch_size, recipe.lam_until) == (1e-3, 32, float("inf"))
+    assert recipe.sizes == [224, 280]
     for entry, message in (
         ("lr: fast", "lr must be a number"),
         ("batch_size: 8.5", "batch_size must be a whole number"),
+        ("sizes: 224", r"sizes must be a list of image sizes, such as \[224, 280\], not 224"),
+        ("sizes: [224, a]", "sizes must be a whole number"),
+        ("sizes: [224, 0]", "sizes must be from 1 to 4096 px, got 224, 0"),
     ):
         path.write_text(entry)
         with pytest.raises(ValueError, match=message):

@@ -17,7 +17,7 @@ from raptor.open import open_vit
 from raptor.phases import Phases
 from raptor.surrogate.blocks import CopiedBlock, PlainBlock
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
-from raptor.train.step import DistillStep, Parts, PatchProduct, half_copy
+from raptor.train.step import DistillStep, Parts, PatchProduct, at_groups, groups_at, half_copy
 from raptor.vit.view import ViT
 
 LAST = {"cls": 0.34, "registers": 0.33, "patches": 0.33}
@@ -135,6 +135,36 @@ def test_phases_before_the_last_have_weights_of_their_own(early):
         _, layers = make_step(teacher, student, variance_lt=v_lt, stage1_weights=early)(images, "stage1", 0.3)
         expected = transcribed_stage1(teacher, student, images, 0.3, v_lt, early=early)
     assert layers.numpy() == pytest.approx(expected, rel=2e-4)
+
+
+def test_a_batch_of_another_size_has_the_same_loss_per_token():
+    teacher = tiny_teacher()
+    student = student_of(teacher, (1, 2, 1))
+    images = torch.randn(2, 3, 40, 40, generator=torch.Generator().manual_seed(7))
+    groups = groups_at(teacher, 40)
+    assert (groups.cls, groups.registers, groups.patches) == (1, 2, 25)
+    v_lt = at_groups(some_variance(teacher), teacher.groups, groups)
+    assert torch.equal(v_lt[:, 3:], v_lt[:, 3:4].expand(-1, 25)) and v_lt.shape == (4, 28)
+    step = make_step(teacher, student, variance_lt=some_variance(teacher), sizes=(40,))
+    with torch.no_grad():
+        _, layers = step(images, "stage1", 0.3)
+        expected = transcribed_stage1(teacher, student, images, 0.3, v_lt)
+    assert layers.numpy() == pytest.approx(expected, rel=2e-4)
+    assert len(step(images_for(teacher), "stage2")[1]) == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [
+        (tiny_teacher, 44),
+        (lambda: tiny_teacher(dynamic_img_size=False), 40),
+        (lambda: tiny_timm("beit_base_patch16_224", img_size=32), 48),
+    ],
+)
+def test_a_size_that_the_model_does_not_take_is_refused_in_one_line(make, size):
+    with pytest.raises(ValueError, match=f"does not take images of {size} px beside .*or no --sizes") as error:
+        groups_at(make(), size)
+    assert "\n" not in str(error.value)
 
 
 def test_lambda_as_a_tensor_gives_the_same_loss():
