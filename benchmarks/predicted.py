@@ -3,8 +3,10 @@
     python benchmarks/predicted.py --out docs/results/predicted.json
 
 A step is one forward pass of the teacher and three of the student (one forward, two backward). A shape's images/s are
-the TFLOP/s that were measured on the nearest shape, divided by its own FLOPs per image. Several devices divide the
-time: that is a bound, because the exchange of gradients and smaller batches cost time. Only the formula's check runs.
+the TFLOP/s that were measured on the nearest shape, divided by its own FLOPs per image: the rate of stage 2, and of
+stage 1 without teacher forcing. Hours count the forced steps too. Memory grows by the bytes per image that ViT-B and
+ViT-L kept in a forced step, the largest. Several devices divide the time: that is a bound, because the exchange of
+gradients and smaller batches cost time. Only the formula's check runs; measured rates are read from docs/results/scale.
 """
 
 from __future__ import annotations
@@ -17,8 +19,23 @@ from typing import Any, NamedTuple
 IMAGES = 40e6  # 2 x 20 epochs of 1,000,000 images
 BATCH = 64
 DEVICES = (1, 8, 32)
-FORCED = 1 + (1 / 8) * (2470 / 1355 - 1)
-"""An eighth of the run has both losses of stage 1, at 1,355 instead of 2,470 images/s (docs/results/vitb16.md)."""
+GIB = 2**30
+FULL_SIZE = Path(__file__).parents[1] / "docs" / "results" / "scale" / "full-size.json"
+CASES: dict[str, dict[str, Any]] = {row["case"]: row for row in json.loads(FULL_SIZE.read_text())["rows"]}
+"""What benchmarks/full_size.py measured, by shape and images per device: `base:64`."""
+
+
+def stage2_rate(case: str) -> float:
+    """images/s of a full-size case in stage 2."""
+    return CASES[case]["images_per_s_by_kind"]["stage2"]
+
+
+def forced_factor(case: str) -> float:
+    """Time of the recipe over its time at the rate of stage 2: an eighth of it has both losses of stage 1."""
+    return 1 + (stage2_rate(case) / CASES[case]["images_per_s_by_kind"]["stage1 with teacher forcing"] - 1) / 8
+
+
+FORCED = forced_factor("base:64")
 
 
 class Shape(NamedTuple):
@@ -68,34 +85,48 @@ def step_flops(shape: Shape, paper: bool = True) -> float:
 
 
 # images/s on one NVIDIA H200, and the FLOPs per image of what was run (docs/results: experiments/table1/reading.md,
-# distill_step.json, vitb16.md)
+# scale/full-size.json, vitb16.md)
 MEASURED = {
     "small": (3900.0, step_flops(SHAPES["vit_small_patch14_reg4_dinov2"], paper=False), "DINOv2-S, default recipe"),
-    "base": (1780.0, step_flops(SHAPES["vit_base_patch14_reg4_dinov2"]), "ViT-B/14-reg, paper's block, batch 64"),
+    "base": (
+        stage2_rate("base:64"),
+        step_flops(SHAPES["vit_base_patch14_reg4_dinov2"]),
+        "ViT-B/14-reg, paper's block, batch 64",
+    ),
     "base16": (2470.0, step_flops(SHAPES["vit_base_patch16_224"], paper=False), "ViT-B/16, default recipe"),
+    "large": (
+        stage2_rate("large:64"),
+        step_flops(SHAPES["vit_large_patch14_reg4_dinov2"]),
+        "ViT-L/14-reg, paper's block, batch 64",
+    ),
 }
-BYTES_PER_STATE = (27.916 - 7.600) * 2**30 / (256 - 64) / (12 * 261 * 768)
-"""Bytes that a step keeps per image, layer, token and channel: ViT-B at batch 256 and 64 (distill_step.json)."""
+
+
+def bytes_per_state(name: str) -> float:
+    """Bytes that a step with both losses keeps per image, layer, token and channel: at 64 images against 8."""
+    shape = SHAPES[f"vit_{name}_patch14_reg4_dinov2"]
+    more = CASES[f"{name}:64"]["step_peak_gib"] - CASES[f"{name}:8"]["step_peak_gib"]
+    return more * GIB / (64 - 8) / (shape.layers * shape.tokens * shape.width)
 
 
 def predict(name: str) -> dict[str, Any]:
     """Rate, hours and memory of one shape."""
     shape = SHAPES[name]
-    near = "small" if shape.width < 768 else "base16" if shape.patch == 16 else "base"
+    near = "small" if shape.width < 768 else "large" if shape.width > 768 else "base16" if shape.patch == 16 else "base"
     rate, flops, what = MEASURED[near]
     images_per_s = rate * flops / step_flops(shape)
     hours = IMAGES * FORCED / images_per_s / 3600
     block = 16 * shape.width**2
     weights = shape.layers * (4 + (3 if shape.gated else 2) * shape.hidden / shape.width) * shape.width**2
     fixed = 6 * weights + 16 * 3 * block  # fp32 and bf16 teacher; three blocks with gradient and two moments
-    kept = BYTES_PER_STATE * shape.layers * shape.tokens * shape.width
+    kept = bytes_per_state("base" if shape.width <= 768 else "large") * shape.layers * shape.tokens * shape.width
     return {
         "shape": shape._asdict(),
         "step_gflops_per_image": round(step_flops(shape) / 1e9, 1),
         "rate_from": what,
         "images_per_s": round(images_per_s),
         "hours": {str(num): round(hours / num, 1) for num in DEVICES},
-        "gib_per_device": {str(num): round((fixed + kept * BATCH / num) / 2**30, 1) for num in DEVICES},
+        "gib_per_device": {str(num): round((fixed + kept * BATCH / num) / GIB, 1) for num in DEVICES},
     }
 
 
@@ -114,6 +145,7 @@ def main() -> None:
     result = {
         "images": IMAGES,
         "forced": round(FORCED, 3),
+        "bytes_per_state": {name: round(bytes_per_state(name), 1) for name in ("base", "large")},
         "formula_over_counted": round(check_formula("vit_small_patch14_reg4_dinov2"), 4),
         "tflops": {what: round(rate * flops / 1e12) for rate, flops, what in MEASURED.values()},
         "models": {name: predict(name) for name in SHAPES},

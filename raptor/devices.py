@@ -279,6 +279,8 @@ def open_fabric(device: str, precision: str) -> Any:
     # Each rank draws its own stochastic-depth masks, which are buffers: rank 0's must not replace them. Newer torch
     # warns of that option, and has no other that leaves buffers alone from the start.
     warnings.filterwarnings("ignore", message=".*`broadcast_buffers` is deprecated")
+    # Fabric wraps a module on a stream of its own. Autograd then waits between the streams, and torch warns of it.
+    warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
     strategy = DDPStrategy(
         parallel_devices=places,
         process_group_backend="gloo" if shared else None,

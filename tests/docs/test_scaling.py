@@ -45,6 +45,25 @@ def test_predicted_rates_stand_on_the_page() -> None:
         assert shown[name] == [f"{model['step_gflops_per_image']:,}", f"{model['images_per_s']:,}", hours]
 
 
+def test_shapes_at_full_size_stand_on_the_page() -> None:
+    rows = {row["case"]: row for row in load("scale/full-size.json")["rows"]}
+    for name, case in (("ViT-B/14-reg", "base:64"), ("ViT-L/14-reg", "large:64")):
+        row, [shown] = rows[case], table(name)
+        rates = [*row["images_per_s_by_kind"].values(), row["images_per_s"]]
+        sizes = [row["hours_of_the_recipe"], row["peak_gib"], row["reserved_gib"]]
+        assert shown[1:] == [f"{rate:,.0f}" for rate in rates] + [f"{size:.1f}" for size in sizes]
+
+
+def test_pages_say_which_checks_passed_on_a_gpu_and_how_much_of_the_exchange_is_hidden() -> None:
+    checks, exchange = load("scale/gpu-checks.json")["checks"], load("scale/two-ranks.json")["exchange of gradients"]
+    failed = [name for name, found in checks.items() if not found["passed"]]
+    assert len(checks) == 10 and "nine of its ten checks passed" in read("docs/gpu.md")
+    assert failed == ["a_run_is_compiled_captured_stopped_and_continued"] and failed[0] in read("docs/gpu.md")
+    assert f"{exchange['hidden']:.0%} of it is hidden".replace("%", " %") in read("docs/cluster.md")
+    for number in exchange["milliseconds"].values():
+        assert f"{number:.0f} ms" in read("docs/cluster.md")
+
+
 def test_the_page_names_files_that_exist() -> None:
     for target in re.findall(r"\]\(([\w./-]+)\)", read(PAGE)):
         assert (ROOT / "docs" / target).exists(), target
