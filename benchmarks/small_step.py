@@ -7,7 +7,8 @@ graph, images already on the GPU, clipping and AdamW included. The variants are 
 in turn for several rounds: images/s are from the median round. Each says how far its gradient is from that of the same
 step in fp32. `--out` is a folder: `small_step.json` is written again after each variant, and `kernels-*.txt` are the
 slowest kernels of the first variant and of the fastest of its batch. A variant that fails leaves its error and the
-others go on; none is begun after `--limit` seconds, and measuring takes about 25 more.
+others go on; none is begun after `--limit` seconds, and measuring takes about 25 more. A switch is one thing that is
+otherwise not in the product, put in its place while a variant is made.
 
 `--device cpu` runs the same on a tiny model, to see that it runs.
 """
@@ -21,7 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from raptor.open import open_vit
 from raptor.phases import Phases
-from raptor.surrogate import blocks, gelu
+from raptor.surrogate import gelu
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train import step as train_step
 from raptor.train.graphs import GraphedStep
@@ -41,15 +42,11 @@ from raptor.vit.view import ViT
 
 STARTED = time.monotonic()
 WEIGHTS = {"cls": 0.45, "registers": 0.10, "patches": 0.45}
-SWITCHES = {
-    "fold": (train_step, "FOLD_COPIES"),
-    "gelu": (gelu, "FUSED"),
-    "short": (gelu, "SHORT"),
-    "bias": (blocks, "LATE_BIAS"),
-    "first": (train_step, "SHARE_FIRST"),
+SWITCHES: dict[str, tuple[Any, str, Any]] = {  # name: where, what, and its value when on
+    "copies": (train_step, "plain_block", lambda *_: None),  # no block folds
 }
-ALL = tuple(SWITCHES)
-TILES = ((64, 512, 2), (64, 512, 4), (32, 512, 2), (128, 512, 2), (64, 1024, 4), (32, 1024, 4), (64, 256, 1))
+OFF = {name: getattr(module, attribute) for name, (module, attribute, _) in SWITCHES.items()}
+TILES = ((32, 512, 2), (64, 512, 2), (64, 256, 1), (16, 512, 2), (32, 256, 1))
 
 
 @dataclass
@@ -62,24 +59,21 @@ class Variant:
     lam: float = 0.0
     phases: tuple[int, ...] = (7, 5)
     batch: int = 128
+    adapters: int = 0
     compiler: dict[str, Any] | None = None  # options of the compiled teacher
 
 
 VARIANTS = [
-    Variant("stage 2, today"),
-    Variant("stage 2, all", ALL),
-    Variant("stage 1 forced, all", ALL, "stage1", 0.5),
-    Variant("stage 1 forced, today", (), "stage1", 0.5),
-    Variant("stage 1, all", ALL, "stage1"),
-    Variant("stage 1, today", (), "stage1"),
-    Variant("stage 2, k=3, all", ALL, phases=(7, 3, 2)),
-    Variant("stage 2, k=3, today", (), phases=(7, 3, 2)),
-    Variant("stage 2, fold", ("fold",)),
-    Variant("stage 2, fold, gelu", ("fold", "gelu")),
-    Variant("stage 2, fold, gelu, short", ("fold", "gelu", "short")),
-    Variant("stage 2, all, batch 256", ALL, batch=256),
+    Variant("stage 2"),
+    Variant("stage 2, copies", ("copies",)),
+    Variant("stage 2, batch 256", batch=256),
+    Variant("stage 2, adapters", adapters=16),
+    Variant("stage 1 forced", (), "stage1", 0.5),
+    Variant("stage 1 forced, copies", ("copies",), "stage1", 0.5),
+    Variant("stage 1", (), "stage1"),
+    Variant("stage 2, k=3", phases=(7, 3, 2)),
 ]
-LAST = Variant("stage 2, all, tuned teacher", ALL, compiler={"max_autotune_gemm": True, "epilogue_fusion": True})
+LAST = Variant("stage 2, tuned teacher", compiler={"max_autotune_gemm": True, "epilogue_fusion": True})
 
 
 def say(text: str) -> None:
@@ -89,8 +83,8 @@ def say(text: str) -> None:
 @contextmanager
 def switched(variant: Variant) -> Iterator[None]:
     """Inside the context the variant's switches are on, the others off."""
-    for name, (module, attribute) in SWITCHES.items():
-        setattr(module, attribute, name in variant.on)
+    for name, (module, attribute, value) in SWITCHES.items():
+        setattr(module, attribute, value if name in variant.on else OFF[name])
     train_step.COMPILER = variant.compiler
     yield
 
@@ -129,7 +123,7 @@ class Bench:
         self.exact: dict[tuple[Any, ...], Tensor] = {}
 
     def module(self, variant: Variant, compiled: bool) -> DistillStep:
-        student = make_surrogate(self.teacher, variant.phases)
+        student = make_surrogate(self.teacher, variant.phases, adapters=variant.adapters)
         variance = torch.ones(self.teacher.num_layers, self.teacher.groups.num_tokens)
         phases = Phases.from_lengths(variant.phases)
         options = {"compile_blocks": compiled, "half_teacher": compiled}
@@ -137,9 +131,9 @@ class Bench:
 
     def gradient(self, variant: Variant) -> Tensor:
         """Of the step in fp32 with every switch off, all parameters in one vector."""
-        key = (variant.stage, variant.lam, variant.phases)
+        key = (variant.stage, variant.lam, variant.phases, variant.adapters)
         if key not in self.exact:
-            plain = Variant("fp32", (), variant.stage, variant.lam, variant.phases)
+            plain = replace(variant, on=(), batch=128, compiler=None)
             with switched(plain):
                 module = self.module(plain, compiled=False)
                 Eager(module, plain.stage, self.images, Parts.of(plain.lam), "fp32")(
@@ -191,7 +185,7 @@ def seconds_per_step(step: Callable[[], None], num: int, device: str) -> float:
 
 
 def tune_gelu(bench: Bench) -> dict[str, float]:
-    """Microseconds of GELU as compiled and of its gradient by the tile of our kernel, of which the best is kept."""
+    """Microseconds of GELU as compiled and of its gradient by the tile of our kernel."""
     cuda = bench.device == "cuda"
     rows, columns = (128 * 261, 1536) if cuda else (40, 96)
     z, grad = (torch.randn(rows, columns, device=bench.device).bfloat16() for _ in range(2))
@@ -199,19 +193,17 @@ def tune_gelu(bench: Bench) -> dict[str, float]:
     torch.nn.functional.gelu(exact_z).backward(grad[:4096].double())
     assert exact_z.grad is not None
     times: dict[str, float] = {}
-    for short in (False, True):
-        gelu.SHORT, formula = short, "short" if short else "erf"
-        forward = torch.compile(gelu.activation, dynamic=False) if cuda else gelu.activation
-        times[f"forward {formula}"] = microseconds(partial(forward, z), bench.device)
-        for tile in TILES if cuda else TILES[:2]:
-            gelu.ROWS, gelu.COLUMNS, gelu.WARPS = tile
-            dz, sums = gelu.gelu_backward(grad, z)
-            assert (dz[:4096].double() - exact_z.grad).norm() < 5e-3 * exact_z.grad.norm(), tile
-            assert (sums.sum(0) - dz.float().sum(0)).norm() < 1e-2 * dz.float().sum(0).norm(), tile
-            name = f"{formula} {' '.join(map(str, tile))}"
-            times[name] = microseconds(partial(gelu.gelu_backward, grad, z), bench.device)
-    best = min((name for name in times if name.startswith("short")), key=lambda name: times[name])
-    gelu.ROWS, gelu.COLUMNS, gelu.WARPS = map(int, best.split()[1:])
+    for name, formula in (("erf", torch.nn.functional.gelu), ("short", gelu.short_gelu)):
+        forward = torch.compile(formula, dynamic=False) if cuda else formula
+        times[f"forward {name}"] = microseconds(partial(forward, z), bench.device)
+    product = gelu.ROWS, gelu.COLUMNS, gelu.WARPS
+    for tile in TILES if cuda else TILES[:2]:
+        gelu.ROWS, gelu.COLUMNS, gelu.WARPS = tile
+        dz, sums = gelu.gelu_backward(grad, z)
+        assert (dz[:4096].double() - exact_z.grad).norm() < 5e-3 * exact_z.grad.norm(), tile
+        assert (sums.sum(0) - dz.float().sum(0)).norm() < 1e-2 * dz.float().sum(0).norm(), tile
+        times[" ".join(map(str, tile))] = microseconds(partial(gelu.gelu_backward, grad, z), bench.device)
+    gelu.ROWS, gelu.COLUMNS, gelu.WARPS = product
     return times
 
 
@@ -306,7 +298,7 @@ def main() -> None:
             say(f"left out: {variant.name}")
     rate_all(bench, steps, result["rows"], args.rounds, args.steps)
     write()
-    joint = [name for name in steps if name.startswith("stage 2") and "k=3" not in name and "256" not in name]
+    joint = [v.name for v in VARIANTS if v.name in steps and (v.stage, v.batch, v.adapters) == ("stage2", 128, 0)]
     if joint:
         for name in {joint[0], max(joint, key=lambda one: result["rows"][one]["images_per_s"])}:
             table = kernels(steps[name], args.device)
@@ -314,7 +306,7 @@ def main() -> None:
             print(f"{name}\n{table}")
     if time.monotonic() - STARTED < args.limit:  # compiled for long: everything else is written before
         prepare(LAST)
-        again = {name: steps[name] for name in (VARIANTS[1].name, LAST.name) if name in steps}
+        again = {name: steps[name] for name in (VARIANTS[0].name, LAST.name) if name in steps}
         rate_all(bench, again, result["rows"], args.rounds, args.steps)
         write()
     say("done")
@@ -331,7 +323,7 @@ def rate_all(
         row["tflops"] = tflops(bench.teacher, row["images_per_s"], variants[name])
     for name in steps:
         row = rows[name]
-        base = rows.get(f"{name.split(', ')[0]}{', k=3' if 'k=3' in name else ''}, today", {})
+        base = rows.get(name.split(", ")[0], {})
         row["ratio"] = row["images_per_s"] / base["images_per_s"] if "images_per_s" in base else None
         print(f"{name:30}{row['images_per_s']:8.0f} images/s {row['tflops']:5.0f} TFLOP/s  ratio {row['ratio']}")
 

@@ -15,8 +15,6 @@ from raptor.surrogate.gelu import gelu
 from raptor.surrogate.swiglu import swiglu
 from raptor.vit.view import ViT, first_tensor
 
-LATE_BIAS = False
-
 
 class Modulation(NamedTuple):
     """Per-depth factors, each (D,), (1, 1, D), (B, 1, D) with one depth a row, or None.
@@ -129,7 +127,7 @@ class PaperBlock(nn.Module):
             folded = self.fold(None if m is None else m.flattened(0))
         qkv, proj, wi, wo = folded.layers
         y_btd = F.linear(_plain_norm(x_btd, self.norm1) if normed_btd is None else normed_btd, *qkv)
-        if LATE_BIAS:  # their gradients are then sums of the stream's gradient, taken where that is made
+        if fused:  # the gradients of biases added to the stream are sums of its gradient, taken where that is made
             u_btd = x_btd + proj[1] + F.linear(self.attend(y_btd), proj[0])
             h_btf = self.hidden(_plain_norm(u_btd, self.norm2), *wi, fused=fused)
             return folded.t3 * u_btd + (wo[1] + folded.shift3) + F.linear(h_btf, wo[0])
@@ -137,14 +135,17 @@ class PaperBlock(nn.Module):
         h_btf = self.hidden(_plain_norm(u_btd, self.norm2), *wi, fused=fused)
         return folded.t3 * u_btd + F.linear(h_btf, *wo) + folded.shift3
 
-    def fold(self, modulation: Modulation | None = None) -> Folded:
+    def fold(self, modulation: Modulation | None = None, weights: Weights | None = None) -> Folded:
         """The block's layers at a depth whose factors are vectors (D,).
 
         Or at n depths, with factors (n, D): what differs between depths then has a first axis of n, the rest has none.
+        `weights` stand for those of qkv, proj, wi and wo.
         """
         t1, t2, t3, scale1, shift1, scale2, shift2, shift3 = _factors(modulation)
-        qkv, wi = _folded_norm(self.norm1, self.qkv, scale1, shift1), _folded_norm(self.norm2, self.wi, scale2, shift2)
-        proj, wo = _scaled(self.proj, t1 * self.g1), _scaled(self.wo, t3 * t2 * self.g2)
+        own = [(layer.weight, layer.bias) for layer in (self.qkv, self.proj, self.wi, self.wo)]
+        qkv, proj, wi, wo = own if weights is None else weights
+        qkv, wi = _folded_norm(self.norm1, qkv, scale1, shift1), _folded_norm(self.norm2, wi, scale2, shift2)
+        proj, wo = _scaled(proj, t1 * self.g1), _scaled(wo, t3 * t2 * self.g2)
         return Folded((qkv, proj, wi, wo), t3, shift3)
 
     def norm_ahead(self, x_btd: Tensor) -> Tensor:
@@ -190,15 +191,17 @@ def _factors(m: Modulation | None) -> list[Any]:
 # pass their gradients then come out of the weight's, and no sum over all tokens is needed for each.
 
 
-def _folded_norm(norm: nn.LayerNorm, linear: nn.Linear, scale: Any, shift: Any) -> tuple[Tensor, Tensor]:
+def _folded_norm(norm: nn.LayerNorm, linear: Any, scale: Any, shift: Any) -> tuple[Tensor, Tensor]:
     """Weight and bias that make `linear(scale * norm(x) + shift)` of `_plain_norm(x, norm)`."""
-    gain, offset = (scale * norm.weight)[..., None, :], (scale * norm.bias + shift)[..., None, :]
-    return linear.weight * gain, linear.bias + (linear.weight * offset).sum(dim=-1)
+    (weight, bias), gain = linear, (scale * norm.weight)[..., None, :]
+    offset = (scale * norm.bias + shift)[..., None, :]
+    return weight * gain, bias + (weight * offset).sum(dim=-1)
 
 
-def _scaled(linear: nn.Linear, scale: Tensor) -> tuple[Tensor, Tensor]:
+def _scaled(linear: Any, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Weight and bias that make `scale * linear(x)`."""
-    return scale[..., None] * linear.weight, scale * linear.bias
+    weight, bias = linear
+    return scale[..., None] * weight, scale * bias
 
 
 def _plain_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
@@ -298,6 +301,7 @@ class PlainBlock(PaperBlock):
 
 
 _PLAIN_PARTS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+_PLAIN_LINEAR = [path for path in _PLAIN_PARTS if "." in path]
 
 
 @torch.no_grad()
@@ -306,9 +310,9 @@ def plain_block(
 ) -> PlainBlock | None:
     """`copied` as a `PlainBlock`, or None where called on `x_btd` with its arguments it computes something else.
 
-    Also None with adapters, whose layers differ between depths.
+    With adapters it takes the weights of each depth, if the adapted layers are its four.
     """
-    if not isinstance(copied, CopiedBlock) or copied.layers:
+    if not isinstance(copied, CopiedBlock) or copied.adapted not in ([], _PLAIN_LINEAR):
         return None
     kinds = [type(_part(copied.block, path)) for path in _PLAIN_PARTS]
     if not all(issubclass(kind, nn.Linear if "." in path else nn.LayerNorm) for kind, path in zip(kinds, _PLAIN_PARTS)):

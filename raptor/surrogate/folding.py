@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raptor.surrogate.adapters import Weights
 from raptor.surrogate.blocks import Folded, Modulation, PaperBlock, product_dtype
 
 
@@ -22,10 +23,15 @@ class FoldedDepths:
     def __init__(self, compiled: bool):
         self._fold: Callable[..., Folded] = torch.compile(_fold) if compiled else _fold
 
-    def __call__(self, block: PaperBlock, modulation: Modulation | None, num_depths: int) -> list[Folded]:
-        """One `Folded` per depth, in the precision of the products; `modulation` has factors (num_depths, D)."""
+    def __call__(
+        self, block: PaperBlock, modulation: Modulation | None, num_depths: int, weights: Weights | None = None
+    ) -> list[Folded]:
+        """One `Folded` per depth, in the precision of the products.
+
+        `modulation` has factors (num_depths, D); `weights` are those of the layers at each depth, if they differ.
+        """
         dtype = product_dtype(block.g1)
-        folded = self._fold(block, modulation, dtype)
+        folded = self._fold(block, modulation, weights, dtype)
         tied = [tensor for layer in folded.layers for tensor, differs in _with_depth_axis(layer) if not differs]
         copies = iter(Spread.apply(num_depths, dtype, *tied))
         depths = range(num_depths)
@@ -40,9 +46,9 @@ class FoldedDepths:
         return [Folded(tuple((weight[n], bias[n]) for weight, bias in each), t3[n], shift3[n]) for n in depths]
 
 
-def _fold(block: PaperBlock, modulation: Modulation | None, dtype: torch.dtype) -> Folded:
+def _fold(block: PaperBlock, modulation: Modulation | None, weights: Weights | None, dtype: torch.dtype) -> Folded:
     """All depths' layers; what differs between them is rounded here, what they share by `Spread`."""
-    layers, t3, shift3 = block.fold(modulation)
+    layers, t3, shift3 = block.fold(modulation, weights)
     rounded = [
         [tensor.to(dtype) if differs else tensor for tensor, differs in _with_depth_axis(layer)] for layer in layers
     ]

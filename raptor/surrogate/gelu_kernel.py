@@ -20,7 +20,6 @@ def kernel(
     C2: tl.constexpr,
     C3: tl.constexpr,
     LAST: tl.constexpr,
-    SHORT: tl.constexpr,
 ):
     # Programs that run together share rows, because a row is contiguous in memory.
     block = tl.program_id(0) // num_across
@@ -32,13 +31,9 @@ def kernel(
         at = row * num_columns + column
         g = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
         x = tl.load(z + at, mask=mask, other=0.0).to(tl.float32)
-        if SHORT:
-            t = tl.minimum(x * x, LAST)
-            cdf = tl.sigmoid(x * (C0 + t * (C1 + t * (C2 + t * C3))))
-            density = cdf * (1 - cdf) * (C0 + t * (3 * C1 + t * (5 * C2 + t * (7 * C3))))
-        else:
-            cdf = 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
-            density = tl.exp(-0.5 * x * x) * 0.3989422804014327
+        t = tl.minimum(x * x, LAST)
+        cdf = tl.sigmoid(x * (C0 + t * (C1 + t * (C2 + t * C3))))
+        density = cdf * (1 - cdf) * (C0 + t * (3 * C1 + t * (5 * C2 + t * (7 * C3))))
         dx = g * (cdf + x * density)
         tl.store(dz + at, dx.to(dz.dtype.element_ty), mask=mask)
         total += dx

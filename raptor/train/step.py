@@ -19,17 +19,15 @@ from torch.utils.checkpoint import checkpoint
 from raptor.data.stream import TrainStream
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.phases import Phases
-from raptor.surrogate import gelu
 from raptor.surrogate.adapters import at_each_depth
 from raptor.surrogate.blocks import Modulation, PaperBlock, PlainBlock, plain_block
 from raptor.surrogate.folding import FoldedDepths
+from raptor.surrogate.gelu import ShortGELU
 from raptor.surrogate.surrogate import shared_blocks
 from raptor.train.losses import StateVariance, token_weights, weighted_error
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import Context, TokenGroups, ViT, first_tensor
 
-FOLD_COPIES = False
-SHARE_FIRST = False
 COMPILER: dict[str, Any] | None = None  # options of the compiled teacher
 _VARIANCE_BATCHES = 8
 _MAX_SHAPES = 64  # graphs of one function that a process may compile, two for each batch size
@@ -164,7 +162,7 @@ class DistillStep(nn.Module):
             weighted, known = [], None
             if parts.autoregressive:
                 losses = self._autoregress(states, context, [j], "stage1")
-                known = losses[0] if SHARE_FIRST else None
+                known = losses[0]
                 weighted.append((1 - lam) * torch.stack(losses))
             if parts.forced:
                 weighted.append(lam * self._teacher_forced(states, context, j, known))
@@ -191,11 +189,15 @@ class DistillStep(nn.Module):
         All depths are one call, except where they differ in more than rows. `known` is the loss of the first layer, if
         it was computed already: it is the same as the autoregressive one.
         """
-        if not self.one_call or isinstance(self._blocks[j], PlainBlock):
-            depths = self._depths(j)[known is not None :]
-            steps = [self._step(states, context, "stage1", n, states[n - 1].float(), m, f) for n, m, f in depths]
-            return torch.stack([*([] if known is None else [known]), *(loss for _, _, loss in steps)])
         first, last = self.phases.spans[j]
+        done = [] if known is None else [known]
+        if not self.one_call or isinstance(self._blocks[j], PlainBlock):
+            depths = self._depths(j)[len(done) :]
+            steps = [self._step(states, context, "stage1", n, states[n - 1].float(), m, f) for n, m, f in depths]
+            return torch.stack([*done, *(loss for _, _, loss in steps)])
+        first += len(done)
+        if first > last:
+            return torch.stack(done)
         layers, batch = range(first, last + 1), states[0].shape[0]
         args, kwargs = context.calls[first - 1]
         depth_n = self.depths[first - 1 : last]
@@ -206,7 +208,7 @@ class DistillStep(nn.Module):
         out_ntd = self._run_depths(self.shared_blocks[j].block, x_ntd, modulation, args, kwargs)  # type: ignore[arg-type]
         outs = out_ntd.unflatten(0, (len(layers), batch)).unbind(0)
         targets = [(states[layer], *self._target(states[layer], layer, "stage1")) for layer in layers]
-        return torch.stack([weighted_error(out, *target) for out, target in zip(outs, targets)])
+        return torch.stack([*done, *(weighted_error(out, *target) for out, target in zip(outs, targets))])
 
     def _step(
         self,
@@ -230,7 +232,7 @@ class DistillStep(nn.Module):
     def _depths(self, j: int) -> list[tuple[int, Modulation | None, dict[str, Any]]]:
         """Each layer of phase `j` with its modulation, vectors (D,), and its weights where it has adapters.
 
-        Or with a paper block's layers as it makes them.
+        Or with its layers as a block that folds makes them.
 
         It is looked up here for the whole phase, because a compiled block that read a table would be compiled again
         for each phase.
@@ -240,10 +242,10 @@ class DistillStep(nn.Module):
         modulation = _modulation(self.shared_blocks[j], self.depths[first - 1 : last])
         if modulation is not None:
             modulation = modulation.flattened(1)
-        if isinstance(block, PaperBlock):
-            folded = self._fold(block, modulation, len(layers))
-            return [(layer, None, {"folded": one}) for layer, one in zip(layers, folded)]
         weights = self.shared_blocks[j].weights(self.depths[first - 1 : last])  # type: ignore[operator]
+        if isinstance(block, PaperBlock):
+            folded = self._fold(block, modulation, len(layers), weights)
+            return [(layer, None, {"folded": one}) for layer, one in zip(layers, folded)]
         given = [{}] * len(layers) if weights is None else [{"weights": w} for w in at_each_depth(weights)]
         if modulation is None:
             return [(layer, None, one) for layer, one in zip(layers, given)]
@@ -338,10 +340,11 @@ def _advance(
 
 @torch.no_grad()
 def _blocks(teacher: ViT, tied: nn.ModuleList, phases: Phases) -> list[Any]:
-    """What runs each phase's block: the block itself, or a view of it that folds."""
+    """What runs each phase's block: a view of it that folds, or the block itself.
+
+    Rotary, gated or windowed blocks and those with further norms or another GELU compute something else than the view.
+    """
     blocks: list[Any] = [one.block for one in tied]
-    if not FOLD_COPIES:
-        return blocks
     size, weight = teacher.preprocess.size, next(teacher.model.parameters())
     x_btd, context = teacher.embed(torch.linspace(-1, 1, 3 * size * size).view(1, 3, size, size).to(weight))
     calls = [context.calls[first - 1] for first, _ in phases.spans]
@@ -367,8 +370,8 @@ def half_copy(vit: ViT) -> ViT:
         for name, child in parent.named_children():
             if type(child) is nn.Conv2d and _cuts_patches(child):  # a subclass may do more than convolve
                 setattr(parent, name, PatchProduct(child))
-            if gelu.SHORT and type(child) is nn.GELU and child.approximate == "none":
-                setattr(parent, name, gelu.ShortGELU())
+            if type(child) is nn.GELU and child.approximate == "none":
+                setattr(parent, name, ShortGELU())
     return dataclasses.replace(vit, model=model).to(vit.device)
 
 

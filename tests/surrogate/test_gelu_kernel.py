@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from raptor.surrogate import gelu
 
 generator = torch.Generator().manual_seed(0)
-for gelu.SHORT, dtype, rtol in ((False, torch.float32, 1e-5), (False, torch.bfloat16, 1e-2), (True, torch.bfloat16, 1e-2)):
+for dtype, rtol in ((torch.float32, 1e-4), (torch.bfloat16, 1e-2)):
     for num_rows, num_columns in ((64, 512), (100, 600), (3, 40)):
         z, bias, grad = (torch.randn(*size, generator=generator) for size in ((num_rows, num_columns), (num_columns,), (num_rows, num_columns)))
         z, bias, grad = (2 * z).to(dtype).requires_grad_(), bias.requires_grad_(), grad.to(dtype)

@@ -198,8 +198,8 @@ def test_the_students_stream_is_fp32_beside_a_half_teacher(make, lam):
     student = student_of(teacher, (1, 3))
     step = make_step(teacher, student, half_teacher=True)
     seen = []
-    for tied in shared_blocks(student):
-        tied.block.register_forward_hook(lambda _m, args, out: seen.extend((args[0].dtype, out.dtype)))
+    for block in step._blocks:
+        block.register_forward_hook(lambda _m, args, out: seen.extend((args[0].dtype, out.dtype)))
     with torch.autocast("cpu", torch.bfloat16):
         assert step.teacher_states(images_for(teacher))[0][0].dtype == torch.bfloat16
         step(images_for(teacher).bfloat16(), "stage1", lam)
@@ -328,7 +328,8 @@ def test_recomputed_activations_change_nothing(stage, lam, block):
     images = images_for(teacher)
     plain = gradients(make_step(teacher, student), images, stage, lam)
     again = gradients(make_step(teacher, student, checkpointing=True), images, stage, lam)
-    assert all(torch.equal(plain[n], again[n]) for n in plain)
+    for name, grad in plain.items():
+        torch.testing.assert_close(again[name], grad, rtol=1e-4, atol=1e-6)
 
 
 def compiled_with(monkeypatch: pytest.MonkeyPatch, backend: CompileCounter) -> None:
@@ -336,11 +337,19 @@ def compiled_with(monkeypatch: pytest.MonkeyPatch, backend: CompileCounter) -> N
     monkeypatch.setattr(torch, "compile", lambda f, **_: PLAIN_COMPILE(f, backend=backend, fullgraph=True))
 
 
-@pytest.mark.parametrize(("block", "conditioning"), KINDS)
-def test_compiled_steps_do_not_recompile_by_depth_or_phase(monkeypatch, block, conditioning):
-    """At most eight graphs without a break: the teacher's block; a state without and with a gradient; teacher forcing
-    at its first size and at any other; the paper block's layers in phases of one depth, of the first length, of any;
-    teacher forcing of adapted layers in phases of one depth."""
+@pytest.mark.parametrize(
+    ("block", "conditioning", "folds", "most"),
+    [
+        *[("teacher", "table", True, 7), ("adapted", "none", True, 7), ("paper", "mlp", True, 8)],
+        *[("paper", "table", True, 8), ("teacher", "table", False, 5), ("adapted", "none", False, 6)],
+    ],
+)
+def test_compiled_steps_do_not_recompile_by_depth_or_phase(monkeypatch, block, conditioning, folds, most):
+    """At most eight graphs without a break: the teacher's block; a state without and with a gradient; the layers of a
+    block that folds in phases of one depth, of the first length, of any; where teacher forcing is one call, that at its
+    first size and at any other, and that of adapted layers at one depth."""
+    if not folds:
+        monkeypatch.setattr("raptor.train.step.plain_block", lambda *_: None)
     for lengths in ((1, 4, 2, 5), (3, 1, 1, 1, 1, 2, 1, 1, 1)):
         counter = CompileCounter()
         compiled_with(monkeypatch, counter)
@@ -349,7 +358,7 @@ def test_compiled_steps_do_not_recompile_by_depth_or_phase(monkeypatch, block, c
         images = images_for(teacher)
         for stage, lam in (("stage1", 0.5), ("stage1", 0.0), ("stage2", 0.0), ("stage2", 0.0)):
             step(images, stage, lam)[0].backward()
-        assert counter.frame_count <= 5 + {"paper": 3, "adapted": 1}.get(block, 0)
+        assert counter.frame_count <= most
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -366,19 +375,18 @@ def test_weights_folded_once_a_phase_give_the_same_gradient(monkeypatch, conditi
         torch.testing.assert_close(once[name], grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("block", ["teacher", "adapted"])
 @pytest.mark.parametrize("conditioning", ["none", "mlp", "table"])
 @pytest.mark.parametrize("layer_scale", [None, 1e-3])
-def test_a_copied_block_that_folds_gives_the_same_losses_and_gradients(monkeypatch, conditioning, layer_scale):
+def test_a_copied_block_that_folds_gives_the_same_losses_and_gradients(monkeypatch, block, conditioning, layer_scale):
     teacher = tiny_teacher(init_values=layer_scale)
-    student = student_of(teacher, (1, 3), "teacher", conditioning)
+    student = student_of(teacher, (1, 3), block, conditioning)
     images, v_lt = images_for(teacher), some_variance(teacher)
-    plain = make_step(teacher, student, variance_lt=v_lt)
-    assert all(type(block) is CopiedBlock for block in plain._blocks)
-    monkeypatch.setattr("raptor.train.step.FOLD_COPIES", True)
-    monkeypatch.setattr("raptor.train.step.SHARE_FIRST", True)
-    monkeypatch.setattr("raptor.surrogate.blocks.LATE_BIAS", True)
     folded = make_step(teacher, student, variance_lt=v_lt)
     assert all(type(block) is PlainBlock for block in folded._blocks)
+    monkeypatch.setattr("raptor.train.step.plain_block", lambda *_: None)
+    plain = make_step(teacher, student, variance_lt=v_lt)
+    assert all(type(block) is CopiedBlock for block in plain._blocks)
     for stage, lam in (("stage1", 0.4), ("stage1", 1.0), ("stage2", 0.0)):
         grads = gradients(folded, images, stage, lam)
         for name, grad in gradients(plain, images, stage, lam).items():
@@ -386,9 +394,8 @@ def test_a_copied_block_that_folds_gives_the_same_losses_and_gradients(monkeypat
         torch.testing.assert_close(folded(images, stage, lam)[1], plain(images, stage, lam)[1])
 
 
-def test_blocks_of_another_make_do_not_fold(monkeypatch):
+def test_blocks_of_another_make_do_not_fold():
     """Rotary embedding, SwiGLU, normed queries and keys, no bias, another GELU."""
-    monkeypatch.setattr("raptor.train.step.FOLD_COPIES", True)
     others = (
         rotary(),
         rotary("eva02_tiny_patch14_224", size=28),
@@ -398,6 +405,8 @@ def test_blocks_of_another_make_do_not_fold(monkeypatch):
     )
     for teacher in others:
         assert type(make_step(teacher, student_of(teacher, (2, 2)))._blocks[0]) is CopiedBlock
+    adapted = student_of(others[0], (2, 2), "adapted", "none")
+    assert type(make_step(others[0], adapted)._blocks[0]) is CopiedBlock
 
 
 def test_many_batch_sizes_in_one_process_stay_compiled(monkeypatch):
@@ -415,7 +424,7 @@ def test_many_batch_sizes_in_one_process_stay_compiled(monkeypatch):
     ("make", "block", "conditioning"),
     [
         *[(tiny_teacher, "teacher", "table"), (rotary, "teacher", "table"), (tiny_teacher, "paper", "mlp")],
-        (tiny_teacher, "adapted", "table"),
+        *[(tiny_teacher, "adapted", "table"), (rotary, "adapted", "none")],
     ],
 )
 def test_a_compiled_step_gives_the_same_loss_and_gradient(monkeypatch, make, block, conditioning):
