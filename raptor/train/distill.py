@@ -812,6 +812,8 @@ def _plan(job: Job, phases: Phases, folder: Path, config: dict[str, Any], num_si
 def _plan_notes(job: Job, run_folder: Path) -> list[str]:
     """What of the run is there already, and what the measured steps do not show."""
     notes = ["the first steps also compile the blocks, about a minute"] if job.compile_blocks else []
+    if job.graphed():
+        notes.append("each measured step is a CUDA graph; several devices run it without, so small batches take longer")
     done = read_finished(DistillSummary, run_folder)
     if done is not None and _num_legs(done.num_steps) == len(job.budgets):
         return [*notes, f"{run_folder} holds this run, finished: the command gives it back at once"]

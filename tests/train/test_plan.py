@@ -14,6 +14,7 @@ from raptor.cli import main
 from raptor.commands import probe, reproduce
 from raptor.run import RunError
 from raptor.train import loop, plan
+from raptor.train.distill import Job
 from raptor.train.plan import Plan, PlannedPart
 
 SWEEP = dict(data="scenes", p=[0.0, 0.5], more_seeds=[], size=24, dim=32, depth=3, heads=2, limit=64, val_images=16)
@@ -108,6 +109,13 @@ def test_probes_of_both_sides_are_planned_from_a_part_of_the_data(tmp_path, caps
     )
     assert isinstance(dense, Plan) and dense.parts[0].num_steps % 25 == 0 and dense.parts[0].num_steps > 0
     assert files(tmp_path) == []
+
+
+def test_a_plan_measured_with_cuda_graphs_says_that_several_devices_have_none(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(loop, "mean_seconds", lambda step, kind, device: 0.5)
+    assert tiny_run(tmp_path / "run", dry_run=True).notes == []
+    monkeypatch.setattr(Job, "graphed", lambda job: True)
+    assert "several devices run it without" in tiny_run(tmp_path / "run", dry_run=True).notes[0]
 
 
 def test_a_sweep_is_planned_by_its_first_cell(tmp_path, monkeypatch) -> None:
