@@ -24,11 +24,11 @@ from raptor.surrogate.blocks import Modulation, PaperBlock, PlainBlock, plain_bl
 from raptor.surrogate.folding import FoldedDepths
 from raptor.surrogate.gelu import ShortGELU
 from raptor.surrogate.surrogate import shared_blocks
+from raptor.train import frozen
 from raptor.train.losses import StateVariance, token_weights, weighted_error
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import Context, TokenGroups, ViT, first_tensor
 
-COMPILER: dict[str, Any] | None = None  # options of the compiled teacher
 _VARIANCE_BATCHES = 8
 _MAX_SHAPES = 64  # graphs of one function that a process may compile, two for each batch size
 _ALIGNED = 8  # bf16 matrix products are slow when the row length is not a multiple of this
@@ -85,6 +85,8 @@ class DistillStep(nn.Module):
         self.shared_blocks = shared_blocks(student)
         # In a tuple, so that this module does not register it.
         self._teacher = (half_copy(teacher) if half_teacher else teacher,)
+        folded = frozen.frozen_blocks(teacher) if half_teacher and frozen.FREEZE else None
+        self._teacher_blocks = list(self._teacher[0].blocks) if folded is None else folded
         self.phases = phases
         self.checkpointing = checkpointing
         self.trained = list(range(phases.k)) if phase is None else [phase - 1]
@@ -111,7 +113,7 @@ class DistillStep(nn.Module):
         if compile_blocks:
             limits = torch._dynamo.config
             limits.recompile_limit = max(limits.recompile_limit, _MAX_SHAPES)  # beyond it a function runs uncompiled
-            self._run_block = torch.compile(_run_block, dynamic=False, options=COMPILER)
+            self._run_block = torch.compile(_run_block, dynamic=False)
             self._advance = torch.compile(_advance, dynamic=False)
             self._run_depths = torch.compile(_run_depths)  # phases differ in length
 
@@ -136,7 +138,7 @@ class DistillStep(nn.Module):
         teacher = self._teacher[0]
         x_btd, context = teacher.embed(images)
         states = [x_btd]
-        for block, (args, kwargs) in zip(teacher.blocks, context.calls):
+        for block, (args, kwargs) in zip(self._teacher_blocks, context.calls):
             states.append(self._run_block(block, states[-1], args, kwargs))
         return states, context
 
