@@ -125,7 +125,7 @@ def evaluate(
     head_file, head_images = options["head_file"], options["head_images"]
     fitting = None
     if head_file is None and not model.num_classes:
-        images = chosen.training(None, size)
+        images = chosen.labelled(chosen.training(None, size), judged, size)
         fitting = head_batches(model, images, batch_size, head_images=head_images, num_workers=num_workers, ranks=ranks)
     head, reason = resolve_head(
         model, fitting, file=head_file, cache=folder / "head.safetensors", head_images=head_images, precision=precision

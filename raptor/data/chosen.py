@@ -10,6 +10,7 @@ from typing import Any
 from raptor.data.by_name import open_data, spec_text
 from raptor.data.classes import for_head, renumbered
 from raptor.data.images import ImageData
+from raptor.data.split import is_train
 from raptor.run import RunError, read_config
 
 DEFAULT_DATA = "scenes"
@@ -68,6 +69,18 @@ class ChosenData:
         if like is None or like.classes is None or found.classes in (None, like.classes):
             return found
         return renumbered(found, like.classes) or found.without_labels()
+
+    def labelled(self, train: ImageData, judged: ImageData, size: int | None = None, num_classes: int = 0) -> ImageData:
+        """The images that heads are fitted on: `train` or, where it has no labels, the training part of `val`."""
+        if train.labels is not None or judged.labels is None or self.val is None:
+            return train
+        whole = open_data(self.val, "all", size=size, skip_bad=self.skip_bad)
+        if not any(part is not None and is_train(part) for part in whole.parts):
+            return train
+        found = for_head(open_data(self.val, "train", size=size, skip_bad=self.skip_bad), num_classes, self.classes)
+        if found.classes == judged.classes:
+            return found
+        return renumbered(found, judged.classes or []) or train
 
 
 def remembered(model: Any) -> dict[str, Any]:

@@ -112,6 +112,29 @@ def _load_pair(
     return kept[0], kept[1]
 
 
+@lru_cache(maxsize=1)
+def _load_more(
+    specs: tuple[str, ...], preprocess: Preprocess, limit: int | None, device: str, num_workers: int | None, keep: bool
+) -> ImageData:
+    joined = ChosenData(specs).training(limit, preprocess.size).without_labels()
+    return InMemory(joined, preprocess, device, num_workers) if keep else joined
+
+
+def images_to_distil(
+    pair: Pair, options: Mapping[str, Any], preprocess: Preprocess, machine: Machine
+) -> tuple[ImageData, ...]:
+    """The images for `distill`: the pair or, with `more_data`, all images to train on, those held out, the labelled."""
+    more = options.get("more_data")
+    if not more:
+        return pair
+    data = options["data"]
+    specs = ((data,) if isinstance(data, str) else tuple(data)) + tuple(more)
+    keep = options.get("in_memory", True) and not is_planning()
+    joined = _load_more(specs, preprocess, options.get("limit"), machine.device, machine.num_workers, keep)
+    train, held_out = pair
+    return joined, held_out, train
+
+
 def open_teacher(options: dict[str, Any], machine: Machine) -> tuple[ViT, Pair]:
     """The teacher that the options of a cell name, and its images."""
     teacher = open_vit(
@@ -153,12 +176,15 @@ def cut_phases(vit: ViT, data: ImageData, k: int, machine: Machine, tokens: str 
 
 
 def make_raptor(
-    teacher: ViT, pair: Pair, phases: Phases, folder: Path, machine: Machine, **options: Any
+    teacher: ViT, images: tuple[ImageData, ...], phases: Phases, folder: Path, machine: Machine, **options: Any
 ) -> RaptorScores:
-    """Distil a surrogate with these phases into `folder` and return its scores. Its checkpoints are deleted."""
+    """Distil a surrogate with these phases into `folder` and return its scores. Its checkpoints are deleted.
+
+    images: training and held-out ones, and labelled ones if the former have no labels; as `distill` takes them.
+    """
     done = distill(
         teacher,
-        pair,
+        images,
         phases=list(phases.lengths),
         out=str(folder),
         device=machine.device,
@@ -167,7 +193,7 @@ def make_raptor(
     )
     assert isinstance(done, Distilled)
     drop_checkpoints(folder)
-    nulls = _null_curves(teacher, pair, phases, machine)
+    nulls = _null_curves(teacher, (images[0], images[1]), phases, machine)
     return _raptor_scores(done.summary, block_parameters(done.surrogate), nulls)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Unpack
 
-from raptor.data import open_dense
+from raptor.data import open_data, open_dense
 from raptor.data.by_name import as_spec
 from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, plannable, run_sweep
@@ -22,6 +22,7 @@ from raptor.experiments.raptors import (
     check_cells,
     cut_by,
     cut_phases,
+    images_to_distil,
     make_raptor,
     open_teacher,
 )
@@ -64,6 +65,7 @@ def run(
     *,
     model: str = "timm/vit_small_patch14_reg4_dinov2",
     data: list[str] | str,
+    more_data: list[str] | None = None,
     segment: str | None = None,
     depth: str | None = None,
     k: list[int] = [2, 3, 4],  # noqa: B006
@@ -89,6 +91,7 @@ def run(
         model: the teacher.
         weights: a local weight file for it.
         data: labelled images, for distillation and classification.
+        more_data: further images to distil on, without labels, such as nyuv2:PATH.
         segment: data for segmentation, such as nyuv2:PATH or ade20k:PATH; left out by default.
         depth: data for depth, such as nyuv2:PATH; left out by default.
         k: numbers of blocks.
@@ -109,6 +112,8 @@ def run(
     """
     started = time.monotonic()
     options = with_defaults(Table1Options, given)
+    if more_data is not None:
+        open_data(more_data, "train")  # what cannot be read is refused before any cell is begun
     machine = Machine(
         Path(out), pick_device(options["device"]), options["num_workers"], options["compile"], options["trust_hub"]
     )
@@ -117,6 +122,7 @@ def run(
         weights=options["weights"],
         data=as_spec(data),
         val=as_spec(options["val"]),
+        **({} if more_data is None else {"more_data": more_data}),
         segment=segment,
         depth=depth,
         budget=budget,
@@ -163,7 +169,7 @@ def _do_cell(machine: Machine, cell: Cell) -> ProbedTeacher | ProbedRaptor:
     folder = machine.folder / "raptors" / cell.name
     scores = make_raptor(
         teacher,
-        pair,
+        images_to_distil(pair, options, teacher.preprocess, machine),
         cut_phases(teacher, pair[0], options["k"], machine, options.get("tokens", "all")),
         folder,
         machine,

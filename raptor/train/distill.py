@@ -104,7 +104,7 @@ class DistillOptions(RecipeOptions, OpeningModel, GivenHead, Running, Compiling,
 @recorded
 def distill(
     model: str | Path | nn.Module | ViT,
-    data: list[str] | str | tuple[ImageData, ImageData] = "scenes",
+    data: list[str] | str | tuple[ImageData, ...] = "scenes",
     *,
     val: list[str] | str | None = None,
     split: str = "val",
@@ -134,8 +134,9 @@ def distill(
         model: what to distil: timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, a folder or a module.
         data: images to train on: a folder, zip archives, scenes, cifar10, hf/NAME:split, wds/PATTERN; several are
             joined, with labels where all have the same classes (in Python also a pair of opened data, training and
-            held-out).
-        val: other images to judge on, instead of the held-out part of the data.
+            held-out; a third are labelled images that heads are fitted on).
+        val: other images to judge on, instead of the held-out part of the data. Where only they have labels, heads are
+            fitted on their own training part.
         split: which part is judged on: val (held out), or another of the data's own parts, such as test.
         classes: a file with the classes of the teacher's head, one per line; ImageNet's WordNet ids need none.
         k: number of tied blocks (3 unless `phases` are given), or `auto` for the smallest that passes `target`.
@@ -183,7 +184,8 @@ def distill(
     if out is not None:
         check_folder(out)
     if isinstance(data, tuple):
-        train_data, val_data = data
+        train_data, val_data, *labelled = data
+        head_data = labelled[0] if labelled else train_data
         spec: str | list[str] = train_data.name
     else:
         spec, val = as_spec(data), as_spec(val)
@@ -191,6 +193,7 @@ def distill(
         side = teacher.preprocess.size
         train_data = chosen.training(limit, side, teacher.num_classes)
         val_data = chosen.judged(val_images, side, teacher.num_classes, like=train_data)
+        head_data = chosen.labelled(train_data, val_data, side, teacher.num_classes)
     check_stream(len(train_data), settings.batch_size, settings.augment, settings.crop_scale, sizes=settings.sizes)
     for side in settings.sizes or ():
         groups_at(teacher, side)
@@ -201,6 +204,7 @@ def distill(
         train_data,
         val_data,
         fabric,
+        head_data,
         precision=precision,
         stage="1" if phase is not None else stage,
         phase=phase,
@@ -331,6 +335,7 @@ class Leg(NamedTuple):
 class Job:
     """The models, the data, the device and the options of one distillation; options as in `distill`, resolved.
 
+    head_data: images that heads are fitted on; by default the training images.
     budgets: that of each leg of the run in its order; the last is the recipe's.
     """
 
@@ -339,6 +344,7 @@ class Job:
     train_data: ImageData
     val_data: ImageData
     fabric: Any
+    head_data: ImageData | None = None
     precision: str = "fp32"
     stage: str = "all"
     phase: int | None = None
@@ -460,7 +466,7 @@ class Job:
     def validator(self, folder: Path) -> Validator:
         return Validator(
             self.teacher,
-            self.train_data,
+            self.train_data if self.head_data is None else self.head_data,
             self.val_data,
             self.precision,
             self.num_workers,
@@ -951,6 +957,7 @@ class Validator:
     """Measures surrogates of one teacher on held-out images.
 
     Args:
+        head_data: images that ridge heads are fitted on, where they have labels.
         head_file: a linear head, for a teacher that has none.
         folder: where a ridge head fitted for the run is kept.
         head_images: training images a ridge head is fitted on; see `head_batches`.
@@ -960,7 +967,7 @@ class Validator:
     def __init__(
         self,
         teacher: ViT,
-        train_data: ImageData,
+        head_data: ImageData,
         val_data: ImageData,
         precision: str = "fp32",
         num_workers: int | None = None,
@@ -976,10 +983,10 @@ class Validator:
         )
         self.head_images = head_images
         self.train = head_batches(
-            teacher, train_data, _VALIDATION_BATCH, head_images=head_images, num_workers=num_workers, ranks=ranks
+            teacher, head_data, _VALIDATION_BATCH, head_images=head_images, num_workers=num_workers, ranks=ranks
         )
         self.has_truth = val_data.labels is not None
-        self.labelled = self.has_truth and train_data.labels is not None
+        self.labelled = self.has_truth and head_data.labels is not None
         self.num_classes = len(val_data.classes or ())
         self.head_file, self.folder = head_file, folder
         self._head: tuple[Head | None, str] | None = None

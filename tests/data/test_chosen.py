@@ -70,6 +70,21 @@ def test_other_data_to_judge_on(tmp_path: Path) -> None:
     assert chosen.judged(like=train).labels is None
 
 
+def test_heads_are_fitted_on_the_training_part_of_the_judged_set_where_only_that_has_labels(tmp_path: Path) -> None:
+    plain = _write(tmp_path / "plain", [f"{i}.png" for i in range(30)])
+    own = _write(tmp_path / "own", [f"train/{c}/{c}{i}.png" for c in "ab" for i in range(6)] + ["val/b/b9.png"])
+    chosen = ChosenData([str(plain), str(own)], str(own))
+    train, judged = chosen.training(), chosen.judged()
+    fitted = chosen.labelled(train, judged)
+    assert train.labels is None and judged.labels == [1] and fitted.labels == [0] * 6 + [1] * 6
+    assert all("train" in name for name in fitted.names)
+    whole = _write(tmp_path / "whole", [f"{c}/{c}{i}.png" for c in "ab" for i in range(4)])
+    chosen = ChosenData(str(plain), str(whole))  # all of it is judged on: nothing is left to fit a head on
+    assert len(chosen.judged()) == 8 and chosen.labelled(train, chosen.judged()) is train
+    labelled = ChosenData(str(own))
+    assert labelled.labelled(labelled.training(), labelled.judged()).names == labelled.training().names
+
+
 def test_joined_sets(tmp_path: Path) -> None:
     a = _write(tmp_path / "a", [f"x/{i}.png" for i in range(30)])
     b = _write(tmp_path / "b", [f"train/y/b{i}.png" for i in range(7)] + ["val/y/c.png"])

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from PIL import Image
 
 from raptor.experiments import figure5, table1
 from raptor.experiments.records import (
@@ -15,6 +16,7 @@ from raptor.experiments.records import (
     ProbeScores,
     Table1,
 )
+from raptor.run import read_config
 
 
 def test_table1_and_figure5(sweep_folder: Path, tiny: SimpleNamespace, tmp_path: Path) -> None:
@@ -47,6 +49,30 @@ def test_table1_and_figure5(sweep_folder: Path, tiny: SimpleNamespace, tmp_path:
     assert (tmp_path / "drawn" / "figure5.png").exists()
     assert drawn.result.points[0].r2.mean == k2.r2["all"].r2.mean
     assert Table1.read(tmp_path) == done.result and Figure5.read(tmp_path / "drawn") == drawn.result
+
+
+def test_more_data_is_distilled_on_and_heads_keep_the_labelled_images(
+    sweep_folder: Path, tiny: SimpleNamespace, tmp_path: Path
+) -> None:
+    colours = [(40 * i, 255 - 40 * i, 80) for i in range(6)]
+    for i, colour in enumerate(colours):
+        (tmp_path / "more").mkdir(exist_ok=True)
+        Image.new("RGB", (32, 32), colour).save(tmp_path / "more" / f"{i}.png")
+    done = table1.run(
+        **tiny.images,
+        more_data=[str(tmp_path / "more")],
+        model=str(sweep_folder / "teachers" / "p0-s0" / "teacher"),
+        k=[2],
+        seeds=[0],
+        budget="2steps",
+        batch_size=16,
+        classify_epochs=1,
+        out=str(tmp_path / "out"),
+    )
+    config = read_config(tmp_path / "out" / "raptors" / "k2-s0")
+    assert config["images"]["train"]["num_images"] == tiny.images["limit"] and "more" in config["data"]
+    cell = done.result.cells["k2-s0"]
+    assert cell.probe is not None and cell.accuracy is not None and done.result.settings["more_data"]
 
 
 def test_probes_of_unequal_steps_have_no_recovery() -> None:

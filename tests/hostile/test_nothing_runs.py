@@ -61,6 +61,7 @@ FILES = {
     "teacher": ("evaluate run --teacher FILE", ""),
     "start": ("distill teacher --data images --phases 2 2 --batch_size 4 --start FILE", ""),
     "data": ("phases teacher --data FILE", ".zip"),
+    "more_data": ("reproduce table1 --data images --model teacher --more_data FILE", ".zip"),
     "val": ("phases teacher --data images --val FILE", ".tar"),
     "segment": ("probe teacher --task segment --data ade20k:FILE", ".zip"),
     "depth": ("probe teacher --task depth --data nyuv2:FILE", ".mat"),
