@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raptor.surrogate.adapters import DepthLinear, Weights, adapt, matrix_names
-from raptor.surrogate.attention import attend
 from raptor.surrogate.gelu import gelu
 from raptor.surrogate.swiglu import swiglu
 from raptor.vit.view import ViT, first_tensor
@@ -129,10 +128,10 @@ class PaperBlock(nn.Module):
         qkv, proj, wi, wo = folded.layers
         y_btd = F.linear(_plain_norm(x_btd, self.norm1) if normed_btd is None else normed_btd, *qkv)
         if fused:  # the gradients of biases added to the stream are sums of its gradient, taken where that is made
-            u_btd = x_btd + proj[1] + F.linear(attend(y_btd, self.num_heads, fused), proj[0])
+            u_btd = x_btd + proj[1] + F.linear(self.attend(y_btd), proj[0])
             h_btf = self.hidden(_plain_norm(u_btd, self.norm2), *wi, fused=fused)
             return folded.t3 * u_btd + (wo[1] + folded.shift3) + F.linear(h_btf, wo[0])
-        u_btd = x_btd + F.linear(attend(y_btd, self.num_heads), *proj)
+        u_btd = x_btd + F.linear(self.attend(y_btd), *proj)
         h_btf = self.hidden(_plain_norm(u_btd, self.norm2), *wi, fused=fused)
         return folded.t3 * u_btd + F.linear(h_btf, *wo) + folded.shift3
 
@@ -160,7 +159,7 @@ class PaperBlock(nn.Module):
     def _one_depth_a_row(self, x_btd: Tensor, m: Modulation) -> Tensor:
         """The same, with scales and shifts that differ between rows and so cannot be folded into the weights."""
         y_btd = self.qkv(_film(self.norm1(x_btd), m.scale1, m.shift1))
-        u_btd = x_btd + (m.t1 * self.g1) * self.proj(attend(y_btd, self.num_heads))
+        u_btd = x_btd + (m.t1 * self.g1) * self.proj(self.attend(y_btd))
         h_btf = self.hidden(_film(self.norm2(u_btd), m.scale2, m.shift2), self.wi.weight, self.wi.bias)
         v_btd = u_btd + (m.t2 * self.g2) * self.wo(h_btf)
         return _film(v_btd, m.t3, m.shift3)
@@ -168,6 +167,12 @@ class PaperBlock(nn.Module):
     def hidden(self, x_btd: Tensor, weight_fd: Tensor, bias_f: Tensor, fused: bool = False) -> Tensor:
         """The hidden activations of the MLP."""
         return swiglu(x_btd, weight_fd, bias_f, fused)
+
+    def attend(self, qkv_btf: Tensor) -> Tensor:
+        """Softmax attention over queries, keys and values stacked along the last axis, `(B, T, 3 D)`."""
+        b, t, f = qkv_btf.shape
+        q, k, v = qkv_btf.view(b, t, 3, self.num_heads, f // 3 // self.num_heads).permute(2, 0, 3, 1, 4).unbind(0)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, f // 3)
 
 
 def product_dtype(tensor: Tensor) -> torch.dtype:

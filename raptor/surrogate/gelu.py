@@ -15,7 +15,6 @@ from torch.autograd.function import once_differentiable
 
 from raptor.devices import HAS_TRITON
 
-EPILOGUE = False  # take `linear_gelu` for blocks that are not trained; not measured yet
 # The normal distribution function as sigmoid(x (c0 + c1 x^2 + c2 x^4 + c3 x^6)), with x^2 held at LAST: the GELU is off
 # by 1.3e-5 at most, and bf16 rounds a value of .01 by 2e-5.
 COEFFICIENTS = (1.59534958, 7.34984776e-02, -5.20865744e-04, -1.64242901e-05)
@@ -45,18 +44,6 @@ def short_gelu(z: Tensor) -> Tensor:
 def activation(z: Tensor) -> Tensor:
     """GELU, by the short formula where it is compiled to one kernel."""
     return short_gelu(z) if z.dtype == torch.bfloat16 and torch.compiler.is_compiling() else F.gelu(z)
-
-
-@torch.library.custom_op("raptor::linear_gelu", mutates_args=())
-def linear_gelu(x_btd: Tensor, weight_fd: Tensor, bias_f: Tensor) -> Tensor:
-    """`GELU(W x + b)` without a gradient, on a GPU by the tanh form: cuBLAS takes that while the product is stored."""
-    rows = torch._addmm_activation(bias_f, x_btd.flatten(0, -2), weight_fd.t(), use_gelu=True)
-    return rows.view(*x_btd.shape[:-1], -1)
-
-
-@linear_gelu.register_fake
-def _(x_btd: Tensor, weight_fd: Tensor, bias_f: Tensor) -> Tensor:
-    return x_btd.new_empty(*x_btd.shape[:-1], len(weight_fd))
 
 
 class ShortGELU(nn.Module):

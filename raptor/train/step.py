@@ -24,7 +24,6 @@ from raptor.surrogate.blocks import Modulation, PaperBlock, PlainBlock, plain_bl
 from raptor.surrogate.folding import FoldedDepths
 from raptor.surrogate.gelu import ShortGELU
 from raptor.surrogate.surrogate import shared_blocks
-from raptor.train import frozen
 from raptor.train.losses import StateVariance, token_weights, weighted_error
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import Context, TokenGroups, ViT, first_tensor
@@ -85,8 +84,6 @@ class DistillStep(nn.Module):
         self.shared_blocks = shared_blocks(student)
         # In a tuple, so that this module does not register it.
         self._teacher = (half_copy(teacher) if half_teacher else teacher,)
-        folded = frozen.frozen_blocks(teacher) if half_teacher and frozen.FREEZE else None
-        self._teacher_blocks = list(self._teacher[0].blocks) if folded is None else folded
         self.phases = phases
         self.checkpointing = checkpointing
         self.trained = list(range(phases.k)) if phase is None else [phase - 1]
@@ -138,7 +135,7 @@ class DistillStep(nn.Module):
         teacher = self._teacher[0]
         x_btd, context = teacher.embed(images)
         states = [x_btd]
-        for block, (args, kwargs) in zip(self._teacher_blocks, context.calls):
+        for block, (args, kwargs) in zip(teacher.blocks, context.calls):
             states.append(self._run_block(block, states[-1], args, kwargs))
         return states, context
 
