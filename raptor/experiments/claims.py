@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from raptor.experiments.depth_claims import (
     claims_dynamics,
     claims_interventions,
     claims_witness,
+    twin_cut,
 )
 from raptor.experiments.evidence import Claim, Verdict
 from raptor.experiments.outcome import data_label, markdown
@@ -42,7 +44,7 @@ from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.complexity import Complexity
 from raptor.provenance import Provenance, recorded
 from raptor.run import ResultFile, read_json, read_text, write_text
-from raptor.streaming import Result
+from raptor.streaming import Record, Result
 
 File = TypeVar("File", bound=ExperimentFile)
 _Found = dict[str, list[tuple[Path, ExperimentFile]]]
@@ -114,14 +116,35 @@ _SECTIONS: dict[str, _Section[Any]] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Twin(Record):
+    """An untrained model whose numbers stand beside those of a trained one, in every row or only where the cut counts.
+
+    of: the trained model. num_images, num_perturbed: images measured, and those of the perturbations.
+    cut: where it is cut. every_row: the others stand only in rows about phases.
+    """
+
+    of: str
+    source: str
+    command: str
+    num_images: int
+    num_perturbed: int
+    cut: str
+    every_row: bool
+
+
 @dataclass
 class ClaimsFile(ResultFile):
-    """claims.json: every claim of the paper with the number that decides it. `counts`: claims by verdict."""
+    """claims.json: every claim of the paper with the number that decides it.
+
+    counts: claims by verdict. twins: the untrained models beside the numbers.
+    """
 
     FILE: ClassVar[str] = "claims.json"
 
     claims: list[Claim]
     counts: dict[str, int] = field(default_factory=dict)
+    twins: list[Twin] = field(default_factory=list)
     command: str = "raptor reproduce claims --page docs/results"
     provenance: Provenance = field(default_factory=Provenance)
 
@@ -183,13 +206,12 @@ def run(
     if reference is not None:
         depth.mkdir(parents=True, exist_ok=True)
         read_witness(reference).write(depth)
-    claims = [
-        *_depth_claims(depth, target),
-        *_certificate_claims(Path(certificates), target),
-        *_experiment_claims(found, target),
-    ]
+    of_depth, twins = _depth_claims(depth, target)
+    claims = _in_order(
+        [*of_depth, *_certificate_claims(Path(certificates), target), *_experiment_claims(found, target)]
+    )
     counts = {str(verdict): sum(claim.verdict is verdict for claim in claims) for verdict in Verdict}
-    file = ClaimsFile(claims, counts)
+    file = ClaimsFile(claims, counts, twins)
     path = Path(out) if out else folder / "experiments.md"
     for parent in (path.parent, target):
         parent.mkdir(parents=True, exist_ok=True)
@@ -239,7 +261,7 @@ def _experiment_claims(found: _Found, base: Path) -> list[Claim]:
             runs.append((None, None))
         for path, result in runs:
             for claim in section.claims(result):
-                filled = replace(claim, recipe=section.recipe)
+                filled = replace(claim, recipe=claim.recipe or section.recipe)
                 if path is not None and result is not None:
                     image = path.with_name(f"{section.figure}.png")
                     filled = replace(
@@ -258,25 +280,21 @@ def _as_in_the_paper(result: ExperimentFile | None) -> bool:
     return result is not None and result.settings.get("base", "paper") == "paper"
 
 
-def _depth_claims(folder: Path, base: Path) -> list[Claim]:
-    """The claims about depth, those of several models side by side."""
+def _depth_claims(folder: Path, base: Path) -> tuple[list[Claim], list[Twin]]:
+    """The claims about depth, those of several models side by side; and the untrained twins beside them."""
     witness = Witness.read(folder) if (folder / Witness.FILE).exists() else None
     found: list[Claim] = []
-    for path in sorted(folder.glob("*.json")):
-        saved = read_json(path)
-        if not isinstance(saved, dict) or not (saved.get("teacher") or {}).get("estimates"):
-            continue
-        if path.stem.endswith("-untrained"):
-            continue  # it stands beside the trained model's numbers
+    beside: list[Twin] = []
+    for path in _trained(folder):
         measured = DynamicsFile.read_file(path)
-        beside = {kind: path.with_name(f"{path.stem}-{kind}.json") for kind in ("relative", "untrained")}
-        read = {kind: DynamicsFile.read_file(other) for kind, other in beside.items() if other.exists()}
+        other = path.with_name(f"{path.stem}-relative.json")
+        relative = DynamicsFile.read_file(other) if other.exists() else None
+        twins = _twins(path)
+        beside += [_twin_record(measured, file, twin, base, i) for i, (file, twin) in enumerate(twins)]
         model = measured.teacher.model
         label = f"{model.name} (L = {model.num_layers}), {data_label(measured.data)}"
-        found += [
-            _filled(c, path, base, label, measured.provenance.command)
-            for c in claims_dynamics(measured, witness, **read)
-        ]
+        claims = claims_dynamics(measured, witness, relative, [twin for _, twin in twins])
+        found += [_filled(c, path, base, label, measured.provenance.command) for c in claims]
         for changed in (path.with_name(f"{path.stem}{kind}-interventions.json") for kind in ("", "-paper")):
             if changed.exists():
                 swaps = InterventionsFile.read_file(changed)
@@ -291,7 +309,37 @@ def _depth_claims(folder: Path, base: Path) -> list[Claim]:
     if witness is not None:
         source = os.path.relpath(folder / Witness.FILE, base)
         table3 = [replace(claim, source=source, on="the authors' ViT-B matrix", number="phases") for claim in table3]
-    return [replace(claim, recipe=claim.recipe or "dynamics-paper") for claim in [*table3, *found]]
+    return [replace(claim, recipe=claim.recipe or "dynamics-paper") for claim in [*table3, *found]], beside
+
+
+def _trained(folder: Path) -> list[Path]:
+    """The files of `raptor dynamics` that hold estimates, without those of untrained twins."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        saved = read_json(path)
+        if isinstance(saved, dict) and (saved.get("teacher") or {}).get("estimates") and "-untrained" not in path.stem:
+            found.append(path)
+    return found
+
+
+def _twins(path: Path) -> list[tuple[Path, DynamicsFile]]:
+    """NAME-untrained.json and NAME-untrained-….json beside NAME.json, the one with the most images first."""
+    files = sorted(
+        [*path.parent.glob(f"{path.stem}-untrained.json"), *path.parent.glob(f"{path.stem}-untrained-*.json")]
+    )
+    return sorted(((f, DynamicsFile.read_file(f)) for f in files), key=lambda found: -found[1].teacher.num_images)
+
+
+def _twin_record(model: DynamicsFile, path: Path, twin: DynamicsFile, base: Path, place: int) -> Twin:
+    return Twin(
+        of=model.teacher.model.name,
+        source=os.path.relpath(path, base),
+        command=twin.provenance.command or "",
+        num_images=twin.teacher.num_images,
+        num_perturbed=twin.teacher.num_stability_images,
+        cut=twin_cut(model, twin),
+        every_row=place == 0,
+    )
 
 
 def _certificate_claims(folder: Path, base: Path) -> list[Claim]:
@@ -334,21 +382,33 @@ _DEPTH = (
 )
 
 
+_TWINS = (
+    "**Untrained twins.** What a model does before training is no sign of training, so the number of an untrained "
+    "model of the same make stands beside that of the trained one. The blocks of an untrained DINOv2 are scaled by "
+    "1e-5 and leave every token where it is; here they are scaled by 1 (`--layer_scale 1.0`). The twin with the most "
+    "images stands beside every row. Numbers that depend on where depth is cut are given for every twin: with its own "
+    "cut, which is what max-cut finds without training, and cut alike."
+)
+
+
 def _claims_page(file: ClaimsFile, base: Path, experiments: Path) -> str:
-    commands = list(dict.fromkeys(claim.command for claim in file.claims if claim.command))
-    rows = [_claim_row(claim, commands) for claim in file.claims]
-    columns = ("where", "paper says", "on", "we measured", "holds if", "verdict", "from")
-    counts = markdown(("verdict", "claims"), [[verdict, num] for verdict, num in file.counts.items()])
+    """One table per figure, table or section of the paper, narrow enough for a page of text."""
+    made = [*(claim.command for claim in file.claims), *(twin.command for twin in file.twins)]
+    commands = list(dict.fromkeys(filter(None, made)))
     link = os.path.relpath(experiments, base)
+    parts: dict[str, list[Claim]] = defaultdict(list)
+    for claim in file.claims:
+        parts[_part(claim.place)].append(claim)
     return (
         "\n\n".join(
             [
                 "# The paper's claims",
                 f"{_INTRO} Tables, figures and what we make of them: [experiments]({link}), [dynamics](dynamics.md).",
-                counts,
+                _counts_table(parts),
                 RULES,
                 _DEPTH,
-                markdown(columns, rows),
+                *_twins_shown(file.twins, commands),
+                *(text for part, claims in parts.items() for text in (f"## {part}", _part_table(claims, commands))),
                 "## Runs",
                 "\n".join(f"{i}. `{command}`" for i, command in enumerate(commands, start=1)),
             ]
@@ -357,16 +417,78 @@ def _claims_page(file: ClaimsFile, base: Path, experiments: Path) -> str:
     )
 
 
-def _claim_row(claim: Claim, commands: Sequence[str]) -> list[str]:
-    links = [f"run {commands.index(claim.command) + 1}"] if claim.command else []
+def _part(place: str) -> str:
+    """The heading a claim stands under: `Figure 4` for Figure 4A, `Section 2` for Section 2 (camera-ready)."""
+    found = re.match(_PARTS, place)
+    return found[0] if found else place
+
+
+_PARTS = r"(Definition|Figure|Table|Section|Appendix) (\d+|[A-Z])"
+
+
+def _in_order(claims: Sequence[Claim]) -> list[Claim]:
+    """Claims by figure, table and section of the paper; rows of the same claim together."""
+    first = list(dict.fromkeys((claim.place, claim.says) for claim in claims))
+    kinds = _PARTS[1 : _PARTS.index(")")].split("|")
+
+    def key(claim: Claim) -> tuple[int, int, str, int]:
+        found, row = re.match(_PARTS, claim.place), first.index((claim.place, claim.says))
+        if found is None:
+            return -1, 0, claim.place, row
+        number = found[2]
+        return kinds.index(found[1]), int(number) if number.isdigit() else 0, number, row
+
+    return sorted(claims, key=key)
+
+
+def _counts_table(parts: dict[str, list[Claim]]) -> str:
+    rows: list[list[Any]] = []
+    for part, claims in [*parts.items(), ("**all**", [claim for found in parts.values() for claim in found])]:
+        name = f"[{part}](#{part.lower().replace(' ', '-')})" if part in parts else part
+        rows.append([name, *(sum(claim.verdict is verdict for claim in claims) for verdict in Verdict)])
+    return markdown(("claims of", *map(str, Verdict)), rows)
+
+
+def _twins_shown(twins: Sequence[Twin], commands: Sequence[str]) -> list[str]:
+    if not twins:
+        return []
+    rows = [
+        [
+            twin.of,
+            f"{twin.num_images:,} ({twin.num_perturbed:,})",
+            twin.cut,
+            "every row" if twin.every_row else "rows about phases",
+            ", ".join([*_run_link(twin.command, commands), f"[JSON]({twin.source})"]),
+        ]
+        for twin in twins
+    ]
+    return [_TWINS, markdown(("untrained twin of", "images (perturbed)", "cut", "stands beside", "from"), rows)]
+
+
+def _part_table(claims: Sequence[Claim], commands: Sequence[str]) -> str:
+    """Rows of the same claim follow each other; its words stand in the first."""
+    rows, before = [], ""
+    for claim in claims:
+        says = claim.says if claim.place == _part(claim.place) else f"{claim.place}: {claim.says}"
+        rows.append(["″" if says == before else says, *_claim_cells(claim, commands)])
+        before = says
+    return markdown(("paper says", "on", "we measured", "holds if", "verdict"), rows)
+
+
+def _claim_cells(claim: Claim, commands: Sequence[str]) -> list[str]:
+    links = _run_link(claim.command, commands)
     links += [f"[JSON]({claim.source})"] if claim.source else []
     links += [f"[figure]({claim.figure})"] if claim.figure else []
     if claim.verdict in (Verdict.NOT_TESTED, Verdict.UNDETERMINED) and claim.recipe:
         links.append(f"recipe `{claim.recipe}`")
-    measured = "; ".join(filter(None, [_number(claim), claim.measured])) or "–"
+    measured = "<br>".join(filter(None, [_number(claim), claim.measured])) or "–"
     holds = claim.evidence.bounds() if claim.evidence is not None else "–"
     verdict = f"**{claim.verdict}**" if claim.verdict in (Verdict.AGREES, Verdict.DISAGREES) else str(claim.verdict)
-    return [claim.place, claim.says, claim.on or "–", measured, holds, verdict, ", ".join(links) or "–"]
+    return [claim.on or "–", measured, holds, "<br>".join(filter(None, [verdict, ", ".join(links)]))]
+
+
+def _run_link(command: str, commands: Sequence[str]) -> list[str]:
+    return [f"[run {commands.index(command) + 1}](#runs)"] if command else []
 
 
 def _number(claim: Claim) -> str:
@@ -408,8 +530,9 @@ def _settings(settings: dict[str, Any]) -> str:
 
 
 def _run_label(result: ExperimentFile) -> str:
-    """What a run was made on, in a few words: its teacher if it names one, and its data."""
+    """What a run was made on, in a few words: its teacher or weight file if it names one, and its data."""
     settings = result.settings
-    model = settings.get("model")
-    names = [Path(model).name if model and model.startswith("timm/") else None, data_label(settings.get("data", ""))]
+    model, weights = settings.get("model"), settings.get("weights")
+    name = Path(model).name if model and model.startswith("timm/") else Path(weights).stem if weights else None
+    names = [name, data_label(settings.get("data", ""))]
     return ", ".join(name for name in names if name)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import pi, sqrt
+from math import hypot, isfinite, pi, sqrt
 
 import numpy as np
 
-from raptor.dynamics.interventions import Interventions, InterventionsFile, compare_pairs
+from raptor.dynamics.interventions import InterventionsFile, compare_pairs
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult
 from raptor.experiments.evidence import Basis, Claim, Evidence, of_counts
 from raptor.experiments.outcome import sum_of
 from raptor.experiments.witness import TABLE_3, Witness
 from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.complexity import Complexity
+from raptor.phases import Phases
 
 GROUPS = ("cls", "registers", "patches")
 
@@ -252,18 +253,20 @@ def claims_dynamics(
     measured: DynamicsFile | None,
     witness: Witness | None = None,
     relative: DynamicsFile | None = None,
-    untrained: DynamicsFile | None = None,
+    twins: Sequence[DynamicsFile] = (),
 ) -> list[Claim]:
     """The claims about one model, with what stands beside its numbers.
 
-    relative: the same model under relative perturbations. untrained: its untrained twin, measured alike.
+    relative: the same model under relative perturbations. twins: untrained models of the same
+    make, the one with the most images first.
     """
     if measured is None:
         return [Claim(place=rule.place, says=rule.says.format(g="every group")) for rule in _RULES]
     model = measured.teacher
     found = [claim for rule in _RULES for claim in _claims_of(rule, model)]
     found += [*_attraction(model), *_basins(model)]
-    return [_with_twin(_beside(claim, model, witness, relative), untrained) for claim in found]
+    beside = [_with_twin(_beside(claim, model, witness, relative), measured, twins) for claim in found]
+    return [*beside, *_more_alike(measured, twins)]
 
 
 def _claims_of(rule: _Rule, model: DynamicsResult) -> list[Claim]:
@@ -364,40 +367,103 @@ def _beside(claim: Claim, model: DynamicsResult, witness: Witness | None, relati
 _OWN = "sensitivity.own_late_slope"
 
 
-def _with_twin(claim: Claim, untrained: DynamicsFile | None) -> Claim:
-    """The claim with the same number of the untrained twin: what is there before training is no sign of it."""
+_OF_THE_CUT = ("similarity.", "speed.jump", "speed.between", "attraction.")
+"""Estimates that depend on where depth is cut: there a twin with a cut of its own is another comparison."""
+
+
+def _with_twin(claim: Claim, model: DynamicsFile, twins: Sequence[DynamicsFile]) -> Claim:
+    """The claim with the same number of its untrained twins: what is there before training is no sign of it.
+
+    The twin with the most images; where the number depends on the cut every twin, each with its cut.
+    """
     key = claim.number.removeprefix("teacher/estimates/")
-    found = untrained.teacher.estimates.get(key) if untrained is not None else None
-    if found is None:
-        return claim
-    return replace(claim, measured="; ".join(filter(None, [claim.measured, f"its untrained twin {found}"])))
+    known = [twin for twin in twins if key in twin.teacher.estimates]
+    if not key.startswith(_OF_THE_CUT):
+        known = known[:1]
+    parts = [claim.measured] if claim.measured else []
+    for twin in known:
+        found = twin.teacher.estimates[key]
+        cut = f", {twin_cut(model, twin)}" if key.startswith(_OF_THE_CUT) else ""
+        parts.append(f"its untrained twin {found} ({found.num_images:,} images{cut})")
+    return replace(claim, measured="; ".join(parts))
+
+
+def twin_cut(model: DynamicsFile, twin: DynamicsFile) -> str:
+    """Where a twin is cut: as the trained model, or by its own similarity."""
+    alike = twin.phases == model.phases
+    return f"{'cut alike' if alike else 'its own cut'}, {sum_of(twin.phases or [])}"
+
+
+def _more_alike(model: DynamicsFile, twins: Sequence[DynamicsFile]) -> list[Claim]:
+    """Whether training makes phases: the trained model minus its twin. It is one seed, however many images."""
+    key, claims = "similarity.within_minus_across", []
+    trained = model.teacher.estimates.get(key)
+    for twin in twins:
+        found = twin.teacher.estimates.get(key)
+        if trained is None or found is None or trained.value is None or found.value is None:
+            continue
+        value = trained.value - found.value
+        evidence = Evidence(value=value, basis=Basis.SEEDS, num=1, above=0)
+        ends = [trained.lower, trained.upper, found.lower, found.upper]
+        a, b, c, d = (float("nan") if end is None else end for end in ends)
+        half = 0.5 * hypot(b - a, d - c)
+        if isfinite(half):
+            evidence = replace(evidence, lower=value - half, upper=value + half)
+        text = f"trained {trained}, untrained {found} ({found.num_images:,} images, {twin_cut(model, twin)}); "
+        text += "the interval is over images"
+        says = "training makes layers more alike within phases than across them (trained minus untrained)"
+        recipe = "untrained-three-seeds"
+        claims.append(Claim(place="Figure 11B", says=says, measured=text, evidence=evidence, recipe=recipe))
+    return claims
 
 
 def claims_interventions(found: InterventionsFile) -> list[Claim]:
     """Block swaps of one model: how far the last state turns, within and across phases at equal distance."""
-    side = found.teacher
-    if side is None:
+    if found.teacher is None:
         return []
-    claims = []
-    for without, suffix in (((), ""), ((1,), ", without block 1")):
-        says = f"at equal distance a swap across phases turns the last state more than one within{suffix}"
-        claims.append(_swap_claim(says, side, without))
-    return claims
+    swaps = found.teacher.swaps
+    turn = swaps.angle["all"]
+    claims = [
+        turn_claim(swaps.pairs, turn.mean, turn.std, swaps.phases, swaps.num_images, without) for without in WITHOUT
+    ]
+    return [replace(claim, figure="interventions-swaps") for claim in claims]
 
 
-def _swap_claim(says: str, side: Interventions, without: Sequence[int]) -> Claim:
-    """The interval takes the deviations of all pairs as fully correlated, so it is too wide rather than too narrow."""
-    swaps, claim = side.swaps, Claim(place="Section 2 (camera-ready)", says=says, figure="interventions-swaps")
-    spread = swaps.angle["all"]
-    means = compare_pairs(swaps.pairs, spread.mean, swaps.phases, without)
+WITHOUT: tuple[tuple[int, ...], ...] = ((), (1,))
+"""Blocks whose pairs are left out: swaps are judged with all blocks and without block 1."""
+
+
+def turn_says(without: Sequence[int]) -> str:
+    suffix = ", without block 1" if without else ""
+    return f"at equal distance a swap across phases turns the last state more than one within{suffix}"
+
+
+def turn_claim(
+    pairs: Sequence[tuple[int, int]],
+    turn: np.ndarray,
+    deviation: np.ndarray | None,
+    phases: Phases,
+    num_images: int,
+    without: Sequence[int],
+) -> Claim:
+    """How much more a swap across phases turns the last state; `turn` and its deviation over images are `(pairs,)`.
+
+    The interval takes the deviations of all pairs as fully correlated, so it is too wide rather than too narrow.
+    """
+    claim = Claim(place="Section 2 (camera-ready)", says=turn_says(without))
+    means = compare_pairs(pairs, turn, phases, without)
     value = means["across_matched"] - means["within_matched"]
-    if not np.isfinite(value) or spread.std is None:
+    if not np.isfinite(value):
         return claim
-    errors = compare_pairs(swaps.pairs, spread.std, swaps.phases, without)
-    half = 1.96 * (errors["across_matched"] + errors["within_matched"]) / sqrt(swaps.num_images)
-    evidence = Evidence(value=value, lower=value - half, upper=value + half, num=swaps.num_images, above=0)
     text = f"{means['across_matched']:.2f} rad across, {means['within_matched']:.2f} within"
     text += f" (at any distance {means['across']:.2f} and {means['within']:.2f})"
+    evidence = Evidence(value=value, num=num_images, above=0)
+    if deviation is None:
+        text += "; the run kept no deviations over images, so there is no interval"
+    else:
+        errors = compare_pairs(pairs, deviation, phases, without)
+        half = 1.96 * (errors["across_matched"] + errors["within_matched"]) / sqrt(num_images)
+        evidence = replace(evidence, lower=value - half, upper=value + half)
     return replace(claim, measured=text, evidence=evidence)
 
 

@@ -39,6 +39,7 @@ from raptor.report.style import (
 
 _PAPER_TEACHER = 84.5  # accuracy of the paper's teacher, %
 _HEATMAP_COLUMNS = 5
+_LONG_NAME = 20  # letters of a title over a matrix
 _WAY_STYLE = {
     "maxcut": (VERMILION, "D", "max-cut"),
     "dp-weighted": (BLUE, "^", "exact, weighted"),
@@ -128,13 +129,13 @@ def figure_swaps(rows: Sequence[SwapRow]) -> Any:
     what = "accuracy kept" if shown[0].accuracy is not None else "turn (rad)"
     left.colorbar(image, ax=list(axes), shrink=0.7, label=what)
     ax = right.subplots()
-    names = [row.cell for row in rows]
+    names = [_swap_title(row) for row in rows]
     for kind, colour, shift in (("within", BLUE, -0.2), ("across", VERMILION, 0.2)):
         places = np.arange(len(rows)) + shift
         ax.bar(places, [_kept(row, kind) for row in rows], 0.4, color=colour, label=f"{kind} phases")
         matched = [_kept(row, f"{kind}_matched") for row in rows]
         ax.plot(places, matched, "o", color=BLACK, markersize=3, label="at equal distance" if shift > 0 else None)
-    ax.set_xticks(range(len(rows)), names, rotation=60, fontsize=7)
+    ax.set_xticks(range(len(rows)), names, rotation=60 if len(rows) > 1 else 0, fontsize=7)
     _label(ax, "", "", f"{what}, mean over pairs")
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize=7)
     return figure
@@ -352,8 +353,17 @@ def _swap_matrix(ax: Any, row: SwapRow) -> Any:
     image = ax.imshow(grid, cmap="cividis", vmin=limits[0], vmax=limits[1], extent=(0.5, num + 0.5, num + 0.5, 0.5))
     _draw_boundaries(ax, row.phases)
     _layer_ticks(ax, num)
-    _label(ax, row.cell if row.p is None else f"p = {row.p:g}", "block", "swapped with")
+    _label(ax, _swap_title(row) if row.p is None else f"p = {row.p:g}", "block", "swapped with")
     return image
+
+
+def _swap_title(row: SwapRow) -> str:
+    """The teacher's name, a long one on two lines."""
+    if len(row.cell) <= _LONG_NAME or "_" not in row.cell:
+        return row.cell
+    cuts = [i for i, letter in enumerate(row.cell) if letter == "_"]
+    middle = min(cuts, key=lambda i: abs(i - len(row.cell) / 2))
+    return f"{row.cell[: middle + 1]}\n{row.cell[middle + 1 :]}"
 
 
 def _kept(row: SwapRow, kind: str) -> float:

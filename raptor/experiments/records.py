@@ -323,7 +323,7 @@ class SwapRow(Record):
     Attributes:
         pairs: the blocks exchanged, counted from 1.
         compared: mean angle between the last states by token group; `agreement` too where there is a classifier.
-        angle: of each pair, all tokens.
+        angle: of each pair, all tokens. angle_std: its deviation over images; None in older files.
         accuracy, swapped_accuracy, compared_accuracy: with all blocks in place, of each pair, and its means.
         without_first, without_first_accuracy: means of angle and accuracy over the pairs without block 1.
         num_images: images of the angles.
@@ -335,6 +335,7 @@ class SwapRow(Record):
     pairs: list[tuple[int, int]]
     compared: dict[str, Compared]
     angle: list[float]
+    angle_std: list[float] | None = None
     finding: str = ""
     accuracy: float | None = None
     swapped_accuracy: list[float] | None = None

@@ -93,15 +93,17 @@ def _do_cell(machine: Machine, cell: Cell) -> SwapRow:
     if swaps.agreement is not None:
         compared["agreement"] = _compared(swaps.compare(swaps.agreement.mean))
     rest = partial(compare_pairs, swaps.pairs, phases=phases, without=_FIRST_BLOCK)
+    turn = swaps.angle["all"]
     row = SwapRow(
         p=options["p"],
         phases=list(phases.lengths),
         pairs=swaps.pairs,
         compared=compared,
-        angle=swaps.angle["all"].mean.tolist(),
+        angle=turn.mean.tolist(),
+        angle_std=None if turn.std is None else turn.std.tolist(),
         finding=swaps.finding(),
         num_images=num,
-        without_first=_compared(rest(values=swaps.angle["all"].mean)),
+        without_first=_compared(rest(values=turn.mean)),
     )
     if vit.num_classes != len(train.classes or ()):
         return row
@@ -133,13 +135,14 @@ def _table(rows: Sequence[SwapRow]) -> str:
             *(row.compared_accuracy.mean(kind) if row.compared_accuracy else None for kind in _KINDS),
             *(row.compared["all"].mean(kind) for kind in _KINDS),
             *(row.without_first_accuracy.mean(kind) if row.without_first_accuracy else None for kind in _KINDS),
+            *(row.without_first.mean(kind) if row.without_first else None for kind in _KINDS),
         ]
         for row in rows
     ]
     kinds = ("within", "across", "within, equal distance", "across, equal distance")
-    whats = ("accuracy", "turn (rad)", "accuracy without block 1,")
-    names = [f"{what} {kind}" for what in whats for kind in kinds]
-    return markdown(("teacher", "phases", "accuracy", *names), lines, optional=names[-len(kinds) :])
+    whats = ("accuracy", "turn (rad)", "accuracy without block 1,", "turn without block 1,")
+    names = ["accuracy", *(f"{what} {kind}" for what in whats for kind in kinds)]
+    return markdown(("teacher", "phases", *names), lines, optional=names)
 
 
 def _swept(teachers: str) -> dict[str, tuple[str, float | None]]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from raptor.dynamics.interventions import compare_pairs
+from raptor.experiments.depth_claims import WITHOUT, turn_claim, turn_says
 from raptor.experiments.evidence import Basis, Claim, Evidence, over_seeds
 from raptor.experiments.outcome import data_label
 from raptor.experiments.records import (
@@ -295,32 +297,89 @@ def _random_start(rows: dict[str, list[UntrainedRow]]) -> Claim:
 
 
 def claims_swaps(found: Swaps | None) -> list[Claim]:
-    """Accuracy kept after swapping blocks, over the teachers that learned something."""
+    """Swapped blocks: the accuracy kept, over the teachers that learned something; the turn of the last state.
+
+    A model without a classifier of its own is judged by the turn only, over images.
+    """
+    rows = found.rows if found else []
+    named = [row for row in rows if row.accuracy is None]
+    claims = [claim for row in named for claim in _turns_of(row, found)]
+    if rows and len(named) == len(rows):
+        return claims
+    learned = [row for row in rows if (row.accuracy or 0) > 2 * (row.chance or 1)]
+    return [*_claims_kept(learned), *_turns_over(learned), *claims]
+
+
+def _turns_of(row: SwapRow, found: Swaps | None) -> list[Claim]:
+    """The turn of one model's last state and the predictions that stay, with the recipe that made the file."""
+    config = re.search(r"--config \S*?([\w-]+)\.yaml", found.command if found else "")
+    phases, turn = Phases.from_lengths(row.phases), np.array(row.angle)
+    deviation = None if row.angle_std is None else np.array(row.angle_std)
+    claims = [turn_claim(row.pairs, turn, deviation, phases, row.num_images, without) for without in WITHOUT]
+    return [replace(claim, recipe=config[1] if config else "") for claim in [*claims, *_predictions(row)]]
+
+
+def _predictions(row: SwapRow) -> list[Claim]:
+    """Predictions that stay. The interval takes all pairs as fully correlated: too wide rather than too narrow."""
+    shares = row.compared.get("agreement")
+    if shares is None or shares.within_matched is None or shares.across_matched is None:
+        return []
+    within, across = shares.within_matched, shares.across_matched
+    half = 1.96 * sum(sqrt(p * (1 - p)) for p in (within, across)) / sqrt(row.num_images)
+    value = within - across
+    evidence = Evidence(value=value, lower=value - half, upper=value + half, num=row.num_images, above=0.0)
+    text = (
+        f"{within:.0%} stay within, {across:.0%} across (at any distance {shares.within:.0%} and {shares.across:.0%})"
+    )
+    says = "at equal distance more predictions stay after a swap within a phase than across phases"
+    return [Claim(place=_SWAPS, says=says, measured=text, evidence=evidence)]
+
+
+def _turns_over(rows: Sequence[SwapRow]) -> list[Claim]:
+    """The same over teachers."""
+    claims = []
+    for without in WITHOUT:
+        claim = Claim(place=_SWAPS, says=turn_says(without))
+        known = [row for row in rows if row.angle]
+        means = [compare_pairs(r.pairs, np.array(r.angle), Phases.from_lengths(r.phases), without) for r in known]
+        values = [d for m in means if np.isfinite(d := m["across_matched"] - m["within_matched"])]
+        if values:
+            evidence = _over_teachers(values, above=0.0)
+            claim = replace(claim, measured=f"rad, mean over pairs and {len(values)} teachers", evidence=evidence)
+        claims.append(claim)
+    return claims
+
+
+_SWAPS = "Section 2 (camera-ready)"
+
+
+def _claims_kept(rows: Sequence[SwapRow]) -> list[Claim]:
     within = "swapping two blocks within a phase costs little (share of the accuracy kept above .9)"
     across = "swapping two blocks across phases breaks the model (share kept below .5)"
     more = "at equal distance a swap within a phase keeps more than one across phases"
-    rows = [row for row in found.rows if (row.accuracy or 0) > 2 * (row.chance or 1)] if found else []
     made: dict[str, tuple[float | None, float | None, Callable[[dict[str, float]], float]]] = {
         within: (0.9, None, lambda kept: kept["within"]),
         across: (None, 0.5, lambda kept: kept["across"]),
         more: (0.0, None, lambda kept: kept["within_matched"] - kept["across_matched"]),
     }
     claims = []
-    for without, suffix in (((), ""), ((1,), ", without block 1")):
+    for without in WITHOUT:
         kept = [_kept(row, without) for row in rows]
         for says, (above, below, quantity) in made.items():
-            claim = Claim(place="Section 2 (camera-ready)", says=says + suffix)
+            claim = Claim(place=_SWAPS, says=says + (", without block 1" if without else ""))
             values = [v for shares in kept if np.isfinite(v := quantity(shares))]
             if values:
-                value, lower, upper = over_seeds(values)
-                num = len(values)
-                evidence = Evidence(
-                    value=value, lower=lower, upper=upper, basis=Basis.RUNS, num=num, above=above, below=below
-                )
-                text = f"{value:.1%} of the accuracy, mean over pairs and {len(values)} teachers"
+                evidence = _over_teachers(values, above, below)
+                text = f"{evidence.value:.1%} of the accuracy, mean over pairs and {len(values)} teachers"
                 claim = replace(claim, measured=text, evidence=evidence)
             claims.append(claim)
     return claims
+
+
+def _over_teachers(values: list[float], above: float | None = None, below: float | None = None) -> Evidence:
+    value, lower, upper = over_seeds(values)
+    num = len(values)
+    return Evidence(value=value, lower=lower, upper=upper, basis=Basis.RUNS, num=num, above=above, below=below)
 
 
 def _kept(row: SwapRow, without: Sequence[int]) -> dict[str, float]:

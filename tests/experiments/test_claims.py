@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -82,20 +83,52 @@ def test_every_number_stands_in_the_file_it_is_said_to_come_from(committed: Clai
                 assert getattr(claim.evidence, end) == pytest.approx(value), (claim.says, end)
 
 
+def rows_of(text: str, columns: str) -> list[list[str]]:
+    """The cells of every table of a page that has these columns."""
+    rows, inside = [], False
+    for line in text.splitlines():
+        inside = line.startswith(columns) or (inside and line.startswith("|"))
+        if inside and not line.startswith((columns, "|-")):
+            rows.append([cell.strip() for cell in line.strip("|").split(" | ")])
+    return rows
+
+
 def test_every_row_of_the_page_is_a_claim_of_the_json(committed: ClaimsFile) -> None:
-    text = (RESULTS / "claims.md").read_text()
-    rows = [line for line in text.splitlines() if line.count("|") == 8 and not line.startswith(("| where", "|-"))]
+    rows = rows_of((RESULTS / "claims.md").read_text(), "| paper says |")
     assert len(rows) == len(committed.claims) == sum(committed.counts.values())
-    for row, claim in zip(rows, committed.claims):
-        cells = [cell.strip() for cell in row.strip("|").split(" | ")]
-        assert cells[1] == claim.says and cells[5].strip("*") == claim.verdict
+    said = ""
+    for (says, on, measured, holds, verdict), claim in zip(rows, committed.claims):
+        said = said if says == "″" else says
+        assert said.endswith(claim.says) and on == (claim.on or "–")
+        assert verdict.partition("<br>")[0].strip("*") == claim.verdict
         if claim.evidence is not None and claim.evidence.value is not None:
-            assert cells[3].startswith(f"{claim.evidence.value:.3g}")
-            assert cells[4] == claim.evidence.bounds()
+            assert measured.startswith(f"{claim.evidence.value:.3g}")
+            assert claim.evidence.lower is None or f"[{claim.evidence.lower:.3g}, " in measured
+            assert holds == claim.evidence.bounds()
         for link in (claim.source, claim.figure):
-            assert not link or (RESULTS / link).exists(), link
+            assert not link or (f"({link})" in verdict and (RESULTS / link).exists()), link
         assert not claim.recipe or (FOLDER / f"{claim.recipe}.yaml").exists(), claim.recipe
         assert claim.command or not claim.source or "authors" in claim.source
+        assert not claim.command or "[run " in verdict
+
+
+def test_the_page_counts_verdicts_by_part_of_the_paper(committed: ClaimsFile) -> None:
+    text = (RESULTS / "claims.md").read_text()
+    *parts, total = rows_of(text, "| claims of |")
+    assert [int(num) for num in total[1:]] == list(committed.counts.values())
+    assert [sum(int(row[i]) for row in parts) for i in range(1, 5)] == list(committed.counts.values())
+    assert [name[1 : name.index("]")] for name, *_ in parts] == re.findall(r"^## (?!Runs)(.+)$", text, re.M)
+
+
+def test_each_twin_on_the_page_is_measured_in_its_file(committed: ClaimsFile) -> None:
+    rows = rows_of((RESULTS / "claims.md").read_text(), "| untrained twin of |")
+    assert [row[0] for row in rows] == [twin.of for twin in committed.twins] == ["dinov2s", "dinov2s", "vitb16"]
+    first, alike, _ = committed.twins
+    assert first.every_row and not alike.every_row and first.num_images > alike.num_images
+    for twin in committed.twins:
+        saved = json.loads((RESULTS / twin.source).read_text())
+        assert saved["teacher"]["num_images"] == twin.num_images and saved["provenance"]["command"] == twin.command
+        assert "+".join(map(str, saved["phases"])) in twin.cut
 
 
 def test_one_seed_is_never_a_verdict_and_every_verdict_has_its_interval(committed: ClaimsFile) -> None:

@@ -86,9 +86,26 @@ def test_the_witness_stands_beside_gamma_and_the_last_turn(measured: DynamicsFil
 
 def test_the_untrained_twin_stands_beside_its_numbers(measured: DynamicsFile) -> None:
     twin = with_estimate(measured, "gamma.order", 0.1, 0.3)
-    (claim,) = of_key(claims_dynamics(measured, untrained=twin), "gamma.order")
-    assert claim.measured.endswith("its untrained twin 0.200 [0.100, 0.300]")
+    smaller = with_estimate(measured, "gamma.order", 0.4, 0.6)
+    (claim,) = of_key(claims_dynamics(measured, twins=[twin, smaller]), "gamma.order")
+    assert claim.measured.endswith("its untrained twin 0.200 [0.100, 0.300] (256 images)")
     assert claim.evidence == of_key(claims_dynamics(measured), "gamma.order")[0].evidence
+
+
+def test_where_the_cut_counts_every_twin_stands_with_its_own(measured: DynamicsFile) -> None:
+    key = "similarity.within_minus_across"
+    own = replace(with_estimate(measured, key, 0.1, 0.2), phases=[5, 3, 4])
+    claims = claims_dynamics(measured, twins=[own, with_estimate(measured, key, 0.0, 0.1)])
+    (claim,) = of_key(claims, key)
+    assert "0.150 [0.100, 0.200] (256 images, its own cut, 5+3+4)" in claim.measured
+    assert claim.measured.endswith("0.050 [0.000, 0.100] (256 images, cut alike, 7+3+2)")
+    trained = measured.teacher.estimates[key]
+    first, second = [c for c in claims if c.says.startswith("training makes layers")]
+    half = 0.5 * np.hypot(trained.upper - trained.lower, 0.1)
+    assert first.evidence.lower == pytest.approx(trained.value - 0.15 - half) and first.evidence.lower > 0
+    assert second.evidence.value == pytest.approx(trained.value - 0.05)
+    # One training is one seed, whatever the interval over images says.
+    assert {first.verdict, second.verdict} == {Verdict.UNDETERMINED}
 
 
 def test_certificate_and_complexity_of_a_surrogate() -> None:

@@ -30,3 +30,5 @@ def test_swaps_of_a_model_without_classifier_show_the_angle(tmp_path: Path) -> N
     labels = {ax.get_ylabel() for part in figure.subfigs for ax in part.axes}
     assert "turn (rad), mean over pairs" in labels
     assert len(save_figure(figure, tmp_path / "swaps", ("png",))) == 1
+    long = figure_swaps([replace(row, cell="timm_vit_base_patch16_224")]).subfigs[0].axes[0].get_title(loc="left")
+    assert long == "timm_vit_base_\npatch16_224"

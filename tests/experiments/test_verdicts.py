@@ -218,6 +218,23 @@ def test_swaps_count_only_teachers_that_learned() -> None:
     assert set(verdicts(claims_swaps(Swaps(rows=[chance])))) == {NOT_TESTED}
 
 
+def test_one_model_is_judged_over_images_by_the_turn_and_only_with_deviations() -> None:
+    # blocks 1..4 in phases 2 | 2: at distance 1 the pairs (1, 2) and (3, 4) are within, (2, 3) across
+    pairs, angle = [(1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4)], [1.4, 1.4, 1.4, 0.8, 1.0, 0.4]
+    stays = Compared(within=0.6, across=0.3, within_matched=0.6, across_matched=0.4)
+    row = SwapRow(cell="model", phases=[2, 2], pairs=pairs, compared={"agreement": stays}, angle=angle, num_images=400)
+    command = "raptor reproduce swaps --config raptor/recipes/swaps-vitb16.yaml --data d"
+    plain, rest, predictions = claims_swaps(Swaps(rows=[row], command=command))
+    assert plain.evidence.value == pytest.approx(0.8 - 0.9) and rest.evidence.value == pytest.approx(0.8 - 0.4)
+    assert verdicts([plain, rest]) == [UNDETERMINED] * 2 and "no interval" in plain.measured
+    half = 1.96 * (0.24**0.5 + 0.24**0.5) / 20
+    assert predictions.verdict is AGREES and predictions.evidence.lower == pytest.approx(0.2 - half)
+    assert {claim.recipe for claim in (plain, rest, predictions)} == {"swaps-vitb16"}
+    known = claims_swaps(Swaps(rows=[replace(row, angle_std=[0.2] * 6, compared={})]))
+    assert verdicts(known) == [DISAGREES, AGREES]
+    assert known[0].evidence.upper == pytest.approx(-0.1 + 1.96 * 0.4 / 20)
+
+
 def test_ablation_verdicts_are_over_seeds() -> None:
     def values(*seeds: tuple[float, ...]) -> Ablation:
         names = ("1-teacher-forcing", "2-autoregressive", "3-depth", "4-weighted", "5-joint")
