@@ -139,10 +139,9 @@ def make_surrogate(
 
     Args:
         phases: repetition counts of the k blocks, e.g. `find_phases(similarity, 3)` or `[7, 3, 2]`.
-        block, conditioning, copy, adapters: see `SurrogateSpec`. Adapters start as near each depth's own teacher block
-            as their rank allows (truncated SVD).
-        table_start: where the table starts: `plain` (the copied block as it is) or `teacher` (with the norms and
-            LayerScale of each depth's own block).
+        block, conditioning, copy, adapters: see `SurrogateSpec`.
+        table_start: where table and adapters start: `plain` (the copied block as it is at every depth) or `teacher`
+            (the norms and LayerScale of each depth's own block, and its matrices as near as the rank allows).
         seed: of the random initialisation.
         made_from: what the surrogate says about its teacher; by default what it was opened as, and its fingerprint.
         started: False leaves out the start from each depth's own block, where other weights are loaded next.
@@ -159,8 +158,8 @@ def make_surrogate(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         shared = nn.ModuleList(_tied_block(teacher, spec, span) for span in spec.phases.spans)
-        for tied, (first, last) in zip(shared, spec.phases.spans) if started else ():
-            _start(tied, teacher, range(first, last + 1), table_start)  # type: ignore[arg-type]
+        for tied, (first, last) in zip(shared, spec.phases.spans) if started and table_start == "teacher" else ():
+            _start(tied, teacher, range(first, last + 1))  # type: ignore[arg-type]
     model = _without_blocks(teacher)
     model.requires_grad_(False)
     shared.to(teacher.device)
@@ -221,13 +220,15 @@ def _tied_block(teacher: ViT, spec: SurrogateSpec, span: tuple[int, int]) -> Tie
     return TiedBlock(block, None, adapters)
 
 
-def _start(tied: TiedBlock, teacher: ViT, layers: range, table_start: str) -> None:
-    """Start the adapters, and the table where that is asked for, from each depth's own block of the teacher."""
+def _start(tied: TiedBlock, teacher: ViT, layers: range) -> None:
+    """Start the table and the adapters from each depth's own block of the teacher.
+
+    Both or neither: matrices near a depth's own with another depth's norms are further from it than the copied block.
+    """
     if tied.adapters is not None:
         block: CopiedBlock = tied.block  # type: ignore[assignment]
         tied.adapters.start(block.layers, [own_layers(teacher, layer, block.adapted) for layer in layers])
-    if table_start == "teacher":
-        start_table(tied.conditioning, tied.block, teacher, layers[0])  # type: ignore[arg-type]
+    start_table(tied.conditioning, tied.block, teacher, layers[0])  # type: ignore[arg-type]
 
 
 def check_parts(block: str, conditioning: str, adapters: int, table_start: str) -> None:

@@ -47,7 +47,7 @@ def test_a_table_from_the_teacher_has_the_norms_of_each_depth(name: str) -> None
 
 @torch.no_grad()
 def test_a_rank_comes_as_near_each_depths_own_matrices_as_it_can(teacher: ViT) -> None:
-    tied = shared_blocks(make_surrogate(teacher, (3, 1), adapters=5))[0]
+    tied = shared_blocks(make_surrogate(teacher, (3, 1), adapters=5, table_start="teacher"))[0]
     for layer in (1, 2, 3):
         weights = tied.weights(torch.tensor(float(layer)))
         for name, (weight, bias) in zip(NAMES, weights, strict=True):
@@ -55,6 +55,18 @@ def test_a_rank_comes_as_near_each_depths_own_matrices_as_it_can(teacher: ViT) -
             best = torch.linalg.svdvals(own.weight - shared.weight)[5:].norm()
             assert (own.weight - weight).norm() <= 1.02 * best + 1e-3
             torch.testing.assert_close(bias, own.bias)
+
+
+@pytest.mark.parametrize("conditioning", ["table", "none"])
+@torch.no_grad()
+def test_a_plain_start_is_the_copied_block(teacher: ViT, conditioning: str) -> None:
+    """Matrices near each depth's own, without its norms, would be a worse start than no adapters."""
+    images = noise_images(teacher)
+    tied, adapted = (
+        make_surrogate(teacher, (3, 1), conditioning=conditioning, adapters=rank).record(images)[0] for rank in (0, 5)
+    )
+    for state, own in zip(adapted, tied, strict=True):
+        torch.testing.assert_close(state, own, rtol=1e-5, atol=1e-5 * own.abs().max().item())
 
 
 def test_parameters_and_operations_are_counted(teacher: ViT) -> None:
@@ -102,10 +114,12 @@ def test_depths_in_one_call_are_those_of_each_and_the_last_is_held(teacher: ViT)
     assert all(layer.now is None for layer in tied.block.layers)
 
 
-@pytest.mark.parametrize("conditioning", ["table", "mlp", "none"])
-def test_every_adapter_can_learn(teacher: ViT, conditioning: str) -> None:
+@pytest.mark.parametrize(
+    ("conditioning", "start"), [("table", "plain"), ("table", "teacher"), ("mlp", "plain"), ("none", "plain")]
+)
+def test_every_adapter_can_learn(teacher: ViT, conditioning: str, start: str) -> None:
     """Also that of the copied layer, whose difference from itself is zero."""
-    surrogate = make_surrogate(teacher, (4,), conditioning=conditioning, adapters=2)
+    surrogate = make_surrogate(teacher, (4,), conditioning=conditioning, adapters=2, table_start=start)
     surrogate(noise_images(surrogate)).square().sum().backward()
     for name, parameter in shared_blocks(surrogate)[0].adapters.named_parameters():
         rows = parameter.grad.unflatten(0, (4, -1)).flatten(1)
