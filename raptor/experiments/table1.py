@@ -43,6 +43,7 @@ from raptor.options import Limited, Trusting, WeightFile, part, with_defaults
 from raptor.probes import probe
 from raptor.provenance import recorded
 from raptor.surrogate.surrogate import block_parameters
+from raptor.train.recipe import resolve_recipe
 from raptor.vit.view import ViT
 
 _TASKS = ("classify", "segment", "depth")
@@ -149,7 +150,7 @@ def run(
     raptors = {name: ProbedRaptor.from_dict(result) for name, result in results.items() if name != "teacher"}
     rows = summarise(teacher, list(raptors.values()))
     found = Table1(
-        settings=common,
+        settings={**common, "batch_size": resolve_recipe(recipe, {"batch_size": batch_size}).batch_size},
         rows=rows,
         cells={**({} if teacher is None else {"teacher": teacher}), **raptors},
         missing=sweep.missing_names(),

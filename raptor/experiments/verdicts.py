@@ -49,7 +49,7 @@ _NOT_STRONG_R = 0.5
 _NEAR_Z = 0.8
 _OVERFIT = 0.1  # a teacher overfits when it is so much better on training images
 _PAPER_IMAGES = 40_000_000  # 20 epochs of 1,000,000 images in each of two stages
-_BATCH_SIZE = 128  # of the default recipe
+_BATCH_SIZE = 128  # the default recipe's when tables did not record it
 _PAPER_RECOVERY = {
     "classify": {"2": 81.2 / 84.5, "3": 83.0 / 84.5, "4": 83.2 / 84.5},
     "segment": {"2": 39.6 / 47.5, "3": 43.0 / 47.5, "4": 43.6 / 47.5},

@@ -26,7 +26,7 @@ class Recipe:
     copy: str = "middle"
     adapters: int = 0
     table_start: str = "plain"
-    batch_size: int = 128
+    batch_size: int = 64
     lr: float = 1e-3
     min_lr: float = 1e-6
     weight_decay: float = 1e-4
@@ -82,7 +82,7 @@ class RecipeOptions(TypedDict, total=False):
     table_start: Annotated[
         str | None,
         Option(
-            None, "`plain`, or `teacher`: the table starts from each depth's own norms and LayerScale.", TABLE_STARTS
+            None, "`plain`, or `teacher`: table and adapters start from each depth's own teacher block.", TABLE_STARTS
         ),
     ]
     normalise: Annotated[

@@ -1,0 +1,42 @@
+"""docs/results/recipe.md: the rows of equal images and of the start of adapters are those of recipe.json."""
+
+from __future__ import annotations
+
+import json
+
+from pages import ROOT, read
+
+FOUND = json.loads((ROOT / "docs" / "results" / "recipe.json").read_text())
+PAGE = read("docs/results/recipe.md")
+
+
+def shown(value: float, digits: int = 3) -> str:
+    return f"{value:.{digits}f}".replace("0.", ".", 1)
+
+
+def test_rows_of_equal_images_are_those_of_the_file() -> None:
+    assert {row["images_seen"] for row in FOUND["equal_images"].values()} == {153_600}
+    for row in FOUND["equal_images"].values():
+        steps, scores = sum(row["num_steps"].values()), row["scores"]
+        assert steps * row["batch_size"] == row["images_seen"] and scores["num_images"] == 2392
+        size = f"{steps:,} of {row['batch_size']} | {row['block_parameters'] / 1e6:.2f} M"
+        r2 = f"{shown(scores['r2_last'])} | {shown(scores['r2_lowest'])}"
+        kept = " | ".join(f"{100 * scores[name]:.1f}" for name in ("agreement", "recovery_head", "recovery"))
+        assert f"| {size} | {r2} | {kept} |" in PAGE
+
+
+def test_the_pilots_of_vitb16_are_compared_at_equal_images() -> None:
+    small, large = (FOUND["vitb16_pilots"]["runs"][name]["rows"][0] for name in ("batch64", "batch128"))
+    assert small["images_of_stage2"] == large["images_of_stage2"] == 9600
+    for row, batch in ((small, 64), (large, 128)):
+        text = f"{shown(row['r2_last'])} (lowest {shown(row['r2_lowest'])}) at batch {batch}"
+        assert text in " ".join(PAGE.split())
+
+
+def test_the_start_of_adapters_is_that_of_the_file() -> None:
+    for start, name in (("plain", "the middle block"), ("teacher", "each depth's own block")):
+        rows = [row["one_step"] for row in FOUND["adapters_start"]["rows"] if row["table_start"] == start]
+        means = " | ".join(shown(sum(row) / len(row), 2) for row in rows)
+        assert f"| norms of {name} | {means} |" in PAGE
+    for row in FOUND["adapters_start"]["trained"]["rows"]:
+        assert f"| {row['loss']:.3f} | {shown(row['r2_last'])} | {shown(row['r2_lowest'])} |" in PAGE
