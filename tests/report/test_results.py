@@ -39,6 +39,7 @@ OTHERS = {
     "scaling",
     "scenes",
     "scenes-models",
+    "small_step",
     "trajectory",
     "trajectory-cpu",
     "vitb16",
