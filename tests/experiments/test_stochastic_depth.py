@@ -83,12 +83,12 @@ def test_an_interrupted_sweep_goes_on_to_the_same_numbers(
 ) -> None:
     plain_batch, seen, stops = TrainStream.batch, [], []
 
-    def batch_then_stop(stream: TrainStream, step: int, stage: str = "stage1") -> torch.Tensor:
+    def batch_then_stop(stream: TrainStream, step: int, stage: str = "stage1", size: int | None = None) -> torch.Tensor:
         seen.append((stage, step))
         if stops and seen[-1] == stops[-1]:
             stops.pop()
             os.kill(os.getpid(), signal.SIGTERM)
-        return plain_batch(stream, step, stage)
+        return plain_batch(stream, step, stage, size)
 
     monkeypatch.setattr(TrainStream, "batch", batch_then_stop)
     options = dict(**tiny.images, **tiny.shape, **tiny.budgets, p=[0.5], more_p=[], out=str(tmp_path))
