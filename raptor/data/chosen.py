@@ -10,7 +10,7 @@ from typing import Any
 from raptor.data.by_name import open_data, spec_text
 from raptor.data.classes import for_head, renumbered
 from raptor.data.images import ImageData
-from raptor.data.split import is_train
+from raptor.data.split import is_train, own_validation
 from raptor.run import RunError, read_config
 
 DEFAULT_DATA = "scenes"
@@ -71,13 +71,17 @@ class ChosenData:
         return renumbered(found, like.classes) or found.without_labels()
 
     def labelled(self, train: ImageData, judged: ImageData, size: int | None = None, num_classes: int = 0) -> ImageData:
-        """The images that heads are fitted on: `train` or, where it has no labels, the training part of `val`."""
+        """The images that heads are fitted on: `train` or, where it has no labels, the training part of `val`.
+
+        Only of a `val` that has a validation part too: of any other all images are judged.
+        """
         if train.labels is not None or judged.labels is None or self.val is None:
             return train
         whole = open_data(self.val, "all", size=size, skip_bad=self.skip_bad)
-        if not any(part is not None and is_train(part) for part in whole.parts):
+        rows = [i for i, part in enumerate(whole.parts) if part is not None and is_train(part)]
+        if not rows or own_validation(whole.parts) is None:
             return train
-        found = for_head(open_data(self.val, "train", size=size, skip_bad=self.skip_bad), num_classes, self.classes)
+        found = for_head(whole.select(rows), num_classes, self.classes)
         if found.classes == judged.classes:
             return found
         return renumbered(found, judged.classes or []) or train

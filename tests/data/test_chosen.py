@@ -81,6 +81,9 @@ def test_heads_are_fitted_on_the_training_part_of_the_judged_set_where_only_that
     whole = _write(tmp_path / "whole", [f"{c}/{c}{i}.png" for c in "ab" for i in range(4)])
     chosen = ChosenData(str(plain), str(whole))  # all of it is judged on: nothing is left to fit a head on
     assert len(chosen.judged()) == 8 and chosen.labelled(train, chosen.judged()) is train
+    parts = _write(tmp_path / "parts", [f"train/{c}/{c}{i}.png" for c in "ab" for i in range(4)])  # nor is here
+    chosen = ChosenData(str(plain), str(parts))
+    assert len(chosen.judged()) == 8 and chosen.labelled(train, chosen.judged()) is train
     labelled = ChosenData(str(own))
     assert labelled.labelled(labelled.training(), labelled.judged()).names == labelled.training().names
 
