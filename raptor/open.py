@@ -448,7 +448,7 @@ def _load_saved(
         vit = inspect_vit(model, config["name"], images, forward_kwargs=arguments, source=base or {}, **structure)
         for surrogate in [*config.get("inner_surrogates", []), config["surrogate"]]:
             made_from = _found_from(folder, config.get("teacher") or {})
-            vit = vit if surrogate is None else make_surrogate(vit, **surrogate, made_from=made_from, started=False)
+            vit = vit if surrogate is None else make_surrogate(vit, **surrogate, made_from=made_from)
     vit.name = config["name"]
     load_weights(vit.model, read_weights(weights or folder / "model.safetensors"), str(weights or folder))
     vit.num_classes = config["num_classes"]

@@ -133,7 +133,6 @@ def make_surrogate(
     table_start: str = "plain",
     seed: int = 0,
     made_from: dict[str, Any] | None = None,
-    started: bool = True,
 ) -> ViT:
     """A surrogate of `teacher`, untrained, as a separate view; the teacher is not changed.
 
@@ -144,7 +143,6 @@ def make_surrogate(
             (the norms and LayerScale of each depth's own block, and its matrices as near as the rank allows).
         seed: of the random initialisation.
         made_from: what the surrogate says about its teacher; by default what it was opened as, and its fingerprint.
-        started: False leaves out the start from each depth's own block, where other weights are loaded next.
     """
     spec = SurrogateSpec(check_phases(teacher, phases), block, conditioning, copy, adapters)
     check_parts(spec.block, spec.conditioning, spec.adapters, table_start)
@@ -158,8 +156,9 @@ def make_surrogate(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         shared = nn.ModuleList(_tied_block(teacher, spec, span) for span in spec.phases.spans)
-        for tied, (first, last) in zip(shared, spec.phases.spans) if started and table_start == "teacher" else ():
-            _start(tied, teacher, range(first, last + 1))  # type: ignore[arg-type]
+        if table_start == "teacher":
+            for tied, (first, last) in zip(shared, spec.phases.spans):
+                _start(tied, teacher, range(first, last + 1))  # type: ignore[arg-type]
     model = _without_blocks(teacher)
     model.requires_grad_(False)
     shared.to(teacher.device)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
-import pytest
+from interpreted import check_interpreted
 
 KERNEL = """
 import torch
@@ -32,8 +28,4 @@ print("same")
 
 def test_the_kernel_gives_the_formulas_gradient() -> None:
     """Run by Triton's interpreter on the CPU, with rows and columns that fill its tiles and that do not."""
-    pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-c", KERNEL], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == "same", done.stderr[-2000:]
+    check_interpreted(KERNEL)
