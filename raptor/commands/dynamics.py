@@ -114,7 +114,7 @@ def dynamics(
         phases: phase lengths instead, e.g. 7 3 2.
         interventions: also swap layers, run phases longer and shorter, and run a surrogate past its last layer.
         intervention_images: images of the interventions.
-        seed: of the perturbations.
+        seed: of the perturbations, and of the weights of an untrained model.
         precision: auto, fp32 or bf16, of the states; stability and interventions run in fp32.
     """
     started = time.monotonic()
@@ -125,7 +125,9 @@ def dynamics(
         raise ValueError(f"unknown --perturbation {perturbation!r}: choose from {', '.join(KINDS)}")
     ranks = join_ranks(device)
     opening: dict[str, Any] = {**part(OfTeacher, options), **part(OpeningModel, options)}
-    surrogate, main = open_pair(model, device=ranks.device, **opening)
+    with torch.random.fork_rng(devices=[]):  # an untrained model is the same on every rank and in every run
+        torch.manual_seed(seed)
+        surrogate, main = open_pair(model, device=ranks.device, **opening)
     folder = ranks.first(lambda: result_folder(out, model, "dynamics"))
     if phases is not None:
         check_phases(main, phases)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile
 from raptor.experiments.depth_claims import (
+    by_cut,
     claims_certificate,
     claims_dynamics,
     claims_interventions,
@@ -121,7 +122,8 @@ class Twin(Record):
     """An untrained model whose numbers stand beside those of a trained one, in every row or only where the cut counts.
 
     of: the trained model. num_images, num_perturbed: images measured, and those of the perturbations.
-    cut: where it is cut. every_row: the others stand only in rows about phases.
+    cut: where it is cut. every_row: the others stand only in rows about phases. seed_only: it is a further seed, whose
+    number stands only in the difference from the trained model.
     """
 
     of: str
@@ -131,6 +133,7 @@ class Twin(Record):
     num_perturbed: int
     cut: str
     every_row: bool
+    seed_only: bool = False
 
 
 @dataclass
@@ -290,7 +293,7 @@ def _depth_claims(folder: Path, base: Path) -> tuple[list[Claim], list[Twin]]:
         other = path.with_name(f"{path.stem}-relative.json")
         relative = DynamicsFile.read_file(other) if other.exists() else None
         twins = _twins(path)
-        beside += [_twin_record(measured, file, twin, base, i) for i, (file, twin) in enumerate(twins)]
+        beside += _twin_records(measured, twins, base)
         model = measured.teacher.model
         label = f"{model.name} (L = {model.num_layers}), {data_label(measured.data)}"
         claims = claims_dynamics(measured, witness, relative, [twin for _, twin in twins])
@@ -327,19 +330,26 @@ def _twins(path: Path) -> list[tuple[Path, DynamicsFile]]:
     files = sorted(
         [*path.parent.glob(f"{path.stem}-untrained.json"), *path.parent.glob(f"{path.stem}-untrained-*.json")]
     )
-    return sorted(((f, DynamicsFile.read_file(f)) for f in files), key=lambda found: -found[1].teacher.num_images)
+    found = [(file, DynamicsFile.read_file(file)) for file in files]
+    return sorted(found, key=lambda twin: (-twin[1].teacher.num_images, -twin[1].teacher.num_stability_images))
 
 
-def _twin_record(model: DynamicsFile, path: Path, twin: DynamicsFile, base: Path, place: int) -> Twin:
-    return Twin(
-        of=model.teacher.model.name,
-        source=os.path.relpath(path, base),
-        command=twin.provenance.command or "",
-        num_images=twin.teacher.num_images,
-        num_perturbed=twin.teacher.num_stability_images,
-        cut=twin_cut(model, twin),
-        every_row=place == 0,
-    )
+def _twin_records(model: DynamicsFile, twins: Sequence[tuple[Path, DynamicsFile]], base: Path) -> list[Twin]:
+    """The twins of one model, in their order; after the first with each kind of cut come further seeds."""
+    first = [found[0] for found in by_cut(model, [twin for _, twin in twins]).values()]
+    return [
+        Twin(
+            of=model.teacher.model.name,
+            source=os.path.relpath(path, base),
+            command=twin.provenance.command or "",
+            num_images=twin.teacher.num_images,
+            num_perturbed=twin.teacher.num_stability_images,
+            cut=twin_cut(model, twin),
+            every_row=twin is twins[0][1],
+            seed_only=not any(twin is shown for shown in first),
+        )
+        for path, twin in twins
+    ]
 
 
 def _certificate_claims(folder: Path, base: Path) -> list[Claim]:
@@ -386,8 +396,9 @@ _TWINS = (
     "**Untrained twins.** What a model does before training is no sign of training, so the number of an untrained "
     "model of the same make stands beside that of the trained one. The blocks of an untrained DINOv2 are scaled by "
     "1e-5 and leave every token where it is; here they are scaled by 1 (`--layer_scale 1.0`). The twin with the most "
-    "images stands beside every row. Numbers that depend on where depth is cut are given for every twin: with its own "
-    "cut, which is what max-cut finds without training, and cut alike."
+    "images stands beside every row. Numbers that depend on where depth is cut are given for two twins: with its own "
+    "cut, which is what max-cut finds without training, and cut alike. Further seeds count only in the difference that "
+    "training makes (Figure 11B)."
 )
 
 
@@ -457,7 +468,7 @@ def _twins_shown(twins: Sequence[Twin], commands: Sequence[str]) -> list[str]:
             twin.of,
             f"{twin.num_images:,} ({twin.num_perturbed:,})",
             twin.cut,
-            "every row" if twin.every_row else "rows about phases",
+            "every row" if twin.every_row else "Figure 11B" if twin.seed_only else "rows about phases",
             ", ".join([*_run_link(twin.command, commands), f"[JSON]({twin.source})"]),
         ]
         for twin in twins

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import hypot, isfinite, pi, sqrt
+from math import hypot, pi, sqrt
 
 import numpy as np
 
 from raptor.dynamics.interventions import InterventionsFile, compare_pairs
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult
-from raptor.experiments.evidence import Basis, Claim, Evidence, of_counts
+from raptor.experiments.evidence import Basis, Claim, Evidence, of_counts, over_seeds
 from raptor.experiments.outcome import sum_of
 from raptor.experiments.witness import TABLE_3, Witness
 from raptor.fidelity.certificate import Certificate
@@ -257,8 +258,8 @@ def claims_dynamics(
 ) -> list[Claim]:
     """The claims about one model, with what stands beside its numbers.
 
-    relative: the same model under relative perturbations. twins: untrained models of the same
-    make, the one with the most images first.
+    relative: the same model under relative perturbations. twins: untrained models of the same make, those first that
+    stand beside its numbers.
     """
     if measured is None:
         return [Claim(place=rule.place, says=rule.says.format(g="every group")) for rule in _RULES]
@@ -374,18 +375,26 @@ _OF_THE_CUT = ("similarity.", "speed.jump", "speed.between", "attraction.")
 def _with_twin(claim: Claim, model: DynamicsFile, twins: Sequence[DynamicsFile]) -> Claim:
     """The claim with the same number of its untrained twins: what is there before training is no sign of it.
 
-    The twin with the most images; where the number depends on the cut every twin, each with its cut.
+    The first twin; where the number depends on the cut the first with each kind of cut.
     """
     key = claim.number.removeprefix("teacher/estimates/")
+    of_cut = key.startswith(_OF_THE_CUT)
     known = [twin for twin in twins if key in twin.teacher.estimates]
-    if not key.startswith(_OF_THE_CUT):
-        known = known[:1]
+    shown = [found[0] for found in by_cut(model, known).values()] if of_cut else known[:1]
     parts = [claim.measured] if claim.measured else []
-    for twin in known:
+    for twin in shown:
         found = twin.teacher.estimates[key]
-        cut = f", {twin_cut(model, twin)}" if key.startswith(_OF_THE_CUT) else ""
+        cut = f", {twin_cut(model, twin)}" if of_cut else ""
         parts.append(f"its untrained twin {found} ({found.num_images:,} images{cut})")
     return replace(claim, measured="; ".join(parts))
+
+
+def by_cut(model: DynamicsFile, twins: Sequence[DynamicsFile]) -> dict[bool, list[DynamicsFile]]:
+    """Twins by whether they are cut as the trained model, in the order given."""
+    found: dict[bool, list[DynamicsFile]] = defaultdict(list)
+    for twin in twins:
+        found[twin.phases == model.phases].append(twin)
+    return found
 
 
 def twin_cut(model: DynamicsFile, twin: DynamicsFile) -> str:
@@ -395,25 +404,25 @@ def twin_cut(model: DynamicsFile, twin: DynamicsFile) -> str:
 
 
 def _more_alike(model: DynamicsFile, twins: Sequence[DynamicsFile]) -> list[Claim]:
-    """Whether training makes phases: the trained model minus its twin. It is one seed, however many images."""
+    """Whether training made the phases of this model: its number minus that of each untrained seed, for each cut."""
     key, claims = "similarity.within_minus_across", []
     trained = model.teacher.estimates.get(key)
-    for twin in twins:
-        found = twin.teacher.estimates.get(key)
-        if trained is None or found is None or trained.value is None or found.value is None:
+    known = [twin for twin in twins if key in twin.teacher.estimates]
+    for same in by_cut(model, known).values():
+        values = [v for twin in same if (v := twin.teacher.estimates[key].value) is not None]
+        if trained is None or trained.value is None or not values:
             continue
-        value = trained.value - found.value
-        evidence = Evidence(value=value, basis=Basis.SEEDS, num=1, above=0)
-        ends = [trained.lower, trained.upper, found.lower, found.upper]
-        a, b, c, d = (float("nan") if end is None else end for end in ends)
-        half = 0.5 * hypot(b - a, d - c)
-        if isfinite(half):
+        value, lower, upper = over_seeds([trained.value - v for v in values])
+        evidence = Evidence(value=value, basis=Basis.SEEDS, num=len(values), above=0)
+        if None not in (lower, upper, trained.lower, trained.upper):
+            half = hypot(upper - value, 0.5 * (trained.upper - trained.lower))  # type: ignore[operator]
             evidence = replace(evidence, lower=value - half, upper=value + half)
-        text = f"trained {trained}, untrained {found} ({found.num_images:,} images, {twin_cut(model, twin)}); "
-        text += "the interval is over images"
-        says = "training makes layers more alike within phases than across them (trained minus untrained)"
-        recipe = "untrained-three-seeds"
-        claims.append(Claim(place="Figure 11B", says=says, measured=text, evidence=evidence, recipe=recipe))
+        cuts = " or ".join(dict.fromkeys(sum_of(twin.phases or []) for twin in same))
+        cut = "cut alike" if same[0].phases == model.phases else "its own cut"
+        text = f"trained {trained}, untrained {', '.join(f'{v:.3f}' for v in values)} ({cut}, {cuts}); "
+        text += "one trained model" + (", the interval is over untrained seeds" if len(values) > 1 else "")
+        says = "training made layers of this model more alike within phases than across them (trained minus untrained)"
+        claims.append(Claim(place="Figure 11B", says=says, measured=text, evidence=evidence, recipe="untrained-twin"))
     return claims
 
 

@@ -93,6 +93,19 @@ def test_a_model_alone_through_the_command_line(tmp_path: Path, monkeypatch, cap
     assert not (tmp_path / "interventions.json").exists()
 
 
+def test_the_weights_of_an_untrained_model_depend_on_the_seed_only(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("raptor.report.figures_dynamics.save_figures", lambda *_: [])
+    options = dict(num_images=4, stability_images=0, rank_images=2, num_classes=0, k=2, interventions=False)
+
+    def norms(seed: int) -> list[float]:
+        given = dict(pretrained=False, size=32, seed=seed, device="cpu", out=str(tmp_path / str(seed)))
+        found = dynamics("timm/test_vit", **options, **given)
+        return found.measured.teacher.direction.norm["all"].mean.tolist()
+
+    first = norms(1)
+    assert norms(1) == first != norms(2)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

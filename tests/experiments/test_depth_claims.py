@@ -99,13 +99,30 @@ def test_where_the_cut_counts_every_twin_stands_with_its_own(measured: DynamicsF
     (claim,) = of_key(claims, key)
     assert "0.150 [0.100, 0.200] (256 images, its own cut, 5+3+4)" in claim.measured
     assert claim.measured.endswith("0.050 [0.000, 0.100] (256 images, cut alike, 7+3+2)")
+    first, second = [c for c in claims if c.says.startswith("training made layers")]
+    trained = measured.teacher.estimates[key].value
+    assert first.evidence.value == pytest.approx(trained - 0.15) and "its own cut, 5+3+4" in first.measured
+    assert second.evidence.value == pytest.approx(trained - 0.05) and "cut alike, 7+3+2" in second.measured
+    assert {first.verdict, second.verdict} == {Verdict.UNDETERMINED}  # one untrained seed each
+
+
+def test_three_untrained_seeds_tell_what_training_made_of_one_model(measured: DynamicsFile) -> None:
+    key = "similarity.within_minus_across"
     trained = measured.teacher.estimates[key]
-    first, second = [c for c in claims if c.says.startswith("training makes layers")]
-    half = 0.5 * np.hypot(trained.upper - trained.lower, 0.1)
-    assert first.evidence.lower == pytest.approx(trained.value - 0.15 - half) and first.evidence.lower > 0
-    assert second.evidence.value == pytest.approx(trained.value - 0.05)
-    # One training is one seed, whatever the interval over images says.
-    assert {first.verdict, second.verdict} == {Verdict.UNDETERMINED}
+
+    def claims(values: list[float]) -> list[Claim]:
+        twins = [with_estimate(measured, key, value, value) for value in values]
+        return claims_dynamics(measured, twins=twins)
+
+    found = claims([0.1, 0.12, 0.08])
+    (made,) = [c for c in found if c.says.startswith("training made layers")]
+    assert made.verdict is Verdict.AGREES and made.evidence.num == 3
+    half = np.hypot(4.302653 * 0.02 / np.sqrt(3), 0.5 * (trained.upper - trained.lower))
+    assert made.evidence.lower == pytest.approx(trained.value - 0.1 - half)
+    # Rows about phases show one twin for each cut.
+    assert of_key(found, key)[0].measured.count("untrained twin") == 1
+    (apart,) = [c for c in claims([0.1, 0.5, 0.3]) if c.says.startswith("training made layers")]
+    assert apart.verdict is Verdict.UNDETERMINED
 
 
 def test_certificate_and_complexity_of_a_surrogate() -> None:

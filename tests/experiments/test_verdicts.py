@@ -104,23 +104,25 @@ def test_a_sweep_that_does_all_the_paper_says_agrees_and_its_mirror_does_not() -
 
 
 def test_a_peak_needs_three_seeds_and_teachers_that_overfit() -> None:
-    def rows(gain: float, train: float) -> list[StochasticDepthRow]:
+    def rows(gain: float, train: float, spread: float) -> list[StochasticDepthRow]:
         found = []
         for p, accuracy in ((0.0, 0.5), (0.4, 0.5 + gain), (0.9, 0.3)):
             for seed in range(3):
                 row = sweep_row(p, 0.5 + p / 2 + seed / 100, 0.5 + p / 3, accuracy, 0.4)
-                found.append(replace(row, seed=seed, teacher=TeacherScores(accuracy=accuracy, train_accuracy=train)))
+                own = accuracy + spread * (seed - 1) * (p == 0.4)
+                found.append(replace(row, seed=seed, teacher=TeacherScores(accuracy=own, train_accuracy=train)))
         return found
 
     trends = sweep_file([sweep_row(i / 10, i / 10, i / 10, 0.5, 0.4) for i in range(4)]).statistics
 
-    def verdict(gain: float, train: float) -> Verdict:
-        found = StochasticDepth(rows=rows(gain, train), statistics=trends)
+    def verdict(gain: float, train: float, spread: float = 0.0) -> Verdict:
+        found = StochasticDepth(rows=rows(gain, train, spread), statistics=trends)
         return of(claims_stochastic_depth(found), "peaks at a middle p").verdict
 
     assert verdict(0.05, 0.9) is AGREES
     assert verdict(-0.05, 0.9) is DISAGREES
     assert verdict(0.001, 0.9) is UNDETERMINED  # 0.1 points on 5,000 images are no peak
+    assert verdict(0.05, 0.9, spread=0.05) is UNDETERMINED  # seeds that differ so much are no peak either
     assert verdict(-0.05, 0.52) is NOT_TESTED  # there was nothing to regularise
 
 
@@ -186,6 +188,10 @@ def test_untrained_verdicts_need_three_seeds_and_hold_for_each_group() -> None:
     assert of(three, "easier to reconstruct than overfitted ones (plain").verdict is AGREES
     assert of(three, "randomly initialised").verdict is AGREES
     assert of(claims_untrained(rows(3, spread=0.3)), "within phases of all").verdict is UNDETERMINED
+    short = claims_untrained(replace(rows(3), settings={"teacher_budget": "240steps", "teacher_batch": 128}))
+    assert of(short, "layer-layer similarity of cls tokens").verdict is AGREES
+    refuted = of(short, "layer-layer similarity of all tokens")
+    assert refuted.verdict is NOT_TESTED and refuted.measured.endswith("teachers of 30,720 images")
     assert set(verdicts(claims_untrained(None))) == {NOT_TESTED}
 
 
