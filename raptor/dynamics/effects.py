@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,7 +45,7 @@ class Effects:
     def __init__(self, vit: ViT, predict: Predict | None) -> None:
         self.spans = measured_groups(vit.groups)
         self.predict = predict
-        self._angles, self._kept = ImageMoments(), ImageMoments(reservoir=0)
+        self._angles, self._kept = ImageMoments(), ImageMoments()
         self._count_c: Tensor | None = None
 
     def clean(self, last_btd: Tensor) -> None:
@@ -80,6 +81,14 @@ class Effects:
 
     def angle(self) -> dict[str, Spread]:
         return by_group(self._angles, self.spans)
+
+    def turns(self) -> np.ndarray:
+        """The turn over all tokens of single images, `(images, interventions)`."""
+        return self._angles.kept()[:, list(self.spans).index("all")]
+
+    def stayed(self) -> np.ndarray:
+        """Whether the prediction of single images stays, `(images, interventions)`."""
+        return self._kept.kept()
 
     def agreement(self) -> Spread | None:
         if self._count_c is None or self._count_c.max() > HARDLY_VARIED * self._count_c.sum():

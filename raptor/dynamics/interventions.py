@@ -52,6 +52,19 @@ def compare_pairs(
     return {"within": _mean(values[within]), "across": _mean(values[across])} | matched
 
 
+WITHOUT: tuple[tuple[int, ...], ...] = ((), (1,))
+"""Blocks whose pairs are left out: swaps are judged with all blocks, and without block 1, which bears hardly any."""
+
+
+def _matched_std(
+    pairs: Sequence[tuple[int, int]], values: np.ndarray, phases: Phases, without: Sequence[int]
+) -> float | None:
+    """Deviation over images of across minus within at equal distance, from `(images, pairs)` values."""
+    weights = [compare_pairs(pairs, one, phases, without) for one in np.eye(len(pairs))]
+    differences = values @ np.array([w["across_matched"] - w["within_matched"] for w in weights])
+    return float(differences.std(ddof=1)) if len(values) > 1 and np.isfinite(differences).all() else None
+
+
 @dataclass
 class Swaps(Record):
     """Every pair of blocks (i < j) exchanged.
@@ -59,6 +72,8 @@ class Swaps(Record):
     angle: by group, the turn of the last state in radians, of shape `(pairs,)`. agreement: `(pairs,)` or None.
     within, across: means over pairs in the same phase and over pairs in different phases; matched: both means over
     equal distances j - i, each distance weighted equally, because pairs in different phases are further apart.
+    matched_std: of `turn` (all tokens) and `agreement`, the deviation over images of across minus within at equal
+    distance, for each of `WITHOUT`; empty in older files.
     """
 
     pairs: list[tuple[int, int]]
@@ -66,6 +81,7 @@ class Swaps(Record):
     angle: dict[str, Spread]
     agreement: Spread | None
     num_images: int
+    matched_std: dict[str, list[float | None]] = field(default_factory=dict)
 
     def compare(self, values: np.ndarray) -> dict[str, float]:
         """Means of `(pairs,)` values within and across phases, plain and at equal distance."""
@@ -101,6 +117,7 @@ class Swaps(Record):
             "phases": list(self.phases),
             "compared": jsonable({name: self.compare(values) for name, values in means.items()}),
             "deviations": {f"turn_{name}": jsonable(self.matrix(s.std)) for name, s in self.angle.items()},  # type: ignore[arg-type]
+            **({"matched_std": self.matched_std} if self.matched_std else {}),
         } | {name: jsonable(self.matrix(values)) for name, values in means.items()}
 
     @classmethod
@@ -123,7 +140,7 @@ class Swaps(Record):
         agreement = None
         if saved.get("agreement") is not None:
             agreement = Spread(values(saved["agreement"], "agreement"), num_images=head.num_images)
-        return cls(pairs, Phases(head.phases), angle, agreement, head.num_images)
+        return cls(pairs, Phases(head.phases), angle, agreement, head.num_images, head.matched_std)
 
 
 @dataclass
@@ -133,6 +150,7 @@ class _SavedSwaps(Record):
     num_images: int
     phases: tuple[int, ...]
     deviations: dict[str, Any]
+    matched_std: dict[str, list[float | None]] = field(default_factory=dict)
 
 
 @dataclass
@@ -381,7 +399,9 @@ def measure_swaps(
                 if advance is not None:
                     advance()
             effects.end(ranks)
-    return Swaps(pairs, phases, effects.angle(), effects.agreement(), len(images))
+    kept = {"turn": effects.turns()} | ({} if effects.predict is None else {"agreement": effects.stayed()})
+    spread = {name: [_matched_std(pairs, v, phases, without) for without in WITHOUT] for name, v in kept.items()}
+    return Swaps(pairs, phases, effects.angle(), effects.agreement(), len(images), spread)
 
 
 def measure_repetition(vit: ViT, images: Tensor, phases: Sequence[int], predict: Predict | None = None) -> Repetition:

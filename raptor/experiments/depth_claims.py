@@ -9,7 +9,7 @@ from math import hypot, pi, sqrt
 
 import numpy as np
 
-from raptor.dynamics.interventions import InterventionsFile, compare_pairs
+from raptor.dynamics.interventions import WITHOUT, InterventionsFile, compare_pairs
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult
 from raptor.experiments.evidence import Basis, Claim, Evidence, of_counts, over_seeds
 from raptor.experiments.outcome import sum_of
@@ -432,14 +432,12 @@ def claims_interventions(found: InterventionsFile) -> list[Claim]:
         return []
     swaps = found.teacher.swaps
     turn = swaps.angle["all"]
+    paired = swaps.matched_std.get("turn", [None] * len(WITHOUT))
     claims = [
-        turn_claim(swaps.pairs, turn.mean, turn.std, swaps.phases, swaps.num_images, without) for without in WITHOUT
+        turn_claim(swaps.pairs, turn.mean, turn.std, swaps.phases, swaps.num_images, without, own)
+        for without, own in zip(WITHOUT, paired)
     ]
     return [replace(claim, figure="interventions-swaps") for claim in claims]
-
-
-WITHOUT: tuple[tuple[int, ...], ...] = ((), (1,))
-"""Blocks whose pairs are left out: swaps are judged with all blocks and without block 1."""
 
 
 def turn_says(without: Sequence[int]) -> str:
@@ -454,10 +452,12 @@ def turn_claim(
     phases: Phases,
     num_images: int,
     without: Sequence[int],
+    paired: float | None = None,
 ) -> Claim:
     """How much more a swap across phases turns the last state; `turn` and its deviation over images are `(pairs,)`.
 
-    The interval takes the deviations of all pairs as fully correlated, so it is too wide rather than too narrow.
+    paired: deviation over images of the difference itself. Without it the interval takes the deviations of all pairs as
+    fully correlated, so it is too wide rather than too narrow.
     """
     claim = Claim(place="Section 2 (camera-ready)", says=turn_says(without))
     means = compare_pairs(pairs, turn, phases, without)
@@ -467,11 +467,14 @@ def turn_claim(
     text = f"{means['across_matched']:.2f} rad across, {means['within_matched']:.2f} within"
     text += f" (at any distance {means['across']:.2f} and {means['within']:.2f})"
     evidence = Evidence(value=value, num=num_images, above=0)
-    if deviation is None:
+    spread = paired
+    if spread is None and deviation is not None:
+        errors = compare_pairs(pairs, deviation, phases, without)
+        spread = errors["across_matched"] + errors["within_matched"]
+    if spread is None:
         text += "; the run kept no deviations over images, so there is no interval"
     else:
-        errors = compare_pairs(pairs, deviation, phases, without)
-        half = 1.96 * (errors["across_matched"] + errors["within_matched"]) / sqrt(num_images)
+        half = 1.96 * spread / sqrt(num_images)
         evidence = replace(evidence, lower=value - half, upper=value + half)
     return replace(claim, measured=text, evidence=evidence)
 

@@ -327,6 +327,7 @@ class SwapRow(Record):
         accuracy, swapped_accuracy, compared_accuracy: with all blocks in place, of each pair, and its means.
         without_first, without_first_accuracy: means of angle and accuracy over the pairs without block 1.
         num_images: images of the angles.
+        matched_std: of the differences at equal distance, as in `dynamics.interventions.Swaps`; empty in older files.
     """
 
     cell: str = ""
@@ -344,6 +345,7 @@ class SwapRow(Record):
     without_first: Compared | None = None
     without_first_accuracy: Compared | None = None
     num_images: int = 0
+    matched_std: dict[str, list[float | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

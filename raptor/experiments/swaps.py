@@ -15,7 +15,7 @@ import torch
 from raptor.data import iterate
 from raptor.data.by_name import as_spec
 from raptor.devices import pick_device
-from raptor.dynamics.interventions import compare_pairs, measure_swaps
+from raptor.dynamics.interventions import WITHOUT, compare_pairs, measure_swaps
 from raptor.experiments.cells import Cell, CellOptions, Sweep, SweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_swaps
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
@@ -26,7 +26,6 @@ from raptor.provenance import recorded
 from raptor.train.teacher import evaluate
 from raptor.vit.trajectory import swap_blocks
 
-_FIRST_BLOCK = (1,)  # it can hardly be exchanged with any other, so means are given without it too
 _KINDS = ("within", "across", "within_matched", "across_matched")
 
 
@@ -92,7 +91,7 @@ def _do_cell(machine: Machine, cell: Cell) -> SwapRow:
     compared = {group: _compared(swaps.compare(spread.mean)) for group, spread in swaps.angle.items()}
     if swaps.agreement is not None:
         compared["agreement"] = _compared(swaps.compare(swaps.agreement.mean))
-    rest = partial(compare_pairs, swaps.pairs, phases=phases, without=_FIRST_BLOCK)
+    rest = partial(compare_pairs, swaps.pairs, phases=phases, without=WITHOUT[1])
     turn = swaps.angle["all"]
     row = SwapRow(
         p=options["p"],
@@ -103,6 +102,7 @@ def _do_cell(machine: Machine, cell: Cell) -> SwapRow:
         angle_std=None if turn.std is None else turn.std.tolist(),
         finding=swaps.finding(),
         num_images=num,
+        matched_std=swaps.matched_std,
         without_first=_compared(rest(values=turn.mean)),
     )
     if vit.num_classes != len(train.classes or ()):

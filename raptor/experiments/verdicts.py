@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from raptor.dynamics.interventions import compare_pairs
-from raptor.experiments.depth_claims import WITHOUT, turn_claim, turn_says
+from raptor.dynamics.interventions import WITHOUT, compare_pairs
+from raptor.experiments.depth_claims import turn_claim, turn_says
 from raptor.experiments.evidence import Basis, Claim, Evidence, over_seeds
 from raptor.experiments.outcome import data_label
 from raptor.experiments.records import (
@@ -334,18 +334,23 @@ def _turns_of(row: SwapRow, found: Swaps | None) -> list[Claim]:
     config = re.search(r"--config \S*?([\w-]+)\.yaml", found.command if found else "")
     phases, turn = Phases.from_lengths(row.phases), np.array(row.angle)
     deviation = None if row.angle_std is None else np.array(row.angle_std)
-    claims = [turn_claim(row.pairs, turn, deviation, phases, row.num_images, without) for without in WITHOUT]
+    paired = row.matched_std.get("turn", [None] * len(WITHOUT))
+    claims = [
+        turn_claim(row.pairs, turn, deviation, phases, row.num_images, without, own)
+        for without, own in zip(WITHOUT, paired)
+    ]
     return [replace(claim, recipe=config[1] if config else "") for claim in [*claims, *_predictions(row)]]
 
 
 def _predictions(row: SwapRow) -> list[Claim]:
-    """Predictions that stay. The interval takes all pairs as fully correlated: too wide rather than too narrow."""
+    """Predictions that stay. Without the deviation of the difference all pairs are taken as fully correlated."""
     shares = row.compared.get("agreement")
     if shares is None or shares.within_matched is None or shares.across_matched is None:
         return []
     within, across = shares.within_matched, shares.across_matched
-    half = 1.96 * sum(sqrt(p * (1 - p)) for p in (within, across)) / sqrt(row.num_images)
-    value = within - across
+    paired = row.matched_std.get("agreement", [None])[0]
+    spread = sum(sqrt(p * (1 - p)) for p in (within, across)) if paired is None else paired
+    half, value = 1.96 * spread / sqrt(row.num_images), within - across
     evidence = Evidence(value=value, lower=value - half, upper=value + half, num=row.num_images, above=0.0)
     text = (
         f"{within:.0%} stay within, {across:.0%} across (at any distance {shares.within:.0%} and {shares.across:.0%})"

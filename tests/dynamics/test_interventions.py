@@ -53,15 +53,21 @@ def test_swaps_equal_the_model_with_its_blocks_exchanged(
     images = noise_images(vit, NUM)
     swaps = measure_swaps(vit, images, (2, 2))
     assert swaps.pairs == [(1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4)]
+    each = []
     with torch.no_grad():
         states, logits = vit.record(images)
         for p, (i, j) in enumerate(swaps.pairs):
             with swap_blocks(vit, i, j):
                 swapped, changed = vit.record(images)
             expected = angle_by_hand(swapped[-1], states[-1])
+            each.append([angle_by_hand(a, b) for a, b in zip(swapped[-1], states[-1])])
             np.testing.assert_allclose(swaps.angle["all"].mean[p], expected, rtol=1e-4)
             kept = (changed.argmax(-1) == logits.argmax(-1)).float().mean()
             assert swaps.agreement is not None and swaps.agreement.mean[p] == pytest.approx(kept.item())
+    # At distance 1 the pairs (1, 2) and (3, 4) are within, (2, 3) across; without block 1 only (3, 4) is within.
+    turn = np.array(each)
+    by_hand = [turn[3] - (turn[0] + turn[5]) / 2, turn[3] - turn[5]]
+    np.testing.assert_allclose(swaps.matched_std["turn"], [d.std(ddof=1) for d in by_hand], rtol=1e-3)
     saved = json.loads(json.dumps(swaps.to_dict(), allow_nan=False))
     assert Swaps.from_dict(saved).to_dict() == saved
 

@@ -239,6 +239,10 @@ def test_one_model_is_judged_over_images_by_the_turn_and_only_with_deviations() 
     known = claims_swaps(Swaps(rows=[replace(row, angle_std=[0.2] * 6, compared={})]))
     assert verdicts(known) == [DISAGREES, AGREES]
     assert known[0].evidence.upper == pytest.approx(-0.1 + 1.96 * 0.4 / 20)
+    # The deviation of the difference itself is what counts where a run has kept it.
+    paired = replace(row, angle_std=[9.0] * 6, matched_std={"turn": [0.1, 0.2], "agreement": [0.3, None]})
+    intervals = [claim.evidence.upper - claim.evidence.value for claim in claims_swaps(Swaps(rows=[paired]))]
+    assert intervals == pytest.approx([1.96 * std / 20 for std in (0.1, 0.2, 0.3)])
 
 
 def test_ablation_verdicts_are_over_seeds() -> None:
