@@ -320,7 +320,8 @@ def save_figures(measured: DynamicsFile, interventions: InterventionsFile | None
     folder, names = Path(folder), []
     for name, (measure, draw) in FIGURES.items():
         if getattr(measured.teacher, measure):  # None or empty where it was not measured
-            _save(draw(measured), folder / name, measured)
+            perturbed = measured.teacher.num_stability_images if measure in ("stability", "attraction") else None
+            _save(draw(measured), folder / name, measured, perturbed)
             names.append(name)
     for name, (part, draw_changed) in INTERVENTION_FIGURES.items():
         if interventions and any(getattr(side, part) is not None for side in interventions.sides().values()):
@@ -329,10 +330,11 @@ def save_figures(measured: DynamicsFile, interventions: InterventionsFile | None
     return names
 
 
-def _save(figure: Any, path: Path, result: DynamicsFile | InterventionsFile) -> None:
-    """Write a figure with what it was measured on above it."""
+def _save(figure: Any, path: Path, result: DynamicsFile | InterventionsFile, num_perturbed: int | None = None) -> None:
+    """Write a figure with what it was measured on above it: all images, or only those that were perturbed."""
     names = ", ".join(side.model.name for side in result.sides().values()) if isinstance(result, DynamicsFile) else ""
-    images = f"{result.num_images} images of {data_title(result.data, result.split)}"
+    num = result.num_images if num_perturbed is None else num_perturbed
+    images = f"{num} images of {data_title(result.data, result.split)}"
     title = figure.get_suptitle()
     text = "\n".join(filter(None, [title, f"{names}; {images}" if names else images]))
     figure.suptitle(text, fontsize=10 if title else "x-small", color="black" if title else "grey")
@@ -429,4 +431,8 @@ def _legend(figure: Any, ax: Any) -> None:
         columns = half  # one row per model
         order = [i for pair in zip(range(half), range(half, 2 * half)) for i in pair]
         handles, labels = [handles[i] for i in order], [labels[i] for i in order]
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.6)
+    legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.6)
+    while columns > 1 and legend.get_window_extent().width > figure.bbox.width:
+        legend.remove()
+        columns = (columns + 1) // 2
+        legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.6)

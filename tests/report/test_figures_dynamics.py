@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import matplotlib.pyplot as plt
 import numpy as np
+import pytest
 
-from raptor.report.figures_dynamics import FIGURES, figure_basins, figure_gamma, figure_rank_sweep, figure_speed
+from raptor.dynamics.measure import DynamicsFile
+from raptor.report import figures_dynamics
+from raptor.report.figures_dynamics import (
+    FIGURES,
+    figure_basins,
+    figure_gamma,
+    figure_rank_sweep,
+    figure_speed,
+    save_figures,
+)
 from raptor.report.results import Results
+
+WITHOUT_REGISTERS = Path(__file__).parents[2] / "docs" / "results" / "dynamics" / "vitb16.json"
 
 
 def test_curves_start_at_layer_zero_and_steps_at_block_one(committed: Results) -> None:
@@ -46,3 +61,19 @@ def test_the_rank_sweep_has_one_point_per_rank(committed: Results) -> None:
 def test_every_figure_names_a_measure_of_the_result(committed: Results) -> None:
     assert committed.dynamics is not None
     assert all(hasattr(committed.dynamics.teacher, measure) for measure, _ in FIGURES.values())
+
+
+def test_a_legend_stays_inside_its_figure_and_the_title_counts_the_perturbed_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = DynamicsFile.read_file(WITHOUT_REGISTERS)
+    saved: dict[str, Any] = {}
+    shown = ("dynamics-perturbed-path", "dynamics-speed")
+    monkeypatch.setattr(figures_dynamics, "FIGURES", {name: FIGURES[name] for name in shown})
+    monkeypatch.setattr(figures_dynamics, "save_figure", lambda figure, path: saved.update({path.name: figure}))
+    save_figures(measured, None, tmp_path)
+    path, speed = (saved[name] for name in shown)
+    assert path.legends[0].get_window_extent().width <= path.bbox.width
+    assert f"; {measured.teacher.num_stability_images} images of" in path.get_suptitle()
+    assert f"; {measured.num_images} images of" in speed.get_suptitle()
+    plt.close("all")
