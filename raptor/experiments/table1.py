@@ -47,6 +47,7 @@ from raptor.train.recipe import resolve_recipe
 from raptor.vit.view import ViT
 
 _TASKS = ("classify", "segment", "depth")
+_OF_TRAINING = ("more_data", "budget", "batch_size", "recipe", "tokens")  # no options of the teacher's cell
 _TITLES = {"classify": "accuracy (%)", "segment": "mIoU (%)", "depth": "RMSE (m)"}
 _PUBLISHED = {
     "2": (81.2, 39.6, 0.648),
@@ -141,7 +142,7 @@ def run(
         **cut_by(options),
         in_memory=in_memory,
     )
-    plan = [Cell("teacher", {**common, "k": None, "seed": 0})]
+    plan = [Cell("teacher", {**{o: common[o] for o in common if o not in _OF_TRAINING}, "k": None, "seed": 0})]
     plan += [Cell(f"k{n}-s{s}", {**common, "k": n, "seed": s}) for s in seeds for n in k]
     sweep = Sweep(Path(out), tuple(plan), machine.device)
     check_cells(sweep, machine)
