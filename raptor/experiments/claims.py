@@ -397,8 +397,9 @@ _TWINS = (
     "model of the same make stands beside that of the trained one. The blocks of an untrained DINOv2 are scaled by "
     "1e-5 and leave every token where it is; here they are scaled by 1 (`--layer_scale 1.0`). The twin with the most "
     "images stands beside every row. Numbers that depend on where depth is cut are given for two twins: with its own "
-    "cut, which is what max-cut finds without training, and cut alike. Further seeds count only in the difference that "
-    "training makes (Figure 11B)."
+    "cut, which is what max-cut finds without training, and cut alike. Its own cut is the fair comparison: a cut found "
+    "on one model is not the best of another. Further seeds count only in the difference that training makes "
+    "(Figure 11B)."
 )
 
 

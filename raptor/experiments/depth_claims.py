@@ -404,26 +404,27 @@ def twin_cut(model: DynamicsFile, twin: DynamicsFile) -> str:
 
 
 def _more_alike(model: DynamicsFile, twins: Sequence[DynamicsFile]) -> list[Claim]:
-    """Whether training made the phases of this model: its number minus that of each untrained seed, for each cut."""
-    key, claims = "similarity.within_minus_across", []
+    """Whether training made the phases of this model: its number minus that of each untrained seed.
+
+    As in the paper each model has its own cut: one found on the trained model is not the best of an untrained one.
+    """
+    key = "similarity.within_minus_across"
     trained = model.teacher.estimates.get(key)
-    known = [twin for twin in twins if key in twin.teacher.estimates]
-    for same in by_cut(model, known).values():
-        values = [v for twin in same if (v := twin.teacher.estimates[key].value) is not None]
-        if trained is None or trained.value is None or not values:
-            continue
-        value, lower, upper = over_seeds([trained.value - v for v in values])
-        evidence = Evidence(value=value, basis=Basis.SEEDS, num=len(values), above=0)
-        if None not in (lower, upper, trained.lower, trained.upper):
-            half = hypot(upper - value, 0.5 * (trained.upper - trained.lower))  # type: ignore[operator]
-            evidence = replace(evidence, lower=value - half, upper=value + half)
-        cuts = " or ".join(dict.fromkeys(sum_of(twin.phases or []) for twin in same))
-        cut = "cut alike" if same[0].phases == model.phases else "its own cut"
-        text = f"trained {trained}, untrained {', '.join(f'{v:.3f}' for v in values)} ({cut}, {cuts}); "
-        text += "one trained model" + (", the interval is over untrained seeds" if len(values) > 1 else "")
-        says = "training made layers of this model more alike within phases than across them (trained minus untrained)"
-        claims.append(Claim(place="Figure 11B", says=says, measured=text, evidence=evidence, recipe="untrained-twin"))
-    return claims
+    cuts = by_cut(model, [twin for twin in twins if key in twin.teacher.estimates])
+    same = cuts.get(False) or cuts.get(True, [])
+    values = [v for twin in same if (v := twin.teacher.estimates[key].value) is not None]
+    if trained is None or trained.value is None or not values:
+        return []
+    value, lower, upper = over_seeds([trained.value - v for v in values])
+    evidence = Evidence(value=value, basis=Basis.SEEDS, num=len(values), above=0)
+    if None not in (lower, upper, trained.lower, trained.upper):
+        half = hypot(upper - value, 0.5 * (trained.upper - trained.lower))  # type: ignore[operator]
+        evidence = replace(evidence, lower=value - half, upper=value + half)
+    cut = " or ".join(dict.fromkeys(twin_cut(model, twin) for twin in same))
+    text = f"trained {trained}, untrained {', '.join(f'{v:.3f}' for v in values)} ({cut}); one trained model"
+    text += ", the interval is over untrained seeds" if len(values) > 1 else ""
+    says = "training made layers of this model more alike within phases than across them (trained minus untrained)"
+    return [Claim(place="Figure 11B", says=says, measured=text, evidence=evidence, recipe="untrained-twin")]
 
 
 def claims_interventions(found: InterventionsFile) -> list[Claim]:

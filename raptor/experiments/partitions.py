@@ -258,6 +258,7 @@ def _row(way: str, lengths: list[int], found: RaptorScores, seed: int = 0) -> Pa
         phases=lengths,
         seed=seed,
         accuracy=found.accuracy,
+        teacher_accuracy=found.teacher_accuracy,
         probe=found.probe,
         r2_last=found.r2_last,
         bounded_r2_last=found.bounded_r2_last,

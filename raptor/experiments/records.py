@@ -249,12 +249,13 @@ class PartitionsPlan(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionRow(Record):
-    """Scores of the raptor with one partition, under one way of choosing it."""
+    """Scores of the raptor with one partition, under one way of choosing it. Older files lack `teacher_accuracy`."""
 
     k: int
     way: str
     phases: list[int]
     accuracy: float | None = None
+    teacher_accuracy: float | None = None
     probe: float | None = None
     r2_last: float | None = None
     bounded_r2_last: float | None = None

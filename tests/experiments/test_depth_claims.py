@@ -99,11 +99,10 @@ def test_where_the_cut_counts_every_twin_stands_with_its_own(measured: DynamicsF
     (claim,) = of_key(claims, key)
     assert "0.150 [0.100, 0.200] (256 images, its own cut, 5+3+4)" in claim.measured
     assert claim.measured.endswith("0.050 [0.000, 0.100] (256 images, cut alike, 7+3+2)")
-    first, second = [c for c in claims if c.says.startswith("training made layers")]
+    (made,) = [c for c in claims if c.says.startswith("training made layers")]
     trained = measured.teacher.estimates[key].value
-    assert first.evidence.value == pytest.approx(trained - 0.15) and "its own cut, 5+3+4" in first.measured
-    assert second.evidence.value == pytest.approx(trained - 0.05) and "cut alike, 7+3+2" in second.measured
-    assert {first.verdict, second.verdict} == {Verdict.UNDETERMINED}  # one untrained seed each
+    assert made.evidence.value == pytest.approx(trained - 0.15) and "its own cut, 5+3+4" in made.measured
+    assert made.verdict is Verdict.UNDETERMINED  # one untrained seed
 
 
 def test_three_untrained_seeds_tell_what_training_made_of_one_model(measured: DynamicsFile) -> None:

@@ -146,6 +146,13 @@ def test_partitions_need_three_seeds_of_max_cut() -> None:
     assert claim([-0.2, -0.3, -0.25]).verdict is DISAGREES
     assert claim([0.2, 1.9, 1.0]).verdict is UNDETERMINED
     assert claim([1.4, 1.5, 1.45]).evidence.value == pytest.approx(over_seeds([1.4, 1.5, 1.45])[0])
+
+    def two(accuracy: float, num: int) -> Verdict:
+        made = [PartitionRow(k=2, way="maxcut", phases=[6, 6], seed=s, accuracy=accuracy) for s in range(num)]
+        rows = [replace(row, teacher_accuracy=0.8 + 0.001 * row.seed) for row in made]
+        return of(claims_partitions(Partitions(rows=rows, statistics={})), "with 2 blocks").verdict
+
+    assert [two(0.79, 3), two(0.79, 1), two(0.5, 3)] == [AGREES, UNDETERMINED, NOT_TESTED]
     assert "longest phase: Pearson" in claim([1.4]).measured and "over 5 partitions" in claim([1.4]).measured
     assert set(verdicts(claims_partitions(None))) == {NOT_TESTED}
 
