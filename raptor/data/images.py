@@ -153,7 +153,7 @@ class ImageData(Items):
     """A map-style set of images; see `Items`.
 
     `labels`: a class index per image, or None. `classes`: their names, or None.
-    `bad`: names of unreadable images met with `skip_bad`.
+    `bad`: names of unreadable images met with `skip_bad`. `specs`: the names that open it again, of each set joined.
     """
 
     fill_size = 64
@@ -169,6 +169,7 @@ class ImageData(Items):
         keys: Sequence[str] | None = None,
     ) -> None:
         super().__init__(_shown(name), names, parts, keys)
+        self.specs = [self.name]
         self.labels = labels
         self.classes = None if classes is None else list(map(_shown, classes))
         self.skip_bad = False
@@ -372,6 +373,7 @@ class JoinedImages(ImageData):
             labels = [label for data in sets for label in data.labels or ()]
         name = " ".join(data.name for data in sets)
         super().__init__(name, names, labels, None if labels is None else classes, keys=keys)
+        self.specs = [spec for data in sets for spec in data.specs]
         self.sets = list(sets)
         self.ends = list(accumulate(map(len, sets)))
 
@@ -408,6 +410,7 @@ class InMemory(WholeBatches):
         if data.skip_bad:
             raise ValueError("images that may be skipped cannot be kept in memory: remove the bad ones first")
         super().__init__(data.name, list(data.names), data.labels, data.classes, data.parts, data.keys)
+        self.specs = list(data.specs)
         self.images = load_uint8(data, preprocess, num_workers, progress=progress).to(device)
 
     def take(self, positions: Tensor, device: torch.device) -> Tensor:

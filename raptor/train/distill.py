@@ -186,7 +186,8 @@ def distill(
     if isinstance(data, tuple):
         train_data, val_data, *labelled = data
         head_data = labelled[0] if labelled else train_data
-        spec: str | list[str] = train_data.name
+        spec: str | list[str] = as_spec(train_data.specs)
+        val = None if val_data.specs == train_data.specs else as_spec(val_data.specs)
     else:
         spec, val = as_spec(data), as_spec(val)
         chosen = ChosenData(spec, val, split, classes, options["skip_bad"])

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
+from raptor.commands.evaluate import evaluate
 from raptor.experiments import figure5, table1
 from raptor.experiments.records import (
     Figure5,
@@ -70,9 +71,14 @@ def test_more_data_is_distilled_on_and_heads_keep_the_labelled_images(
         out=str(tmp_path / "out"),
     )
     config = read_config(tmp_path / "out" / "raptors" / "k2-s0")
-    assert config["images"]["train"]["num_images"] == tiny.images["limit"] and "more" in config["data"]
+    assert config["images"]["train"]["num_images"] == tiny.images["limit"] and config["data"] == [
+        "scenes",
+        str(tmp_path / "more"),
+    ]
     cell = done.result.cells["k2-s0"]
     assert cell.probe is not None and cell.accuracy is not None and done.result.settings["more_data"]
+    again = evaluate(str(tmp_path / "out" / "raptors" / "k2-s0"), num_images=4, bootstrap=2)
+    assert again.certificate.data == tiny.images["data"]  # judged on the held-out images, without --data
 
 
 def test_probes_of_unequal_steps_have_no_recovery() -> None:
