@@ -94,10 +94,10 @@ HF_MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int, int], tuple[
     "Aimv2Vision": (
         lambda: transformers.Aimv2VisionModel(transformers.Aimv2VisionConfig(**AT_16)),
         (0, 0, 4),
-        IMAGENET,
+        CLIP_MEAN,
         0,
     ),
-    "DeiT": (lambda: transformers.DeiTModel(transformers.DeiTConfig(**AT_16)), (1, 1, 4), HALF, 0),
+    "DeiT": (lambda: transformers.DeiTModel(transformers.DeiTConfig(**AT_16)), (1, 1, 4), IMAGENET, 0),
 }
 
 
@@ -124,6 +124,12 @@ ZOO: dict[str, Family] = {
     "swiglu-giant": timm_family("vit_giant_patch14_dinov2", (1, 0), IMAGENET),
     "rope-mixed": timm_family("vit_small_patch16_rope_mixed_224", (1, 0), IMAGENET, 1000),
     "registers-no-cls": timm_family("vit_little_patch16_reg4_gap_256", (0, 4), HALF, 1000),
+    "relative-bias": timm_family("vit_relpos_small_patch16_224", (0, 0), HALF, 1000, img_size=32),
+    "naflexvit": timm_family("naflexvit_base_patch16_gap", (0, 4), HALF, 1000),
+    "perception-encoder": timm_family("vit_pe_core_tiny_patch16_384", (1, 0), HALF),
+    "grouped-queries": timm_family("vit_base_patch16_sapiens2", (1, 8), IMAGENET, num_heads=4, num_kv_heads=2),
+    "branches-side-by-side": timm_family("vit_small_patch16_18x2_224", (1, 0), HALF, 1000),
+    "differential": timm_family("vit_dlittle_patch16_reg1_gap_256", (0, 1), HALF, 1000),
     "torchvision": Family(lambda: open_vit(shake(torchvision_vit())), (1, 0, 4), IMAGENET, 6),
 }
 for hf_name, (hf_build, hf_groups, hf_mean, hf_classes) in HF_MODELS.items():

@@ -26,6 +26,9 @@ UNTRUSTED_ARGUMENTS = {
     *("attn_implementation", "_attn_implementation", "cache_dir", "token", "proxies", "checkpoint_path"),
     *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "device", "source", "teacher", "trust_hub"),
 }
+# Families of transformers that are normalised otherwise than for ImageNet, by how their model types start.
+_HALF_FAMILIES = ("siglip", "beit", "data2vec-vision", "dpt", "idefics3", "smolvlm", "phi4_multimodal")
+_CLIP_FAMILIES = ("blip", "git", "owlvit", "owlv2", "flava", "mlcd", "aimv2")
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -215,13 +218,20 @@ def _build_hub(rest: str, base: dict[str, Any], fetch: bool, trust_hub: bool) ->
 def model_preprocess(model: nn.Module, size: int | None = None) -> Preprocess:
     """Mean, deviation and image size as the model states them, at the default size of docs/method.md."""
     mean, std = IMAGENET
-    config = getattr(model, "pretrained_cfg", None) or {}
-    mean, std = tuple(config.get("mean", mean)), tuple(config.get("std", std))
+    published = _published(model)
+    mean, std = tuple(published.get("mean", mean)), tuple(published.get("std", std))
     hf_config = getattr(model, "config", None)
     if hf_config is not None:
         mean, std = _processor_statistics(hf_config, mean, std)
     check_size(size)
     return Preprocess.for_native(_native_size(model), mean, std, size=size)
+
+
+def _published(model: nn.Module) -> dict[str, Any]:
+    """What timm publishes with a model, also of one inside a wrapper of transformers; empty for others."""
+    wrapped: Any = getattr(model, "timm_model", None)
+    given = (model, getattr(model, "config", None), wrapped)
+    return next((found for one in given if (found := getattr(one, "pretrained_cfg", None))), {})
 
 
 def check_size(size: int | None) -> None:
@@ -237,10 +247,10 @@ def _processor_statistics(config: Any, mean: Any, std: Any) -> tuple[Any, Any]:
     if file is not None:
         values = read_json(file, "fetch the model again")
         return tuple(values.get("image_mean", mean)), tuple(values.get("image_std", std))
-    if "clip" in family:
-        return (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-    if "siglip" in family or family in ("vit", "deit", "beit"):
+    if family == "vit" or family.startswith(_HALF_FAMILIES):
         return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+    if "clip" in family or family.startswith(_CLIP_FAMILIES):
+        return (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
     return mean, std
 
 
@@ -267,7 +277,7 @@ def _native_size(model: nn.Module) -> int:
     """The image size the model was made for; 224 when it does not say."""
     candidates = [
         getattr(getattr(model, "patch_embed", None), "img_size", None),
-        (getattr(model, "pretrained_cfg", None) or {}).get("input_size"),
+        _published(model).get("input_size"),
         getattr(getattr(model, "config", None), "image_size", None),
         getattr(getattr(getattr(model, "config", None), "vision_config", None), "image_size", None),
         getattr(model, "image_size", None),
@@ -288,6 +298,9 @@ def forward_arguments(model: nn.Module, size: int) -> dict[str, Any]:
         kwargs["interpolate_pos_encoding"] = True
     config: Any = getattr(model, "config", None)
     if "noise" in accepted and hasattr(config, "mask_ratio"):
+        if config.mask_ratio:
+            hides = f"{type(model).__name__} hides {config.mask_ratio:.0%} of the patches"
+            raise ValueError(f"{hides}: set its config.mask_ratio to 0")
         num_patches = (size // config.patch_size) ** 2
         kwargs["noise"] = torch.arange(num_patches, dtype=torch.float32)[None]
     return kwargs

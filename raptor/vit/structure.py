@@ -1,12 +1,14 @@
 """What is a ViT: found by one probe forward, or refused with the condition that failed.
 
 A model is a ViT here when one list of alike modules carries a single residual stream: each is called once, in order,
-maps `(batch, tokens, dim)` to the same shape, hands its output to the next, and what the model does with the last
-state depends on nothing else.
+maps `(batch, tokens, dim)` to the same shape, depends on nothing but that state and on what the model makes of the
+images before its blocks, hands its output to the next, and what the model does with the last state depends on nothing
+else.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,9 +31,13 @@ class NotAViT(ValueError):
 
 @dataclass
 class _Call:
+    """A call of a module: what it was given and what it returned, as they were at that time."""
+
     module: nn.Module
     inputs: Any
     output: Any
+    in_place: bool = False
+    """Whether it wrote into its input."""
 
 
 @dataclass
@@ -39,6 +45,8 @@ class _Candidate:
     path: str
     blocks: list[nn.Module]
     calls: list[_Call] = field(default_factory=list)
+    entered: list[Any] = field(default_factory=list)
+    """The inputs of the blocks that are running."""
     within: set[str] = field(default_factory=set)
     """Paths of the candidates whose blocks were running when this one's were called."""
 
@@ -59,6 +67,9 @@ class _Candidate:
         for layer, shape in enumerate(shapes):
             if shape != shapes[0]:
                 return f"`{self.path}` changes the state's shape from {shapes[0]} to {shape} at block {layer}"
+        for layer, call in enumerate(self.calls, start=1):
+            if call.in_place:
+                return f"block {layer} of `{self.path}` writes into its input (`x += y` where `x = x + y` is needed)"
         for layer, (left, right) in enumerate(zip(self.calls, self.calls[1:]), start=1):
             if not torch.equal(first_tensor(left.output), right.inputs):
                 return f"block {layer + 1} of `{self.path}` does not start from block {layer}'s output"
@@ -106,6 +117,10 @@ def inspect_vit(
     for other in candidates:
         if _continues_depth(other, chosen):
             raise NotAViT(f"{name}: the depth of `{chosen.path}` continues in another list, `{other.path}`")
+    larger = itertools.takewhile(lambda pair: pair[0] is not chosen, zip(candidates, faults))
+    for other, fault in larger:
+        if other.calls and not _nested(other, chosen):
+            raise NotAViT(f"{name}: `{other.path}` holds more of its weights than `{chosen.path}`, but {fault}")
 
     last_state = first_tensor(chosen.calls[-1].output)
     num_tokens, dim = last_state.shape[1:]
@@ -125,7 +140,9 @@ def inspect_vit(
         returns_tuple=isinstance(chosen.calls[0].output, tuple | list),
     )
     _check_finish(vit, last_state, output)
-    _check_batch(vit, images, [chosen.calls[0].inputs, last_state])
+    states = [chosen.calls[0].inputs, *(first_tensor(call.output) for call in chosen.calls)]
+    _check_batch(vit, images, [states[0], last_state])
+    _check_steps(vit, images, states)
     _place_tokens(vit, images, chosen.calls[0].inputs, cls, registers)
     vit.norm = _named_norm(model, norm, name) if norm else _final_norm(other_calls, last_state, vit.groups)
     vit.depth_conditioned = _per_depth_arguments(vit)
@@ -163,24 +180,33 @@ def _probe_forward(
 
     def watch(calls: list[_Call]) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kw: dict[str, Any], output: Any) -> None:
-            calls.append(_Call(module, args[0] if args else kw.get("hidden_states"), output))
+            calls.append(_Call(module, _state_argument(args, kw), output))
 
         return hook
 
     running: list[str] = []
 
     def enter(candidate: _Candidate) -> Any:
-        def hook(*_: Any) -> None:
+        def hook(_module: nn.Module, args: tuple[Any, ...], kw: dict[str, Any]) -> None:
             candidate.within.update(path for path in running if path != candidate.path)
+            candidate.entered.append(_kept(_state_argument(args, kw)))
             running.append(candidate.path)
+
+        return hook
+
+    def leave(candidate: _Candidate) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], kw: dict[str, Any], output: Any) -> None:
+            running.pop()
+            given, now = candidate.entered.pop(), _state_argument(args, kw)
+            in_place = isinstance(given, Tensor) and not torch.equal(given, now)
+            candidate.calls.append(_Call(module, given, _kept(output), in_place))
 
         return hook
 
     for candidate in candidates:
         for block in candidate.blocks:
-            handles.append(block.register_forward_pre_hook(enter(candidate)))
-            handles.append(block.register_forward_hook(watch(candidate.calls), with_kwargs=True))
-            handles.append(block.register_forward_hook(lambda *_: running.pop() and None))
+            handles.append(block.register_forward_pre_hook(enter(candidate), with_kwargs=True))
+            handles.append(block.register_forward_hook(leave(candidate), with_kwargs=True))
     in_blocks = {id(m) for c in candidates for b in c.blocks for m in b.modules()}
     for module in model.modules():
         if id(module) not in in_blocks and (_is_norm(module) or isinstance(module, nn.Linear)):
@@ -199,6 +225,17 @@ def _probe_forward(
     return others, output
 
 
+def _state_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0] if args else kwargs.get("hidden_states")
+
+
+def _kept(value: Any) -> Any:
+    """A state, or a block's output around it, as it is now, whatever is written into it later."""
+    if isinstance(value, tuple | list) and value:
+        return (_kept(value[0]), *value[1:])
+    return value.clone() if isinstance(value, Tensor) else value
+
+
 def _noise_images(model: nn.Module, size: int, num: int = _NUM_PROBED) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     return torch.randn(num, 3, size, size, generator=generator).to(next(model.parameters()))
@@ -210,11 +247,15 @@ def _is_plain_layer(module: nn.Module) -> bool:
 
 def _continues_depth(other: _Candidate, chosen: _Candidate) -> bool:
     """Whether `other` is a further list of token blocks, neither inside the chosen one nor around it."""
-    inside = chosen.path in other.within or other.path in chosen.within
-    if other is chosen or inside or not other.calls:
+    if other is chosen or _nested(other, chosen) or not other.calls:
         return False
     inputs = other.calls[0].inputs
     return isinstance(inputs, Tensor) and inputs.ndim == 3
+
+
+def _nested(one: _Candidate, other: _Candidate) -> bool:
+    """Whether the blocks of one list run inside those of the other."""
+    return one.path in other.within or other.path in one.within
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -264,6 +305,25 @@ def _check_batch(vit: ViT, images: Tensor, states: list[Tensor]) -> None:
             of_one, of_batch[:1], rtol=1e-2, atol=1e-2 * scale if of_one.element_size() < 4 else 1e-3 * scale
         ):
             raise NotAViT(f"{vit.name}: the states of an image depend on the other images of its batch")
+
+
+def _check_steps(vit: ViT, images: Tensor, states: list[Tensor]) -> None:
+    """Refuse a model whose blocks, called one by one and from the last to the first, give other states.
+
+    The states are of the second image and the last forward pass was of the first one, so that a block that takes
+    something from another block is noticed as well.
+    """
+    with torch.no_grad():
+        _, context = vit.embed(images[1:])
+        for layer in range(vit.num_layers, 0, -1):
+            before, after = (states[i][1:].float() for i in (layer - 1, layer))
+            error = (vit.step(layer, states[layer - 1][1:], context).float() - after).norm()
+            exact, rounding = (1e-2, 1e-5) if states[0].element_size() >= 4 else (1e-1, 1e-2)
+            if not error <= exact * (after - before).norm() + rounding * after.norm():
+                raise NotAViT(
+                    f"{vit.name}: block {layer} of `{vit.blocks_path}` takes more from other blocks than the state "
+                    "before it, which is not supported"
+                )
 
 
 def _place_tokens(vit: ViT, images: Tensor, first_btd: Tensor, cls: int | None, registers: int | None) -> None:

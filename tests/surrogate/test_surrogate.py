@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from families import each_family, opened
 from safetensors.torch import load_file, save_file
 from tiny_models import noise_images, same_tensors, shake, tiny_timm
 from tiny_surrogates import BLOCKS, CONDITIONINGS, TEACHERS, conditioned, every_kind
@@ -43,6 +44,24 @@ def test_as_many_blocks_as_layers_is_the_teacher(name: str, conditioning: str) -
     assert all(torch.equal(a, b) for a, b in zip(wanted, found))
     assert torch.equal(output, surrogate_output)
     assert torch.equal(surrogate.finish(found[-1]), output)
+
+
+@each_family
+@torch.no_grad()
+def test_copies_of_all_blocks_and_a_swap_by_hand_for_every_family(family: str) -> None:
+    vit = opened(family)
+    images = noise_images(vit)
+    wanted, output = vit.record(images)
+    for conditioning in ("table", "none"):
+        found, same = make_surrogate(vit, [1] * vit.num_layers, conditioning=conditioning).record(images)
+        assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(found, wanted))
+        assert torch.allclose(same, output, rtol=1e-4, atol=1e-5)
+    swapped = copy.deepcopy(vit)
+    first, *middle, last = list(swapped.blocks)
+    swapped.blocks._modules.update(zip(list(swapped.blocks._modules), (last, *middle, first)))
+    with swap_blocks(vit, 1, vit.num_layers):
+        assert torch.equal(vit(images), swapped(images)) and not torch.allclose(vit(images), output, atol=1e-3)
+    assert torch.equal(vit(images), output)
 
 
 @pytest.mark.parametrize("name", TEACHERS)

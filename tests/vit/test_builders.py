@@ -77,6 +77,25 @@ def test_masked_transformers_folder_sees_every_patch(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+def test_a_module_that_hides_patches_is_refused() -> None:
+    model = transformers.ViTMAEModel(transformers.ViTMAEConfig(**AT_16, mask_ratio=0.75))
+    with pytest.raises(ValueError, match=r"ViTMAEModel hides 75% of the patches: set its config\.mask_ratio to 0"):
+        open_vit(model)
+    model.config.mask_ratio = 0.0
+    assert open_vit(model).groups == TokenGroups(1, 0, 4)
+
+
+def test_statistics_of_a_timm_model_inside_transformers() -> None:
+    """transformers opens timm's repositories by a wrapper; their config.json has timm's mean, deviation and size."""
+    options = dict(architecture="test_vit", model_args=dict(depth=2, dynamic_img_size=True))
+    own = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "input_size": [3, 96, 96]}
+    config = transformers.TimmWrapperConfig(**options, pretrained_cfg=own)
+    preprocess = open_vit(transformers.TimmWrapperModel(config)).preprocess
+    assert (preprocess.mean, preprocess.std, preprocess.size) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), 96)
+    plain = open_vit(transformers.TimmWrapperModel(transformers.TimmWrapperConfig(**options))).preprocess
+    assert plain == open_vit("timm/test_vit", pretrained=False).preprocess and plain.mean == (0.5, 0.5, 0.5)
+
+
 def test_transformers_position_interpolation(tmp_path: Path) -> None:
     transformers.ViTModel(transformers.ViTConfig(**AT_16)).save_pretrained(tmp_path)
     for source in (f"hf/{tmp_path}", transformers.ViTModel(transformers.ViTConfig(**AT_16))):

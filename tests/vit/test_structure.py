@@ -9,6 +9,7 @@ import torchvision
 import transformers
 from families import (
     ZOO,
+    Block,
     Unheard,
     each_family,
     opened,
@@ -49,6 +50,7 @@ def test_blocks_groups_and_preprocessing(family: str) -> None:
         ("hiera_tiny_224", "changes the state's shape"),
         ("pit_ti_224", "continues in another list"),
         ("levit_128s", "continues in another list"),
+        ("volo_d1_224", r"`network\.3` holds more of its weights than `post_network`"),
     ],
 )
 def test_refused(name: str, condition: str) -> None:
@@ -238,6 +240,62 @@ class Mixing(Unheard):
 def test_states_that_depend_on_the_batch_are_refused() -> None:
     with pytest.raises(NotAViT, match="depend on the other images of its batch"):
         open_vit(Mixing(), preprocess=Preprocess(size=32, resize=32))
+
+
+class InPlace(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        x += self.mix(self.normed(x))
+        return x
+
+
+class OfTheFirst(Block):
+    """Adds what the first block has computed, as a value residual does, past what the model hands on."""
+
+    values: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        update = self.mix(self.normed(x))
+        self.values.append(update)
+        return x + update + self.values[0]
+
+
+class Told(Block):
+    def forward(self, x: Tensor, more: Tensor) -> Tensor:
+        return super().forward(x) + more
+
+
+class Running(Unheard):
+    """Calls its blocks in one of three ways, with four blocks of any kind."""
+
+    def __init__(self, kind: type[Block], how: str = "plain") -> None:
+        super().__init__()
+        self.trunk.stack = nn.ModuleList(kind(24) for _ in range(4))
+        self.how = how
+
+    def forward(self, images: Tensor) -> Tensor:
+        OfTheFirst.values.clear()
+        x = self.lift(nn.functional.unfold(images, 8, stride=8).transpose(1, 2))
+        for block in self.trunk.stack:
+            x = block(x, x.mean(1, keepdim=True)) if self.how == "told" else block(x)
+            if self.how == "between":
+                x += self.scratch  # into the tensor that a hook on the block has seen
+        return self.answer(self.last(x).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Running(InPlace), r"block 1 of `trunk\.stack` writes into its input"),
+        (Running(Block, "between"), "block 2 of `trunk.stack` does not start from block 1's output"),
+        (Running(Told, "told"), "block 4 of `trunk.stack` takes more from other blocks than the state"),
+        (Running(OfTheFirst), "block 4 of `trunk.stack` takes more from other blocks than the state"),
+    ],
+)
+def test_states_that_would_be_recorded_wrongly_are_refused(model: nn.Module, message: str) -> None:
+    """Written over, changed after the hook, or not a function of the state before: nothing else would notice."""
+    with pytest.raises(NotAViT, match=message) as error:
+        open_vit(model, preprocess=Preprocess(size=32, resize=32))
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
