@@ -43,7 +43,7 @@ from raptor.vit.view import ViT
 STARTED = time.monotonic()
 WEIGHTS = {"cls": 0.45, "registers": 0.10, "patches": 0.45}
 SWITCHES: dict[str, tuple[Any, str, Any]] = {  # name: where, what, and its value when on
-    "copies": (train_step, "plain_block", lambda *_: None),  # no block folds
+    "copies": (train_step, "_blocks", lambda tied: [one.block for one in tied]),  # no block folds
 }
 OFF = {name: getattr(module, attribute) for name, (module, attribute, _) in SWITCHES.items()}
 TILES = ((32, 512, 2), (64, 512, 2), (64, 256, 1), (16, 512, 2), (32, 256, 1))

@@ -20,7 +20,7 @@ from raptor.data.stream import TrainStream
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.phases import Phases
 from raptor.surrogate.adapters import at_each_depth
-from raptor.surrogate.blocks import Modulation, PaperBlock, PlainBlock, plain_block
+from raptor.surrogate.blocks import CopiedBlock, Modulation, PaperBlock, PlainBlock
 from raptor.surrogate.folding import FoldedDepths
 from raptor.surrogate.gelu import ShortGELU
 from raptor.surrogate.surrogate import shared_blocks
@@ -103,7 +103,7 @@ class DistillStep(nn.Module):
                 self.weights[stage, groups.num_tokens] = (w_lt / v_lt).unbind()
                 self.cosine[stage, groups.num_tokens] = (cosine * w_lt).unbind() if cosine else None
         self.one_call = not teacher.depth_conditioned and not _image_arguments(self._teacher[0])
-        self._blocks = _blocks(teacher, self.shared_blocks, phases)  # a list: nothing in it is registered a second time
+        self._blocks = _blocks(self.shared_blocks)  # a list: nothing in it is registered a second time
         self.depths = torch.arange(1, phases.num_layers + 1, dtype=torch.float32, device=teacher.device)
         self._run_block, self._advance = _run_block, _advance
         self._run_depths, self._fold = _run_depths, FoldedDepths(compile_blocks)
@@ -337,17 +337,13 @@ def _advance(
     return out_btd, normed_btd, weighted_error(out_btd, target_btd, w_t, cosine_t)
 
 
-@torch.no_grad()
-def _blocks(teacher: ViT, tied: nn.ModuleList, phases: Phases) -> list[Any]:
+def _blocks(tied: nn.ModuleList) -> list[Any]:
     """What runs each phase's block: a view of it that folds, or the block itself.
 
     Rotary, gated or windowed blocks and those with further norms or another GELU compute something else than the view.
     """
     blocks: list[Any] = [one.block for one in tied]
-    size, weight = teacher.preprocess.size, next(teacher.model.parameters())
-    x_btd, context = teacher.embed(torch.linspace(-1, 1, 3 * size * size).view(1, 3, size, size).to(weight))
-    calls = [context.calls[first - 1] for first, _ in phases.spans]
-    plain = [plain_block(block, x_btd, *call) for block, call in zip(blocks, calls)]
+    plain = [block.plain if isinstance(block, CopiedBlock) else None for block in blocks]
     return blocks if None in plain else plain
 
 

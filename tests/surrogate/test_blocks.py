@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -11,7 +12,9 @@ import transformers
 from tiny_models import noise_images, shake, tiny_timm
 from tiny_surrogates import AT_16, CONDITIONINGS, TEACHERS, conditioned
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from raptor.fidelity.complexity import count_flops
 from raptor.open import open_vit
 from raptor.surrogate.blocks import DepthMLP, PaperBlock, _film
 from raptor.surrogate.surrogate import block_parameters, make_surrogate, shared_blocks
@@ -254,3 +257,139 @@ def test_torchs_own_layer_is_modulated_also_on_its_fast_path():
     assert torch.allclose(with_gradient, without, atol=1e-5)
     plain = make_surrogate(vit, (2, 2))
     assert not torch.allclose(plain(images), with_gradient, atol=1e-2)
+
+
+def both_ways(surrogate: ViT, num: int = 3) -> tuple[Tensor, Tensor]:
+    """The output without a gradient and with one."""
+    images = noise_images(surrogate, num).to(surrogate.dtype)
+    with torch.no_grad():
+        without = surrogate(images)
+    return without, surrogate(images).detach()
+
+
+def folds(surrogate: ViT, monkeypatch: pytest.MonkeyPatch, num: int = 3) -> list[bool]:
+    """Compares both ways; whether each layer without a gradient took the short one."""
+    infer, taken = PaperBlock.infer, []
+    with monkeypatch.context() as patch:
+        patch.setattr(PaperBlock, "infer", lambda self, *args: taken.append(True) or infer(self, *args))
+        without, with_gradient = both_ways(surrogate, num)
+    tolerance = {"rtol": 1e-10, "atol": 1e-10} if surrogate.dtype == torch.float64 else {}
+    torch.testing.assert_close(without, with_gradient, **tolerance)
+    return taken
+
+
+KINDS = {
+    "no LayerScale": ("clip", {}, True),
+    "LayerScale": ("dinov2-registers", {}, True),
+    "mlp": ("dinov2-registers", {"conditioning": "mlp"}, True),
+    "adapters": ("dinov2-registers", {"adapters": 2}, True),
+    "only adapters": ("clip", {"adapters": 2, "conditioning": "none"}, True),
+    "paper, table": ("clip", {"block": "paper"}, True),
+    "paper, mlp": ("clip", {"block": "paper", "conditioning": "mlp"}, True),
+    "paper, none": ("clip", {"block": "paper", "conditioning": "none"}, True),
+    "rotary": ("dinov3", {}, False),
+    "SwiGLU": ("swiglu-giant", {}, False),
+    "position bias": ("beit", {}, False),
+    "transformers": ("hf-vit", {}, False),
+    "torchvision": ("torchvision", {}, False),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_gradient_the_states_are_the_same(kind: str, monkeypatch) -> None:
+    """Of one image and of many: either a layer's output is scaled or its weights, whichever is smaller."""
+    name, options, short = KINDS[kind]
+    surrogate = conditioned(TEACHERS[name](), (3, 1), **options)
+    surrogate.model.double()
+    for num in (1, 48):
+        assert folds(surrogate, monkeypatch, num) == [True] * (4 * short)
+
+
+class StatePasses(TorchDispatchMode):
+    """Counts the operations that write a tensor of a state's size or a larger one; views write nothing."""
+
+    def __init__(self, num_elements: int):
+        super().__init__()
+        self.num_elements, self.count = num_elements, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        first = out[0] if isinstance(out, tuple) else out
+        self.count += isinstance(first, Tensor) and not func.is_view and first.numel() >= self.num_elements
+        return out
+
+
+@pytest.mark.parametrize("name", ["clip", "dinov2-registers"])
+@torch.no_grad()
+def test_a_forward_pass_does_no_more_than_the_teachers(name: str) -> None:
+    teacher = TEACHERS[name]()
+    surrogate = conditioned(teacher, (3, 1))
+    images = torch.randn(64, 3, teacher.preprocess.size, teacher.preprocess.size)  # states larger than the weights
+    counts = []
+    for vit in (surrogate, teacher):
+        states, _ = vit.record(images)
+        with StatePasses(states[0].numel()) as passes:
+            vit(images)
+        counts.append(passes.count)
+    assert 4 * 8 < counts[0] <= counts[1]
+    assert count_flops(surrogate) == count_flops(teacher)
+
+
+def test_changed_weights_count_at_once(teacher: ViT, monkeypatch) -> None:
+    """Also those that change without autograd's knowledge, are exchanged, or are those of a copy."""
+    surrogate = conditioned(teacher, (3, 1))
+    block = shared_blocks(surrogate)[0].block.block
+    seen = [both_ways(surrogate)[0]]
+
+    def check(vit: ViT = surrogate) -> None:
+        assert folds(vit, monkeypatch) == [True] * 4
+        seen.append(both_ways(vit)[0])
+        assert not torch.allclose(seen[-1], seen[-2].to(seen[-1].dtype), atol=1e-6)
+
+    with torch.no_grad():
+        block.attn.proj.weight.mul_(1.5)
+    check()
+    for path in ("norm1.inner.weight", "ls1.inner.gamma", "mlp.fc2.weight"):
+        block.get_parameter(path).data.mul_(1.5)
+        check()
+    halved = {name: value / 2 for name, value in surrogate.model.state_dict().items()}
+    surrogate.model.load_state_dict(halved, assign=True)
+    check()
+    other = dataclasses.replace(surrogate, model=copy.deepcopy(surrogate.model))
+    shared_blocks(other)[0].conditioning.rows.data.add_(0.3)
+    check(other)
+    assert torch.equal(both_ways(surrogate)[0], seen[-2])
+    other.model.double()
+    seen[-1] = seen[-1] + 1
+    check(other)
+
+
+def test_a_block_that_was_changed_runs_as_it_is(teacher: ViT, monkeypatch) -> None:
+    surrogate = conditioned(teacher, (3, 1))
+    first, second = (tied.block.block for tied in shared_blocks(surrogate))
+    called: list[nn.Module] = []
+    hook = first.attn.register_forward_hook(lambda module, *_: called.append(module))
+    assert folds(surrogate, monkeypatch) == [True] and len(called) == 2 * 3
+    hook.remove()
+    assert folds(surrogate, monkeypatch) == [True] * 4
+    second.mlp.act = nn.ReLU()
+    assert folds(surrogate, monkeypatch) == [True] * 3
+    tied, x_btd = shared_blocks(surrogate)[0], torch.randn(2, 7, 48)
+    mask = torch.ones(7, 7, dtype=torch.bool).tril()
+    with_gradient = tied(x_btd, torch.tensor(1.0), attn_mask=mask)
+    with torch.no_grad():
+        torch.testing.assert_close(tied(x_btd, torch.tensor(1.0), attn_mask=mask), with_gradient)
+        assert not torch.allclose(tied(x_btd, torch.tensor(1.0)), with_gradient, atol=1e-3)
+
+
+@pytest.mark.parametrize("block", ["teacher", "paper"])
+@torch.no_grad()
+def test_under_autocast_the_stream_stays_in_fp32(teacher: ViT, block: str) -> None:
+    surrogate = conditioned(teacher, (3, 1), block=block)
+    images = noise_images(surrogate)
+    exact, _ = surrogate.record(images)
+    with torch.autocast("cpu", torch.bfloat16):
+        states, _ = surrogate.record(images)
+    for state, wanted in zip(states[1:], exact[1:]):
+        assert state.dtype == torch.float32
+        assert (state - wanted).norm() < 0.02 * wanted.norm()

@@ -41,9 +41,9 @@ def test_as_many_blocks_as_layers_is_the_teacher(name: str, conditioning: str) -
     images = noise_images(teacher)
     wanted, output = teacher.record(images)
     found, surrogate_output = surrogate.record(images)
-    assert all(torch.equal(a, b) for a, b in zip(wanted, found))
-    assert torch.equal(output, surrogate_output)
-    assert torch.equal(surrogate.finish(found[-1]), output)
+    exact = {"rtol": 0, "atol": 0} if conditioning == "none" else {}  # a table's factors are folded, and so rounded
+    torch.testing.assert_close([*found, surrogate_output], [*wanted, output], **exact)
+    assert torch.equal(surrogate.finish(found[-1]), surrogate_output)
 
 
 @each_family
