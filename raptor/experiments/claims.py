@@ -64,6 +64,7 @@ class _Section(Generic[File]):
     recipe: str
 
 
+_DATA_SETTINGS = ("segment", "depth", "more_data")  # depth is also a number of layers
 _SECTIONS: dict[str, _Section[Any]] = {
     "stochastic-depth": _Section(
         StochasticDepth,
@@ -275,7 +276,18 @@ def _experiment_claims(found: _Found, base: Path) -> list[Claim]:
                         figure=os.path.relpath(image, base) if image.exists() else "",
                     )
                 claims.append(filled)
-    return claims
+    return _without_gaps(claims)
+
+
+def _without_gaps(claims: list[Claim]) -> list[Claim]:
+    """The claims less what a run has not measured and another run has, or has not measured either."""
+    measured = {claim.says for claim in claims if claim.source and claim.evidence is not None}
+    kept: list[Claim] = []
+    for claim in claims:
+        known = claim.says in measured or any(other.source and other.says == claim.says for other in kept)
+        if claim.evidence is not None or not claim.source or not known:
+            kept.append(claim)
+    return kept
 
 
 def _as_in_the_paper(result: ExperimentFile | None) -> bool:
@@ -537,7 +549,7 @@ def _reading(folder: Path) -> list[str]:
 def _settings(settings: dict[str, Any]) -> str:
     """What decides the numbers, without the paths of data and weights."""
     shown = {k: v for k, v in settings.items() if v is not None and k not in ("data", "model", "weights", "teachers")}
-    paths = {k: data_label(str(v)) for k, v in shown.items() if k in ("segment", "depth") and isinstance(v, str)}
+    paths = {k: data_label(v) for k, v in shown.items() if k in _DATA_SETTINGS and not isinstance(v, int)}
     return "Settings: " + ", ".join(f"{name} {value}" for name, value in (shown | paths).items()) + "."
 
 
@@ -547,4 +559,6 @@ def _run_label(result: ExperimentFile) -> str:
     model, weights = settings.get("model"), settings.get("weights")
     name = Path(model).name if model and model.startswith("timm/") else Path(weights).stem if weights else None
     names = [name, data_label(settings.get("data", ""))]
+    if isinstance(result, Table1):  # there are several, which differ in it
+        names.append(str(settings.get("budget", "")).replace("steps", " steps"))
     return ", ".join(name for name in names if name)

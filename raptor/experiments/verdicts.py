@@ -585,11 +585,11 @@ def _along_k(raptors: Sequence[ProbedRaptor], small: bool) -> list[Claim]:
     for name, score in scores.items():
         curves = _curves(by_k, score)
         smallest = [min(b - a for a, b in pairwise(curve)) for curve in curves]
-        claims.append(_of_k(f"{name} rises with k (smallest step)", smallest, curves, small, above=0.0))
+        claims.append(_of_k(f"{name} rises with k (smallest step)", smallest, sorted(by_k), curves, small, above=0.0))
     curves = [curve for curve in _curves(by_k, scores["accuracy"]) if len(curve) > 2]
     rest = [(curve[2] - curve[1]) - 0.5 * (curve[1] - curve[0]) for curve in curves]
     says = "accuracy rises markedly from k = 2 to 3 and saturates at k = 4 (second gain below half of the first)"
-    return [*claims, _of_k(says, rest, curves, small, below=0.0)]
+    return [*claims, _of_k(says, rest, sorted(by_k), curves, small, below=0.0)]
 
 
 def _curves(
@@ -604,6 +604,7 @@ def _curves(
 def _of_k(
     says: str,
     values: list[float],
+    ks: list[int],
     curves: list[list[float]],
     small: bool,
     above: float | None = None,
@@ -624,7 +625,7 @@ def _of_k(
         below=below,
         smaller_budget=small,
     )
-    return replace(claim, measured=f"{shown} at k = 2, 3, 4", evidence=evidence)
+    return replace(claim, measured=f"{shown} at k = {', '.join(map(str, ks))}", evidence=evidence)
 
 
 def _trend_text(trend: Trend) -> str:

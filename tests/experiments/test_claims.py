@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from raptor.experiments import claims
-from raptor.experiments.claims import ClaimsFile
-from raptor.experiments.evidence import Claim, Verdict
+from raptor.experiments.claims import ClaimsFile, _without_gaps
+from raptor.experiments.evidence import Claim, Evidence, Verdict
 from raptor.recipes import FOLDER
 from raptor.run import RunError
 
@@ -151,3 +151,11 @@ def test_a_damaged_result_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "swaps.json").write_text(json.dumps({"experiment": "swaps", "rows": [{"phases": 3}]}))
     with pytest.raises(RunError, match=r"swaps.json cannot be read .*rows.0..phases.*run the command that made it"):
         claims.run(results=str(tmp_path), dynamics=str(tmp_path), certificates=str(tmp_path))
+
+
+def test_a_run_does_not_repeat_what_only_another_has_measured() -> None:
+    measured = Claim(place="Table 1", says="a", source="one", evidence=Evidence(value=1.0, above=0.0, num=3))
+    gap = Claim(place="Table 1", says="a", source="two")
+    nowhere = [Claim(place="Table 1", says="b", source=source) for source in ("one", "two")]
+    paper = Claim(place="Table 1", says="a")
+    assert _without_gaps([measured, gap, *nowhere, paper]) == [measured, nowhere[0], paper]

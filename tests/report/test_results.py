@@ -41,6 +41,7 @@ OTHERS = {
     "scenes-models",
     "small_step",
     "trajectory",
+    "training",
     "trajectory-cpu",
     "vitb16",
     "dinov2s-dmd",
