@@ -17,6 +17,7 @@ from torch import Tensor
 from raptor.data.archives import ZipEntry, list_files, read_zip_entry, zip_entries
 from raptor.data.folder import walk_folders
 from raptor.data.images import Items, read_file
+from raptor.data.preprocess import as_rgb
 from raptor.data.stream import CACHE_SHARE
 from raptor.devices import free_bytes
 from raptor.provenance import note_images
@@ -79,7 +80,7 @@ class DenseData(Items):
         """Image `index` as RGB and its target; an unreadable one raises BadImage with its name."""
         try:
             image, target = self.read(int(self.positions[index]))
-            return image.convert("RGB"), target
+            return as_rgb(image, turned=False), target
         except Exception as error:  # image decoders raise almost anything
             raise self.unreadable(index, error) from error
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from raptor.data.names import PackedNames
-from raptor.data.preprocess import Preprocess
+from raptor.data.preprocess import Preprocess, as_rgb
 from raptor.data.split import choose_sample, split_keys
 from raptor.devices import to_device
 
@@ -187,10 +187,10 @@ class ImageData(Items):
         return self.read(position)
 
     def load(self, index: int, side: int | None = None) -> Image.Image:
-        """Image `index` as RGB; an unreadable one raises BadImage with its name. `side`: as in `read_reduced`."""
+        """Image `index`, upright RGB; an unreadable one raises BadImage with its name. `side`: as in `read_reduced`."""
         position = int(self.positions[index])
         try:
-            return (self.read(position) if side is None else self.read_reduced(position, side)).convert("RGB")
+            return as_rgb(self.read(position) if side is None else self.read_reduced(position, side))
         except Exception as error:  # image decoders raise almost anything
             raise self.unreadable(index, error) from error
 

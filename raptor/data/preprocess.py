@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
@@ -67,7 +68,7 @@ class Preprocess:
 
     def decode(self, image: Image.Image) -> Tensor:
         """A picture to uint8 (3, resize, resize): shorter side to `resize` (antialiased), then the centre square."""
-        image = image if image.mode == "RGB" else image.convert("RGB")
+        image = as_rgb(image)
         short = min(image.size)
         if max(image.size) > _MAX_ASPECT * short:  # its ends are cropped away below, and would take all memory
             image = F.center_crop(image, [min(side, _MAX_ASPECT * short) for side in (image.height, image.width)])
@@ -112,6 +113,31 @@ class Preprocess:
             raise ValueError(f"unknown preprocessing keys: {', '.join(sorted(unknown))}")
         triples = {key: _triple(values[key]) for key in ("mean", "std") if key in values}
         return cls(**{**values, **triples})
+
+
+def as_rgb(image: Image.Image, turned: bool = True) -> Image.Image:
+    """`image` in 8-bit RGB as viewers show it: the high byte of 16 bits, and turned as its EXIF orientation says.
+
+    Without `turned` its pixels stay where they are, which is where those of a mask are.
+    """
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # the same colours; otherwise Pillow warns
+    elif image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
+        raise ValueError("an image of 32 bits per pixel does not say which value is white: save it with 8 or 16 bits")
+    elif image.mode.startswith("I"):
+        high = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        high.info, image = image.info, high
+    image = image if image.mode == "RGB" else image.convert("RGB")
+    return ImageOps.exif_transpose(image) if turned and _orientation(image) != 1 else image
+
+
+def _orientation(image: Image.Image) -> int:
+    """1 (upright) to 8; 1 where the image does not say, or what it says cannot be read."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # damaged metadata; the pixels are whole
+        return 1
 
 
 def _triple(values: Any) -> _Triple:

@@ -11,6 +11,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from raptor.data.preprocess import as_rgb
 from raptor.dynamics.states import angle, unit
 from raptor.vit.trajectory import perturb
 from raptor.vit.view import ViT, recording
@@ -47,7 +48,8 @@ def read_image(path: str | Path | None) -> Image.Image:
                 raise ValueError(
                     f"the image has {image.width}x{image.height} pixels: at most {_MAX_PIXELS:,} are taken"
                 )
-            return image.convert("RGB")
+            image.load()
+            return as_rgb(image)
     except (UnidentifiedImageError, OSError, Image.DecompressionBombError):
         raise ValueError(f"{Path(path).name} is not an image this can read") from None
 
