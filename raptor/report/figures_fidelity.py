@@ -51,15 +51,24 @@ def figure_certificate(certificate: Certificate) -> Figure:
     figure.legend(
         [handles[i] for i in order], [labels[i] for i in order], loc="outside lower center", ncols=8, frameon=False
     )
-    relative = certificate.eps["relative"]["all"]
-    eps = "" if relative.value is None else f"; relative error at most {relative.value:.3f} at every layer"
     which = data_title(certificate.data, certificate.split)
     images = f"{certificate.curves.num_images:,} images of {which} at {certificate.image_size} px"
     trained = certificate.judged.training
     words = [] if trained is None else [str(trained)]
     words = ["undertrained", *words] if certificate.judged.undertrained else words
-    figure.suptitle(f"{certificate.surrogate}: {images}{eps}" + (f"\n{': '.join(words)}" if words else ""))
+    title = f"{certificate.surrogate}: {images}{_bound(certificate)}"
+    figure.suptitle(title + (f"\n{': '.join(words)}" if words else ""))
     return figure
+
+
+def _bound(certificate: Certificate) -> str:
+    """The relative error that holds at every layer: of all tokens, and of each token group where it is larger."""
+    found = {group: eps.value for group, eps in certificate.eps["relative"].items() if eps.value is not None}
+    if "all" not in found:
+        return ""
+    larger = [f"{group} {value:.3f}" for group, value in found.items() if round(value, 3) > round(found["all"], 3)]
+    of_groups = f" ({', '.join(larger)})" if larger else ""
+    return f"; relative error at most {found['all']:.3f} at every layer{of_groups}"
 
 
 def _finite(parts: list[Array]) -> Array:

@@ -38,7 +38,7 @@ class Recipe:
     stage1_weights: dict[str, float] | None = None
     last_phase_weights: dict[str, float] | None = None
     stage2_weights: dict[str, float] | None = None
-    normalise: str = "layer"
+    normalise: str = "group"
     cosine: float = 0.0
     augment: str = "crop"
     crop_scale: tuple[float, float] = (0.35, 1.0)

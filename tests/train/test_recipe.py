@@ -10,7 +10,7 @@ from tiny_run import RECIPE
 
 from raptor.recipes import FOLDER, recipe_names
 from raptor.train.distill import Job
-from raptor.train.recipe import resolve_recipe
+from raptor.train.recipe import Recipe, resolve_recipe
 from raptor.train.schedule import Budget
 
 LAST = {"cls": 0.34, "registers": 0.33, "patches": 0.33}
@@ -40,6 +40,12 @@ def test_every_recipe_is_whole_and_says_its_command(name):
     header = "\n".join(line for line in text.splitlines() if line.startswith("#"))
     assert "raptor distill" in header
     assert set(yaml.safe_load(text)) >= set(RECIPE)
+
+
+def test_an_entry_left_out_is_that_of_the_default_recipe():
+    """Except for the weights of token groups: where they are left out every token counts the same."""
+    named, plain = vars(resolve_recipe("default", {})), vars(Recipe())
+    assert {name for name in plain if plain[name] != named[name]} == {"last_phase_weights", "stage2_weights"}
 
 
 def test_options_go_over_the_recipe():
