@@ -388,8 +388,9 @@ def _errors(
     scale: float = 1,
 ) -> None:
     mean = [scale * _number(f.mean) for f in found]
-    deviation = [scale * (f.deviation or 0.0) for f in found]
-    ax.errorbar(x, mean, deviation, color=colour, marker=marker, capsize=3, label=label)
+    deviation = [scale * _number(f.deviation) for f in found]  # nan, so no bar, for one seed
+    bars = None if all(f.deviation is None for f in found) else deviation
+    ax.errorbar(x, mean, bars, color=colour, marker=marker, capsize=3, label=label)
 
 
 def _label(ax: Any, title: str, x: str, y: str) -> None:
