@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from raptor.data import ChosenData, ImageData, ImageStream, iterate
+from raptor.data.chosen import check_apart, trained_on
 from raptor.devices import join_ranks, pick_device, pick_precision
 from raptor.fidelity.certificate import Certificate, certify
 from raptor.fidelity.complexity import Complexity, levin_bounds, quantisation_error
@@ -120,6 +121,9 @@ def evaluate(
 
     fitted = chosen.training(train_images, size, model.num_classes)
     judged = chosen.judged(num_images, size, model.num_classes, like=fitted)
+    seen = trained_on(run, size) if options["split"] not in ("train", "all") else None
+    if seen is not None:
+        check_apart(seen, judged)
     held_out, training = stream(judged, show), stream(fitted)
     folder.mkdir(parents=True, exist_ok=True)
     head_file, head_images = options["head_file"], options["head_images"]

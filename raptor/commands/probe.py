@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -195,6 +196,16 @@ def _plan(train: Callable[[ViT], ProbeResult], sides: list[ViT], folder: Path) -
     )
 
 
+def _tell_of_new_classes(train: ImageData, judged: ImageData) -> None:
+    """Say which classes only the held-out images have: a probe is never right about a class that it has not seen."""
+    known = {(train.classes or ())[label] for label in train.present()}
+    names = [(judged.classes or ())[label] for label in sorted(judged.present())]
+    new = [name for name in names if name not in known]
+    if new and known:
+        more = f" and {len(new) - 1} more classes" if len(new) > 1 else ""
+        print(f"held-out images are of class {new[0]}{more}, of which no training image is", file=sys.stderr)
+
+
 def _open_both(
     task: str, chosen: ChosenData, size: int, num_classes: int, options: ProbeOptions
 ) -> tuple[ImageData, ImageData] | tuple[DenseData, DenseData]:
@@ -202,7 +213,9 @@ def _open_both(
     limit, val_images = options["limit"], options["val_images"]
     if task == "classify":
         train = chosen.training(limit, size, num_classes)
-        return train, chosen.judged(val_images, size, num_classes, like=train)
+        judged = chosen.judged(val_images, size, num_classes, like=train)
+        _tell_of_new_classes(train, judged)
+        return train, judged
     train_spec, val_spec = spec_text(chosen.data), spec_text(chosen.val or chosen.data)
     if options["data"] is None and train_spec.partition(":")[0] not in DENSE_KINDS:
         raise ValueError(f"{train_spec}, the data of the run, has no target per pixel: give --data nyuv2:PATH")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +11,13 @@ from typing import Any
 
 from raptor.data.by_name import open_data, spec_text
 from raptor.data.classes import for_head, renumbered
-from raptor.data.images import ImageData
+from raptor.data.images import NUM_SIZES, ImageData
 from raptor.data.split import is_train, own_validation
 from raptor.run import RunError, read_config
 
 DEFAULT_DATA = "scenes"
+_NUM_COMPARED = 128  # judged images that are compared with those trained on
+_MAX_READ = 2048  # training images that are read for it
 
 
 @dataclass(frozen=True)
@@ -59,12 +63,15 @@ class ChosenData:
     ) -> ImageData:
         """The images to judge on.
 
-        like: training images, whose numbers the classes get; without labels where a class is not among theirs.
+        like: training images, whose numbers the classes get; without labels where a class is not among theirs. Most of
+            the judged images may not be among them.
         """
         spec, split = (self.data, self.split) if self.val is None else (self.val, self.split)
-        if self.val is not None and split == "val" and spec_text(self.val) != spec_text(self.data):
+        if self.val is not None and split == "val" and not _places(self.val) & _places(self.data):
             split = "own"
         found = open_data(spec, split, limit=limit, size=size, skip_bad=self.skip_bad)
+        if like is not None and split not in ("train", "all"):
+            check_apart(like, found)
         found = for_head(found, num_classes, self.classes)
         if like is None or like.classes is None or found.classes in (None, like.classes):
             return found
@@ -85,6 +92,54 @@ class ChosenData:
         if found.classes == judged.classes:
             return found
         return renumbered(found, judged.classes or []) or train
+
+
+def check_apart(train: ImageData, judged: ImageData) -> None:
+    """Raise where half of the judged images, or more, are among those trained on; where fewer are, say so."""
+    num, num_looked_at = _num_shared(train, judged)
+    if not num:
+        return
+    found = f"{num} of {num_looked_at} images of {judged.name} that were compared are also in the training images"
+    if 2 * num >= num_looked_at:
+        raise ValueError(f"{found} of {train.name}: judge on others with --val, or leave it out for held-out ones")
+    print(f"{found} of {train.name}", file=sys.stderr)
+
+
+def trained_on(model: Any, size: int | None = None) -> ImageData | None:
+    """The training images of the run that `model` names or lies in; None where it is of no run, or they are gone."""
+    try:
+        kept = remembered(model)
+        return open_data(kept["data"], "train", size=size) if kept.get("data") else None
+    except ValueError:
+        return None
+
+
+def _num_shared(train: ImageData, judged: ImageData) -> tuple[int, int]:
+    """How many of a sample of the judged images are training images, byte for byte, and how many were compared.
+
+    Of more than 10,000 training images, a sample and those of the same names are looked at.
+    """
+    rows = [(i, judged.file_size(i)) for i in judged.sample(_NUM_COMPARED)]
+    sizes, keys = {size for _, size in rows if size}, {judged.keys[i] for i, _ in rows}
+    if not sizes:
+        return 0, 0
+    looked_at = set(train.sample(NUM_SIZES))
+    if len(looked_at) < len(train):
+        looked_at |= {i for i, key in enumerate(train.keys) if key in keys}
+    alike = [i for i in sorted(looked_at) if train.file_size(i) in sizes]
+    alike.sort(key=lambda i: train.keys[i] not in keys)
+    known = {train.digest(i) for i in alike[:_MAX_READ]}
+    found = [judged.digest(i) for i, size in rows if size]
+    return sum(digest is not None and digest in known for digest in found), len(found)
+
+
+def _places(spec: str | Sequence[str]) -> set[str]:
+    """Data as it was given, with paths as they really are: `photos/`, `./photos` and a link to it are one place."""
+    places = set()
+    for one in [spec] if isinstance(spec, str) else spec:
+        kind, colon, path = one.rpartition(":")
+        places.add(f"{kind}{colon}{os.path.realpath(os.path.expanduser(path))}" if "/" in path or not colon else one)
+    return places
 
 
 def remembered(model: Any) -> dict[str, Any]:

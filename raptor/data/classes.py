@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -49,7 +50,8 @@ def read_classes(file: str) -> list[str]:
     path = Path(file).expanduser()
     if not path.is_file():
         raise ValueError(f"no file {file}: give a text file with one class per line, in the order of the head")
-    return [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    lines = unicodedata.normalize("NFC", read_text(path)).splitlines()  # as those of folders are
+    return [line.strip() for line in lines if line.strip()]
 
 
 @cache
@@ -65,4 +67,4 @@ def imagenet_ids(num_classes: int) -> list[str]:
 def _present(data: ImageData) -> list[str]:
     """Names of the classes that have images."""
     assert data.classes is not None
-    return [data.classes[label] for label in sorted(set(data.labels or []))]
+    return [data.classes[label] for label in sorted(data.present())]

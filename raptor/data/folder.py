@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -61,7 +62,11 @@ def _has_splits(tails: list[list[str]]) -> bool:
 
 
 def label_entries(class_names: Sequence[str | None]) -> tuple[list[int] | None, list[str] | None]:
-    """Class names to indices in sorted order, -1 where there is none; (None, None) if no image has a class."""
+    """Class names to indices in sorted order, -1 where there is none; (None, None) if no image has a class.
+
+    A name may be written in two ways in Unicode, as macOS and others do: they are one class.
+    """
+    class_names = [None if name is None else unicodedata.normalize("NFC", name) for name in class_names]
     classes = sorted({name for name in class_names if name is not None})
     if not classes:
         return None, None

@@ -178,6 +178,21 @@ class ImageData(Items):
     def __getitem__(self, index: int) -> Image.Image:
         return self.load(index)
 
+    def content(self, position: int) -> bytes:
+        """The file at a position of the reader's own order; empty where images are no files."""
+        return b""
+
+    def file_size(self, index: int) -> int:
+        """Bytes of the file of image `index`; 0 where images are no files."""
+        return self.num_bytes(int(self.positions[index]))
+
+    def digest(self, index: int) -> bytes | None:
+        """A short name of the file of image `index`; None where it cannot be read."""
+        try:
+            return hashlib.blake2b(self.content(int(self.positions[index])), digest_size=16).digest()
+        except (OSError, ValueError):
+            return None
+
     def read(self, position: int) -> Image.Image:
         """The image at a position of the reader's own order. Readers define this; callers use `load`."""
         raise NotImplementedError
@@ -193,6 +208,10 @@ class ImageData(Items):
             return as_rgb(self.read(position) if side is None else self.read_reduced(position, side))
         except Exception as error:  # image decoders raise almost anything
             raise self.unreadable(index, error) from error
+
+    def present(self) -> set[int]:
+        """The labels that these images have."""
+        return set(self.labels or ())
 
     def select(self, indices: Sequence[int]) -> Self:
         """The same reader over some of its images; labels stay only if each of these images has one."""
@@ -273,11 +292,7 @@ class ImageData(Items):
 
 
 class FileImages(ImageData):
-    """Images that are files, in a folder or an archive."""
-
-    def content(self, position: int) -> bytes:
-        """The file at a position of the reader's own order."""
-        raise NotImplementedError
+    """Images that are files, in a folder or an archive: they define `content`."""
 
     def read(self, position: int) -> Image.Image:
         return open_image(self.content(position))
@@ -386,6 +401,10 @@ class JoinedImages(ImageData):
     def num_bytes(self, position: int) -> int:
         data, own = self._place(position)
         return data.num_bytes(own)
+
+    def content(self, position: int) -> bytes:
+        data, own = self._place(position)
+        return data.content(own)
 
     def read(self, position: int) -> Image.Image:
         data, own = self._place(position)

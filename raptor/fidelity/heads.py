@@ -318,11 +318,9 @@ def resolve_head(
             None,
             f"no accuracy or agreement: {teacher.name} has no head, none was given and there is no training data",
         )
-    if data is not None and data.labels is None:
-        return (
-            None,
-            f"no accuracy or agreement: {teacher.name} has no head, none was given and {data.name} has no labels",
-        )
+    if data is not None and len(data.present()) < 2:
+        has = "has no labels" if data.labels is None else "has one class only"
+        return None, f"no accuracy or agreement: {teacher.name} has no head, none was given and {data.name} {has}"
     fitted = fit_ridge_head(teacher, train_batches, num_classes, precision)
     if fitted is None:
         return None, f"no accuracy or agreement: {teacher.name} has no head, none was given and the data has no labels"

@@ -52,6 +52,8 @@ class Classify:
         self.preprocess = own if size is None else Preprocess.for_native(size, own.mean, own.std, size=size)
         self.vit = view_at(vit, self.preprocess.size, self.preprocess.size)
         classes = _classes(train_data)
+        if len(train_data.present()) < 2:
+            raise ValueError(f"all training images of {train_data.name} are of one class: a probe needs two or more")
         fit, held = choice_split(train_data.keys)
         self.fit_data, self.num_fit = train_data.select(fit), len(fit)
         self.size = (self.preprocess.size, self.preprocess.size)
@@ -174,7 +176,7 @@ def _same_classes(labels: Tensor, data: ImageData, classes: list[str]) -> Tensor
     own = _classes(data)
     if own == classes:
         return labels
-    present = [own[i] for i in sorted(set(data.labels or []))]
+    present = [own[i] for i in sorted(data.present())]
     strange = [name for name in present if name not in classes]
     if strange:
         raise ValueError(f"class {strange[0]} of {data.name} does not occur in the training data")

@@ -987,7 +987,7 @@ class Validator:
             teacher, head_data, _VALIDATION_BATCH, head_images=head_images, num_workers=num_workers, ranks=ranks
         )
         self.has_truth = val_data.labels is not None
-        self.labelled = self.has_truth and head_data.labels is not None
+        self.labelled = self.has_truth and len(head_data.present()) > 1  # of one class every probe is right
         self.num_classes = len(val_data.classes or ())
         self.head_file, self.folder = head_file, folder
         self._head: tuple[Head | None, str] | None = None

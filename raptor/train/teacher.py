@@ -417,6 +417,8 @@ def check_labelled(data: ImageData, name: str | None = None) -> list[str]:
         raise ValueError(
             f"{name or data.name} has no labels to train on: use an image folder with one folder per class"
         )
+    if len(data.classes) < 2:
+        raise ValueError(f"{name or data.name} has one class only: a classifier needs two or more")
     return data.classes
 
 

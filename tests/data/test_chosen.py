@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import zlib
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ WNIDS = ("n01440764", "n01443537", "n02102040", "n03394916")  # classes 0, 1, 21
 def _write(root: Path, paths: list[str]) -> Path:
     for path in paths:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels(sum(map(ord, path)))).save(root / path)
+        Image.fromarray(pixels(zlib.crc32(path.encode()))).save(root / path)
     return root
 
 
@@ -68,6 +69,52 @@ def test_other_data_to_judge_on(tmp_path: Path) -> None:
     )
     _write(b, ["dog/dog-1.png"])
     assert chosen.judged(like=train).labels is None
+
+
+def test_a_place_is_one_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judging on all of `photos/` what was trained on most of `photos` would be a leak."""
+    photos = _write(tmp_path / "photos", [f"{c}/{c}{i}.png" for c in "ab" for i in range(40)])
+    (tmp_path / "link").symlink_to("photos")
+    monkeypatch.chdir(tmp_path)
+    held_out = [name.rsplit("/", 1)[-1] for name in ChosenData("photos").judged().names]
+    other = _write(tmp_path / "other", ["a/x.png", "b/y.png"])
+    for val in ("photos/", "./photos", "other/../photos", "link", str(photos)):
+        chosen = ChosenData("photos", val)
+        assert [name.rsplit("/", 1)[-1] for name in chosen.judged(like=chosen.training()).names] == held_out
+    joined = ChosenData([str(other), "photos"], "photos/")
+    assert [name.rsplit("/", 1)[-1] for name in joined.judged(like=joined.training()).names] == held_out
+
+
+@pytest.mark.parametrize("kind", ["copy", "renamed", "zip", "joined"])
+def test_judging_on_the_training_images_is_refused(tmp_path: Path, kind: str) -> None:
+    photos = _write(tmp_path / "photos", [f"{c}/{c}{i}.png" for c in "ab" for i in range(20)])
+    other = tmp_path / ("other.zip" if kind == "zip" else "other")
+    if kind == "zip":
+        shutil.make_archive(str(tmp_path / "other"), "zip", photos)
+    for i, path in enumerate(sorted(photos.rglob("*.png")) if kind != "zip" else []):
+        place = other / path.parent.name / (path.name if kind == "copy" else f"new{i}.png")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, place)
+    data = (
+        [str(photos), str(_write(tmp_path / "more", ["a/more.png", "b/more.png"]))] if kind == "joined" else str(photos)
+    )
+    chosen = ChosenData(data, str(other))
+    with pytest.raises(ValueError, match=r"\d+ of 40 images of .*other.* are also in the training images of") as error:
+        chosen.judged(like=chosen.training())
+    assert "\n" not in str(error.value) and "--val" in str(error.value)
+    assert len(chosen.judged()) == 40  # where nothing is fitted
+    assert len(ChosenData(data, str(other), split="all").judged(like=chosen.training())) == 40  # where it is asked for
+
+
+def test_a_few_images_that_are_also_trained_on_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = _write(
+        tmp_path / "x", [f"{part}/{c}/{part}{i}.png" for part in ("train", "val") for c in "ab" for i in range(8)]
+    )
+    chosen = ChosenData(str(root))
+    assert len(chosen.judged(like=chosen.training())) == 16 and not capsys.readouterr().err
+    shutil.copy(root / "train/a/train3.png", root / "val/a/same.png")
+    assert len(chosen.judged(like=chosen.training())) == 17
+    assert f"1 of 17 images of {root} that were compared are also in the training images" in capsys.readouterr().err
 
 
 def test_heads_are_fitted_on_the_training_part_of_the_judged_set_where_only_that_has_labels(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from tiny_images import SHARED, SPLIT_TREE, encoded, needs_shared, same, write_t
 from torchvision.datasets import ImageFolder
 
 from raptor.data import open_data
+from raptor.data.classes import for_head
 from raptor.data.folder import arrange
 from raptor.data.split import choose_sample, name_share
 
@@ -56,6 +57,15 @@ def test_layouts() -> None:
     assert split_and_class("notes/1.png", "train/a/2.png", "val/a/3.png") == [("train", "a"), ("val", "a")]
     assert split_and_class("flowers/rose/1.png", "flowers/lily/2.png") == [(None, "lily"), (None, "rose")]
     assert split_and_class("train/a/1.png", "val/2.png") == [("train", "a"), ("val", None)]
+
+
+def test_a_class_is_one_however_unicode_writes_it(tmp_path: Path) -> None:
+    """macOS writes an accent as a letter of its own; a set that was made on two machines has both."""
+    write_tree(tmp_path, ["train/caf\u00e9/1.png", "train/bar/2.png", "val/cafe\u0301/3.png"])
+    data = open_data(str(tmp_path), "all")
+    assert data.classes == ["bar", "caf\u00e9"] and data.labels == [0, 1, 1]
+    (tmp_path / "classes.txt").write_text("cafe\u0301\nbar\n", encoding="utf-8")
+    assert for_head(data, 2, str(tmp_path / "classes.txt")).labels == [1, 0, 0]
 
 
 def test_flat_validation_folder_has_no_labels(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
+from tiny_images import write_tree
 from torch import Tensor
 
 from raptor.data import open_data
@@ -198,7 +199,7 @@ class Stream(list):
 
     def __init__(self, name: str, num_batches: int, classes: tuple[str, ...] = ("a", "b")) -> None:
         super().__init__(tiny_batches(num_batches))
-        self.data = SimpleNamespace(name=name, labels=[0], classes=list(classes))
+        self.data = SimpleNamespace(name=name, labels=[0, 1], classes=list(classes), present=lambda: {0, 1})
         self.num_images, self.num_passes = 8 * num_batches, 0
 
     def __iter__(self):
@@ -261,3 +262,11 @@ def test_a_head_with_such_weights_is_refused(tmp_path, weight, message) -> None:
     save_file({"weight": weight, "bias": torch.zeros(len(weight))}, tmp_path / "head.safetensors")
     with pytest.raises(ValueError, match=message):
         LinearHead.load(tmp_path / "head.safetensors")
+
+
+def test_images_of_one_class_give_no_head(tmp_path: Path) -> None:
+    """Every head would be right about all of them."""
+    write_tree(tmp_path, [f"only/{i}.png" for i in range(4)])
+    vit = tiny_vit()
+    head, reason = resolve_head(vit, head_batches(vit, open_data(str(tmp_path), "all"), 4))
+    assert head is None and reason.endswith(f"{tmp_path} has one class only")

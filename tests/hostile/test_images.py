@@ -206,17 +206,41 @@ def test_one_class_trains_no_probe_but_gives_features(world: Path, tmp_path: Pat
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{i}.png").write_bytes(encoded(i))
     assert run_words(states(str(tmp_path / "data"), tmp_path / "out"), capsys).code == 0
+    words = ["teacher", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "none")]
+    found = run_words(["probe", *words, "--closed_form", "ridge"], capsys)
+    check_refusal(found, "are of one class", "a probe needs two or more")
+    found = run_words(["train-teacher", *words[1:], "--budget", "1steps"], capsys)
+    check_refusal(found, "has one class only", "a classifier needs two or more")
+
+
+def test_a_class_that_no_training_image_has_is_told_of(world: Path, tmp_path: Path, capsys: Any) -> None:
+    """`Cat` in train and `cat` in val: the accuracy can only be low."""
+    for i, path in enumerate(("train/Cat/1", "train/Cat/2", "train/dog/3", "train/dog/4", "val/cat/5", "val/dog/6")):
+        (tmp_path / "data" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / f"{path}.png").write_bytes(encoded(i))
+    words = [
+        "probe",
+        "teacher",
+        "--data",
+        str(tmp_path / "data"),
+        "--closed_form",
+        "ridge",
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    found = run_words(words, capsys)
+    assert found.code == 0 and "held-out images are of class cat, of which no training image is" in found.err
 
 
 @pytest.mark.parametrize("name", ["caf\udce9", "<script>alert(1)</script>", "猫", "a b", "-rf", "%n", "\x1b[31mred"])
 def test_class_names(name: str, world: Path, tmp_path: Path, capsys: Any) -> None:
     """Names that are not UTF-8 (here the byte e9), and others that are none of a terminal's business."""
-    for part in ("train", "val"):
+    for start, part in enumerate(("train", "val")):
         for other in ("ant", name.replace("/", "_")):
             folder = tmp_path / "data" / part / other
             folder.mkdir(parents=True)
             for i in range(2):
-                (folder / f"{i}.png").write_bytes(encoded(i))
+                (folder / f"{i}.png").write_bytes(encoded(2 * start + i))
     found = run_words(
         ["probe", "teacher", f"--data={tmp_path / 'data'}", "--closed_form", "ridge", "--out", str(tmp_path / "out")],
         capsys,

@@ -145,7 +145,7 @@ def test_a_teacher_that_diverges_stops(tmp_path):
 def test_wrong_input_is_one_line(tmp_path):
     (tmp_path / "flat").mkdir()
     for i in range(4):
-        Image.new("RGB", (24, 24)).save(tmp_path / "flat" / f"{i}.png")
+        Image.new("RGB", (24, 24), (9 * i, 0, 0)).save(tmp_path / "flat" / f"{i}.png")
     with pytest.raises(ValueError, match="has no labels"):
         train_teacher(data=str(tmp_path / "flat"), out=str(tmp_path / "run"), device="cpu")
     with pytest.raises(ValueError, match="drop probability"):
