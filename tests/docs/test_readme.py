@@ -1,4 +1,4 @@
-"""README.md: what surrogates keep is what table1.json says, and the scores of their training what training.json says."""
+"""README.md: what surrogates keep is what table1.json and training.json say."""
 
 from __future__ import annotations
 
