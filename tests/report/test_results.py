@@ -33,6 +33,7 @@ OTHERS = {
     "dmd",
     "dynamics-suite",
     "dynamics-suite-cpu",
+    "other-images",
     "predicted",
     "probes",
     "recipe",
