@@ -120,10 +120,15 @@ def evaluate(
         )
 
     fitted = chosen.training(train_images, size, model.num_classes)
-    judged = chosen.judged(num_images, size, model.num_classes, like=fitted)
-    seen = trained_on(run, size) if options["split"] not in ("train", "all") else None
-    if seen is not None:
-        check_apart(seen, judged)
+    seen = trained_on(run, size, model.num_classes)
+    own_head = options["head_file"] is None and chosen.classes is None
+    like: ImageData = fitted
+    other: ImageData | None = seen
+    if own_head and seen is not None and 0 < len(seen.classes or ()) == model.num_classes:
+        like, other = seen, fitted  # the head's classes are called as those of the run
+    judged = chosen.judged(num_images, size, model.num_classes, like=like)
+    if other is not None and options["split"] not in ("train", "all"):
+        check_apart(other, judged)
     held_out, training = stream(judged, show), stream(fitted)
     folder.mkdir(parents=True, exist_ok=True)
     head_file, head_images = options["head_file"], options["head_images"]

@@ -75,7 +75,14 @@ class ChosenData:
         found = for_head(found, num_classes, self.classes)
         if like is None or like.classes is None or found.classes in (None, like.classes):
             return found
-        return renumbered(found, like.classes) or found.without_labels()
+        same = renumbered(found, like.classes)
+        if same is None:
+            print(
+                f"the labels of {found.name} are not used: they are not of the classes of {like.name} "
+                f"({', '.join(like.classes[:3])}{', …' if like.classes[3:] else ''})",
+                file=sys.stderr,
+            )
+        return same or found.without_labels()
 
     def labelled(self, train: ImageData, judged: ImageData, size: int | None = None, num_classes: int = 0) -> ImageData:
         """The images that heads are fitted on: `train` or, where it has no labels, the training part of `val`.
@@ -105,11 +112,11 @@ def check_apart(train: ImageData, judged: ImageData) -> None:
     print(f"{found} of {train.name}", file=sys.stderr)
 
 
-def trained_on(model: Any, size: int | None = None) -> ImageData | None:
+def trained_on(model: Any, size: int | None = None, num_classes: int = 0) -> ImageData | None:
     """The training images of the run that `model` names or lies in; None where it is of no run, or they are gone."""
     try:
         kept = remembered(model)
-        return open_data(kept["data"], "train", size=size) if kept.get("data") else None
+        return ChosenData(**kept).training(None, size, num_classes) if kept.get("data") else None
     except ValueError:
         return None
 

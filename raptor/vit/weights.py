@@ -84,9 +84,12 @@ def _fingerprint_of_ends(model: nn.Module) -> str:
 def check_weights(state: Mapping[str, Tensor], what: str | Path) -> None:
     """Raise for weights that hold NaN or infinite values, naming the first one and `what` they are of.
 
-    Everything that is loaded passes here: models, weight files, saved folders, checkpoints and heads.
+    Everything that is loaded passes here: models, weight files, saved folders, checkpoints and heads. A single number
+    whose name ends in `_min` or `_max` is a bound and may be infinite, as in Gemma's vision encoder.
     """
     for name, tensor in state.items():
+        if tensor.numel() == 1 and tensor.isinf().all() and name.endswith(("_min", "_max")):
+            continue
         if tensor.is_floating_point() and not tensor.isfinite().all():
             num = int((~tensor.isfinite()).sum())
             raise ValueError(

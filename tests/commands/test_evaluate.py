@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from tiny_images import write_tree
 from tiny_models import tiny_timm
 
 from raptor.cli import main
@@ -47,6 +49,25 @@ def test_the_certificate_names_bad_images(run: Path, photos: Path) -> None:
     assert sorted(Path(name).parts[0] for name in saved["bad_images"]) == ["train", "val"]
     assert all(name.endswith("broken.png") for name in saved["bad_images"])
     assert saved["num_images"] == 6
+
+
+def test_labels_are_of_the_runs_classes_by_name(run: Path, photos: Path, tmp_path: Path, capsys: Any) -> None:
+    """A head of two classes is right or wrong only about those two, not about any two."""
+    (run / "config.yaml").write_text(f"data: {photos}\n")
+    write_tree(tmp_path / "c", [f"{part}/c/{part}{i}.png" for part in ("train", "val") for i in range(4)])
+    options = dict(device="cpu", bootstrap=5, null_models=False, out=str(tmp_path / "out"))
+    scores = {}
+    for name in "cab":  # the same images as a class that the head does not know, as its first and as its second
+        for part in ("train", "val") if name != "c" else ():
+            shutil.copytree(tmp_path / "c" / part / "c", tmp_path / name / part / name)
+        scores[name] = evaluate(str(run), data=str(tmp_path / name), **options).certificate.predictions
+        assert ("the labels of" in capsys.readouterr().err) == (name == "c")
+    assert "agreement" in scores["c"] and "teacher_accuracy" not in scores["c"]
+    assert scores["a"]["teacher_accuracy"].value + scores["b"]["teacher_accuracy"].value == 1
+    with pytest.raises(
+        ValueError, match=r"\d of \d images of .*train that were compared are also in the training images"
+    ):
+        evaluate(str(run), data=str(tmp_path / "c"), val=str(photos / "train"), **options)
 
 
 def test_a_built_in_surrogate_is_written_below_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

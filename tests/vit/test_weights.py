@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from raptor.open import open_vit, save_vit
 from raptor.vit.view import ViT
-from raptor.vit.weights import classes_in_file, load_weights, read_weights
+from raptor.vit.weights import check_weights, classes_in_file, load_weights, read_weights
 
 NAME = "vit_tiny_patch16_224"
 
@@ -259,3 +259,10 @@ def test_a_buffer_of_integers_stays_one(tmp_path: Path) -> None:
     state = read_weights(write(model.state_dict(), tmp_path / "w.safetensors"))
     assert state["1.num_batches_tracked"].dtype == torch.int64
     load_weights(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), state, "w")
+
+
+def test_a_bound_may_be_infinite() -> None:
+    check_weights({"q_proj.input_min": torch.tensor(-torch.inf), "q_proj.input_max": torch.tensor([torch.inf])}, "m")
+    for name, value in (("input_min", torch.nan), ("weight", torch.inf)):
+        with pytest.raises(ValueError, match=f"m: 1 of 1 values of {name} are NaN or infinite"):
+            check_weights({name: torch.tensor(value)}, "m")
