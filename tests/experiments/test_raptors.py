@@ -66,7 +66,8 @@ def test_every_cell_gets_the_images_and_tokens_that_are_asked_for(name, options,
     with pytest.raises(Planned):
         module.run(data=["scenes"], val=["scenes"], out=str(tmp_path), device="cpu", **options)
     assert seen and all((cell.options["data"], cell.options["val"]) == ("scenes", "scenes") for cell in seen)
-    assert all(cell.options.get("tokens") == options.get("tokens") for cell in seen)
+    cut = [cell for cell in seen if cell.name != "teacher"]  # the one of table1 has no surrogate
+    assert cut and all(cell.options.get("tokens") == options.get("tokens") for cell in cut)
 
 
 @pytest.mark.parametrize("name", ["table1", "ablation", "partitions", "swaps", "budgets", "figure1"])
