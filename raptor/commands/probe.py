@@ -201,7 +201,7 @@ def _tell_of_new_classes(train: ImageData, judged: ImageData) -> None:
     known = {(train.classes or ())[label] for label in train.present()}
     names = [(judged.classes or ())[label] for label in sorted(judged.present())]
     new = [name for name in names if name not in known]
-    if new and known:
+    if new and len(known) > 1:  # a probe of one class is refused
         more = f" and {len(new) - 1} more classes" if len(new) > 1 else ""
         print(f"held-out images are of class {new[0]}{more}, of which no training image is", file=sys.stderr)
 

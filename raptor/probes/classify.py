@@ -52,9 +52,9 @@ class Classify:
         self.preprocess = own if size is None else Preprocess.for_native(size, own.mean, own.std, size=size)
         self.vit = view_at(vit, self.preprocess.size, self.preprocess.size)
         classes = _classes(train_data)
+        fit, held = choice_split(train_data.keys)
         if len(train_data.present()) < 2:
             raise ValueError(f"all training images of {train_data.name} are of one class: a probe needs two or more")
-        fit, held = choice_split(train_data.keys)
         self.fit_data, self.num_fit = train_data.select(fit), len(fit)
         self.size = (self.preprocess.size, self.preprocess.size)
         self.batch_size = min(batch_size, len(fit))
