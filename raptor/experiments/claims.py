@@ -280,13 +280,15 @@ def _experiment_claims(found: _Found, base: Path) -> list[Claim]:
 
 
 def _without_gaps(claims: list[Claim]) -> list[Claim]:
-    """The claims less what a run has not measured and another run has, or has not measured either."""
-    measured = {claim.says for claim in claims if claim.source and claim.evidence is not None}
-    kept: list[Claim] = []
+    """The claims, without a run's empty rows for what another run has measured; what none has is kept once."""
+    shown = {claim.says for claim in claims if claim.source and claim.evidence is not None}
+    kept = []
     for claim in claims:
-        known = claim.says in measured or any(other.source and other.says == claim.says for other in kept)
-        if claim.evidence is not None or not claim.source or not known:
+        empty = bool(claim.source) and claim.evidence is None
+        if not empty or claim.says not in shown:
             kept.append(claim)
+        if empty:
+            shown.add(claim.says)
     return kept
 
 
@@ -296,7 +298,7 @@ def _as_in_the_paper(result: ExperimentFile | None) -> bool:
 
 
 def _depth_claims(folder: Path, base: Path) -> tuple[list[Claim], list[Twin]]:
-    """The claims about depth, those of several models side by side; and the untrained twins beside them."""
+    """The claims about depth, all models of one claim together, and the untrained twins they are compared with."""
     witness = Witness.read(folder) if (folder / Witness.FILE).exists() else None
     found: list[Claim] = []
     beside: list[Twin] = []
@@ -328,7 +330,7 @@ def _depth_claims(folder: Path, base: Path) -> tuple[list[Claim], list[Twin]]:
 
 
 def _trained(folder: Path) -> list[Path]:
-    """The files of `raptor dynamics` that hold estimates, without those of untrained twins."""
+    """The results of `raptor dynamics` on trained models, where they hold estimates."""
     found = []
     for path in sorted(folder.glob("*.json")):
         saved = read_json(path)
@@ -347,7 +349,7 @@ def _twins(path: Path) -> list[tuple[Path, DynamicsFile]]:
 
 
 def _twin_records(model: DynamicsFile, twins: Sequence[tuple[Path, DynamicsFile]], base: Path) -> list[Twin]:
-    """The twins of one model, in their order; after the first with each kind of cut come further seeds."""
+    """What the page says about each twin of one model. The first with each kind of cut is shown, others are seeds."""
     first = [found[0] for found in by_cut(model, [twin for _, twin in twins]).values()]
     return [
         Twin(

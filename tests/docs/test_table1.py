@@ -1,0 +1,34 @@
+"""The reading of the five-minute Table 1: its surrogate on other images is what other-images.json says."""
+
+from __future__ import annotations
+
+import json
+
+from pages import ROOT, read
+
+FOLDER = ROOT / "docs" / "results" / "experiments" / "table1-five-minutes"
+ROWS = json.loads((FOLDER / "other-images.json").read_text())["rows"]
+PAGE = " ".join((FOLDER / "reading.md").read_text().split())
+
+
+def short(value: float) -> str:
+    return f"{value:.2f}".lstrip("0")
+
+
+def with_interval(found: dict) -> str:
+    return f"{short(found['r2'])} [{', '.join(map(short, found['interval']))}]"
+
+
+def test_every_set_stands_in_the_table_with_its_intervals() -> None:
+    *sets, shrunk = ROWS
+    assert len(sets) == 7 and "shrunk" in shrunk["data"]
+    for row in sets:
+        cosine = f"{row['all']['cosine']:.3f}".lstrip("0")
+        cells = [with_interval(row[group]) for group in ("all", "cls", "patches")]
+        assert f"| {' | '.join(cells)} | {cosine} |" in PAGE, row["data"]
+    assert f"(Pillow, bicubic) give {with_interval(shrunk['all'])} too" in PAGE
+
+
+def test_the_readme_gives_that_of_a_thousand_classes() -> None:
+    row = next(row for row in ROWS if row["data"].startswith("imagenet-val"))
+    assert f"k = 3: {short(row['all']['r2'])} on ImageNet's 1,000 classes" in read("README.md")
