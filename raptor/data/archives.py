@@ -159,19 +159,20 @@ def _list_zips(archives: list[str], spec: str) -> Listing:
 
 
 def zip_entries(archive: str, wanted: Callable[[str], bool] = is_image_path) -> Iterator[ZipEntry]:
-    """The files of a zip whose names are wanted, by where they lie in it."""
+    """The files of a zip whose names are wanted, by where they lie in it; `\\` between folders is read as `/`."""
     try:
         with zipfile.ZipFile(archive) as file:
             infos = file.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise ValueError(f"cannot read {archive} as a zip: {error}; make it again") from error
     for info in infos:
-        if not info.is_dir() and wanted(info.filename):
+        path = info.filename.replace("\\", "/")  # some archives made on Windows
+        if not path.endswith("/") and wanted(path):
             if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise ValueError(f"{archive} is encrypted or oddly compressed; make it with zip -0 or plain zip")
             yield ZipEntry(
                 archive,
-                info.filename,
+                path,
                 info.header_offset,
                 info.compress_size,
                 info.compress_type,

@@ -287,7 +287,7 @@ class ImageData(Items):
     def _note_bad(self, bad: list[tuple[str, str]]) -> None:
         """Stop at the first bad image, or with `skip_bad` add their names to `bad`."""
         if bad and not self.skip_bad:
-            raise BadImage(f"{bad[0][1]}; repair or remove it, or skip such images with --skip-bad")
+            raise BadImage(f"{bad[0][1]}; repair or remove it, or skip such images with --skip_bad")
         self.bad += [name for name in dict(bad) if name not in self.bad]
 
 

@@ -263,9 +263,14 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _final_norm(calls: list[_Call], last_btd: Tensor, groups: TokenGroups) -> nn.Module:
-    """The first norm whose input is the last state, its cls token or its mean, else an identity."""
-    cls = groups.slice("cls").start
-    pooled = [last_btd, last_btd[:, cls], last_btd.mean(1), last_btd[:, groups.slice("patches")].mean(1)]
+    """The first norm whose input is the last state or what tokens are pooled to, else an identity.
+
+    Pooled are the cls token, or the mean, the maximum or half the sum of both of all tokens or of the patches.
+    """
+    pooled = [last_btd, last_btd[:, groups.slice("cls").start]]
+    for tokens_btd in (last_btd, last_btd[:, groups.slice("patches")]):
+        mean_bd, largest_bd = tokens_btd.mean(1), tokens_btd.amax(1)
+        pooled += [mean_bd, largest_bd, (mean_bd + largest_bd) / 2]
     for call in calls:
         x = call.inputs
         if not _is_norm(call.module) or not isinstance(x, Tensor):

@@ -40,6 +40,19 @@ def test_zips_equal_their_folder(tmp_path: Path, method: int) -> None:
     assert open_data("part-0.zip,part-1.zip", "val", root=str(tmp_path)).names == folder.names
 
 
+def test_backslashes_between_the_folders_of_a_zip(tmp_path: Path) -> None:
+    """As archivers on Windows write them; the folders themselves are entries too."""
+    write_tree(tmp_path / "tree", SPLIT_TREE)
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("tree\\pictures.png\\", b"")
+        for path in SPLIT_TREE:
+            archive.write(tmp_path / "tree" / path, f"tree/{path}".replace("/", "\\"))
+    folder, data = open_data(str(tmp_path / "tree"), "val"), open_data(str(tmp_path / "x.zip"), "val")
+    assert data.names == [f"tree/{name}" for name in folder.names] and data.keys == folder.keys
+    assert (data.labels, data.classes) == (folder.labels, folder.classes)
+    assert all(same(data.load(i), folder.load(i)) for i in range(len(data)))
+
+
 def test_damaged_zip_entry_is_bad(tmp_path: Path) -> None:
     path = tmp_path / "x.zip"
     with zipfile.ZipFile(path, "w") as archive:

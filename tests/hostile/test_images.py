@@ -121,7 +121,7 @@ def test_a_photograph_taken_sideways_is_seen_upright(world: Path, tmp_path: Path
 @pytest.mark.parametrize("name", REFUSED)
 def test_bad_images_are_named(name: str, world: Path, tmp_path: Path, capsys: Any) -> None:
     data = folder_with(tmp_path, "bad.png", REFUSED[name])
-    check_refusal(run_words(states(str(data), tmp_path / "out"), capsys), "bad.png", "--skip-bad")
+    check_refusal(run_words(states(str(data), tmp_path / "out"), capsys), "bad.png", "--skip_bad")
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -167,7 +167,7 @@ def test_what_is_no_file_never_hangs(name: str, skip: bool, world: Path, tmp_pat
     if skip:
         assert found.code == 0, found.err
     else:
-        check_refusal(found, "bad.png", "--skip-bad")
+        check_refusal(found, "bad.png", "--skip_bad")
 
 
 FOLDERS: dict[str, tuple[list[str], str, str]] = {
@@ -265,7 +265,7 @@ TARS: dict[str, tuple[dict[str, bytes], str, str]] = {
     "a huge label": (tar_of({"cls": b"999999999999"}), "999999999999", "less than 1,000,000"),
     "a huge label in JSON": (tar_of({"json": b'{"label": 999999999999}'}), "999999999999", "less than 1,000,000"),
     "no images": ({"a.txt": b"x"}, "no images", "expected entries"),
-    "a damaged image": ({"a.png": noise()}, "cannot read image a", "--skip-bad"),
+    "a damaged image": ({"a.png": noise()}, "cannot read image a", "--skip_bad"),
 }
 
 
@@ -331,7 +331,7 @@ def test_a_zip_that_lies_about_its_sizes(world: Path, tmp_path: Path, capsys: An
     place = content.rfind(b"PK\x01\x02")
     content[place + 24 : place + 28] = struct.pack("<I", 100)
     path.write_bytes(content)
-    check_refusal(run_words(states(str(path), tmp_path / "out"), capsys), "a/0.png", "--skip-bad")
+    check_refusal(run_words(states(str(path), tmp_path / "out"), capsys), "a/0.png", "--skip_bad")
 
 
 def test_an_encrypted_zip(world: Path, tmp_path: Path, capsys: Any) -> None:

@@ -14,7 +14,7 @@ from families import (
     each_family,
     opened,
 )
-from tiny_models import noise_images, shake
+from tiny_models import noise_images, shake, tiny_timm
 from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess
@@ -124,6 +124,12 @@ def test_unheard_of_module_with_everything_given() -> None:
     assert torch.equal(vit.finish(states[-1]), output)
     normed = model.last(states[-1])
     assert torch.equal(vit.features(states[-1]), torch.cat([normed[:, 0], normed[:, 2:].mean(1)], -1))
+
+
+@pytest.mark.parametrize("pool", ["avg", "max", "avgmax"])
+def test_the_final_norm_after_pooling(pool: str) -> None:
+    vit = tiny_timm(global_pool=pool, depth=2)
+    assert vit.norm is vit.model.fc_norm
 
 
 def test_unheard_of_module_found_by_its_structure() -> None:
