@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from raptor.data import ChosenData, ImageData, ImageStream, iterate
-from raptor.data.chosen import check_apart, trained_on
+from raptor.data.chosen import trained_on
 from raptor.devices import join_ranks, pick_device, pick_precision
 from raptor.fidelity.certificate import Certificate, certify
 from raptor.fidelity.complexity import Complexity, levin_bounds, quantisation_error
@@ -126,9 +126,7 @@ def evaluate(
     other: ImageData | None = seen
     if own_head and seen is not None and 0 < len(seen.classes or ()) == model.num_classes:
         like, other = seen, fitted  # the head's classes are called as those of the run
-    judged = chosen.judged(num_images, size, model.num_classes, like=like)
-    if other is not None and options["split"] not in ("train", "all"):
-        check_apart(other, judged)
+    judged = chosen.judged(num_images, size, model.num_classes, like=like, also=other)
     held_out, training = stream(judged, show), stream(fitted)
     folder.mkdir(parents=True, exist_ok=True)
     head_file, head_images = options["head_file"], options["head_images"]

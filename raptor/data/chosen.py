@@ -59,19 +59,26 @@ class ChosenData:
         return for_head(found, num_classes, self.classes)
 
     def judged(
-        self, limit: int | None = None, size: int | None = None, num_classes: int = 0, like: ImageData | None = None
+        self,
+        limit: int | None = None,
+        size: int | None = None,
+        num_classes: int = 0,
+        like: ImageData | None = None,
+        also: ImageData | None = None,
     ) -> ImageData:
         """The images to judge on.
 
         like: training images, whose numbers the classes get; without labels where a class is not among theirs. Most of
             the judged images may not be among them.
+        also: further training images that most may not be among.
         """
         spec, split = (self.data, self.split) if self.val is None else (self.val, self.split)
         if self.val is not None and split == "val" and not _places(self.val) & _places(self.data):
             split = "own"
         found = open_data(spec, split, limit=limit, size=size, skip_bad=self.skip_bad)
-        if like is not None and split not in ("train", "all"):
-            check_apart(like, found)
+        if split not in ("train", "all"):
+            for train in _without_parts([data for data in (like, also) if data is not None]):
+                _check_apart(train, found)
         found = for_head(found, num_classes, self.classes)
         if like is None or like.classes is None or found.classes in (None, like.classes):
             return found
@@ -101,7 +108,16 @@ class ChosenData:
         return renumbered(found, judged.classes or []) or train
 
 
-def check_apart(train: ImageData, judged: ImageData) -> None:
+def _without_parts(sets: list[ImageData]) -> list[ImageData]:
+    """Sets of training images without those of which a larger one holds all images."""
+    kept: list[ImageData] = []
+    for data in sorted(sets, key=len, reverse=True):
+        if not any(_places(data.specs) <= _places(larger.specs) for larger in kept):
+            kept.append(data)
+    return kept
+
+
+def _check_apart(train: ImageData, judged: ImageData) -> None:
     """Raise where half of the judged images, or more, are among those trained on; where fewer are, say so."""
     num, num_looked_at = _num_shared(train, judged)
     if not num:

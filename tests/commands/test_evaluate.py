@@ -70,6 +70,16 @@ def test_labels_are_of_the_runs_classes_by_name(run: Path, photos: Path, tmp_pat
         evaluate(str(run), data=str(tmp_path / "c"), val=str(photos / "train"), **options)
 
 
+def test_copies_of_training_images_are_told_of_once(run: Path, tmp_path: Path, capsys: Any) -> None:
+    """They are in the images of the run, and in the sample of those that null models would be fitted on."""
+    photos = tmp_path / "own"
+    write_tree(photos, [f"{part}/{c}/{part}{i}.png" for part in ("train", "val") for c in "ab" for i in range(4)])
+    shutil.copy(photos / "train/a/train0.png", photos / "val/a/copy.png")
+    (run / "config.yaml").write_text(f"data: {photos}\n")
+    evaluate(str(run), device="cpu", bootstrap=5, null_models=False)
+    assert capsys.readouterr().err.count("1 of 9 images") == 1
+
+
 def test_a_built_in_surrogate_is_written_below_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = evaluate("scenes-k3", num_images=16, train_images=16, null_models=False, bootstrap=5, device="cpu")
