@@ -335,6 +335,7 @@ def save_vit(vit: ViT, folder: str | Path) -> Path:
             "registers": vit.groups.registers,
         },
         "num_classes": vit.num_classes,
+        "classes": vit.classes,
         "surrogate": surrogates[-1] if surrogates else None,
         "teacher": _with_relative_paths(vit.source.get("teacher"), folder),
         "inner_surrogates": surrogates[:-1],
@@ -451,7 +452,7 @@ def _load_saved(
             vit = vit if surrogate is None else make_surrogate(vit, **surrogate, made_from=made_from)
     vit.name = config["name"]
     load_weights(vit.model, read_weights(weights or folder / "model.safetensors"), str(weights or folder))
-    vit.num_classes = config["num_classes"]
+    vit.num_classes, vit.classes = config["num_classes"], config.get("classes")
     return vit
 
 
@@ -472,7 +473,11 @@ def _read_saved(folder: Path) -> dict[str, Any]:
     config = read_json(path, remedy)
     if config.get("format") != _FORMAT:
         raise ValueError(f"{folder} holds no raptor model: its config.json says format {config.get('format')!r}")
-    optional: dict[str, tuple[type, ...]] = {"teacher": (dict, type(None)), "inner_surrogates": (list,)}
+    optional: dict[str, tuple[type, ...]] = {
+        "teacher": (dict, type(None)),
+        "inner_surrogates": (list,),
+        "classes": (list, type(None)),
+    }
     for key, kinds in (_KINDS | {key: kinds for key, kinds in optional.items() if key in config}).items():
         if key not in config or not isinstance(config[key], kinds) or isinstance(config[key], bool):
             held = "has no" if key not in config else "has a damaged"
@@ -481,6 +486,9 @@ def _read_saved(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} has a damaged inner_surrogates: {remedy}")
     if not 0 <= config["num_classes"] <= MAX_COUNT:
         raise ValueError(f"{path} says {config['num_classes']} classes, not 0..{MAX_COUNT}: {remedy}")
+    names = config.get("classes")
+    if names is not None and (len(names) != config["num_classes"] or not all(isinstance(n, str) for n in names)):
+        raise ValueError(f"{path} does not name {config['num_classes']} classes in classes: {remedy}")
     return config
 
 

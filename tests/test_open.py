@@ -67,12 +67,17 @@ def test_opening_leaves_random_state_and_gradients_alone() -> None:
 @torch.no_grad()
 def test_save_and_open_again(tmp_path: Path) -> None:
     vit = tiny_timm("vit_small_patch14_reg4_dinov2", reg_tokens=2, num_classes=5)
+    vit.classes = list("edcba")
     save_vit(vit, tmp_path / "saved")
     assert sorted(p.name for p in (tmp_path / "saved").iterdir()) == ["config.json", "model.safetensors"]
     again = open_vit(tmp_path / "saved")
     assert (again.groups, again.preprocess, again.num_classes) == (vit.groups, vit.preprocess, 5)
     assert torch.equal(again(noise_images(vit)), vit(noise_images(vit)))
-    assert json.loads((tmp_path / "saved" / "config.json").read_text())["base"]["source"].startswith("timm/")
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert config["base"]["source"].startswith("timm/")
+    assert again.classes == make_surrogate(again, (2, 2)).classes == list("edcba")
+    (tmp_path / "saved" / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "classes"}))
+    assert open_vit(tmp_path / "saved").classes is None  # written by an earlier version
 
 
 @torch.no_grad()

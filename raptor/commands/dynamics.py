@@ -135,7 +135,7 @@ def dynamics(
         check_cuts(main, [k])
     if options["head_file"] is not None:
         given_head(options["head_file"], main)
-    data = ChosenData.of(model, options)
+    data = ChosenData.of(model, options, main.classes)
     images = data.judged(options["num_images"], main.preprocess.size, main.num_classes)
     batches = iterate(
         images,

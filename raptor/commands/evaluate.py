@@ -10,6 +10,7 @@ from typing import Any, Unpack
 
 from raptor.data import ChosenData, ImageData, ImageStream, iterate
 from raptor.data.chosen import trained_on
+from raptor.data.classes import head_names
 from raptor.devices import join_ranks, pick_device, pick_precision
 from raptor.fidelity.certificate import Certificate, certify
 from raptor.fidelity.complexity import Complexity, levin_bounds, quantisation_error
@@ -106,7 +107,9 @@ def evaluate(
     def show(done: int, _total: int) -> None:
         bar.advance(done - bar.done)
 
-    chosen, size = ChosenData.of(run, options), model.preprocess.size
+    chosen, size = ChosenData.of(run, options, model.classes), model.preprocess.size
+    if chosen.classes is not None and model.num_classes:
+        model = replace(model, classes=head_names(chosen.classes, model.num_classes))
 
     def stream(images: ImageData, progress: Any = None) -> ImageStream:
         return iterate(
@@ -120,7 +123,7 @@ def evaluate(
         )
 
     fitted = chosen.training(train_images, size, model.num_classes)
-    seen = trained_on(run, size, model.num_classes)
+    seen = trained_on(run, size, model.num_classes, model.classes)
     own_head = options["head_file"] is None and chosen.classes is None
     like: ImageData = fitted
     other: ImageData | None = seen

@@ -139,7 +139,7 @@ def probe(
         opening["size"] = None  # frames are padded to whole patches, so any size will do, and the model keeps its own
     ranks = join_ranks(device)
     surrogate, of_teacher = open_pair(model, **part(OfTeacher, options), device=ranks.device, **opening)
-    chosen = ChosenData.of(model, options)
+    chosen = ChosenData.of(model, options, of_teacher.classes)
     train_data, val_data = _open_both(task, chosen, size or of_teacher.preprocess.size, of_teacher.num_classes, options)
     train = partial(
         train_probe,

@@ -202,7 +202,7 @@ def _choose_images(
     """The images whose features are saved, and what they were chosen by."""
     if options["val"] is not None and split == "all":
         split = "val"
-    chosen = ChosenData.of(model, {**options, "split": split})
+    chosen = ChosenData.of(model, {**options, "split": split}, vit.classes)
     if split in ("train", "all"):  # of the data, whatever else a run was judged on
         chosen = replace(chosen, val=None)
     return chosen, chosen.judged(limit, vit.preprocess.size, vit.num_classes)

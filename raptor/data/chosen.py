@@ -28,6 +28,7 @@ class ChosenData:
         data, val: as `open_data` takes them.
         split: of what is judged: `val`, or another part. Of `val` data without a validation part, `val` is all of it.
         classes: a file that names the classes of the model's head, one per line in its order.
+        names: the same as the model keeps them, where it does and there is no such file.
     """
 
     data: str | Sequence[str]
@@ -35,10 +36,14 @@ class ChosenData:
     split: str = "val"
     classes: str | None = None
     skip_bad: bool = False
+    names: Sequence[str] | None = None
 
     @classmethod
-    def of(cls, model: Any, options: Mapping[str, Any]) -> ChosenData:
-        """What the options of a command choose; where they are silent, what the run of `model` was made with."""
+    def of(cls, model: Any, options: Mapping[str, Any], names: Sequence[str] | None = None) -> ChosenData:
+        """What the options of a command choose; where they are silent, what the run of `model` was made with.
+
+        names: of the classes of the model's head, as in the attributes.
+        """
         given = {key: options.get(key) for key in ("data", "val", "classes")}
         split, kept = options.get("split") or "val", {}
         if given["data"] is None:
@@ -46,7 +51,7 @@ class ChosenData:
             if given["val"] is not None:
                 kept.pop("val", None)
         chosen = {"data": DEFAULT_DATA} | kept | {key: value for key, value in given.items() if value is not None}
-        return cls(**chosen, split=split, skip_bad=bool(options.get("skip_bad")))
+        return cls(**chosen, split=split, skip_bad=bool(options.get("skip_bad")), names=names)
 
     @property
     def name(self) -> str:
@@ -56,7 +61,7 @@ class ChosenData:
     def training(self, limit: int | None = None, size: int | None = None, num_classes: int = 0) -> ImageData:
         """The images to train or fit on. `num_classes`: of the model's own head, whose order the labels then have."""
         found = open_data(self.data, "train", limit=limit, size=size, skip_bad=self.skip_bad)
-        return for_head(found, num_classes, self.classes)
+        return for_head(found, num_classes, self.classes, self.names)
 
     def judged(
         self,
@@ -79,7 +84,7 @@ class ChosenData:
         if split not in ("train", "all"):
             for train in _without_parts([data for data in (like, also) if data is not None]):
                 _check_apart(train, found)
-        found = for_head(found, num_classes, self.classes)
+        found = for_head(found, num_classes, self.classes, self.names)
         if like is None or like.classes is None or found.classes in (None, like.classes):
             return found
         same = renumbered(found, like.classes)
@@ -102,7 +107,7 @@ class ChosenData:
         rows = [i for i, part in enumerate(whole.parts) if part is not None and is_train(part)]
         if not rows or own_validation(whole.parts) is None:
             return train
-        found = for_head(whole.select(rows), num_classes, self.classes)
+        found = for_head(whole.select(rows), num_classes, self.classes, self.names)
         if found.classes == judged.classes:
             return found
         return renumbered(found, judged.classes or []) or train
@@ -128,11 +133,13 @@ def _check_apart(train: ImageData, judged: ImageData) -> None:
     print(f"{found} of {train.name}", file=sys.stderr)
 
 
-def trained_on(model: Any, size: int | None = None, num_classes: int = 0) -> ImageData | None:
+def trained_on(
+    model: Any, size: int | None = None, num_classes: int = 0, names: Sequence[str] | None = None
+) -> ImageData | None:
     """The training images of the run that `model` names or lies in; None where it is of no run, or they are gone."""
     try:
         kept = remembered(model)
-        return ChosenData(**kept).training(None, size, num_classes) if kept.get("data") else None
+        return ChosenData(**kept, names=names).training(None, size, num_classes) if kept.get("data") else None
     except ValueError:
         return None
 

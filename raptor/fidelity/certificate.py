@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -372,8 +372,8 @@ def _measure(
     names = ("surrogate", *(NULL_NAMES if nulls is not None else ()))
     curves = {name: ErrorCurves(teacher.num_layers, teacher.groups) for name in names}
     data = getattr(batches, "data", None)
-    num_classes = len(getattr(data, "classes", None) or ())
-    scored = head is not None and num_classes in (0, head.num_classes)
+    classes: Sequence[str] = getattr(data, "classes", None) or ()
+    scored = head is not None and (not classes or head.is_of(classes))
     hits, ranks = Rows(), sharing(batches)
     first: Tensor | None = None
     if ranks.size > 1:
@@ -402,7 +402,8 @@ def _measure(
     if null_every > 1 and nulls is not None:
         notes.append(f"null models measured on {curves['mean'].num_images} of the held-out images")
     if head is not None and not scored:
-        notes.append(f"no accuracy: the head has {head.num_classes} classes, the data {num_classes}")
+        other = "" if len(classes) != head.num_classes else f" of other names, such as {classes[0]}"
+        notes.append(f"no accuracy: the head has {head.num_classes} classes, the data {len(classes)}{other}")
     return _Measured(curves, hits, first, notes)
 
 

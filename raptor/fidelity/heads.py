@@ -103,6 +103,12 @@ class Head:
     source: str  # own, file or ridge
     num_classes: int
     linear: LinearHead | None = None
+    classes: Sequence[str] | None = None  # their names, where the model keeps them
+
+    def is_of(self, classes: Sequence[str]) -> bool:
+        """Whether it can be right about labels of these classes: as many and, where it names its own, the same."""
+        same = self.classes is None or list(classes) == list(self.classes)
+        return len(classes) == self.num_classes and same
 
     def logits(self, vit: ViT, state_btd: Tensor, output: Tensor) -> Tensor:
         """Logits (B, C) of `vit`, given its last state `a_L` and its own output."""
@@ -303,7 +309,7 @@ def resolve_head(
         linear = given_head(file, teacher)
         return Head("file", linear.num_classes, linear), f"the head in {file}"
     if teacher.num_classes:
-        return Head("own", teacher.num_classes), f"the head of {teacher.name} itself"
+        return Head("own", teacher.num_classes, classes=teacher.classes), f"the head of {teacher.name} itself"
     data = getattr(train_batches, "data", None)
     num_classes = num_classes or len(getattr(data, "classes", None) or ()) or None
     fitted_on = _fitted_on(teacher, train_batches, num_classes)

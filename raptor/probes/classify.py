@@ -97,6 +97,8 @@ class Classify:
         """The model's own head, where it is linear in the features of this layer and has the data's classes."""
         if self.layer != self.vit.num_layers or self.vit.num_classes != self.num_outputs:
             return None
+        if self.vit.classes not in (None, self.fit_data.classes):
+            return None
         batch = next(iter(iterate(self.fit_data, self.preprocess, 8, device=self.device, limit=8)))
         return own_linear_head(self.vit, batch.images)
 

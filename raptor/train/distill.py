@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, Unpack
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from raptor.data import ChosenData, ImageData, iterate
 from raptor.data.by_name import as_spec
+from raptor.data.classes import head_names
 from raptor.data.stream import Batch, TrainStream, check_stream
 from raptor.devices import (
     ONE_PROCESS,
@@ -190,7 +191,9 @@ def distill(
         val = None if val_data.specs == train_data.specs else as_spec(val_data.specs)
     else:
         spec, val = as_spec(data), as_spec(val)
-        chosen = ChosenData(spec, val, split, classes, options["skip_bad"])
+        if classes is not None and teacher.num_classes:
+            teacher = replace(teacher, classes=head_names(classes, teacher.num_classes))
+        chosen = ChosenData(spec, val, split, classes, options["skip_bad"], teacher.classes)
         side = teacher.preprocess.size
         train_data = chosen.training(limit, side, teacher.num_classes)
         val_data = chosen.judged(val_images, side, teacher.num_classes, like=train_data)
@@ -834,7 +837,7 @@ def _checked(job: Job, phases: Phases, validator: Validator) -> list[str]:
     if not all(bool(p.isfinite().all()) for p in teacher.model.parameters()):
         raise ValueError(f"{teacher.name} has weights that are not finite: give another --weights")
     shape = f"{teacher.num_layers} blocks, width {teacher.dim}, {teacher.groups.num_tokens} tokens"
-    labels = f"labels of {validator.num_classes} classes" if validator.labelled else "no labels, so no accuracy"
+    labels = f"labels of {len(validator.classes)} classes" if validator.labelled else "no labels, so no accuracy"
     head = "a ridge probe" if validator.labelled else "none"
     head = "given" if job.head_file else "the model's own" if teacher.num_classes else head
     return [
@@ -988,7 +991,7 @@ class Validator:
         )
         self.has_truth = val_data.labels is not None
         self.labelled = self.has_truth and len(head_data.present()) > 1  # of one class every probe is right
-        self.num_classes = len(val_data.classes or ())
+        self.classes = val_data.classes or []
         self.head_file, self.folder = head_file, folder
         self._head: tuple[Head | None, str] | None = None
         self._teacher_ridge: float | None = None
@@ -1014,7 +1017,7 @@ class Validator:
         if self._head is None:  # a head is fitted on batches that are known to fit
             self._in_memory(lambda: self._measure(student, islice(self.val, 1), None, False))
         head = self.head
-        with_labels = self.has_truth and head is not None and head.num_classes == self.num_classes
+        with_labels = self.has_truth and head is not None and head.is_of(self.classes)
         curves, hits = self._in_memory(
             lambda: self._measure(student, track(self.val, "validation", quiet=True), head, with_labels)
         )
@@ -1087,7 +1090,7 @@ class Validator:
 
     def _ridge_accuracy(self, vit: ViT) -> float:
         """Held-out accuracy of a ridge probe on the features of `vit`."""
-        fitted = fit_ridge_head(vit, self.train, self.num_classes, self.precision)
+        fitted = fit_ridge_head(vit, self.train, len(self.classes), self.precision)
         assert fitted is not None
         return head_accuracy(vit, fitted[0], self.val, self.precision)
 

@@ -136,6 +136,7 @@ def train_teacher(
     preprocess = Preprocess.for_native(native, *IMAGENET, size=native)
     fabric = open_fabric(device, "fp32")  # `TeacherStep` has its own autocast
     vit = inspect_vit(model, f"timm/{shape} trained on {spec_text(spec)}", preprocess, source=base).to(fabric.device)
+    vit.classes = list(classes)
     config: dict[str, Any] = {
         "shape": shape,
         "data": spec,

@@ -95,6 +95,7 @@ class ViT:
         preprocess: how images are prepared for it.
         norm: the model's final norm (an identity when it has none).
         num_classes: classes of its head, 0 when it has no classifier.
+        classes: their names in the head's order, where the model keeps them.
         depth_conditioned: whether the model passes different arguments to different blocks (rope-mixed models).
         source: how to open it again; empty for a module of the user's own.
         opened: what `open_vit` was called with, for a teacher that a surrogate has to name.
@@ -113,6 +114,7 @@ class ViT:
     preprocess: Preprocess
     norm: nn.Module
     num_classes: int = 0
+    classes: list[str] | None = None
     depth_conditioned: bool = False
     source: dict[str, Any] = field(default_factory=dict)
     opened: dict[str, Any] = field(default_factory=dict)

@@ -70,6 +70,27 @@ def test_labels_are_of_the_runs_classes_by_name(run: Path, photos: Path, tmp_pat
         evaluate(str(run), data=str(tmp_path / "c"), val=str(photos / "train"), **options)
 
 
+def test_labels_are_of_the_classes_that_a_teacher_keeps(tmp_path: Path) -> None:
+    """As many classes of other names give no accuracy, and one class has its own number."""
+    teacher = tiny_timm("vit_tiny_patch16_224", num_classes=2)
+    teacher.classes = ["a", "b"]
+    save_vit(teacher, tmp_path / "tiny")
+    save_vit(make_surrogate(open_vit(tmp_path / "tiny"), (1, 3)), tmp_path / "surrogate")
+    found = {}
+    for names in ("bc", "b"):
+        data = tmp_path / names
+        write_tree(data, [f"{part}/{c}/{part}{i}.png" for part in ("train", "val") for c in names for i in range(4)])
+        options = dict(device="cpu", bootstrap=5, null_models=False, out=str(tmp_path / "out"))
+        found[names] = evaluate(str(tmp_path / "surrogate"), data=str(data), **options).certificate
+    assert "no accuracy: the head has 2 classes, the data 2 of other names, such as b" in found["bc"].notes
+    assert "teacher_accuracy" not in found["bc"].predictions and "teacher_accuracy" in found["b"].predictions
+    (tmp_path / "names.txt").write_text("c\nb")
+    named = evaluate(
+        str(tmp_path / "surrogate"), data=str(tmp_path / "bc"), classes=str(tmp_path / "names.txt"), **options
+    )
+    assert "teacher_accuracy" in named.certificate.predictions
+
+
 def test_copies_of_training_images_are_told_of_once(run: Path, tmp_path: Path, capsys: Any) -> None:
     """They are in the images of the run, and in the sample of those that null models would be fitted on."""
     photos = tmp_path / "own"

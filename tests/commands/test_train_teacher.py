@@ -12,6 +12,7 @@ from tiny_run import TEACHER as TINY
 from raptor.cli import main
 from raptor.commands.train_teacher import train_teacher
 from raptor.data import ChosenData
+from raptor.open import open_vit
 from raptor.run import read_config
 from raptor.train.teacher import TeacherSummary
 
@@ -49,6 +50,7 @@ def test_joined_images_and_others_to_judge_on(tmp_path: Path) -> None:
     config = read_config(tmp_path / "run")
     assert config["data"] == [one, two] and config["val"] == other and done.teacher.num_classes == 2
     assert ChosenData.of(tmp_path / "run", {}) == ChosenData([one, two], other)
+    assert open_vit(tmp_path / "run").classes == ["a", "b"]
     (tmp_path / "other" / "a").rename(tmp_path / "other" / "c")
     with pytest.raises(ValueError, match=r"other has other classes than .*one .*two: give --val with the same ones"):
         train_teacher(data=[one, two], val=other, out=str(tmp_path / "wrong"), **tiny)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raptor.data.classes import for_head, imagenet_ids, read_classes, renumbered
+from raptor.data.classes import for_head, head_names, imagenet_ids, renumbered
 from raptor.data.images import ImageData
 
 
@@ -17,7 +17,7 @@ def data_of(labels: list[int], classes: list[str]) -> ImageData:
 def test_labels_follow_the_order_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "classes.txt"
     file.write_text("dog\n\nbird\n cat \n")
-    assert read_classes(str(file)) == ["dog", "bird", "cat"]
+    assert head_names(str(file), 3) == ["dog", "bird", "cat"]
     found = for_head(data_of([0, 1, 1], ["cat", "dog"]), 3, str(file))
     assert found.labels == [2, 0, 0] and found.classes == ["dog", "bird", "cat"]
     with pytest.raises(ValueError, match="class fish of x is not in"):
@@ -29,6 +29,15 @@ def test_labels_follow_the_order_of_the_file(tmp_path: Path) -> None:
 def test_classes_without_images_need_no_place() -> None:
     assert renumbered(data_of([1], ["fish", "cat"]), ["dog", "cat"]) is not None
     assert renumbered(data_of([0], ["fish", "cat"]), ["dog", "cat"]) is None
+
+
+def test_names_that_the_model_keeps(tmp_path: Path) -> None:
+    found = for_head(data_of([0, 1, 1], ["cat", "dog"]), 3, names=["dog", "bird", "cat"])
+    assert found.labels == [2, 0, 0] and found.classes == ["dog", "bird", "cat"]
+    strange = data_of([0, 1], ["cat", "fish"])  # they are not of the head, but a probe can learn them
+    assert for_head(strange, 3, names=["dog", "bird", "cat"]) is strange
+    (tmp_path / "classes.txt").write_text("fish\ncat")
+    assert for_head(strange, 2, str(tmp_path / "classes.txt"), names=["dog", "bird"]).labels == [1, 0]
 
 
 def test_wordnet_ids_get_imagenets_numbers() -> None:

@@ -100,7 +100,7 @@ def test_run_folders(tmp_path: Path, file: str, content: bytes) -> None:
         parses_or_refuses(lambda read=read: read(tmp_path))  # type: ignore[misc]
 
 
-KEYS = ["name", "base", "preprocess", "structure", "num_classes", "surrogate", "teacher", "inner_surrogates"]
+KEYS = ["name", "base", "preprocess", "structure", "num_classes", "classes", "surrogate", "teacher", "inner_surrogates"]
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,10 @@ def test_a_models_own_head_takes_part_as_epoch_0() -> None:
     assert still.settings.init_head == "own" and still.seeds[0].epochs == [0, 1, 2]
     assert still.seeds[0].chosen.epoch == 0
     torch.testing.assert_close(still.head[0], torch.cat([own.model.head.weight, torch.zeros(4, 32)], dim=1))
-    # It is of the last layer and of as many classes; and it need not be wanted.
-    elsewhere = [run(own, "classify", [0.1], layer=2), run(_with_head(7), "classify", [0.1])]
+    # It is of the last layer and of the data's classes; and it need not be wanted.
+    of_others = replace(own, classes=list("wxyz"))
+    elsewhere = [run(own, "classify", [0.1], layer=2)]
+    elsewhere += [run(vit, "classify", [0.1]) for vit in (_with_head(7), of_others)]
     for other in (*elsewhere, run(own, "classify", [0.1], init_head="random")):
         assert other.settings.init_head == "random" and other.seeds[0].epochs == [1, 2]
 
