@@ -18,12 +18,18 @@ def figure_swaps(changed: InterventionsFile) -> Any:
     plt = use_style()
     sides = {side: parts.swaps for side, parts in changed.sides().items()}
     turns = [swaps.matrix(swaps.angle["all"].mean) for swaps in sides.values()]
-    kept = [100 * swaps.matrix(swaps.agreement.mean) for swaps in sides.values() if swaps.agreement is not None]
-    panels = [(turns, max(np.nanmax(m) for m in turns), "turn of the last state (rad)", "viridis")]
-    panels += [(kept, 100, "predictions kept (%)", "cividis")] if kept else []
+    kept = [None if s.agreement is None else 100 * s.matrix(s.agreement.mean) for s in sides.values()]
+    panels: list[tuple[Sequence[np.ndarray | None], float, str, str]] = [
+        (turns, max(np.nanmax(m) for m in turns), "turn of the last state (rad)", "viridis")
+    ]
+    if any(matrix is not None for matrix in kept):
+        panels.append((kept, 100, "predictions kept (%)", "cividis"))
     figure, axes = plt.subplots(len(sides), len(panels), figsize=(4.3 * len(panels), 3.7 * len(sides)), squeeze=False)
     for column, (matrices, high, label, colours) in enumerate(panels):
         for ax, (side, swaps), matrix in zip(axes[:, column], sides.items(), matrices):
+            if matrix is None:  # the clean predictions of this side hardly vary
+                ax.set_axis_off()
+                continue
             num = len(matrix)
             image = ax.imshow(matrix, cmap=colours, vmin=0, vmax=high, extent=(0.5, num + 0.5, num + 0.5, 0.5))
             _outline_phases(ax, swaps.phases)
@@ -40,7 +46,7 @@ def figure_repetition(changed: InterventionsFile) -> Any:
     """Turn of the last state and predictions kept, when one phase runs fewer or more times than its length."""
     plt = use_style()
     sides = {side: parts.repetition for side, parts in changed.sides().items()}
-    heads = next(iter(sides.values())).agreement is not None
+    heads = any(found.agreement is not None for found in sides.values())
     figure, axes = plt.subplots(1, 1 + heads, figsize=(4.4 * (1 + heads), 3.4), squeeze=False)
     for side, found in sides.items():
         for j, length in enumerate(found.phases):

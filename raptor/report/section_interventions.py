@@ -55,9 +55,14 @@ def _controls(sides: Iterable[str], measures: Iterable[str], start: str) -> list
     return [Control("model", "Model", models, models[0][0]), *controls] if len(models) > 1 else controls
 
 
+def _agreement(found: Iterable[Swaps | Repetition | Extrapolation]) -> list[str]:
+    """The measure `agreement`, if every side has it: one whose clean predictions hardly vary has none."""
+    return ["agreement"] if all(side.agreement is not None for side in found) else []
+
+
 def _swaps(found: dict[str, Swaps]) -> Chart:
     first = next(iter(found.values()))
-    measures = [f"turn_{group}" for group in first.angle] + (["agreement"] if first.agreement is not None else [])
+    measures = [f"turn_{group}" for group in first.angle] + _agreement(found.values())
     series: list[Series] = [
         {
             "name": side,
@@ -68,6 +73,7 @@ def _swaps(found: dict[str, Swaps]) -> Chart:
         }
         for side, swaps in found.items()
         for m, values in _swap_means(swaps).items()
+        if m in measures
     ]
     compared = first.compare(first.angle["all"].mean)
     return Chart(
@@ -93,7 +99,7 @@ def _swap_means(swaps: Swaps) -> dict[str, np.ndarray]:
 
 def _repetition(found: dict[str, Repetition]) -> Chart:
     first = next(iter(found.values()))
-    measures = [f"turn_{group}" for group in first.angle[0]] + (["agreement"] if first.agreement is not None else [])
+    measures = [f"turn_{group}" for group in first.angle[0]] + _agreement(found.values())
     series: list[Series] = []
     for side, repetition in found.items():
         for j, length in enumerate(repetition.phases):
@@ -130,7 +136,7 @@ def _repetition(found: dict[str, Repetition]) -> Chart:
 
 def _past(found: dict[str, Extrapolation]) -> Chart:
     first = next(iter(found.values()))
-    measures = ["speed", "turn", "norm", *(["agreement"] if first.agreement is not None else [])]
+    measures = ["speed", "turn", "norm", *_agreement(found.values())]
     series: list[Series] = []
     for side, past in found.items():
         means = {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import matplotlib.pyplot as plt
 import numpy as np
+import pytest
 
 from raptor.report.figures_interventions import figure_extrapolation, figure_repetition, figure_swaps
 from raptor.report.results import Results
@@ -29,6 +32,26 @@ def test_repetition_is_drawn_over_the_length_of_the_phase(committed: Results) ->
     np.testing.assert_allclose(line.get_xdata(), np.array(found.counts[0]) / found.phases[0])
     np.testing.assert_array_equal(line.get_ydata(), found.angle[0]["all"].mean)
     plt.close(figure)
+
+
+@pytest.mark.parametrize("without", ["teacher", "surrogate"])
+def test_a_side_without_agreement_leaves_its_place_empty(committed: Results, without: str) -> None:
+    """The predictions of one side may hardly vary where those of the other do."""
+    changed = committed.interventions
+    assert changed is not None
+    parts = changed.sides()[without]
+    swaps, repetition = replace(parts.swaps, agreement=None), replace(parts.repetition, agreement=None)
+    changed = replace(changed, **{without: replace(parts, swaps=swaps, repetition=repetition)})
+    other = next(side for side in changed.sides() if side != without)
+    matrices = {ax.get_title(): ax.get_images()[0].get_array() for ax in figure_swaps(changed).axes if ax.get_title()}
+    kept = changed.sides()[other].swaps
+    assert list(matrices) == ["teacher: two blocks swapped", "surrogate: two blocks swapped"]
+    assert kept.agreement is not None
+    shown = np.ma.filled(matrices[f"{other}: two blocks swapped"], np.nan)
+    np.testing.assert_array_equal(shown, 100 * kept.matrix(kept.agreement.mean))
+    lines = figure_repetition(changed).axes[1].get_lines()
+    assert len(lines) == 1 + len(changed.sides()[other].repetition.phases)
+    plt.close("all")
 
 
 def test_extrapolation_starts_at_the_last_layer(committed: Results) -> None:

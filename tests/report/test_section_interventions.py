@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from raptor.report.results import Results
 from raptor.report.section_interventions import interventions
@@ -30,6 +33,20 @@ def test_swaps_repetition_and_extrapolation_are_the_saved_ones(committed: Result
     assert speed["x"] == past.layers and speed["y"][0] is None
     np.testing.assert_array_equal(speed["y"][1:], past.speed["all"].mean)
     assert all(line.split(":")[0] in section.html for line in committed.interventions.findings)
+
+
+@pytest.mark.parametrize("without", ["teacher", "surrogate"])
+def test_agreement_is_offered_where_both_sides_have_it(committed: Results, without: str) -> None:
+    changed = committed.interventions
+    assert changed is not None
+    parts = changed.sides()[without]
+    swaps, repetition = replace(parts.swaps, agreement=None), replace(parts.repetition, agreement=None)
+    changed = replace(changed, **{without: replace(parts, swaps=swaps, repetition=repetition)})
+    section = interventions(Results(committed.folder, interventions=changed))
+    for chart in section.charts[:2]:
+        offered = {value for control in chart.controls if control.name == "measure" for value, _ in control.options}
+        assert "turn_all" in offered and "agreement" not in offered
+        assert {series["when"]["measure"][0] for series in chart.series} == offered
 
 
 def test_without_interventions_there_is_a_hint(committed: Results) -> None:
