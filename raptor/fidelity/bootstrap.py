@@ -1,5 +1,7 @@
 """Bootstrap intervals over images: resample the images, measure again, take percentiles.
 
+A single image has no interval: all its resamples are the same, which says nothing about other images.
+
 Not `scipy.stats.bootstrap`: that draws anew for each column and holds all resampled rows. Here one set of draws serves
 thousands of columns (layers x groups x metrics) as a product with counts, and quantiles need only the resampled ranks.
 """
@@ -17,10 +19,15 @@ CHUNK = 100  # resamples made at once
 
 
 def resampled_means(values_nm: Array, num_resamples: int, seed: int = 0) -> Array:
-    """Means of M values over N images drawn with replacement, (R, M). Every column sees the same resamples."""
+    """Means of M values over N images drawn with replacement, (R, M); NaN of a single image.
+
+    Every column sees the same resamples.
+    """
     rng = np.random.default_rng(seed)
     num_images = len(values_nm)
-    means = np.empty((num_resamples, values_nm.shape[1]))
+    means = np.full((num_resamples, values_nm.shape[1]), np.nan)
+    if num_images == 1:
+        return means
     for start in range(0, num_resamples, CHUNK):
         rows = min(CHUNK, num_resamples - start)
         drawn = rng.integers(num_images, size=(rows, num_images)) + num_images * np.arange(rows)[:, None]
@@ -58,7 +65,7 @@ def quantile_intervals(
     num_images = len(values)
     ordered = np.sort(values, axis=0)
     places = np.array([max(0, int(np.ceil(q * num_images)) - 1) for q in quantiles])
-    if num_resamples == 0:
+    if num_resamples == 0 or num_images == 1:
         return ordered[places], np.full((len(places), 2, *values.shape[1:]), np.nan)
     rng = np.random.default_rng(seed)
     ranks = np.empty((num_resamples, len(places)), dtype=np.int64)

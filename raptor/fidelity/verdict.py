@@ -94,8 +94,9 @@ class GroupVerdict(Record):
     """A token group: R2 at the last layer and at the lowest one, and the null models it is compared with.
 
     `better`, `worse` and `alike` hold the names of null models by their error at the last layer, on the same images;
-    a difference counts where its 95 % interval leaves out 0. `layers_better` counts the layers with a smaller error
-    than each, `layers_ahead` those with a smaller error than all of them.
+    a difference counts where its 95 % interval leaves out 0, and all three are empty for a single image.
+    `layers_better` counts the layers with a smaller error than each, `layers_ahead` those with a smaller error than
+    all of them.
     """
 
     r2_last: Estimate
@@ -167,11 +168,13 @@ def judge(
         found = GroupVerdict(last, lowest, worst + 1)
         for name, null in nulls.items():
             low, high = advantage[name][:, g]
-            side = found.better if low > 0 else (found.worse if high < 0 else found.alike)
-            side.append(name)
+            if not np.isnan(low):
+                side = found.better if low > 0 else (found.worse if high < 0 else found.alike)
+                side.append(name)
             found.layers_better[name] = int(np.sum(r2 > null.r2[group]))
         below = last.value is None or (last.value if last.lower is None else last.lower) <= 0
-        found.no_better_than_mean = ("mean" not in found.better) if "mean" in nulls else below
+        compared = {*found.better, *found.worse, *found.alike}
+        found.no_better_than_mean = ("mean" not in found.better) if "mean" in compared else below
         if nulls:
             found.layers_ahead = int(np.sum(r2 > np.max([null.r2[group] for null in nulls.values()], axis=0)))
         groups[group] = found
@@ -187,13 +190,14 @@ def _estimate(r2: Array, ends: Array | None, layer: int, g: int) -> Estimate:
 def _advantages(curves: Curves, nulls: Mapping[str, Curves], bootstrap: int, seed: int) -> dict[str, Array]:
     """Null -> interval (2, G) of its squared error less the surrogate's at the last layer, on the same images.
 
-    Where the values of the images are not there, both ends are the difference of the R2.
+    Where the values of the images are not there, both ends are the difference of the R2. NaN of a single image.
     """
-    plain = {name: [curves.r2[g][-1] - null.r2[g][-1] for g in curves.groups] for name, null in nulls.items()}
+    with np.errstate(invalid="ignore"):  # both are -inf where all images have the same state
+        plain = {name: [curves.r2[g][-1] - null.r2[g][-1] for g in curves.groups] for name, null in nulls.items()}
     found = {name: np.array([difference, difference]) for name, difference in plain.items()}
     ours_nlg = curves.image_error
     paired = [name for name, null in nulls.items() if null.image_error.shape == ours_nlg.shape]
-    if not bootstrap or len(ours_nlg) < 2 or not paired:
+    if not bootstrap or len(ours_nlg) == 0 or not paired:
         return found
     gain_nm = np.concatenate([nulls[name].image_error[:, -1] ** 2 - ours_nlg[:, -1] ** 2 for name in paired], axis=1)
     ends_2m = interval(resampled_means(gain_nm, bootstrap, seed))

@@ -24,3 +24,12 @@ def test_quantile_intervals_are_the_bootstraps() -> None:
     drawn = values[rng.integers(301, size=(4000, 301))]
     brute = np.quantile(np.quantile(drawn, (0.25, 0.5), axis=1, method="inverted_cdf"), (0.025, 0.975), axis=1)
     np.testing.assert_allclose(ends, brute.swapaxes(0, 1), atol=0.03)
+
+
+def test_a_single_image_has_no_interval() -> None:
+    """Its resamples are all the same: an interval of width 0 would say that other images are like it."""
+    one = np.array([[3.0, 4.0]])
+    assert np.isnan(statistic_interval([one], lambda v: v, 50)).all()
+    quantiles, ends = quantile_intervals(one, (0.25, 0.5), 50)
+    np.testing.assert_array_equal(quantiles, [[3, 4], [3, 4]])
+    assert np.isnan(ends).all()

@@ -51,6 +51,15 @@ def test_a_perfect_surrogate_beats_every_null_model() -> None:
     assert judge(found.curves, {}).groups["all"].no_better_than_mean is False
 
 
+@pytest.mark.filterwarnings("error")
+def test_one_image_decides_nothing() -> None:
+    found = certify(tiny_vit(), tiny_vit(), image_batches(0, sizes=(1,)), bootstrap=200)
+    for group in found.judged.groups.values():
+        assert not group.better and not group.worse and not group.alike and group.r2_last.lower is None
+    assert not found.judged.groups["patches"].no_better_than_mean
+    assert Certificate.from_dict(found.to_dict()).judged.lines() == found.judged.lines()
+
+
 def test_the_r2_axis_is_clipped_with_a_note() -> None:
     found = certify(tiny_vit(), tiny_vit(), image_batches(0), bootstrap=0)
     found.curves.r2["cls"][0] = -470.0
