@@ -27,6 +27,9 @@ def for_head(
         return data
     if file is not None:
         named = head_names(file, num_classes)
+        twice = next((name for name in _present(data) if named.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"class {twice} of {data.name} stands twice in {file}: give each class a name of its own")
         found = renumbered(data, named)
         if found is None:
             strange = next(name for name in _present(data) if name not in named)

@@ -54,6 +54,8 @@ class _Candidate:
         """The first condition the list fails, or None."""
         if not self.calls:
             return f"`{self.path}` is not called by the forward pass"
+        if len(set(map(id, self.blocks))) < len(self.blocks):
+            return f"`{self.path}` holds one module at several places (put a copy.deepcopy at each, with equal weights)"
         if [id(c.module) for c in self.calls] != [id(b) for b in self.blocks]:
             return f"the modules of `{self.path}` are not called once each, in order"
         shapes = [tuple(first_tensor(c.output).shape) for c in self.calls if isinstance(first_tensor(c.output), Tensor)]
@@ -158,6 +160,8 @@ def _candidates(model: nn.Module, path: str | None) -> list[_Candidate]:
             raise ValueError(f"the model has no `{path}`: blocks= takes the dotted path of its block list") from None
         if not isinstance(module, nn.ModuleList | nn.Sequential):
             raise ValueError(f"`{path}` is a {type(module).__name__}, not a list of blocks")
+        if len(module) < 2:
+            raise ValueError(f"`{path}` has {len(module)} blocks: a study of depth needs two or more")
         return [_Candidate(path, list(module))]
     found = []
     for name, module in model.named_modules():

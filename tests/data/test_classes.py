@@ -26,6 +26,15 @@ def test_labels_follow_the_order_of_the_file(tmp_path: Path) -> None:
         for_head(data_of([0], ["cat"]), 4, str(file))
 
 
+def test_a_name_that_stands_twice_is_refused_where_images_have_it(tmp_path: Path) -> None:
+    """As in ImageNet's lists of words: `crane` is a bird and a machine."""
+    file = tmp_path / "classes.txt"
+    file.write_text("crane\ndog\ncrane\n")
+    assert for_head(data_of([0], ["dog"]), 3, str(file)).labels == [1]
+    with pytest.raises(ValueError, match="class crane of x stands twice in"):
+        for_head(data_of([0, 1], ["crane", "dog"]), 3, str(file))
+
+
 def test_classes_without_images_need_no_place() -> None:
     assert renumbered(data_of([1], ["fish", "cat"]), ["dog", "cat"]) is not None
     assert renumbered(data_of([0], ["fish", "cat"]), ["dog", "cat"]) is None

@@ -271,12 +271,14 @@ class Told(Block):
 
 
 class Running(Unheard):
-    """Calls its blocks in one of three ways, with four blocks of any kind."""
+    """Calls its blocks in one of four ways, with four blocks of any kind."""
 
     def __init__(self, kind: type[Block], how: str = "plain") -> None:
         super().__init__()
         self.trunk.stack = nn.ModuleList(kind(24) for _ in range(4))
         self.how = how
+        if how == "tied":
+            self.trunk.stack = nn.ModuleList([kind(24)] * 4)
 
     def forward(self, images: Tensor) -> Tensor:
         OfTheFirst.values.clear()
@@ -294,6 +296,7 @@ class Running(Unheard):
         (Running(InPlace), r"block 1 of `trunk\.stack` writes into its input"),
         (Running(Block, "between"), "block 2 of `trunk.stack` does not start from block 1's output"),
         (Running(Told, "told"), "block 4 of `trunk.stack` takes more from other blocks than the state"),
+        (Running(Block, "tied"), "`trunk.stack` holds one module at several places .*deepcopy"),
         (Running(OfTheFirst), "block 4 of `trunk.stack` takes more from other blocks than the state"),
     ],
 )
@@ -322,10 +325,13 @@ def test_a_module_in_half_precision_is_opened_in_fp32_and_left_as_it_is(half: to
     [
         (dict(blocks="trunk.nope"), "has no `trunk.nope`"),
         (dict(blocks="last"), "not a list of blocks"),
+        (dict(blocks="single"), "`single` has 1 blocks: a study of depth needs two or more"),
         (dict(cls=2), "do not fit"),
         (dict(cls=1, registers=99), "do not fit"),
     ],
 )
 def test_wrong_structure_options(options: dict, message: str) -> None:
+    model = Unheard()
+    model.single = nn.ModuleList([Block(24)])
     with pytest.raises(ValueError, match=message):
-        open_vit(Unheard(), preprocess=Preprocess(size=32, resize=32), **options)
+        open_vit(model, preprocess=Preprocess(size=32, resize=32), **options)
