@@ -46,8 +46,8 @@ def open_data(
         spec: a folder (`train/<class>/x.jpg`, `<class>/x.jpg` or flat), `scenes`, `cifar10[:PATH]`, `cifar100[:PATH]`,
             `imagenet:PATH` (also with a flat validation folder and the devkit's list), `hf/NAME[:SPLIT]`,
             `wds/PATTERN` (tar shards, `wds/shard-{0000..0009}.tar`), or zip archives of a folder (several joined by
-            commas, or a glob). Several specs are joined, with labels where all have the same classes; nyuv2:PATH and
-            ade20k:PATH give their images.
+            commas, or a glob). Several specs are joined, with labels where all have the same classes; one that is given
+            twice is drawn twice as often and opened once. nyuv2:PATH and ade20k:PATH give their images.
         split: `train`, `val` (the data's own validation split, else 5 % by a hash of the file name) or `all`.
         limit: at most this many images: a fixed sample spread over the data.
         size: the side at which scenes are drawn; other data keep their own.
@@ -57,7 +57,8 @@ def open_data(
     """
     if not isinstance(spec, str) and len(spec) != 1:
         options: dict[str, Any] = dict(size=size, root=root, download=download)
-        joined = JoinedImages([open_data(one, split, **options) for one in spec])
+        opened = {one: open_data(one, split, **options) for one in dict.fromkeys(spec)}
+        joined = JoinedImages([opened[one] for one in spec])
         chosen = joined if limit is None else joined.select(joined.sample(limit))
         chosen.skip_bad = skip_bad
         return chosen

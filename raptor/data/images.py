@@ -14,6 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple, Self
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -243,6 +244,24 @@ class ImageData(Items):
         """Whether a cache on `device` would give batches faster than the data does."""
         return True
 
+    def originals(self, positions: Tensor) -> Tensor:
+        """For each of `positions` (N,) of the reader's own order, the first position that holds the same image."""
+        return positions
+
+    def distinct(self) -> tuple[Tensor, Tensor]:
+        """Indices (M,) of the images without repetitions, and for each image its place among them, (N,).
+
+        With `skip_bad` every image is its own, because what replaces a bad one depends on its neighbours.
+        """
+        if self.skip_bad:
+            return torch.arange(len(self)), torch.arange(len(self))
+        same = self.originals(self.positions).numpy()
+        _, first, which = np.unique(same, return_index=True, return_inverse=True)
+        order = np.argsort(first)  # as they come in the data
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        return torch.from_numpy(first[order]), torch.from_numpy(place[which])
+
     def batch(self, indices: Sequence[int] | Tensor, preprocess: Preprocess, device: str | torch.device) -> Tensor:
         """Images `indices` as uint8 (B, 3, resize, resize) on `device`."""
         chunk = indices.tolist() if isinstance(indices, Tensor) else list(indices)
@@ -392,6 +411,13 @@ class JoinedImages(ImageData):
         self.sets = list(sets)
         self.ends = list(accumulate(map(len, sets)))
 
+    def originals(self, positions: Tensor) -> Tensor:
+        """A set that was joined several times is one object, so its images are those of its first place."""
+        starts = [end - len(data) for data, end in zip(self.sets, self.ends)]
+        first = {id(data): start for data, start in reversed(list(zip(self.sets, starts)))}
+        both = [(first[id(data)], *data.distinct()) for data in self.sets]
+        return torch.cat([start + rows[where] for start, rows, where in both])[positions]
+
     def _place(self, position: int) -> tuple[ImageData, int]:
         """The set that holds an image, and where the image stands in that set's own order."""
         number = bisect_right(self.ends, position)
@@ -416,7 +442,10 @@ class JoinedImages(ImageData):
 
 
 class InMemory(WholeBatches):
-    """The images of `data`, decoded once for `preprocess` and kept as uint8 on `device`: for many runs over them."""
+    """The images of `data`, decoded once for `preprocess` and kept as uint8 on `device`: for many runs over them.
+
+    An image that the data holds several times is kept once: `where` (N,) says which row of `images` is each image's.
+    """
 
     def __init__(
         self,
@@ -430,10 +459,15 @@ class InMemory(WholeBatches):
             raise ValueError("images that may be skipped cannot be kept in memory: remove the bad ones first")
         super().__init__(data.name, list(data.names), data.labels, data.classes, data.parts, data.keys)
         self.specs = list(data.specs)
-        self.images = load_uint8(data, preprocess, num_workers, progress=progress).to(device)
+        self.rows, self.where = data.distinct()
+        rows, host = self.rows.tolist(), torch.device("cpu")
+        self.images = fill_uint8(data, preprocess, rows, host, num_workers, progress, replace=False)[0].to(device)
+
+    def originals(self, positions: Tensor) -> Tensor:
+        return self.rows[self.where[positions]]
 
     def take(self, positions: Tensor, device: torch.device) -> Tensor:
-        chosen = self.images.index_select(0, to_device(positions, self.images.device))
+        chosen = self.images.index_select(0, to_device(self.where[positions], self.images.device))
         return to_device(chosen, device)
 
     def worth_caching(self, device: torch.device) -> bool:

@@ -211,9 +211,9 @@ class TrainStream:
         sizes: image sizes; each step draws one from (seed, stage, step), the same on every rank. None keeps that of
             `preprocess`. Images are decoded at the largest.
         even: every rank must have as many rows as any other, as where gradients are averaged.
-        cache: `memory` keeps all images decoded as uint8, on the device if they take at most 30 % of what is free
-            there; `none` decodes each time with `num_workers` reading ahead; `auto` keeps them when they take at most
-            30 % of what is free on the device or the host.
+        cache: `memory` keeps all images decoded as uint8, each once, on the device if they take at most 30 % of what is
+            free there; `none` decodes each time with `num_workers` reading ahead; `auto` keeps them when they take at
+            most 30 % of what is free on the device or the host.
         ranks: connected processes. Those of one machine decode a part each into memory that they share.
     """
 
@@ -255,6 +255,7 @@ class TrainStream:
         self._reader: tuple[str, int, Iterator[Pixels]] | None = None
         self._label_table = None if data.labels is None else torch.tensor(data.labels).to(self.device)
         self.images: Tensor | None = None
+        self._rows, self._where = data.distinct()
         copies = world_size if ranks.size == 1 else 1
         if cache == "memory" or (cache == "auto" and all(ranks.gather(self._pays_to_cache(copies)))):
             self.images = self._keep_images(ranks, progress, required=cache == "memory")
@@ -275,19 +276,19 @@ class TrainStream:
         return None
 
     def _fill_cache(self, progress: Progress | None) -> Tensor:
-        """All images uint8 (N, 3, resize, resize), on the device if they fit there, else on the host."""
+        """All distinct images uint8 (M, 3, resize, resize), on the device if they fit there, else on the host."""
         store = self.device if self._fits_device() else torch.device("cpu")
-        return self._decode(list(range(len(self.data))), store, progress)
+        return self._decode(self._rows.tolist(), store, progress)
 
     def _fill_together(self, ranks: Ranks, progress: Progress | None) -> Tensor | None:
         """The same in memory that the ranks of a machine share, each decoding its part; None where there is no room."""
         shared = share_bytes(ranks, self._num_bytes())
         if shared is None:
             return None
-        images = shared.values.view(len(self.data), 3, self.preprocess.resize, self.preprocess.resize)
+        images = shared.values.view(len(self._rows), 3, self.preprocess.resize, self.preprocess.resize)
         own, error = slice(shared.place, None, shared.size), None
         try:
-            self._decode(list(range(len(self.data)))[own], torch.device("cpu"), progress, into=images[own])
+            self._decode(self._rows[own].tolist(), torch.device("cpu"), progress, into=images[own])
         except BadImage as caught:
             error = str(caught)
         found = [other for other in ranks.gather(error) if other is not None]
@@ -317,7 +318,7 @@ class TrainStream:
         return images
 
     def _num_bytes(self) -> int:
-        return 3 * self.preprocess.resize**2 * len(self.data)
+        return 3 * self.preprocess.resize**2 * len(self._rows)
 
     def _fits_device(self) -> bool:
         return self._num_bytes() <= CACHE_SHARE * free_bytes(self.device)
@@ -384,7 +385,7 @@ class TrainStream:
         """uint8 (B_read, 3, resize, resize) on the device."""
         if self.images is None:
             return self._read(step, stage)
-        own = to_device(self.read_indices(step, stage), self.images.device)
+        own = to_device(self._where[self.read_indices(step, stage)], self.images.device)
         return to_device(self.images.index_select(0, own), self.device)
 
     def _read(self, step: int, stage: str) -> Tensor:

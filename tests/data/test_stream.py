@@ -16,6 +16,7 @@ from torchvision.transforms.v2 import functional as F
 
 from raptor.data import BadImage, ImageData, InMemory, Preprocess, TrainStream, iterate, load_uint8, open_data
 from raptor.data import stream as stream_module
+from raptor.data.images import JoinedImages
 from raptor.data.stream import draw_crops, random_resized_crop, stable_seed
 from raptor.devices import Ranks
 
@@ -255,6 +256,49 @@ def test_crop_that_cannot_fit_is_the_whole_image() -> None:
     assert crops.tolist() == [[0, 0, 64, 64, 0]] * 5
 
 
+def _repeated(tmp_path: Path) -> list[str]:
+    """Two folders with other images of the same names; the second is given three times."""
+    for name, start in (("a", 0), ("b", 50)):
+        for i in range(7):
+            path = tmp_path / name / "xy"[i % 2] / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            picture(20, 20, start + i).save(path)
+    return [str(tmp_path / name) for name in "abbb"]
+
+
+@pytest.mark.parametrize("limit", [None, 19])
+def test_images_given_several_times_are_kept_once(tmp_path: Path, limit: int | None) -> None:
+    """The batches are those of sets that were opened one by one, which nobody knows to be the same."""
+    specs = _repeated(tmp_path)
+    each = JoinedImages([open_data(spec, "all") for spec in specs])
+    apart = each if limit is None else each.select(each.sample(limit))
+    data = open_data(specs, "all", limit=limit)
+    num = len(set(data.names))
+    assert data.names == apart.names and num <= 14
+    held = InMemory(data, PREPROCESS)
+    streams = [TrainStream(d, PREPROCESS, 6, seed=3, augment="crop", cache="memory") for d in (data, held)]
+    old = TrainStream(apart, PREPROCESS, 6, seed=3, augment="crop", cache="memory")
+    assert old.images is not None and len(old.images) == len(data) > num
+    for kept in (held.images, *(stream.images for stream in streams)):
+        assert kept is not None and len(kept) == num
+    for step in range(5):  # of two epochs and more
+        assert all(torch.equal(stream.batch(step), old.batch(step)) for stream in streams)
+        assert all(torch.equal(stream.labels(step), old.labels(step)) for stream in streams)
+    wanted = torch.tensor([len(data) - 1, 3, 0, 9])
+    assert torch.equal(held.batch(wanted, PREPROCESS, "cpu"), apart.batch(wanted, PREPROCESS, "cpu"))
+
+
+def test_what_replaces_a_bad_image_is_the_same_for_images_given_several_times(tmp_path: Path) -> None:
+    specs = _repeated(tmp_path)
+    (tmp_path / "b" / "y" / "5.png").write_bytes(b"broken")
+    each = JoinedImages([open_data(spec, "all") for spec in specs])
+    each.skip_bad = True
+    old, new = (
+        TrainStream(data, PREPROCESS, 28, cache="memory") for data in (each, open_data(specs, "all", skip_bad=True))
+    )
+    assert torch.equal(new.batch(0), old.batch(0)) and new.data.bad
+
+
 class Counted(Numbered):
     """Counts the images that this process decodes; the one at `broken` cannot be read."""
 
@@ -267,14 +311,15 @@ class Counted(Numbered):
         return super().read(position)
 
 
-def _share(rank: int, folder: Path, bad: int | None) -> None:
+def _share(rank: int, folder: Path, bad: int | None, times: int) -> None:
     """What one of two connected processes does: fill the cache together and write its batches down."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     data = Counted(11)
     data.broken = bad
+    joined = JoinedImages([data] * times)
     options = dict(rank=rank, world_size=2, cache="memory", num_workers=0, ranks=Ranks(rank, 2))
     try:
-        stream = TrainStream(data, Preprocess(size=4, resize=4), 4, **options)
+        stream = TrainStream(joined, Preprocess(size=4, resize=4), 4, **options)
         batches = torch.stack([stream.batch(step) for step in range(4)])
         torch.save((data.num_read, batches), folder / f"rank{rank}")
     except BadImage as error:
@@ -283,13 +328,13 @@ def _share(rank: int, folder: Path, bad: int | None) -> None:
 
 def test_connected_processes_without_shared_memory_decode_everything_each(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("raptor.devices._SHARED_MEMORY", tmp_path / "nowhere")
-    test_connected_processes_decode_a_part_each(tmp_path, None, counts=(11, 11))
+    test_connected_processes_decode_a_part_each(tmp_path, None, 1, counts=(11, 11))
 
 
-@pytest.mark.parametrize("bad", [None, 4])
-def test_connected_processes_decode_a_part_each(tmp_path: Path, bad: int | None, counts=(6, 5)) -> None:
+@pytest.mark.parametrize(("bad", "times"), [(None, 1), (4, 1), (None, 2)])
+def test_connected_processes_decode_a_part_each(tmp_path: Path, bad: int | None, times: int, counts=(6, 5)) -> None:
     context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=_share, args=(rank, tmp_path, bad)) for rank in (0, 1)]
+    ranks = [context.Process(target=_share, args=(rank, tmp_path, bad, times)) for rank in (0, 1)]
     for rank in ranks:
         rank.start()
     for rank in ranks:
@@ -301,5 +346,5 @@ def test_connected_processes_decode_a_part_each(tmp_path: Path, bad: int | None,
         return
     found, batches = zip(*(torch.load(tmp_path / f"rank{rank}") for rank in (0, 1)))
     assert found == counts
-    one = TrainStream(Numbered(11), Preprocess(size=4, resize=4), 4)
+    one = TrainStream(JoinedImages([Numbered(11) for _ in range(times)]), Preprocess(size=4, resize=4), 4)
     assert torch.equal(torch.cat(batches, dim=1), torch.stack([one.batch(step) for step in range(4)]))
