@@ -474,6 +474,29 @@ class InMemory(WholeBatches):
         return device.type not in ("cpu", self.images.device.type)
 
 
+class JoinedInMemory(JoinedImages, WholeBatches):
+    """Sets in memory one after the other; each stays where it is, so nothing is decoded or copied."""
+
+    def __init__(self, sets: Sequence[InMemory]) -> None:
+        super().__init__(sets)
+        self.kept = list(sets)
+
+    def take(self, positions: Tensor, device: torch.device) -> Tensor:
+        images: Tensor | None = None
+        owner = torch.bucketize(positions, torch.tensor(self.ends), right=True)
+        for number, (data, end) in enumerate(zip(self.kept, self.ends)):
+            rows = (owner == number).nonzero()[:, 0]
+            if len(rows):
+                part = data.take(data.positions[positions[rows] - (end - len(data))], device)
+                images = part.new_empty(len(positions), *part.shape[1:]) if images is None else images
+                images[to_device(rows, device)] = part
+        assert images is not None
+        return images
+
+    def worth_caching(self, device: torch.device) -> bool:
+        return any(data.worth_caching(device) for data in self.kept)
+
+
 def choose_workers(num_images: int) -> int:
     """How many processes decode ahead: none for few images, else this process's share of the cores less its own."""
     if num_images < _FEW_IMAGES:

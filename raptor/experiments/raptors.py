@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 from raptor.data import ChosenData, ImageData, InMemory, Preprocess, iterate
+from raptor.data.images import JoinedInMemory
 from raptor.devices import pick_precision
 from raptor.experiments.cells import Sweep
 from raptor.experiments.records import GroupCurves, NullCurves, RaptorScores, StochasticDepth
@@ -127,12 +128,16 @@ def images_to_distil(
     more = options.get("more_data")
     if not more:
         return pair
+    train, held_out = pair
+    limit, rest = options.get("limit"), (machine.device, machine.num_workers)
+    if isinstance(train, InMemory) and limit is None:
+        further = _load_more(tuple(more), preprocess, None, *rest, keep=True)
+        assert isinstance(further, InMemory)
+        return JoinedInMemory([train, further]).without_labels(), held_out, train
     data = options["data"]
     specs = ((data,) if isinstance(data, str) else tuple(data)) + tuple(more)
-    keep = options.get("in_memory", True) and not is_planning()
-    joined = _load_more(specs, preprocess, options.get("limit"), machine.device, machine.num_workers, keep)
-    train, held_out = pair
-    return joined, held_out, train
+    keep = isinstance(train, InMemory)
+    return _load_more(specs, preprocess, limit, *rest, keep=keep), held_out, train
 
 
 def open_teacher(options: dict[str, Any], machine: Machine) -> tuple[ViT, Pair]:

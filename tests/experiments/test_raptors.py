@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
+from tiny_images import write_tree
 
-from raptor.data import Preprocess
-from raptor.experiments.raptors import Machine, best_teacher, load_pair
+from raptor.data import ChosenData, InMemory, Preprocess, TrainStream
+from raptor.data.images import JoinedInMemory
+from raptor.experiments.raptors import Machine, best_teacher, images_to_distil, load_pair
 from raptor.experiments.records import RaptorScores, StochasticDepth
 from raptor.run import RunError
 
@@ -36,6 +39,28 @@ def test_images_of_a_cell_may_be_joined_and_judged_elsewhere(tmp_path: Path) -> 
     assert len(train) == 4 and train.labels == [0, 1, 0, 1]
     assert [Path(name).stem for name in held_out.names] == ["6", "5"] and held_out.labels == [0, 1]
     assert load_pair({**options, "data": list(parts)}, Preprocess(size=16, resize=16), machine)[0] is train  # kept
+
+
+@pytest.mark.parametrize("limit", [None, 6])
+def test_more_images_stand_beside_those_in_memory(tmp_path: Path, limit: int | None) -> None:
+    """The batches are those of all sets decoded anew."""
+    names = [f"one/train/{label}/{i}.png" for label in "ab" for i in range(3)] + ["one/val/a/9.png"]
+    write_tree(tmp_path, names + [f"more/m{i}.png" for i in range(5)])
+    one, more = str(tmp_path / "one"), str(tmp_path / "more")
+    options = {"data": one, "more_data": [more, more], "limit": limit}
+    preprocess, machine = Preprocess(size=6, resize=8), Machine(tmp_path, "cpu")
+    pair = load_pair(options, preprocess, machine)
+    images, held_out, labelled = images_to_distil(pair, options, preprocess, machine)
+    old = InMemory(ChosenData([one, more, more]).training(limit), preprocess)
+    assert (images.keys, images.specs, images.name, images.labels) == (old.keys, old.specs, old.name, None)
+    assert (held_out, labelled) == (pair[1], pair[0]) and images.fingerprint() == old.fingerprint()
+    streams = [TrainStream(data, preprocess, 4, augment="crop") for data in (images, old)]
+    for step in range(7):
+        assert torch.equal(*(stream.batch(step) for stream in streams))
+    few = images.select([1, len(images) - 1, 0])
+    assert torch.equal(few.batch([2, 1], preprocess, "cpu"), old.batch([0, len(old) - 1], preprocess, "cpu"))
+    if limit is None:
+        assert isinstance(images, JoinedInMemory) and images.kept[0] is pair[0] and len(images.kept[1].images) == 4
 
 
 class Planned(Exception):
