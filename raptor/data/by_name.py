@@ -16,6 +16,8 @@ from raptor.data.images import ImageData, JoinedImages
 from raptor.data.split import Split, choose_sample, choose_split
 
 Spec = TypeVar("Spec")
+NAMED = ("scenes", "cifar10", "cifar100")
+"""Data that is no path."""
 DENSE_KINDS = ("scenes", "ade20k", "nyuv2")
 _ACCEPTED = "a folder, a .zip, scenes, cifar10[:PATH], cifar100[:PATH], imagenet:PATH, hf/NAME[:SPLIT] or wds/PATTERN"
 
@@ -119,7 +121,7 @@ def _below(root: str | None, path: str) -> str:
 
 
 def _did_you_mean(spec: str, folder: Path) -> str:
-    named = {name: name for name in ("scenes", "cifar10", "cifar100")}
+    named = {name: name for name in NAMED}
     if folder.parent.is_dir():
         named |= {str(path): str(path) for path in sorted(folder.parent.iterdir())[:1000]}
     for prefix in ("hf", "wds"):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raptor.data.by_name import open_data, spec_text
+from raptor.data.by_name import NAMED, open_data, spec_text
 from raptor.data.classes import for_head, renumbered
 from raptor.data.images import NUM_SIZES, ImageData
 from raptor.data.split import is_train, own_validation
@@ -188,6 +188,6 @@ def remembered(model: Any) -> dict[str, Any]:
 
 def _check_there(spec: Any, folder: Path) -> None:
     for path in [spec] if isinstance(spec, str) else spec or []:
-        is_path = "/" in path and ":" not in path and not path.startswith(("hf/", "wds/")) and "," not in path
+        is_path = path not in NAMED and ":" not in path and not path.startswith(("hf/", "wds/")) and "," not in path
         if is_path and not any(letter in path for letter in "*{[") and not Path(path).expanduser().exists():
             raise RunError(f"{path}, the data of {folder}, is not there: give its new place with --data")

@@ -164,3 +164,8 @@ def test_the_data_of_a_run_is_the_default(tmp_path: Path) -> None:
     photos.rename(tmp_path / "moved")
     with pytest.raises(RunError, match=r"photos, the data of .*run, is not there: give its new place with --data"):
         ChosenData.of(run, {})
+    (run / "config.yaml").write_text("data: photos\n")  # distilled in the folder that holds it
+    with pytest.raises(RunError, match=r"photos, the data of .*run, is not there"):
+        ChosenData.of(run, {})
+    (run / "config.yaml").write_text("data: [scenes, cifar10, 'cifar100:x', hf/x, 'a.zip,b.zip', 'x-*.zip']\n")
+    assert len(ChosenData.of(run, {}).data) == 6
