@@ -58,6 +58,8 @@ class _Candidate:
             return f"`{self.path}` holds one module at several places (put a copy.deepcopy at each, with equal weights)"
         if [id(c.module) for c in self.calls] != [id(b) for b in self.blocks]:
             return f"the modules of `{self.path}` are not called once each, in order"
+        if self.calls[0].inputs is None:
+            return f"the modules of `{self.path}` are not given the state as their first argument"
         shapes = [tuple(first_tensor(c.output).shape) for c in self.calls if isinstance(first_tensor(c.output), Tensor)]
         if len(shapes) != len(self.calls) or not isinstance(self.calls[0].inputs, Tensor):
             return f"the modules of `{self.path}` do not map tensors to tensors"
@@ -119,6 +121,11 @@ def inspect_vit(
     for other in candidates:
         if _continues_depth(other, chosen):
             raise NotAViT(f"{name}: the depth of `{chosen.path}` continues in another list, `{other.path}`")
+        if other in sound.values() and chosen.path in other.within and _is_group(other):
+            raise NotAViT(
+                f"{name}: `{chosen.path}` holds groups of blocks, such as `{other.path}`: put all into one list, "
+                f"or take the groups as they are with blocks='{chosen.path}'"
+            )
     larger = itertools.takewhile(lambda pair: pair[0] is not chosen, zip(candidates, faults))
     for other, fault in larger:
         if other.calls and not _nested(other, chosen):
@@ -160,6 +167,9 @@ def _candidates(model: nn.Module, path: str | None) -> list[_Candidate]:
             raise ValueError(f"the model has no `{path}`: blocks= takes the dotted path of its block list") from None
         if not isinstance(module, nn.ModuleList | nn.Sequential):
             raise ValueError(f"`{path}` is a {type(module).__name__}, not a list of blocks")
+        plain = next((type(part).__name__ for part in module if _is_plain_layer(part)), None)
+        if plain is not None:
+            raise ValueError(f"`{path}` holds a {plain} beside its blocks: move it out of the list")
         if len(module) < 2:
             raise ValueError(f"`{path}` has {len(module)} blocks: a study of depth needs two or more")
         return [_Candidate(path, list(module))]
@@ -217,7 +227,7 @@ def _probe_forward(
             handles.append(module.register_forward_hook(watch(others), with_kwargs=True))
     try:
         with torch.no_grad():
-            output = output_tensor(model(images, **per_batch(kwargs, images)))
+            output = model(images, **per_batch(kwargs, images))
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise NotAViT(
@@ -226,7 +236,7 @@ def _probe_forward(
     finally:
         for handle in handles:
             handle.remove()
-    return others, output
+    return others, output_tensor(output)
 
 
 def _state_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -255,6 +265,12 @@ def _continues_depth(other: _Candidate, chosen: _Candidate) -> bool:
         return False
     inputs = other.calls[0].inputs
     return isinstance(inputs, Tensor) and inputs.ndim == 3
+
+
+def _is_group(inner: _Candidate) -> bool:
+    """Whether a list inside a block holds whole blocks, of the same shapes, and not the parts of one."""
+    shapes = [[tuple(p.shape) for p in block.parameters()] for block in inner.blocks]
+    return bool(shapes[0]) and all(one == shapes[0] for one in shapes)
 
 
 def _nested(one: _Candidate, other: _Candidate) -> bool:

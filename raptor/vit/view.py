@@ -297,12 +297,15 @@ def output_tensor(output: Any) -> Tensor:
         if isinstance(value, Tensor):
             return value
     if isinstance(output, Mapping):
-        for key in ("x_norm_clstoken", "logits", "out"):
+        for key in ("x_norm_clstoken", "logits", "out", "pooler_output", "last_hidden_state"):
             if isinstance(output.get(key), Tensor):
                 return output[key]
     if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
         return output[0]
-    raise ValueError(f"cannot read a tensor out of the model's output of type {type(output).__name__}")
+    raise ValueError(
+        f"cannot read a tensor out of the model's output of type {type(output).__name__}: return a tensor, or a dict "
+        "with logits or last_hidden_state"
+    )
 
 
 class _LastBlockReached(Exception):

@@ -271,7 +271,7 @@ class Told(Block):
 
 
 class Running(Unheard):
-    """Calls its blocks in one of four ways, with four blocks of any kind."""
+    """Calls its blocks in one of five ways, with four blocks of any kind."""
 
     def __init__(self, kind: type[Block], how: str = "plain") -> None:
         super().__init__()
@@ -284,10 +284,53 @@ class Running(Unheard):
         OfTheFirst.values.clear()
         x = self.lift(nn.functional.unfold(images, 8, stride=8).transpose(1, 2))
         for block in self.trunk.stack:
+            if self.how == "named":
+                x = block(x=x)
+                continue
             x = block(x, x.mean(1, keepdim=True)) if self.how == "told" else block(x)
             if self.how == "between":
                 x += self.scratch  # into the tensor that a hook on the block has seen
         return self.answer(self.last(x).mean(1))
+
+
+class Residual(Block):
+    """One of the parts of a block; they may be called the same and differ in shape."""
+
+    def __init__(self, dim: int, width: int) -> None:
+        super().__init__(dim)
+        self.mix = nn.Sequential(nn.Linear(dim, width), nn.GELU(), nn.Linear(width, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mix(x)
+
+
+class InADict(Unheard):
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self.key = key
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        return {self.key: super().forward(images)}
+
+
+def test_an_output_that_cannot_be_read_says_what_to_return() -> None:
+    images = Preprocess(size=32, resize=32)
+    assert open_vit(InADict("last_hidden_state"), preprocess=images).num_layers == 5
+    with pytest.raises(ValueError, match="output of type dict: return a tensor, or a dict with logits") as error:
+        open_vit(InADict("mine"), preprocess=images)
+    assert "size" not in str(error.value)
+
+
+def test_blocks_in_groups_are_no_layers() -> None:
+    """Two groups of two blocks would be a model of two layers; two parts that make up a block are one layer."""
+    model, options = Running(Block), dict(preprocess=Preprocess(size=32, resize=32))
+    blocks = list(model.trunk.stack)
+    model.trunk.stack = nn.ModuleList([nn.Sequential(*blocks[:2]), nn.Sequential(*blocks[2:])])
+    with pytest.raises(NotAViT, match=r"`trunk.stack` holds groups of blocks, such as `trunk.stack.0`: .*one list"):
+        open_vit(model, **options)
+    assert open_vit(model, blocks="trunk.stack", **options).num_layers == 2
+    model.trunk.stack = nn.ModuleList(nn.Sequential(Residual(24, 8), Residual(24, 16)) for _ in range(3))
+    assert open_vit(model, **options).num_layers == 3
 
 
 @pytest.mark.parametrize(
@@ -296,6 +339,7 @@ class Running(Unheard):
         (Running(InPlace), r"block 1 of `trunk\.stack` writes into its input"),
         (Running(Block, "between"), "block 2 of `trunk.stack` does not start from block 1's output"),
         (Running(Told, "told"), "block 4 of `trunk.stack` takes more from other blocks than the state"),
+        (Running(Block, "named"), "`trunk.stack` are not given the state as their first argument"),
         (Running(Block, "tied"), "`trunk.stack` holds one module at several places .*deepcopy"),
         (Running(OfTheFirst), "block 4 of `trunk.stack` takes more from other blocks than the state"),
     ],
@@ -325,6 +369,7 @@ def test_a_module_in_half_precision_is_opened_in_fp32_and_left_as_it_is(half: to
     [
         (dict(blocks="trunk.nope"), "has no `trunk.nope`"),
         (dict(blocks="last"), "not a list of blocks"),
+        (dict(blocks="normed"), "`normed` holds a LayerNorm beside its blocks: move it out of the list"),
         (dict(blocks="single"), "`single` has 1 blocks: a study of depth needs two or more"),
         (dict(cls=2), "do not fit"),
         (dict(cls=1, registers=99), "do not fit"),
@@ -333,5 +378,6 @@ def test_a_module_in_half_precision_is_opened_in_fp32_and_left_as_it_is(half: to
 def test_wrong_structure_options(options: dict, message: str) -> None:
     model = Unheard()
     model.single = nn.ModuleList([Block(24)])
+    model.normed = nn.Sequential(Block(24), Block(24), nn.LayerNorm(24))
     with pytest.raises(ValueError, match=message):
         open_vit(model, preprocess=Preprocess(size=32, resize=32), **options)
