@@ -113,7 +113,7 @@ def dynamics(
         k: phases that depth is cut into (by max-cut) where they are not given; a surrogate has its own.
         phases: phase lengths instead, e.g. 7 3 2.
         interventions: also swap layers, run phases longer and shorter, and run a surrogate past its last layer.
-        intervention_images: images of the interventions.
+        intervention_images: images of the interventions, a sample spread over the data.
         seed: of the perturbations, and of the weights of an untrained model.
         precision: auto, fp32 or bf16, of the states; stability and interventions run in fp32.
     """
@@ -191,7 +191,10 @@ def dynamics(
     changed = None
     if interventions:
         head, reason = _find_head(main, folder, precision, data, options, ranks)
-        shown = ranks.first(lambda: first_images(batches.whole(), intervention_images).cpu())
+        bad = set(measured.bad_images)
+        few = images.select([i for i, name in enumerate(images.names) if name not in bad]) if bad else images
+        some = iterate(few, main.preprocess, options["batch_size"], device=ranks.device, limit=intervention_images)
+        shown = ranks.first(lambda: torch.cat([batch.images.cpu() for batch in some]))
         parts = intervene(main, surrogate, shown, cut, head, ranks)
         changed = InterventionsFile(
             parts["teacher"],
@@ -260,16 +263,6 @@ def choose_classes(data: ImageData, num: int) -> list[int] | None:
     counts = Counter(data.labels)
     ranked = sorted((label for label, n in counts.items() if n >= 2), key=lambda label: (-counts[label], label))
     return sorted(ranked[:num]) if len(ranked[:num]) >= 2 else None
-
-
-def first_images(batches: ImageStream, num: int) -> torch.Tensor:
-    """The first `num` images, on their device."""
-    parts: list[torch.Tensor] = []
-    for batch in batches:
-        parts.append(batch.images)
-        if sum(map(len, parts)) >= num:
-            break
-    return torch.cat(parts)[:num]
 
 
 def _shown(bar: Progress) -> Any:

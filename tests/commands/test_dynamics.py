@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from tiny_models import tiny_timm
 
@@ -148,3 +151,27 @@ def test_labels_follow_a_file_of_class_names(tmp_path: Path, monkeypatch: pytest
     few = dict(num_images=6, stability_images=0, rank_images=2, interventions=False, device="cpu")
     options = dict(data=str(tmp_path / "pets"), classes=str(tmp_path / "head.txt"), out=str(tmp_path / "out"))
     assert dynamics(vit, **options, **few).measured.class_names == {"1": "dog", "2": "cat"}
+
+
+def test_interventions_are_on_images_of_all_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders are read class by class: the first images are all of one class."""
+    for i in range(24):
+        path = tmp_path / "pets" / "val" / ("cat", "dog", "fish")[i // 8] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (28, 28), (120 * (i // 8), 90, i)).save(path)
+    path.write_bytes(b"no image")
+    given: list[torch.Tensor] = []
+
+    def intervene(_teacher: Any, _surrogate: Any, images: torch.Tensor, *_rest: Any) -> None:
+        given.append(images)
+        raise InterruptedError
+
+    monkeypatch.setattr(sys.modules["raptor.commands.dynamics"], "intervene", intervene)
+    vit = tiny_timm("vit_small_patch14_reg4_dinov2", reg_tokens=2, num_classes=3)
+    few = dict(num_images=24, stability_images=0, rank_images=2, num_classes=0, device="cpu", k=2, skip_bad=True)
+    for num in (8, 100):
+        with pytest.raises(InterruptedError):
+            options = dict(data=str(tmp_path / "pets"), out=str(tmp_path / "out"), intervention_images=num)
+            dynamics(vit, **options, **few)
+    assert len(given[0]) == 8 and len(given[1]) == 23
+    assert len(given[0][:, 0, 0, 0].unique()) == 3
