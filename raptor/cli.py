@@ -217,6 +217,8 @@ def run_command(name: str, words: list[str]) -> int:
     given_module = any(word.partition("=")[0] == "--module" for word in joined)
     is_named = bool(joined) and not joined[0].startswith("-")
     if given_module and not is_named:  # the module stands for the model
+        if name == "report":
+            raise ValueError("raptor report shows the results of a run: name its folder before --module")
         joined = ['["own"]' if list_options(parser)[1] else "own", *joined]
     _check_config_files(joined)
     options = parser.parse_args(joined).as_dict()
@@ -442,8 +444,11 @@ def build_parser(name: str, function: Callable[..., Any] | str, experiment: str 
     parser.add_argument("--config", action="config", help="a YAML file of options; those on the command line win")
     for argument in arguments:
         argument.add_to(parser)
-    if any(argument.name in _MODEL_WORDS for argument in arguments) and name != "report":
-        told = "a model of your own instead of MODEL, or a run's teacher: FILE.py:FUNCTION; runs that file"
+    if any(argument.name in _MODEL_WORDS for argument in arguments):
+        stands_for = (
+            "the run's teacher" if name == "report" else "a model of your own instead of MODEL, or a run's teacher"
+        )
+        told = f"{stands_for}: FILE.py:FUNCTION; runs that file"
         parser.add_argument("--module", type=str, help=told)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser

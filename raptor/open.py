@@ -431,7 +431,8 @@ def _load_saved(
     config = _read_saved(folder)
     if config["base"] is None and teacher is None:
         raise ValueError(
-            f"{folder} was made from a module of your own: open it with teacher=that module (--teacher in a terminal)"
+            f"{folder} was made from a module of your own: open it with teacher=that module (in a terminal "
+            "--module FILE.py:FUNCTION, or --teacher NAME)"
         )
     base = config["base"]
     if teacher is None:

@@ -198,7 +198,7 @@ def _tables(certificate: Certificate | None, validation: Scores | None) -> str:
     rows = []
     head = f" ({certificate.head})" if certificate else ""
     for name, entry in (certificate.predictions if certificate else {}).items():
-        interval = f"{percent(entry.lower)} to {percent(entry.upper)}"
+        interval = "none" if entry.lower is None else f"{percent(entry.lower)} to {percent(entry.upper)}"
         rows.append((name.replace("_", " ") + head, percent(entry.value), interval))
     if validation is not None:
         for kept, label in (

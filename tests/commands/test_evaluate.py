@@ -163,4 +163,6 @@ def test_a_run_of_a_module_of_your_own_is_evaluated_with_it(tmp_path: Path, monk
     assert main(["evaluate", "run", "--module", "mine.py:other", *few, *measured]) == 2
     assert "was not made from" in capsys.readouterr().err
     assert main(["evaluate", "run", "--module", "mine.py:make_vit", *few, *measured]) == 0
+    assert main(["report", "run", "--module", "mine.py:make_vit", "--images", "1", "--device", "cpu"]) == 0
+    assert Path("run/images.json").exists()
     assert json.loads(Path("run/certificate.json").read_text())["num_images"] == 8

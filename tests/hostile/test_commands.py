@@ -256,6 +256,7 @@ dynamics teacher --data images --out classes.txt :: classes.txt :: choose anothe
 OTHERS = """
 report :: give RUN :: --help
 report nope :: 'nope' :: or a folder
+report --module mine.py:make_vit :: a run :: name its folder
 report images :: images holds no results :: raptor phases
 report classes.txt :: classes.txt is no folder :: run folder
 report run --images -1 :: --images :: at least 0
