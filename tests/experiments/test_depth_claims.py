@@ -136,7 +136,7 @@ def test_certificate_and_complexity_of_a_surrogate() -> None:
 
 
 def test_swaps_of_a_model_at_equal_distance() -> None:
-    found = InterventionsFile.read_file(DYNAMICS / "dinov2s-paper-interventions.json")
+    found = InterventionsFile.read_file(DYNAMICS / "dinov2s-interventions.json")
     plain, rest = claims_interventions(found)
     swaps = found.teacher.swaps
     means = compare_pairs(swaps.pairs, swaps.angle["all"].mean, swaps.phases, (1,))
