@@ -7,8 +7,8 @@ graph, images already on the GPU, clipping and AdamW included. The variants are 
 in turn for several rounds: images/s are from the median round. Each says how far its gradient is from that of the same
 step in fp32. `--out` is a folder: `small_step.json` is written again after each variant, and `kernels-*.txt` are the
 slowest kernels of the first variant and of the fastest of its batch. A variant that fails leaves its error and the
-others go on; none is begun after `--limit` seconds, and measuring takes about 25 more. A switch is one thing that is
-otherwise not in the product, put in its place while a variant is made.
+others go on; none is begun after `--limit` seconds, and measuring takes about 25 more. A switch takes functions out of
+the product while a variant is made.
 
 `--device cpu` runs the same on a tiny model, to see that it runs.
 """
@@ -33,7 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from raptor.open import open_vit
 from raptor.phases import Phases
-from raptor.surrogate import gelu
+from raptor.surrogate import attention
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train import step as train_step
 from raptor.train.graphs import GraphedStep
@@ -42,11 +42,16 @@ from raptor.vit.view import ViT
 
 STARTED = time.monotonic()
 WEIGHTS = {"cls": 0.45, "registers": 0.10, "patches": 0.45}
-SWITCHES: dict[str, tuple[Any, str, Any]] = {  # name: where, what, and its value when on
-    "copies": (train_step, "_blocks", lambda tied: [one.block for one in tied]),  # no block folds
+SWITCHES: dict[str, dict[str, Any]] = {  # name: functions of the step, and what replaces them
+    "copies": {"_blocks": lambda tied: [one.block for one in tied], "frozen_blocks": lambda teacher: []},  # none folds
+    "own teacher": {"frozen_blocks": lambda teacher: []},  # its blocks run as they are
+    "torch attention": {"takes_kernel": lambda *_: False},
 }
-OFF = {name: getattr(module, attribute) for name, (module, attribute, _) in SWITCHES.items()}
-TILES = ((32, 512, 2), (64, 512, 2), (64, 256, 1), (16, 512, 2), (32, 256, 1))
+PRODUCT = {name: getattr(train_step, name) for functions in SWITCHES.values() for name in functions}
+TILES = {  # of our attention kernels
+    "FORWARD": [(128, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 2)],
+    "BACKWARD": [(128, 64, 8, 2), (64, 64, 4, 2), (128, 32, 8, 2), (64, 32, 4, 2)],
+}
 
 
 @dataclass
@@ -65,12 +70,14 @@ class Variant:
 VARIANTS = [
     Variant("stage 2"),
     Variant("stage 2, copies", ("copies",)),
-    Variant("stage 2, batch 256", batch=256),
-    Variant("stage 2, adapters", adapters=16),
     Variant("stage 1 forced", (), "stage1", 0.5),
     Variant("stage 1 forced, copies", ("copies",), "stage1", 0.5),
+    Variant("stage 2, torch attention", ("torch attention",)),
+    Variant("stage 2, own teacher", ("own teacher",)),
     Variant("stage 1", (), "stage1"),
     Variant("stage 2, k=3", phases=(7, 3, 2)),
+    Variant("stage 2, batch 256", batch=256),
+    Variant("stage 2, adapters", adapters=16),
 ]
 
 
@@ -81,8 +88,11 @@ def say(text: str) -> None:
 @contextmanager
 def switched(variant: Variant) -> Iterator[None]:
     """Inside the context the variant's switches are on, the others off."""
-    for name, (module, attribute, value) in SWITCHES.items():
-        setattr(module, attribute, value if name in variant.on else OFF[name])
+    functions = dict(PRODUCT)
+    for name in variant.on:
+        functions |= SWITCHES[name]
+    for name, function in functions.items():
+        setattr(train_step, name, function)
     yield
 
 
@@ -181,26 +191,35 @@ def seconds_per_step(step: Callable[[], None], num: int, device: str) -> float:
     return (time.monotonic() - began) / num
 
 
-def tune_gelu(bench: Bench) -> dict[str, float]:
-    """Microseconds of GELU as compiled and of its gradient by the tile of our kernel."""
-    cuda = bench.device == "cuda"
-    rows, columns = (128 * 261, 1536) if cuda else (40, 96)
-    z, grad = (torch.randn(rows, columns, device=bench.device).bfloat16() for _ in range(2))
-    exact_z = z[:4096].double().requires_grad_()
-    torch.nn.functional.gelu(exact_z).backward(grad[:4096].double())
-    assert exact_z.grad is not None
-    times: dict[str, float] = {}
-    for name, formula in (("erf", torch.nn.functional.gelu), ("short", gelu.short_gelu)):
-        forward = torch.compile(formula, dynamic=False) if cuda else formula
-        times[f"forward {name}"] = microseconds(partial(forward, z), bench.device)
-    product = gelu.ROWS, gelu.COLUMNS, gelu.WARPS
-    for tile in TILES if cuda else TILES[:2]:
-        gelu.ROWS, gelu.COLUMNS, gelu.WARPS = tile
-        dz, sums = gelu.gelu_backward(grad, z)
-        assert (dz[:4096].double() - exact_z.grad).norm() < 5e-3 * exact_z.grad.norm(), tile
-        assert (sums.sum(0) - dz.float().sum(0)).norm() < 1e-2 * dz.float().sum(0).norm(), tile
-        times[" ".join(map(str, tile))] = microseconds(partial(gelu.gelu_backward, grad, z), bench.device)
-    gelu.ROWS, gelu.COLUMNS, gelu.WARPS = product
+def tune_attention(bench: Bench) -> dict[str, float]:
+    """Microseconds of torch's attention, forward and with its gradient, and of our kernels by their tiles."""
+    batch, tokens, heads, dim = (128, 261, 6, 64) if bench.device == "cuda" else (1, 37, 2, 32)
+    sizes = (3 * heads * dim, heads * dim)
+    qkv, grad = (torch.randn(batch, tokens, size, device=bench.device).bfloat16() for size in sizes)
+
+    def both() -> None:
+        leaf = qkv.detach().requires_grad_()
+        torch.autograd.grad(attention.attend(leaf, heads), leaf, grad)
+
+    times = {
+        "torch forward": microseconds(partial(attention.attend, qkv, heads), bench.device),
+        "torch forward and backward": microseconds(both, bench.device),
+    }
+    for name, tiles in TILES.items():
+        product = getattr(attention, name)
+        for tile in tiles:
+            setattr(attention, name, tile)
+            attention.kernel_is_right.cache_clear()
+            if not attention.kernel_is_right(qkv.device, tokens, heads, dim):  # which says why
+                continue
+            out, lse = attention.attention(qkv, heads)
+            call: Callable[[], Any] = partial(attention.attention, qkv, heads)
+            if name == "BACKWARD":
+                delta = (grad.float() * out.float()).unflatten(-1, (heads, -1)).sum(-1).transpose(1, 2).contiguous()
+                call = partial(attention.attention_backward, qkv, grad, lse, delta)
+            times[f"{name.lower()} {' '.join(map(str, tile))}"] = microseconds(call, bench.device)
+        setattr(attention, name, product)
+    attention.kernel_is_right.cache_clear()
     return times
 
 
@@ -253,7 +272,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--limit", type=float, default=90.0, help="seconds after which no variant is begun")
+    parser.add_argument("--limit", type=float, default=85.0, help="seconds after which no variant is begun")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10, help="steps of a variant in a round")
     args = parser.parse_args()
@@ -268,11 +287,11 @@ def main() -> None:
     bench = Bench(args.device)
     say(f"{about}, torch {torch.__version__}, {bench.teacher.groups.num_tokens} tokens, dim {bench.teacher.dim}")
     try:
-        result["gelu_us"] = tune_gelu(bench)
-        say(f"gelu backward, us by tile: {result['gelu_us']}")
+        result["attention_us"] = tune_attention(bench)
+        say(f"attention, us: {result['attention_us']}")
     except Exception:  # whatever goes wrong, the other measurements are worth having
-        result["gelu_us"] = {"error": traceback.format_exc()[-2000:]}
-        say(f"gelu backward failed: {traceback.format_exc()[-300:]}")
+        result["attention_us"] = {"error": traceback.format_exc()[-2000:]}
+        say(f"attention failed: {traceback.format_exc()[-300:]}")
     steps: dict[str, Callable[[], None]] = {}
 
     def prepare(variant: Variant) -> None:

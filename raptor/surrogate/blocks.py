@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raptor.surrogate.adapters import DepthLinear, Weights, adapt, matrix_names
+from raptor.surrogate.attention import attend
 from raptor.surrogate.gelu import gelu
 from raptor.surrogate.swiglu import swiglu
 from raptor.vit.view import ViT, first_tensor
@@ -88,7 +89,12 @@ class Folded(NamedTuple):
 
 
 class PaperBlock(nn.Module):
-    """The paper's block: pre-norm attention and SwiGLU, LayerScale, biases everywhere (docs/method.md)."""
+    """The paper's block: pre-norm attention and SwiGLU, LayerScale, biases everywhere (docs/method.md).
+
+    `kernel_tokens` are the numbers of tokens at which training takes attention by our kernels; its step sets them.
+    """
+
+    kernel_tokens: tuple[int, ...] = ()
 
     def __init__(self, dim: int, num_heads: int, mlp_ratio: int = 4, layer_scale: float = 1e-5):
         super().__init__()
@@ -117,7 +123,7 @@ class PaperBlock(nn.Module):
     ) -> Tensor:
         """The next state. `folded` and `normed_btd` are the results of `fold` and of `norm_ahead`, if known.
 
-        Training passes `folded`, and the gradient of SwiGLU is then taken in one kernel.
+        Training passes `folded`, and the gradients of SwiGLU and attention are then taken in one kernel each.
         """
         m = modulation
         if not _one_depth(m):
@@ -130,10 +136,11 @@ class PaperBlock(nn.Module):
         qkv, proj, wi, wo = folded.layers
         y_btd = F.linear(_plain_norm(x_btd, self.norm1) if normed_btd is None else normed_btd, *qkv)
         if fused:  # the gradients of biases added to the stream are sums of its gradient, taken where that is made
-            u_btd = x_btd + proj[1] + F.linear(self.attend(y_btd), proj[0])
+            kernel = y_btd.shape[1] in self.kernel_tokens
+            u_btd = x_btd + proj[1] + F.linear(attend(y_btd, self.num_heads, kernel), proj[0])
             h_btf = self.hidden(_plain_norm(u_btd, self.norm2), *wi, fused=fused)
             return folded.t3 * u_btd + (wo[1] + folded.shift3) + F.linear(h_btf, wo[0])
-        u_btd = x_btd + F.linear(self.attend(y_btd), *proj)
+        u_btd = x_btd + F.linear(attend(y_btd, self.num_heads), *proj)
         h_btf = self.hidden(_plain_norm(u_btd, self.norm2), *wi, fused=fused)
         return folded.t3 * u_btd + F.linear(h_btf, *wo) + folded.shift3
 
@@ -161,7 +168,7 @@ class PaperBlock(nn.Module):
         own = [(layer.weight, layer.bias) for layer in (self.qkv, self.proj, self.wi, self.wo)]
         qkv, proj, wi, wo = own if weights is None else weights
         y_btd = F.linear(_modulated_norm(x_btd, self.norm1, scale1, shift1), *qkv)
-        u_btd = x_btd + _modulated_linear(self.attend(y_btd), proj, t1 * self.g1)
+        u_btd = x_btd + _modulated_linear(attend(y_btd, self.num_heads), proj, t1 * self.g1)
         h_btf = self.hidden(_modulated_norm(u_btd, self.norm2, scale2, shift2), *wi)  # type: ignore[arg-type]
         v_btd = _modulated_linear(h_btf, wo, t3 * t2 * self.g2, shift3)
         if m is None:
@@ -180,7 +187,7 @@ class PaperBlock(nn.Module):
     def _one_depth_a_row(self, x_btd: Tensor, m: Modulation) -> Tensor:
         """The same, with scales and shifts that differ between rows and so cannot be folded into the weights."""
         y_btd = self.qkv(_film(self.norm1(x_btd), m.scale1, m.shift1))
-        u_btd = x_btd + (m.t1 * self.g1) * self.proj(self.attend(y_btd))
+        u_btd = x_btd + (m.t1 * self.g1) * self.proj(attend(y_btd, self.num_heads))
         h_btf = self.hidden(_film(self.norm2(u_btd), m.scale2, m.shift2), self.wi.weight, self.wi.bias)
         v_btd = u_btd + (m.t2 * self.g2) * self.wo(h_btf)
         return _film(v_btd, m.t3, m.shift3)
@@ -188,12 +195,6 @@ class PaperBlock(nn.Module):
     def hidden(self, x_btd: Tensor, weight_fd: Tensor, bias_f: Tensor, fused: bool = False) -> Tensor:
         """The hidden activations of the MLP."""
         return swiglu(x_btd, weight_fd, bias_f, fused)
-
-    def attend(self, qkv_btf: Tensor) -> Tensor:
-        """Softmax attention over queries, keys and values stacked along the last axis, `(B, T, 3 D)`."""
-        b, t, f = qkv_btf.shape
-        q, k, v = qkv_btf.view(b, t, 3, self.num_heads, f // 3 // self.num_heads).permute(2, 0, 3, 1, 4).unbind(0)
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, f // 3)
 
 
 def product_dtype(tensor: Tensor) -> torch.dtype:

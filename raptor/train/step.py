@@ -20,10 +20,12 @@ from raptor.data.stream import TrainStream
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.phases import Phases
 from raptor.surrogate.adapters import at_each_depth
+from raptor.surrogate.attention import takes_kernel
 from raptor.surrogate.blocks import CopiedBlock, Modulation, PaperBlock, PlainBlock
 from raptor.surrogate.folding import FoldedDepths
 from raptor.surrogate.gelu import ShortGELU
 from raptor.surrogate.surrogate import shared_blocks
+from raptor.train.frozen import FrozenBlock, frozen_blocks
 from raptor.train.losses import StateVariance, token_weights, weighted_error
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import Context, TokenGroups, ViT, first_tensor
@@ -104,6 +106,7 @@ class DistillStep(nn.Module):
                 self.cosine[stage, groups.num_tokens] = (cosine * w_lt).unbind() if cosine else None
         self.one_call = not teacher.depth_conditioned and not _image_arguments(self._teacher[0])
         self._blocks = _blocks(self.shared_blocks)  # a list: nothing in it is registered a second time
+        self._choose_attention({num for _, num in self.weights} if half_teacher else set())
         self.depths = torch.arange(1, phases.num_layers + 1, dtype=torch.float32, device=teacher.device)
         self._run_block, self._advance = _run_block, _advance
         self._run_depths, self._fold = _run_depths, FoldedDepths(compile_blocks)
@@ -138,6 +141,17 @@ class DistillStep(nn.Module):
         for block, (args, kwargs) in zip(teacher.blocks, context.calls):
             states.append(self._run_block(block, states[-1], args, kwargs))
         return states, context
+
+    def _choose_attention(self, token_counts: set[int]) -> None:
+        """Tell each block that can at which numbers of tokens it takes attention by our kernels.
+
+        Known before anything is compiled or captured, because the kernels are checked by running them.
+        """
+        for block in (*self._blocks, *self._teacher[0].blocks):
+            if isinstance(block, PaperBlock | FrozenBlock):
+                shape = block.num_heads, block.qkv.in_features // block.num_heads
+                device = block.qkv.weight.device
+                block.kernel_tokens = tuple(num for num in sorted(token_counts) if takes_kernel(device, num, *shape))
 
     def trained_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Name and parameter of everything that is trained."""
@@ -359,7 +373,7 @@ def _image_arguments(teacher: ViT) -> bool:
 
 
 def half_copy(vit: ViT) -> ViT:
-    """A bf16 copy of the teacher that the targets of a step are taken from."""
+    """A bf16 copy of the teacher that the targets of a step are taken from, with its blocks folded if they can be."""
     model = copy.deepcopy(vit.model).bfloat16()
     for parent in list(model.modules()):
         for name, child in parent.named_children():
@@ -367,7 +381,10 @@ def half_copy(vit: ViT) -> ViT:
                 setattr(parent, name, PatchProduct(child))
             if type(child) is nn.GELU and child.approximate == "none":
                 setattr(parent, name, ShortGELU())
-    return dataclasses.replace(vit, model=model).to(vit.device)
+    half = dataclasses.replace(vit, model=model).to(vit.device)
+    for n, block in enumerate(frozen_blocks(vit)):
+        half.blocks[n] = block
+    return half
 
 
 def _cuts_patches(conv: nn.Conv2d) -> bool:

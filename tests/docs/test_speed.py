@@ -1,0 +1,58 @@
+"""docs/results/speed.md and vitb16.md say what the JSON files of a small ViT's step and of forward passes hold."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pages import ROOT, read
+
+PAGE = read("docs/results/speed.md")
+
+
+def _found(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / f"docs/results/{name}.json").read_text())
+
+
+def _rate(row: dict[str, Any]) -> str:
+    return f"{row['images_per_s']:,.0f}"
+
+
+FIRST, SECOND = _found("small_step")["rows"], _found("small_step-attention")["rows"]
+
+
+def test_the_steps_of_the_first_sitting() -> None:
+    names = {"stage 2, k = 2 ([first sitting](small_step.json))": "stage 2", "stage 2, k = 3 (first)": "stage 2, k=3"}
+    names |= {"stage 1, k = 2 (first)": "stage 1", "stage 1 with teacher forcing, k = 2 (first)": "stage 1 forced"}
+    for label, name in names.items():
+        before, now = FIRST[f"{name}, today"], FIRST[f"{name}, all"]
+        ratio = now["images_per_s"] / before["images_per_s"]
+        assert f"| {label} | {_rate(before)} | {_rate(now)} | {ratio:.2f} |" in PAGE
+
+
+def test_the_step_of_the_second_sitting() -> None:
+    before, folded, now = (SECOND[name] for name in ("stage 2, copies", "stage 2", "stage 2, all"))
+    ratios = [f"{row['images_per_s'] / before['images_per_s']:.2f}" for row in (folded, now)]
+    cells = [_rate(before), _rate(folded), ratios[0], _rate(now), ratios[1], f"{now['tflops']:.0f}"]
+    assert f"([second sitting](small_step-attention.json)) | {' | '.join(cells)} |" in PAGE
+    errors = [f"{row['gradient_error']:.4f}"[1:] for row in (now, before)]
+    assert f"did not change: {errors[0]} of its norm, {errors[1]} before" in PAGE
+
+
+def test_a_whole_run_is_computed_from_them() -> None:
+    before = (SECOND["stage 2, copies"], FIRST["stage 1 forced, today"])
+    now = (SECOND["stage 2, all"], SECOND["stage 1 forced"])
+    old, new = (7 / 8 / joint["images_per_s"] + 1 / 8 / forced["images_per_s"] for joint, forced in (before, now))
+    assert f"takes {old / new:.2f} times less time" in PAGE
+    words = f"7/8 of the images at {_rate(now[0])} instead of {_rate(before[0])} images/s"
+    assert words in " ".join(PAGE.split())
+    assert f"1/8 at {_rate(now[1])} (the" in PAGE and f"instead of {_rate(before[1])}." in PAGE
+
+
+def test_a_surrogates_forward_pass_on_a_gpu() -> None:
+    for run in _found("passes")["runs"]:
+        milliseconds = f"{1000 * run['seconds']['teacher'] / run['batch_size']:.3f}".removeprefix("0")
+        ratios = [f"{run['ratios'][name]:.2f}" for name in ("surrogate", "one by one")]
+        assert f"(`{run['model']}`) | {milliseconds} | {' | '.join(ratios)} |" in PAGE
+    words = " ".join(read("docs/results/vitb16.md").split())  # of the last run
+    assert f"{ratios[0]} times its teacher's time on the same kind of GPU, and {ratios[1]} times with" in words
