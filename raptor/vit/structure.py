@@ -121,7 +121,7 @@ def inspect_vit(
     for other in candidates:
         if _continues_depth(other, chosen):
             raise NotAViT(f"{name}: the depth of `{chosen.path}` continues in another list, `{other.path}`")
-        if other.path in sound and chosen.path in other.within and _is_group(other):
+        if other.path in sound and other.path.startswith(f"{chosen.path}.") and _is_group(other):
             raise NotAViT(
                 f"{name}: `{chosen.path}` holds groups of blocks, such as `{other.path}`: put all into one list, "
                 f"or take the groups as they are with blocks='{chosen.path}'"
