@@ -680,7 +680,8 @@ def explain(message: str, parser: Any) -> str:
     wrong = re.match(r'Parser key "(\w+)": .*(?:Got value|Given value):\s?(.*)$', line)
     if wrong is not None:
         kind = next((getattr(a, "_typehint", a.type) for a in parser._actions if a.dest == wrong[1]), None)
-        return f"--{wrong[1]} must be {in_words(kind)}, got {wrong[2] or 'nothing'}"
+        got = re.sub(r"^\[(.*)\]$", lambda found: re.sub("['\",]", "", found[1]), wrong[2])  # of a list, as typed
+        return f"--{wrong[1]} must be {in_words(kind)}, got {got or 'nothing'}"
     return re.sub(r'^Parser key "(\w+)"', r"--\1", line)[:300]
 
 

@@ -4,7 +4,7 @@ A command takes them as keyword arguments, both from Python and from the termina
 
     class PhasesOptions(Opening, Measuring, total=False): ...
 
-    def phases(models: list[str], *, k: list[int] = [2, 3, 4], **given: Unpack[PhasesOptions]) -> PhasesResult:
+    def phases(models: list[str], *, k: list[int] | None = None, **given: Unpack[PhasesOptions]) -> PhasesResult:
         options = with_defaults(PhasesOptions, given)
         views = [open_vit(name, **part(Opening, options)) for name in models]
 

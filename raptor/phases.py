@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from raptor.data.stream import Batch, ImageStream
+from raptor.data.stream import ImageStream
 from raptor.provenance import Provenance
 from raptor.run import Record, ResultFile
 from raptor.similarity.cosine import Blocks, CoordinateStatistics, SimilarityResult, measure_similarity
@@ -31,6 +31,7 @@ from raptor.vit.view import POOLED, ModelFacts, ViT
 Array = NDArray[np.float64]
 NUM_RESAMPLES = 200  # of images, and of orders of the layers
 TWIN_IMAGES, TWIN_SECONDS, TWIN_MARGIN = 64, 20, 1.25
+DEFAULT_CUTS = (2, 3, 4)
 _METHODS = ("maxcut", "dp")
 _SCORES = ("weighted", "mean", "cut")
 DEFAULT_TOKENS = "pooled"  # better surrogates than "all" over three seeds: docs/results/recipe.md
@@ -218,7 +219,7 @@ class PhasesFile(ResultFile):
 def study_phases(
     vit: ViT,
     batches: ImageStream,
-    k: Sequence[int] = (2, 3, 4),
+    k: Sequence[int] | None = None,
     method: str = "maxcut",
     score: str = "weighted",
     min_length: int | None = None,
@@ -229,10 +230,11 @@ def study_phases(
 ) -> ModelPhases:
     """Measure the similarity of one model over `batches` and cut its layers into phases, once for each `k`.
 
+    `k`: by default those of `DEFAULT_CUTS` that the model has room for.
     `twin`: whether its untrained twin is measured too, on up to 64 of the images; by default where that takes less than
     20 seconds and the model can be built anew.
     """
-    check_cuts(vit, k, method, score, min_length, tokens)
+    k = check_cuts(vit, k, method, score, min_length, tokens)
     statistics = None
     if standardise:
         statistics = CoordinateStatistics(vit.num_layers, vit.name)
@@ -402,12 +404,7 @@ def _twin_matrix(
         twin = untrained_twin(vit)
     except ValueError as error:
         return None, f"{missing} ({error})"
-    kept: list[Batch] = []
-    for batch in batches:
-        kept.append(batch)
-        if sum(len(b.images) for b in kept) >= TWIN_IMAGES:
-            break
-    trajectories = Trajectories(twin, kept, precision)
+    trajectories = Trajectories(twin, batches.sample(TWIN_IMAGES), precision)
     measured = measure_similarity(trajectories, vit.num_layers, vit.groups, cka_features=None, model=twin.name)
     return measured.matrices[tokens], f"its untrained twin was measured on {measured.num_images} images"
 
@@ -433,20 +430,27 @@ def untrained_twin(vit: ViT, seed: int = 0) -> ViT:
 
 def check_cuts(
     vit: ViT,
-    k: Sequence[int],
+    k: Sequence[int] | None,
     method: str = "maxcut",
     score: str = "weighted",
     min_length: int | None = None,
     tokens: str = DEFAULT_TOKENS,
-) -> None:
-    """Raise when the model cannot be cut this way, before any image is read."""
+) -> Sequence[int]:
+    """`k`, by default those of `DEFAULT_CUTS` that there is room for.
+
+    Raises when the model cannot be cut this way, before any image is read.
+    """
     present = [name for name, _ in vit.groups.present()]
     known = ["all", *present, *(["pooled"] if set(POOLED) & set(present) else [])]
     if tokens not in known:
         raise ValueError(f"{vit.name} has no {tokens!r} tokens: choose from {', '.join(known)}")
     find_phases(np.eye(vit.num_layers), 1, method, score)
+    length = shortest(method, min_length)
+    if k is None:
+        k = [num for num in DEFAULT_CUTS if num * length <= vit.num_layers] or DEFAULT_CUTS[:1]
     for num in k:
-        num_partitions(vit.num_layers, num, shortest(method, min_length))
+        num_partitions(vit.num_layers, num, length)
+    return k
 
 
 def check_phases(vit: ViT, phases: Sequence[int]) -> Phases:

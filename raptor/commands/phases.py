@@ -28,7 +28,7 @@ class PhasesOptions(OpeningModel, OfTeacher, Measuring, AnySplit, total=False):
 def phases(
     models: str | Path | nn.Module | ViT | list[str | Path | nn.Module | ViT],
     *,
-    k: list[int] = [2, 3, 4],  # noqa: B006
+    k: list[int] | None = None,
     method: Literal["maxcut", "dp"] = "maxcut",
     score: Literal["weighted", "mean", "cut"] = "weighted",
     min_length: int | None = None,
@@ -43,7 +43,7 @@ def phases(
     Args:
         models: one or more of timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, or a run folder, whose teacher and surrogate
             are then shown side by side (in Python also a module of your own or an opened model).
-        k: how many phases to cut depth into; several at once.
+        k: how many phases to cut depth into; several at once. By default those of 2, 3 and 4 that there is room for.
         method: `maxcut` (hierarchical, phases nest) or `dp` (exact for an additive score).
         score: with dp: `weighted`, `mean` (the printed one) or `cut`.
         min_length: shortest phase; by default 1 with maxcut and 2 with dp.

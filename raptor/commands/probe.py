@@ -219,6 +219,8 @@ def _open_both(
     train_spec, val_spec = spec_text(chosen.data), spec_text(chosen.val or chosen.data)
     if options["data"] is None and train_spec.partition(":")[0] not in DENSE_KINDS:
         raise ValueError(f"{train_spec}, the data of the run, has no target per pixel: give --data nyuv2:PATH")
+    chosen.check_same(chosen.data, "train")
+    chosen.check_same(chosen.val or chosen.data, chosen.split)
     return (
         open_dense(train_spec, "train", task, limit=limit, size=size),
         open_dense(val_spec, chosen.split, task, limit=val_images, size=size),

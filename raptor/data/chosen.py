@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class ChosenData:
         split: of what is judged: `val`, or another part. Of `val` data without a validation part, `val` is all of it.
         classes: a file that names the classes of the model's head, one per line in its order.
         names: the same as the model keeps them, where it does and there is no such file.
+        run: the run that `data` and `val` are of, where they were not given: other images than its are refused.
     """
 
     data: str | Sequence[str]
@@ -37,6 +38,7 @@ class ChosenData:
     classes: str | None = None
     skip_bad: bool = False
     names: Sequence[str] | None = None
+    run: _RunImages | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, model: Any, options: Mapping[str, Any], names: Sequence[str] | None = None) -> ChosenData:
@@ -44,14 +46,12 @@ class ChosenData:
 
         names: of the classes of the model's head, as in the attributes.
         """
-        given = {key: options.get(key) for key in ("data", "val", "classes")}
-        split, kept = options.get("split") or "val", {}
-        if given["data"] is None:
-            kept = remembered(model)
-            if given["val"] is not None:
-                kept.pop("val", None)
-        chosen = {"data": DEFAULT_DATA} | kept | {key: value for key, value in given.items() if value is not None}
-        return cls(**chosen, split=split, skip_bad=bool(options.get("skip_bad")), names=names)
+        given = {key: options.get(key) for key in ("data", "val", "classes") if options.get(key) is not None}
+        chosen: dict[str, Any] = {"data": DEFAULT_DATA}
+        if "data" not in given:
+            chosen |= _remembered(model, with_val="val" not in given)
+        split, skip_bad = options.get("split") or "val", bool(options.get("skip_bad"))
+        return cls(**{**chosen, **given}, split=split, skip_bad=skip_bad, names=names)
 
     @property
     def name(self) -> str:
@@ -60,6 +60,7 @@ class ChosenData:
 
     def training(self, limit: int | None = None, size: int | None = None, num_classes: int = 0) -> ImageData:
         """The images to train or fit on. `num_classes`: of the model's own head, whose order the labels then have."""
+        self.check_same(self.data, "train")
         found = open_data(self.data, "train", limit=limit, size=size, skip_bad=self.skip_bad)
         return for_head(found, num_classes, self.classes, self.names)
 
@@ -78,6 +79,7 @@ class ChosenData:
         also: further training images that most may not be among.
         """
         spec, split = (self.data, self.split) if self.val is None else (self.val, self.split)
+        self.check_same(spec, split)
         if self.val is not None and split == "val" and not _places(self.val) & _places(self.data):
             split = "own"
         found = open_data(spec, split, limit=limit, size=size, skip_bad=self.skip_bad)
@@ -96,6 +98,11 @@ class ChosenData:
             )
         return same or found.without_labels()
 
+    def check_same(self, spec: str | Sequence[str], split: str) -> None:
+        """Raise where this is the data of a run and holds other images than the run was made with."""
+        if self.run is not None:
+            self.run.check(spec, split)
+
     def labelled(self, train: ImageData, judged: ImageData, size: int | None = None, num_classes: int = 0) -> ImageData:
         """The images that heads are fitted on: `train` or, where it has no labels, the training part of `val`.
 
@@ -111,6 +118,57 @@ class ChosenData:
         if found.classes == judged.classes:
             return found
         return renumbered(found, judged.classes or []) or train
+
+
+@dataclass
+class _RunImages:
+    """The data of the run in `folder`, and what it remembers of its images (see `describe_images`).
+
+    The data is kept as it was typed, so that from another folder the same words may name other images.
+    """
+
+    folder: Path
+    data: str | Sequence[str]
+    val: str | Sequence[str] | None
+    split: str
+    images: dict[str, Any]
+
+    def check(self, spec: str | Sequence[str], split: str) -> None:
+        """Raise where the part of `spec` that is read is the run's and holds other images by now."""
+        if self.val is None:
+            parts = {"train": ["train"], "all": ["train", "val"]}.get(split, ["val"])
+        else:
+            parts = ["train" if spec == self.data else "val"]
+        for part in parts if spec in (self.data, self.val) else ():
+            if not self._is_same(part):
+                option = "--data" if spec == self.data else "--val"
+                raise _OtherImages(
+                    f"{spec_text(spec)} holds other images than those {self.folder} was made with: give {option}, or "
+                    "run this in the folder where the run was made"
+                )
+
+    def _is_same(self, part: str) -> bool:
+        """Whether the run's images are there; labels and sizes do not matter. Runs of earlier versions do not know."""
+        try:
+            num_images, saved = int(self.images[part]["num_images"]), str(self.images[part]["fingerprint"])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return True
+        own = ChosenData(self.data, self.val, self.split)
+        found = own.training(num_images) if part == "train" else own.judged(num_images)
+        if len(found) != num_images or not found.has_fingerprint(saved):
+            return False
+        del self.images[part]  # once is enough
+        return True
+
+
+class _OtherImages(RunError):
+    """The data of a run holds other images than it was made with."""
+
+
+def describe_images(train: ImageData, val: ImageData) -> dict[str, dict[str, Any]]:
+    """What a run remembers of its images, to notice when they change."""
+    both = {"train": train, "val": val}
+    return {name: {"num_images": len(data), "fingerprint": data.fingerprint()} for name, data in both.items()}
 
 
 def _without_parts(sets: list[ImageData]) -> list[ImageData]:
@@ -136,10 +194,16 @@ def _check_apart(train: ImageData, judged: ImageData) -> None:
 def trained_on(
     model: Any, size: int | None = None, num_classes: int = 0, names: Sequence[str] | None = None
 ) -> ImageData | None:
-    """The training images of the run that `model` names or lies in; None where it is of no run, or they are gone."""
+    """The training images of the run that `model` names or lies in; None where it is of no run, or they are gone.
+
+    Where its data holds other images by now, this is said.
+    """
     try:
-        kept = remembered(model)
+        kept = _remembered(model)
         return ChosenData(**kept, names=names).training(None, size, num_classes) if kept.get("data") else None
+    except _OtherImages as error:
+        print(f"what {model} was trained on is not compared with: {str(error).rpartition(': ')[0]}", file=sys.stderr)
+        return None
     except ValueError:
         return None
 
@@ -172,16 +236,28 @@ def _places(spec: str | Sequence[str]) -> set[str]:
     return places
 
 
-def remembered(model: Any) -> dict[str, Any]:
-    """`data`, `val` and `classes` of the run folder that `model` names or lies in; empty where it is of no run."""
+def _remembered(model: Any, with_val: bool = True) -> dict[str, Any]:
+    """`data`, `val`, `classes` and `run` of the run folder that `model` names or lies in; empty where it is of no run.
+
+    with_val: whether the run's `val` is wanted; otherwise only its `data` has to be there.
+    """
     if not isinstance(model, str | Path):
         return {}
     for folder in (Path(model).expanduser(), Path(model).expanduser().parent):
         if (folder / "config.yaml").is_file():
             config = read_config(folder)
-            kept = {key: config[key] for key in ("data", "val", "classes") if config.get(key) is not None}
+            wanted = ("data", "val", "classes") if with_val else ("data", "classes")
+            kept = {key: config[key] for key in wanted if config.get(key) is not None}
             for path in (kept.get("data"), kept.get("val")):
                 _check_there(path, folder)
+            known = config.get("images")
+            images = dict(known) if isinstance(known, dict) else {}
+            if not with_val:
+                images.pop("val", None)
+            if "data" in kept:
+                kept["run"] = _RunImages(
+                    folder, kept["data"], kept.get("val"), str(config.get("split") or "val"), images
+                )
             return kept
     return {}
 

@@ -137,10 +137,14 @@ class Items:
             self._fingerprint = self._compute_fingerprint()
         return self._fingerprint
 
-    def _compute_fingerprint(self) -> str:
+    def has_fingerprint(self, saved: str) -> bool:
+        """Whether `saved` is the fingerprint of these images; that of images in memory knows no sizes of files."""
+        return saved == self.fingerprint() or saved == self._compute_fingerprint(with_sizes=False)
+
+    def _compute_fingerprint(self, with_sizes: bool = True) -> str:
         digest = hashlib.blake2b("\n".join(sorted(self.keys)).encode("utf-8", "surrogateescape"), digest_size=16)
         sized = choose_sample(self.keys, NUM_SIZES) if len(self) else []
-        sizes = sorted((self.keys[i], self.num_bytes(int(self.positions[i]))) for i in sized)
+        sizes = sorted((self.keys[i], self.num_bytes(int(self.positions[i])) if with_sizes else 0) for i in sized)
         digest.update(repr(sizes).encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from raptor.data.images import BadImage, ImageData, Pixels, Progress, chunks_of, fill_uint8
 from raptor.data.preprocess import Preprocess
+from raptor.data.split import choose_sample
 from raptor.devices import ONE_PROCESS, Ranks, free_bytes, share_bytes, to_device
 from raptor.provenance import note_images
 from raptor.run import check_stop
@@ -99,6 +100,13 @@ class ImageStream:
         """The same stream, not shared: for what rank 0 does by itself."""
         stream = copy.copy(self)
         stream.ranks = ONE_PROCESS
+        return stream
+
+    def sample(self, limit: int) -> Self:
+        """The same stream over `limit` of its images, spread over the data."""
+        stream = copy.copy(self)
+        stream.indices = [self.indices[i] for i in choose_sample([self.data.keys[i] for i in self.indices], limit)]
+        stream.num_images = len(stream.indices)
         return stream
 
     def bad_images(self) -> list[str]:

@@ -37,7 +37,7 @@ def run(
     *,
     data: list[str] | str,
     models: list[str] = MODELS,
-    k: list[int] = [2, 3, 4],  # noqa: B006
+    k: list[int] | None = None,
     num_images: int = 10_000,
     pretrained: bool = True,
     out: str = "runs/figure1",
@@ -50,7 +50,7 @@ def run(
     Args:
         data: images, such as ImageNet's validation folder.
         models: the models to compare.
-        k: phases to outline.
+        k: phases to outline; by default those of 2, 3 and 4 that there is room for.
         num_images: images per model.
         pretrained: false uses the same models untrained.
         out: folder for phases.json and the figure.

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from raptor.data import ChosenData, ImageData, iterate
 from raptor.data.by_name import as_spec
+from raptor.data.chosen import describe_images
 from raptor.data.classes import head_names
 from raptor.data.stream import Batch, TrainStream, check_stream
 from raptor.devices import (
@@ -237,7 +238,7 @@ def distill(
         fingerprint=fingerprint(teacher.model),
         data=spec,
         limit=limit,
-        images=_images_of(train_data, val_data),
+        images=describe_images(train_data, val_data),
         size=teacher.preprocess.size,
         seed=seed,
         start=start,
@@ -663,12 +664,6 @@ def _check_same_model(job: Path, theirs: dict[str, Any], ours: dict[str, Any]) -
             raise RunError(
                 f"{job} was trained with {name} {there.get(name)}, this run has {here.get(name)}: give the same"
             )
-
-
-def _images_of(train_data: ImageData, val_data: ImageData) -> dict[str, dict[str, Any]]:
-    """What a run remembers of its images, to notice when they change."""
-    both = {"train": train_data, "val": val_data}
-    return {name: {"num_images": len(data), "fingerprint": data.fingerprint()} for name, data in both.items()}
 
 
 @StopSignal()

@@ -17,6 +17,7 @@ from torchvision.transforms import v2
 
 from raptor.data import ChosenData, ImageData, Preprocess, iterate
 from raptor.data.by_name import as_spec, spec_text
+from raptor.data.chosen import describe_images
 from raptor.data.stream import AUGMENTATIONS, TrainStream, check_stream, stable_seed
 from raptor.devices import ONE_PROCESS, Ranks, device_name, open_fabric, pick_device, pick_precision, ranks_of
 from raptor.fidelity.heads import is_right
@@ -140,6 +141,7 @@ def train_teacher(
     config: dict[str, Any] = {
         "shape": shape,
         "data": spec,
+        "images": describe_images(train_data, val_data),
         **({} if val is None else {"val": val}),
         "kwargs": kwargs,
         **part(TeacherTraining, options),

@@ -18,6 +18,7 @@ from raptor.report.figures_phases import figure_phases
 from raptor.report.page import build_section
 from raptor.report.results import read_results
 from raptor.report.section_phases import phases as show_phases
+from raptor.vit.trajectory import Trajectories
 
 
 def test_phases_checks_its_options_before_any_image(monkeypatch, capsys):
@@ -71,6 +72,39 @@ def test_a_run_folder_gives_teacher_and_surrogate_each_by_name(tmp_path, capsys)
     section = build_section(show_phases, read_results(tmp_path))
     assert "surrogate: raptor k=3 of scenes" in section.html and "(--twin false)" in section.html
     assert section.charts[0].series[0]["name"] == "teacher: scenes"
+
+
+def test_by_default_as_many_phases_as_there_is_room_for(tmp_path, capsys) -> None:
+    shape = dict(img_size=32, patch_size=16, embed_dim=16, depth=3, num_heads=2)
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", **shape)
+    given = dict(num_images=8, batch_size=4, device="cpu", size=32, twin=False, out=str(tmp_path))
+    assert list(phases(model, **given).models[0].phases) == [2, 3]
+    assert list(phases("scenes", **given).models[0].phases) == [2, 3, 4]
+    with pytest.raises(ValueError, match=r"k=4 phases .* there are 3"):
+        phases(model, k=[4], **given)
+    with pytest.raises(ValueError, match=r"k=2 phases of at least 2 layers .* there are 3"):
+        phases(model, method="dp", **given)
+
+
+def test_the_twin_is_measured_on_images_of_all_classes(tmp_path, monkeypatch) -> None:
+    for name, grey in (("ant", 10), ("bee", 250)):
+        (tmp_path / name).mkdir()
+        for i in range(70):
+            Image.new("RGB", (48, 48), (grey, grey, grey)).save(tmp_path / name / f"{name}{i}.png")
+    seen = {}
+
+    def trajectories(vit, batches, *rest):
+        seen[vit.name] = [float(image.mean()) > 0 for batch in batches for image in batch.images]
+        return Trajectories(vit, batches, *rest)
+
+    monkeypatch.setattr("raptor.phases.Trajectories", trajectories)
+    given = dict(data=str(tmp_path), split="all", batch_size=32, device="cpu", out=str(tmp_path / "out"))
+    done = phases("scenes", k=[2], twin=True, **given)
+    assert done.models[0].twin == "its untrained twin was measured on 64 images"
+    whole, few = seen["scenes"], seen["untrained twin of scenes"]
+    assert whole.count(True) == whole.count(False) == 70
+    assert len(few) == 64 and 16 < few.count(True) < 48
 
 
 def test_a_random_model_has_no_more_phases_than_its_twin(tmp_path) -> None:

@@ -49,7 +49,11 @@ def test_joined_images_and_others_to_judge_on(tmp_path: Path) -> None:
     done = train_teacher(data=[one, two], val=[other], out=str(tmp_path / "run"), **tiny)
     config = read_config(tmp_path / "run")
     assert config["data"] == [one, two] and config["val"] == other and done.teacher.num_classes == 2
-    assert ChosenData.of(tmp_path / "run", {}) == ChosenData([one, two], other)
+    chosen = ChosenData.of(tmp_path / "run", {})
+    assert chosen == ChosenData([one, two], other) and (len(chosen.training()), len(chosen.judged())) == (14, 8)
+    Image.new("RGB", (24, 24)).save(tmp_path / "other/a/new.png")
+    with pytest.raises(ValueError, match=r"other holds other images than those .*run was made with: give --val"):
+        ChosenData.of(tmp_path / "run", {}).judged()
     assert open_vit(tmp_path / "run").classes == ["a", "b"]
     (tmp_path / "other" / "a").rename(tmp_path / "other" / "c")
     with pytest.raises(ValueError, match=r"other has other classes than .*one .*two: give --val with the same ones"):

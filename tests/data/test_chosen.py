@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from pages import ROOT
 from PIL import Image
 from tiny_images import pixels
 
-from raptor.data import ChosenData, Preprocess, iterate, open_data
+from raptor.cli import main
+from raptor.data import ChosenData, ImageData, InMemory, Preprocess, iterate, open_data
+from raptor.data.chosen import describe_images, trained_on
 from raptor.data.classes import for_head, imagenet_ids
 from raptor.run import RunError
 
@@ -169,3 +174,87 @@ def test_the_data_of_a_run_is_the_default(tmp_path: Path) -> None:
         ChosenData.of(run, {})
     (run / "config.yaml").write_text("data: [scenes, cifar10, 'cifar100:x', hf/x, 'a.zip,b.zip', 'x-*.zip']\n")
     assert len(ChosenData.of(run, {}).data) == 6
+
+
+def _run(folder: Path, train: ImageData, judged: ImageData, **config: Any) -> str:
+    """A run folder with a surrogate of the built-in teacher, as if it had been distilled on these images."""
+    shutil.copytree(ROOT / "raptor/assets/scenes-k3", folder / "surrogate")
+    shutil.copy(ROOT / "docs/results/phases-scenes.json", folder / "phases.json")
+    images = {"images": describe_images(train, judged)}
+    (folder / "config.yaml").write_text(json.dumps({"data": "photos", **images, **config}))  # JSON is YAML
+    return str(folder)
+
+
+@pytest.fixture
+def two_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folders `here` and `there`, each with its own `photos`; the current one is `here`."""
+    for place in ("here", "there"):
+        _write(tmp_path / place / "photos", [f"{c}/{place}-{c}{i}.png" for c in "ab" for i in range(30)])
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path
+
+
+_LATER = ["evaluate", "dynamics", "phases", "states", "probe", "report"]
+
+
+@pytest.mark.parametrize("command", _LATER)
+def test_a_run_in_another_folder_does_not_read_images_of_the_same_name(
+    command: str, two_places: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = ChosenData("photos")
+    run = _run(two_places / "run", chosen.training(), chosen.judged(2))
+    monkeypatch.chdir(two_places / "there")
+    out = [] if command == "report" else ["--out", str(two_places / "out"), "--batch_size", "4"]
+    assert main([command, run, "--device", "cpu", *out]) == 2
+    said = f"raptor: photos holds other images than those {run} was made with: give --data, or run this in the folder "
+    assert capsys.readouterr().err.endswith(f"{said}where the run was made\n")
+
+
+def test_the_images_of_a_run_are_known_however_they_are_read(two_places: Path) -> None:
+    """Its limits, its split, joined sets, images in memory, labels: all of them open again; so does an older run."""
+    more = _write(two_places / "here/more", [f"train/{i}.png" for i in range(5)] + ["val/x.png"])
+    small = Preprocess(size=16, resize=16)
+    photos, both = ChosenData("photos"), ChosenData(["photos", "more"], "more", "all")
+    train, val = photos.training(20), photos.judged(2)
+    runs = [
+        _run(two_places / "limited", train, val),
+        _run(two_places / "kept", InMemory(train, small), InMemory(val, small)),
+        _run(two_places / "plain", train.without_labels(), val.with_labels([0] * len(val), ["c"])),
+        _run(two_places / "joined", both.training(), both.judged(), data=["photos", "more"], val="more", split="all"),
+        _run(two_places / "older", train, val, images=None),
+    ]
+    for run in runs:
+        for split in ("val", "train", "all"):
+            chosen = ChosenData.of(run, {"split": split})
+            assert len(chosen.training(3)) == 3 and len(chosen.judged())
+    (more / "val/x.png").unlink()
+    _write(more, ["val/y.png"])
+    assert len(ChosenData.of(runs[3], {}).training(3)) == 3
+    with pytest.raises(RunError, match=r"^more holds other images .* give --val, or run"):
+        ChosenData.of(runs[3], {}).judged()
+    assert len(ChosenData.of(runs[3], {"val": "more"}).judged()) == 1
+
+
+def test_images_of_a_run_that_changed_on_purpose(two_places: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = ChosenData("photos")
+    run = _run(two_places / "run", chosen.training(), chosen.judged())
+    assert trained_on(run) is not None and not capsys.readouterr().err
+    _write(two_places / "here/photos", [f"a/new{i}.png" for i in range(9)])
+    with pytest.raises(RunError, match="photos holds other images than those"):
+        ChosenData.of(run, {}).training()
+    with pytest.raises(RunError, match="photos holds other images than those"):
+        ChosenData.of(run, {"val": str(two_places / "there/photos")}).training()
+    assert len(ChosenData.of(run, {"val": str(two_places / "there/photos")}).judged()) == 60
+    given = ChosenData.of(run, {"data": "photos"})
+    assert len(given.training()) + len(given.judged()) == 69
+    assert trained_on(run) is None
+    assert capsys.readouterr().err == (
+        f"what {run} was trained on is not compared with: photos holds other images than those {run} was made with\n"
+    )
+
+
+def test_frames_of_a_run_are_its_own(two_places: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = ChosenData("photos")
+    run = _run(two_places / "run", chosen.training(), chosen.judged(), data="scenes")
+    assert main(["probe", run, "--task", "segment", "--device", "cpu", "--out", str(two_places / "out")]) == 2
+    assert "raptor: scenes holds other images than those" in capsys.readouterr().err

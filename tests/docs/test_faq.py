@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import shutil
 from functools import cache
 from pathlib import Path
 
@@ -50,6 +51,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *small.split(),
     ]
     assert main(run) == 0
+    moved = shutil.copytree(path / "runs/faq", path / "runs/moved")
+    config = (moved / "config.yaml").read_text()
+    (moved / "config.yaml").write_text(config.replace("data: scenes", "data: photos"))
     return path
 
 
