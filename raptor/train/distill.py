@@ -864,6 +864,7 @@ class DistillStage:
         self.budget, self.share, self.before = leg.budget, leg.share, leg.before
         self.module, self.stream, self.measured, self.recipe = module, stream, measured, recipe
         self.graphs = StepGraphs(module, leg.stage, job.precision, job.graphed())
+        self.optimizer = recipe.optimizer
         self.groups = [ParameterGroup(module.trained_parameters(), recipe.weight_decay)]
         self.clip, self.rates = recipe.clip, Rates(recipe.lr, recipe.min_lr, recipe.warmup)
         self.batch_size = recipe.batch_size

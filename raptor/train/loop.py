@@ -28,12 +28,12 @@ from raptor.devices import COLLECTIVE_TIMEOUT, is_out_of_memory, ranks_of
 from raptor.fidelity.verdict import MIN_STEPS
 from raptor.progress import Progress
 from raptor.run import Interrupted, Record, ResultFile, Run, RunError, StopSignal
+from raptor.train.optimizer import make_optimizer, moments_of
 from raptor.train.plan import PlannedPart
 from raptor.train.schedule import Budget, Rates
 
 _LOG_EVERY = 20
 _STEPS_AHEAD = 4
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 _TRACKERS = ("wandb", "tensorboard")
 _TIMED_RUN = 64
 # Steps of each kind when timing: first the untimed ones (compilation, capture, caches, start of the loader), then the
@@ -62,7 +62,8 @@ class Stage(Protocol):
         name: the stage in metrics.jsonl and in the checkpoint.
         title: description of the progress bar.
         module: one training step as a module. Fabric wraps it; nothing trainable may be called around it.
-        groups: what the optimizer (AdamW) trains, in its order.
+        optimizer: its name, of `raptor.train.optimizer`.
+        groups: what it trains, in its order.
         betas, clip, rates: of the optimizer: decay rates of the moments, gradient norm, learning rate.
         batch_size: images per step over all ranks.
         budget, share, before, steps_per_epoch: length of the run, the share of it that this stage gets, the share that
@@ -73,6 +74,7 @@ class Stage(Protocol):
 
     name: str
     title: str
+    optimizer: str
     groups: list[ParameterGroup]
     betas: tuple[float, float]
     clip: float
@@ -172,7 +174,7 @@ class Loop:
             names = ", ".join(stage.name for stage in stages)
             raise RunError(f"{self.run.latest()} is of the stage {reached!r}, not {names}: choose another --out")
         for name, parameter in _named(found[0]) if found else ():
-            for key in _MOMENTS:
+            for key in moments_of(found[0].optimizer, parameter):
                 value = self.tensors.get(f"optimizer.{key}.{name}")
                 shape = torch.Size() if key == "step" else parameter.shape
                 if value is None or value.shape != shape or not value.isfinite().all():
@@ -417,9 +419,10 @@ def _named(stage: Stage) -> list[tuple[str, nn.Parameter]]:
 def _prepare(stage: Stage, tensors: Mapping[str, Tensor], fabric: Any) -> _Training:
     """A stage with its optimizer, which is continued from `tensors` if there are any."""
     groups = [{"params": [p for _, p in g.named], "weight_decay": g.weight_decay} for g in stage.groups]
-    optimizer = torch.optim.AdamW(groups, lr=stage.rates.peak, betas=stage.betas, fused=fabric.device.type == "cuda")
+    fused = fabric.device.type == "cuda"
+    optimizer = make_optimizer(stage.optimizer, groups, stage.rates.peak, stage.betas, fused)
     if tensors:
-        _restore_optimizer(optimizer, _named(stage), tensors)
+        _restore_optimizer(optimizer, stage, tensors)
     wrapped, optimizer = fabric.setup(stage.module, optimizer)
     return _Training(stage, wrapped, optimizer, fabric.backward)
 
@@ -462,10 +465,10 @@ def _read_state(run: Run, saved: dict[str, Any]) -> LoopState:
         raise RunError(f"{run.latest()} cannot be continued (state.json: {error}): choose another --out") from None
 
 
-def _restore_optimizer(optimizer: Any, named: list[tuple[str, nn.Parameter]], tensors: Mapping[str, Tensor]) -> None:
+def _restore_optimizer(optimizer: Any, stage: Stage, tensors: Mapping[str, Tensor]) -> None:
     """Put the optimizer's state of a checkpoint back."""
-    for n, p in named:
-        for key in _MOMENTS:
+    for n, p in _named(stage):
+        for key in moments_of(stage.optimizer, p):
             value = tensors[f"optimizer.{key}.{n}"]
             optimizer.state[p][key] = value if key == "step" and not optimizer.defaults["fused"] else value.to(p.device)
 

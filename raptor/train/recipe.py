@@ -14,6 +14,7 @@ from raptor.options import Option
 from raptor.recipes import load_recipe
 from raptor.surrogate.surrogate import BLOCKS, CONDITIONINGS, COPIES, TABLE_STARTS, check_parts
 from raptor.train.losses import NORMALISATIONS
+from raptor.train.optimizer import OPTIMIZERS
 from raptor.train.schedule import Budget
 
 
@@ -27,6 +28,7 @@ class Recipe:
     adapters: int = 0
     table_start: str = "plain"
     batch_size: int = 64
+    optimizer: str = "adamw"
     lr: float = 1e-3
     min_lr: float = 1e-6
     weight_decay: float = 1e-4
@@ -63,6 +65,10 @@ class RecipeOptions(TypedDict, total=False):
         str | None, Option(None, "120s, 5m, 3000steps or 20epochs, in all; the recipe says how the stages share it.")
     ]
     batch_size: Annotated[int | None, Option(None, "images per step over all devices together.")]
+    optimizer: Annotated[
+        str | None,
+        Option(None, "`adamw`, or `muon` for matrices and AdamW for the rest; muon takes larger rates.", OPTIMIZERS),
+    ]
     lr: Annotated[float | None, Option(None, "peak learning rate.")]
     block: Annotated[str | None, Option(None, "`teacher` (a copy of a block of the phase) or `paper`.", BLOCKS)]
     conditioning: Annotated[
@@ -108,7 +114,14 @@ class RecipeOptions(TypedDict, total=False):
     stage1_share: Annotated[float | None, Option(None, "share of the budget that stage 1 gets.")]
 
 
-_LATER = ("adapters", "table_start", "stage1_weights", "mixup", "sizes")  # entries that came after version 0.1.0
+_LATER = (
+    "adapters",
+    "table_start",
+    "stage1_weights",
+    "mixup",
+    "sizes",
+    "optimizer",
+)  # entries that came after version 0.1.0
 _RANGES = {
     "batch_size": (1, 10**6),
     "adapters": (0, 10**5),
@@ -130,6 +143,7 @@ _CHOICES = {
     "table_start": TABLE_STARTS,
     "normalise": NORMALISATIONS,
     "augment": AUGMENTATIONS,
+    "optimizer": OPTIMIZERS,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from statistics import fmean
 
 from pages import ROOT, read
 
@@ -40,3 +41,13 @@ def test_the_start_of_adapters_is_that_of_the_file() -> None:
         assert f"| norms of {name} | {means} |" in PAGE
     for row in FOUND["adapters_start"]["trained"]["rows"]:
         assert f"| {row['loss']:.3f} | {shown(row['r2_last'])} | {shown(row['r2_lowest'])} |" in PAGE
+
+
+def test_the_trial_of_muon_is_that_of_the_file() -> None:
+    rows = FOUND["muon"]["rows"]
+    best = {}
+    for optimizer, lr in {(row["optimizer"], row["lr"]) for row in rows}:
+        scores = [row["r2_last"] for row in rows if (row["optimizer"], row["lr"]) == (optimizer, lr)]
+        best[optimizer] = max(best.get(optimizer, 0.0), fmean(scores))
+        assert f"| {optimizer} | {lr:g} | {len(scores)} | {shown(fmean(scores))} " in PAGE
+    assert f"Muon has {shown(best['muon'] - best['adamw'])} more R2" in PAGE

@@ -28,7 +28,7 @@ from raptor.report.results import read_results
 from raptor.run import Interrupted, Run, RunError
 from raptor.train import DistillSummary, distill, loop
 from raptor.train.distill import Scores, Validator
-from raptor.train.loop import LoopState
+from raptor.train.loop import Loop, LoopState
 
 LONG = dict(budget="20steps", normalise="group")
 
@@ -99,6 +99,18 @@ def test_a_finished_run_is_given_back_untouched(tmp_path):
     assert all(torch.equal(blocks_of(first)[n], v) for n, v in blocks_of(without).items())
     with pytest.raises(RunError, match="already holds a run"):
         tiny_run(tmp_path / "run", resume=False)
+
+
+def test_a_run_with_muon_resumes_to_the_last_bit(tmp_path, monkeypatch):
+    whole = blocks_of(tiny_run(tmp_path / "whole", optimizer="muon"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "_stop_or_save", lambda loop, step: ((loop.state.stage, step) == ("stage2", 2), True))
+        with pytest.raises(Interrupted, match="stopped after step 2 of stage2"):
+            tiny_run(tmp_path / "run", optimizer="muon")
+    again = blocks_of(tiny_run(tmp_path / "run", optimizer="muon"))
+    assert all(torch.equal(again[n], v) for n, v in whole.items())
+    other = blocks_of(tiny_run(tmp_path / "other"))
+    assert any(not torch.equal(other[n], v) for n, v in whole.items())
 
 
 class Spoiled(nn.Module):

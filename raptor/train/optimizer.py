@@ -1,0 +1,84 @@
+"""What changes the parameters after a backward pass: AdamW, or Muon for matrices and AdamW for the rest.
+
+Muon keeps a running sum of a matrix's gradients and steps along the nearest matrix with orthogonal rows or columns, so
+that every direction of the matrix moves by as much. Such a step is scaled to the size that one of AdamW has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+OPTIMIZERS = ("adamw", "muon")
+_MOMENTUM = 0.95
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the iteration's polynomial: singular values of 0 to 1 go near 1 fast
+_NUM_ITERATIONS = 5
+_ADAMW_SIZE = 0.2  # root mean square of an entry's step with AdamW, in units of the learning rate
+_LEAST_SIDE = 16  # smaller ones are tables of factors, a row per depth
+
+
+def make_optimizer(
+    name: str, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], fused: bool
+) -> torch.optim.AdamW:
+    """The optimizer of a stage. `groups`: as torch's optimizers take them; `fused`: AdamW as one kernel, for a GPU."""
+    kind = {"adamw": torch.optim.AdamW, "muon": Muon}[name]
+    return kind(groups, lr=lr, betas=betas, fused=fused)
+
+
+def moments_of(name: str, parameter: Tensor) -> tuple[str, ...]:
+    """What the optimizer keeps of a parameter from step to step."""
+    return ("exp_avg",) if name == "muon" and is_matrix(parameter) else ("step", "exp_avg", "exp_avg_sq")
+
+
+def is_matrix(parameter: Tensor) -> bool:
+    """Whether Muon takes it: the weight of a linear layer."""
+    return parameter.ndim == 2 and min(parameter.shape) >= _LEAST_SIDE
+
+
+class Muon(torch.optim.AdamW):
+    """Muon for the weights of linear layers, AdamW for everything else; learning rates mean the same for both."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        groups = self.param_groups
+        for group in groups:
+            self._turn(group, [p for p in group["params"] if is_matrix(p) and p.grad is not None])
+        self.param_groups = [{**g, "params": [p for p in g["params"] if not is_matrix(p)]} for g in groups]
+        super().step(closure)
+        self.param_groups = groups
+
+    def _turn(self, group: dict[str, Any], parameters: list[torch.nn.Parameter]) -> None:
+        """One step of matrices; those of one shape are made orthogonal together."""
+        by_shape: dict[torch.Size, list[torch.nn.Parameter]] = defaultdict(list)
+        for parameter in parameters:
+            by_shape[parameter.shape].append(parameter)
+        for shape, alike in by_shape.items():
+            steps_nmd = orthogonal(torch.stack([self._ahead(p) for p in alike]))
+            size = group["lr"] * _ADAMW_SIZE * math.sqrt(max(shape))
+            for parameter, step in zip(alike, steps_nmd):
+                parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(step, alpha=-size)
+
+    def _ahead(self, parameter: torch.nn.Parameter) -> Tensor:
+        """The running sum of a parameter's gradients, as it will be if this step's gradient comes again."""
+        kept, gradient = self.state[parameter], parameter.grad
+        assert gradient is not None
+        if "exp_avg" not in kept:
+            kept["exp_avg"] = torch.zeros_like(parameter)
+        return gradient + _MOMENTUM * kept["exp_avg"].mul_(_MOMENTUM).add_(gradient)
+
+
+def orthogonal(x_nmd: Tensor) -> Tensor:
+    """The matrices (N, M, D) with singular values near 1 instead of their own, by Newton and Schulz's iteration."""
+    wide = x_nmd.shape[1] <= x_nmd.shape[2]
+    x = x_nmd if wide else x_nmd.mT
+    x = x.bfloat16() if x.is_cuda else x
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    a, b, c = _COEFFICIENTS
+    for _ in range(_NUM_ITERATIONS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return (x if wide else x.mT).to(x_nmd.dtype)
