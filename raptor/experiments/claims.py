@@ -298,7 +298,7 @@ def _as_in_the_paper(result: ExperimentFile | None) -> bool:
 
 
 def _depth_claims(folder: Path, base: Path) -> tuple[list[Claim], list[Twin]]:
-    """The claims about depth, all models of one claim together, and the untrained twins they are compared with."""
+    """The claims about depth, sorted so that each claim has its models together, and the untrained twins."""
     witness = Witness.read(folder) if (folder / Witness.FILE).exists() else None
     found: list[Claim] = []
     beside: list[Twin] = []
@@ -312,13 +312,10 @@ def _depth_claims(folder: Path, base: Path) -> tuple[list[Claim], list[Twin]]:
         label = f"{model.name} (L = {model.num_layers}), {data_label(measured.data)}"
         claims = claims_dynamics(measured, witness, relative, [twin for _, twin in twins])
         found += [_filled(c, path, base, label, measured.provenance.command) for c in claims]
-        for changed in (path.with_name(f"{path.stem}{kind}-interventions.json") for kind in ("", "-paper")):
-            if changed.exists():
-                swaps = InterventionsFile.read_file(changed)
-                found += [
-                    _filled(c, changed, base, label, swaps.provenance.command) for c in claims_interventions(swaps)
-                ]
-                break
+        changed = path.with_name(f"{path.stem}-interventions.json")
+        if changed.exists():
+            swaps = InterventionsFile.read_file(changed)
+            found += [_filled(c, changed, base, label, swaps.provenance.command) for c in claims_interventions(swaps)]
     found = found or claims_dynamics(None)
     order = list(dict.fromkeys(claim.says for claim in found))
     found.sort(key=lambda claim: order.index(claim.says))
@@ -349,7 +346,7 @@ def _twins(path: Path) -> list[tuple[Path, DynamicsFile]]:
 
 
 def _twin_records(model: DynamicsFile, twins: Sequence[tuple[Path, DynamicsFile]], base: Path) -> list[Twin]:
-    """What the page says about each twin of one model. The first with each kind of cut is shown, others are seeds."""
+    """One record per untrained twin of a model. The page shows the first of each kind of cut; the others are seeds."""
     first = [found[0] for found in by_cut(model, [twin for _, twin in twins]).values()]
     return [
         Twin(

@@ -87,6 +87,16 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return read_results(folder)
 
 
+@pytest.fixture(params=["teacher", "surrogate"])
+def one_sided(committed: Results, request: pytest.FixtureRequest) -> tuple[str, InterventionsFile]:
+    """A side, and the committed interventions where the predictions of that side hardly vary: it has no agreement."""
+    changed = committed.interventions
+    assert changed is not None
+    parts = changed.sides()[request.param]
+    swaps, repetition = replace(parts.swaps, agreement=None), replace(parts.repetition, agreement=None)
+    return request.param, replace(changed, **{request.param: replace(parts, swaps=swaps, repetition=repetition)})
+
+
 @pytest.fixture(scope="session")
 def full_page(full_run: Path) -> str:
     return report(str(full_run), images=2).path.read_text()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import matplotlib.pyplot as plt
 import numpy as np
-import pytest
 
+from raptor.dynamics.interventions import InterventionsFile
 from raptor.report.figures_interventions import figure_extrapolation, figure_repetition, figure_swaps
 from raptor.report.results import Results
 
@@ -34,14 +32,8 @@ def test_repetition_is_drawn_over_the_length_of_the_phase(committed: Results) ->
     plt.close(figure)
 
 
-@pytest.mark.parametrize("without", ["teacher", "surrogate"])
-def test_a_side_without_agreement_leaves_its_place_empty(committed: Results, without: str) -> None:
-    """The predictions of one side may hardly vary where those of the other do."""
-    changed = committed.interventions
-    assert changed is not None
-    parts = changed.sides()[without]
-    swaps, repetition = replace(parts.swaps, agreement=None), replace(parts.repetition, agreement=None)
-    changed = replace(changed, **{without: replace(parts, swaps=swaps, repetition=repetition)})
+def test_a_side_without_agreement_leaves_its_place_empty(one_sided: tuple[str, InterventionsFile]) -> None:
+    without, changed = one_sided
     other = next(side for side in changed.sides() if side != without)
     matrices = {ax.get_title(): ax.get_images()[0].get_array() for ax in figure_swaps(changed).axes if ax.get_title()}
     kept = changed.sides()[other].swaps

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
-import pytest
 
+from raptor.dynamics.interventions import InterventionsFile
 from raptor.report.results import Results
 from raptor.report.section_interventions import interventions
 
@@ -35,14 +33,10 @@ def test_swaps_repetition_and_extrapolation_are_the_saved_ones(committed: Result
     assert all(line.split(":")[0] in section.html for line in committed.interventions.findings)
 
 
-@pytest.mark.parametrize("without", ["teacher", "surrogate"])
-def test_agreement_is_offered_where_both_sides_have_it(committed: Results, without: str) -> None:
-    changed = committed.interventions
-    assert changed is not None
-    parts = changed.sides()[without]
-    swaps, repetition = replace(parts.swaps, agreement=None), replace(parts.repetition, agreement=None)
-    changed = replace(changed, **{without: replace(parts, swaps=swaps, repetition=repetition)})
-    section = interventions(Results(committed.folder, interventions=changed))
+def test_agreement_is_offered_where_both_sides_have_it(
+    committed: Results, one_sided: tuple[str, InterventionsFile]
+) -> None:
+    section = interventions(Results(committed.folder, interventions=one_sided[1]))
     for chart in section.charts[:2]:
         offered = {value for control in chart.controls if control.name == "measure" for value, _ in control.options}
         assert "turn_all" in offered and "agreement" not in offered
