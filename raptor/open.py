@@ -231,6 +231,8 @@ def open_pair(
         )
     found = teacher if isinstance(teacher, ViT) else _open_teacher(source, made_from, size, of_teacher, both)
     check_teacher(view, found, source, allow_other_teacher)
+    if found.classes is None and found.num_classes == view.num_classes:  # the run was told their names
+        found = replace(found, classes=view.classes)
     return view, found
 
 

@@ -590,6 +590,8 @@ def _adds_leg(path: Path, config: Mapping[str, Any]) -> bool:
     old, new = _flat(read_config(path.parent)), _flat(json.loads(json.dumps(config)))
     known = any(name.startswith("images.") for name in old)  # earlier versions did not remember them
     differing = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and (known or not k.startswith("images."))]
+    if isinstance(old.get("classes"), str):  # earlier versions remembered the name of the file
+        differing = [k for k in differing if k.partition(".")[0] != "classes"]
     images = [k for k in differing if k.startswith("images.")]
     if known and not images:  # the same images at another place
         differing = [k for k in differing if k not in ("data", "val")]

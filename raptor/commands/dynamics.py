@@ -135,8 +135,8 @@ def dynamics(
         check_cuts(main, [k])
     if options["head_file"] is not None:
         given_head(options["head_file"], main)
-    data = ChosenData.of(model, options, main.classes)
-    images = data.judged(options["num_images"], main.preprocess.size, main.num_classes)
+    data = ChosenData.of(model, options, main.classes, main.num_classes)
+    images = data.judged(options["num_images"], main.preprocess.size)
     batches = iterate(
         images,
         main.preprocess,

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from raptor.data import ChosenData, ImageData, ImageStream, iterate
-from raptor.data.chosen import trained_on
-from raptor.data.classes import head_names
 from raptor.devices import join_ranks, pick_device, pick_precision
 from raptor.fidelity.certificate import Certificate, certify
 from raptor.fidelity.complexity import Complexity, levin_bounds, quantisation_error
@@ -107,9 +105,9 @@ def evaluate(
     def show(done: int, _total: int) -> None:
         bar.advance(done - bar.done)
 
-    chosen, size = ChosenData.of(run, options, model.classes), model.preprocess.size
-    if chosen.classes is not None and model.num_classes:
-        model = replace(model, classes=head_names(chosen.classes, model.num_classes))
+    chosen, size = ChosenData.of(run, options, model.classes, model.num_classes), model.preprocess.size
+    if chosen.classes is not None:
+        model = replace(model, classes=list(chosen.classes))
 
     def stream(images: ImageData, progress: Any = None) -> ImageStream:
         return iterate(
@@ -122,14 +120,14 @@ def evaluate(
             ranks=ranks,
         )
 
-    fitted = chosen.training(train_images, size, model.num_classes)
-    seen = trained_on(run, size, model.num_classes, model.classes)
+    fitted = chosen.training(train_images, size)
+    seen = chosen.trained_on(run, size)
     own_head = options["head_file"] is None and chosen.classes is None
     like: ImageData = fitted
     other: ImageData | None = seen
     if own_head and seen is not None and 0 < len(seen.classes or ()) == model.num_classes:
         like, other = seen, fitted  # the head's classes are called as those of the run
-    judged = chosen.judged(num_images, size, model.num_classes, like=like, also=other)
+    judged = chosen.judged(num_images, size, like=like, also=other)
     held_out, training = stream(judged, show), stream(fitted)
     folder.mkdir(parents=True, exist_ok=True)
     head_file, head_images = options["head_file"], options["head_images"]

@@ -139,8 +139,8 @@ def probe(
         opening["size"] = None  # frames are padded to whole patches, so any size will do, and the model keeps its own
     ranks = join_ranks(device)
     surrogate, of_teacher = open_pair(model, **part(OfTeacher, options), device=ranks.device, **opening)
-    chosen = ChosenData.of(model, options, of_teacher.classes)
-    train_data, val_data = _open_both(task, chosen, size or of_teacher.preprocess.size, of_teacher.num_classes, options)
+    chosen = ChosenData.of(model, options, of_teacher.classes, of_teacher.num_classes)
+    train_data, val_data = _open_both(task, chosen, size or of_teacher.preprocess.size, options)
     train = partial(
         train_probe,
         task=task,
@@ -207,13 +207,13 @@ def _tell_of_new_classes(train: ImageData, judged: ImageData) -> None:
 
 
 def _open_both(
-    task: str, chosen: ChosenData, size: int, num_classes: int, options: ProbeOptions
+    task: str, chosen: ChosenData, size: int, options: ProbeOptions
 ) -> tuple[ImageData, ImageData] | tuple[DenseData, DenseData]:
     """Training and held-out data of the task."""
     limit, val_images = options["limit"], options["val_images"]
     if task == "classify":
-        train = chosen.training(limit, size, num_classes)
-        judged = chosen.judged(val_images, size, num_classes, like=train)
+        train = chosen.training(limit, size)
+        judged = chosen.judged(val_images, size, like=train)
         _tell_of_new_classes(train, judged)
         return train, judged
     train_spec, val_spec = spec_text(chosen.data), spec_text(chosen.val or chosen.data)

@@ -202,10 +202,10 @@ def _choose_images(
     """The images whose features are saved, and what they were chosen by."""
     if options["val"] is not None and split == "all":
         split = "val"
-    chosen = ChosenData.of(model, {**options, "split": split}, vit.classes)
+    chosen = ChosenData.of(model, {**options, "split": split}, vit.classes, vit.num_classes)
     if split in ("train", "all"):  # of the data, whatever else a run was judged on
         chosen = replace(chosen, val=None)
-    return chosen, chosen.judged(limit, vit.preprocess.size, vit.num_classes)
+    return chosen, chosen.judged(limit, vit.preprocess.size)
 
 
 def _features(x_btd: Tensor, pool: bool) -> np.ndarray:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from raptor.data.by_name import NAMED, open_data, spec_text
-from raptor.data.classes import for_head, renumbered
+from raptor.data.classes import for_head, head_names, renumbered
 from raptor.data.images import NUM_SIZES, ImageData
 from raptor.data.split import is_train, own_validation
 from raptor.run import RunError, read_config
@@ -27,48 +27,74 @@ class ChosenData:
     Attributes:
         data, val: as `open_data` takes them.
         split: of what is judged: `val`, or another part. Of `val` data without a validation part, `val` is all of it.
-        classes: a file that names the classes of the model's head, one per line in its order.
-        names: the same as the model keeps them, where it does and there is no such file.
+        classes: of the model's head in its order, as `--classes` names them.
+        names: the same as the model keeps them, where it does: a saved model, and a run made with `--classes`.
+        num_classes: outputs of the model's own head, whose order labels then have; 0 leaves them as they are.
         run: the run that `data` and `val` are of, where they were not given: other images than its are refused.
     """
 
     data: str | Sequence[str]
     val: str | Sequence[str] | None = None
     split: str = "val"
-    classes: str | None = None
+    classes: Sequence[str] | None = None
     skip_bad: bool = False
     names: Sequence[str] | None = None
+    num_classes: int = 0
     run: _RunImages | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, model: Any, options: Mapping[str, Any], names: Sequence[str] | None = None) -> ChosenData:
+    def of(
+        cls, model: Any, options: Mapping[str, Any], names: Sequence[str] | None = None, num_classes: int = 0
+    ) -> ChosenData:
         """What the options of a command choose; where they are silent, what the run of `model` was made with.
 
-        names: of the classes of the model's head, as in the attributes.
+        names, num_classes: of the model's head, as in the attributes.
         """
-        given = {key: options.get(key) for key in ("data", "val", "classes") if options.get(key) is not None}
+        given = {key: options.get(key) for key in ("data", "val") if options.get(key) is not None}
         chosen: dict[str, Any] = {"data": DEFAULT_DATA}
         if "data" not in given:
             chosen |= _remembered(model, with_val="val" not in given)
-        split, skip_bad = options.get("split") or "val", bool(options.get("skip_bad"))
-        return cls(**{**chosen, **given}, split=split, skip_bad=skip_bad, names=names)
+        file = options.get("classes") if num_classes else None
+        return cls(
+            **{**chosen, **given},
+            split=options.get("split") or "val",
+            classes=None if file is None else head_names(file, num_classes),
+            skip_bad=bool(options.get("skip_bad")),
+            names=names,
+            num_classes=num_classes,
+        )
 
     @property
     def name(self) -> str:
         """The data that is judged, for results and titles."""
         return spec_text(self.data if self.val is None else self.val)
 
-    def training(self, limit: int | None = None, size: int | None = None, num_classes: int = 0) -> ImageData:
-        """The images to train or fit on. `num_classes`: of the model's own head, whose order the labels then have."""
+    def training(self, limit: int | None = None, size: int | None = None) -> ImageData:
+        """The images to train or fit on."""
         self.check_same(self.data, "train")
-        found = open_data(self.data, "train", limit=limit, size=size, skip_bad=self.skip_bad)
-        return for_head(found, num_classes, self.classes, self.names)
+        return self._for_head(open_data(self.data, "train", limit=limit, size=size, skip_bad=self.skip_bad))
+
+    def trained_on(self, model: Any, size: int | None = None) -> ImageData | None:
+        """The training images of the run that `model` names or lies in; None where it is of no run, or they are gone.
+
+        Where they are gone, or its data holds other images by now, this is said.
+        """
+        if self.run is not None:  # they are the run's, and compared with what it remembers
+            return self.training(None, size)
+        try:
+            kept = _remembered(model)
+            names = self.names if self.classes is None else self.classes
+            of_run = ChosenData(**kept, names=names, num_classes=self.num_classes) if "data" in kept else None
+            return None if of_run is None else of_run.training(None, size)
+        except ValueError as error:
+            why = str(error).rpartition(": ")[0] or error
+            print(f"what {model} was trained on is not compared with: {why}", file=sys.stderr)
+            return None
 
     def judged(
         self,
         limit: int | None = None,
         size: int | None = None,
-        num_classes: int = 0,
         like: ImageData | None = None,
         also: ImageData | None = None,
     ) -> ImageData:
@@ -86,7 +112,7 @@ class ChosenData:
         if split not in ("train", "all"):
             for train in _without_parts([data for data in (like, also) if data is not None]):
                 _check_apart(train, found)
-        found = for_head(found, num_classes, self.classes, self.names)
+        found = self._for_head(found)
         if like is None or like.classes is None or found.classes in (None, like.classes):
             return found
         same = renumbered(found, like.classes)
@@ -103,7 +129,7 @@ class ChosenData:
         if self.run is not None:
             self.run.check(spec, split)
 
-    def labelled(self, train: ImageData, judged: ImageData, size: int | None = None, num_classes: int = 0) -> ImageData:
+    def labelled(self, train: ImageData, judged: ImageData, size: int | None = None) -> ImageData:
         """The images that heads are fitted on: `train` or, where it has no labels, the training part of `val`.
 
         Only of a `val` that has a validation part too: of any other all images are judged.
@@ -114,10 +140,13 @@ class ChosenData:
         rows = [i for i, part in enumerate(whole.parts) if part is not None and is_train(part)]
         if not rows or own_validation(whole.parts) is None:
             return train
-        found = for_head(whole.select(rows), num_classes, self.classes, self.names)
+        found = self._for_head(whole.select(rows))
         if found.classes == judged.classes:
             return found
         return renumbered(found, judged.classes or []) or train
+
+    def _for_head(self, data: ImageData) -> ImageData:
+        return for_head(data, self.num_classes, self.classes, self.names)
 
 
 @dataclass
@@ -142,7 +171,7 @@ class _RunImages:
         for part in parts if spec in (self.data, self.val) else ():
             if not self._is_same(part):
                 option = "--data" if spec == self.data else "--val"
-                raise _OtherImages(
+                raise RunError(
                     f"{spec_text(spec)} holds other images than those {self.folder} was made with: give {option}, or "
                     "run this in the folder where the run was made"
                 )
@@ -159,10 +188,6 @@ class _RunImages:
             return False
         del self.images[part]  # once is enough
         return True
-
-
-class _OtherImages(RunError):
-    """The data of a run holds other images than it was made with."""
 
 
 def describe_images(train: ImageData, val: ImageData) -> dict[str, dict[str, Any]]:
@@ -189,23 +214,6 @@ def _check_apart(train: ImageData, judged: ImageData) -> None:
     if 2 * num >= num_looked_at:
         raise ValueError(f"{found} of {train.name}: judge on others with --val, or leave it out for held-out ones")
     print(f"{found} of {train.name}", file=sys.stderr)
-
-
-def trained_on(
-    model: Any, size: int | None = None, num_classes: int = 0, names: Sequence[str] | None = None
-) -> ImageData | None:
-    """The training images of the run that `model` names or lies in; None where it is of no run, or they are gone.
-
-    Where its data holds other images by now, this is said.
-    """
-    try:
-        kept = _remembered(model)
-        return ChosenData(**kept, names=names).training(None, size, num_classes) if kept.get("data") else None
-    except _OtherImages as error:
-        print(f"what {model} was trained on is not compared with: {str(error).rpartition(': ')[0]}", file=sys.stderr)
-        return None
-    except ValueError:
-        return None
 
 
 def _num_shared(train: ImageData, judged: ImageData) -> tuple[int, int]:
@@ -237,7 +245,7 @@ def _places(spec: str | Sequence[str]) -> set[str]:
 
 
 def _remembered(model: Any, with_val: bool = True) -> dict[str, Any]:
-    """`data`, `val`, `classes` and `run` of the run folder that `model` names or lies in; empty where it is of no run.
+    """`data`, `val` and `run` of the run folder that `model` names or lies in; empty where it is of no run.
 
     with_val: whether the run's `val` is wanted; otherwise only its `data` has to be there.
     """
@@ -246,7 +254,7 @@ def _remembered(model: Any, with_val: bool = True) -> dict[str, Any]:
     for folder in (Path(model).expanduser(), Path(model).expanduser().parent):
         if (folder / "config.yaml").is_file():
             config = read_config(folder)
-            wanted = ("data", "val", "classes") if with_val else ("data", "classes")
+            wanted = ("data", "val") if with_val else ("data",)
             kept = {key: config[key] for key in wanted if config.get(key) is not None}
             for path in (kept.get("data"), kept.get("val")):
                 _check_there(path, folder)

@@ -4,36 +4,38 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from raptor.data.images import ImageData
+from raptor.provenance import hash_config
 from raptor.run import read_text
 
 _WORDNET_ID = re.compile(r"n\d{8}")
 
 
 def for_head(
-    data: ImageData, num_classes: int, file: str | None = None, names: Sequence[str] | None = None
+    data: ImageData, num_classes: int, given: Sequence[str] | None = None, names: Sequence[str] | None = None
 ) -> ImageData:
     """`data` with its labels numbered as a head of `num_classes` outputs numbers its classes.
 
-    file: the names of the head's classes, one per line. names: the same as the model itself keeps them, where it does.
-    Without both, classes that are WordNet ids are ImageNet's where the head has as many outputs as ImageNet has
-    classes. Labels of other classes stay as they are.
+    given: the names of the head's classes as its user gave them, see `head_names`; images of other classes are refused.
+    names: the same as the model itself keeps them, where it does. Without both, classes that are WordNet ids are
+    ImageNet's where the head has as many outputs as ImageNet has classes. Labels of other classes stay as they are.
     """
     if data.labels is None or data.classes is None or not num_classes:
         return data
-    if file is not None:
-        named = head_names(file, num_classes)
-        twice = next((name for name in _present(data) if named.count(name) > 1), None)
+    if given is not None:
+        twice = next((name for name in _present(data) if list(given).count(name) > 1), None)
         if twice is not None:
-            raise ValueError(f"class {twice} of {data.name} stands twice in {file}: give each class a name of its own")
-        found = renumbered(data, named)
+            raise ValueError(f"class {twice} of {data.name} stands twice in --classes: give each class its own name")
+        found = renumbered(data, given)
         if found is None:
-            strange = next(name for name in _present(data) if name not in named)
-            raise ValueError(f"class {strange} of {data.name} is not in {file}: add it, or correct its name")
+            strange = next(name for name in _present(data) if name not in given)
+            raise ValueError(f"class {strange} of {data.name} is not in --classes: add it, or correct its name")
         return found
     if names is not None:
         return renumbered(data, names) or data
@@ -54,11 +56,18 @@ def head_names(file: str, num_classes: int) -> list[str]:
     return names
 
 
+def describe_names(names: Sequence[str]) -> dict[str, Any]:
+    """What a run remembers of the classes it was given, to notice when they change. Its surrogate keeps the names."""
+    return {"num_classes": len(names), "fingerprint": hash_config({"classes": names})}
+
+
 def renumbered(data: ImageData, classes: Sequence[str]) -> ImageData | None:
-    """The same images with labels that index `classes`; None when one of their classes is not among them."""
+    """The same images with labels that index `classes`; None unless each of their classes is there, and once."""
     assert data.labels is not None and data.classes is not None
-    index = {name: i for i, name in enumerate(classes)}
-    if any(name not in index for name in _present(data)):
+    if data.classes == list(classes):
+        return data
+    index, count = {name: i for i, name in enumerate(classes)}, Counter(classes)
+    if any(count[name] != 1 for name in _present(data)):
         return None
     return data.with_labels([index[data.classes[label]] for label in data.labels], list(classes))
 

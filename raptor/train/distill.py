@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from raptor.data import ChosenData, ImageData, iterate
 from raptor.data.by_name import as_spec
 from raptor.data.chosen import describe_images
-from raptor.data.classes import head_names
+from raptor.data.classes import describe_names, for_head, head_names
 from raptor.data.stream import Batch, TrainStream, check_stream
 from raptor.devices import (
     ONE_PROCESS,
@@ -185,20 +185,20 @@ def distill(
         given_head(options["head_file"], teacher)
     if out is not None:
         check_folder(out)
+    names = None if classes is None or not teacher.num_classes else head_names(classes, teacher.num_classes)
+    teacher = teacher if names is None else replace(teacher, classes=names)
     if isinstance(data, tuple):
-        train_data, val_data, *labelled = data
+        train_data, val_data, *labelled = (for_head(one, teacher.num_classes, names, teacher.classes) for one in data)
         head_data = labelled[0] if labelled else train_data
         spec: str | list[str] = as_spec(train_data.specs)
         val = None if val_data.specs == train_data.specs else as_spec(val_data.specs)
     else:
         spec, val = as_spec(data), as_spec(val)
-        if classes is not None and teacher.num_classes:
-            teacher = replace(teacher, classes=head_names(classes, teacher.num_classes))
-        chosen = ChosenData(spec, val, split, classes, options["skip_bad"], teacher.classes)
+        chosen = ChosenData(spec, val, split, names, options["skip_bad"], teacher.classes, teacher.num_classes)
         side = teacher.preprocess.size
-        train_data = chosen.training(limit, side, teacher.num_classes)
-        val_data = chosen.judged(val_images, side, teacher.num_classes, like=train_data)
-        head_data = chosen.labelled(train_data, val_data, side, teacher.num_classes)
+        train_data = chosen.training(limit, side)
+        val_data = chosen.judged(val_images, side, like=train_data)
+        head_data = chosen.labelled(train_data, val_data, side)
     check_stream(len(train_data), settings.batch_size, settings.augment, settings.crop_scale, sizes=settings.sizes)
     for side in settings.sizes or ():
         groups_at(teacher, side)
@@ -247,7 +247,8 @@ def distill(
     )
     structure = {key: value for key, value in opening.items() if key not in ("dtype", "trust_hub", "pretrained")}
     structure |= {} if opening["pretrained"] else {"pretrained": False}
-    structure |= {"val": val, "classes": classes, "split": None if split == "val" else split}
+    structure |= {"val": val, "split": None if split == "val" else split}
+    structure |= {"classes": None if names is None else describe_names(names)}
     structure |= {"tokens": None if tokens == "all" else tokens}
     config |= {key: value for key, value in structure.items() if key not in config and value is not None}
     root = f"runs/{slug(name)}"

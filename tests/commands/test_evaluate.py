@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 from tiny_images import write_tree
 from tiny_models import tiny_timm
 
 from raptor.cli import main
 from raptor.commands.evaluate import evaluate
+from raptor.data import open_data
+from raptor.data.images import Items
 from raptor.open import open_vit, save_vit
+from raptor.run import RunError, read_config
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train import distill
 
@@ -89,6 +93,39 @@ def test_labels_are_of_the_classes_that_a_teacher_keeps(tmp_path: Path) -> None:
         str(tmp_path / "surrogate"), data=str(tmp_path / "bc"), classes=str(tmp_path / "names.txt"), **options
     )
     assert "teacher_accuracy" in named.certificate.predictions
+
+
+def test_a_run_keeps_the_classes_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another folder `names.txt` may be another file; the run's images are looked at once."""
+    save_vit(tiny_timm("vit_tiny_patch16_224", num_classes=2), tmp_path / "tiny")
+    photos, run = tmp_path / "photos", tmp_path / "run"
+    write_tree(
+        photos, [f"train/{c}/{c}{i}.png" for c in "ab" for i in range(6)] + [f"val/a/v{i}.png" for i in range(7)]
+    )
+    for place, names in (("here", "b\na"), ("there", "a\nb")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "names.txt").write_text(names)
+    monkeypatch.chdir(tmp_path / "here")
+    options: dict[str, Any] = dict(phases=[1, 3], budget="2steps", batch_size=4, out=str(run), device="cpu")
+    known = distill(str(tmp_path / "tiny"), str(photos), classes="names.txt", **options).summary.validation
+    opened = (open_data(str(photos), "train"), open_data(str(photos), "val"))
+    same = distill(str(tmp_path / "tiny"), opened, classes="names.txt", **{**options, "out": str(tmp_path / "pair")})
+    assert same.summary.validation.teacher_accuracy == known.teacher_accuracy
+    monkeypatch.chdir(tmp_path / "there")
+    looked_at: list[int] = []
+    compute = Items._compute_fingerprint
+    monkeypatch.setattr(
+        Items, "_compute_fingerprint", lambda self, *args: looked_at.append(len(self)) or compute(self, *args)
+    )
+    measured: dict[str, Any] = dict(train_images=4, bootstrap=5, null_models=False, device="cpu")
+    found = evaluate(str(run), **measured).certificate
+    assert found.predictions["teacher_accuracy"].value == known.teacher_accuracy
+    assert looked_at.count(12) == 1
+    with pytest.raises(RunError, match=r"another config \(classes\.fingerprint"):
+        distill(str(tmp_path / "tiny"), str(photos), classes="names.txt", **options)
+    config = read_config(run)  # as earlier versions wrote it
+    (run / "config.yaml").write_text(yaml.safe_dump({**config, "classes": "names.txt"}))
+    distill(str(tmp_path / "tiny"), str(photos), classes=str(tmp_path / "here/names.txt"), **options)
 
 
 def test_copies_of_training_images_are_told_of_once(run: Path, tmp_path: Path, capsys: Any) -> None:

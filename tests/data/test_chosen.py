@@ -16,8 +16,8 @@ from tiny_images import pixels
 
 from raptor.cli import main
 from raptor.data import ChosenData, ImageData, InMemory, Preprocess, iterate, open_data
-from raptor.data.chosen import describe_images, trained_on
-from raptor.data.classes import for_head, imagenet_ids
+from raptor.data.chosen import describe_images
+from raptor.data.classes import for_head, head_names, imagenet_ids
 from raptor.run import RunError
 
 WNIDS = ("n01440764", "n01443537", "n02102040", "n03394916")  # classes 0, 1, 217 and 566
@@ -52,13 +52,17 @@ def test_imagenets_classes_whatever_folders_there_are(tmp_path: Path) -> None:
 def test_classes_from_a_file(tmp_path: Path) -> None:
     root = _write(tmp_path / "pets", [f"val/{name}/{name}{i}.png" for name in ("cat", "dog") for i in range(3)])
     (tmp_path / "head.txt").write_text("bird\ndog\ncat\n")
-    data = for_head(open_data(str(root), "val"), 3, str(tmp_path / "head.txt"))
+    data = for_head(open_data(str(root), "val"), 3, head_names(str(tmp_path / "head.txt"), 3))
     assert data.labels == [2, 2, 2, 1, 1, 1] and data.classes == ["bird", "dog", "cat"]
-    with pytest.raises(ValueError, match="names 3 classes, the head has 4"):
-        for_head(open_data(str(root), "val"), 4, str(tmp_path / "head.txt"))
+    options = {"data": str(root), "classes": str(tmp_path / "head.txt")}
+    chosen = ChosenData.of("x", options, num_classes=3)
+    (tmp_path / "head.txt").unlink()  # it is read once
+    assert chosen.judged().labels == data.labels
     (tmp_path / "head.txt").write_text("bird\ncat\n")
-    with pytest.raises(ValueError, match=r"class dog of .* is not in"):
-        for_head(open_data(str(root), "val"), 2, str(tmp_path / "head.txt"))
+    with pytest.raises(ValueError, match="names 2 classes, the head has 4"):
+        ChosenData.of("x", options, num_classes=4)
+    with pytest.raises(ValueError, match=r"class dog of .* is not in --classes"):
+        ChosenData.of("x", options, num_classes=2).judged()
 
 
 def test_other_data_to_judge_on(tmp_path: Path) -> None:
@@ -238,7 +242,8 @@ def test_the_images_of_a_run_are_known_however_they_are_read(two_places: Path) -
 def test_images_of_a_run_that_changed_on_purpose(two_places: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = ChosenData("photos")
     run = _run(two_places / "run", chosen.training(), chosen.judged())
-    assert trained_on(run) is not None and not capsys.readouterr().err
+    other = ChosenData("scenes")
+    assert other.trained_on(run) is not None and not capsys.readouterr().err
     _write(two_places / "here/photos", [f"a/new{i}.png" for i in range(9)])
     with pytest.raises(RunError, match="photos holds other images than those"):
         ChosenData.of(run, {}).training()
@@ -247,10 +252,12 @@ def test_images_of_a_run_that_changed_on_purpose(two_places: Path, capsys: pytes
     assert len(ChosenData.of(run, {"val": str(two_places / "there/photos")}).judged()) == 60
     given = ChosenData.of(run, {"data": "photos"})
     assert len(given.training()) + len(given.judged()) == 69
-    assert trained_on(run) is None
-    assert capsys.readouterr().err == (
-        f"what {run} was trained on is not compared with: photos holds other images than those {run} was made with\n"
-    )
+    said = f"what {run} was trained on is not compared with: photos"
+    assert other.trained_on(run) is None
+    assert capsys.readouterr().err == f"{said} holds other images than those {run} was made with\n"
+    (two_places / "here/photos").rename(two_places / "moved")
+    assert other.trained_on(run) is None
+    assert capsys.readouterr().err == f"{said}, the data of {run}, is not there\n"
 
 
 def test_frames_of_a_run_are_its_own(two_places: Path, capsys: pytest.CaptureFixture[str]) -> None:

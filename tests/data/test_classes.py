@@ -18,26 +18,27 @@ def test_labels_follow_the_order_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "classes.txt"
     file.write_text("dog\n\nbird\n cat \n")
     assert head_names(str(file), 3) == ["dog", "bird", "cat"]
-    found = for_head(data_of([0, 1, 1], ["cat", "dog"]), 3, str(file))
+    found = for_head(data_of([0, 1, 1], ["cat", "dog"]), 3, head_names(str(file), 3))
     assert found.labels == [2, 0, 0] and found.classes == ["dog", "bird", "cat"]
     with pytest.raises(ValueError, match="class fish of x is not in"):
-        for_head(data_of([0], ["fish"]), 3, str(file))
+        for_head(data_of([0], ["fish"]), 3, head_names(str(file), 3))
     with pytest.raises(ValueError, match="names 3 classes, the head has 4"):
-        for_head(data_of([0], ["cat"]), 4, str(file))
+        for_head(data_of([0], ["cat"]), 4, head_names(str(file), 4))
 
 
 def test_a_name_that_stands_twice_is_refused_where_images_have_it(tmp_path: Path) -> None:
     """As in ImageNet's lists of words: `crane` is a bird and a machine."""
     file = tmp_path / "classes.txt"
     file.write_text("crane\ndog\ncrane\n")
-    assert for_head(data_of([0], ["dog"]), 3, str(file)).labels == [1]
+    assert for_head(data_of([0], ["dog"]), 3, head_names(str(file), 3)).labels == [1]
     with pytest.raises(ValueError, match="class crane of x stands twice in"):
-        for_head(data_of([0, 1], ["crane", "dog"]), 3, str(file))
+        for_head(data_of([0, 1], ["crane", "dog"]), 3, head_names(str(file), 3))
 
 
 def test_classes_without_images_need_no_place() -> None:
     assert renumbered(data_of([1], ["fish", "cat"]), ["dog", "cat"]) is not None
     assert renumbered(data_of([0], ["fish", "cat"]), ["dog", "cat"]) is None
+    assert renumbered(data_of([0], ["crane", "dog"]), ["crane", "dog", "crane"]) is None
 
 
 def test_names_that_the_model_keeps(tmp_path: Path) -> None:
@@ -46,7 +47,7 @@ def test_names_that_the_model_keeps(tmp_path: Path) -> None:
     strange = data_of([0, 1], ["cat", "fish"])  # they are not of the head, but a probe can learn them
     assert for_head(strange, 3, names=["dog", "bird", "cat"]) is strange
     (tmp_path / "classes.txt").write_text("fish\ncat")
-    assert for_head(strange, 2, str(tmp_path / "classes.txt"), names=["dog", "bird"]).labels == [1, 0]
+    assert for_head(strange, 2, head_names(str(tmp_path / "classes.txt"), 2), names=["dog", "bird"]).labels == [1, 0]
 
 
 def test_wordnet_ids_get_imagenets_numbers() -> None:

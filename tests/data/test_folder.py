@@ -10,7 +10,7 @@ from tiny_images import SHARED, SPLIT_TREE, encoded, needs_shared, same, write_t
 from torchvision.datasets import ImageFolder
 
 from raptor.data import open_data
-from raptor.data.classes import for_head
+from raptor.data.classes import for_head, head_names
 from raptor.data.folder import arrange
 from raptor.data.split import choose_sample, name_share
 
@@ -65,7 +65,7 @@ def test_a_class_is_one_however_unicode_writes_it(tmp_path: Path) -> None:
     data = open_data(str(tmp_path), "all")
     assert data.classes == ["bar", "caf\u00e9"] and data.labels == [0, 1, 1]
     (tmp_path / "classes.txt").write_text("cafe\u0301\nbar\n", encoding="utf-8")
-    assert for_head(data, 2, str(tmp_path / "classes.txt")).labels == [1, 0, 0]
+    assert for_head(data, 2, head_names(str(tmp_path / "classes.txt"), 2)).labels == [1, 0, 0]
 
 
 def test_flat_validation_folder_has_no_labels(tmp_path: Path) -> None:
