@@ -273,9 +273,9 @@ def _cut(
     """The phases of a model whose similarity was measured, once for each `k`, and how sure they are."""
     matrix = measured.matrices[tokens]
     found = {num: find_phases(matrix, num, method=method, score=score, min_length=min_length) for num in k}
-    chosen = choose_k(matrix, min_length=shortest("maxcut", min_length))
     twin_matrix, twin_note = twin
     evidence = _Evidence(matrix, measured.blocks, twin_matrix, shortest("maxcut", min_length))
+    chosen = evidence.choose(matrix)
     cuts = {num: evidence.of(phases, method, score, min_length) for num, phases in found.items()}
     if chosen.k not in cuts:
         cuts[chosen.k] = evidence.of(find_phases(matrix, chosen.k, min_length=min_length))
@@ -364,16 +364,20 @@ class _Evidence:
             found.twin = _contrast(self.twin, cut(self.twin))
         return found
 
+    def choose(self, matrix: Array) -> ChosenK:
+        """The k that `matrix` suggests, of those that every matrix of its size has room for."""
+        return choose_k(matrix, _most_cuts(len(matrix), self.min_length), self.min_length)
+
     def k_shares(self) -> dict[int, float]:
         """The share of resamples that suggest each k."""
-        ks = [choose_k(m, min_length=self.min_length).k for m in self.resampled]
+        ks = [self.choose(m).k for m in self.resampled]
         return {k: ks.count(k) / len(ks) for k in sorted(set(ks))}
 
     def null_gains(self) -> dict[str, list[float]]:
         nulls = {"shuffled": self.shuffled[:20], "smooth": self.smooth[None]}
         if self.twin is not None:
             nulls["twin"] = self.twin[None]
-        gains = {name: [choose_k(m, min_length=self.min_length).gains for m in ms] for name, ms in nulls.items()}
+        gains = {name: [self.choose(m).gains for m in ms] for name, ms in nulls.items()}
         shortest_run = {name: min(map(len, rows)) for name, rows in gains.items()}
         return {n: np.mean([r[: shortest_run[n]] for r in rows], axis=0).tolist() for n, rows in gains.items()}
 
@@ -446,11 +450,23 @@ def check_cuts(
         raise ValueError(f"{vit.name} has no {tokens!r} tokens: choose from {', '.join(known)}")
     find_phases(np.eye(vit.num_layers), 1, method, score)
     length = shortest(method, min_length)
+    num_partitions(vit.num_layers, 1, length)
+    most = _most_cuts(vit.num_layers, length) if method == "maxcut" else vit.num_layers // length
     if k is None:
-        k = [num for num in DEFAULT_CUTS if num * length <= vit.num_layers] or DEFAULT_CUTS[:1]
+        k = [num for num in DEFAULT_CUTS if num <= most] or DEFAULT_CUTS[:1]
     for num in k:
         num_partitions(vit.num_layers, num, length)
+        if num > most:
+            raise ValueError(
+                f"max-cut may leave no room for k={num} phases of at least {length} layers in the {vit.num_layers} of "
+                f"{vit.name}: give --k {most} or less, a smaller --min_length, or --method dp"
+            )
     return k
+
+
+def _most_cuts(num_layers: int, min_length: int) -> int:
+    """The largest k that max-cut reaches whatever the similarity is: a phase of 2 `min_length` - 1 cannot be cut."""
+    return -(-num_layers // (2 * min_length - 1))
 
 
 def check_phases(vit: ViT, phases: Sequence[int]) -> Phases:

@@ -87,6 +87,18 @@ def test_by_default_as_many_phases_as_there_is_room_for(tmp_path, capsys) -> Non
         phases(model, method="dp", **given)
 
 
+def test_what_max_cut_may_leave_no_room_for_is_refused_before_any_image(tmp_path, monkeypatch) -> None:
+    """Shuffled layers, which a cut is compared with, would not all be cut into as many phases."""
+    given = dict(num_images=8, batch_size=4, device="cpu", size=32, twin=False, out=str(tmp_path))
+    assert list(phases("scenes", min_length=3, **given).models[0].phases) == [2, 3]
+    assert list(phases("scenes", min_length=3, method="dp", k=[4], **given).models[0].phases)[-1] == 4
+    monkeypatch.setattr(import_module("raptor.commands.phases").ChosenData, "judged", None)
+    with pytest.raises(ValueError, match=r"no room for k=5 .* at least 2 layers in the 12 of .*: give --k 4 or less"):
+        phases("scenes", k=[5], min_length=2, **given)
+    with pytest.raises(ValueError, match=r"min_length must be at least 1, got 0"):
+        phases("scenes", min_length=0, **given)
+
+
 def test_the_twin_is_measured_on_images_of_all_classes(tmp_path, monkeypatch) -> None:
     for name, grey in (("ant", 10), ("bee", 250)):
         (tmp_path / name).mkdir()
