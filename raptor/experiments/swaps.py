@@ -12,8 +12,9 @@ from typing import Any, Unpack
 import numpy as np
 import torch
 
-from raptor.data import iterate
+from raptor.data import ImageData, iterate
 from raptor.data.by_name import as_spec
+from raptor.data.classes import for_head
 from raptor.devices import pick_device
 from raptor.dynamics.interventions import WITHOUT, compare_pairs, measure_swaps
 from raptor.experiments.cells import Cell, CellOptions, Sweep, SweepOptions, plannable, run_sweep
@@ -21,10 +22,12 @@ from raptor.experiments.figures import figure_swaps
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
 from raptor.experiments.raptors import Machine, SweptTeachers, check_cells, cut_phases, open_teacher
 from raptor.experiments.records import Compared, StochasticDepth, SwapRow, Swaps
+from raptor.fidelity.heads import Head
 from raptor.options import Limited, Trusting, WeightFile, part, with_defaults
 from raptor.provenance import recorded
 from raptor.train.teacher import evaluate
 from raptor.vit.trajectory import swap_blocks
+from raptor.vit.view import ViT
 
 _KINDS = ("within", "across", "within_matched", "across_matched")
 
@@ -84,6 +87,7 @@ def _do_cell(machine: Machine, cell: Cell) -> SwapRow:
     """Swap every pair of blocks of one teacher."""
     options = cell.options
     vit, (train, held_out) = open_teacher(options, machine)
+    judged = _of_head(vit, held_out)
     phases = cut_phases(vit, train, options["k"], machine)
     num = min(options["num_images"], len(held_out))
     batches = iterate(held_out, vit.preprocess, num, device=machine.device, limit=num)
@@ -105,20 +109,35 @@ def _do_cell(machine: Machine, cell: Cell) -> SwapRow:
         matched_std=swaps.matched_std,
         without_first=_compared(rest(values=turn.mean)),
     )
-    if vit.num_classes != len(train.classes or ()):
+    if judged is None:
         return row
     accuracy = []
     for i, j in swaps.pairs:
         with swap_blocks(vit, i, j):
-            accuracy.append(evaluate(vit, held_out, machine.precision))
+            accuracy.append(evaluate(vit, judged, machine.precision))
     return replace(
         row,
-        accuracy=evaluate(vit, held_out, machine.precision),
+        accuracy=evaluate(vit, judged, machine.precision),
         swapped_accuracy=accuracy,
         compared_accuracy=_compared(swaps.compare(np.array(accuracy))),
         without_first_accuracy=_compared(rest(values=np.array(accuracy))),
-        chance=1 / max(1, vit.num_classes),
+        chance=1 / vit.num_classes,
     )
+
+
+def _of_head(vit: ViT, data: ImageData) -> ImageData | None:
+    """`data` with labels as the head of `vit` numbers its classes; None without a head or without labels."""
+    found = for_head(data, vit.num_classes, names=vit.classes)
+    if not vit.num_classes or found.labels is None:
+        return None
+    classes = found.classes or []
+    if not Head("own", vit.num_classes, classes=vit.classes).is_of(classes):
+        named = f", such as {vit.classes[0]}" if vit.classes else ""
+        raise ValueError(
+            f"{data.name} has {len(classes)} classes, such as {classes[0]}, which are not the {vit.num_classes} of the "
+            f"head of {vit.name}{named}: give --data with images of these, or without labels"
+        )
+    return found
 
 
 def _compared(means: dict[str, float]) -> Compared:

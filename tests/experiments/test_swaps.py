@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,3 +39,31 @@ def test_swaps_give_the_accuracy_of_the_model_with_two_blocks_exchanged(
     assert [value for value in found if value is not None] == pytest.approx(expected)
     assert (tmp_path / "swaps.png").exists()
     assert Swaps.read(tmp_path) == done.result
+
+
+def test_accuracy_is_of_the_classes_that_the_head_names(
+    sweep_folder: Path, tiny: SimpleNamespace, tmp_path: Path
+) -> None:
+    """The names of the head in another order give other labels; as many other names are refused."""
+    named = {}
+    for number, word in enumerate(("same", "turned", "other")):
+        teacher = tmp_path / word
+        shutil.copytree(sweep_folder / "teachers" / "p0-s0" / "teacher", teacher)
+        config = json.loads((teacher / "config.json").read_text())
+        classes = config["classes"]
+        config["classes"] = [classes, classes[::-1], [f"not {name}" for name in classes]][number]
+        (teacher / "config.json").write_text(json.dumps(config))
+        options = dict(**tiny.images, models=[str(teacher)], k=2, num_images=8, out=str(tmp_path / f"{word}-swaps"))
+        if word == "other":
+            with pytest.raises(
+                ValueError, match=r"scenes has \d+ classes, such as .*, which are not the .*: give --data"
+            ):
+                swaps.run(**options)
+        else:
+            named[word] = swaps.run(**options).result.rows[0].accuracy
+    vit = open_vit(sweep_folder / "teachers" / "p0-s0" / "teacher")
+    batch = next(iter(iterate(open_data("scenes", "val", limit=48, size=32), vit.preprocess, 48)))
+    with torch.no_grad():
+        chosen = vit(batch.images).argmax(-1)
+    assert named["same"] == pytest.approx((chosen == batch.labels).float().mean().item())
+    assert named["turned"] == pytest.approx((chosen == vit.num_classes - 1 - batch.labels).float().mean().item())
