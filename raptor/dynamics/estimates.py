@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations
 
 import numpy as np
 import torch
@@ -104,15 +104,19 @@ def _direction(direction: DirectionResult, phases: Phases | None) -> Estimates:
         found[f"norm.smallest_step.{g}"] = (norm[:, 1:] / norm[:, :-1]).min(1)
         found[f"gamma.before_last.{g}"] = gamma[:, -2]
         found[f"gamma.inner_rise.{g}"] = _inner_rise(gamma)
+        found[f"gamma.late_acceleration.{g}"] = _late_acceleration(gamma)
         found[f"speed.mean.{g}"] = speeds[g].mean(1)
         found[f"speed.late_turn.{g}"] = _late_turn(speeds[g])
+        found[f"speed.late_turn_after_first.{g}"] = _late_turn(speeds[g], skip=1)
         found[f"speed_variance.late.{g}"] = late_variance[g]
     order = [g for g in ("registers", "patches", "cls") if g in groups]
     arrived = {g: by_group[g][:, 1, 1:-1].mean(1) for g in order}
-    if len(order) > 1:
-        found["gamma.order"] = np.min([arrived[a] - arrived[b] for a, b in pairwise(order)], axis=0)
+    if "patches" in arrived and "cls" in arrived:
+        found["gamma.patches_minus_cls"] = arrived["patches"] - arrived["cls"]
     if "registers" in groups:
         others = [g for g in order if g != "registers"]
+        earliest = np.max([arrived[g] for g in others], axis=0)
+        found["gamma.registers_minus_earliest_other"] = arrived["registers"] - earliest
         slowest = np.min([speeds[g].mean(1) for g in others], axis=0)
         least = np.min([late_variance[g] for g in others], axis=0)
         found["speed.registers_minus_slowest_other"] = speeds["registers"].mean(1) - slowest
@@ -132,10 +136,16 @@ def _inner_rise(gamma: Array) -> Array:
     return rise[:, :-1].max(1) - rise[:, -1]
 
 
-def _late_turn(speed: Array) -> Array:
-    """Largest speed in the last quarter of the steps minus the largest one before."""
+def _late_acceleration(gamma: Array) -> Array:
+    """Mean rise of gamma per step over the last third of the steps, minus that before."""
+    rise = np.diff(gamma, axis=1)
+    return _late(rise).mean(1) - (_before_late(rise) if rise.shape[1] > 1 else rise).mean(1)
+
+
+def _late_turn(speed: Array, skip: int = 0) -> Array:
+    """Largest speed in the last quarter of the steps minus the largest one before, without the first `skip` steps."""
     first = speed.shape[1] - max(1, speed.shape[1] // 4)
-    return speed[:, first:].max(1) - speed[:, :first].max(1)
+    return speed[:, first:].max(1) - speed[:, skip:first].max(1, initial=0.0)
 
 
 def boundary_jump(speed: Array, lengths: Sequence[int]) -> Array:
@@ -190,9 +200,13 @@ def _stability(stability: StabilityResult, phases: Phases | None) -> Estimates:
             if len(layers) > 2:
                 found |= _sensitivity(last, layers, np.log(last.means[:, target, i, 0]), f"sensitivity.{prefix}", g)
         found[f"path.kept_angle.{g}"] = paths.estimate(_kept_angle(paths.means[:, i], stability.layers))
-        for place, first, end in phase_spans(stability, phases.lengths) if phases is not None else ():
-            rate = contraction(paths.means[:, i, place, first : end + 1])
+        spans = phase_spans(stability, phases.lengths) if phases is not None else []
+        rates = [contraction(paths.means[:, i, place, first : end + 1]) for place, first, end in spans]
+        for (_, first, end), rate in zip(spans, rates):
             found[f"attraction.layers_{first}_{end}.{g}"] = paths.estimate(rate)
+        if len(rates) > 1:
+            least = np.min(rates[:-1], axis=0)
+            found[f"attraction.last_minus_least_before.{g}"] = paths.estimate(rates[-1] - least)
     return found
 
 
@@ -312,13 +326,16 @@ def _singular(groups: Sequence[str], singular_values: Sequence[Array]) -> Estima
 
 
 class BlockContrast:
-    """Layer-layer similarity of each image (cls and mean patch) within phases minus that across them."""
+    """Layer-layer similarity of each image (cls and mean patch): within phases, over all pairs of layers, and that
+    within phases minus that across them."""
 
     def __init__(self, phases: Phases) -> None:
         layers = torch.tensor([phases.phase_of(layer) for layer in range(1, phases.num_layers + 1)])
         same = (layers[:, None] == layers).fill_diagonal_(False)
         other = layers[:, None] != layers
-        self._weight_ll = same / same.sum() - other / other.sum()
+        pairs = same | other
+        within, across, everywhere = (mask / mask.sum() for mask in (same, other, pairs))
+        self._weight_qll = torch.stack([within - across, within, everywhere])
         self._moments = ImageMoments()
 
     @torch.no_grad()
@@ -326,12 +343,13 @@ class BlockContrast:
         """Add unit group means `(B, L+1, D)` of the images at `places` of the stream."""
         pooled = [means[name][:, 1:] for name in ("cls", "patches") if name in means]
         cosine_bll = torch.stack([x @ x.mT for x in pooled]).mean(0)
-        self._weight_ll = self._weight_ll.to(cosine_bll, non_blocking=True)
-        self._moments.update((cosine_bll * self._weight_ll).sum((1, 2)), places)
+        self._weight_qll = self._weight_qll.to(cosine_bll, non_blocking=True)
+        self._moments.update(torch.einsum("bij,qij->bq", cosine_bll, self._weight_qll), places)
 
     def reduce(self, ranks: Ranks) -> None:
         self._moments.reduce(ranks)
 
     def result(self) -> Estimates:
         resampled = _Resampled(self._moments.kept())
-        return {"similarity.within_minus_across": resampled.estimate(resampled.means)}
+        names = ("within_minus_across", "within_phases", "all_pairs")
+        return {f"similarity.{name}": resampled.estimate(values) for name, values in zip(names, resampled.means.T)}

@@ -1,22 +1,21 @@
-"""The paper's claims about single models: depth as a dynamical system, block swaps, certificate and complexity."""
+"""The paper's claims about single models: depth as a dynamical system, certificate and complexity."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import hypot, pi, sqrt
+from math import hypot, pi
 
 import numpy as np
 
-from raptor.dynamics.interventions import WITHOUT, InterventionsFile, compare_pairs
+from raptor.dynamics.estimates import ImageEstimate
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult
-from raptor.experiments.evidence import Basis, Claim, Evidence, of_counts, over_seeds
+from raptor.experiments.evidence import Basis, Claim, Evidence, counted, of_counts, over_seeds
 from raptor.experiments.outcome import sum_of
 from raptor.experiments.witness import TABLE_3, Witness
 from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.complexity import Complexity
-from raptor.phases import Phases
 
 GROUPS = ("cls", "registers", "patches")
 
@@ -33,12 +32,19 @@ class _Rule:
     figure: str = ""
 
 
+_CLOSEST, _WIDEST, _LEAST = (
+    "cls_distance_minus_least_other",
+    "patches_angle_minus_widest_other",
+    "patches_modulus_minus_least_other",
+)
+
+
 def _modes(fit: str, words: str) -> list[_Rule]:
     """The claims about the eigenvalues of one kind of DMD fit."""
     made: tuple[tuple[str, str, float | None, float | None], ...] = (
-        ("cls modes lie closest to +1", "cls_distance_minus_least_other", None, 0),
-        ("patches have the widest angles", "patches_angle_minus_widest_other", 0, None),
-        ("patches contract most: least median modulus", "patches_modulus_minus_least_other", None, 0),
+        ("cls modes lie closest to +1: their distance minus the smallest other", _CLOSEST, None, 0),
+        ("patches have the widest angles: theirs minus the widest other", _WIDEST, 0, None),
+        ("patches contract most: their median modulus minus the smallest other", _LEAST, None, 0),
     )
     place, figure = "Figure 10, Appendix D", "dynamics-eigenvalues"
     return [
@@ -49,13 +55,16 @@ def _modes(fit: str, words: str) -> list[_Rule]:
 _RATIO = "r = L / 4 as the paper's"
 _RULES = (
     _Rule(
-        "Figure 1", "layers are more alike within phases than across them", "similarity.within_minus_across", above=0
+        "Figure 1",
+        "layers are more alike within phases than across them (mean cosine within minus across)",
+        "similarity.within_minus_across",
+        above=0,
     ),
-    _Rule("Figure 7", "feature norms grow with depth (last over first)", "norm.ratio.all", 1, None, "dynamics-norm"),
+    _Rule("Figure 7", "norms of {g} grow with depth (last over first)", "norm.ratio.{g}", 1, None, "dynamics-norm"),
     _Rule(
         "Figure 7",
-        "norms grow steadily: in every step (smallest ratio)",
-        "norm.smallest_step.all",
+        "norms of {g} grow steadily: in every step (smallest ratio)",
+        "norm.smallest_step.{g}",
         1,
         None,
         "dynamics-norm",
@@ -78,15 +87,31 @@ _RULES = (
     ),
     _Rule(
         "Section 4",
-        "registers reach their direction first, then patches, then cls",
-        "gamma.order",
+        "gamma of {g} accelerates near the end: its rise per step over the last third minus that before",
+        "gamma.late_acceleration.{g}",
+        0,
+        None,
+        "dynamics-gamma",
+    ),
+    _Rule(
+        "Section 4",
+        "registers approach their last direction earliest: mean gamma over layers 1 to L - 1 minus the largest other",
+        "gamma.registers_minus_earliest_other",
+        0,
+        None,
+        "dynamics-gamma",
+    ),
+    _Rule(
+        "Section 4",
+        "patches approach their last direction before cls: mean gamma over layers 1 to L - 1 minus that of cls",
+        "gamma.patches_minus_cls",
         0,
         None,
         "dynamics-gamma",
     ),
     _Rule(
         "Figure 9",
-        "registers have the smallest angular speed",
+        "registers have the smallest angular speed: their mean minus the smallest other",
         "speed.registers_minus_slowest_other",
         None,
         0,
@@ -94,7 +119,7 @@ _RULES = (
     ),
     _Rule(
         "Section 4",
-        "the variance of the speed is smallest for registers after early depth",
+        "the variance of the speed is smallest for registers after early depth: theirs minus the smallest other",
         "speed_variance.registers_minus_least_other",
         None,
         0,
@@ -102,7 +127,15 @@ _RULES = (
     ),
     _Rule(
         "Figure 9",
-        "cls turns sharply late: its largest turn is in the last quarter of depth",
+        "cls turns sharply late: its largest turn in the last quarter of depth minus the largest in steps 2 to 3 L / 4",
+        "speed.late_turn_after_first.cls",
+        0,
+        None,
+        "dynamics-speed",
+    ),
+    _Rule(
+        "Section 4",
+        "the turn of cls peaks at the end: its largest turn in the last quarter of depth minus the largest before",
         "speed.late_turn.cls",
         0,
         None,
@@ -142,7 +175,7 @@ _RULES = (
     ),
     _Rule(
         "Figure 8",
-        "that fall is log-linear (R2 of the line above .9)",
+        "the sensitivity of patches falls log-linearly (R2 of the line above .9)",
         "sensitivity.r2.patches",
         0.9,
         None,
@@ -174,7 +207,7 @@ _RULES = (
     ),
     _Rule(
         "Figure 10",
-        "the stable rank ends near six (between 3 and 12)",
+        "the stable rank of the updates of patches ends near six (last third, between 3 and 12)",
         "rank.stable_late.patches",
         3,
         12,
@@ -182,7 +215,7 @@ _RULES = (
     ),
     _Rule(
         "Figure 10",
-        "the effective rank ends near six (between 3 and 12)",
+        "the effective rank of the updates of patches ends near six (last third, between 3 and 12)",
         "rank.effective_late.patches",
         3,
         12,
@@ -190,7 +223,7 @@ _RULES = (
     ),
     _Rule(
         "Figure 10",
-        "the coherence of patches peaks late (last third minus before)",
+        "the coherence of patches peaks late (largest in the last third minus largest before)",
         "rank.coherence_late_peak.patches",
         0,
         None,
@@ -206,7 +239,7 @@ _RULES = (
     ),
     _Rule(
         "Abstract",
-        "late updates of patches turn toward their mean direction",
+        "updates of patches in the last third turn toward their mean direction (mean cosine)",
         "gathering.toward_late.patches",
         0,
         None,
@@ -214,8 +247,16 @@ _RULES = (
     ),
     _Rule(
         "Figure 10, Appendix D",
-        f"eigenvalues of {{g}} lie just inside the unit circle: radius between .9 and 1 ({_RATIO})",
+        f"eigenvalues of {{g}} lie just inside the unit circle: the largest modulus between .9 and 1 ({_RATIO})",
         "dmd.ratio.spectral_radius.{g}",
+        0.9,
+        1,
+        "dynamics-eigenvalues",
+    ),
+    _Rule(
+        "Figure 10, Appendix D",
+        f"eigenvalues of {{g}} lie just inside the unit circle: the median modulus between .9 and 1 ({_RATIO})",
+        "dmd.ratio.median_modulus.{g}",
         0.9,
         1,
         "dynamics-eigenvalues",
@@ -233,7 +274,7 @@ _RULES = (
     *_modes("rank10", "r = 10"),
     _Rule(
         "Figure 10",
-        "the singular spectrum decays slowest for cls (effective number of values)",
+        "the singular spectrum decays slowest for cls: its effective number of values minus the largest other",
         "dmd.singular.cls_minus_largest_other",
         0,
         None,
@@ -241,7 +282,7 @@ _RULES = (
     ),
     _Rule(
         "Figure 10",
-        "the singular spectrum decays fastest for patches (effective number of values)",
+        "the singular spectrum decays fastest for patches: their effective number of values minus the smallest other",
         "dmd.singular.patches_minus_least_other",
         None,
         0,
@@ -265,9 +306,9 @@ def claims_dynamics(
         return [Claim(place=rule.place, says=rule.says.format(g="every group")) for rule in _RULES]
     model = measured.teacher
     found = [claim for rule in _RULES for claim in _claims_of(rule, model)]
-    found += [*_attraction(model), *_basins(model)]
+    found += [*_attraction(model), *_basins(model, twins)]
     beside = [_with_twin(_beside(claim, model, witness, relative), measured, twins) for claim in found]
-    return [*beside, *_more_alike(measured, twins)]
+    return [*beside, *_differences(measured, twins)]
 
 
 def _claims_of(rule: _Rule, model: DynamicsResult) -> list[Claim]:
@@ -305,26 +346,35 @@ def _attraction(model: DynamicsResult) -> list[Claim]:
         return []
     claims = []
     for number, phase in enumerate(model.attraction, start=1):
-        says = (
-            f"phase {number} (layers {phase.first} to {phase.last}) attracts: a perturbation's angle shrinks per step"
-        )
+        says = f"phase {number} attracts: factor by which the angle of a perturbation changes per step"
         key = f"attraction.layers_{phase.first}_{phase.last}.all"
         if key in model.estimates:
             claim = _claim("Section 4", says, model, key, None, 1, "dynamics-attraction")
             rates = ", ".join(f"{g} {rate:.2f}" for g, rate in phase.rate.items() if g != "all")
-            claims.append(replace(claim, measured=f"by group: {rates}"))
+            claims.append(replace(claim, measured=f"layers {phase.first} to {phase.last}; {rates}"))
+    key = "attraction.last_minus_least_before.all"
+    if key in model.estimates:
+        says = "attraction strengthens in the final phase: the factor per step there minus the smallest before"
+        claim = _claim("Section 4", says, model, key, None, 0, "dynamics-attraction")
+        rates = ", ".join(f"{phase.rate['all']:.2f}" for phase in model.attraction)
+        claims.append(replace(claim, measured=f"by phase: {rates}"))
     return claims
 
 
-def _basins(model: DynamicsResult) -> list[Claim]:
+def _basins(model: DynamicsResult, twins: Sequence[DynamicsFile]) -> list[Claim]:
     if model.basins is None:
         return []
     claims, num = [], sum(model.basins.images_per_class)
+    twin = next((t.teacher.basins for t in twins if t.teacher.basins is not None), None)
     for g, found in model.basins.groups.items():
         value, lower, upper = of_counts(found.accuracy[-1] * num, num)
         evidence = Evidence(value=value, lower=lower, upper=upper, num=num, above=model.basins.chance)
         ratio = found.scatter_ratio
         text = f"{found.accuracy[0]:.0%} at layer 0; between/within scatter {ratio[-1]:.2f} at the end"
+        if twin is not None and g in twin.groups:
+            last, num_twin = twin.groups[g].accuracy[-1], sum(twin.images_per_class)
+            _, low, high = of_counts(last * num_twin, num_twin)
+            text += f"; its untrained twin {last:.3g} [{low:.3g}, {high:.3g}] ({num_twin:,} images)"
         says = f"{g} paths end in class-dependent basins: nearest class mean above chance at the last layer"
         claims.append(
             Claim(
@@ -340,14 +390,9 @@ def _basins(model: DynamicsResult) -> list[Claim]:
 
 
 def _beside(claim: Claim, model: DynamicsResult, witness: Witness | None, relative: DynamicsFile | None) -> Claim:
-    """The claim with what stands beside its number: depth, the authors' matrix, relative perturbations."""
-    notes = [claim.measured] if claim.measured else []
+    """The claim with what stands beside its number: the groups it compares, the authors' matrix, other sizes."""
     key = claim.number.removeprefix("teacher/estimates/")
-    if witness is not None and key.startswith(("gamma.before_last", "gamma.inner_rise")):
-        notes.append(f"the authors' ViT-B matrix (pooled): gamma_{len(witness.gamma) - 1} = {witness.gamma[-2]:.2f}")
-    if witness is not None and key == "speed.late_turn.cls":
-        turn = model.direction.speed["cls"].mean[-1]
-        notes.append(f"last turn {turn:.2f} rad; the authors' ViT-B matrix (pooled) {witness.last_turn:.2f} rad")
+    notes = [claim.measured, _by_group(key, model), *([] if witness is None else [_of_witness(key, model, witness)])]
     if key.startswith("sensitivity.slope"):
         notes.append("growing norms are part of this, because a perturbation of fixed size shrinks beside the state")
         if relative is not None and relative.teacher.stability is not None:
@@ -357,18 +402,55 @@ def _beside(claim: Claim, model: DynamicsResult, witness: Witness | None, relati
     if key == "speed_variance.registers_minus_least_other":
         found_by = model.direction.speed_variance
         late = {g: float(np.mean(v.images[max(1, len(v.images) // 3) :])) for g, v in found_by.items() if g != "all"}
-        notes.append(f"over images only: {', '.join(f'{g} {value:.2g}' for g, value in late.items())}")
-    if key == "gamma.order" and "registers" not in model.direction.norm:
-        notes.append("it has no registers: patches against cls")
+        notes.append(f"over images only: {_listed(late)}")
     if key == "sensitivity.late_slope.cls" and f"{_OWN}.cls" in model.estimates:
         notes.append(f"with only cls perturbed {model.estimates[f'{_OWN}.cls']}")
-    return replace(claim, measured="; ".join(notes))
+    return replace(claim, measured="; ".join(filter(None, notes)))
+
+
+_COMPARED = {
+    "speed.registers_minus": "speed.mean",
+    "speed_variance.registers_minus": "speed_variance.late",
+    **{f"dmd.{fit}.{_CLOSEST}": f"dmd.{fit}.distance" for fit in ("ratio", "pooled", "rank10")},
+    **{f"dmd.{fit}.{_WIDEST}": f"dmd.{fit}.weighted_angle" for fit in ("ratio", "pooled", "rank10")},
+    **{f"dmd.{fit}.{_LEAST}": f"dmd.{fit}.median_modulus" for fit in ("ratio", "pooled", "rank10")},
+    "dmd.singular.": "dmd.singular",
+}
+"""Beginning of the key of a difference between groups -> that of what is compared."""
+
+
+def _by_group(key: str, model: DynamicsResult) -> str:
+    """The numbers of the groups whose difference decides."""
+    if key.startswith(("gamma.registers_minus", "gamma.patches_minus")):
+        gamma = model.direction.gamma
+        return _listed({g: float(np.mean(gamma[g].mean[1:-1])) for g in GROUPS if g in gamma})
+    found = next((own for start, own in _COMPARED.items() if key.startswith(start)), None)
+    known = {g: model.estimates[f"{found}.{g}"].value for g in GROUPS if f"{found}.{g}" in model.estimates}
+    return _listed({g: value for g, value in known.items() if value is not None})
+
+
+def _listed(values: dict[str, float]) -> str:
+    return ", ".join(f"{g} {value:.2g}" if abs(value) < 0.1 else f"{g} {value:.2f}" for g, value in values.items())
+
+
+def _of_witness(key: str, model: DynamicsResult, witness: Witness) -> str:
+    """The same number of the authors' matrix, or the nearest it has."""
+    words = "the authors' ViT-B matrix (pooled)"
+    rise = np.diff(witness.gamma)
+    if key.startswith("gamma.before_last"):
+        return f"{words}: gamma_{len(witness.gamma) - 1} = {witness.gamma[-2]:.2f}"
+    if key.startswith("gamma.inner_rise"):
+        return f"{words} {rise[:-1].max() - rise[-1]:.2f}"
+    if key.startswith("speed.late_turn"):
+        turn = model.direction.speed["cls"].mean[-1]
+        return f"last turn {turn:.2f} rad; {words} {witness.last_turn:.2f} rad"
+    return ""
 
 
 _OWN = "sensitivity.own_late_slope"
 
 
-_OF_THE_CUT = ("similarity.", "speed.jump", "speed.between", "attraction.")
+_OF_THE_CUT = ("similarity.within", "speed.jump", "speed.between", "attraction.")
 """Estimates that depend on where depth is cut: there a twin with a cut of its own is another comparison."""
 
 
@@ -379,14 +461,19 @@ def _with_twin(claim: Claim, model: DynamicsFile, twins: Sequence[DynamicsFile])
     """
     key = claim.number.removeprefix("teacher/estimates/")
     of_cut = key.startswith(_OF_THE_CUT)
-    known = [twin for twin in twins if key in twin.teacher.estimates]
+    known = [twin for twin in twins if key in twin.teacher.estimates and twin.teacher.estimates[key].value is not None]
     shown = [found[0] for found in by_cut(model, known).values()] if of_cut else known[:1]
     parts = [claim.measured] if claim.measured else []
     for twin in shown:
         found = twin.teacher.estimates[key]
         cut = f", {twin_cut(model, twin)}" if of_cut else ""
-        parts.append(f"its untrained twin {found} ({found.num_images:,} images{cut})")
+        parts.append(f"its untrained twin {_with_ends(found)} ({found.num_images:,} images{cut})")
     return replace(claim, measured="; ".join(parts))
+
+
+def _with_ends(found: ImageEstimate) -> str:
+    ends = "" if found.lower is None or found.upper is None else f" [{found.lower:.3g}, {found.upper:.3g}]"
+    return f"{found.value:.3g}{ends}"
 
 
 def by_cut(model: DynamicsFile, twins: Sequence[DynamicsFile]) -> dict[bool, list[DynamicsFile]]:
@@ -403,18 +490,41 @@ def twin_cut(model: DynamicsFile, twin: DynamicsFile) -> str:
     return f"{'cut alike' if alike else 'its own cut'}, {sum_of(twin.phases or [])}"
 
 
-def _more_alike(model: DynamicsFile, twins: Sequence[DynamicsFile]) -> list[Claim]:
-    """Whether training made the phases of this model: its number minus that of each untrained seed.
+_DIFFERENCES = (
+    (
+        "Section 1",
+        "block structure emerges during training: similarity within phases minus across, trained minus untrained",
+        "similarity.within_minus_across",
+    ),
+    (
+        "Figure 11A",
+        "training increases layer-layer similarity of pooled tokens (mean off the diagonal), trained minus untrained",
+        "similarity.all_pairs",
+    ),
+    (
+        "Figure 11B",
+        "training increases similarity within phases of pooled tokens (each model's own cut), trained minus untrained",
+        "similarity.within_phases",
+    ),
+)
+
+
+def _differences(model: DynamicsFile, twins: Sequence[DynamicsFile]) -> list[Claim]:
+    """What training did to this model: its number minus that of each untrained seed.
 
     As in the paper each model has its own cut: one found on the trained model is not the best of an untrained one.
     """
-    key = "similarity.within_minus_across"
+    made = (_difference(model, twins, *one) for one in _DIFFERENCES)
+    return [claim for claim in made if claim is not None]
+
+
+def _difference(model: DynamicsFile, twins: Sequence[DynamicsFile], place: str, says: str, key: str) -> Claim | None:
     trained = model.teacher.estimates.get(key)
     cuts = by_cut(model, [twin for twin in twins if key in twin.teacher.estimates])
-    same = cuts.get(False) or cuts.get(True, [])
+    same = _one_per_seed(cuts.get(False) or cuts.get(True, []))
     values = [v for twin in same if (v := twin.teacher.estimates[key].value) is not None]
     if trained is None or trained.value is None or not values:
-        return []
+        return None
     value, lower, upper = over_seeds([trained.value - v for v in values])
     evidence = Evidence(value=value, basis=Basis.SEEDS, num=len(values), above=0)
     if None not in (lower, upper, trained.lower, trained.upper):
@@ -423,61 +533,13 @@ def _more_alike(model: DynamicsFile, twins: Sequence[DynamicsFile]) -> list[Clai
     cut = " or ".join(dict.fromkeys(twin_cut(model, twin) for twin in same))
     text = f"trained {trained}, untrained {', '.join(f'{v:.3f}' for v in values)} ({cut}); one trained model"
     text += ", the interval is over untrained seeds" if len(values) > 1 else ""
-    says = "training made layers of this model more alike within phases than across them (trained minus untrained)"
-    return [Claim(place="Figure 11B", says=says, measured=text, evidence=evidence, recipe="untrained-twin")]
+    return Claim(place=place, says=says, measured=text, evidence=evidence, recipe="untrained-twin")
 
 
-def claims_interventions(found: InterventionsFile) -> list[Claim]:
-    """Block swaps of one model: how far the last state turns, within and across phases at equal distance."""
-    if found.teacher is None:
-        return []
-    swaps = found.teacher.swaps
-    turn = swaps.angle["all"]
-    paired = swaps.matched_std.get("turn", [None] * len(WITHOUT))
-    claims = [
-        turn_claim(swaps.pairs, turn.mean, turn.std, swaps.phases, swaps.num_images, without, own)
-        for without, own in zip(WITHOUT, paired)
-    ]
-    return [replace(claim, figure="interventions-swaps") for claim in claims]
-
-
-def turn_says(without: Sequence[int]) -> str:
-    suffix = ", without block 1" if without else ""
-    return f"at equal distance a swap across phases turns the last state more than one within{suffix}"
-
-
-def turn_claim(
-    pairs: Sequence[tuple[int, int]],
-    turn: np.ndarray,
-    deviation: np.ndarray | None,
-    phases: Phases,
-    num_images: int,
-    without: Sequence[int],
-    paired: float | None = None,
-) -> Claim:
-    """How much more a swap across phases turns the last state; `turn` and its deviation over images are `(pairs,)`.
-
-    paired: deviation over images of the difference itself. Without it the interval takes the deviations of all pairs as
-    fully correlated, so it is too wide rather than too narrow.
-    """
-    claim = Claim(place="Section 2 (camera-ready)", says=turn_says(without))
-    means = compare_pairs(pairs, turn, phases, without)
-    value = means["across_matched"] - means["within_matched"]
-    if not np.isfinite(value):
-        return claim
-    text = f"{means['across_matched']:.2f} rad across, {means['within_matched']:.2f} within"
-    text += f" (at any distance {means['across']:.2f} and {means['within']:.2f})"
-    evidence = Evidence(value=value, num=num_images, above=0)
-    spread = paired
-    if spread is None and deviation is not None:
-        errors = compare_pairs(pairs, deviation, phases, without)
-        spread = errors["across_matched"] + errors["within_matched"]
-    if spread is None:
-        text += "; the run kept no deviations over images, so there is no interval"
-    else:
-        half = 1.96 * spread / sqrt(num_images)
-        evidence = replace(evidence, lower=value - half, upper=value + half)
-    return replace(claim, measured=text, evidence=evidence)
+def _one_per_seed(twins: Sequence[DynamicsFile]) -> list[DynamicsFile]:
+    """The first twin of each seed: a second run of the same weights is no further seed."""
+    seeds = [twin.seed for twin in twins]
+    return [twin for i, twin in enumerate(twins) if twin.seed not in seeds[:i]]
 
 
 def claims_certificate(certificate: Certificate | None, complexity: Complexity | None) -> list[Claim]:
@@ -486,9 +548,8 @@ def claims_certificate(certificate: Certificate | None, complexity: Complexity |
         place="Definition 1",
         says="k tied blocks reproduce every intermediate state: better than the data mean at each layer (lowest R2)",
     )
-    compute = Claim(place="Section 3", says="at equal compute: FLOPs as a share of the teacher's within 10 %")
+    compute = Claim(place="Section 3", says="at equal compute: FLOPs as a share of the teacher's, within 10 %")
     shorter = Claim(place="Appendix E", says="the Levin bound of the surrogate is below the teacher's (ratio, fp32)")
-    num = certificate.curves.num_images if certificate is not None else 0
     if certificate is not None:
         r2 = certificate.curves.r2["all"]
         layer = int(np.argmin(r2))
@@ -497,16 +558,19 @@ def claims_certificate(certificate: Certificate | None, complexity: Complexity |
         cut = sum_of(certificate.phases.lengths)
         text = f"phases {cut}, at layer {layer + 1}; relative error at most {eps.value:.3f} (layer {eps.layer})"
         lower, upper = (float(end) for end in ends)
+        num = certificate.curves.num_images
         evidence = Evidence(value=float(r2[layer]), lower=lower, upper=upper, num=num, above=0)
         follows = replace(follows, measured=text, evidence=evidence, figure="certificate")
-        share = certificate.costs["surrogate"].flops / certificate.costs["teacher"].flops
-        counted = Evidence(value=share, lower=share, upper=share, num=num, above=0.9, below=1.1)
-        compute = replace(compute, measured="counted, so without an interval", evidence=counted)
+        own, other = certificate.costs["surrogate"], certificate.costs["teacher"]
+        text = f"{own.flops / 1e9:.3g} for {other.flops / 1e9:.3g} GFLOPs per image"
+        if own.seconds_per_image and other.seconds_per_image:
+            text += f"; a forward pass takes {own.seconds_per_image / other.seconds_per_image:.2f} times as long"
+            text += f" ({certificate.device})"
+        compute = replace(compute, measured=text, evidence=counted(own.flops / other.flops, above=0.9, below=1.1))
     if complexity is not None:
         both = complexity.fp32
-        bits = f"{both.surrogate.total_bits:.3g} bits for {both.teacher.total_bits:.3g}; counted"
-        counted = Evidence(value=both.ratio, lower=both.ratio, upper=both.ratio, num=num, below=1)
-        shorter = replace(shorter, measured=bits, evidence=counted, number="fp32/ratio")
+        bits = f"{both.surrogate.total_bits / 1e6:.0f} for {both.teacher.total_bits / 1e6:.0f} million bits"
+        shorter = replace(shorter, measured=bits, evidence=counted(both.ratio, below=1), number="fp32/ratio")
     return [follows, compute, shorter]
 
 
@@ -517,5 +581,5 @@ def claims_witness(found: Witness | None) -> list[Claim]:
         return [claim]
     num = found.rows_of_table_3()
     text = ", ".join(sum_of(found.phases[k]) for k in TABLE_3)
-    evidence = Evidence(value=num, lower=num, upper=num, num=found.num_images, above=len(TABLE_3) - 0.5)
-    return [replace(claim, measured=f"rows reproduced, of {len(TABLE_3)}: {text}", evidence=evidence)]
+    evidence = counted(num, above=len(TABLE_3) - 1)
+    return [replace(claim, measured=f"rows of {len(TABLE_3)}: {text}", evidence=evidence)]

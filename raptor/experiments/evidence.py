@@ -34,11 +34,15 @@ class Verdict(StrEnum):
 
 
 class Basis(StrEnum):
-    """What an interval is over: images of a given model, seeds of one training, or models trained in different ways."""
+    """What an interval is over: images of a given model, seeds of one training, or models trained in different ways.
+
+    What is counted, such as FLOPs, has no error and so no interval.
+    """
 
     IMAGES = "images"
     SEEDS = "seeds"
     RUNS = "runs"
+    COUNT = "counted"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +70,14 @@ class Evidence(Record):
         return " and ".join(parts)
 
 
+_ENOUGH = {Basis.IMAGES: _MIN_IMAGES, Basis.SEEDS: _MIN_SEEDS, Basis.RUNS: _MIN_SEEDS, Basis.COUNT: 0}
+
+
+def counted(value: float, above: float | None = None, below: float | None = None) -> Evidence:
+    """A number that was counted."""
+    return Evidence(value=value, lower=value, upper=value, basis=Basis.COUNT, above=above, below=below)
+
+
 def judge(evidence: Evidence | None) -> Verdict:
     """The verdict on a claim; None where nothing was measured."""
     if evidence is None or evidence.value is None or not isfinite(evidence.value):
@@ -73,8 +85,7 @@ def judge(evidence: Evidence | None) -> Verdict:
     found = _by_interval(evidence)
     if found is Verdict.DISAGREES and evidence.smaller_budget:
         return Verdict.NOT_TESTED
-    enough = _MIN_IMAGES if evidence.basis == Basis.IMAGES else _MIN_SEEDS
-    return found if evidence.num >= enough else Verdict.UNDETERMINED
+    return found if evidence.num >= _ENOUGH[Basis(evidence.basis)] else Verdict.UNDETERMINED
 
 
 def _by_interval(evidence: Evidence) -> Verdict:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from raptor.dynamics.interventions import WITHOUT, compare_pairs
-from raptor.experiments.depth_claims import turn_claim, turn_says
 from raptor.experiments.evidence import Basis, Claim, Evidence, over_seeds
 from raptor.experiments.outcome import data_label
 from raptor.experiments.records import (
@@ -41,7 +40,8 @@ from raptor.experiments.records import (
     UntrainedRow,
     ZScore,
 )
-from raptor.experiments.statistics import correlation
+from raptor.experiments.statistics import correlation, trend
+from raptor.experiments.swap_claims import SWAPS, prediction_claims, turn_claim, turn_says
 from raptor.fidelity.heads import share_kept
 from raptor.phases import Phases
 from raptor.train.schedule import Budget
@@ -62,13 +62,15 @@ _PAPER_RECOVERY = {
 
 
 RULES = (
-    "**Verdicts.** Each claim is a number and the bounds that the paper gives it. It *agrees* where the whole 95 % "
-    "interval lies within the bounds, *disagrees* where the whole interval lies outside, and is *undetermined* in "
-    "between. What depends on training needs at least three seeds (Student's t), or at least three teachers trained in "
-    "different ways (Student's t; a bootstrap over them for correlations); what is measured of a given model needs an "
-    "interval over images (bootstrap; a jackknife for pooled DMD), and its difference from untrained ones at least "
-    "three of those. One seed is always undetermined. A run with less training than the paper's may confirm what a "
-    "surrogate reaches, but not refute it: then the claim is *not tested at this budget*, as is what was not run."
+    "**Verdicts.** Each claim is a number and bounds for it: the paper's where it gives a number, else those that its "
+    "words ask for, which stand in the row. It *agrees* where the whole 95 % interval lies within the bounds, "
+    "*disagrees* where the whole interval lies outside, and is *undetermined* in between. What depends on training "
+    "needs at least three seeds (Student's t), or at least three teachers trained in different ways (Student's t; a "
+    "bootstrap over them for correlations); what is measured of a given model needs an interval over images "
+    "(bootstrap; a jackknife for pooled DMD), and its difference from untrained ones at least three of those. One seed "
+    "is always undetermined. A run with less training than the paper's may confirm what a surrogate reaches, but not "
+    "refute it: then the claim is *not tested at this budget*, as is what was not run. What is counted has no "
+    "interval. Of several runs on the same model and data the one with the narrowest interval stands here."
 )
 
 
@@ -79,9 +81,8 @@ def claims_stochastic_depth(found: StochasticDepth | None) -> list[Claim]:
         "within_phases": ("Figure 4A", "similarity within phases rises with p"),
         "bounded_r2": ("Figure 4D", "teacher-student R2 (bounded) of the last layer rises with p"),
         "r2": ("Figure 4D", "plain R2 of the last layer rises with p"),
-        "bounded_r2_cls": ("Figure 4B", "bounded R2 of cls rises with p"),
-        "bounded_r2_patches": ("Figure 4B", "bounded R2 of patches rises with p"),
     }
+    layerwise = {g: Claim(place="Figure 4B", says=f"{_LAYERWISE.format(g)} rises with p") for g in ("cls", "patches")}
     peak = Claim(place="Figure 4C", says="teacher accuracy peaks at a middle p")
     gap = Claim(place="Figure 4C", says="the accuracy gap between teacher and raptor narrows with p")
     strong = Claim(place="Figure 4E", says="similarity and R2 (bounded) are strongly associated")
@@ -91,21 +92,38 @@ def claims_stochastic_depth(found: StochasticDepth | None) -> list[Claim]:
     trends = found.statistics.trends if found else {}
     claims = [_with_trend(Claim(place=place, says=says), trends.get(name)) for name, (place, says) in titles.items()]
     if found is None or not trends:
-        return [*claims, peak, gap, decoupled, strong]
+        return [*claims, *layerwise.values(), peak, gap, decoupled, strong]
     share = f"share of the teacher's accuracy kept: {_trend_text(trends['recovery'])}"
     narrowed = _with_trend(gap, trends["gap"], falls=True)
     both = found.statistics.correlations["similarity/bounded_r2"]
     return [
         *claims,
+        *(_layerwise(found.rows, g, claim) for g, claim in layerwise.items()),
         _accuracy_peak(found.rows, peak),
         replace(narrowed, measured=f"{narrowed.measured}; {share}"),
         _decoupled(found.rows, decoupled),
         replace(
             strong,
-            measured=_correlation_text(both) + _given_p(found),
+            measured=_correlation_text(both, number=False) + _given_p(found),
             evidence=_of_correlation(both, above=_STRONG_R),
         ),
     ]
+
+
+_LAYERWISE = "layerwise R2 (bounded, mean over layers) of {}"
+
+
+def _layerwise(rows: Sequence[StochasticDepthRow], group: str, claim: Claim) -> Claim:
+    """The trend of the mean over layers, and at how many layers the R2 rises by itself."""
+    known = [(row.p, row.raptor.curves[group].bounded_r2) for row in rows if group in row.raptor.curves]
+    finite = [(p, [float(v) for v in curve]) for p, curve in known if None not in curve]  # type: ignore[arg-type]
+    if not finite:
+        return claim
+    p = [p for p, _ in finite]
+    found = _with_trend(claim, trend(p, [fmean(curve) for _, curve in finite]))
+    signs = [correlation(p, list(layer)).spearman for layer in zip(*(curve for _, curve in finite))]
+    rises = sum(s is not None and s.lower > 0 for s in signs)
+    return replace(found, measured=f"{found.measured}; it rises at {rises} of {len(signs)} layers")
 
 
 def _given_p(found: StochasticDepth) -> str:
@@ -127,7 +145,7 @@ def _with_trend(claim: Claim, trend: Trend | None, falls: bool = False) -> Claim
     if trend is None:
         return claim
     evidence = _of_correlation(trend, spearman=True, above=None if falls else 0.0, below=0.0 if falls else None)
-    return replace(claim, measured=_trend_text(trend), evidence=evidence)
+    return replace(claim, measured=_trend_text(trend, number=False), evidence=evidence)
 
 
 def _of_correlation(
@@ -143,7 +161,9 @@ def _decoupled(rows: Sequence[StochasticDepthRow], claim: Claim) -> Claim:
     known = [(row.raptor.accuracy, row.raptor.bounded_r2_last) for row in rows]
     pairs = [(a, r) for a, r in known if a is not None and r is not None]
     found = correlation([a for a, _ in pairs], [r for _, r in pairs])
-    return replace(claim, measured=_correlation_text(found), evidence=_of_correlation(found, below=_NOT_STRONG_R))
+    return replace(
+        claim, measured=_correlation_text(found, number=False), evidence=_of_correlation(found, below=_NOT_STRONG_R)
+    )
 
 
 def _accuracy_peak(rows: Sequence[StochasticDepthRow], claim: Claim) -> Claim:
@@ -234,7 +254,9 @@ def claims_untrained(found: Untrained | None) -> list[Claim]:
     others = []
     for name, field in (("bounded", "bounded_r2"), ("plain", "r2")):
         says = f"untrained ViTs are easier to reconstruct than overfitted ones ({name} R2 of the output cls)"
-        others.append(_larger("Key findings", says, rows, _last("cls", field), "untrained", "overfitted"))
+        others.append(
+            _larger("Key findings (camera-ready)", says, rows, _last("cls", field), "untrained", "overfitted")
+        )
     others.append(_random_start(rows))
     return others if _briefly_trained(settings) else [*_claims_of_training(rows, settings), *others]
 
@@ -354,31 +376,18 @@ def _turns_of(row: SwapRow, found: Swaps | None) -> list[Claim]:
         turn_claim(row.pairs, turn, deviation, phases, row.num_images, without, own)
         for without, own in zip(WITHOUT, paired)
     ]
-    return [replace(claim, recipe=config[1] if config else "") for claim in [*claims, *_predictions(row)]]
-
-
-def _predictions(row: SwapRow) -> list[Claim]:
-    """Predictions that stay. Without the deviation of the difference all pairs are taken as fully correlated."""
-    shares = row.compared.get("agreement")
-    if shares is None or shares.within_matched is None or shares.across_matched is None:
-        return []
-    within, across = shares.within_matched, shares.across_matched
-    paired = row.matched_std.get("agreement", [None])[0]
-    spread = sum(sqrt(p * (1 - p)) for p in (within, across)) if paired is None else paired
-    half, value = 1.96 * spread / sqrt(row.num_images), within - across
-    evidence = Evidence(value=value, lower=value - half, upper=value + half, num=row.num_images, above=0.0)
-    text = (
-        f"{within:.0%} stay within, {across:.0%} across (at any distance {shares.within:.0%} and {shares.across:.0%})"
-    )
-    says = "at equal distance more predictions stay after a swap within a phase than across phases"
-    return [Claim(place=_SWAPS, says=says, measured=text, evidence=evidence)]
+    stays = row.compared.get("agreement")
+    if stays is not None:
+        shares = {name: np.nan if (v := stays.mean(name)) is None else v for name in _KINDS}
+        claims += prediction_claims(shares, row.num_images, (), row.matched_std.get("agreement", [None])[0])
+    return [replace(claim, recipe=config[1] if config else "") for claim in claims]
 
 
 def _turns_over(rows: Sequence[SwapRow]) -> list[Claim]:
     """The same over teachers."""
     claims = []
     for without in WITHOUT:
-        claim = Claim(place=_SWAPS, says=turn_says(without))
+        claim = Claim(place=SWAPS, says=turn_says(without))
         known = [row for row in rows if row.angle]
         means = [compare_pairs(r.pairs, np.array(r.angle), Phases.from_lengths(r.phases), without) for r in known]
         values = [d for m in means if np.isfinite(d := m["across_matched"] - m["within_matched"])]
@@ -389,7 +398,7 @@ def _turns_over(rows: Sequence[SwapRow]) -> list[Claim]:
     return claims
 
 
-_SWAPS = "Section 2 (camera-ready)"
+_KINDS = ("within", "across", "within_matched", "across_matched")
 
 
 def _claims_kept(rows: Sequence[SwapRow]) -> list[Claim]:
@@ -405,7 +414,7 @@ def _claims_kept(rows: Sequence[SwapRow]) -> list[Claim]:
     for without in WITHOUT:
         kept = [_kept(row, without) for row in rows]
         for says, (above, below, quantity) in made.items():
-            claim = Claim(place=_SWAPS, says=says + (", without block 1" if without else ""))
+            claim = Claim(place=SWAPS, says=says + (", without block 1" if without else ""))
             values = [v for shares in kept if np.isfinite(v := quantity(shares))]
             if values:
                 evidence = _over_teachers(values, above, below)
@@ -428,8 +437,7 @@ def _kept(row: SwapRow, without: Sequence[int]) -> dict[str, float]:
         kept = np.array(row.swapped_accuracy) / row.accuracy
         return compare_pairs(row.pairs, kept, Phases.from_lengths(row.phases), without)
     means = row.compared_accuracy if not without else row.without_first_accuracy
-    names = ("within", "across", "within_matched", "across_matched")
-    found = {name: means.mean(name) if means is not None else None for name in names}
+    found = {name: means.mean(name) if means is not None else None for name in _KINDS}
     return {name: np.nan if value is None else value / row.accuracy for name, value in found.items()}
 
 
@@ -438,7 +446,8 @@ def claims_ablation(found: Ablation | None) -> list[Claim]:
     base = found.settings.get("base", "paper") if found else "paper"
     place = "Table 2" if base == "paper" else f"Table 2, with the {base} recipe"
     collapse = "teacher forcing by itself collapses (3.9 of 84.5 %: below a fifth of the teacher's accuracy)"
-    largest = "the autoregressive loss brings the largest gain (+ 68.8 points)"
+    largest = "the autoregressive loss brings the largest gain (+ 68.8 points): its lead over the next"
+    second = "the joint stage brings the second largest gain (+ 5.7 points): its lead over the rest"
     steps = {
         "3": "depth scaling adds (+ 2.5 points)",
         "4": "weighting cls in the last phase adds (+ 1.5 points)",
@@ -448,7 +457,8 @@ def claims_ablation(found: Ablation | None) -> list[Claim]:
     rows = _by_number(found.rows) if found else {}
     num_images = found.rows[0].num_images if found and found.rows else None
     claims = [_seeded(place, collapse, rows, num_images, lambda of: of["1"] / of["teacher"], below=0.2)]
-    claims.append(_seeded(place, largest, rows, num_images, _lead, above=0.0))
+    claims.append(_seeded(place, largest, rows, num_images, lambda of: _lead(of, "2"), above=0.0))
+    claims.append(_seeded(place, second, rows, num_images, lambda of: _lead(of, "5", but="2"), above=0.0))
     for number, says in steps.items():
         before = str(int(number) - 1)
         claims.append(
@@ -467,10 +477,10 @@ def _by_number(rows: Sequence[AblationRow]) -> dict[int, dict[str, float]]:
     return found
 
 
-def _lead(of: dict[str, float]) -> float:
-    """The second row's gain minus the largest gain of a later one."""
-    gains = {b: of[b] - of[a] for a, b in pairwise("123456")}
-    return gains.pop("2") - max(gains.values())
+def _lead(of: dict[str, float], row: str, but: str = "") -> float:
+    """A row's gain minus the largest gain of another one; rows in `but` are left out."""
+    gains = {b: of[b] - of[a] for a, b in pairwise("123456") if b not in but}
+    return gains.pop(row) - max(gains.values())
 
 
 def _seeded(
@@ -494,8 +504,9 @@ def _seeded(
     value, lower, upper = over_seeds(values)
     seeds = "one seed" if len(values) == 1 else f"{len(values)} seeds"
     text = f"{value:.1%} ({seeds})" if below is not None else f"{100 * value:+.1f} points ({seeds})"
-    if lower is None and num_images:  # of one seed: two standard errors by the number of images
-        half = 2 * sqrt(0.5 / num_images)
+    if lower is None and num_images:  # of one seed: at most two standard errors by the number of images
+        (of,) = rows.values()
+        half = 2 * (sqrt(0.5 / num_images) if below is None else sqrt(0.25 / num_images) / of["teacher"])
         lower, upper = value - half, value + half
     evidence = Evidence(
         value=value, lower=lower, upper=upper, basis=Basis.SEEDS, num=len(values), above=above, below=below
@@ -510,7 +521,11 @@ def _error(accuracy: float, num_images: int | None) -> float | None:
 
 def claims_table1(found: Table1 | None) -> list[Claim]:
     """Recovery of each task at each k beside the paper's, the smaller ViT, and how accuracy and R2 go with k."""
-    titles = {"classify": "ImageNet-1k accuracy", "segment": "ADE20K mIoU", "depth": "NYUv2 RMSE"}
+    titles = {
+        "classify": "of the teacher's ImageNet-1k accuracy",
+        "segment": "of the teacher's ADE20K mIoU",
+        "depth": "on NYUv2 depth (the teacher's RMSE over its own)",
+    }
     raptors = [cell for cell in found.cells.values() if isinstance(cell, ProbedRaptor)] if found else []
     teacher = found.cells.get("teacher") if found else None
     rows = {row.k: row for row in found.rows if row.k != "teacher"} if found else {}
@@ -519,7 +534,7 @@ def claims_table1(found: Table1 | None) -> list[Claim]:
     claims = []
     for task, title in titles.items():
         for k, paper in _PAPER_RECOVERY[task].items():
-            claim = Claim(place="Table 1", says=f"k = {k} keeps {paper:.1%} of the teacher's {title}")
+            claim = Claim(place="Table 1", says=f"k = {k} keeps {paper:.1%} {title}; within 2 points")
             kept = _recoveries(raptors, teacher, int(k), task)
             if not kept:
                 claims.append(claim)
@@ -536,8 +551,31 @@ def claims_table1(found: Table1 | None) -> list[Claim]:
                 smaller_budget=small,
             )
             claims.append(replace(claim, measured=text, evidence=evidence))
+    claims.append(_strongest(raptors, teacher, small))
     claims.append(Claim(place="Table 1", says="k = 3 of a ViT-B is more accurate than the smaller DINOv2 ViT-S"))
     return [*claims, *_along_k(raptors, small)]
+
+
+def _strongest(raptors: Sequence[ProbedRaptor], teacher: ProbedRaptor | ProbedTeacher | None, small: bool) -> Claim:
+    """Whether every k keeps more in classification than in the other tasks, seed by seed."""
+    says = "strongest on classification: the share kept there minus the larger one of the other tasks, smallest over k"
+    claim = Claim(place="Section 3", says=says)
+    by_seed: dict[int, list[float]] = defaultdict(list)
+    by_k: dict[int, list[list[float]]] = defaultdict(list)
+    for raptor in raptors:
+        own = {task: _recoveries([raptor], teacher, raptor.k, task) for task in _PAPER_RECOVERY}
+        if all(own.values()):
+            first, *others = (kept for (kept,) in own.values())
+            by_seed[raptor.seed].append(first - max(others))
+            by_k[raptor.k].append([first, *others])
+    if not by_seed:
+        return claim
+    value, lower, upper = over_seeds([min(found) for found in by_seed.values()])
+    evidence = Evidence(value=value, lower=lower, upper=upper, basis=Basis.SEEDS, num=len(by_seed), above=0.0)
+    means = ((k, np.mean(by_k[k], axis=0)) for k in sorted(by_k))
+    text = "; ".join(f"k = {k}: " + ", ".join(f"{kept:.1%}" for kept in mean) for k, mean in means)
+    text = f"classification, segmentation, depth at {text}"
+    return replace(claim, measured=text, evidence=replace(evidence, smaller_budget=small))
 
 
 def _images_seen(raptor: ProbedRaptor, settings: dict[str, Any]) -> int:
@@ -629,20 +667,23 @@ def _of_k(
     return replace(claim, measured=f"{shown} at k = {', '.join(map(str, ks))}", evidence=evidence)
 
 
-def _trend_text(trend: Trend) -> str:
+def _trend_text(trend: Trend, number: bool = True) -> str:
+    """The ends of a trend and its rank correlation, whose number is left out where it stands beside the text."""
     if trend.first is None or trend.last is None:
         return "no finite value"
     ends = f"{trend.first:.3f} at the smallest p, {trend.last:.3f} at the largest"
     if trend.spearman is None or trend.p_rise is None or trend.p_fall is None:
         return ends
-    smaller = min(trend.p_rise, trend.p_fall)
-    return f"{ends}; Spearman {_interval(trend.spearman)} (one-sided p {smaller:.4f}, {trend.num} runs)"
+    rank = f"Spearman {_interval(trend.spearman)}" if number else "Spearman"
+    return f"{rank} (one-sided p {min(trend.p_rise, trend.p_fall):.4f}); {ends}"
 
 
-def _correlation_text(found: Correlation) -> str:
+def _correlation_text(found: Correlation, number: bool = True) -> str:
     if found.pearson is None or found.spearman is None:
         return f"undefined over {found.num} runs"
-    return f"Pearson {_interval(found.pearson)}, Spearman {_interval(found.spearman)}, {found.num} runs"
+    if number:
+        return f"Pearson {_interval(found.pearson)}, Spearman {_interval(found.spearman)}, {found.num} runs"
+    return f"Pearson; Spearman {_interval(found.spearman)}"
 
 
 def _interval(found: Interval) -> str:

@@ -48,7 +48,12 @@ def test_values_follow_from_the_curves(measured: DynamicsResult) -> None:
         "gamma.before_last.patches": gamma[-2],
         "gamma.inner_rise.patches": np.diff(gamma)[:-1].max() - np.diff(gamma)[-1],
         "speed.mean.patches": speed.mean(),
+        "gamma.late_acceleration.patches": np.diff(gamma)[-1] - np.diff(gamma)[:-1].mean(),
+        "gamma.patches_minus_cls": gamma[1:-1].mean() - direction.gamma["cls"].mean[1:-1].mean(),
+        "gamma.registers_minus_earliest_other": direction.gamma["registers"].mean[1:-1].mean()
+        - max(direction.gamma[g].mean[1:-1].mean() for g in ("cls", "patches")),
         "speed.late_turn.patches": speed[-1] - speed[:-1].max(),
+        "speed.late_turn_after_first.patches": speed[-1] - speed[1:-1].max(),
         "speed_variance.late.patches": direction.speed_variance["patches"].total[1:].mean(),
         "speed.registers_minus_slowest_other": direction.speed["registers"].mean.mean()
         - min(direction.speed[g].mean.mean() for g in ("cls", "patches")),
@@ -64,6 +69,8 @@ def test_values_follow_from_the_curves(measured: DynamicsResult) -> None:
     expected["sensitivity.r2.cls"] = np.corrcoef(stability.layers, np.log(angle))[0, 1] ** 2
     for phase in measured.attraction:
         expected[f"attraction.layers_{phase.first}_{phase.last}.cls"] = phase.rate["cls"]
+    first, last = (phase.rate["cls"] for phase in measured.attraction)
+    expected["attraction.last_minus_least_before.cls"] = last - first
     ratio = measured.modes.groups["cls"].ratio
     assert ratio is not None and ratio.rank == 1
     expected["dmd.ratio.distance.cls"] = ratio.distance.mean
@@ -119,7 +126,11 @@ def test_block_contrast_is_within_minus_across_of_the_pooled_similarity() -> Non
     contrast.update(means)
     cosine = sum(x[:, 1:] @ x[:, 1:].mT for x in means.values()) / 2
     within, across = within_and_across(cosine.mean(0).numpy(), (1, 3))
-    assert contrast.result()["similarity.within_minus_across"].value == pytest.approx(within - across, abs=1e-6)
+    found = contrast.result()
+    assert found["similarity.within_minus_across"].value == pytest.approx(within - across, abs=1e-6)
+    assert found["similarity.within_phases"].value == pytest.approx(within, abs=1e-6)
+    pairs = cosine.mean(0)[~torch.eye(4, dtype=torch.bool)].mean()
+    assert found["similarity.all_pairs"].value == pytest.approx(float(pairs), abs=1e-6)
 
 
 def test_eigenvalue_numbers_by_hand() -> None:

@@ -10,12 +10,10 @@ import pytest
 from test_phases import DISTANCE
 
 from raptor.dynamics.estimates import ImageEstimate
-from raptor.dynamics.interventions import InterventionsFile, compare_pairs
 from raptor.dynamics.measure import DynamicsFile
 from raptor.experiments.depth_claims import (
     claims_certificate,
     claims_dynamics,
-    claims_interventions,
     claims_witness,
 )
 from raptor.experiments.evidence import Claim, Verdict
@@ -44,13 +42,17 @@ def of_key(claims: list[Claim], key: str) -> list[Claim]:
 @pytest.mark.parametrize(
     ("key", "holds", "fails"),
     [
-        ("norm.smallest_step.all", 1.1, 0.9),
+        ("norm.smallest_step.cls", 1.1, 0.9),
         ("gamma.before_last.patches", 0.95, 0.5),
+        ("gamma.patches_minus_cls", 0.1, -0.1),
         ("speed.registers_minus_slowest_other", -0.1, 0.1),
+        ("speed.late_turn_after_first.cls", 0.3, -0.3),
         ("sensitivity.slope.patches", -0.3, 0.1),
         ("rank.stable_late.patches", 6.0, 1.5),
         ("rank.effective_late.patches", 6.0, 100.0),
         ("dmd.ratio.spectral_radius.cls", 0.95, 1.05),
+        ("dmd.ratio.median_modulus.cls", 0.95, 0.8),
+        ("attraction.last_minus_least_before.all", -0.1, 0.1),
         ("dmd.pooled.cls_distance_minus_least_other", -0.1, 0.1),
     ],
 )
@@ -71,25 +73,45 @@ def test_sensitivity_is_judged_on_the_papers_perturbation(measured: DynamicsFile
     stability = replace(measured.teacher.stability, kind="relative")
     other = claims_dynamics(replace(measured, teacher=replace(measured.teacher, stability=stability)))
     assert not [c for c in other if "sensitivity" in c.number or "attraction" in c.number or "path." in c.number]
-    assert of_key(other, "gamma.order")
+    assert of_key(other, "gamma.patches_minus_cls")
 
 
 def test_the_witness_stands_beside_gamma_and_the_last_turn(measured: DynamicsFile) -> None:
     claims = claims_dynamics(measured, witness(DISTANCE))
     assert all("gamma_11 = 0.25" in c.measured for c in claims if "gamma.before_last" in c.number)
-    (turn,) = of_key(claims, "speed.late_turn.cls")
-    assert "ViT-B matrix (pooled) 1.32 rad" in turn.measured
+    rises = np.diff(1 - np.array(DISTANCE)[:, -1])
+    inner = f"ViT-B matrix (pooled) {rises[:-1].max() - rises[-1]:.2f}"
+    assert all(inner in c.measured for c in claims if "gamma.inner_rise" in c.number)
+    for key in ("speed.late_turn.cls", "speed.late_turn_after_first.cls"):
+        assert "ViT-B matrix (pooled) 1.32 rad" in of_key(claims, key)[0].measured
     (table3,) = claims_witness(witness(DISTANCE))
     assert table3.verdict is Verdict.AGREES and "7+5, 7+3+2, 4+3+3+2" in table3.measured
     assert {c.verdict for c in [*claims_witness(None), *claims_dynamics(None)]} == {Verdict.NOT_TESTED}
 
 
+def test_a_difference_between_groups_stands_beside_their_numbers(measured: DynamicsFile) -> None:
+    claims = claims_dynamics(measured)
+    known = {g: measured.teacher.estimates[f"dmd.pooled.median_modulus.{g}"].value for g in ("cls", "patches")}
+    (modulus,) = of_key(claims, "dmd.pooled.patches_modulus_minus_least_other")
+    assert all(f"{g} {value:.2f}" in modulus.measured for g, value in known.items())
+    gamma = measured.teacher.direction.gamma["registers"].mean[1:-1].mean()
+    assert f"registers {gamma:.2f}" in of_key(claims, "gamma.registers_minus_earliest_other")[0].measured
+
+
+def test_the_untrained_twin_of_basins(measured: DynamicsFile) -> None:
+    found = [c for c in claims_dynamics(measured, twins=[measured]) if "basins" in c.number]
+    assert len(found) == 3
+    for claim in found:
+        ends = f"{claim.evidence.value:.3g} [{claim.evidence.lower:.3g}, {claim.evidence.upper:.3g}]"
+        assert f"its untrained twin {ends} ({claim.evidence.num} images)" in claim.measured
+
+
 def test_the_untrained_twin_stands_beside_its_numbers(measured: DynamicsFile) -> None:
-    twin = with_estimate(measured, "gamma.order", 0.1, 0.3)
-    smaller = with_estimate(measured, "gamma.order", 0.4, 0.6)
-    (claim,) = of_key(claims_dynamics(measured, twins=[twin, smaller]), "gamma.order")
-    assert claim.measured.endswith("its untrained twin 0.200 [0.100, 0.300] (256 images)")
-    assert claim.evidence == of_key(claims_dynamics(measured), "gamma.order")[0].evidence
+    twin = with_estimate(measured, "gamma.patches_minus_cls", 0.1, 0.3)
+    smaller = with_estimate(measured, "gamma.patches_minus_cls", 0.4, 0.6)
+    (claim,) = of_key(claims_dynamics(measured, twins=[twin, smaller]), "gamma.patches_minus_cls")
+    assert claim.measured.endswith("its untrained twin 0.2 [0.1, 0.3] (256 images)")
+    assert claim.evidence == of_key(claims_dynamics(measured), "gamma.patches_minus_cls")[0].evidence
 
 
 def test_where_the_cut_counts_every_twin_stands_with_its_own(measured: DynamicsFile) -> None:
@@ -97,9 +119,9 @@ def test_where_the_cut_counts_every_twin_stands_with_its_own(measured: DynamicsF
     own = replace(with_estimate(measured, key, 0.1, 0.2), phases=[5, 3, 4])
     claims = claims_dynamics(measured, twins=[own, with_estimate(measured, key, 0.0, 0.1)])
     (claim,) = of_key(claims, key)
-    assert "0.150 [0.100, 0.200] (256 images, its own cut, 5+3+4)" in claim.measured
-    assert claim.measured.endswith("0.050 [0.000, 0.100] (256 images, cut alike, 7+3+2)")
-    (made,) = [c for c in claims if c.says.startswith("training made layers")]
+    assert "0.15 [0.1, 0.2] (256 images, its own cut, 5+3+4)" in claim.measured
+    assert claim.measured.endswith("0.05 [0, 0.1] (256 images, cut alike, 7+3+2)")
+    (made,) = [c for c in claims if c.place == "Section 1"]
     trained = measured.teacher.estimates[key].value
     assert made.evidence.value == pytest.approx(trained - 0.15) and "its own cut, 5+3+4" in made.measured
     assert made.verdict is Verdict.UNDETERMINED  # one untrained seed
@@ -109,18 +131,24 @@ def test_three_untrained_seeds_tell_what_training_made_of_one_model(measured: Dy
     key = "similarity.within_minus_across"
     trained = measured.teacher.estimates[key]
 
-    def claims(values: list[float]) -> list[Claim]:
-        twins = [with_estimate(measured, key, value, value) for value in values]
+    def claims(values: list[float], seeds: list[int] | None = None) -> list[Claim]:
+        twins = [
+            replace(with_estimate(measured, key, value, value), seed=seed if seeds is None else seeds[seed])
+            for seed, value in enumerate(values)
+        ]
         return claims_dynamics(measured, twins=twins)
 
     found = claims([0.1, 0.12, 0.08])
-    (made,) = [c for c in found if c.says.startswith("training made layers")]
+    (made,) = [c for c in found if c.place == "Section 1"]
     assert made.verdict is Verdict.AGREES and made.evidence.num == 3
     half = np.hypot(4.302653 * 0.02 / np.sqrt(3), 0.5 * (trained.upper - trained.lower))
     assert made.evidence.lower == pytest.approx(trained.value - 0.1 - half)
     # Rows about phases show one twin for each cut.
     assert of_key(found, key)[0].measured.count("untrained twin") == 1
-    (apart,) = [c for c in claims([0.1, 0.5, 0.3]) if c.says.startswith("training made layers")]
+    # A second run of the same weights is no further seed.
+    (twice,) = [c for c in claims([0.1, 0.12, 0.08], seeds=[0, 0, 1]) if c.place == "Section 1"]
+    assert twice.evidence.num == 2 and twice.evidence.value == pytest.approx(trained.value - 0.09)
+    (apart,) = [c for c in claims([0.1, 0.5, 0.3]) if c.place == "Section 1"]
     assert apart.verdict is Verdict.UNDETERMINED
 
 
@@ -133,16 +161,3 @@ def test_certificate_and_complexity_of_a_surrogate() -> None:
     assert compute.evidence.value == certificate.costs["surrogate"].flops / certificate.costs["teacher"].flops
     assert shorter.evidence.value == complexity.fp32.ratio and shorter.verdict is Verdict.AGREES
     assert {c.verdict for c in claims_certificate(None, None)} == {Verdict.NOT_TESTED}
-
-
-def test_swaps_of_a_model_at_equal_distance() -> None:
-    found = InterventionsFile.read_file(DYNAMICS / "dinov2s-interventions.json")
-    plain, rest = claims_interventions(found)
-    swaps = found.teacher.swaps
-    means = compare_pairs(swaps.pairs, swaps.angle["all"].mean, swaps.phases, (1,))
-    assert rest.evidence.value == pytest.approx(means["across_matched"] - means["within_matched"])
-    kept = [i for i, pair in enumerate(swaps.pairs) if 1 not in pair]
-    pairs = [swaps.pairs[i] for i in kept]
-    by_hand = compare_pairs(pairs, np.array(swaps.angle["all"].mean)[kept], swaps.phases)
-    assert by_hand == pytest.approx(means)
-    assert plain.evidence.lower < plain.evidence.value < plain.evidence.upper
