@@ -206,7 +206,9 @@ def run_command(name: str, words: list[str]) -> int:
         raise ValueError(f"raptor {name} is one process: start it without torchrun, and with srun --ntasks=1")
     experiment = words[0] if name == "reproduce" and words else None
     if name == "reproduce" and (not words or words[0] in ("list", "-h", "--help")):
+        print("usage: raptor reproduce EXPERIMENT [OPTIONS]\n")
         find_function(name, words)
+        print("\nraptor reproduce EXPERIMENT --help shows an experiment's options with examples.")
         return 0
     where, words = locate(name, words)
     parser = build_parser(name, where, experiment)
@@ -483,7 +485,7 @@ def _check_values(options: dict[str, Any], parser: Any) -> None:
             raise ValueError(f"--{name}: there is no file {value}: check its path{other}")
         if name in ("model", "models", "run", "teacher", "start"):
             for word in values:
-                _check_model(word)
+                _check_model(word, is_run=name == "run")
         if name in ("data", "val"):
             for word in values:
                 _check_data(word)
@@ -496,25 +498,38 @@ def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _check_model(word: str) -> None:
+def _check_model(word: str, is_run: bool = False) -> None:
     """Refuse a path or a plain word that is not there; other names are looked up when the model is opened."""
     name, _, weights = word.partition("@")
     if weights and not Path(weights).expanduser().exists():
         raise ValueError(f"{word}: there is no weight file {weights}")
     if name.startswith(_MODEL_PREFIXES) or Path(name).expanduser().exists():
         return
-    if "/" in name.rstrip("/") or name.startswith((".", "~")):
-        raise ValueError(
-            f"unknown model {word!r}: there is no such folder; or write timm/NAME, hf/REPO, hub/REPO:ENTRY"
-        )
     built_in = [path.name for path in (Path(__file__).parent / "assets").iterdir()]
     if name in built_in:
         return
+    near = _near_folder(name)
+    if is_run:
+        raise ValueError(f"there is no run folder {word}: {near or 'give the --out of an earlier command'}")
+    if near or "/" in name.rstrip("/") or name.startswith((".", "~")):
+        other = near or "there is no such folder; or write timm/NAME, hf/REPO, hub/REPO:ENTRY"
+        raise ValueError(f"unknown model {word!r}: {other}")
     close = difflib.get_close_matches(name, built_in, n=1)
     if not close and re.fullmatch(r"[a-z]+\w*[_\d][\w.]*", name):
         close = [f"timm/{name}"]
     hint = f"did you mean {close[0]!r}?" if close else "write timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes or a folder"
     raise ValueError(f"unknown model {word!r}: {hint}")
+
+
+def _near_folder(word: str) -> str:
+    """`did you mean ...?` for a path whose last part is misspelt; empty where nothing beside it is near."""
+    path = Path(word).expanduser()
+    try:
+        beside = [other.name for other in path.parent.iterdir() if other.is_dir()]
+    except OSError:
+        return ""
+    close = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.8)
+    return f"did you mean {path.parent / close[0]}?" if close else ""
 
 
 def _check_data(word: str) -> None:
@@ -524,7 +539,8 @@ def _check_data(word: str) -> None:
         return
     close = difflib.get_close_matches(word, _DATA_NAMES, n=1, cutoff=0.7)
     known = "a folder, a .zip, scenes, cifar10, hf/NAME or wds/PATTERN"
-    hint = f"did you mean {close[0]}?" if close else f"there is no such folder; give {known}"
+    other = _near_folder(word) or f"there is no such folder; give {known}"
+    hint = f"did you mean {close[0]}?" if close else other
     raise ValueError(f"unknown data {word!r}: {hint}")
 
 

@@ -32,6 +32,7 @@ Array = NDArray[np.float64]
 NUM_RESAMPLES = 200  # of images, and of orders of the layers
 TWIN_IMAGES, TWIN_SECONDS, TWIN_MARGIN = 64, 20, 1.25
 DEFAULT_CUTS = (2, 3, 4)
+_FEW_IMAGES = 16
 _METHODS = ("maxcut", "dp")
 _SCORES = ("weighted", "mean", "cut")
 DEFAULT_TOKENS = "pooled"  # better surrogates than "all" over three seeds: docs/results/recipe.md
@@ -187,11 +188,24 @@ class ModelPhases(Record):
             return f"no k is suggested: {self.structure}"
         share = f" ({self.k_shares.get(self.chosen_k, 0.0):.0%} of resamples)" if self.k_shares else ""
         said = f"the gains of further cuts suggest k={self.chosen_k}{share}"
-        cut = self.evidence.get(self.chosen_k)
-        lowest = None if cut is None else (cut.interval or (cut.contrast,))[0]
-        if cut is None or cut.smooth is None or lowest is None or lowest > cut.smooth:
+        if not self.is_gradual:
             return said
         return f"{said}; depth changes gradually: a smooth matrix without boundaries has as much contrast"
+
+    @property
+    def is_gradual(self) -> bool:
+        """Whether a smooth matrix without boundaries has as much contrast as the cut at the chosen k."""
+        cut = self.evidence.get(self.chosen_k)
+        lowest = None if cut is None else (cut.interval or (cut.contrast,))[0]
+        return cut is not None and cut.smooth is not None and lowest is not None and lowest <= cut.smooth
+
+    @property
+    def few_images(self) -> str:
+        """A warning where very few images were read; empty where there were enough."""
+        if self.num_images >= _FEW_IMAGES:
+            return ""
+        remedy = f": --split all reads every image of {self.data}" if self.split == "val" else ""
+        return f"measured on very few images ({self.num_images}), so cuts may lie elsewhere on others{remedy}"
 
     @property
     def whose(self) -> str:

@@ -51,6 +51,9 @@ def test_help_and_version_import_nothing_heavy():
         (["distill", "scenes", "--budget", "soon"], "cannot read the budget"),
         (["distill", "scenes", "--recipe", "papr"], "did you mean paper?"),
         (["evaluate", "scenes"], "is no surrogate"),
+        (["report", "runs/nowhere"], "there is no run folder runs/nowhere: give the --out of an earlier command"),
+        (["report", "tests/reprt"], "there is no run folder tests/reprt: did you mean tests/report?"),
+        (["phases", "scenes", "--data", "tests/jorneys"], "unknown data 'tests/jorneys': did you mean tests/journeys?"),
         (["probe", "scenes", "--task", "dream"], "--task must be one of classify, segment, depth, got dream"),
         (["probe", "scenes", "--max_seconds", "0"], "--max_seconds must be more than 0"),
         (["reproduce", "budgts"], "did you mean budgets?"),
@@ -102,7 +105,7 @@ def test_bad_input_is_one_line_and_exit_code_2(words, message, capsys):
         ("phases scenes --dtype fp8", "--dtype must be one of fp32, bf16, fp16, got fp8"),
         ("phases scnes", "unknown model 'scnes': did you mean 'scenes'?"),
         ("phases vit_tiny_patch16_224", "did you mean 'timm/vit_tiny_patch16_224'?"),
-        ("evaluate missing", "unknown model 'missing': write timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes or a folder"),
+        ("evaluate missing", "there is no run folder missing: give the --out of an earlier command"),
     ],
 )
 def test_what_can_be_refused_early_is_refused_before_the_command_is_imported(words, message, monkeypatch, capsys):

@@ -16,7 +16,7 @@ from raptor.options import AnySplit, Measuring, OfTeacher, OpeningModel, part, w
 from raptor.phases import DEFAULT_TOKENS, PhasesFile, check_cuts, study_phases
 from raptor.provenance import Provenance, recorded
 from raptor.report.figures_phases import SavedPhases, save_phases
-from raptor.run import check_folder, slug
+from raptor.run import check_folder, result_folder
 from raptor.vit.view import ViT
 
 
@@ -50,7 +50,7 @@ def phases(
         tokens: which similarity is cut: all, cls, registers, patches or pooled (cls + mean patch).
         standardise: divide each coordinate by its deviation first, so that a few huge ones do not dominate.
         twin: also measure the model's untrained twin on up to 64 images; by default where that takes less than 20 s.
-        out: folder for phases.json and the figure.
+        out: folder for phases.json and the figure; by default the run folder, else runs/phases-MODEL.
         weights: a local weight file (one model only).
     """
     started = time.monotonic()
@@ -71,7 +71,8 @@ def phases(
     views = [(side, vit) for (side, _), vit in zip(views, tell_apart([vit for _, vit in views]))]
     for _, vit in views:
         check_cuts(vit, k, method, score, min_length, tokens)
-    folder = ranks.first(lambda: check_folder(out or f"runs/phases-{slug(_name_of(models[0], views[0][1]))}"))
+    about = models[0] if len(models) == 1 else views[0][1]
+    folder = ranks.first(lambda: check_folder(out) if out else result_folder(None, about, "phases"))
     chosen = ChosenData.of(models[0], options)
     entries = []
     for side, vit in views:
@@ -87,7 +88,3 @@ def phases(
         entry = study_phases(vit, batches, k, method, score, min_length, tokens, standardise, precision, twin)
         entries.append(replace(entry, side=side, data=chosen.name, split=chosen.split, bad_images=batches.bad_images()))
     return ranks.first(lambda: save_phases(PhasesFile(entries, Provenance.since(started, device)), folder))
-
-
-def _name_of(source: str | Path | nn.Module | ViT, vit: ViT) -> str:
-    return str(source) if isinstance(source, str | Path) else vit.name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from torch import nn
 
 from raptor.data import ChosenData, DenseData, ImageData, open_dense
 from raptor.data.by_name import DENSE_KINDS, spec_text
+from raptor.data.chosen import tell_of_new_classes
 from raptor.devices import join_ranks, pick_device, pick_precision
 from raptor.open import open_pair
 from raptor.options import (
@@ -196,16 +196,6 @@ def _plan(train: Callable[[ViT], ProbeResult], sides: list[ViT], folder: Path) -
     )
 
 
-def _tell_of_new_classes(train: ImageData, judged: ImageData) -> None:
-    """Say which classes only the held-out images have: a probe is never right about a class that it has not seen."""
-    known = {(train.classes or ())[label] for label in train.present()}
-    names = [(judged.classes or ())[label] for label in sorted(judged.present())]
-    new = [name for name in names if name not in known]
-    if new and len(known) > 1:  # a probe of one class is refused
-        more = f" and {len(new) - 1} more classes" if len(new) > 1 else ""
-        print(f"held-out images are of class {new[0]}{more}, of which no training image is", file=sys.stderr)
-
-
 def _open_both(
     task: str, chosen: ChosenData, size: int, options: ProbeOptions
 ) -> tuple[ImageData, ImageData] | tuple[DenseData, DenseData]:
@@ -214,7 +204,7 @@ def _open_both(
     if task == "classify":
         train = chosen.training(limit, size)
         judged = chosen.judged(val_images, size, like=train)
-        _tell_of_new_classes(train, judged)
+        tell_of_new_classes(train, judged)
         return train, judged
     train_spec, val_spec = spec_text(chosen.data), spec_text(chosen.val or chosen.data)
     if options["data"] is None and train_spec.partition(":")[0] not in DENSE_KINDS:

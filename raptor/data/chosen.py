@@ -190,6 +190,18 @@ class _RunImages:
         return True
 
 
+def tell_of_new_classes(train: ImageData, judged: ImageData) -> None:
+    """Say which classes only the held-out images have: a probe is never right about a class that it has not seen."""
+    if train.labels is None or judged.labels is None:
+        return
+    known = {(train.classes or ())[label] for label in train.present()}
+    names = [(judged.classes or ())[label] for label in sorted(judged.present())]
+    new = [name for name in names if name not in known]
+    if new and len(known) > 1:  # a probe of one class is refused
+        listed = ", ".join(new[:3]) + (f" and {len(new) - 3} more" if new[3:] else "")
+        print(f"no training image is of class {listed}: a probe is wrong about those held-out images", file=sys.stderr)
+
+
 def describe_images(train: ImageData, val: ImageData) -> dict[str, dict[str, Any]]:
     """What a run remembers of its images, to notice when they change."""
     both = {"train": train, "val": val}

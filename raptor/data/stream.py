@@ -437,7 +437,9 @@ def check_stream(
     if not 0 < crop_scale[0] <= crop_scale[1] <= 1:
         raise ValueError(f"--crop_scale must rise within 0..1; got {crop_scale}")
     if not 1 <= batch_size <= num_images:
-        raise ValueError(f"a batch of {batch_size} cannot be filled from {num_images} images; choose a smaller batch")
+        raise ValueError(
+            f"a batch of {batch_size} cannot be filled from {num_images} images: give --batch_size {num_images} or less"
+        )
     if batch_size % world_size:
         near = world_size * max(1, batch_size // world_size)
         raise ValueError(

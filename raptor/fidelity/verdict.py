@@ -140,8 +140,9 @@ class Verdict(Record):
             parts.append("no better than the data mean")
         compared = (("better than", group.better), ("worse than", group.worse), ("no different from", group.alike))
         for word, nulls in compared:
-            if nulls:
-                parts.append(f"{word} {', '.join(NULL_WORDS.get(null, null) for null in nulls)}")
+            named = [NULL_WORDS.get(null, null) for null in nulls if null != "mean" or not group.no_better_than_mean]
+            if named:
+                parts.append(f"{word} {', '.join(named)}")
         if group.layers_ahead is not None:
             every = group.layers_ahead == self.num_layers
             where = "every layer" if every else f"{group.layers_ahead} of {self.num_layers} layers"

@@ -131,7 +131,7 @@ function rule(direction, value) {
 
 function drawBars(chart, series) {
   const layout = baseLayout();
-  Object.assign(layout, { xaxis: axis(chart.x), yaxis: axis(chart.y), barmode: "group", bargap: 0.45, bargroupgap: 0.12 });
+  Object.assign(layout, { xaxis: axis(chart.x), yaxis: axis(chart.y), barmode: "group", bargap: Math.max(0.45, 1 - 0.2 * series[0].x.length), bargroupgap: 0.12 });
   layout.xaxis.showgrid = false;
   layout.xaxis.type = "category";
   if (chart.extra.line != null) layout.shapes.push({ ...rule("y", chart.extra.line), layer: "above" });

@@ -54,7 +54,7 @@ class SavedPhases(Result):
                 within, across = ("none" if mean is None else f"{mean:.3f}" for mean in entry.within[k])
                 lines.append(f"  k={k:>2}  {found!s:<24} similarity within {within}, across {across}")
                 lines += [f"        {line}" for line in evidence_lines(found, entry.evidence.get(k))]
-            lines += [f"  {entry.suggestion}", f"  {entry.twin}"]
+            lines += [f"  {line}" for line in (entry.suggestion, entry.twin, entry.few_images) if line]
             if entry.bad_images:
                 lines.append(f"  {len(entry.bad_images)} unreadable images were skipped: see bad_images in phases.json")
         return "\n".join([*lines, f"written to {self.folder}/phases.json and {self.folder}/figures/phases.png"])

@@ -74,6 +74,20 @@ class Results:
         return {name: _provenance(file) for name, file in files.items() if file is not None}
 
     @property
+    def has_model(self) -> bool:
+        """Whether the commands can open the folder as a model."""
+        files = (self.folder / "config.json", self.folder / "surrogate", self.folder / "teacher")
+        return any(path.exists() for path in files)
+
+    def adds(self, command: str, options: str = "") -> str:
+        """The command that adds a result: of the model in the folder, else of MODEL, with the folder as its --out."""
+        if self.has_model:
+            words = ["raptor", command, str(self.folder), options]
+        else:
+            words = ["raptor", command, "MODEL --data DATA", options, f"--out {self.folder}"]
+        return " ".join(word for word in words if word)
+
+    @property
     def distilled(self) -> DistillSummary | None:
         """The summary, when it is that of a distillation."""
         return self.summary if isinstance(self.summary, DistillSummary) else None

@@ -16,7 +16,8 @@ def basins(results: Results) -> Section:
     sides = {} if measured is None else measured.sides()
     found = {side: measures.basins for side, measures in sides.items() if measures.basins is not None}
     if measured is None or not found:
-        section.hint = f"raptor dynamics {results.folder} --data DATA --out {results.folder}"
+        section.hint = results.adds("dynamics", "--data LABELLED" if measured and results.has_model else "")
+        section.hint_reason = "Not measured: basins need labelled images, several of each class." if measured else ""
         return section
     phases = measured.phases or results.phase_lengths
     groups = [g for g in GROUPS if g in next(iter(found.values())).groups]

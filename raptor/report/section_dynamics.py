@@ -91,7 +91,7 @@ def dynamics(results: Results) -> Section:
     section = Section("dynamics", "Dynamics", "Depth as a dynamical system", LEAD)
     measured = results.dynamics
     if measured is None:
-        section.hint = f"raptor dynamics {results.folder} --data DATA --out {results.folder}"
+        section.hint = results.adds("dynamics")
         return section
     sides = measured.sides()
     phases = measured.phases or results.phase_lengths
@@ -105,7 +105,7 @@ def dynamics(results: Results) -> Section:
     section.html = _findings(sides)
     missing = [] if "teacher" in stability else ["stability"]
     if missing or measured.surrogate is None:
-        section.hint = f"raptor dynamics {results.folder} --data DATA --out {results.folder}"
+        section.hint = results.adds("dynamics")
         lacking = missing + ([] if measured.surrogate is not None else ["the surrogate"])
         section.hint_reason = f"Not measured: {', '.join(lacking)}."
     return section

@@ -20,7 +20,7 @@ def interventions(results: Results) -> Section:
     section = Section("interventions", "Interventions", "Interventions", LEAD)
     measured = results.interventions
     if measured is None:
-        section.hint = f"raptor dynamics {results.folder} --data DATA --interventions true"
+        section.hint = results.adds("dynamics", "--interventions true")
         return section
     if measured.findings:
         section.html = bullet_list(measured.findings)

@@ -111,10 +111,16 @@ def _phases_verdict(entry: ModelPhases, lengths: list[int] | None) -> str:
         return f"The {num} blocks of {name} were compared with each other; no cut was asked for."
     k = len(lengths)
     within, across = entry.within.get(k) or within_and_across(entry.similarity[entry.tokens], lengths)
-    return (
-        f"The {num} blocks of {name} fall into {k} phases ({' | '.join(map(str, lengths))}): mean cosine similarity "
-        f"{number(within)} between layers of one phase, {number(across)} between layers of different phases."
+    cut = f"{k} phases ({' | '.join(map(str, lengths))})"
+    means = (
+        f"mean cosine similarity {number(within)} between layers of one phase, {number(across)} between layers of "
+        "different phases."
     )
+    if entry.structure:
+        return f"The {num} blocks of {name} fall into no phases: {entry.structure}. Cut into {cut} anyway: {means}"
+    if entry.is_gradual:
+        return f"The {num} blocks of {name} change gradually. Cut into {cut}: {means}"
+    return f"The {num} blocks of {name} fall into {cut}: {means}"
 
 
 def _dynamics_verdict(dynamics: DynamicsFile) -> str:
@@ -143,7 +149,7 @@ def _cards(results: Results) -> list[tuple[str, str, str]]:
         tokens = ", ".join(f"{where.stop - where.start} {name}" for name, where in facts.groups.present())
         items.append((number(facts.groups.num_tokens), "tokens", f"{tokens} at {facts.image_size} px"))
         items.append((number(facts.num_layers), "blocks", f"of width {facts.dim}"))
-        items.append((f"{facts.num_parameters / 1e6:.2f} M", "parameters", "teacher"))
+        items.append((f"{facts.num_parameters / 1e6:.2f} M", "parameters", "teacher" if results.distilled else ""))
     if results.distilled:
         items.append((f"{results.distilled.surrogate.num_parameters / 1e6:.2f} M", "parameters", "surrogate"))
     found = _fidelity(results)

@@ -18,13 +18,17 @@ def phases(results: Results) -> Section:
     section = Section("similarity", "Phases", "Phases of depth", LEAD)
     entries = results.phases.models if results.phases else []
     if not entries:
-        section.hint = f"raptor phases MODEL --out {results.folder}"
+        section.hint = results.adds("phases")
         return section
-    section.html = bullet_list([f"{entry.whose}: {entry.suggestion}; {entry.twin}." for entry in entries])
+    section.html = bullet_list([f"{entry.whose}: {'; '.join(_remarks(entry))}." for entry in entries])
     section.after = _evidence_table(entries)
     section.charts = [_heatmap(entries, results.phase_lengths)]
     section.charts += [chart for chart in (_gains(entries), _outliers(entries, results.phase_lengths)) if chart.series]
     return section
+
+
+def _remarks(entry: ModelPhases) -> list[str]:
+    return [remark for remark in (entry.suggestion, entry.twin, entry.few_images) if remark]
 
 
 def _evidence_table(entries: list[ModelPhases]) -> str:

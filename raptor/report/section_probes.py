@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from raptor.data.by_name import DENSE_KINDS
 from raptor.probes.result import ProbeReport, Scores
 from raptor.report.charts import Chart, Section, number, percent
 from raptor.report.markup import bullet_list, table
@@ -17,7 +18,7 @@ def probes(results: Results) -> Section:
     found = results.probes
     missing = [task for task in TASKS if task not in found]
     if missing:
-        section.hint = f"raptor probe {results.folder} --task {missing[0]}"
+        section.hint = results.adds("probe", _task_options(missing[0], results))
         section.hint_reason = f"Not probed yet: {', '.join(missing)}." if found else ""
     if not found:
         return section
@@ -29,6 +30,13 @@ def probes(results: Results) -> Section:
     unequal = [f"{task}: {entry.unequal}." for task, entry in found.items() if entry.unequal is not None]
     section.after += bullet_list(unequal) if unequal else ""
     return section
+
+
+def _task_options(task: str, results: Results) -> str:
+    """The options of `raptor probe`; a run whose images have no target per pixel needs other ones for dense tasks."""
+    kind = str(results.config.get("data", "")).partition(":")[0]
+    needs_other = task != "classify" and results.has_model and kind not in DENSE_KINDS
+    return f"--task {task} --data nyuv2:PATH" if needs_other else f"--task {task}"
 
 
 def _recovery_chart(kept: dict[str, float]) -> Chart:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from raptor.data import ChosenData, ImageData, iterate
 from raptor.data.by_name import as_spec
-from raptor.data.chosen import describe_images
+from raptor.data.chosen import describe_images, tell_of_new_classes
 from raptor.data.classes import describe_names, for_head, head_names
 from raptor.data.stream import Batch, TrainStream, check_stream
 from raptor.devices import (
@@ -199,6 +199,7 @@ def distill(
         train_data = chosen.training(limit, side)
         val_data = chosen.judged(val_images, side, like=train_data)
         head_data = chosen.labelled(train_data, val_data, side)
+        tell_of_new_classes(head_data, val_data)
     check_stream(len(train_data), settings.batch_size, settings.augment, settings.crop_scale, sizes=settings.sizes)
     for side in settings.sizes or ():
         groups_at(teacher, side)
@@ -1237,7 +1238,7 @@ class Distilled(Result):
             ("agreement with the teacher", scores.agreement, None),
             ("accuracy", scores.accuracy, scores.teacher_accuracy),
             ("accuracy of a ridge probe", scores.probe, scores.teacher_probe),
-            ("recovery", scores.recovery, None),
+            ("recovery of the ridge probe", scores.recovery, None),
         ):
             if score is not None:
                 beside = "" if of_teacher is None else f" (teacher {of_teacher:.1%})"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import timm
@@ -12,6 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+import raptor
 from raptor.cli import main
 from raptor.commands.phases import phases
 from raptor.report.figures_phases import figure_phases
@@ -61,7 +64,8 @@ def test_one_weight_file_is_for_one_model() -> None:
 
 
 def test_a_run_folder_gives_teacher_and_surrogate_each_by_name(tmp_path, capsys) -> None:
-    done = phases(["scenes-k3"], num_images=12, batch_size=4, device="cpu", out=str(tmp_path), twin=False)
+    shutil.copytree(Path(raptor.__file__).parent / "assets" / "scenes-k3", tmp_path, dirs_exist_ok=True)
+    done = phases([tmp_path], num_images=12, batch_size=4, device="cpu", twin=False)  # written to the run folder
     assert [(entry.side, entry.whose) for entry in done.models] == [
         ("teacher", "teacher: scenes"),
         ("surrogate", "surrogate: raptor k=3 of scenes"),

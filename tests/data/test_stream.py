@@ -195,7 +195,7 @@ def test_images_in_memory_are_not_kept_twice(data: ImageData) -> None:
 
 def test_wrong_settings_are_refused(data: ImageData) -> None:
     for settings, message in (
-        ({"batch_size": 24}, "smaller batch"),
+        ({"batch_size": 24}, "--batch_size 23 or less"),
         ({"batch_size": 6, "world_size": 4}, "does not divide over 4 processes: choose --batch_size 4"),
         ({"batch_size": 4, "augment": "mix"}, "none or crop"),
         ({"batch_size": 4, "cache": "disk"}, "auto, memory or none"),

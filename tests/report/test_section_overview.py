@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from raptor.phases import PhasesFile
@@ -29,6 +30,16 @@ def test_phases_are_told_by_their_means(tmp_path: Path) -> None:
     assert lengths is not None and f"fall into {len(lengths)} phases ({' | '.join(map(str, lengths))})" in html
     within, across = found.models[0].within[len(lengths)]
     assert f"{within:.3g} between layers of one phase, {across:.3g} between" in html
+
+
+def test_a_model_without_phases_is_said_to_have_none(tmp_path: Path) -> None:
+    (saved,) = PhasesFile.read_file(RESULTS / "phases-vitb16.json").models
+    entry = replace(saved, structure="no more phase structure than its untrained twin")
+    html = overview(Results(tmp_path, phases=PhasesFile([entry]))).html
+    assert f"fall into no phases: {entry.structure}" in html
+    evidence = {k: replace(cut, smooth=1.0) for k, cut in saved.evidence.items()}
+    html = overview(Results(tmp_path, phases=PhasesFile([replace(saved, evidence=evidence)]))).html
+    assert "change gradually. Cut into" in html
 
 
 def test_dynamics_are_told_by_norm_and_direction(committed: Results) -> None:

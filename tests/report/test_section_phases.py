@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 
+from raptor.phases import PhasesFile
 from raptor.report.results import Results
 from raptor.report.section_phases import phases
 
@@ -26,4 +30,17 @@ def test_charts_hold_the_saved_numbers(committed: Results) -> None:
 
 def test_without_phases_there_is_a_hint(committed: Results) -> None:
     section = phases(Results(committed.folder))
-    assert section.charts == [] and section.hint == f"raptor phases MODEL --out {committed.folder}"
+    assert section.charts == [] and section.hint == f"raptor phases MODEL --data DATA --out {committed.folder}"
+
+
+def test_a_run_is_its_own_model(full_run: Path) -> None:
+    assert phases(Results(full_run)).hint == f"raptor phases {full_run}"
+
+
+def test_very_few_images_are_told_of(committed: Results) -> None:
+    assert committed.phases is not None
+    entry = committed.phases.models[0]
+    assert "very few images" not in phases(committed).html
+    few = PhasesFile([replace(entry, num_images=1, split="val", data="photos")])
+    html = phases(Results(committed.folder, phases=few)).html
+    assert "very few images (1)" in html and "--split all reads every image of photos" in html

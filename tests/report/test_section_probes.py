@@ -19,8 +19,11 @@ def test_recovery_is_surrogate_over_teacher(full_run: Path) -> None:
     assert bars["x"] == ["classify"] and bars["y"] == pytest.approx([100 * surrogate / teacher])
     assert f"{teacher:.3g}" in section.after and f"{surrogate:.3g}" in section.after
     assert "Not probed yet: segment, depth." in section.hint_reason
+    assert section.hint == f"raptor probe {full_run} --task segment"
+    results.config = {"data": "photos"}
+    assert probes(results).hint == f"raptor probe {full_run} --task segment --data nyuv2:PATH"
 
 
 def test_without_probes_there_is_a_hint(tmp_path: Path) -> None:
     section = probes(Results(tmp_path))
-    assert section.charts == [] and section.hint == f"raptor probe {tmp_path} --task classify"
+    assert section.charts == [] and section.hint == f"raptor probe MODEL --data DATA --task classify --out {tmp_path}"
