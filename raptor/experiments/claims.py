@@ -44,6 +44,7 @@ from raptor.experiments.witness import Witness, read_witness
 from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.complexity import Complexity
 from raptor.provenance import Provenance, recorded
+from raptor.recipes import FOLDER as RECIPES
 from raptor.run import ResultFile, read_json, read_text, write_text
 from raptor.streaming import Record, Result
 
@@ -135,6 +136,7 @@ class Twin(Record):
     cut: str
     every_row: bool
     seed_only: bool = False
+    machine: str = ""
 
 
 @dataclass
@@ -272,6 +274,7 @@ def _experiment_claims(found: _Found, base: Path) -> list[Claim]:
                         on=_run_label(result),
                         source=os.path.relpath(path, base),
                         command=result.command,
+                        machine=result.device or "",
                         figure=os.path.relpath(image, base) if image.exists() else "",
                     )
                 claims.append(filled)
@@ -327,11 +330,15 @@ def _depth_claims(folder: Path, base: Path) -> tuple[list[Claim], list[Twin]]:
         model = measured.teacher.model
         label = f"{model.name} (L = {model.num_layers}), {data_label(measured.data)}"
         claims = claims_dynamics(measured, witness, relative, [twin for _, twin in twins])
-        found += [_filled(c, path, base, label, measured.provenance.command) for c in claims]
+        found += [_filled(c, path, base, label, measured.provenance) for c in claims]
         changed = path.with_name(f"{path.stem}-interventions.json")
         if changed.exists():
             swaps = InterventionsFile.read_file(changed)
-            found += [_filled(c, changed, base, label, swaps.provenance.command) for c in claims_interventions(swaps)]
+            more = _recipe_of_swaps(path.stem)
+            found += [
+                _filled(replace(c, recipe=more), changed, base, label, swaps.provenance)
+                for c in claims_interventions(swaps)
+            ]
     found = found or claims_dynamics(None)
     order = list(dict.fromkeys(claim.says for claim in found))
     found.sort(key=lambda claim: order.index(claim.says))
@@ -340,6 +347,12 @@ def _depth_claims(folder: Path, base: Path) -> tuple[list[Claim], list[Twin]]:
         source = os.path.relpath(folder / Witness.FILE, base)
         table3 = [replace(claim, source=source, on="the authors' ViT-B matrix", number="phases") for claim in table3]
     return [replace(claim, recipe=claim.recipe or "dynamics-paper") for claim in [*table3, *found]], beside
+
+
+def _recipe_of_swaps(name: str) -> str:
+    """The recipe that swaps the blocks of this model on more images: swaps-dinov2 for dinov2s."""
+    own = (path.stem for path in sorted(RECIPES.glob("swaps-*.yaml")))
+    return next((stem for stem in own if name.startswith(stem.removeprefix("swaps-"))), "swaps")
 
 
 def _trained(folder: Path) -> list[Path]:
@@ -369,6 +382,7 @@ def _twin_records(model: DynamicsFile, twins: Sequence[tuple[Path, DynamicsFile]
             of=model.teacher.model.name,
             source=os.path.relpath(path, base),
             command=twin.provenance.command or "",
+            machine=twin.provenance.device or "",
             num_images=twin.teacher.num_images,
             num_perturbed=twin.teacher.num_stability_images,
             cut=twin_cut(model, twin),
@@ -389,20 +403,21 @@ def _certificate_claims(folder: Path, base: Path) -> list[Claim]:
         label = f"{path.stem.removesuffix('-certificate')}, {data_label(certificate.data)}"
         for claim in claims_certificate(certificate, complexity):
             source = other if claim.place == "Appendix E" else path
-            command = certificate.provenance.command
-            found.append(_filled(claim, source, base, label, command) if claim.evidence else claim)
+            made = certificate.provenance
+            found.append(_filled(claim, source, base, label, made) if claim.evidence else claim)
     return [replace(claim, recipe="paper") for claim in found or claims_certificate(None, None)]
 
 
-def _filled(claim: Claim, path: Path, base: Path, label: str, command: str | None) -> Claim:
-    """A claim with the file, the command and the figure it comes from."""
+def _filled(claim: Claim, path: Path, base: Path, label: str, made: Provenance) -> Claim:
+    """A claim with the file, the command, the machine and the figure it comes from."""
     stem = path.stem.removesuffix("-interventions").removesuffix("-paper")
     image = path.parent / stem / f"{claim.figure}.png"
     return replace(
         claim,
         on=label,
         source=os.path.relpath(path, base),
-        command=command or "",
+        command=made.command or "",
+        machine=made.device or "",
         figure=os.path.relpath(image, base) if claim.figure and image.exists() else "",
     )
 
@@ -453,8 +468,9 @@ _TWINS = (
 
 def _claims_page(file: ClaimsFile, base: Path, experiments: Path) -> str:
     """One table per figure, table or section of the paper, narrow enough for a page of text."""
-    made = [*(claim.command for claim in file.claims), *(twin.command for twin in file.twins)]
-    commands = list(dict.fromkeys(filter(None, made)))
+    made = {claim.command: claim.machine for claim in file.claims if claim.command}
+    made |= {twin.command: twin.machine for twin in file.twins}
+    commands = list(made)
     link = os.path.relpath(experiments, base)
     parts: dict[str, list[Claim]] = defaultdict(list)
     for claim in file.claims:
@@ -471,7 +487,8 @@ def _claims_page(file: ClaimsFile, base: Path, experiments: Path) -> str:
                 *_twins_shown(file.twins, commands),
                 *(text for part, claims in parts.items() for text in (f"## {part}", _part_table(claims, commands))),
                 "## Runs",
-                "\n".join(f"{i}. `{command}`" for i, command in enumerate(commands, start=1)),
+                "Paths are those of the machine that ran them; `code/` is the repository's folder.",
+                "\n".join(f"{i}. `{command}` ({where})" for i, (command, where) in enumerate(made.items(), start=1)),
             ]
         )
         + "\n"

@@ -9,7 +9,7 @@ from math import hypot, pi
 
 import numpy as np
 
-from raptor.dynamics.estimates import ImageEstimate
+from raptor.dynamics.estimates import ImageEstimate, boundary_jump
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult
 from raptor.experiments.evidence import Basis, Claim, Evidence, counted, of_counts, over_seeds
 from raptor.experiments.outcome import sum_of
@@ -307,7 +307,7 @@ def claims_dynamics(
     model = measured.teacher
     found = [claim for rule in _RULES for claim in _claims_of(rule, model)]
     found += [*_attraction(model), *_basins(model, twins)]
-    beside = [_with_twin(_beside(claim, model, witness, relative), measured, twins) for claim in found]
+    beside = [_with_twin(_beside(claim, measured, witness, relative), measured, twins) for claim in found]
     return [*beside, *_differences(measured, twins)]
 
 
@@ -389,10 +389,11 @@ def _basins(model: DynamicsResult, twins: Sequence[DynamicsFile]) -> list[Claim]
     return claims
 
 
-def _beside(claim: Claim, model: DynamicsResult, witness: Witness | None, relative: DynamicsFile | None) -> Claim:
+def _beside(claim: Claim, measured: DynamicsFile, witness: Witness | None, relative: DynamicsFile | None) -> Claim:
     """The claim with what stands beside its number: the groups it compares, the authors' matrix, other sizes."""
-    key = claim.number.removeprefix("teacher/estimates/")
-    notes = [claim.measured, _by_group(key, model), *([] if witness is None else [_of_witness(key, model, witness)])]
+    key, model = claim.number.removeprefix("teacher/estimates/"), measured.teacher
+    notes = [claim.measured, _by_group(key, measured)]
+    notes += [] if witness is None else [_of_witness(key, model, witness)]
     if key.startswith("sensitivity.slope"):
         notes.append("growing norms are part of this, because a perturbation of fixed size shrinks beside the state")
         if relative is not None and relative.teacher.stability is not None:
@@ -419,11 +420,16 @@ _COMPARED = {
 """Beginning of the key of a difference between groups -> that of what is compared."""
 
 
-def _by_group(key: str, model: DynamicsResult) -> str:
-    """The numbers of the groups whose difference decides."""
+def _by_group(key: str, measured: DynamicsFile) -> str:
+    """The numbers of the groups whose difference decides, or of each group where that of all tokens does."""
+    model = measured.teacher
     if key.startswith(("gamma.registers_minus", "gamma.patches_minus")):
         gamma = model.direction.gamma
         return _listed({g: float(np.mean(gamma[g].mean[1:-1])) for g in GROUPS if g in gamma})
+    if key == "speed.jump_at_boundaries" and measured.phases:
+        speed = model.direction.speed
+        jumps = {g: boundary_jump(speed[g].mean[None], measured.phases)[0] for g in GROUPS if g in speed}
+        return _listed({g: float(jump) for g, jump in jumps.items()})
     found = next((own for start, own in _COMPARED.items() if key.startswith(start)), None)
     known = {g: model.estimates[f"{found}.{g}"].value for g in GROUPS if f"{found}.{g}" in model.estimates}
     return _listed({g: value for g, value in known.items() if value is not None})

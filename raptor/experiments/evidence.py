@@ -125,7 +125,8 @@ class Claim(Record):
         measured: the measurement in words, with what else a reader must know.
         evidence: the number that decides; None where nothing was measured.
         source: the JSON file. number: the key of the number in it, where it is one entry.
-        command: what made the file. figure: the picture. recipe: what would test the claim, where it was not tested.
+        command: what made the file. machine: where it ran. figure: the picture. recipe: what would test the claim,
+            where it was not tested.
     """
 
     place: str
@@ -136,6 +137,7 @@ class Claim(Record):
     source: str = ""
     number: str = ""
     command: str = ""
+    machine: str = ""
     figure: str = ""
     recipe: str = ""
 

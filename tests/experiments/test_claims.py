@@ -94,7 +94,8 @@ def rows_of(text: str, columns: str) -> list[list[str]]:
 
 
 def test_every_row_of_the_page_is_a_claim_of_the_json(committed: ClaimsFile) -> None:
-    rows = rows_of((RESULTS / "claims.md").read_text(), "| paper says |")
+    text = (RESULTS / "claims.md").read_text()
+    rows = rows_of(text, "| paper says |")
     assert len(rows) == len(committed.claims) == sum(committed.counts.values())
     said = ""
     for (says, on, measured, holds, verdict), claim in zip(rows, committed.claims):
@@ -111,6 +112,7 @@ def test_every_row_of_the_page_is_a_claim_of_the_json(committed: ClaimsFile) -> 
         assert not claim.recipe or (FOLDER / f"{claim.recipe}.yaml").exists(), claim.recipe
         assert claim.command or not claim.source or "authors" in claim.source
         assert not claim.command or "[run " in verdict
+        assert f"`{claim.command}` ({claim.machine})" in text or not claim.command
 
 
 def test_the_page_counts_verdicts_by_part_of_the_paper(committed: ClaimsFile) -> None:

@@ -94,6 +94,9 @@ def test_a_difference_between_groups_stands_beside_their_numbers(measured: Dynam
     known = {g: measured.teacher.estimates[f"dmd.pooled.median_modulus.{g}"].value for g in ("cls", "patches")}
     (modulus,) = of_key(claims, "dmd.pooled.patches_modulus_minus_least_other")
     assert all(f"{g} {value:.2f}" in modulus.measured for g, value in known.items())
+    speed = np.abs(np.diff(measured.teacher.direction.speed["registers"].mean))  # phases 7 | 3 | 2
+    jump = speed[[6, 9]].mean() - np.delete(speed, [6, 9]).mean()
+    assert f"registers {jump:.2f}" in of_key(claims, "speed.jump_at_boundaries")[0].measured
     gamma = measured.teacher.direction.gamma["registers"].mean[1:-1].mean()
     assert f"registers {gamma:.2f}" in of_key(claims, "gamma.registers_minus_earliest_other")[0].measured
 
