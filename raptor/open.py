@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import torch
 from huggingface_hub import ModelHubMixin, snapshot_download
@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from raptor.data.preprocess import Preprocess
 from raptor.options import OpeningModel, declared, with_defaults
 from raptor.run import RunError, read_config, read_json, sync, write_text
+from raptor.streaming import Result, folder_of
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.builders import (
     MAX_COUNT,
@@ -194,7 +195,7 @@ def tell_apart(views: Sequence[ViT]) -> list[ViT]:
 
 
 def open_pair(
-    source: str | Path | nn.Module | ViT,
+    source: str | Path | nn.Module | ViT | Result,
     *,
     teacher: str | Path | nn.Module | ViT | None = None,
     allow_other_teacher: bool = False,
@@ -206,8 +207,13 @@ def open_pair(
     The teacher is the one the surrogate says it was made from, or is found at `teacher`; `weights` are the teacher's,
     and so are `blocks`, `norm`, `cls` and `registers` (as in `open_vit`). `pretrained=False` gives a plain model's
     untrained copy. A teacher whose weights are not the ones the surrogate was made from is refused, unless
-    `allow_other_teacher`; its name then says so, in every result.
+    `allow_other_teacher`; its name then says so, in every result. The result of a distillation stands for its folder
+    and brings its teacher.
     """
+    if isinstance(source, Result):
+        held = getattr(source, "teacher", None)
+        teacher = held if teacher is None and isinstance(held, ViT) else teacher
+    source = cast("str | Path | nn.Module | ViT", folder_of(source))
     options = with_defaults(OpeningModel, opening)
     size, pretrained, layer_scale = options.pop("size"), options.pop("pretrained"), options.pop("layer_scale")
     both: dict[str, Any] = dict(device=device, dtype=options.pop("dtype"), trust_hub=options.pop("trust_hub"))

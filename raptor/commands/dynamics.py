@@ -27,7 +27,7 @@ from raptor.progress import Progress
 from raptor.provenance import Provenance, recorded
 from raptor.run import result_folder
 from raptor.similarity.cosine import measure_similarity
-from raptor.streaming import Result
+from raptor.streaming import Result, folder_of
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
 
@@ -83,7 +83,7 @@ class DynamicsOptions(OpeningModel, OfTeacher, Measuring, AnySplit, HeadClasses,
 
 @recorded
 def dynamics(
-    model: str | Path | nn.Module | ViT,
+    model: str | Path | nn.Module | ViT | Result,
     *,
     out: str | None = None,
     num_classes: int = 5,
@@ -103,7 +103,8 @@ def dynamics(
     A run folder or another surrogate is measured beside its teacher.
 
     Args:
-        model: a run folder, or timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, scenes-k3.
+        model: a run folder, or timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, scenes-k3 (in Python also a module, an
+            opened model or the result of `distill`).
         out: folder for dynamics.json, interventions.json and figures; by default the run's own.
         num_classes: how many classes basins are drawn of: those with the most images; 0 leaves basins out.
         stability_images: images that are perturbed, in fp32; 0 leaves stability out.
@@ -128,14 +129,14 @@ def dynamics(
     with torch.random.fork_rng(devices=[]):  # an untrained model is the same on every rank and in every run
         torch.manual_seed(seed)
         surrogate, main = open_pair(model, device=ranks.device, **opening)
-    folder = ranks.first(lambda: result_folder(out, model, "dynamics"))
+    folder = ranks.first(lambda: result_folder(out, folder_of(model), "dynamics"))
     if phases is not None:
         check_phases(main, phases)
     elif surrogate is None:
         check_cuts(main, [k])
     if options["head_file"] is not None:
         given_head(options["head_file"], main)
-    data = ChosenData.of(model, options, main.classes, main.num_classes)
+    data = ChosenData.of(folder_of(model), options, main.classes, main.num_classes)
     images = data.judged(options["num_images"], main.preprocess.size)
     batches = iterate(
         images,

@@ -20,7 +20,7 @@ from raptor.options import AnySplit, GivenHead, HeadClasses, Measuring, OfTeache
 from raptor.progress import Progress
 from raptor.provenance import Provenance, recorded
 from raptor.run import result_folder
-from raptor.streaming import Result
+from raptor.streaming import Result, folder_of
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
 
@@ -68,7 +68,7 @@ class EvaluateOptions(Opening, OfTeacher, Measuring, AnySplit, HeadClasses, Give
 
 @recorded
 def evaluate(
-    run: str | Path | ViT,
+    run: str | Path | ViT | Result,
     *,
     train_images: int = 1000,
     null_models: bool = True,
@@ -80,7 +80,7 @@ def evaluate(
     """Certify a surrogate against its teacher on held-out images.
 
     Args:
-        run: a run folder, a surrogate folder, or scenes-k2, scenes-k3.
+        run: a run folder, a surrogate folder, or scenes-k2, scenes-k3 (in Python also the result of `distill`).
         num_images: held-out images.
         train_images: training images that the null models are fitted on.
         null_models: also measure the null models (adds about a forward pass).
@@ -96,7 +96,7 @@ def evaluate(
     surrogate, model = open_pair(run, **part(OfTeacher, options), device=ranks.device, **part(Opening, options))
     if surrogate is None:
         raise ValueError(f"{run} is no surrogate: make one with raptor distill {run}")
-    folder = ranks.first(lambda: result_folder(out, run, "evaluate"))
+    folder = ranks.first(lambda: result_folder(out, folder_of(run), "evaluate"))
     if options["head_file"] is not None:
         given_head(options["head_file"], model)
     batch_size, num_workers, num_images = options["batch_size"], options["num_workers"], options["num_images"]
@@ -105,7 +105,7 @@ def evaluate(
     def show(done: int, _total: int) -> None:
         bar.advance(done - bar.done)
 
-    chosen, size = ChosenData.of(run, options, model.classes, model.num_classes), model.preprocess.size
+    chosen, size = ChosenData.of(folder_of(run), options, model.classes, model.num_classes), model.preprocess.size
     if chosen.classes is not None:
         model = replace(model, classes=list(chosen.classes))
 
@@ -121,7 +121,7 @@ def evaluate(
         )
 
     fitted = chosen.training(train_images, size)
-    seen = chosen.trained_on(run, size)
+    seen = chosen.trained_on(folder_of(run), size)
     own_head = options["head_file"] is None and chosen.classes is None
     like: ImageData = fitted
     other: ImageData | None = seen
@@ -148,7 +148,7 @@ def evaluate(
         bootstrap=bootstrap,
         seed=seed,
         train_batches=training,
-        training=None if isinstance(run, ViT) else read_training(Path(run)),
+        training=None if isinstance(run, ViT) else read_training(Path(folder_of(run))),
     )
     bar.finish()
     certificate.notes.append(f"head: {reason}")

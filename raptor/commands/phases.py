@@ -17,6 +17,7 @@ from raptor.phases import DEFAULT_TOKENS, PhasesFile, check_cuts, study_phases
 from raptor.provenance import Provenance, recorded
 from raptor.report.figures_phases import SavedPhases, save_phases
 from raptor.run import check_folder, result_folder
+from raptor.streaming import Result, folder_of
 from raptor.vit.view import ViT
 
 
@@ -26,7 +27,7 @@ class PhasesOptions(OpeningModel, OfTeacher, Measuring, AnySplit, total=False):
 
 @recorded
 def phases(
-    models: str | Path | nn.Module | ViT | list[str | Path | nn.Module | ViT],
+    models: str | Path | nn.Module | ViT | Result | list[str | Path | nn.Module | ViT | Result],
     *,
     k: list[int] | None = None,
     method: Literal["maxcut", "dp"] = "maxcut",
@@ -42,7 +43,8 @@ def phases(
 
     Args:
         models: one or more of timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, or a run folder, whose teacher and surrogate
-            are then shown side by side (in Python also a module of your own or an opened model).
+            are then shown side by side (in Python also a module of your own, an opened model, or what
+            `distill` returned).
         k: how many phases to cut depth into; several at once. By default those of 2, 3 and 4 that there is room for.
         method: `maxcut` (hierarchical, phases nest) or `dp` (exact for an additive score).
         score: with dp: `weighted`, `mean` (the printed one) or `cut`.
@@ -55,6 +57,7 @@ def phases(
     """
     started = time.monotonic()
     options = with_defaults(PhasesOptions, given)
+    k = [k] if isinstance(k, int) else k
     device = pick_device(options["device"])
     precision = pick_precision(options["precision"], device)
     ranks = join_ranks(device)
@@ -71,9 +74,9 @@ def phases(
     views = [(side, vit) for (side, _), vit in zip(views, tell_apart([vit for _, vit in views]))]
     for _, vit in views:
         check_cuts(vit, k, method, score, min_length, tokens)
-    about = models[0] if len(models) == 1 else views[0][1]
+    about = folder_of(models[0]) if len(models) == 1 else views[0][1]
     folder = ranks.first(lambda: check_folder(out) if out else result_folder(None, about, "phases"))
-    chosen = ChosenData.of(models[0], options)
+    chosen = ChosenData.of(folder_of(models[0]), options)
     entries = []
     for side, vit in views:
         images = chosen.judged(options["num_images"], vit.preprocess.size)

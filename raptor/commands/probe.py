@@ -33,7 +33,7 @@ from raptor.probes import probe as train_probe
 from raptor.progress import Progress
 from raptor.provenance import Provenance, recorded
 from raptor.run import result_folder
-from raptor.streaming import Result
+from raptor.streaming import Result, folder_of
 from raptor.train.plan import Plan, Planned, free_disk, planning
 from raptor.vit.view import ViT
 
@@ -93,7 +93,7 @@ class ProbeOptions(OpeningModel, OfTeacher, Running, OnData, AnySplit, HeadClass
 
 @recorded
 def probe(
-    model: str | Path | nn.Module | ViT,
+    model: str | Path | nn.Module | ViT | Result,
     *,
     task: Literal["classify", "segment", "depth"] = "classify",
     lrs: list[float] | None = None,
@@ -110,7 +110,7 @@ def probe(
     """Train linear probes on a frozen model; given a run, on the surrogate and on its teacher alike.
 
     Args:
-        model: a run folder, or any model name.
+        model: a run folder, or any model name (in Python also a module, an opened model or the result of `distill`).
         task: classify, segment or depth.
         data: labelled images (classify); scenes, ade20k:PATH or nyuv2:PATH (segment, depth).
         lrs: learning rates, all trained in one backbone pass; by default twelve around the task's own.
@@ -139,7 +139,7 @@ def probe(
         opening["size"] = None  # frames are padded to whole patches, so any size will do, and the model keeps its own
     ranks = join_ranks(device)
     surrogate, of_teacher = open_pair(model, **part(OfTeacher, options), device=ranks.device, **opening)
-    chosen = ChosenData.of(model, options, of_teacher.classes, of_teacher.num_classes)
+    chosen = ChosenData.of(folder_of(model), options, of_teacher.classes, of_teacher.num_classes)
     train_data, val_data = _open_both(task, chosen, size or of_teacher.preprocess.size, options)
     train = partial(
         train_probe,
@@ -161,8 +161,8 @@ def probe(
     )
     sides = {"teacher": of_teacher} | ({} if surrogate is None else {"surrogate": surrogate})
     if options["dry_run"]:
-        return _plan(train, list(sides.values()), result_folder(out, model, "probe"))
-    folder = ranks.first(lambda: result_folder(out, model, "probe"))
+        return _plan(train, list(sides.values()), result_folder(out, folder_of(model), "probe"))
+    folder = ranks.first(lambda: result_folder(out, folder_of(model), "probe"))
     results: dict[str, ProbeResult] = {}
     for name, vit in sides.items():
         bar = Progress(f"{task} probe of the {name}", None, "steps")

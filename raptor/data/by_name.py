@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from PIL import Image
 
@@ -15,16 +15,27 @@ from raptor.data.folder import FolderImages
 from raptor.data.images import ImageData, JoinedImages
 from raptor.data.split import Split, choose_sample, choose_split
 
-Spec = TypeVar("Spec")
 NAMED = ("scenes", "cifar10", "cifar100")
 """Data that is no path."""
 DENSE_KINDS = ("scenes", "ade20k", "nyuv2")
 _ACCEPTED = "a folder, a .zip, scenes, cifar10[:PATH], cifar100[:PATH], imagenet:PATH, hf/NAME[:SPLIT] or wds/PATTERN"
 
 
-def as_spec(given: Spec) -> Spec:
-    """Data as it was given, with the word itself in place of a list of one, as a terminal gives it."""
-    return given[0] if isinstance(given, list) and len(given) == 1 else given
+def as_spec(given: Any) -> Any:
+    """Data as a terminal gives it: text instead of paths, and the word itself in place of a list of one."""
+    if isinstance(given, list) and len(given) == 1:
+        given = given[0]
+    return str(given) if isinstance(given, Path) else given
+
+
+def check_spec(spec: object) -> None:
+    """Raise unless `spec` is a name or a list of names; a data set of torch's would be read as a list without end."""
+    if isinstance(spec, str) or (isinstance(spec, list | tuple) and all(isinstance(one, str) for one in spec)):
+        return
+    raise ValueError(
+        f"data must be a name, a folder or a list of them, got {type(spec).__name__}: write its images to a folder, or "
+        "give each batch of a DataLoader to vit.record"
+    )
 
 
 def spec_text(spec: str | Sequence[str]) -> str:
@@ -57,6 +68,8 @@ def open_data(
         root: where relative paths start and where CIFAR is looked for and stored.
         download: fetch CIFAR if it is not there.
     """
+    spec = as_spec(spec)
+    check_spec(spec)
     if not isinstance(spec, str) and len(spec) != 1:
         options: dict[str, Any] = dict(size=size, root=root, download=download)
         opened = {one: open_data(one, split, **options) for one in dict.fromkeys(spec)}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raptor.data.by_name import NAMED, open_data, spec_text
+from raptor.data.by_name import NAMED, as_spec, check_spec, open_data, spec_text
 from raptor.data.classes import for_head, head_names, renumbered
 from raptor.data.images import NUM_SIZES, ImageData
 from raptor.data.split import is_train, own_validation
@@ -42,6 +42,11 @@ class ChosenData:
     num_classes: int = 0
     run: _RunImages | None = field(default=None, compare=False)
 
+    def __post_init__(self) -> None:
+        for spec in (self.data, self.val):
+            if spec is not None:
+                check_spec(spec)
+
     @classmethod
     def of(
         cls, model: Any, options: Mapping[str, Any], names: Sequence[str] | None = None, num_classes: int = 0
@@ -50,7 +55,7 @@ class ChosenData:
 
         names, num_classes: of the model's head, as in the attributes.
         """
-        given = {key: options.get(key) for key in ("data", "val") if options.get(key) is not None}
+        given = {key: as_spec(options.get(key)) for key in ("data", "val") if options.get(key) is not None}
         chosen: dict[str, Any] = {"data": DEFAULT_DATA}
         if "data" not in given:
             chosen |= _remembered(model, with_val="val" not in given)

@@ -13,6 +13,7 @@ import yaml
 from PIL import Image
 from tiny_images import write_tree
 from tiny_models import tiny_timm
+from tiny_run import tiny_run, tiny_teacher
 
 from raptor.cli import main
 from raptor.commands.evaluate import evaluate
@@ -203,3 +204,10 @@ def test_a_run_of_a_module_of_your_own_is_evaluated_with_it(tmp_path: Path, monk
     assert main(["report", "run", "--module", "mine.py:make_vit", "--images", "1", "--device", "cpu"]) == 0
     assert Path("run/images.json").exists()
     assert json.loads(Path("run/certificate.json").read_text())["num_images"] == 8
+
+
+def test_the_result_of_distill_stands_for_its_run_and_teacher(tmp_path: Path) -> None:
+    """Its teacher is a module of one's own, which the run folder does not hold."""
+    done = tiny_run(tmp_path / "run", teacher=tiny_teacher().model)
+    found = evaluate(done, num_images=8, device="cpu")
+    assert found.folder == done.folder and (done.folder / "certificate.json").exists()

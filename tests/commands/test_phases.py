@@ -65,7 +65,7 @@ def test_one_weight_file_is_for_one_model() -> None:
 
 def test_a_run_folder_gives_teacher_and_surrogate_each_by_name(tmp_path, capsys) -> None:
     shutil.copytree(Path(raptor.__file__).parent / "assets" / "scenes-k3", tmp_path, dirs_exist_ok=True)
-    done = phases([tmp_path], num_images=12, batch_size=4, device="cpu", twin=False)  # written to the run folder
+    done = phases([tmp_path], k=3, num_images=12, batch_size=4, device="cpu", twin=False)  # written to the run folder
     assert [(entry.side, entry.whose) for entry in done.models] == [
         ("teacher", "teacher: scenes"),
         ("surrogate", "surrogate: raptor k=3 of scenes"),

@@ -5,8 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from raptor.data import open_data, open_dense
+from raptor.data import ChosenData, open_data, open_dense
+
+
+def test_data_that_is_no_name_is_refused(tmp_path: Path) -> None:
+    """A data set of torch's: read as a list, it would never end."""
+
+    class Endless:
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, i: int) -> int:
+            return i
+
+    for read in (open_data, ChosenData):
+        with pytest.raises(ValueError, match="data must be a name, a folder or a list of them, got Endless"):
+            read(Endless())  # type: ignore[operator]
+    Image.new("RGB", (8, 8)).save(tmp_path / "0.png")
+    assert len(open_data(tmp_path, "all")) == 1  # type: ignore[arg-type]
 
 
 def test_unknown_data_is_one_line(tmp_path: Path) -> None:
