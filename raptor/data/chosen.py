@@ -17,7 +17,8 @@ from raptor.run import RunError, read_config
 
 DEFAULT_DATA = "scenes"
 _NUM_COMPARED = 128  # judged images that are compared with those trained on
-_MAX_READ = 2048  # training images that are read for it
+_MAX_READ = 2048  # training files that are read for it
+_MAX_DECODED = 512  # training images that are no files, and so are decoded for it
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class ChosenData:
         found = open_data(spec, split, limit=limit, size=size, skip_bad=self.skip_bad)
         if split not in ("train", "all"):
             for train in _without_parts([data for data in (like, also) if data is not None]):
-                _check_apart(train, found)
+                check_apart(train, found)
         found = self._for_head(found)
         if like is None or like.classes is None or found.classes in (None, like.classes):
             return found
@@ -222,34 +223,61 @@ def _without_parts(sets: list[ImageData]) -> list[ImageData]:
     return kept
 
 
-def _check_apart(train: ImageData, judged: ImageData) -> None:
-    """Raise where half of the judged images, or more, are among those trained on; where fewer are, say so."""
-    num, num_looked_at = _num_shared(train, judged)
+def check_apart(train: ImageData, judged: ImageData) -> None:
+    """Raise where half of the judged images, or more, are among those trained on; where fewer are, say so.
+
+    Those of a sample of the judged images are looked for: files byte for byte, of more than 10,000 training files in a
+    sample and among those of the same names; images that are no files by their pixels, in a sample too, or by their
+    names where both are of the same set. Files and what is no file are not compared, which is said.
+    """
+    rows = [(i, judged.file_size(i)) for i in judged.sample(_NUM_COMPARED)]
+    files = _num_shared_files(train, judged, [row for row in rows if row[1]])
+    readable = [i for i, size in rows if size or judged.digest(i) is not None]
+    others = _num_shared_pixels(train, judged, [i for i in readable if not judged.file_size(i)])
+    num, num_looked_at = files[0] + others[0], files[1] + others[1]
+    if num_looked_at < len(readable):
+        some = f"{len(readable) - num_looked_at} of {len(readable)} images" if num_looked_at else "the images"
+        with_which = f"the training images of {train.name}"
+        print(f"{some} of {judged.name} were not compared with {with_which}: only one side is files", file=sys.stderr)
     if not num:
         return
     found = f"{num} of {num_looked_at} images of {judged.name} that were compared are also in the training images"
-    if 2 * num >= num_looked_at:
+    if 2 * num >= len(readable):
         raise ValueError(f"{found} of {train.name}: judge on others with --val, or leave it out for held-out ones")
     print(f"{found} of {train.name}", file=sys.stderr)
 
 
-def _num_shared(train: ImageData, judged: ImageData) -> tuple[int, int]:
-    """How many of a sample of the judged images are training images, byte for byte, and how many were compared.
-
-    Of more than 10,000 training images, a sample and those of the same names are looked at.
-    """
-    rows = [(i, judged.file_size(i)) for i in judged.sample(_NUM_COMPARED)]
-    sizes, keys = {size for _, size in rows if size}, {judged.keys[i] for i, _ in rows}
-    if not sizes:
+def _num_shared_files(train: ImageData, judged: ImageData, rows: list[tuple[int, int]]) -> tuple[int, int]:
+    """How many of `rows` (image, bytes) of the judged files are training files, and how many were compared."""
+    sizes, keys = {size for _, size in rows}, {judged.keys[i] for i, _ in rows}
+    if not rows:
         return 0, 0
-    looked_at = set(train.sample(NUM_SIZES))
-    if len(looked_at) < len(train):
-        looked_at |= {i for i, key in enumerate(train.keys) if key in keys}
-    alike = [i for i in sorted(looked_at) if train.file_size(i) in sizes]
-    alike.sort(key=lambda i: train.keys[i] not in keys)
+    by_size = {i: train.file_size(i) for i in _looked_at(train, NUM_SIZES, keys)}
+    if not any(by_size.values()):
+        return 0, 0
+    alike = [i for i, size in by_size.items() if size in sizes]
     known = {train.digest(i) for i in alike[:_MAX_READ]}
-    found = [judged.digest(i) for i, size in rows if size]
+    found = [judged.digest(i) for i, _ in rows]
     return sum(digest is not None and digest in known for digest in found), len(found)
+
+
+def _num_shared_pixels(train: ImageData, judged: ImageData, rows: list[int]) -> tuple[int, int]:
+    """The same of judged images that are no files."""
+    if not rows:
+        return 0, 0
+    if set(judged.specs) <= set(train.specs):
+        names = set(train.names)
+        found = [judged.names[i] in names or f"{judged.name}: {judged.names[i]}" in names for i in rows]
+        return sum(found), len(found)
+    looked_at = _looked_at(train, _MAX_DECODED, {judged.keys[i] for i in rows})
+    known = {train.digest(i, pixels=True) for i in looked_at[: 2 * _MAX_DECODED] if not train.file_size(i)} - {None}
+    return sum(judged.digest(i, pixels=True) in known for i in rows), len(rows) if known else 0
+
+
+def _looked_at(train: ImageData, limit: int, keys: set[str]) -> list[int]:
+    """Training images that others are compared with: those with one of `keys`, then a sample of `limit`."""
+    same = [i for i, key in enumerate(train.keys) if key in keys]
+    return list(dict.fromkeys([*same, *train.sample(limit)]))
 
 
 def _places(spec: str | Sequence[str]) -> set[str]:

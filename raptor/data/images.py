@@ -191,12 +191,17 @@ class ImageData(Items):
         """Bytes of the file of image `index`; 0 where images are no files."""
         return self.num_bytes(int(self.positions[index]))
 
-    def digest(self, index: int) -> bytes | None:
-        """A short name of the file of image `index`; None where it cannot be read."""
+    def digest(self, index: int, pixels: bool = False) -> bytes | None:
+        """A short name of the file of image `index`, or of its pixels; None where it cannot be read."""
         try:
-            return hashlib.blake2b(self.content(int(self.positions[index])), digest_size=16).digest()
+            if pixels:
+                image = self.load(index)
+                content = f"{image.size}".encode() + image.tobytes()
+            else:
+                content = self.content(int(self.positions[index]))
         except (OSError, ValueError):
             return None
+        return hashlib.blake2b(content, digest_size=16).digest()
 
     def read(self, position: int) -> Image.Image:
         """The image at a position of the reader's own order. Readers define this; callers use `load`."""

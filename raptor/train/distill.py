@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from raptor.data import ChosenData, ImageData, iterate
 from raptor.data.by_name import as_spec
-from raptor.data.chosen import describe_images, tell_of_new_classes
+from raptor.data.chosen import check_apart, describe_images, tell_of_new_classes
 from raptor.data.classes import describe_names, for_head, head_names
 from raptor.data.stream import Batch, TrainStream, check_stream
 from raptor.devices import (
@@ -190,6 +190,8 @@ def distill(
     if isinstance(data, tuple):
         train_data, val_data, *labelled = (for_head(one, teacher.num_classes, names, teacher.classes) for one in data)
         head_data = labelled[0] if labelled else train_data
+        if split not in ("train", "all"):
+            check_apart(train_data, val_data)
         spec: str | list[str] = as_spec(train_data.specs)
         val = None if val_data.specs == train_data.specs else as_spec(val_data.specs)
     else:

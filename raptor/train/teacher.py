@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 
 from raptor.data import ChosenData, ImageData, Preprocess, iterate
 from raptor.data.by_name import as_spec, spec_text
-from raptor.data.chosen import describe_images
+from raptor.data.chosen import check_apart, describe_images
 from raptor.data.stream import AUGMENTATIONS, TrainStream, check_stream, stable_seed
 from raptor.devices import ONE_PROCESS, Ranks, device_name, open_fabric, pick_device, pick_precision, ranks_of
 from raptor.fidelity.heads import is_right
@@ -118,6 +118,7 @@ def train_teacher(
     size, seed, kwargs = options["size"], options["seed"], _timm_kwargs(options)
     if isinstance(spec, tuple):
         train_data, val_data = spec
+        check_apart(train_data, val_data)
         spec = train_data.name
     else:
         chosen = ChosenData(spec, val, skip_bad=options["skip_bad"])

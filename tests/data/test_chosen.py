@@ -16,7 +16,7 @@ from tiny_images import pixels
 
 from raptor.cli import main
 from raptor.data import ChosenData, ImageData, InMemory, Preprocess, iterate, open_data
-from raptor.data.chosen import describe_images
+from raptor.data.chosen import check_apart, describe_images
 from raptor.data.classes import for_head, head_names, imagenet_ids
 from raptor.run import RunError
 
@@ -124,6 +124,43 @@ def test_a_few_images_that_are_also_trained_on_are_told_of(tmp_path: Path, capsy
     shutil.copy(root / "train/a/train3.png", root / "val/a/same.png")
     assert len(chosen.judged(like=chosen.training())) == 17
     assert f"1 of 17 images of {root} that were compared are also in the training images" in capsys.readouterr().err
+
+
+class _Given(ImageData):
+    """Images in memory, as a user of Python may give them: no files."""
+
+    def __init__(self, name: str, seeds: range) -> None:
+        super().__init__(name, [f"{name}-{seed}" for seed in seeds])
+        self.seeds = seeds
+
+    def read(self, position: int) -> Image.Image:
+        return Image.fromarray(pixels(self.seeds[position]))
+
+
+def test_images_that_are_no_files_are_compared_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train = _Given("train", range(40))
+    check_apart(train, _Given("apart", range(40, 80)))
+    assert not capsys.readouterr().err
+    check_apart(train, _Given("some", range(30, 70)))
+    assert (
+        capsys.readouterr().err
+        == "10 of 40 images of some that were compared are also in the training images of train\n"
+    )
+    with pytest.raises(ValueError, match="40 of 40 images of same that were compared"):
+        check_apart(train, _Given("same", range(40)))
+    scenes, both = open_data("scenes", "train", size=16), open_data(["scenes", "scenes"], "train", size=16)
+    check_apart(scenes, open_data("scenes", "val", size=16))
+    assert not capsys.readouterr().err
+    for data in (scenes, both):  # of one set by their names, without drawing them
+        with pytest.raises(ValueError, match="128 of 128 images of scenes that were compared"):
+            check_apart(data, scenes)
+    photos = open_data(str(_write(tmp_path / "photos", [f"{i}.png" for i in range(4)])), "all")
+    for left, right in ((scenes, photos), (photos, train)):
+        check_apart(left, right)
+        said = f"the images of {right.name} were not compared with the training images of {left.name}: "
+        assert capsys.readouterr().err == f"{said}only one side is files\n"
+    check_apart(photos, open_data([str(tmp_path / "photos"), "scenes"], "val", size=16))
+    assert "127 of 128 images of " in capsys.readouterr().err
 
 
 def test_heads_are_fitted_on_the_training_part_of_the_judged_set_where_only_that_has_labels(tmp_path: Path) -> None:
