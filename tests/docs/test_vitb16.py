@@ -1,11 +1,13 @@
-"""docs/results/vitb16.md, the recipe and the README say what docs/results/vitb16.json holds."""
+"""docs/results/vitb16.md, the recipe and the README say what the JSON of the ViT-B/16 runs holds."""
 
 from __future__ import annotations
 
 import json
 
+import yaml
 from pages import ROOT, read
 
+VARIED = json.loads((ROOT / "docs/results/vitb16/varied.json").read_text())
 FOUND = json.loads((ROOT / "docs/results/vitb16.json").read_text())
 PAGE = read("docs/results/vitb16.md")
 
@@ -14,14 +16,31 @@ def _short(value: float) -> str:
     return f"{value:.3f}".replace("0.", ".", 1)
 
 
+def test_every_surrogate_is_a_row() -> None:
+    readme = read("README.md")
+    assert [row["k"] for row in VARIED["rows"]] == [2, 3, 4]
+    for row in VARIED["rows"]:
+        top1, r2 = row["top1"], row["r2_last"]
+        phases = "\\|".join(map(str, row["phases"]))
+        interval = f"[{100 * top1['lower']:.1f}, {100 * top1['upper']:.1f}]"
+        cells = [f"{row['block_parameters'] / 1e6:.1f} M", f"{100 * top1['value']:.1f} {interval}"]
+        cells += [f"{100 * value:.1f}" for value in (row["kept"], row["agreement"]["value"])]
+        cells += [_short(r2["all"]["value"]), _short(r2["cls"]["value"]), _short(row["relative_error"]["all"]["value"])]
+        cells += [f"{row['levin_megabits']['int8']['surrogate']:.0f}"]
+        assert f"| {row['k']} ({phases}) | {' | '.join(cells)} |" in PAGE
+        assert f"{100 * row['kept']:.0f}" in readme[readme.index("A supervised ViT-B/16") :].split(" % ")[0]
+        assert row["layers_ahead_of_null_models"] == 12
+
+
 def test_every_point_of_the_curve_is_a_row() -> None:
-    assert len(FOUND["curve"]) == 8
-    for point in FOUND["curve"]:
-        r2 = point["r2_last"]
-        cells = [f"{point['images'] / 1e6:.2f}", f"{point['gpu_seconds_alone']:.0f}"]
-        cells += [f"{100 * point[name]:.1f}" for name in ("top1", "kept", "agreement")]
-        cells += [_short(r2["all"]), _short(r2["cls"])]
-        assert f"| {point['stage'][-1]}, {point['step']:,} | {' | '.join(cells)} |" in PAGE
+    curves = [row["curve"] for row in VARIED["rows"]]
+    assert len(curves[0]) == 8
+    for points in zip(*curves, strict=True):
+        first = points[0]
+        cells = [f"{first['images'] / 1e6:.2f}", f"{first['gpu_seconds']:.0f}"]
+        cells += [f"{100 * point['top1']:.1f}" for point in points]
+        cells += [_short(point["r2_last"]["cls"]) for point in points]
+        assert f"| {first['stage'][-1]}, {first['step']:,} | {' | '.join(cells)} |" in PAGE
 
 
 def test_every_set_of_images_is_a_row() -> None:
@@ -34,12 +53,20 @@ def test_every_set_of_images_is_a_row() -> None:
 
 
 def test_the_main_numbers() -> None:
-    training, final, levin = FOUND["training"], FOUND["final"], FOUND["levin"]
-    recipe = read("raptor/recipes/vitb16.yaml")
+    training, final = FOUND["training"], FOUND["final"]
+    recipe, varied = read("raptor/recipes/vitb16.yaml"), read("raptor/recipes/vitb16-varied.yaml")
     minutes = f"{training['gpu_seconds_alone'] / 60:.1f} minutes"
     rate = f"{training['images_per_s']:,} images/s"
     assert all(word in page for word in (minutes, rate) for page in (PAGE, recipe))
     assert f"{FOUND['images']['distinct']:,} photographs" in PAGE
     assert f"{100 * final['top1']:.1f} %" in PAGE and f"{100 * final['kept']:.1f} %" in PAGE
-    assert f"{levin['megabits']['int8']['surrogate']:.0f} for {levin['megabits']['int8']['teacher']:.0f} Mbit" in PAGE
-    assert f"{100 * final['kept']:.0f} %" in read("README.md")
+    together = VARIED["images_per_s"]
+    assert all(f"{together[name]:,.0f}" in PAGE for name in ("all runs", "all runs, teacher forcing"))
+    for row in VARIED["rows"]:
+        assert f"{row['gpu_seconds'] / 60:.1f} GPU minutes" in PAGE and f"{100 * row['top1']['value']:.1f}" in varied
+        assert _short(row["levin_ratio"]["int8"]) in PAGE
+
+
+def test_the_varied_recipe_is_what_was_run() -> None:
+    written = yaml.safe_load(read("raptor/recipes/vitb16-varied.yaml"))
+    assert {name: VARIED["recipe"][name] for name in written} == written
