@@ -1,4 +1,4 @@
-"""The reading of the five-minute Table 1: its surrogate on other images is what other-images.json says."""
+"""The reading of the five-minute Table 1 says what table1.json and, on other images, other-images.json hold."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ def short(value: float) -> str:
 
 def with_interval(found: dict) -> str:
     return f"{short(found['r2'])} [{', '.join(map(short, found['interval']))}]"
+
+
+def test_the_shares_are_those_of_the_table() -> None:
+    _, *rows = json.loads((FOLDER / "table1.json").read_text())["rows"]
+    for task, words in (("classify", "Classification keeps"), ("depth", "depth"), ("segment", "below the paper**:")):
+        shares = [f"{100 * row['scores'][task]['recovery']['mean']:.1f}" for row in rows]
+        assert f"{words} {', '.join(shares[:-1])} and {shares[-1]} %" in PAGE
 
 
 def test_every_set_stands_in_the_table_with_its_intervals() -> None:
