@@ -18,7 +18,7 @@ def _rate(row: dict[str, Any]) -> str:
     return f"{row['images_per_s']:,.0f}"
 
 
-FIRST, SECOND = _found("small_step")["rows"], _found("small_step-attention")["rows"]
+FIRST, SECOND, THIRD = (_found(name)["rows"] for name in ("small_step", "small_step-attention", "small_step-merged"))
 
 
 def test_the_steps_of_the_first_sitting() -> None:
@@ -39,6 +39,18 @@ def test_the_step_of_the_second_sitting() -> None:
     assert f"did not change: {errors[0]} of its norm, {errors[1]} before" in PAGE
 
 
+def test_the_merged_step() -> None:
+    before, now = THIRD["stage 2, copies"], THIRD["stage 2"]
+    ratio = f"{now['images_per_s'] / before['images_per_s']:.2f}"
+    row = f"`--limit 60`) | {_rate(before)} | | | {_rate(now)} | {ratio} | {now['tflops']:.0f} |"
+    assert row in PAGE and f"at {ratio} with the merged code" in PAGE
+    took = _found("small_step-merged")["attention_us"]
+    forward, backward = (min(took[name] for name in took if name.startswith(kind)) for kind in ("forward", "backward"))
+    theirs = took["torch forward"], took["torch forward and backward"] - took["torch forward"]
+    words = f"forward takes {forward:.0f} us for {theirs[0]:.0f}, one backward {backward:.0f} for about {theirs[1]:.0f}"
+    assert words in " ".join(PAGE.split())
+
+
 def test_a_whole_run_is_computed_from_them() -> None:
     before = (SECOND["stage 2, copies"], FIRST["stage 1 forced, today"])
     now = (SECOND["stage 2, all"], SECOND["stage 1 forced"])
@@ -46,6 +58,9 @@ def test_a_whole_run_is_computed_from_them() -> None:
     assert f"takes {old / new:.2f} times less time" in PAGE
     words = f"7/8 of the images at {_rate(now[0])} instead of {_rate(before[0])} images/s"
     assert words in " ".join(PAGE.split())
+    before, now = (THIRD["stage 2, copies"], before[1]), (THIRD["stage 2"], now[1])
+    old, new = (7 / 8 / joint["images_per_s"] + 1 / 8 / forced["images_per_s"] for joint, forced in (before, now))
+    assert f"third sitting's rates of stage 2 it is {old / new:.2f}." in " ".join(PAGE.split())
     assert f"1/8 at {_rate(now[1])} (the" in PAGE and f"instead of {_rate(before[1])}." in PAGE
 
 

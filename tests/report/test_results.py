@@ -43,6 +43,7 @@ OTHERS = {
     "scenes-models",
     "small_step",
     "small_step-attention",
+    "small_step-merged",
     "trajectory",
     "training",
     "trajectory-cpu",
