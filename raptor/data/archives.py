@@ -159,15 +159,19 @@ def _list_zips(archives: list[str], spec: str) -> Listing:
 
 
 def zip_entries(archive: str, wanted: Callable[[str], bool] = is_image_path) -> Iterator[ZipEntry]:
-    """The files of a zip whose names are wanted, by where they lie in it; `\\` between folders is read as `/`."""
+    """The files of a zip whose names are wanted, by where they lie in it.
+
+    Names are read as when it is unpacked: `\\` between folders as `/`, `./a/x` as `a/x`; of two files of one name the
+    later one is taken.
+    """
     try:
         with zipfile.ZipFile(archive) as file:
             infos = file.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise ValueError(f"cannot read {archive} as a zip: {error}; make it again") from error
-    for info in infos:
-        path = info.filename.replace("\\", "/")  # some archives made on Windows
-        if not path.endswith("/") and wanted(path):
+    by_path = {_plain_path(info.filename): info for info in infos if not info.filename.endswith(("/", "\\"))}
+    for path, info in by_path.items():
+        if wanted(path):
             if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise ValueError(f"{archive} is encrypted or oddly compressed; make it with zip -0 or plain zip")
             yield ZipEntry(
@@ -179,6 +183,11 @@ def zip_entries(archive: str, wanted: Callable[[str], bool] = is_image_path) -> 
                 info.CRC,
                 info.file_size,
             )
+
+
+def _plain_path(name: str) -> str:
+    """The path of a file in an archive, below the folder that it is unpacked in."""
+    return "/".join(piece for piece in name.replace("\\", "/").split("/") if piece not in ("", ".", ".."))
 
 
 def read_zip_entry(entry: ZipEntry) -> bytes:
@@ -207,7 +216,10 @@ class _TarSample(NamedTuple):
 
 
 class TarImages(FileImages):
-    """Shards in the WebDataset layout: `key.jpg` with `key.cls` or `key.json` beside it, in plain tar files."""
+    """Shards in the WebDataset layout: `key.jpg` with `key.cls` or `key.json` beside it, in plain tar files.
+
+    Of `key.jpg`, `key.png` and `key.depth.png` the first is the image, whatever their order: the others are targets.
+    """
 
     def __init__(self, pattern: str) -> None:
         archives = list_files(pattern)
@@ -251,22 +263,34 @@ def _tar_parts(samples: list[_TarSample]) -> list[str | None]:
 
 
 def _tar_samples(archive: str) -> Iterator[_TarSample]:
-    images: dict[str, tuple[int, int, str]] = {}
+    images: dict[str, dict[str, tuple[int, int, str]]] = {}
     labels: dict[str, int | str] = {}
     try:
         with tarfile.open(archive, "r:") as tar:
             for member in tar:
                 key, suffix = _key_and_suffix(member.name)
-                if member.isfile() and suffix.endswith(SUFFIXES):
-                    images.setdefault(key, (member.offset_data, member.size, member.name))
+                if member.isfile() and is_image_path(_plain_path(member.name)):
+                    images.setdefault(key, {})[suffix] = (member.offset_data, member.size, member.name)
                 elif member.isfile() and suffix in (".cls", ".json") and member.size <= _MAX_LABEL_BYTES:
                     label = _parse_label(suffix, _read_at(archive, member.offset_data, member.size))
                     if label is not None and (suffix == ".cls" or key not in labels):
                         labels[key] = label
     except (tarfile.TarError, OSError, EOFError) as error:
         raise ValueError(f"cannot read {archive} as a plain tar: {error}; unpack a compressed one first") from error
-    for key, (offset, size, file) in images.items():
+    for key, by_suffix in images.items():
+        suffixes = sorted(by_suffix, key=_suffix_rank)
+        if len(suffixes) > 1 and suffixes[0].count(".") > 1:
+            raise ValueError(
+                f"{archive} holds {key}{suffixes[0]} and {key}{suffixes[1]}, which are one sample of WebDataset: "
+                "rename such files without further dots"
+            )
+        offset, size, file = by_suffix[suffixes[0]]
         yield _TarSample(archive, key, offset, size, labels.get(key), file)
+
+
+def _suffix_rank(suffix: str) -> tuple[int, int]:
+    """The least is the image of a sample: `.jpg`, then `.png`, then `.depth.png`."""
+    return suffix.count("."), next(i for i, known in enumerate(SUFFIXES) if suffix.endswith(known))
 
 
 def _key_and_suffix(name: str) -> tuple[str, str]:

@@ -28,6 +28,7 @@ class ImageNetImages(FolderImages):
             raise ValueError(f"no folder {base}; expected ImageNet with train/<wnid>/ and val/")
         super().__init__(base)
         self.name = f"imagenet:{root}"
+        self.specs = [self.name]
         labels = self.labels or [-1] * len(self.names)
         flat = [i for i, (label, part) in enumerate(zip(labels, self.parts)) if label < 0 and not is_train(part)]
         if flat:

@@ -25,7 +25,7 @@ from raptor.data.names import PackedNames
 from raptor.data.split import keep_shares
 
 MIN_IMAGES = 10_000  # smaller sets are listed each time
-_VERSION = 2  # raised where readers list the same files in another way
+_VERSION = 3  # raised where readers list the same files in another way
 _FRESH_S = 2.0  # a source that changed this shortly before may change again within the clock's tick
 _PATIENCE_S = 5.0
 

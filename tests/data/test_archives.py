@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tiny_images import SHARED, SPLIT_TREE, encoded, needs_shared, pixels, same, write_tree
 
 from raptor.data import BadImage, Preprocess, iterate, open_data
@@ -51,6 +52,33 @@ def test_backslashes_between_the_folders_of_a_zip(tmp_path: Path) -> None:
     assert data.names == [f"tree/{name}" for name in folder.names] and data.keys == folder.keys
     assert (data.labels, data.classes) == (folder.labels, folder.classes)
     assert all(same(data.load(i), folder.load(i)) for i in range(len(data)))
+
+
+def test_names_in_a_zip_are_read_as_when_it_is_unpacked(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as file, pytest.warns(UserWarning, match="Duplicate name"):
+        names = ("./a/1.png", "a/2.png", "/b/3.png", "../b/4.png", "a//5.png", "a/2.png", "b/.hidden/6.png", "c/")
+        for seed, name in enumerate(names):
+            file.writestr(name, encoded(seed))
+    data = open_data(str(tmp_path / "x.zip"), "all")
+    assert list(data.names) == ["a/1.png", "a/2.png", "a/5.png", "b/3.png", "b/4.png"]
+    assert data.classes == ["a", "b"] and data.labels == [0, 0, 0, 1, 1]
+    with zipfile.ZipFile(tmp_path / "x.zip") as file:
+        file.extractall(tmp_path / "x")
+    assert [same(data[i], Image.open(tmp_path / "x" / name)) for i, name in enumerate(data.names)] == [True] * 5
+
+
+def test_the_image_of_a_tar_sample_is_not_its_mask(tmp_path: Path) -> None:
+    """Whatever comes first; hidden files of macOS are none."""
+    entries = {"1.depth.png": 5, "1.png": 6, "1.jpg": 7, "./._1.jpg": 8, "./2.png": 9, "2.seg.png": 10}
+    kinds = {"png": "png", "jpg": "jpeg"}
+    write_tar(tmp_path / "a.tar", {name: encoded(seed, kinds[name[-3:]]) for name, seed in entries.items()})
+    data = open_data(f"wds/{tmp_path}/a.tar", "all")
+    assert list(data.names) == ["1", "2"]
+    found = [data.content(i) for i in range(2)]
+    assert found == [encoded(7, "jpeg"), encoded(9)]
+    write_tar(tmp_path / "b.tar", {f"img.{i}.png": encoded(i) for i in range(3)})
+    with pytest.raises(ValueError, match=r"b\.tar holds img\.0\.png and img\.1\.png, which are one sample"):
+        open_data(f"wds/{tmp_path}/b.tar", "all")
 
 
 def test_damaged_zip_entry_is_bad(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_imagenet_flat_validation_by_the_devkit(tmp_path: Path) -> None:
     val = open_data(f"imagenet:{tmp_path}", "val")
     assert val.labels == [2, 1, 0] and val.classes == ["n01440764", "n01443537", "n02102040"]
     train = open_data(f"imagenet:{tmp_path}", "train")
-    assert train.labels == [0, 1, 2] and train.classes == val.classes
+    assert train.labels == [0, 1, 2] and train.classes == val.classes and train.specs == [f"imagenet:{tmp_path}"]
     assert val.load(0).size == (8, 6)
 
 
