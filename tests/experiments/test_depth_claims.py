@@ -14,12 +14,14 @@ from raptor.dynamics.measure import DynamicsFile
 from raptor.experiments.depth_claims import (
     claims_certificate,
     claims_dynamics,
+    claims_phases,
     claims_witness,
 )
 from raptor.experiments.evidence import Claim, Verdict
 from raptor.experiments.witness import witness
 from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.complexity import Complexity
+from raptor.phases import PhasesFile
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 DYNAMICS = RESULTS / "dynamics"
@@ -101,6 +103,13 @@ def test_a_difference_between_groups_stands_beside_their_numbers(measured: Dynam
     assert f"registers {gamma:.2f}" in of_key(claims, "gamma.registers_minus_earliest_other")[0].measured
 
 
+def test_what_is_left_of_a_perturbation_stands_by_layer(measured: DynamicsFile) -> None:
+    stability = measured.teacher.stability
+    path = stability.path[0, stability.groups.index("cls"), 0]
+    (claim,) = of_key(claims_dynamics(measured), "path.kept_angle.cls")
+    assert f"{path[0, -1] / path[0, 0]:.2f} from layer 0, {path[6, -1] / path[6, 6]:.2f} from layer 6" in claim.measured
+
+
 def test_the_untrained_twin_of_basins(measured: DynamicsFile) -> None:
     found = [c for c in claims_dynamics(measured, twins=[measured]) if "basins" in c.number]
     assert len(found) == 3
@@ -153,6 +162,18 @@ def test_three_untrained_seeds_tell_what_training_made_of_one_model(measured: Dy
     assert twice.evidence.num == 2 and twice.evidence.value == pytest.approx(trained.value - 0.09)
     (apart,) = [c for c in claims([0.1, 0.5, 0.3]) if c.place == "Section 1"]
     assert apart.verdict is Verdict.UNDETERMINED
+
+
+def test_depth_has_boundaries_where_a_smooth_matrix_has_less_contrast() -> None:
+    (model,) = PhasesFile.read_file(RESULTS / "phases-vitb16.json").models
+    (claim,) = claims_phases(model, witness(DISTANCE))
+    cut = model.evidence[3]
+    assert claim.verdict is Verdict.AGREES and claim.evidence.value == pytest.approx(cut.contrast - cut.smooth)
+    assert claim.evidence.lower == pytest.approx(cut.interval[0] - cut.smooth)
+    assert "ViT-B matrix (pooled) 0.134" in claim.measured
+    gradual = replace(model, evidence={3: replace(cut, smooth=cut.contrast + 0.1)})
+    assert claims_phases(gradual)[0].verdict is Verdict.DISAGREES
+    assert claims_phases(replace(model, evidence={})) == []
 
 
 def test_certificate_and_complexity_of_a_surrogate() -> None:

@@ -22,6 +22,9 @@ def test_gamma_and_the_last_turn_of_the_published_matrix() -> None:
     assert found.last_turn_ends[0] < found.last_turn < found.last_turn_ends[1]
     assert found.phases == {k: list(lengths) for k, lengths in TABLE_3.items()} == module.TABLE_3
     assert found.rows_of_table_3() == 3
+    assert found.above_smooth[3] == pytest.approx(0.4555 - 0.3216, abs=1e-4)  # it has boundaries
+    distance = np.abs(np.arange(12)[:, None] - np.arange(12)) / 12
+    assert witness(distance).above_smooth[3] == pytest.approx(0, abs=1e-9)  # one that changes gradually has none
 
 
 def test_the_committed_witness_is_that_of_the_matrix(tmp_path: Path) -> None:
