@@ -25,13 +25,13 @@ from typing import Any, Literal, NoReturn, TextIO, Union, cast, get_args, get_or
 from raptor.progress import started_processes
 
 COMMANDS = {
-    "demo": ("raptor.commands.demo:demo", "everything below on the built-in default; ends with report.html"),
-    "models": ("raptor.commands.models:models", "what can be opened"),
+    "demo": ("raptor.commands.demo:demo", "phases to report on the built-in model; ends with report.html"),
+    "models": ("raptor.commands.models:models", "names of the models that can be opened"),
     "phases": ("raptor.commands.phases:phases", "layer-layer similarity and the phases depth falls into"),
-    "distill": ("raptor.commands.distill:distill", "rewrite a ViT as k recurrent blocks"),
+    "distill": ("raptor.commands.distill:distill", "rewrite a ViT as k tied blocks that repeat: a surrogate"),
     "evaluate": ("raptor.commands.evaluate:evaluate", "the certificate: how faithful a surrogate is, layer by layer"),
     "probe": ("raptor.commands.probe:probe", "linear probes: classify, segment, depth"),
-    "dynamics": ("raptor.commands.dynamics:dynamics", "depth as a dynamical system"),
+    "dynamics": ("raptor.commands.dynamics:dynamics", "depth as a dynamical system: norms, directions, modes, swaps"),
     "report": ("raptor.commands.report:report", "one interactive page of a run folder"),
     "states": ("raptor.commands.states:states", "save features of every image, per layer and token group"),
     "explore": ("raptor.commands.explore:explore", "a local page to try images and perturbations"),
