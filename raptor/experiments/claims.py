@@ -299,13 +299,19 @@ def _without_gaps(claims: list[Claim]) -> list[Claim]:
 
 
 def _once_per_model(claims: Sequence[Claim]) -> list[Claim]:
-    """The claims, without a second run of the same model and data: the narrowest interval decides."""
+    """The claims, without a second measurement of the same model and data: the narrowest interval decides.
+
+    What depends on training stays: two runs of it are two experiments.
+    """
     best: dict[tuple[str, str, str], Claim] = {}
+    others = {id(c) for c in claims if c.evidence is None or c.evidence.basis != Basis.IMAGES}
     for claim in claims:
+        if id(claim) in others:
+            continue
         key = (claim.place, claim.says, re.sub(r" \(L = \d+\)", "", claim.on))
         if key not in best or _width(claim) < _width(best[key]):
             best[key] = claim
-    kept = {id(claim) for claim in best.values()}
+    kept = others | {id(claim) for claim in best.values()}
     return [claim for claim in claims if id(claim) in kept]
 
 

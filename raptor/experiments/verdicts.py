@@ -70,7 +70,7 @@ RULES = (
     "(bootstrap; a jackknife for pooled DMD), and its difference from untrained ones at least three of those. One seed "
     "is always undetermined. A run with less training than the paper's may confirm what a surrogate reaches, but not "
     "refute it: then the claim is *not tested at this budget*, as is what was not run. What is counted has no "
-    "interval. Of several runs on the same model and data the one with the narrowest interval stands here."
+    "interval. Of several measurements of the same model and data the one with the narrowest interval stands here."
 )
 
 

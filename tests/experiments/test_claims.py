@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,8 @@ def test_of_two_runs_on_one_model_the_narrowest_interval_stands() -> None:
     without, other = claim("vitb16, imagenet-20", None, None), claim("dinov2s, imagenet-20", -1.0, 1.0)
     assert _once_per_model([without, wide, narrow, other]) == [narrow, other]
     assert _once_per_model([without]) == [without]
+    seeds = [replace(one, evidence=replace(one.evidence, basis="seeds")) for one in (narrow, wide)]
+    assert _once_per_model(seeds) == seeds  # two trainings are two experiments
 
 
 def test_a_further_run_gives_only_what_the_first_does_not_hold(tmp_path: Path) -> None:
