@@ -13,7 +13,7 @@ from raptor.devices import join_ranks, pick_device, pick_precision
 from raptor.fidelity.certificate import Certificate, certify
 from raptor.fidelity.complexity import Complexity, levin_bounds, quantisation_error
 from raptor.fidelity.error_curves import ErrorCurves
-from raptor.fidelity.heads import given_head, head_batches, resolve_head
+from raptor.fidelity.heads import head_batches, head_outputs, resolve_head
 from raptor.fidelity.verdict import read_training
 from raptor.open import open_pair
 from raptor.options import AnySplit, GivenHead, HeadClasses, Measuring, OfTeacher, Opening, part, with_defaults
@@ -97,16 +97,15 @@ def evaluate(
     if surrogate is None:
         raise ValueError(f"{run} is no surrogate: make one with raptor distill {run}")
     folder = ranks.first(lambda: result_folder(out, folder_of(run), "evaluate"))
-    if options["head_file"] is not None:
-        given_head(options["head_file"], model)
+    num_classes, names = head_outputs(model, options["head_file"])
     batch_size, num_workers, num_images = options["batch_size"], options["num_workers"], options["num_images"]
     bar = Progress("certificate", num_images, "images")
 
     def show(done: int, _total: int) -> None:
         bar.advance(done - bar.done)
 
-    chosen, size = ChosenData.of(folder_of(run), options, model.classes, model.num_classes), model.preprocess.size
-    if chosen.classes is not None:
+    chosen, size = ChosenData.of(folder_of(run), options, names, num_classes), model.preprocess.size
+    if chosen.classes is not None and options["head_file"] is None:
         model = replace(model, classes=list(chosen.classes))
 
     def stream(images: ImageData, progress: Any = None) -> ImageStream:

@@ -30,7 +30,8 @@ class ChosenData:
         split: of what is judged: `val`, or another part. Of `val` data without a validation part, `val` is all of it.
         classes: of the model's head in its order, as `--classes` names them.
         names: the same as the model keeps them, where it does: a saved model, and a run made with `--classes`.
-        num_classes: outputs of the model's own head, whose order labels then have; 0 leaves them as they are.
+        num_classes: outputs of the head (the model's own, or one in a file), whose order labels then have; 0 leaves
+            them as they are.
         run: the run that `data` and `val` are of, where they were not given: other images than its are refused.
     """
 
@@ -61,6 +62,9 @@ class ChosenData:
         if "data" not in given:
             chosen |= _remembered(model, with_val="val" not in given)
         file = options.get("classes") if num_classes else None
+        run = chosen.get("run")
+        if run is not None and run.has_classes and num_classes and names is None and file is None:
+            raise RunError(f"{run.folder} was made with --classes and does not keep these names: give --classes")
         return cls(
             **{**chosen, **given},
             split=options.get("split") or "val",
@@ -167,6 +171,7 @@ class _RunImages:
     val: str | Sequence[str] | None
     split: str
     images: dict[str, Any]
+    has_classes: bool
 
     def check(self, spec: str | Sequence[str], split: str) -> None:
         """Raise where the part of `spec` that is read is the run's and holds other images by now."""
@@ -308,9 +313,8 @@ def _remembered(model: Any, with_val: bool = True) -> dict[str, Any]:
             if not with_val:
                 images.pop("val", None)
             if "data" in kept:
-                kept["run"] = _RunImages(
-                    folder, kept["data"], kept.get("val"), str(config.get("split") or "val"), images
-                )
+                split, named = str(config.get("split") or "val"), config.get("classes") is not None
+                kept["run"] = _RunImages(folder, kept["data"], kept.get("val"), split, images, named)
             return kept
     return {}
 

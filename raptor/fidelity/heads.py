@@ -288,6 +288,12 @@ def given_head(file: str | Path, vit: ViT) -> LinearHead:
     return linear
 
 
+def head_outputs(vit: ViT, file: str | Path | None) -> tuple[int, Sequence[str] | None]:
+    """How many classes the head that judges has, and their names where it keeps them: of the one in `file`, which keeps
+    none, else of the model's own."""
+    return (vit.num_classes, vit.classes) if file is None else (given_head(file, vit).num_classes, None)
+
+
 def resolve_head(
     teacher: ViT,
     train_batches: Iterable[Batch] | None = None,

@@ -43,9 +43,9 @@ from raptor.fidelity.error_curves import Curves, ErrorCurves
 from raptor.fidelity.heads import (
     Head,
     fit_ridge_head,
-    given_head,
     head_accuracy,
     head_batches,
+    head_outputs,
     prediction_hits,
     resolve_head,
     share_kept,
@@ -181,14 +181,14 @@ def distill(
         adapted_layers(teacher, 1, settings.adapters)
     found = None if phases is None else check_phases(teacher, phases)
     check_cuts(teacher, [] if phases is not None or k in (None, "auto") else [int(k)], tokens=tokens)
-    if options["head_file"] is not None:
-        given_head(options["head_file"], teacher)
+    num_classes, own_names = head_outputs(teacher, options["head_file"])
     if out is not None:
         check_folder(out)
-    names = None if classes is None or not teacher.num_classes else head_names(classes, teacher.num_classes)
-    teacher = teacher if names is None else replace(teacher, classes=names)
+    names = None if classes is None or not num_classes else head_names(classes, num_classes)
+    if names is not None and options["head_file"] is None:
+        teacher = replace(teacher, classes=names)
     if isinstance(data, tuple):
-        train_data, val_data, *labelled = (for_head(one, teacher.num_classes, names, teacher.classes) for one in data)
+        train_data, val_data, *labelled = (for_head(one, num_classes, names, own_names) for one in data)
         head_data = labelled[0] if labelled else train_data
         if split not in ("train", "all"):
             check_apart(train_data, val_data)
@@ -196,7 +196,7 @@ def distill(
         val = None if val_data.specs == train_data.specs else as_spec(val_data.specs)
     else:
         spec, val = as_spec(data), as_spec(val)
-        chosen = ChosenData(spec, val, split, names, options["skip_bad"], teacher.classes, teacher.num_classes)
+        chosen = ChosenData(spec, val, split, names, options["skip_bad"], own_names, num_classes)
         side = teacher.preprocess.size
         train_data = chosen.training(limit, side)
         val_data = chosen.judged(val_images, side, like=train_data)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 from tiny_images import write_tree
@@ -19,6 +20,7 @@ from raptor.cli import main
 from raptor.commands.evaluate import evaluate
 from raptor.data import open_data
 from raptor.data.images import Items
+from raptor.fidelity.heads import LinearHead
 from raptor.open import open_vit, save_vit
 from raptor.run import RunError, read_config
 from raptor.surrogate.surrogate import make_surrogate
@@ -137,6 +139,27 @@ def test_copies_of_training_images_are_told_of_once(run: Path, tmp_path: Path, c
     (run / "config.yaml").write_text(f"data: {photos}\n")
     evaluate(str(run), device="cpu", bootstrap=5, null_models=False)
     assert capsys.readouterr().err.count("1 of 9 images") == 1
+
+
+def test_labels_follow_a_head_in_a_file(tmp_path: Path, photos: Path) -> None:
+    """--classes names the outputs of --head_file where that is the head; a run that was told so asks for them again."""
+    teacher = tiny_timm("vit_tiny_patch16_224", num_classes=0)
+    save_vit(teacher, tmp_path / "tiny")
+    head, names, run = tmp_path / "head.safetensors", tmp_path / "names.txt", tmp_path / "run"
+    LinearHead(torch.zeros(2, 2 * teacher.dim), torch.tensor([0.0, 1.0])).save(head)  # always its second class
+    for part in ("train", "val"):
+        (photos / part / "a" / "broken.png").unlink()
+    (photos / "val/b/1.png").unlink()  # three images of a, two of b
+    options: dict[str, Any] = dict(phases=[1, 3], budget="2steps", batch_size=4, out=str(run), device="cpu")
+    given: dict[str, Any] = dict(head_file=str(head), classes=str(names))
+    measured: dict[str, Any] = dict(device="cpu", train_images=4, bootstrap=5, null_models=False)
+    names.write_text("b\na\n")
+    known = distill(str(tmp_path / "tiny"), str(photos), **options, **given).summary.validation
+    assert known.teacher_accuracy == pytest.approx(0.6)
+    certificate = evaluate(str(run), **measured, **given).certificate
+    assert certificate.predictions["teacher_accuracy"].value == pytest.approx(0.6)
+    with pytest.raises(RunError, match=r"was made with --classes and does not keep these names: give --classes"):
+        evaluate(str(run), head_file=str(head), **measured)
 
 
 def test_a_built_in_surrogate_is_written_below_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
