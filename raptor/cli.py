@@ -13,7 +13,7 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -489,9 +489,21 @@ def _check_values(options: dict[str, Any], parser: Any) -> None:
         if name in ("data", "val"):
             for word in values:
                 _check_data(word)
+    _check_out(options)
     check_bounds(options)
     if any(str(v).startswith(("timm/", "hf/")) for value in options.values() for v in _as_list(value)):
         _fail_fast_offline()
+
+
+def _check_out(options: Mapping[str, Any]) -> None:
+    """Refuse a folder of images as --out: the figures written there would be read as images."""
+    out = options.get("out")
+    if out is None:
+        return
+    for word in (*_as_list(options.get("data")), *_as_list(options.get("val"))):
+        folder = Path(str(word)).expanduser()
+        if folder.is_dir() and folder.resolve() == Path(out).resolve():
+            raise ValueError(f"--out {out} is the folder of the images: choose another --out")
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -51,6 +51,10 @@ def test_help_and_version_import_nothing_heavy():
         (["distill", "scenes", "--budget", "soon"], "cannot read the budget"),
         (["distill", "scenes", "--recipe", "papr"], "did you mean paper?"),
         (["evaluate", "scenes"], "is no surrogate"),
+        (
+            ["phases", "scenes", "--data", "tests", "--out", "./tests/"],
+            "is the folder of the images: choose another --out",
+        ),
         (["report", "runs/nowhere"], "there is no run folder runs/nowhere: give the --out of an earlier command"),
         (["report", "tests/reprt"], "there is no run folder tests/reprt: did you mean tests/report?"),
         (["phases", "scenes", "--data", "tests/jorneys"], "unknown data 'tests/jorneys': did you mean tests/journeys?"),
