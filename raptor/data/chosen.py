@@ -237,7 +237,8 @@ def check_apart(train: ImageData, judged: ImageData) -> None:
     """
     rows = [(i, judged.file_size(i)) for i in judged.sample(_NUM_COMPARED)]
     files = _num_shared_files(train, judged, [row for row in rows if row[1]])
-    readable = [i for i, size in rows if size or judged.digest(i) is not None]
+    has_files = any(size for _, size in rows)  # then one of no size may be empty or gone
+    readable = [i for i, size in rows if size or judged.digest(i, pixels=has_files) is not None]
     others = _num_shared_pixels(train, judged, [i for i in readable if not judged.file_size(i)])
     num, num_looked_at = files[0] + others[0], files[1] + others[1]
     if num_looked_at < len(readable):

@@ -122,6 +122,10 @@ def test_a_few_images_that_are_also_trained_on_are_told_of(tmp_path: Path, capsy
     chosen = ChosenData(str(root))
     assert len(chosen.judged(like=chosen.training())) == 16 and not capsys.readouterr().err
     shutil.copy(root / "train/a/train3.png", root / "val/a/same.png")
+    other = _write(tmp_path / "y", ["1.png", "2.png"])
+    (other / "empty.png").write_bytes(b"")
+    check_apart(chosen.training(), open_data(str(other), "all"))
+    assert not capsys.readouterr().err
     assert len(chosen.judged(like=chosen.training())) == 17
     assert f"1 of 17 images of {root} that were compared are also in the training images" in capsys.readouterr().err
 
