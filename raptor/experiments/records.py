@@ -326,7 +326,8 @@ class SwapRow(Record):
         compared: mean angle between the last states by token group; `agreement` too where there is a classifier.
         angle: of each pair, all tokens. angle_std: its deviation over images; None in older files.
         accuracy, swapped_accuracy, compared_accuracy: with all blocks in place, of each pair, and its means.
-        without_first, without_first_accuracy: means of angle and accuracy over the pairs without block 1.
+        without_first, without_first_agreement, without_first_accuracy: means of angle, agreement and accuracy over the
+            pairs without block 1.
         num_images: images of the angles.
         matched_std: of the differences at equal distance, as in `dynamics.interventions.Swaps`; empty in older files.
     """
@@ -344,6 +345,7 @@ class SwapRow(Record):
     compared_accuracy: Compared | None = None
     chance: float | None = None
     without_first: Compared | None = None
+    without_first_agreement: Compared | None = None
     without_first_accuracy: Compared | None = None
     num_images: int = 0
     matched_std: dict[str, list[float | None]] = field(default_factory=dict)

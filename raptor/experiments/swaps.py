@@ -93,10 +93,10 @@ def _do_cell(machine: Machine, cell: Cell) -> SwapRow:
     batches = iterate(held_out, vit.preprocess, num, device=machine.device, limit=num)
     swaps = measure_swaps(vit, next(iter(batches)).images, phases)
     compared = {group: _compared(swaps.compare(spread.mean)) for group, spread in swaps.angle.items()}
-    if swaps.agreement is not None:
-        compared["agreement"] = _compared(swaps.compare(swaps.agreement.mean))
     rest = partial(compare_pairs, swaps.pairs, phases=phases, without=WITHOUT[1])
-    turn = swaps.angle["all"]
+    turn, stays = swaps.angle["all"], swaps.agreement
+    if stays is not None:
+        compared["agreement"] = _compared(swaps.compare(stays.mean))
     row = SwapRow(
         p=options["p"],
         phases=list(phases.lengths),
@@ -108,6 +108,7 @@ def _do_cell(machine: Machine, cell: Cell) -> SwapRow:
         num_images=num,
         matched_std=swaps.matched_std,
         without_first=_compared(rest(values=turn.mean)),
+        without_first_agreement=None if stays is None else _compared(rest(values=stays.mean)),
     )
     if judged is None:
         return row

@@ -355,10 +355,10 @@ def _random_start(rows: dict[str, list[UntrainedRow]]) -> Claim:
 def claims_swaps(found: Swaps | None) -> list[Claim]:
     """Swapped blocks: the accuracy kept, over the teachers that learned something; the turn of the last state.
 
-    A model without a classifier of its own is judged by the turn only, over images.
+    A model that is not of the sweep over p is judged over images, by the turn and by the predictions that stay.
     """
     rows = found.rows if found else []
-    named = [row for row in rows if row.accuracy is None]
+    named = [row for row in rows if row.p is None]
     claims = [claim for row in named for claim in _turns_of(row, found)]
     if rows and len(named) == len(rows):
         return claims
@@ -376,10 +376,11 @@ def _turns_of(row: SwapRow, found: Swaps | None) -> list[Claim]:
         turn_claim(row.pairs, turn, deviation, phases, row.num_images, without, own)
         for without, own in zip(WITHOUT, paired)
     ]
-    stays = row.compared.get("agreement")
-    if stays is not None:
-        shares = {name: np.nan if (v := stays.mean(name)) is None else v for name in _KINDS}
-        claims += prediction_claims(shares, row.num_images, (), row.matched_std.get("agreement", [None])[0])
+    paired = row.matched_std.get("agreement", [None] * len(WITHOUT))
+    for without, stays, own in zip(WITHOUT, (row.compared.get("agreement"), row.without_first_agreement), paired):
+        if stays is not None:
+            shares = {name: np.nan if (v := stays.mean(name)) is None else v for name in _KINDS}
+            claims += prediction_claims(shares, row.num_images, without, own)
     return [replace(claim, recipe=config[1] if config else "") for claim in claims]
 
 

@@ -219,6 +219,7 @@ def test_swaps_count_only_teachers_that_learned() -> None:
         swapped = [within * accuracy, 0.0, across * accuracy]
         kept = Compared(within=0.0, across=0.0, within_matched=None, across_matched=None)
         return SwapRow(
+            p=0.1,
             phases=[2, 1],
             pairs=[(1, 2), (1, 3), (2, 3)],
             compared={},
@@ -263,6 +264,10 @@ def test_one_model_is_judged_over_images_by_the_turn_and_only_with_deviations() 
     claims = claims_swaps(Swaps(rows=[paired]))
     intervals = [claim.evidence.upper - claim.evidence.value for claim in claims if "equal distance" in claim.says]
     assert intervals == pytest.approx([1.96 * std / 20 for std in (0.1, 0.2, 0.3)])
+    # Accuracy by the model's head makes it no teacher of the sweep; block 1 may be left out of the predictions, too.
+    less = replace(row, accuracy=0.8, without_first_agreement=replace(stays, within_matched=0.3))
+    last = claims_swaps(Swaps(rows=[less]))[-1]
+    assert last.says.endswith("without block 1") and last.evidence.value == pytest.approx(0.3 - 0.4)
 
 
 def test_ablation_verdicts_are_over_seeds() -> None:
