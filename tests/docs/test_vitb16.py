@@ -52,6 +52,17 @@ def test_every_set_of_images_is_a_row() -> None:
         assert f"| {name} | {' | '.join(cells)} | {_short(found['loss']['weighted'][-1])} |" in PAGE
 
 
+def test_agreement_on_images_trained_on_and_not() -> None:
+    def cell(share: float, interval: list[float]) -> str:
+        return f"{100 * share:.0f} [{100 * interval[0]:.0f}, {100 * interval[1]:.0f}]"
+
+    for name, found in json.loads((ROOT / "docs/results/vitb16/agreement.json").read_text())["sets"].items():
+        before = FOUND["gap"]["sets"][name]
+        cells = [cell(before["agreement"], before["agreement_interval"])]
+        cells += [cell(row["agreement"], row["interval"]) for row in found.values()]
+        assert f"| {name} | {' | '.join(cells)} |" in PAGE
+
+
 def test_the_main_numbers() -> None:
     training, final = FOUND["training"], FOUND["final"]
     recipe, varied = read("raptor/recipes/vitb16.yaml"), read("raptor/recipes/vitb16-varied.yaml")
