@@ -47,7 +47,14 @@ from raptor.train.recipe import resolve_recipe
 from raptor.vit.view import ViT
 
 _TASKS = ("classify", "segment", "depth")
-_OF_TRAINING = ("more_data", "budget", "batch_size", "recipe", "tokens")  # no options of the teacher's cell
+_OF_TRAINING = (
+    "more_data",
+    "budget",
+    "batch_size",
+    "recipe",
+    "optimizer",
+    "tokens",
+)  # no options of the teacher's cell
 _TITLES = {"classify": "accuracy (%)", "segment": "mIoU (%)", "depth": "RMSE (m)"}
 _PUBLISHED = {
     "2": (81.2, 39.6, 0.648),
@@ -75,6 +82,7 @@ def run(
     budget: str = "60s",
     batch_size: int | None = None,
     recipe: str = "default",
+    optimizer: str | None = None,
     size: int | None = None,
     segment_size: int | None = None,
     depth_size: int | None = None,
@@ -99,7 +107,7 @@ def run(
         k: numbers of blocks.
         seeds: of the distillations; the probes take the same one.
         budget: training of a surrogate. Budgets in seconds are for one job at a time.
-        batch_size, recipe: of that training.
+        batch_size, recipe, optimizer: of that training.
         size: image size for distillation and classification.
         segment_size, depth_size: shorter side of the frames; by default the data's own.
         init_head: where the classifier starts: own (the model's own linear head, where it has one), random, or a file.
@@ -116,6 +124,7 @@ def run(
     options = with_defaults(Table1Options, given)
     if more_data is not None:
         open_data(more_data, "train")  # what cannot be read is refused before any cell is begun
+    settings = resolve_recipe(recipe, {"batch_size": batch_size, "optimizer": optimizer})
     machine = Machine(
         Path(out), pick_device(options["device"]), options["num_workers"], options["compile"], options["trust_hub"]
     )
@@ -130,6 +139,7 @@ def run(
         budget=budget,
         batch_size=batch_size,
         recipe=recipe,
+        **({} if optimizer is None else {"optimizer": optimizer}),
         size=size,
         segment_size=segment_size,
         depth_size=depth_size,
@@ -151,7 +161,7 @@ def run(
     raptors = {name: ProbedRaptor.from_dict(result) for name, result in results.items() if name != "teacher"}
     rows = summarise(teacher, list(raptors.values()))
     found = Table1(
-        settings={**common, "batch_size": resolve_recipe(recipe, {"batch_size": batch_size}).batch_size},
+        settings={**common, "batch_size": settings.batch_size},
         rows=rows,
         cells={**({} if teacher is None else {"teacher": teacher}), **raptors},
         missing=sweep.missing_names(),
@@ -178,6 +188,7 @@ def _do_cell(machine: Machine, cell: Cell) -> ProbedTeacher | ProbedRaptor:
         recipe=options["recipe"],
         budget=options["budget"],
         batch_size=options["batch_size"],
+        optimizer=options.get("optimizer"),
         seed=options["seed"],
         num_workers=machine.num_workers,
     )

@@ -86,6 +86,7 @@ from raptor.train.loop import (
     plan_stages,
     read_finished,
 )
+from raptor.train.optimizer import is_matrix, num_moments
 from raptor.train.plan import Memory, Plan, deliver, free_disk, is_planning, measured_step, num_bytes
 from raptor.train.recipe import Recipe, RecipeOptions, resolve_recipe
 from raptor.train.schedule import Budget, Rates, teacher_forcing
@@ -146,7 +147,8 @@ def distill(
         tokens: which similarity is cut: all, cls, registers, patches or pooled (cls + mean patch).
         target: with k=auto, `recovery=.95` (of a ridge probe) or `r2=.6` (at every layer), on held-out images. The
             scores of the k that is chosen are of the same images, so they flatter it a little.
-        recipe: default, quick, long, paper, authors, vitb16, or a YAML file; options such as --lr override its entries.
+        recipe: default, adamw, quick, long, paper, authors, vitb16, or a YAML file; options such as --lr override its
+            entries.
         out: run folder; continued when it already holds this run. A finished one goes on from its weights when --budget
             is larger than before: the steps that are added are a leg with a warm-up of its own.
         stage: `all`, `1` or `2`; a stage that runs without the other keeps its share of the budget.
@@ -549,6 +551,7 @@ def _resolved(job: Job, phases: Phases, folder: Path, config: dict[str, Any]) ->
     run_folder = folder if job.phase is None else folder / f"phase-{job.phase}"
     _refuse_own_folder(job.teacher, folder)
     config["fingerprint"] = _as_written(run_folder, job.teacher, config["fingerprint"])
+    _check_optimizer(run_folder, job.recipe.optimizer)
     budgets = _budgets(run_folder, job.recipe.budget)
     config["recipe"] = {**config["recipe"], "budget": budgets[-1]}
     config |= {"legs": budgets} if len(budgets) > 1 else {}
@@ -566,6 +569,18 @@ def _as_written(folder: Path, teacher: ViT, fingerprint: str) -> str:
     """The fingerprint in the config of a run that an earlier version began, where it is this teacher's."""
     known = read_config(folder).get("fingerprint") if (folder / "config.yaml").exists() else None
     return str(known) if known and same_weights(teacher.model, str(known)) else fingerprint
+
+
+def _check_optimizer(folder: Path, wanted: str) -> None:
+    """Raise for a run that another optimizer began; one without the entry, of an earlier version, AdamW did."""
+    if not (folder / "config.yaml").exists():
+        return
+    began = (read_config(folder).get("recipe") or {}).get("optimizer", Recipe.optimizer)
+    if began != wanted:
+        raise RunError(
+            f"{folder} holds a run of {began}, not of {wanted}: add --optimizer {began} to go on with it, or choose "
+            "another --out"
+        )
 
 
 def _budgets(folder: Path, wanted: str) -> list[str]:
@@ -790,12 +805,13 @@ def _plan(job: Job, phases: Phases, folder: Path, config: dict[str, Any], num_si
     measured = Measured(validator, student, job.teacher, phases, job.phase)
     stages = [DistillStage(job, leg, module, stream, measured) for leg in job.open_legs()]
     trained = num_bytes([parameter for _, parameter in module.trained_parameters()])
-    fixed = memory.peak() + 3 * trained  # a gradient and two moments of each weight
+    moments = sum(num_moments(group.optimizer) * num_bytes([p for _, p in group.named]) for group in stages[0].groups)
+    fixed = memory.peak() + trained + moments  # and a gradient of each weight
     parts = measured_step(lambda: plan_stages(stages, job.fabric), job.recipe.batch_size)
     num_measured = _num_measured(job, validator) + num_similarity
     num_lines = sum(part.num_steps for part in parts) / 20
     written = {
-        "three checkpoints": 9 * trained,
+        "three checkpoints": 3 * (trained + moments),
         "surrogate": num_bytes(student.model),
         "metrics": num_lines * (200.0 + 14 * job.teacher.num_layers),
     }
@@ -857,6 +873,15 @@ def _measure_variance(job: Job, stream: TrainStream) -> Tensor:
     return state_variance(job.teacher, stream, job.recipe.normalise, job.precision, job.ranks)
 
 
+def _parameter_groups(named: list[tuple[str, nn.Parameter]], recipe: Recipe) -> list[ParameterGroup]:
+    """What is trained; with Muon the weights of linear layers, which it takes, are a group of their own."""
+    if recipe.optimizer == "adamw":
+        return [ParameterGroup(named, recipe.weight_decay)]
+    matrices = [(name, p) for name, p in named if is_matrix(name, p)]
+    others = [(name, p) for name, p in named if not is_matrix(name, p)]
+    return [ParameterGroup(matrices, recipe.weight_decay, "muon"), ParameterGroup(others, recipe.weight_decay)]
+
+
 class DistillStage:
     """`stage1` or `stage2` of a distillation, or a later leg of it; see `raptor.train.loop.Stage`."""
 
@@ -868,8 +893,7 @@ class DistillStage:
         self.budget, self.share, self.before = leg.budget, leg.share, leg.before
         self.module, self.stream, self.measured, self.recipe = module, stream, measured, recipe
         self.graphs = StepGraphs(module, leg.stage, job.precision, job.graphed())
-        self.optimizer = recipe.optimizer
-        self.groups = [ParameterGroup(module.trained_parameters(), recipe.weight_decay)]
+        self.groups = _parameter_groups(module.trained_parameters(), recipe)
         self.clip, self.rates = recipe.clip, Rates(recipe.lr, recipe.min_lr, recipe.warmup)
         self.batch_size = recipe.batch_size
         self.steps_per_epoch = job.steps_per_epoch()

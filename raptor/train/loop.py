@@ -49,10 +49,11 @@ File = TypeVar("File", bound=ResultFile)
 
 
 class ParameterGroup(NamedTuple):
-    """Parameters by name, and their weight decay."""
+    """Parameters by name, their weight decay, and the name of their optimizer, of `raptor.train.optimizer`."""
 
     named: list[tuple[str, nn.Parameter]]
     weight_decay: float
+    optimizer: str = "adamw"
 
 
 class Stage(Protocol):
@@ -62,7 +63,6 @@ class Stage(Protocol):
         name: the stage in metrics.jsonl and in the checkpoint.
         title: description of the progress bar.
         module: one training step as a module. Fabric wraps it; nothing trainable may be called around it.
-        optimizer: its name, of `raptor.train.optimizer`.
         groups: what it trains, in its order.
         betas, clip, rates: of the optimizer: decay rates of the moments, gradient norm, learning rate.
         batch_size: images per step over all ranks.
@@ -74,7 +74,6 @@ class Stage(Protocol):
 
     name: str
     title: str
-    optimizer: str
     groups: list[ParameterGroup]
     betas: tuple[float, float]
     clip: float
@@ -173,8 +172,8 @@ class Loop:
         if reached is not None and not found:
             names = ", ".join(stage.name for stage in stages)
             raise RunError(f"{self.run.latest()} is of the stage {reached!r}, not {names}: choose another --out")
-        for name, parameter in _named(found[0]) if found else ():
-            for key in moments_of(found[0].optimizer, parameter):
+        for group in found[0].groups if found else ():
+            for name, parameter, key in _kept(group):
                 value = self.tensors.get(f"optimizer.{key}.{name}")
                 shape = torch.Size() if key == "step" else parameter.shape
                 if value is None or value.shape != shape or not value.isfinite().all():
@@ -416,11 +415,19 @@ def _named(stage: Stage) -> list[tuple[str, nn.Parameter]]:
     return [entry for group in stage.groups for entry in group.named]
 
 
+def _kept(group: ParameterGroup) -> Iterator[tuple[str, nn.Parameter, str]]:
+    """Name and parameter of a group, with each thing that its optimizer keeps of it."""
+    return ((name, parameter, key) for name, parameter in group.named for key in moments_of(group.optimizer))
+
+
 def _prepare(stage: Stage, tensors: Mapping[str, Tensor], fabric: Any) -> _Training:
     """A stage with its optimizer, which is continued from `tensors` if there are any."""
-    groups = [{"params": [p for _, p in g.named], "weight_decay": g.weight_decay} for g in stage.groups]
+    groups = [
+        {"params": [p for _, p in g.named], "weight_decay": g.weight_decay, "optimizer": g.optimizer}
+        for g in stage.groups
+    ]
     fused = fabric.device.type == "cuda"
-    optimizer = make_optimizer(stage.optimizer, groups, stage.rates.peak, stage.betas, fused)
+    optimizer = make_optimizer(groups, stage.rates.peak, stage.betas, fused)
     if tensors:
         _restore_optimizer(optimizer, stage, tensors)
     wrapped, optimizer = fabric.setup(stage.module, optimizer)
@@ -467,8 +474,8 @@ def _read_state(run: Run, saved: dict[str, Any]) -> LoopState:
 
 def _restore_optimizer(optimizer: Any, stage: Stage, tensors: Mapping[str, Tensor]) -> None:
     """Put the optimizer's state of a checkpoint back."""
-    for n, p in _named(stage):
-        for key in moments_of(stage.optimizer, p):
+    for group in stage.groups:
+        for n, p, key in _kept(group):
             value = tensors[f"optimizer.{key}.{n}"]
             optimizer.state[p][key] = value if key == "step" and not optimizer.defaults["fused"] else value.to(p.device)
 

@@ -13,41 +13,56 @@ from typing import Any
 import torch
 from torch import Tensor
 
-OPTIMIZERS = ("adamw", "muon")
+RATES = {"adamw": 1.0, "muon": 2.0}  # good learning rates relative to AdamW's: docs/results/recipe.md
+OPTIMIZERS = tuple(RATES)
 _MOMENTUM = 0.95
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the iteration's polynomial: singular values of 0 to 1 go near 1 fast
 _NUM_ITERATIONS = 5
 _ADAMW_SIZE = 0.2  # root mean square of an entry's step with AdamW, in units of the learning rate
-_LEAST_SIDE = 16  # smaller ones are tables of factors, a row per depth
+_LEAST_SIDE = 16
 
 
 def make_optimizer(
-    name: str, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], fused: bool
+    groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], fused: bool
 ) -> torch.optim.AdamW:
-    """The optimizer of a stage. `groups`: as torch's optimizers take them; `fused`: AdamW as one kernel, for a GPU."""
-    kind = {"adamw": torch.optim.AdamW, "muon": Muon}[name]
+    """The optimizer of a stage.
+
+    Args:
+        groups: as torch's optimizers take them, each with its `optimizer`, one of `OPTIMIZERS`.
+        fused: AdamW as one kernel, for a GPU.
+    """
+    kind = Muon if any(group["optimizer"] == "muon" for group in groups) else torch.optim.AdamW
     return kind(groups, lr=lr, betas=betas, fused=fused)
 
 
-def moments_of(name: str, parameter: Tensor) -> tuple[str, ...]:
-    """What the optimizer keeps of a parameter from step to step."""
-    return ("exp_avg",) if name == "muon" and is_matrix(parameter) else ("step", "exp_avg", "exp_avg_sq")
+def moments_of(name: str) -> tuple[str, ...]:
+    """What an optimizer keeps of each parameter from step to step."""
+    return ("exp_avg",) if name == "muon" else ("step", "exp_avg", "exp_avg_sq")
 
 
-def is_matrix(parameter: Tensor) -> bool:
-    """Whether Muon takes it: the weight of a linear layer."""
-    return parameter.ndim == 2 and min(parameter.shape) >= _LEAST_SIDE
+def num_moments(name: str) -> int:
+    """How many of them are as large as the parameter."""
+    return len(moments_of(name)) - ("step" in moments_of(name))
+
+
+def is_matrix(name: str, parameter: Tensor) -> bool:
+    """Whether Muon takes a parameter: the weight of a linear layer.
+
+    What has a row per depth is none, a table or the factors of adapters: its rows are of different maps.
+    """
+    return name.endswith("weight") and parameter.ndim == 2 and min(parameter.shape) >= _LEAST_SIDE
 
 
 class Muon(torch.optim.AdamW):
-    """Muon for the weights of linear layers, AdamW for everything else; learning rates mean the same for both."""
+    """Muon for the groups whose `optimizer` it is, AdamW for the others; learning rates mean the same for both."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         groups = self.param_groups
         for group in groups:
-            self._turn(group, [p for p in group["params"] if is_matrix(p) and p.grad is not None])
-        self.param_groups = [{**g, "params": [p for p in g["params"] if not is_matrix(p)]} for g in groups]
+            if group["optimizer"] == "muon":
+                self._turn(group, [p for p in group["params"] if p.grad is not None])
+        self.param_groups = [group for group in groups if group["optimizer"] == "adamw"]
         super().step(closure)
         self.param_groups = groups
 

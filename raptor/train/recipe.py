@@ -14,7 +14,7 @@ from raptor.options import Option
 from raptor.recipes import load_recipe
 from raptor.surrogate.surrogate import BLOCKS, CONDITIONINGS, COPIES, TABLE_STARTS, check_parts
 from raptor.train.losses import NORMALISATIONS
-from raptor.train.optimizer import OPTIMIZERS
+from raptor.train.optimizer import OPTIMIZERS, RATES
 from raptor.train.schedule import Budget
 
 
@@ -28,7 +28,7 @@ class Recipe:
     adapters: int = 0
     table_start: str = "plain"
     batch_size: int = 64
-    optimizer: str = "adamw"
+    optimizer: str = "adamw"  # what a recipe or a run's config without the entry means; the default recipe has muon
     lr: float = 1e-3
     min_lr: float = 1e-6
     weight_decay: float = 1e-4
@@ -67,9 +67,16 @@ class RecipeOptions(TypedDict, total=False):
     batch_size: Annotated[int | None, Option(None, "images per step over all devices together.")]
     optimizer: Annotated[
         str | None,
-        Option(None, "`adamw`, or `muon` for matrices and AdamW for the rest; muon takes larger rates.", OPTIMIZERS),
+        Option(None, "`muon` (for matrices, with AdamW for the rest) or `adamw`.", OPTIMIZERS),
     ]
-    lr: Annotated[float | None, Option(None, "peak learning rate.")]
+    lr: Annotated[
+        float | None,
+        Option(
+            None,
+            "peak learning rate. Without it, that of the recipe: twice as large if its optimizer is changed to muon, "
+            "half as large if it is changed to adamw.",
+        ),
+    ]
     block: Annotated[str | None, Option(None, "`teacher` (a copy of a block of the phase) or `paper`.", BLOCKS)]
     conditioning: Annotated[
         str | None, Option(None, "`table`, `mlp` (the paper's depth scaling) or `none`.", CONDITIONINGS)
@@ -148,8 +155,12 @@ _CHOICES = {
 
 
 def resolve_recipe(name: str, given: Mapping[str, Any]) -> Recipe:
-    """The named recipe, overridden by the options that are not None."""
-    values = {**load_recipe(name), **{key: value for key, value in given.items() if value is not None}}
+    """The named recipe, overridden by the options that are not None.
+
+    A rate belongs to an optimizer: where only the optimizer is changed, the recipe's rate becomes what that needs.
+    """
+    own, given = load_recipe(name), {key: value for key, value in given.items() if value is not None}
+    values = {**own, **given}
     known = {f.name for f in dataclasses.fields(Recipe)}
     unknown = sorted(set(values) - known)
     if unknown:
@@ -157,6 +168,9 @@ def resolve_recipe(name: str, given: Mapping[str, Any]) -> Recipe:
         hint = f": did you mean {close[0]}?" if close else f": choose from {', '.join(sorted(known))}"
         raise ValueError(f"recipe {name} has unknown entries: {', '.join(unknown[:6])}{hint}")
     settings = Recipe(**{key: _entry(key, value) for key, value in values.items()})
+    if "lr" not in given:
+        meant_for = _entry("optimizer", own.get("optimizer", Recipe.optimizer)) if "lr" in own else Recipe.optimizer
+        settings.lr *= RATES[settings.optimizer] / RATES[meant_for]
     Budget.parse(settings.budget)
     for key in ("lr", "clip"):
         if not 0 < getattr(settings, key) < math.inf:

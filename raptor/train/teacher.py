@@ -319,7 +319,6 @@ class TeacherStage:
     """
 
     name, title = STAGE, "train teacher"
-    optimizer = "adamw"
     betas, clip, share, before = (0.9, 0.98), 1.0, 1.0, 0.0
     num_validations = 0
     refines = False

@@ -7,6 +7,8 @@ from statistics import fmean
 
 from pages import ROOT, read
 
+from raptor.train.recipe import resolve_recipe
+
 FOUND = json.loads((ROOT / "docs" / "results" / "recipe.json").read_text())
 PAGE = read("docs/results/recipe.md")
 
@@ -50,4 +52,14 @@ def test_the_trial_of_muon_is_that_of_the_file() -> None:
         scores = [row["r2_last"] for row in rows if (row["optimizer"], row["lr"]) == (optimizer, lr)]
         best[optimizer] = max(best.get(optimizer, 0.0), fmean(scores))
         assert f"| {optimizer} | {lr:g} | {len(scores)} | {shown(fmean(scores))} " in PAGE
-    assert f"Muon has {shown(best['muon'] - best['adamw'])} more R2" in PAGE
+    assert f"Muon has {shown(best['muon'] - best['adamw'])} more R2 at equal steps" in PAGE
+
+
+def test_the_default_optimizer_is_the_better_one_of_the_file() -> None:
+    adamw, muon, faster = (FOUND["equal_images"][name]["scores"] for name in ("batch64", "muon-2e-3", "muon-4e-3"))
+    assert muon["r2_last"] > max(adamw["r2_last"], faster["r2_last"])
+    more = 100 * (muon["agreement"] - adamw["agreement"])
+    assert f"Muon has {shown(muon['r2_last'] - adamw['r2_last'])} more R2 than AdamW" in PAGE
+    assert f"and {more:.1f} points more agreement" in PAGE
+    change, recipe = FOUND["equal_images"]["muon-2e-3"]["change"], resolve_recipe("default", {})
+    assert change == {"batch_size": recipe.batch_size, "optimizer": recipe.optimizer, "lr": recipe.lr}

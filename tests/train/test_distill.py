@@ -7,13 +7,14 @@ import math
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_timm
-from tiny_run import blocks_of, metrics, tiny_run, tiny_teacher, write_recipe
+from tiny_run import OPTIONS, blocks_of, metrics, tiny_run, tiny_teacher, write_recipe
 
 from raptor.data import iterate, open_data
 from raptor.open import OtherTeacher, open_pair, open_vit
@@ -400,6 +401,16 @@ def test_more_budget_on_a_finished_run_is_a_leg_with_its_own_warm_up(two_legs):
     jump = abs(curve[3].loss - curve[2].loss)  # from the weights that the first leg ended with
     assert jump < 0.5 * abs(curve[-1].loss - curve[0].loss)
     assert leg_run(folder, "16steps").summary.num_steps == summary.num_steps  # finished: given back
+
+
+def test_a_run_from_before_muon_was_the_default_goes_on_with_adamw(tmp_path):
+    run = partial(distill, tiny_teacher(), "scenes", out=str(tmp_path / "run"), batch_size=8, **OPTIONS)
+    run(recipe="adamw", budget="2steps")
+    assert "optimizer" not in read_config(tmp_path / "run")["recipe"]
+    with pytest.raises(RunError, match="holds a run of adamw, not of muon: add --optimizer adamw to go on with it"):
+        run(budget="4steps")
+    assert run(optimizer="adamw", budget="2steps").summary.num_steps == {"stage1": 1, "stage2": 1}
+    assert run(optimizer="adamw", budget="4steps").summary.num_steps["stage2-leg2"] == 2
 
 
 def test_a_leg_resumed_in_its_middle_ends_with_the_same_bits(tmp_path, two_legs, monkeypatch):

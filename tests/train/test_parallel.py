@@ -16,7 +16,7 @@ from tiny_run import metrics, tiny_run, train_tiny
 
 from raptor.train import loop
 
-OPTIONS = dict(budget="8steps", normalise="group", cosine=0.1)
+OPTIONS = dict(budget="8steps", normalise="group", cosine=0.1, optimizer="muon", lr=1e-3)
 PAPER = dict(budget="8steps", block="paper", conditioning="mlp", normalise="none")
 
 pytestmark = pytest.mark.slow  # each process imports everything

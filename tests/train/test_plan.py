@@ -13,8 +13,10 @@ from tiny_run import tiny_run, tiny_teacher
 from raptor.cli import main
 from raptor.commands import probe, reproduce
 from raptor.run import RunError
+from raptor.surrogate.surrogate import shared_blocks
 from raptor.train import loop, plan
 from raptor.train.distill import Job
+from raptor.train.optimizer import is_matrix
 from raptor.train.plan import Plan, PlannedPart
 
 SWEEP = dict(data="scenes", p=[0.0, 0.5], more_seeds=[], size=24, dim=32, depth=3, heads=2, limit=64, val_images=16)
@@ -64,9 +66,13 @@ def test_a_distillation_is_planned_and_nothing_written(tmp_path, monkeypatch) ->
     assert all(torch.equal(value, before[name]) for name, value in teacher.model.state_dict().items())
     text = found.text()
     assert text.startswith("distill, a dry run: ") and "1 (measured)" in text and "would write" in text
-    trained = 4 * sum(p.numel() for p in tiny_run(tmp_path / "done").surrogate.model.shared_blocks.parameters())
+    blocks = shared_blocks(tiny_run(tmp_path / "done").surrogate)
+    trained = 4 * sum(p.numel() for p in blocks.parameters())
     two = tiny_run(tmp_path / "two", dry_run=True)
     assert two.exchanged_bytes == trained and two.written_bytes["three checkpoints"] == 9 * trained
+    muon = tiny_run(tmp_path / "muon", dry_run=True, optimizer="muon")
+    matrices = 4 * sum(p.numel() for name, p in blocks.named_parameters() if is_matrix(name, p))
+    assert muon.written_bytes["three checkpoints"] == 9 * trained - 3 * matrices  # one moment of each instead of two
     kept = sum(path.stat().st_size for path in files(tmp_path / "done" / "checkpoint"))
     assert kept == pytest.approx(2 * 3 * trained, rel=0.2)  # names and moments of scalars come on top
 

@@ -21,6 +21,7 @@ JOINT = {"cls": 0.45, "registers": 0.10, "patches": 0.45}
 def test_the_published_recipes(name, peak, lam):
     recipe = resolve_recipe(name, {})
     assert (recipe.block, recipe.conditioning, recipe.normalise, recipe.cosine) == ("paper", "mlp", "none", 0.0)
+    assert recipe.optimizer == "adamw"
     assert (recipe.lr, recipe.min_lr, recipe.weight_decay, recipe.clip) == (peak, 1e-6, 1e-4, 1.0)
     assert (recipe.batch_size, recipe.lam, recipe.lam_until, recipe.augment) == (64, lam, 0.25, "none")
     assert (recipe.stage1_weights, recipe.mixup, recipe.adapters, recipe.table_start) == (None, 0.0, 0, "plain")
@@ -42,10 +43,35 @@ def test_every_recipe_is_whole_and_says_its_command(name):
     assert set(yaml.safe_load(text)) >= set(RECIPE)
 
 
-def test_an_entry_left_out_is_that_of_the_default_recipe():
-    """Except for the weights of token groups: where they are left out every token counts the same."""
-    named, plain = vars(resolve_recipe("default", {})), vars(Recipe())
+def test_an_entry_left_out_is_that_of_recipe_adamw():
+    """Because older ones name no optimizer. Where weights of token groups are left out every token counts the same."""
+    named, plain = vars(resolve_recipe("adamw", {})), vars(Recipe())
     assert {name for name in plain if plain[name] != named[name]} == {"last_phase_weights", "stage2_weights"}
+
+
+def test_the_default_recipe_is_adamw_with_another_optimizer_and_its_rate():
+    default, adamw = resolve_recipe("default", {}), resolve_recipe("adamw", {})
+    assert (default.optimizer, default.lr) == ("muon", 2e-3) and (adamw.optimizer, adamw.lr) == ("adamw", 1e-3)
+    assert resolve_recipe("default", {"optimizer": "adamw"}) == adamw
+    assert resolve_recipe("adamw", {"optimizer": "muon"}) == default
+
+
+def test_a_rate_belongs_to_an_optimizer(tmp_path):
+    """Another optimizer by hand takes its share of the recipe's rate; a rate by hand is taken as it is."""
+    for name, rate in (("default", 2e-3), ("long", 2e-3), ("vitb16", 1.4e-3), ("paper", 2e-4)):
+        assert resolve_recipe(name, {"optimizer": "muon"}).lr == rate
+        assert resolve_recipe(name, {"optimizer": "adamw"}).lr == rate / 2
+        for optimizer in ("adamw", "muon", None):
+            assert resolve_recipe(name, {"optimizer": optimizer, "lr": 5e-4}).lr == 5e-4
+    path = tmp_path / "mine.yaml"
+    for text, own, other in (
+        ("optimizer: muon", 2e-3, 1e-3),
+        ("batch_size: 8", 1e-3, 1e-3),
+        ("{optimizer: muon, lr: 3e-3}", 3e-3, 1.5e-3),
+    ):
+        path.write_text(text)
+        assert resolve_recipe(str(path), {}).lr == own
+        assert resolve_recipe(str(path), {"optimizer": "adamw"}).lr == other
 
 
 def test_options_go_over_the_recipe():
@@ -56,6 +82,7 @@ def test_options_go_over_the_recipe():
 def test_a_config_has_later_entries_only_where_they_are_given():
     plain = resolve_recipe("default", {})
     assert "stage1_weights" not in plain.recorded() and plain.recorded()["cosine"] == 0.0
+    assert plain.recorded()["optimizer"] == "muon" and "optimizer" not in resolve_recipe("adamw", {}).recorded()
     weights = {"cls": 1, "patches": 1}
     assert resolve_recipe("default", {"stage1_weights": weights}).recorded()["stage1_weights"] == weights
 
