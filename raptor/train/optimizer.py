@@ -48,7 +48,7 @@ def num_moments(name: str) -> int:
 def is_matrix(name: str, parameter: Tensor) -> bool:
     """Whether Muon takes a parameter: the weight of a linear layer.
 
-    What has a row per depth is none, a table or the factors of adapters: its rows are of different maps.
+    A table and the factors of adapters are none: their rows are of different depths.
     """
     return name.endswith("weight") and parameter.ndim == 2 and min(parameter.shape) >= _LEAST_SIDE
 

@@ -67,6 +67,7 @@ def test_more_data_is_distilled_on_and_heads_keep_the_labelled_images(
         seeds=[0],
         budget="2steps",
         batch_size=16,
+        optimizer="adamw",
         classify_epochs=1,
         out=str(tmp_path / "out"),
     )
@@ -75,6 +76,7 @@ def test_more_data_is_distilled_on_and_heads_keep_the_labelled_images(
         "scenes",
         str(tmp_path / "more"),
     ]
+    assert config["recipe"]["lr"] == 1e-3 and "optimizer" not in config["recipe"]  # the default's is muon
     cell = done.result.cells["k2-s0"]
     assert cell.probe is not None and cell.accuracy is not None and done.result.settings["more_data"]
     again = evaluate(str(tmp_path / "out" / "raptors" / "k2-s0"), num_images=4, bootstrap=2)
