@@ -158,6 +158,8 @@ def open_vit(
     arguments = forward_arguments(model, images.size)
     own_name = name or (Path(weights).stem if weights else text)
     view = inspect_vit(model, own_name, images, forward_kwargs=arguments, source=base, **structure)
+    if not name and not weights and not pretrained:
+        view.name = f"{text} (untrained)"
     view.opened = {**opened, **_given(name=name), "fingerprint": fingerprint(model)}
     return _as_dtype(view, dtype).to(device)
 

@@ -522,3 +522,12 @@ def test_layer_scale_of_an_untrained_model_is_set_and_of_others_refused() -> Non
         open_vit("timm/vit_tiny_patch16_224", layer_scale=1.0, pretrained=False, depth=1)
     with pytest.raises(ValueError, match="layer_scale cannot be given"):
         open_vit("scenes", layer_scale=1.0)
+
+
+def test_random_weights_are_in_the_name() -> None:
+    """A result of an untrained model never reads as one of the published weights."""
+    tiny: dict[str, Any] = dict(depth=2, embed_dim=16, num_heads=2)
+    assert (
+        open_vit("timm/vit_tiny_patch16_224", pretrained=False, **tiny).name == "timm/vit_tiny_patch16_224 (untrained)"
+    )
+    assert open_vit("timm/vit_tiny_patch16_224", pretrained=False, name="mine", **tiny).name == "mine"

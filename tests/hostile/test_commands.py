@@ -126,11 +126,11 @@ distill teacher --data images --target r2=.6 --out OUT :: --target :: --k auto
 distill teacher --data images --k auto --out OUT :: --target :: recovery=.95
 distill teacher --data images --k auto --target x=1 --out OUT :: --target :: recovery=.95
 distill teacher --data images --k auto --target r2=x --out OUT :: --target :: recovery=.95
-distill teacher --data images --recipe nope --out OUT :: 'nope' :: choose from authors
+distill teacher --data images --recipe nope --out OUT :: 'nope' :: choose from adamw
 distill teacher --data images --recipe deflaut --out OUT :: 'deflaut' :: did you mean default
-distill teacher --data images --recipe nope.yaml --out OUT :: 'nope.yaml' :: choose from authors
-distill teacher --data images --recipe ../../etc/passwd --out OUT :: etc/passwd :: choose from authors
-distill teacher --data images --recipe classes.txt --out OUT :: 'classes.txt' :: choose from authors
+distill teacher --data images --recipe nope.yaml --out OUT :: 'nope.yaml' :: choose from adamw
+distill teacher --data images --recipe ../../etc/passwd --out OUT :: etc/passwd :: choose from adamw
+distill teacher --data images --recipe classes.txt --out OUT :: 'classes.txt' :: choose from adamw
 distill teacher --data images --budget 0s --out OUT :: '0s' :: write 120s
 distill teacher --data images --budget x --out OUT :: 'x' :: write 120s
 distill teacher --data images --budget 1e999s --out OUT :: '1e999s' :: write 120s
@@ -138,7 +138,7 @@ distill teacher --data images --budget 99999999999999999999999steps --out OUT ::
 distill teacher --data images --budget -1s --out OUT :: --budget :: --budget=VALUE
 distill teacher --data images --phases 2 2 --budget 1steps --batch_size 4 --out OUT :: one step :: --budget 2steps
 distill teacher --data images --batch_size 0 --out OUT :: --batch_size :: at least 1
-distill teacher --data images --phases 2 2 --batch_size 1000 --out OUT :: batch of 1000 :: smaller batch
+distill teacher --data images --phases 2 2 --batch_size 1000 --out OUT :: batch of 1000 :: give --batch_size
 distill teacher --data images --lr 0 --out OUT :: --lr :: more than 0
 distill teacher --data images --lr -1 --out OUT :: --lr :: more than 0
 distill teacher --data images --lr inf --out OUT :: --lr :: a number
@@ -179,7 +179,7 @@ distill teacher --data images --out /proc/x :: /proc/x :: choose another --out
 
 EVALUATE = """
 evaluate :: give RUN :: --help
-evaluate nope :: 'nope' :: write timm/NAME
+evaluate nope :: run folder nope :: give the --out
 evaluate teacher --data images --out OUT :: teacher is no surrogate :: raptor distill
 evaluate run --num_images 0 --out OUT :: --num_images :: at least 1
 evaluate run --train_images 0 --out OUT :: --train_images :: at least 1
@@ -255,7 +255,7 @@ dynamics teacher --data images --out classes.txt :: classes.txt :: choose anothe
 
 OTHERS = """
 report :: give RUN :: --help
-report nope :: 'nope' :: or a folder
+report nope :: run folder nope :: give the --out
 report --module mine.py:make_vit :: a run :: name its folder
 report images :: images holds no results :: raptor phases
 report classes.txt :: classes.txt is no folder :: run folder
@@ -336,7 +336,7 @@ train-teacher --data images --batch_size 4 --augment nope --out OUT :: --augment
 train-teacher --data images --batch_size 4 --crop_scale 0 1 --out OUT :: --crop_scale :: within 0..1
 train-teacher --data images --crop_scale 1 --out OUT :: --crop_scale :: numbers
 train-teacher --data images --batch_size 0 --out OUT :: --batch_size :: at least 1
-train-teacher --data images --batch_size 1000 --out OUT :: batch of 1000 :: smaller batch
+train-teacher --data images --batch_size 1000 --out OUT :: batch of 1000 :: give --batch_size
 train-teacher --data images --seed -1 --out OUT :: --seed :: at least 0
 train-teacher --data images --batch_size 4 --out run :: run holds a run :: choose another --out
 train-teacher --data images --batch_size 4 --out classes.txt :: classes.txt :: choose another --out
@@ -354,7 +354,7 @@ reproduce table1 --data nope --out OUT :: 'nope' :: give a folder
 reproduce table1 --data images --model X --out OUT :: 'X' :: write timm/NAME
 reproduce table1 --data images --model teacher --jobs 0 --out OUT :: --jobs :: at least 1
 reproduce table1 --data images --model teacher --budget x --out OUT :: 'x' :: write 120s
-reproduce table1 --data images --model teacher --recipe nope --out OUT :: 'nope' :: choose from authors
+reproduce table1 --data images --model teacher --recipe nope --out OUT :: 'nope' :: choose from adamw
 reproduce table1 --data images --model teacher --cells nope --out OUT :: 'nope' :: choose from
 reproduce table1 --data images --model teacher --seeds -1 --out OUT :: --seeds :: at least 0
 reproduce table1 --data images --model teacher --out classes.txt :: classes.txt :: choose another --out
@@ -375,7 +375,7 @@ reproduce swaps --data images --teachers nope --out OUT :: nope :: raptor reprod
 reproduce swaps --data images --models teacher --k 9 --out OUT :: k=9 :: smaller --k
 reproduce swaps --data images --models teacher --max_seconds -1 --out OUT :: --max_seconds :: more than 0
 reproduce ablation --data images --model X --out OUT :: 'X' :: write timm/NAME
-reproduce ablation --data images --model teacher --base nope --out OUT :: 'nope' :: choose from authors
+reproduce ablation --data images --model teacher --base nope --out OUT :: 'nope' :: choose from adamw
 reproduce claims --results images :: images :: no results
 reproduce claims --results nope :: nope :: give --results
 reproduce budgets --model X --out OUT :: 'X' :: write timm/NAME

@@ -74,7 +74,20 @@ FILES = {
 }
 NO_FILES = {
     *("out", "name", "blocks", "norm", "device", "precision", "dtype", "split", "tokens", "k", "phases", "target"),
-    *("stage", "budget", "block", "conditioning", "copy", "normalise", "augment", "track", "shape", "filter", "task"),
+    *(
+        "stage",
+        "budget",
+        "block",
+        "optimizer",
+        "conditioning",
+        "copy",
+        "normalise",
+        "augment",
+        "track",
+        "shape",
+        "filter",
+        "task",
+    ),
     *("format", "closed_form", "perturbation", "method", "score", "cells", "teacher_budget", "raptor_budget", "page"),
 }
 """Options that are words, but name no file that is read."""
