@@ -21,6 +21,12 @@ _MAX_READ = 2048  # training files that are read for it
 _MAX_DECODED = 512  # training images that are no files, and so are decoded for it
 
 
+def tell_of_scenes(model: Any, data: Any) -> None:
+    """Say that images are the built-in ones, which they are by default, unless the model is of the same make."""
+    if data == DEFAULT_DATA and not str(getattr(model, "name", model)).startswith(DEFAULT_DATA):
+        print("the images are the built-in scenes, which are drawn: --data gives others", file=sys.stderr, flush=True)
+
+
 @dataclass(frozen=True)
 class ChosenData:
     """`data` to train or fit on, `val` to judge on (else the held-out part of `data`), and which part of it is judged.
@@ -60,7 +66,10 @@ class ChosenData:
         given = {key: as_spec(options.get(key)) for key in ("data", "val") if options.get(key) is not None}
         chosen: dict[str, Any] = {"data": DEFAULT_DATA}
         if "data" not in given:
-            chosen |= _remembered(model, with_val="val" not in given)
+            kept = _remembered(model, with_val="val" not in given)
+            chosen |= kept
+            if "data" not in kept:
+                tell_of_scenes(model, DEFAULT_DATA)
         file = options.get("classes") if num_classes else None
         run = chosen.get("run")
         if run is not None and run.has_classes and num_classes and names is None and file is None:

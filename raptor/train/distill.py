@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from raptor.data import ChosenData, ImageData, iterate
 from raptor.data.by_name import as_spec
-from raptor.data.chosen import check_apart, describe_images, tell_of_new_classes
+from raptor.data.chosen import check_apart, describe_images, tell_of_new_classes, tell_of_scenes
 from raptor.data.classes import describe_names, for_head, head_names
 from raptor.data.stream import Batch, TrainStream, check_stream
 from raptor.devices import (
@@ -198,6 +198,7 @@ def distill(
         val = None if val_data.specs == train_data.specs else as_spec(val_data.specs)
     else:
         spec, val = as_spec(data), as_spec(val)
+        tell_of_scenes(model, spec)
         chosen = ChosenData(spec, val, split, names, options["skip_bad"], own_names, num_classes)
         side = teacher.preprocess.size
         train_data = chosen.training(limit, side)

@@ -167,6 +167,16 @@ def test_images_that_are_no_files_are_compared_too(tmp_path: Path, capsys: pytes
     assert "127 of 128 images of " in capsys.readouterr().err
 
 
+def test_drawn_images_are_told_of_where_no_others_are_given(capsys: pytest.CaptureFixture[str]) -> None:
+    for model, options, told in (
+        ("timm/vit_tiny_patch16_224", {}, True),
+        ("timm/vit_tiny_patch16_224", {"data": "scenes"}, False),
+        ("scenes-k2", {}, False),
+    ):
+        assert ChosenData.of(model, options).data == "scenes"
+        assert ("built-in scenes" in capsys.readouterr().err) is told
+
+
 def test_heads_are_fitted_on_the_training_part_of_the_judged_set_where_only_that_has_labels(tmp_path: Path) -> None:
     plain = _write(tmp_path / "plain", [f"{i}.png" for i in range(30)])
     own = _write(tmp_path / "own", [f"train/{c}/{c}{i}.png" for c in "ab" for i in range(6)] + ["val/b/b9.png"])

@@ -238,7 +238,7 @@ def test_a_result_says_its_scores_and_folder(tmp_path):
     scores.recovery = 0.5
     text = done.text()
     assert "phases 2 2" in text and text.endswith(f"run folder {tmp_path / 'run'}")
-    assert f"{scores.r2_last:.3f}" in text and f"recovery {scores.recovery:.1%}" in text
+    assert f"{scores.r2_last:.3f}" in text and f"recovery of the ridge probe {scores.recovery:.1%}" in text
     assert f"ridge probe {scores.probe:.1%} (teacher {scores.teacher_probe:.1%})" in text
     assert "unreadable" not in text and done.summary.bad_images == []
 
