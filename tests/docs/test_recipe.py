@@ -55,6 +55,13 @@ def test_the_trial_of_muon_is_that_of_the_file() -> None:
     assert f"Muon has {shown(best['muon'] - best['adamw'])} more R2 at equal steps" in PAGE
 
 
+def test_the_time_of_muon_is_that_of_its_file() -> None:
+    measured = json.loads((ROOT / "docs" / "results" / "optimizers.json").read_text())["batches"]
+    small, large = (f"{100 * batch['added']:.0f} %" for batch in measured)
+    assert [batch["batch_size"] for batch in measured] == [8, 64]
+    assert f"Muon adds {large} to a step of the built-in teacher with 64 images and {small} to one with 8" in PAGE
+
+
 def test_the_default_optimizer_is_the_better_one_of_the_file() -> None:
     adamw, muon, faster = (FOUND["equal_images"][name]["scores"] for name in ("batch64", "muon-2e-3", "muon-4e-3"))
     assert muon["r2_last"] > max(adamw["r2_last"], faster["r2_last"])
