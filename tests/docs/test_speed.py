@@ -21,8 +21,8 @@ def _rate(row: dict[str, Any]) -> str:
 FIRST, SECOND, THIRD = (_found(name)["rows"] for name in ("small_step", "small_step-attention", "small_step-merged"))
 
 
-def test_the_steps_of_the_first_sitting() -> None:
-    names = {"stage 2, k = 2 ([first sitting](small_step.json))": "stage 2", "stage 2, k = 3 (first)": "stage 2, k=3"}
+def test_the_steps_of_the_first_run() -> None:
+    names = {"stage 2, k = 2 ([first run](small_step.json))": "stage 2", "stage 2, k = 3 (first)": "stage 2, k=3"}
     names |= {"stage 1, k = 2 (first)": "stage 1", "stage 1 with teacher forcing, k = 2 (first)": "stage 1 forced"}
     for label, name in names.items():
         before, now = FIRST[f"{name}, today"], FIRST[f"{name}, all"]
@@ -30,11 +30,11 @@ def test_the_steps_of_the_first_sitting() -> None:
         assert f"| {label} | {_rate(before)} | {_rate(now)} | {ratio:.2f} |" in PAGE
 
 
-def test_the_step_of_the_second_sitting() -> None:
+def test_the_step_of_the_second_run() -> None:
     before, folded, now = (SECOND[name] for name in ("stage 2, copies", "stage 2", "stage 2, all"))
     ratios = [f"{row['images_per_s'] / before['images_per_s']:.2f}" for row in (folded, now)]
     cells = [_rate(before), _rate(folded), ratios[0], _rate(now), ratios[1], f"{now['tflops']:.0f}"]
-    assert f"([second sitting](small_step-attention.json)) | {' | '.join(cells)} |" in PAGE
+    assert f"([second run](small_step-attention.json)) | {' | '.join(cells)} |" in PAGE
     errors = [f"{row['gradient_error']:.4f}"[1:] for row in (now, before)]
     assert f"did not change: {errors[0]} of its norm, {errors[1]} before" in PAGE
 
@@ -60,7 +60,7 @@ def test_a_whole_run_is_computed_from_them() -> None:
     assert words in " ".join(PAGE.split())
     before, now = (THIRD["stage 2, copies"], before[1]), (THIRD["stage 2"], now[1])
     old, new = (7 / 8 / joint["images_per_s"] + 1 / 8 / forced["images_per_s"] for joint, forced in (before, now))
-    assert f"third sitting's rates of stage 2 it is {old / new:.2f}." in " ".join(PAGE.split())
+    assert f"third run's rates of stage 2 it is {old / new:.2f}." in " ".join(PAGE.split())
     assert f"1/8 at {_rate(now[1])} (the" in PAGE and f"instead of {_rate(before[1])}." in PAGE
 
 
