@@ -204,7 +204,7 @@ class ModelPhases(Record):
         """A warning where very few images were read; empty where there were enough."""
         if self.num_images >= _FEW_IMAGES:
             return ""
-        remedy = f": --split all reads every image of {self.data}" if self.split == "val" else ""
+        remedy = ": --split all or a larger --num_images may give more" if self.split == "val" else ""
         return f"measured on very few images ({self.num_images}), so cuts may lie elsewhere on others{remedy}"
 
     @property

@@ -68,7 +68,7 @@ class ChosenData:
         if "data" not in given:
             kept = _remembered(model, with_val="val" not in given)
             chosen |= kept
-            if "data" not in kept:
+            if "data" not in kept and "val" not in given:
                 tell_of_scenes(model, DEFAULT_DATA)
         file = options.get("classes") if num_classes else None
         run = chosen.get("run")

@@ -171,6 +171,7 @@ def test_drawn_images_are_told_of_where_no_others_are_given(capsys: pytest.Captu
     for model, options, told in (
         ("timm/vit_tiny_patch16_224", {}, True),
         ("timm/vit_tiny_patch16_224", {"data": "scenes"}, False),
+        ("timm/vit_tiny_patch16_224", {"val": "photos"}, False),  # these are judged
         ("scenes-k2", {}, False),
     ):
         assert ChosenData.of(model, options).data == "scenes"
