@@ -501,7 +501,7 @@ _TWINS = (
 def _claims_page(file: ClaimsFile, base: Path, experiments: Path) -> str:
     """One table per figure, table or section of the paper, narrow enough for a page of text."""
     made = {claim.command: claim.machine for claim in file.claims if claim.command}
-    made |= {twin.command: twin.machine for twin in file.twins}
+    made |= {twin.command: twin.machine for twin in file.twins if twin.command}
     commands = list(made)
     link = os.path.relpath(experiments, base)
     parts: dict[str, list[Claim]] = defaultdict(list)
@@ -520,7 +520,9 @@ def _claims_page(file: ClaimsFile, base: Path, experiments: Path) -> str:
                 *(text for part, claims in parts.items() for text in (f"## {part}", _part_table(claims, commands))),
                 "## Runs",
                 "Paths are those of the machine that ran them; `code/` is the repository's folder.",
-                "\n".join(f"{i}. `{command}` ({where})" for i, (command, where) in enumerate(made.items(), start=1)),
+                "\n".join(
+                    f"{i}. `{command}`{on and f' ({on})'}" for i, (command, on) in enumerate(made.items(), start=1)
+                ),
             ]
         )
         + "\n"

@@ -494,20 +494,20 @@ def _seeded(
     below: float | None = None,
 ) -> Claim:
     """A claim about a quantity of each seed's accuracies; seeds without a row it needs are left out."""
-    claim, values = Claim(place=place, says=says), []
+    claim, values, used = Claim(place=place, says=says), [], []
     for of in rows.values():
         try:
             values.append(quantity(of))
         except KeyError:
             continue
+        used.append(of)
     if not values:
         return claim
     value, lower, upper = over_seeds(values)
     seeds = "one seed" if len(values) == 1 else f"{len(values)} seeds"
     text = f"{value:.1%} ({seeds})" if below is not None else f"{100 * value:+.1f} points ({seeds})"
     if lower is None and num_images:  # of one seed: at most two standard errors by the number of images
-        (of,) = rows.values()
-        half = 2 * (sqrt(0.5 / num_images) if below is None else sqrt(0.25 / num_images) / of["teacher"])
+        half = 2 * (sqrt(0.5 / num_images) if below is None else sqrt(0.25 / num_images) / used[0]["teacher"])
         lower, upper = value - half, value + half
     evidence = Evidence(
         value=value, lower=lower, upper=upper, basis=Basis.SEEDS, num=len(values), above=above, below=below

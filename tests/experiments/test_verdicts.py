@@ -301,6 +301,8 @@ def test_ablation_verdicts_are_over_seeds() -> None:
     assert verdicts(one) == [UNDETERMINED] * 7
     # The share of the teacher's accuracy has an error of its own: that of the accuracy over the teacher's.
     assert one[0].evidence.upper - one[0].evidence.value == pytest.approx(2 * (0.25 / 50_000) ** 0.5 / 0.845)
+    begun = claims_ablation(values(paper, paper[:2]))  # of a sweep that is not done yet
+    assert verdicts(begun) == [UNDETERMINED] * 7 and [c.evidence.num for c in begun] == [2, 1, 1, 1, 1, 1, 1]
     other = (0.6, 0.65, 0.64, 0.7, 0.8, 0.8)
     found = claims_ablation(values(*[tuple(a + 0.001 * i * j for j, a in enumerate(other)) for i in range(3)]))
     assert verdicts(found) == [DISAGREES, DISAGREES, AGREES, DISAGREES, AGREES, AGREES, UNDETERMINED]
