@@ -574,14 +574,19 @@ def _as_written(folder: Path, teacher: ViT, fingerprint: str) -> str:
 
 def _check_optimizer(folder: Path, wanted: str) -> None:
     """Raise for a run that another optimizer began; one without the entry, of an earlier version, AdamW did."""
-    if not (folder / "config.yaml").exists():
-        return
-    began = (read_config(folder).get("recipe") or {}).get("optimizer", Recipe.optimizer)
-    if began != wanted:
+    recipe = _recipe_of(read_config(folder)) if (folder / "config.yaml").exists() else {}
+    began = recipe.get("optimizer", Recipe.optimizer)
+    if recipe and began != wanted:
         raise RunError(
             f"{folder} holds a run of {began}, not of {wanted}: add --optimizer {began} to go on with it, or choose "
             "another --out"
         )
+
+
+def _recipe_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe that a run's config holds; empty where it is no distillation's."""
+    recipe = config.get("recipe")
+    return recipe if isinstance(recipe, dict) else {}
 
 
 def _budgets(folder: Path, wanted: str) -> list[str]:
@@ -589,7 +594,7 @@ def _budgets(folder: Path, wanted: str) -> list[str]:
     if not (folder / "config.yaml").exists():
         return [wanted]
     config = read_config(folder)
-    budgets = list(config.get("legs") or [(config.get("recipe") or {}).get("budget", wanted)])
+    budgets = list(config.get("legs") or [_recipe_of(config).get("budget", wanted)])
     old, new = Budget.parse(budgets[-1]), Budget.parse(wanted)
     if new == old:
         return budgets

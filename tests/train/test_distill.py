@@ -411,6 +411,10 @@ def test_a_run_from_before_muon_was_the_default_goes_on_with_adamw(tmp_path):
         run(budget="4steps")
     assert run(optimizer="adamw", budget="2steps").summary.num_steps == {"stage1": 1, "stage2": 1}
     assert run(optimizer="adamw", budget="4steps").summary.num_steps["stage2-leg2"] == 2
+    for other in ("shape: vit_tiny_patch16_224", "recipe: default"):  # a teacher's run, a file of options
+        (tmp_path / "run" / "config.yaml").write_text(other)
+        with pytest.raises(RunError, match="holds a run with another config"):
+            run(budget="4steps")
 
 
 def test_a_leg_resumed_in_its_middle_ends_with_the_same_bits(tmp_path, two_legs, monkeypatch):
