@@ -31,6 +31,7 @@ from raptor.experiments.raptors import (
     cut_phases,
     make_raptor,
     open_teacher,
+    trained_by,
 )
 from raptor.experiments.records import Ablation, AblationLine, AblationRow, Refit
 from raptor.fidelity.heads import LinearHead
@@ -110,6 +111,7 @@ def run(
         **cut_by(options),
         k=k,
         base=base,
+        **trained_by(base),
         budget=budget,
         batch_size=batch_size,
         refit_epochs=refit_epochs,

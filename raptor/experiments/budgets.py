@@ -12,7 +12,7 @@ from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, CellOptions, Sweep, SweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_budgets
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
-from raptor.experiments.raptors import Machine, check_cells, open_teacher
+from raptor.experiments.raptors import Machine, check_cells, open_teacher, trained_by
 from raptor.experiments.records import BudgetRow, Budgets
 from raptor.options import Trusting, WeightFile, part, with_defaults
 from raptor.provenance import recorded
@@ -71,7 +71,9 @@ def run(
         seed=seed,
     )
     pairs = [("default", num) for num in k] + [("paper", num) for num in paper_k]
-    plan = [Cell(f"{recipe}-k{num}", {**common, "recipe": recipe, "k": num}) for recipe, num in pairs]
+    plan = [
+        Cell(f"{recipe}-k{num}", {**common, "recipe": recipe, **trained_by(recipe), "k": num}) for recipe, num in pairs
+    ]
     sweep = Sweep(Path(out), tuple(plan), machine.device)
     check_cells(sweep, machine)
     results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))

@@ -25,6 +25,7 @@ from raptor.experiments.raptors import (
     layer_similarity,
     make_raptor,
     open_teacher,
+    trained_by,
 )
 from raptor.experiments.records import (
     Correlation,
@@ -41,7 +42,6 @@ from raptor.options import Limited, part, with_defaults
 from raptor.phases import Phases, check_cuts, find_phases, num_partitions, sample_partitions
 from raptor.provenance import recorded
 from raptor.run import RunError, read_json, write_text
-from raptor.train.recipe import resolve_recipe
 from raptor.train.schedule import Budget
 
 MEASURES = ("accuracy", "probe", "r2_last", "bounded_r2_last", "r2_lowest")
@@ -95,10 +95,10 @@ def run(
         budget=budget,
         batch_size=batch_size,
         recipe=recipe,
+        **trained_by(recipe),
         seed=seed,
     )
     Budget.parse(budget)
-    resolve_recipe(recipe, {})
     plan = _read_or_make_plan(machine, common, k, num_random)
     wanted = {_cell_name(lengths): lengths for ways in plan.partitions.values() for lengths in _all_of(ways)}
     again = {

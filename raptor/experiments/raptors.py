@@ -166,6 +166,15 @@ def check_cells(sweep: Sweep, machine: Machine) -> None:
         check_cuts(vit, [options["k"] for options in left if options.get("k") is not None])
 
 
+def trained_by(recipe: str) -> dict[str, str]:
+    """For the options of a cell: the optimizer, where it is not the AdamW of all cells that do not name one.
+
+    The default recipe had AdamW once: what such cells found is not taken for a result of today's.
+    """
+    found = resolve_recipe(recipe, {}).optimizer
+    return {} if found == "adamw" else {"optimizer": found}
+
+
 def layer_similarity(vit: ViT, data: ImageData, machine: Machine) -> dict[str, Array]:
     """Layer-layer similarity of training images, by token group: name -> (L, L)."""
     limit = _SIMILARITY_IMAGES

@@ -18,7 +18,7 @@ from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_stochastic_depth
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
-from raptor.experiments.raptors import Machine
+from raptor.experiments.raptors import Machine, trained_by
 from raptor.experiments.records import StochasticDepth, StochasticDepthRow, SweepStatistics
 from raptor.experiments.scratch import (
     ScratchOptions,
@@ -85,6 +85,7 @@ def run(
         "data": as_spec(data),
         "val": as_spec(options["val"]),
         **part(ScratchOptions, options),
+        **trained_by(options["recipe"]),
         **part(Limited, options),
     }
     check_scratch(common, [*p, *more_p])

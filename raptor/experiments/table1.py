@@ -25,6 +25,7 @@ from raptor.experiments.raptors import (
     images_to_distil,
     make_raptor,
     open_teacher,
+    trained_by,
 )
 from raptor.experiments.records import (
     GroupCurves,
@@ -139,7 +140,7 @@ def run(
         budget=budget,
         batch_size=batch_size,
         recipe=recipe,
-        **({} if optimizer is None else {"optimizer": optimizer}),
+        **(trained_by(recipe) if optimizer is None else {"optimizer": optimizer}),
         size=size,
         segment_size=segment_size,
         depth_size=depth_size,

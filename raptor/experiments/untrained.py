@@ -14,7 +14,7 @@ from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_untrained
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
-from raptor.experiments.raptors import Machine, Pair, SweptTeachers
+from raptor.experiments.raptors import Machine, Pair, SweptTeachers, trained_by
 from raptor.experiments.records import Untrained, UntrainedRow
 from raptor.experiments.scratch import (
     ScratchOptions,
@@ -73,6 +73,7 @@ def run(
         "data": as_spec(data),
         "val": as_spec(options["val"]),
         **part(ScratchOptions, options),
+        **trained_by(options["recipe"]),
         **part(Limited, options),
         "teachers": options["teachers"],
         "overfit_images": overfit_images,
