@@ -33,6 +33,7 @@ OTHERS = {
     "dmd",
     "dynamics-suite",
     "dynamics-suite-cpu",
+    "optimizers",
     "other-images",
     "passes",
     "predicted",
