@@ -331,7 +331,7 @@ _FURTHER = "-further"
 
 
 def _depth_claims(folder: Path, base: Path) -> tuple[list[Claim], list[Twin]]:
-    """The claims about depth, sorted so that each claim has its models together, and the untrained twins."""
+    """The claims about depth, with all models of a claim one after the other, and the untrained models."""
     witness = Witness.read(folder) if (folder / Witness.FILE).exists() else None
     found: list[Claim] = []
     beside: list[Twin] = []
@@ -391,7 +391,7 @@ def _twins(path: Path) -> list[tuple[Path, DynamicsFile]]:
 
 
 def _twin_records(model: DynamicsFile, twins: Sequence[tuple[Path, DynamicsFile]], base: Path) -> list[Twin]:
-    """One record per untrained twin of a model. The page shows the first of each kind of cut; the others are seeds."""
+    """A record for each untrained model. The page shows the first one of each cut; the others are further seeds."""
     first = [found[0] for found in by_cut(model, [twin for _, twin in twins]).values()]
     return [
         Twin(

@@ -556,7 +556,7 @@ def _difference(model: DynamicsFile, twins: Sequence[DynamicsFile], place: str, 
 
 
 def _one_per_seed(twins: Sequence[DynamicsFile]) -> list[DynamicsFile]:
-    """The first twin of each seed: a second run of the same weights is no further seed."""
+    """One untrained model per seed, the first: measuring the same weights twice does not make two seeds."""
     seeds = [twin.seed for twin in twins]
     return [twin for i, twin in enumerate(twins) if twin.seed not in seeds[:i]]
 
