@@ -46,7 +46,15 @@ from raptor.vit.builders import (
 )
 from raptor.vit.structure import inspect_vit
 from raptor.vit.view import ViT
-from raptor.vit.weights import check_weights, classes_in_file, fingerprint, load_weights, read_weights, same_weights
+from raptor.vit.weights import (
+    check_weights,
+    classes_in_file,
+    fingerprint,
+    load_weights,
+    read_weights,
+    same_weights,
+    size_in_file,
+)
 
 _ASSETS = Path(__file__).parent / "assets"
 _FORMAT = "raptor-vit/1"
@@ -151,6 +159,10 @@ def open_vit(
     base = {"source": text, "kwargs": dict(model_kwargs), "num_classes": num_classes}
     model = build_base(base, fetch=fetch, trust_hub=trust_hub)
     if state is not None:
+        own_size = None if "img_size" in model_kwargs else size_in_file(model, state)
+        if own_size is not None:
+            base["kwargs"]["img_size"] = own_size
+            model = build_base(base, trust_hub=trust_hub)
         load_weights(model, state, str(weights))
     if layer_scale is not None:
         _set_layer_scale(model, layer_scale, trained=fetch or state is not None, name=text)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import pickle
+import re
 import sys
 import warnings
 from collections.abc import Mapping
@@ -25,8 +27,8 @@ _HEAD_KEYS = ("head.weight", "classifier.weight", "fc.weight", "heads.head.weigh
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a weight file in float32, by their name in the file.
 
-    Nested dictionaries (`state_dict`, `model`, `teacher`, `model_ema`) are entered. Nothing is ever unpickled beyond
-    plain tensors.
+    Nested dictionaries (`state_dict`, `model`, `teacher`, `model_ema`) are entered; where a file holds several, it is
+    printed which is taken. Nothing is ever unpickled beyond plain tensors.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -36,7 +38,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         state = load_tensors(path)
     except ValueError as error:
         kind = "safetensors" if path.suffix == ".safetensors" else "weights-only"
-        raise ValueError(f"{path} cannot be read as a {kind} file: {error}: fetch it again, or convert it") from None
+        raise ValueError(f"{path} cannot be read as a {kind} file: {error}: fetch it again, or save only its tensors") from None
     tensors = _unwrap(state, path)
     for name, tensor in tensors.items():
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
@@ -52,6 +54,9 @@ def load_tensors(path: Path) -> Any:
         with warnings.catch_warnings(action="ignore"):  # of odd pickles
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever the bytes of a file that holds no tensors lead to
+        other = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        if other:
+            raise ValueError(f"it holds {other[1]}, which is no tensor and is not read, as it could run code") from None
         told = (
             isinstance(error, OSError | RuntimeError | SafetensorError | pickle.UnpicklingError) and str(error).strip()
         )
@@ -113,6 +118,27 @@ def classes_in_file(state: Mapping[str, Tensor]) -> int:
     return next((names[key].shape[0] for key in _HEAD_KEYS if key in names and names[key].ndim == 2), 0)
 
 
+def size_in_file(model: nn.Module, state: Mapping[str, Tensor]) -> int | None:
+    """The image size that the file's position embedding is of, where that is not the size `model` is built for.
+
+    Only of timm's models that interpolate it themselves. Built for that size, a model keeps the file's values: otherwise
+    they would be interpolated twice, once to the size of its name and once to that of the images.
+    """
+    names = _strip_prefixes(dict(state))
+    table, patches = names.get("pos_embed"), getattr(model, "patch_embed", None)
+    if table is None or table.ndim != 3 or not getattr(model, "dynamic_img_size", False) or patches is None:
+        return None
+    num_others = 0 if getattr(model, "no_embed_class", False) else int(getattr(model, "num_prefix_tokens", 1))
+    if "register_tokens" in names:  # DINOv2's own names: cls has a position, registers have none
+        num_others = 1
+    num_patches = max(table.shape[1] - num_others, 0)
+    side = math.isqrt(num_patches)
+    rows = patches.grid_size[0]
+    if side == 0 or side**2 != num_patches or side == rows:
+        return None
+    return int(side * patches.img_size[0] // rows)
+
+
 def load_weights(model: nn.Module, state: dict[str, Tensor], path: str | Path) -> None:
     """Load `state` into `model`; any mismatch is an error.
 
@@ -144,10 +170,16 @@ def _unwrap(state: Any, path: Path) -> dict[str, Tensor]:
     for _ in range(_MAX_NESTED):
         if not isinstance(state, Mapping):
             break
-        inner = next((k for k in _NESTED if isinstance(state.get(k), Mapping)), None)
-        if inner is None:
+        found = [key for key in _NESTED if isinstance(state.get(key), Mapping)]
+        if not found:
             break
-        state = state[inner]
+        if found[1:]:
+            print(
+                f"{path} holds {', '.join(found[1:])} beside {found[0]}: {found[0]} is taken; save another as a file of "
+                "its own to take that",
+                file=sys.stderr,
+            )
+        state = state[found[0]]
     if not isinstance(state, Mapping):
         raise ValueError(f"{path} holds a {type(state).__name__}, not a dictionary of tensors: save a state dict")
     tensors = {str(k): v for k, v in state.items() if isinstance(v, Tensor)}
@@ -158,6 +190,7 @@ def _unwrap(state: Any, path: Path) -> dict[str, Tensor]:
 
 def _strip_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Remove wrapper prefixes. Beside `backbone.`, a classifier on its output is kept and other heads are dropped."""
+    state = {k: v for k, v in state.items() if k != "n_averaged"}  # the count of torch's AveragedModel
     for prefix in _PREFIXES:
         if state and all(k.startswith(prefix) for k in state):
             return _strip_prefixes({k.removeprefix(prefix): v for k, v in state.items()})
@@ -176,6 +209,7 @@ def _timm_filter(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor
         return state
     from timm.models import vision_transformer
 
+    _check_patches(model, state)
     filter_keys: Any = getattr(module, "checkpoint_filter_fn", vision_transformer.checkpoint_filter_fn)
     kwargs: dict[str, Any] = {}
     if filter_keys is vision_transformer.checkpoint_filter_fn and any("gamma_" in k for k in state):
@@ -188,6 +222,19 @@ def _timm_filter(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor
             f"these weights are not of a {type(model).__name__} of this shape ({reason}): name the model they are of, "
             "such as vit_small_patch14_reg4_dinov2 for weights with registers"
         ) from None
+
+
+def _check_patches(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Raise where the file's patches have another size, because timm's filter would resample their embedding."""
+    name = "patch_embed.proj.weight"
+    own = model.state_dict().get(name)
+    for key, tensor in state.items():
+        if own is not None and key.endswith(name) and tensor.ndim == own.ndim == 4 and tensor.shape[2:] != own.shape[2:]:
+            sides = [" x ".join(map(str, one.shape[2:])) for one in (tensor, own)]
+            raise ValueError(
+                f"these weights are of patches of {sides[0]} px, those of the model have {sides[1]}: name the model "
+                "that these weights are of"
+            )
 
 
 def _few(keys: list[str], most: int = 6) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import pickle
 from pathlib import Path
@@ -69,6 +70,7 @@ WRAPPERS = {
     "module.": lambda s: prefixed("module.", s),
     "backbone.": lambda s: prefixed("backbone.", s),
     "module.backbone.": lambda s: prefixed("module.backbone.", s),
+    "torch's AveragedModel": lambda s: prefixed("module.", s) | {"n_averaged": torch.tensor(3)},
     "nested": lambda s: {"model": {"state_dict": prefixed("module.", s)}},
     "teacher with a head of its own": lambda s: {
         "teacher": prefixed("backbone.", s) | {"dino_head.mlp.0.weight": torch.ones(3, 3)}
@@ -164,7 +166,14 @@ def test_a_pickle_with_code_is_refused_and_not_run(tmp_path: Path, protocol: str
 
 def test_a_whole_pickled_module_is_refused(tmp_path: Path) -> None:
     torch.save(tiny(), tmp_path / "w.pth")
-    with pytest.raises(ValueError, match="weights-only"):
+    with pytest.raises(ValueError, match=r"weights-only.*VisionTransformer.*save only its tensors"):
+        open_with(tmp_path / "w.pth")
+
+
+def test_the_object_beside_the_tensors_is_named(tmp_path: Path) -> None:
+    """As in the checkpoints of DeiT's and MAE's code, which keep their arguments."""
+    torch.save({"model": tiny().state_dict(), "args": argparse.Namespace(lr=1)}, tmp_path / "w.pth")
+    with pytest.raises(ValueError, match=r"it holds argparse\.Namespace.*save only its tensors"):
         open_with(tmp_path / "w.pth")
 
 
@@ -209,6 +218,42 @@ def test_position_embedding_of_another_size_is_resampled(tmp_path: Path) -> None
     assert vit.model.pos_embed.shape == (1, 5, 48)
     assert torch.equal(vit.model.pos_embed[:, 0], state["pos_embed"][:, 0])
     assert torch.equal(vit.model.norm.weight, state["norm.weight"])
+
+
+def test_position_embedding_keeps_its_values_where_no_size_is_asked_for(tmp_path: Path) -> None:
+    """The model is built for the file's size, so that images of that size need no interpolation."""
+    model = tiny(img_size=64)
+    path = write(model.state_dict(), tmp_path / "w.pth")
+    vit = open_vit(f"timm/{NAME}", weights=str(path), depth=2, embed_dim=48, num_heads=3)
+    assert vit.preprocess.size == 64
+    assert same_tensors(vit.model.state_dict(), model.state_dict())
+    assert torch.equal(vit(noise_images(vit)), model(noise_images(vit)))
+    again = open_vit(save_vit(vit, tmp_path / "saved"))
+    assert torch.equal(again(noise_images(vit)), vit(noise_images(vit)))
+
+
+def test_position_embedding_of_dinov2s_own_file_keeps_its_values(tmp_path: Path) -> None:
+    name, options = "vit_small_patch14_reg4_dinov2", dict(depth=2, embed_dim=48, num_heads=3)
+    state = dict(timm.create_model(name, img_size=42, **options).state_dict())
+    state["register_tokens"] = state.pop("reg_token")
+    table = torch.randn(1, 10, 48)
+    state |= {"pos_embed": table, "mask_token": torch.zeros(1, 48)}
+    vit = open_vit(f"timm/{name}", weights=str(write(state, tmp_path / "w.pth")), **options)
+    assert torch.equal(vit.model.pos_embed, table[:, 1:])
+
+
+def test_patches_of_another_size_are_refused(tmp_path: Path) -> None:
+    path = write(tiny(patch_size=8).state_dict(), tmp_path / "w.pth")
+    with pytest.raises(ValueError, match=r"patches of 8 x 8 px, those of the model have 16 x 16"):
+        open_with(path)
+
+
+def test_what_is_taken_of_several_is_said(tmp_path: Path, capsys) -> None:
+    model, averaged = tiny(), tiny(seed=1)
+    path = write({"model": model.state_dict(), "model_ema": averaged.state_dict()}, tmp_path / "w.pth")
+    vit = open_with(path)
+    assert same_tensors(vit.model.state_dict(), model.state_dict())
+    assert "holds model_ema beside model: model is taken" in capsys.readouterr().err
 
 
 class Wrapped(nn.Module):
