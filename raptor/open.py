@@ -156,7 +156,7 @@ def open_vit(
     if state is not None and num_classes is None:
         num_classes = classes_in_file(state)
     fetch = pretrained and weights is None
-    base = {"source": text, "kwargs": dict(model_kwargs), "num_classes": num_classes}
+    base: dict[str, Any] = {"source": text, "kwargs": dict(model_kwargs), "num_classes": num_classes}
     model = build_base(base, fetch=fetch, trust_hub=trust_hub)
     if state is not None:
         own_size = None if "img_size" in model_kwargs else size_in_file(model, state)

@@ -216,11 +216,15 @@ def _build_hub(rest: str, base: dict[str, Any], fetch: bool, trust_hub: bool) ->
 
 
 def model_preprocess(model: nn.Module, size: int | None = None) -> Preprocess:
-    """Mean, deviation and image size as the model states them, at the default size of docs/method.md."""
+    """Mean, deviation and image size as the model states them, at the default size of docs/method.md.
+
+    A module of one's own around a model of timm or transformers is prepared for as that model is.
+    """
     mean, std = IMAGENET
     published = _published(model)
     mean, std = tuple(published.get("mean", mean)), tuple(published.get("std", std))
-    hf_config = getattr(model, "config", None)
+    configs = (getattr(module, "config", None) for module in model.modules())
+    hf_config = next((config for config in configs if hasattr(config, "model_type")), None)
     if hf_config is not None:
         mean, std = _processor_statistics(hf_config, mean, std)
     check_size(size)
@@ -228,9 +232,8 @@ def model_preprocess(model: nn.Module, size: int | None = None) -> Preprocess:
 
 
 def _published(model: nn.Module) -> dict[str, Any]:
-    """What timm publishes with a model, also of one inside a wrapper of transformers; empty for others."""
-    wrapped: Any = getattr(model, "timm_model", None)
-    given = (model, getattr(model, "config", None), wrapped)
+    """What timm publishes with a model, or with the first one inside it; empty for others."""
+    given = (one for module in model.modules() for one in (module, getattr(module, "config", None)))
     return next((found for one in given if (found := getattr(one, "pretrained_cfg", None))), {})
 
 
@@ -274,20 +277,26 @@ def _processor_file(repo: str, fetch: bool = False) -> Path | None:
 
 
 def _native_size(model: nn.Module) -> int:
-    """The image size the model was made for; 224 when it does not say."""
-    candidates = [
-        getattr(getattr(model, "patch_embed", None), "img_size", None),
-        _published(model).get("input_size"),
-        getattr(getattr(model, "config", None), "image_size", None),
-        getattr(getattr(getattr(model, "config", None), "vision_config", None), "image_size", None),
-        getattr(model, "image_size", None),
-    ]
-    for value in candidates:
-        if isinstance(value, int):
-            return value
-        if isinstance(value, tuple | list) and value:
-            return int(value[-1])
+    """The image size that the model, or the first part of it that says so, was made for; 224 when none says."""
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        candidates = [
+            getattr(getattr(module, "patch_embed", None), "img_size", None),
+            _size_of(getattr(module, "pretrained_cfg", None)) or _size_of(getattr(config, "pretrained_cfg", None)),
+            getattr(config, "image_size", None),
+            getattr(getattr(config, "vision_config", None), "image_size", None),
+            getattr(module, "image_size", None),
+        ]
+        for value in candidates:
+            if isinstance(value, int):
+                return value
+            if isinstance(value, tuple | list) and value:
+                return int(value[-1])
     return 224
+
+
+def _size_of(published: Any) -> Any:
+    return published.get("input_size") if isinstance(published, dict) else None
 
 
 def forward_arguments(model: nn.Module, size: int) -> dict[str, Any]:

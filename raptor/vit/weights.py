@@ -38,7 +38,9 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         state = load_tensors(path)
     except ValueError as error:
         kind = "safetensors" if path.suffix == ".safetensors" else "weights-only"
-        raise ValueError(f"{path} cannot be read as a {kind} file: {error}: fetch it again, or save only its tensors") from None
+        raise ValueError(
+            f"{path} cannot be read as a {kind} file: {error}: fetch it again, or save only its tensors"
+        ) from None
     tensors = _unwrap(state, path)
     for name, tensor in tensors.items():
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
@@ -121,8 +123,8 @@ def classes_in_file(state: Mapping[str, Tensor]) -> int:
 def size_in_file(model: nn.Module, state: Mapping[str, Tensor]) -> int | None:
     """The image size that the file's position embedding is of, where that is not the size `model` is built for.
 
-    Only of timm's models that interpolate it themselves. Built for that size, a model keeps the file's values: otherwise
-    they would be interpolated twice, once to the size of its name and once to that of the images.
+    Only of timm's models that interpolate it themselves. A model built for that size keeps the file's values. Otherwise
+    they are interpolated twice, to the size of the model's name and then to that of the images.
     """
     names = _strip_prefixes(dict(state))
     table, patches = names.get("pos_embed"), getattr(model, "patch_embed", None)
@@ -174,11 +176,9 @@ def _unwrap(state: Any, path: Path) -> dict[str, Tensor]:
         if not found:
             break
         if found[1:]:
-            print(
-                f"{path} holds {', '.join(found[1:])} beside {found[0]}: {found[0]} is taken; save another as a file of "
-                "its own to take that",
-                file=sys.stderr,
-            )
+            others, taken = ", ".join(found[1:]), found[0]
+            hint = "save the other as a file of its own to take that"
+            print(f"{path} holds {others} beside {taken}: {taken} is taken; {hint}", file=sys.stderr)
         state = state[found[0]]
     if not isinstance(state, Mapping):
         raise ValueError(f"{path} holds a {type(state).__name__}, not a dictionary of tensors: save a state dict")
@@ -228,13 +228,14 @@ def _check_patches(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Raise where the file's patches have another size, because timm's filter would resample their embedding."""
     name = "patch_embed.proj.weight"
     own = model.state_dict().get(name)
-    for key, tensor in state.items():
-        if own is not None and key.endswith(name) and tensor.ndim == own.ndim == 4 and tensor.shape[2:] != own.shape[2:]:
-            sides = [" x ".join(map(str, one.shape[2:])) for one in (tensor, own)]
-            raise ValueError(
-                f"these weights are of patches of {sides[0]} px, those of the model have {sides[1]}: name the model "
-                "that these weights are of"
-            )
+    found = next((tensor for key, tensor in state.items() if key.endswith(name)), None)
+    if own is None or found is None or found.ndim != 4 or found.shape[2:] == own.shape[2:]:
+        return
+    of_file, of_model = (" x ".join(map(str, tensor.shape[2:])) for tensor in (found, own))
+    raise ValueError(
+        f"these weights are of patches of {of_file} px, those of the model have {of_model}: name the model that these "
+        "weights are of"
+    )
 
 
 def _few(keys: list[str], most: int = 6) -> str:

@@ -14,6 +14,7 @@ from families import (
     HF_MODELS,
 )
 from tiny_models import noise_images, shake, tiny_timm
+from torch import Tensor, nn
 
 from raptor.open import open_vit, save_vit
 from raptor.vit import builders
@@ -124,6 +125,30 @@ def test_default_size_is_224_whatever_the_native_one() -> None:
 def test_smaller_native_size_is_kept() -> None:
     vit = tiny_timm(depth=2, size=None, img_size=48)
     assert (vit.preprocess.size, vit.groups.patches) == (48, 9)
+
+
+class Around(nn.Module):
+    """A module of a user's own around a model of a library."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.backbone(images)
+
+
+@pytest.mark.parametrize("wrap", [Around, nn.DataParallel])
+def test_a_module_around_a_model_is_given_images_as_that_model_is(wrap: type[nn.Module]) -> None:
+    shape = dict(depth=2, embed_dim=48, num_heads=3, img_size=32)
+    for inner in (
+        timm.create_model("vit_tiny_patch16_224.augreg_in21k_ft_in1k", **shape),
+        timm.create_model("vit_base_patch16_clip_224.openai", **shape),
+        HF_MODELS["ViT"][0](),
+        HF_MODELS["SiglipVision"][0](),
+    ):
+        assert builders.model_preprocess(wrap(inner)) == builders.model_preprocess(inner)
+        assert open_vit(Around(inner)).preprocess.size == 32
 
 
 def test_a_model_that_does_not_take_224_says_so() -> None:
