@@ -31,6 +31,7 @@ from raptor.vit.view import ViT
 Pair = tuple[ImageData, ImageData]
 """Training images and held-out images."""
 _SIMILARITY_IMAGES = 2048
+_PLANNED_IMAGES = 16  # the same of a plan: where phases are cut changes little of what a run takes
 _NULL_IMAGES = 1024  # images that the null models are fitted on, and as many held-out ones to measure them on
 _SCORES = ("accuracy", "teacher_accuracy", "agreement", "probe", "teacher_probe", "recovery", "recovery_head")
 
@@ -177,7 +178,7 @@ def trained_by(recipe: str) -> dict[str, str]:
 
 def layer_similarity(vit: ViT, data: ImageData, machine: Machine) -> dict[str, Array]:
     """Layer-layer similarity of training images, by token group: name -> (L, L)."""
-    limit = _SIMILARITY_IMAGES
+    limit = _PLANNED_IMAGES if is_planning() else _SIMILARITY_IMAGES
     batches = iterate(data, vit.preprocess, 256, device=vit.device, limit=limit, num_workers=machine.num_workers)
     states = (states for states, _, _ in Trajectories(vit, batches, machine.precision))
     return measure_similarity(states, vit.num_layers, vit.groups, cka_features=None).matrices

@@ -13,6 +13,7 @@ from torch import Tensor
 from raptor.data.stream import stable_seed
 from raptor.devices import Ranks
 from raptor.probes.result import HeadTensors, Pick, SeedRun
+from raptor.train.plan import time_steps
 from raptor.train.schedule import cosine
 
 _BETAS = (0.9, 0.999)
@@ -21,7 +22,7 @@ _MAX_NORM = 1.0
 _NUM_WARMUP = 100
 _FINAL_SHARE = 0.01
 _INIT_STD = 0.01
-_NUM_TIMED = 3  # steps that are timed for a time limit, after one that is not
+_NUM_TIMED = 3  # steps that are timed, after one that is not
 
 
 class Task(Protocol):
@@ -148,23 +149,22 @@ def train_heads(
 
 def steps_that_fit(task: Task, lrs: Sequence[float], max_seconds: float) -> int:
     """How many steps `max_seconds` hold."""
-    return max(1, int(max_seconds / max(step_seconds(task, lrs), 1e-9)))
+    return max(1, int(max_seconds / max(step_seconds(task, lrs)[0], 1e-9)))
 
 
-def step_seconds(task: Task, lrs: Sequence[float], seed: int = 0) -> float:
-    """Seconds per step, from a few steps that are timed and thrown away."""
+def step_seconds(task: Task, lrs: Sequence[float], seed: int = 0) -> tuple[float, int]:
+    """Seconds per step, from a few steps that are timed and thrown away, and how many these were."""
     task.start(seed)
     heads = HeadGrid(random_head(task, seed), lrs, 0.0)
-    began = 0.0
-    for step in range(1 + _NUM_TIMED):
-        if step == 1:
-            began = time.monotonic()  # loaders and kernels have started
+
+    def run(step: int) -> None:
         task.backward(heads.weight, heads.bias, step)
         heads.add_gradients(task.ranks)
         heads.step(1.0)
         heads.bias.sum().item()  # waits for the device
-    seconds = (time.monotonic() - began) / _NUM_TIMED
-    return task.ranks.first(lambda: seconds)
+
+    timed = time_steps(run, 1, _NUM_TIMED, time.monotonic, task.ranks)
+    return task.ranks.first(lambda: timed)
 
 
 class Choice:

@@ -26,6 +26,7 @@ _AnyData = ImageData | DenseData
 _Size = int | tuple[int, int] | None
 
 _STARTS = ("own", "random")
+_NUM_SCORED = 8  # held-out images of a plan, which trains nothing to score
 
 
 class _Defaults(NamedTuple):
@@ -161,13 +162,13 @@ def _plan(
     train, val = data
     num_fit = len(choice_split(train.keys)[0])
     batch_size, memory = min(options["batch_size"], num_fit), Memory(vit.device)
-    few = [part.select(range(min(len(part), num))) for part, num in ((train, 2 * batch_size + 8), (val, batch_size))]
+    few = [part.select(range(min(len(part), num))) for part, num in ((train, 2 * batch_size + 8), (val, _NUM_SCORED))]
 
-    def measure() -> tuple[Classify | Segment | Depth, float]:
+    def measure() -> tuple[Classify | Segment | Depth, float, int]:
         made = _make(task, vit, layer, few[0], few[1], **options)
-        return made, step_seconds(made, grid)
+        return made, *step_seconds(made, grid)
 
-    made, seconds = measured_step(measure, batch_size)
+    made, seconds, num_timed = measured_step(measure, batch_size)
     num_steps, is_timed = epochs * (num_fit // batch_size), False
     if max_seconds is not None and max_seconds / seconds < num_steps:
         num_steps, is_timed = max(1, int(max_seconds / seconds)), True
@@ -184,7 +185,7 @@ def _plan(
             f"{task}: {num_fit:,} images to fit on, {num_split:,} to choose on, {len(val):,} reported",
             f"{made.num_outputs} outputs on {made.num_features} features, {len(grid)} learning rates at once",
         ],
-        parts=[PlannedPart(f"{task} probe of {vit.name}", num_steps, batch_size, seconds, is_timed)],
+        parts=[PlannedPart(f"{task} probe of {vit.name}", num_steps, batch_size, seconds, is_timed, num_timed)],
         other_seconds=num_scored * seconds / batch_size,
         memory_bytes=memory.peak(),
         fixed_bytes=memory.before,

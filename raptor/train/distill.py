@@ -97,6 +97,7 @@ from raptor.vit.weights import fingerprint, load_weights, same_weights
 
 _NUM_VALIDATIONS = 4  # per stage
 _VALIDATION_BATCH = 128
+_FEW_IMAGES = 16
 T = TypeVar("T")
 
 
@@ -261,7 +262,8 @@ def distill(
     if options["dry_run"] or is_planning():
         num_blocks = len(found or ()) or (1 if wanted else int(k or 3))
         folder = Path(out or f"{root}-k{num_blocks}")
-        planned = found or _phases_there(folder) or _even_phases(teacher, num_blocks)
+        there = _phases_there(folder) if is_planning() or found is None else None  # a sweep's plan cuts roughly
+        planned = there or found or _even_phases(teacher, num_blocks)
         return deliver(_plan(job, planned, folder, config, 0 if found else phase_images))
     if found is not None:
         return _distill_one(job, found, Path(out or f"{root}-k{found.k}"), config)
@@ -765,8 +767,8 @@ def _estimate(job: Job, validator: Validator) -> str:
 
 
 def _image_seconds(job: Job, validator: Validator) -> float:
-    """Seconds of a forward pass per image."""
-    images = next(iter(validator.val.whole())).images
+    """Seconds of a forward pass per image. A CPU is as fast on few images as on many."""
+    images = next(iter(validator.val.whole())).images[: None if job.teacher.device.type == "cuda" else _FEW_IMAGES]
     with torch.no_grad(), autocast(job.precision, job.teacher.device):
         job.teacher(images)
         began = time.monotonic()

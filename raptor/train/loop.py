@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from raptor.data import ImageData
 from raptor.data.images import is_dead_worker
-from raptor.devices import COLLECTIVE_TIMEOUT, is_out_of_memory, ranks_of
+from raptor.devices import COLLECTIVE_TIMEOUT, ONE_PROCESS, Ranks, is_out_of_memory, ranks_of
 from raptor.fidelity.verdict import MIN_STEPS
 from raptor.progress import Progress
 from raptor.run import Interrupted, Record, ResultFile, Run, RunError, StopSignal
 from raptor.train.optimizer import make_optimizer, moments_of
-from raptor.train.plan import PlannedPart
+from raptor.train.plan import PlannedPart, time_steps
 from raptor.train.schedule import Budget, Rates
 
 _LOG_EVERY = 20
@@ -226,7 +226,7 @@ class Loop:
         """A stage ready to train, and its length."""
         training = _prepare(stage, tensors, self.fabric)
         if stage.name not in self.state.num_steps:
-            num_steps = _length(stage, lambda: _step_seconds(training, self.fabric))
+            num_steps = _length(stage, lambda: _step_seconds(training, self.fabric)[0])
             self.state.num_steps[stage.name] = num_steps
             if num_steps < MIN_STEPS and not stage.refines and self.fabric.is_global_zero:
                 print(_short_budget(stage, num_steps), file=sys.stderr, flush=True)
@@ -439,25 +439,25 @@ def _length(stage: Stage, step_seconds: Callable[[], float]) -> int:
     return stage.budget.num_steps(stage.steps_per_epoch, stage.share, step_seconds, stage.before)
 
 
-def _step_seconds(training: _Training, fabric: Any) -> float:
-    """Mean seconds per step over all ranks, from a few steps that are then undone."""
+def _step_seconds(training: _Training, fabric: Any) -> tuple[float, int]:
+    """Mean seconds per step over all ranks, from a few steps that are then undone, and how many of them were timed."""
     saved = [(p, p.detach().clone()) for _, p in _named(training.stage)]
-    mean = mean_seconds(training.step, training.stage.kind, fabric.device)
+    mean, num_timed = mean_seconds(training.step, training.stage.kind, fabric.device, ranks_of(fabric))
     seconds = torch.tensor(mean, device=fabric.device)
     with torch.no_grad():
         for parameter, value in saved:
             parameter.copy_(value)
     training.moments().clear()
-    return float(fabric.all_reduce(seconds, reduce_op="mean"))
+    return float(fabric.all_reduce(seconds, reduce_op="mean")), num_timed
 
 
 def plan_stages(stages: Sequence[Stage], fabric: Any) -> list[PlannedPart]:
     """The length of each stage and the time of its steps, from a few that are done and undone."""
     parts = []
     for stage in stages:
-        seconds = _step_seconds(_prepare(stage, {}, fabric), fabric)
+        seconds, num_timed = _step_seconds(_prepare(stage, {}, fabric), fabric)
         length, is_timed = _length(stage, lambda seconds=seconds: seconds), stage.budget.unit == "s"  # type: ignore[misc]
-        parts.append(PlannedPart(stage.name, length, stage.batch_size, seconds, is_timed))
+        parts.append(PlannedPart(stage.name, length, stage.batch_size, seconds, is_timed, num_timed))
     return parts
 
 
@@ -481,9 +481,14 @@ def _restore_optimizer(optimizer: Any, stage: Stage, tensors: Mapping[str, Tenso
 
 
 def mean_seconds(
-    train_step: Callable[[int, int], object], kind_of: Callable[[int, int], Hashable], device: torch.device
-) -> float:
+    train_step: Callable[[int, int], object],
+    kind_of: Callable[[int, int], Hashable],
+    device: torch.device,
+    ranks: Ranks = ONE_PROCESS,
+) -> tuple[float, int]:
     """Mean seconds per step of a whole run: each kind of step is timed and weighted by its share of the run.
+
+    Also returns how many steps were timed.
 
     Args:
         train_step: trains one step, given its number and the number of all steps.
@@ -493,17 +498,18 @@ def mean_seconds(
     by_kind = {kind: [i for i, k in enumerate(kinds) if k == kind] for kind in dict.fromkeys(kinds)}
     by_kind = {kind: steps for kind, steps in by_kind.items() if len(steps) > 1}  # a single one does not count
     num_untimed, num_timed = _NUM_TIMED[device.type]
-    total = 0.0
+    total, num_all = 0.0, 0
     for steps in by_kind.values():
         start = min(num_untimed, len(steps) // 2)
-        for i in steps[:start]:
-            train_step(i, _TIMED_RUN)
-        timed = steps[start : start + num_timed]
-        began = _clock(device)
-        for i in timed:
-            train_step(i, _TIMED_RUN)
-        total += len(steps) * (_clock(device) - began) / len(timed)
-    return total / sum(map(len, by_kind.values()))
+        seconds, num = time_steps(
+            lambda i, steps=steps: train_step(steps[i], _TIMED_RUN),  # type: ignore[misc]
+            start,
+            min(num_timed, len(steps) - start),
+            lambda: _clock(device),
+            ranks,
+        )
+        total, num_all = total + len(steps) * seconds, num_all + num
+    return total / sum(map(len, by_kind.values())), num_all
 
 
 def _now() -> float:

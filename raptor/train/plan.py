@@ -18,13 +18,14 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from raptor.devices import is_out_of_memory
+from raptor.devices import ONE_PROCESS, Ranks, is_out_of_memory
 from raptor.progress import clock
 from raptor.run import RunError
 from raptor.streaming import Record, Result
 
 _GIB = 2**30
 _SHOWN_DEVICES = (1, 8)
+_SLOW_STEP = 2.0  # seconds; so long a step is timed only once
 T = TypeVar("T")
 
 
@@ -35,6 +36,7 @@ class PlannedPart(Record):
     Attributes:
         seconds: per step, measured; it includes reading the images.
         is_timed: whether the budget is in seconds, so that other devices do more steps in the same time.
+        num_timed: steps that `seconds` is the mean of; 0 where that is not known.
     """
 
     name: str
@@ -42,6 +44,7 @@ class PlannedPart(Record):
     batch_size: int
     seconds: float
     is_timed: bool = False
+    num_timed: int = 0
 
 
 @dataclass
@@ -120,10 +123,7 @@ class Plan(Result, Record):
         lines = [
             f"{self.command}, a dry run: {self.model} on {self.data}; nothing is written",
             *self.checked,
-            *(
-                f"{p.name}: {p.num_steps:,} steps of {p.batch_size} images, {_short_time(p.seconds)} each"
-                for p in self.parts
-            ),
+            *(_steps(part) for part in self.parts),
             f"{'devices':>16} {'batch each':>10} {'images/s':>9} {'memory':>9}  time",
             *(_row(estimate) for estimate in self.estimates()),
             f"would write {_size(self.num_runs * sum(self.written_bytes.values()))} to {self.folder} ({written}); "
@@ -135,6 +135,12 @@ class Plan(Result, Record):
                 f"{_size(self.exchanged_bytes)} of gradients that they exchange in each step"
             )
         return "\n".join([*lines, *self.notes])
+
+
+def _steps(part: PlannedPart) -> str:
+    steps = f"{part.num_steps:,} steps of {part.batch_size} images, {_short_time(part.seconds)} each"
+    measured = f" ({part.num_timed} timed)" if part.num_timed else ""
+    return f"{part.name}: {steps}{measured}"
 
 
 def _row(estimate: Estimate) -> str:
@@ -176,6 +182,33 @@ def num_bytes(module: nn.Module | Sequence[nn.Parameter]) -> float:
     """Bytes of a module's parameters and buffers, or of a list of parameters."""
     tensors = list(module.state_dict().values()) if isinstance(module, nn.Module) else list(module)
     return float(sum(t.numel() * t.element_size() for t in tensors))
+
+
+def time_steps(
+    run: Callable[[int], object],
+    num_untimed: int,
+    num_timed: int,
+    now: Callable[[], float],
+    ranks: Ranks = ONE_PROCESS,
+) -> tuple[float, int]:
+    """Mean seconds per step of this rank, and of how many: one where that is slow already, else `num_timed`.
+
+    Args:
+        run: does a step, given its number from 0. The first `num_untimed` start loaders and kernels.
+        now: the time when all work is done, in seconds.
+        ranks: all of them time as many steps, because those of a training need every rank.
+    """
+    for i in range(num_untimed):
+        run(i)
+    began = now()
+    run(num_untimed)
+    first = now() - began
+    if num_timed == 1 or ranks.first(lambda: first >= _SLOW_STEP):
+        return first, 1
+    began = now()
+    for i in range(1, num_timed):
+        run(num_untimed + i)
+    return (first + now() - began) / num_timed, num_timed
 
 
 def measured_step(measure: Callable[[], T], batch_size: int) -> T:

@@ -83,7 +83,7 @@ def test_half_precision_is_near(vit: ViT, task: str) -> None:
 
 def test_a_time_limit_fixes_the_steps_before_training(vit: ViT, monkeypatch: pytest.MonkeyPatch) -> None:
     grid = sys.modules["raptor.probes.grid"]
-    seconds = iter([0.0, 3.0])  # three steps were timed at a second each; the clock is not read again
+    seconds = iter([0.0, 1.0, 1.0, 3.0])  # three steps were timed at a second each; the clock is not read again
     monkeypatch.setattr(grid, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     result = run(vit, "classify", [1e-2], epochs=10, max_seconds=20, seeds=[0, 1])
     planned = 10 * (result.num_images["fit"] // 16)

@@ -12,6 +12,8 @@ from tiny_run import tiny_run, tiny_teacher
 
 from raptor.cli import main
 from raptor.commands import probe, reproduce
+from raptor.devices import Ranks
+from raptor.experiments import raptors
 from raptor.run import RunError
 from raptor.surrogate.surrogate import shared_blocks
 from raptor.train import loop, plan
@@ -50,7 +52,7 @@ def test_more_devices_divide_time_rate_and_the_memory_of_the_batch() -> None:
 
 
 def test_a_distillation_is_planned_and_nothing_written(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(loop, "mean_seconds", lambda step, kind, device: (step(0, 8), 0.5)[1])
+    monkeypatch.setattr(loop, "mean_seconds", lambda step, *_: (step(0, 8), (0.5, 3))[1])
     teacher = tiny_teacher()
     before = {name: value.clone() for name, value in teacher.model.state_dict().items()}
     found = tiny_run(tmp_path / "runs" / "new", teacher, dry_run=True, phases=None, k=3)
@@ -66,6 +68,7 @@ def test_a_distillation_is_planned_and_nothing_written(tmp_path, monkeypatch) ->
     assert all(torch.equal(value, before[name]) for name, value in teacher.model.state_dict().items())
     text = found.text()
     assert text.startswith("distill, a dry run: ") and "1 (measured)" in text and "would write" in text
+    assert "stage1: 6 steps of 8 images, 500 ms each (3 timed)" in text
     blocks = shared_blocks(tiny_run(tmp_path / "done").surrogate)
     trained = 4 * sum(p.numel() for p in blocks.parameters())
     two = tiny_run(tmp_path / "two", dry_run=True)
@@ -77,14 +80,40 @@ def test_a_distillation_is_planned_and_nothing_written(tmp_path, monkeypatch) ->
     assert kept == pytest.approx(2 * 3 * trained, rel=0.2)  # names and moments of scalars come on top
 
 
+@pytest.mark.parametrize(("seconds", "num_steps", "num_timed"), [(0.01, 9, [4, 2]), (20.0, 6, [2, 1])])
+def test_a_slow_step_is_timed_once(tmp_path, monkeypatch, seconds: float, num_steps: int, num_timed: list[int]) -> None:
+    done: list[int] = []
+    step = loop._Training.step
+    monkeypatch.setattr(loop._Training, "step", lambda self, i, num: (done.append(i), step(self, i, num))[1])
+    monkeypatch.setattr(loop, "_clock", lambda device: seconds * len(done))
+    found = tiny_run(tmp_path / "run", dry_run=True)  # two kinds of steps in stage 1, one in stage 2
+    assert len(done) == num_steps and [part.num_timed for part in found.parts] == num_timed
+    assert [part.seconds for part in found.parts] == pytest.approx([seconds, seconds])
+
+
+def test_all_ranks_time_as_many_steps_as_the_first() -> None:
+    class Second(Ranks):
+        def first(self, function: Any) -> Any:
+            function()
+            return True  # rank 0 found its step slow
+
+    done: list[int] = []
+    timed = plan.time_steps(done.append, 1, 3, lambda: 0.1 * len(done), Second(1, 2))
+    assert timed == (pytest.approx(0.1), 1) and done == [0, 1]
+
+
 def test_a_plan_makes_the_checks_of_a_run(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(loop, "mean_seconds", lambda step, kind, device: 0.5)
+    monkeypatch.setattr(loop, "mean_seconds", lambda *_: (0.5, 3))
     tiny_run(tmp_path / "run", budget="2steps")
     assert "finished: the command gives it back" in tiny_run(tmp_path / "run", budget="2steps", dry_run=True).notes[-1]
     (tmp_path / "run" / "summary.json").unlink()
     assert "goes on from its last checkpoint" in tiny_run(tmp_path / "run", budget="2steps", dry_run=True).notes[-1]
     with pytest.raises(RunError, match=r"another config \(recipe\.lr"):
         tiny_run(tmp_path / "run", budget="2steps", lr=0.5, dry_run=True)
+    with pytest.raises(RunError, match=r"another config \(phases"):
+        tiny_run(tmp_path / "run", budget="2steps", phases=[1, 3], dry_run=True)
+    with plan.planning(), pytest.raises(plan.Planned):  # a sweep has cut them from few images
+        tiny_run(tmp_path / "run", budget="2steps", phases=[1, 3])
     spoiled = tiny_teacher()
     next(spoiled.model.parameters()).data.fill_(float("nan"))
     with pytest.raises(ValueError, match="weights that are not finite: give another --weights"):
@@ -118,14 +147,25 @@ def test_probes_of_both_sides_are_planned_from_a_part_of_the_data(tmp_path, caps
 
 
 def test_a_plan_measured_with_cuda_graphs_says_that_several_devices_have_none(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(loop, "mean_seconds", lambda step, kind, device: 0.5)
+    monkeypatch.setattr(loop, "mean_seconds", lambda *_: (0.5, 3))
     assert tiny_run(tmp_path / "run", dry_run=True).notes == []
     monkeypatch.setattr(Job, "graphed", lambda job: True)
     assert "several devices run it without" in tiny_run(tmp_path / "run", dry_run=True).notes[0]
 
 
+def test_phases_of_a_planned_sweep_are_cut_from_few_images(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(loop, "mean_seconds", lambda *_: (0.5, 3))
+    limits, iterate = [], raptors.iterate
+    monkeypatch.setattr(
+        raptors, "iterate", lambda *args, **few: (limits.append(few["limit"]), iterate(*args, **few))[1]
+    )
+    options = dict(model="scenes", data="scenes", k=[2], seeds=[0], limit=64, val_images=16, budget="4steps")
+    found = reproduce("table1", **options, cells="k2-s0", device="cpu", out=str(tmp_path / "out"), dry_run=True)
+    assert found.command == "reproduce (distill of k2-s0)" and limits == [16] and files(tmp_path) == []
+
+
 def test_a_sweep_is_planned_by_its_first_cell(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(loop, "mean_seconds", lambda step, kind, device: 0.5)
+    monkeypatch.setattr(loop, "mean_seconds", lambda *_: (0.5, 3))
     out = str(tmp_path / "sweep")
     found = reproduce("stochastic-depth", **SWEEP, out=out, dry_run=True)
     assert isinstance(found, Plan) and found.num_runs == 2
