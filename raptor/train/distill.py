@@ -553,9 +553,10 @@ def _resolved(job: Job, phases: Phases, folder: Path, config: dict[str, Any]) ->
     config = {**config, "phases": list(phases), "stage": job.stage, "phase": job.phase}
     run_folder = folder if job.phase is None else folder / f"phase-{job.phase}"
     _refuse_own_folder(job.teacher, folder)
-    config["fingerprint"] = _as_written(run_folder, job.teacher, config["fingerprint"])
-    _check_optimizer(run_folder, job.recipe.optimizer)
-    budgets = _budgets(run_folder, job.recipe.budget)
+    begun = read_config(run_folder) if (run_folder / "config.yaml").exists() else {}
+    config["fingerprint"] = _as_written(begun, job.teacher, config["fingerprint"])
+    _check_optimizer(run_folder, begun, job.recipe.optimizer)
+    budgets = _budgets(run_folder, begun, job.recipe.budget)
     config["recipe"] = {**config["recipe"], "budget": budgets[-1]}
     config |= {"legs": budgets} if len(budgets) > 1 else {}
     return dataclasses.replace(job, budgets=tuple(budgets)), run_folder, config
@@ -568,15 +569,15 @@ def _refuse_own_folder(teacher: ViT, out: Path) -> None:
         raise RunError(f"{out} holds the teacher itself: choose another --out")
 
 
-def _as_written(folder: Path, teacher: ViT, fingerprint: str) -> str:
+def _as_written(begun: Mapping[str, Any], teacher: ViT, fingerprint: str) -> str:
     """The fingerprint in the config of a run that an earlier version began, where it is this teacher's."""
-    known = read_config(folder).get("fingerprint") if (folder / "config.yaml").exists() else None
+    known = begun.get("fingerprint")
     return str(known) if known and same_weights(teacher.model, str(known)) else fingerprint
 
 
-def _check_optimizer(folder: Path, wanted: str) -> None:
+def _check_optimizer(folder: Path, begun: Mapping[str, Any], wanted: str) -> None:
     """Raise for a run that another optimizer began; one without the entry, of an earlier version, AdamW did."""
-    recipe = _recipe_of(read_config(folder)) if (folder / "config.yaml").exists() else {}
+    recipe = _recipe_of(begun)
     began = recipe.get("optimizer", Recipe.optimizer)
     if recipe and began != wanted:
         raise RunError(
@@ -591,12 +592,12 @@ def _recipe_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return recipe if isinstance(recipe, dict) else {}
 
 
-def _budgets(folder: Path, wanted: str) -> list[str]:
-    """The budgets of the run's legs: those it has, and `wanted` where that is more than a finished run had."""
-    if not (folder / "config.yaml").exists():
-        return [wanted]
-    config = read_config(folder)
-    budgets = list(config.get("legs") or [_recipe_of(config).get("budget", wanted)])
+def _budgets(folder: Path, begun: Mapping[str, Any], wanted: str) -> list[str]:
+    """The budgets of the run's legs: those it has, and `wanted` where that is more than a finished run had.
+
+    begun: the config that `folder` holds; empty where it holds none.
+    """
+    budgets = list(begun.get("legs") or [_recipe_of(begun).get("budget", wanted)])
     old, new = Budget.parse(budgets[-1]), Budget.parse(wanted)
     if new == old:
         return budgets

@@ -436,8 +436,14 @@ def test_a_leg_resumed_in_its_middle_ends_with_the_same_bits(tmp_path, two_legs,
     assert result.summary.num_steps == two_legs.summary.num_steps
 
 
-def test_a_leg_that_cannot_be_is_refused_with_one_line(tmp_path):
+def test_a_leg_that_cannot_be_is_refused_with_one_line(tmp_path, monkeypatch):
     tiny_run(tmp_path / "run", budget="4steps", stage1_share=0.0)
+    read = []
+    monkeypatch.setattr(
+        sys.modules["raptor.train.distill"], "read_config", lambda folder: (read.append(folder), read_config(folder))[1]
+    )
+    tiny_run(tmp_path / "run", budget="4steps", stage1_share=0.0)
+    assert len(read) == 1
     for budget in ("3steps", "60s"):
         with pytest.raises(RunError, match=rf"finished with a budget of 4steps: .*in the same unit, not {budget}"):
             tiny_run(tmp_path / "run", budget=budget, stage1_share=0.0)
