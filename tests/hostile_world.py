@@ -100,7 +100,9 @@ def make_world(root: Path) -> Path:
     save_file({k: v.contiguous() for k, v in model.state_dict().items()}, root / "weights.safetensors")
     torch.save(model.state_dict(), root / "weights.pth")
     (root / "classes.txt").write_text("ant\nbee\ncat\n")
-    save_file({"weight": torch.randn(3, 64), "bias": torch.zeros(3)}, root / "head.safetensors")
+    head = {"weight": torch.randn(3, 64), "bias": torch.zeros(3)}
+    save_file(head, root / "head.safetensors")
+    save_file(head, root / "named.safetensors", {"classes": '["x", "y", "z"]'})
     return root
 
 

@@ -120,7 +120,8 @@ def probe(
         layer: the state to probe (0..L); by default the last.
         closed_form: ridge or logistic on cached features, for a quick look at classification.
         init_head: where the classifier starts: own (the model's own linear head, where it has one of as many classes),
-            random, or the file of a published linear head.
+            random, or the file of a published linear head. Its outputs are matched with the data's classes by name
+            where the file holds names, as that of a probe does; else only their number is compared.
         max_seconds: of training for each seed; the steps that fit are counted once, for the teacher, and hold for both.
         out: folder for probe-TASK.json and the heads; by default the run's own.
         size: image size; of frames (segment, depth) the shorter side.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +35,19 @@ class LinearHead(nn.Module):
         weight: (C, F), any standardisation of the features folded in.
         bias: (C,).
         alpha: the ridge penalty it was fitted with, None when it came from elsewhere.
+        classes: the names of its outputs, None where its file holds none.
     """
 
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, weight_cf: Tensor, bias_c: Tensor, alpha: float | None = None):
+    def __init__(
+        self,
+        weight_cf: Tensor,
+        bias_c: Tensor,
+        alpha: float | None = None,
+        classes: Sequence[str] | None = None,
+    ):
         super().__init__()
         if weight_cf.ndim != 2 or bias_c.shape != weight_cf.shape[:1]:
             raise ValueError(f"a head needs weight (C, F) and bias (C,), not {_shape(weight_cf)} and {_shape(bias_c)}")
@@ -47,7 +55,7 @@ class LinearHead(nn.Module):
             raise ValueError(f"a head needs at least one class and one feature, not weight {_shape(weight_cf)}")
         self.register_buffer("weight", weight_cf.float().contiguous())
         self.register_buffer("bias", bias_c.float().contiguous())
-        self.alpha = alpha
+        self.alpha, self.classes = alpha, classes
 
     @property
     def num_classes(self) -> int:
@@ -61,13 +69,13 @@ class LinearHead(nn.Module):
             return F.linear(features_nf.float(), self.weight, self.bias)
 
     def save(self, path: str | Path, fitted_on: dict[str, str] | None = None) -> Path:
-        """Write weight and bias as safetensors, with what it was fitted on as metadata."""
+        """Write weight and bias as safetensors, with its classes and what it was fitted on as metadata."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {"weight": self.weight.cpu(), "bias": self.bias.cpu()}
         alpha = {} if self.alpha is None else {"alpha": str(self.alpha)}
         with replacing(path) as partial:
-            save_file(tensors, partial, metadata=alpha | (fitted_on or {}))
+            save_file(tensors, partial, metadata=alpha | (fitted_on or {}) | classes_metadata(self.classes))
         return path
 
     @classmethod
@@ -93,7 +101,28 @@ class LinearHead(nn.Module):
             held = "no classes" if weight.is_floating_point() else f"{str(weight.dtype).removeprefix('torch.')} weights"
             raise ValueError(f"{path} is no linear head: it has {held}: {remedy}")
         check_weights(tensors, path)
-        return cls(weight, found.get("bias", weight.new_zeros(len(weight))))
+        return cls(weight, found.get("bias", weight.new_zeros(len(weight))), classes=_read_classes(path, len(weight)))
+
+
+def classes_metadata(classes: Sequence[str] | None) -> dict[str, str]:
+    """The names of a head's outputs, in their order, as its file holds them."""
+    return {} if classes is None else {"classes": json.dumps(list(classes))}
+
+
+def _read_classes(path: Path, num_classes: int) -> list[str] | None:
+    """The names of a head's outputs; None where its file holds none."""
+    text = _read_metadata(path).get("classes")
+    if text is None:
+        return None
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"{path} is no linear head: its metadata does not name its {num_classes} classes: save it again"
+        )
+    return names
 
 
 @dataclass(frozen=True)
@@ -337,6 +366,8 @@ def resolve_head(
     if fitted is None:
         return None, f"no accuracy or agreement: {teacher.name} has no head, none was given and the data has no labels"
     linear, num_images = fitted
+    names = getattr(data, "classes", None)
+    linear.classes = names if names and len(names) == linear.num_classes else None
     fitted_on["num_fitted"] = str(num_images)
     if cache is not None and ranks.is_first:
         linear.save(cache, fitted_on)
@@ -353,7 +384,7 @@ def _about_ridge(fitted_on: Mapping[str, str]) -> str:
 
 def _read_kept(cache: str | Path, decisive: dict[str, str], teacher: ViT) -> tuple[LinearHead, str] | None:
     """The head in `cache` and what it is, unless something else decided it."""
-    kept = _read_fitted_on(cache) if Path(cache).is_file() else {}
+    kept = _read_metadata(cache) if Path(cache).is_file() else {}
     return (LinearHead.load(cache), _about_ridge(kept)) if kept and _is_fitted_on(kept, decisive, teacher) else None
 
 
@@ -388,8 +419,8 @@ def own_linear_head(vit: ViT, images_bchw: Tensor) -> LinearHead | None:
     return None
 
 
-def _read_fitted_on(path: str | Path) -> dict[str, str]:
-    """What a saved ridge probe was fitted on; empty when the file is damaged or does not say."""
+def _read_metadata(path: str | Path) -> dict[str, str]:
+    """What a saved head is and was fitted on; empty when the file is damaged or does not say."""
     try:
         with safe_open(path, framework="pt") as file:
             return file.metadata() or {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -154,16 +155,29 @@ def classification_losses(features_bf: Tensor, labels_b: Tensor, weight_gcf: Ten
     )
 
 
-def read_head(source: str | Path | LinearHead, num_classes: int, num_features: int) -> HeadTensors:
-    """A published linear head (`weight` (C, F) and `bias` (C,)) that fits the probe, from a file or a module."""
+def read_head(source: str | Path | LinearHead, classes: Sequence[str], num_features: int) -> HeadTensors:
+    """A published linear head (`weight` (C, F) and `bias` (C,)) that fits the probe, from a file or a module.
+
+    One that names its classes gives the output of each of `classes`; of another all outputs are taken in their order.
+    """
     head = source if isinstance(source, LinearHead) else LinearHead.load(source)
     name = "the given head" if isinstance(source, LinearHead) else str(source)
     own_features = head.weight.shape[1]
     if own_features != num_features:
         hint = "; use the one-layer head, on cls and mean patch" if 2 * own_features == 5 * num_features else ""
         raise ValueError(f"{name} takes {own_features} features, but the probe has {num_features}{hint}")
-    if head.num_classes != num_classes:
-        raise ValueError(f"{name} knows {head.num_classes} classes, but the data has {num_classes}")
+    if head.classes is not None:
+        count = Counter(head.classes)
+        strange = next((one for one in classes if count[one] != 1), None)
+        if strange is not None:
+            num = f"{count[strange]} outputs" if count[strange] else "no output"
+            raise ValueError(
+                f"{name} has {num} for the class {strange} of the data: give another --init_head, or random"
+            )
+        rows = [list(head.classes).index(one) for one in classes]
+        return head.weight[rows], head.bias[rows]
+    if head.num_classes != len(classes):
+        raise ValueError(f"{name} knows {head.num_classes} classes, but the data has {len(classes)}")
     return head.weight.clone(), head.bias.clone()
 
 

@@ -85,8 +85,9 @@ def probe(
             classification and the data's frame otherwise. Frames are padded to whole patches.
         closed_form: `ridge` or `logistic` on cached features, for a quick look at classification.
         init_head: where the classifier starts: `own`, the model's own linear head where it has one with as many classes
-            (for the last layer), else at random; `random`; or a published linear head. A head that is not random takes
-            part in the choice as epoch 0.
+            (for the last layer), else at random; `random`; or a published linear head, whose outputs are matched with
+            the data's classes by name where its file holds names. A head that is not random takes part in the choice as
+            epoch 0.
         max_seconds: of training for each seed: a few steps are timed, and as many are trained as will fit.
         max_steps: train no more than this for each seed, as with another probe's `num_steps`, to compare with it.
         progress: called with (steps done, steps in total).
@@ -145,6 +146,7 @@ def probe(
         settings=settings,
         seeds=runs,
         seconds=time.monotonic() - began,
+        classes=made.fit_data.classes if isinstance(made, Classify) else None,
     )
 
 
@@ -213,7 +215,7 @@ def _start(init_head: str | Path | LinearHead, made: Classify | Segment | Depth)
     if init_head == "random" or not isinstance(made, Classify):
         return None
     if init_head != "own":
-        return read_head(init_head, made.num_outputs, made.num_features)
+        return read_head(init_head, made.fit_data.classes or [], made.num_features)
     head = made.own_head()
     return None if head is None else (head.weight, head.bias)
 

@@ -12,7 +12,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from raptor.fidelity.heads import share_kept
+from raptor.fidelity.heads import classes_metadata, share_kept
 from raptor.provenance import Provenance
 from raptor.run import ResultFile, replacing
 from raptor.streaming import NOT_SAVED, Record
@@ -103,6 +103,7 @@ class ProbeResult(ResultFile):
     settings: ProbeSettings
     seeds: list[SeedRun]
     seconds: float = 0.0
+    classes: list[str] | None = field(default=None, metadata=NOT_SAVED)  # that the head's outputs stand for
 
     @property
     def chosen(self) -> Scores:
@@ -154,14 +155,14 @@ class ProbeResult(ResultFile):
         return {**saved, "chosen": self.chosen.to_dict(), "last": self.last.to_dict(), "seeds": seeds}
 
     def save(self, folder: str | Path) -> Path:
-        """Write `probe.json` and the head, `head.safetensors` (weight, bias), into `folder`."""
+        """Write `probe.json` and the head, `head.safetensors` (weight, bias, names of its classes), into `folder`."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         weight, bias = self.head
         tensors = {"weight": weight.cpu().contiguous(), "bias": bias.cpu().contiguous()}
         metadata = {"task": self.task, "model": self.model, "layer": str(self.layer)}
         with replacing(folder / "head.safetensors") as partial:
-            save_file(tensors, partial, metadata)
+            save_file(tensors, partial, metadata | classes_metadata(self.classes))
         self.write(folder)
         return folder
 

@@ -232,6 +232,7 @@ probe teacher --task segment --closed_form ridge --data scenes --limit 4 --out O
 probe teacher --data images --batch_size 1000 --epochs 1 --out OUT
 probe teacher --data images --closed_form ridge --out OUT
 probe teacher --data images --init_head head.safetensors --epochs 1 --out OUT
+probe teacher --data images --init_head named.safetensors --out OUT :: named.safetensors :: give another --init_head
 probe teacher --data images --classes classes.txt --epochs 1 --out OUT
 """
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 from sklearn.linear_model import LogisticRegression, Ridge
 from tiny_probe import data_for, run
 
@@ -34,6 +35,32 @@ def test_public_head_takes_part_as_epoch_0(vit: ViT, tmp_path: Path) -> None:
         run(vit, "classify", [0.1], init_head=path)
     with pytest.raises(ValueError, match="knows 1000 classes"):
         run(vit, "classify", [0.1], init_head=LinearHead(torch.zeros(1000, 64), torch.zeros(1000)))
+
+
+def test_a_head_that_names_its_classes_is_matched_by_name(vit: ViT, tmp_path: Path) -> None:
+    first = run(vit, "classify", [], closed_form="ridge")
+    (weight, bias), names = first.head, data_for("classify")[0].classes
+    assert LinearHead.load(first.save(tmp_path / "probe") / "head.safetensors").classes == names
+    mixed = LinearHead(weight.flip(0), bias.flip(0), classes=names[::-1])
+    more = LinearHead(
+        torch.cat([weight.new_zeros(1, 64), weight]), torch.cat([bias.new_zeros(1), bias]), None, ["other", *names]
+    )
+    for head in (mixed, more):
+        started = run(vit, "classify", [100.0], init_head=head.save(tmp_path / "head.safetensors"))
+        assert started.seeds[0].chosen.epoch == 0 and torch.equal(started.head[0], weight)
+    for strange, has in (([*"wxy", names[0]], "no output"), ([names[0]] * 4, "4 outputs")):
+        with pytest.raises(
+            ValueError, match=rf"head\.safetensors has {has} for the class .*: give another --init_head"
+        ):
+            run(
+                vit,
+                "classify",
+                [0.1],
+                init_head=LinearHead(weight, bias, classes=strange).save(tmp_path / "head.safetensors"),
+            )
+    save_file({"weight": weight, "bias": bias}, tmp_path / "head.safetensors", {"classes": '["a", 1]'})
+    with pytest.raises(ValueError, match=r"does not name its 4 classes: save it again"):
+        LinearHead.load(tmp_path / "head.safetensors")
 
 
 def _with_head(num_classes: int) -> ViT:
