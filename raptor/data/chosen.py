@@ -21,9 +21,9 @@ _MAX_READ = 2048  # training files that are read for it
 _MAX_DECODED = 512  # training images that are no files, and so are decoded for it
 
 
-def tell_of_scenes(model: Any, data: Any) -> None:
-    """Say that images are the built-in ones, which they are by default, unless the model is of the same make."""
-    if data == DEFAULT_DATA and not str(getattr(model, "name", model)).startswith(DEFAULT_DATA):
+def tell_of_scenes(model: Any) -> None:
+    """Say that images are the built-in ones where nobody chose them, unless the model is of the same make."""
+    if not str(getattr(model, "name", model)).startswith(DEFAULT_DATA):
         print("the images are the built-in scenes, which are drawn: --data gives others", file=sys.stderr, flush=True)
 
 
@@ -69,7 +69,7 @@ class ChosenData:
             kept = _remembered(model, with_val="val" not in given)
             chosen |= kept
             if "data" not in kept and "val" not in given:
-                tell_of_scenes(model, DEFAULT_DATA)
+                tell_of_scenes(model)
         file = options.get("classes") if num_classes else None
         run = chosen.get("run")
         if run is not None and run.has_classes and num_classes and names is None and file is None:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from raptor.data import ChosenData, ImageData, iterate
 from raptor.data.by_name import as_spec
-from raptor.data.chosen import check_apart, describe_images, tell_of_new_classes, tell_of_scenes
+from raptor.data.chosen import DEFAULT_DATA, check_apart, describe_images, tell_of_new_classes, tell_of_scenes
 from raptor.data.classes import describe_names, for_head, head_names
 from raptor.data.stream import Batch, TrainStream, check_stream
 from raptor.devices import (
@@ -108,7 +108,7 @@ class DistillOptions(RecipeOptions, OpeningModel, GivenHead, Running, Compiling,
 @recorded
 def distill(
     model: str | Path | nn.Module | ViT,
-    data: list[str] | str | tuple[ImageData, ...] = "scenes",
+    data: list[str] | str | tuple[ImageData, ...] | None = None,
     *,
     val: list[str] | str | None = None,
     split: str = "val",
@@ -136,9 +136,9 @@ def distill(
 
     Args:
         model: what to distil: timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, a folder or a module.
-        data: images to train on: a folder, zip archives, scenes, cifar10, hf/NAME:split, wds/PATTERN; several are
-            joined, with labels where all have the same classes (in Python also a pair of opened data, training and
-            held-out; a third are labelled images that heads are fitted on).
+        data: images to train on: a folder, zip archives, scenes (the default), cifar10, hf/NAME:split, wds/PATTERN;
+            several are joined, with labels where all have the same classes (in Python also a pair of opened data,
+            training and held-out; a third are labelled images that heads are fitted on).
         val: other images to judge on, instead of the held-out part of the data. Where only they have labels, heads are
             fitted on their own training part.
         split: which part is judged on: val (held out), or another of the data's own parts, such as test.
@@ -198,8 +198,9 @@ def distill(
         spec: str | list[str] = as_spec(train_data.specs)
         val = None if val_data.specs == train_data.specs else as_spec(val_data.specs)
     else:
-        spec, val = as_spec(data), as_spec(val)
-        tell_of_scenes(model, spec)
+        if data is None:
+            tell_of_scenes(model)
+        spec, val = as_spec(DEFAULT_DATA if data is None else data), as_spec(val)
         chosen = ChosenData(spec, val, split, names, options["skip_bad"], own_names, num_classes)
         side = teacher.preprocess.size
         train_data = chosen.training(limit, side)

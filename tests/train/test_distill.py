@@ -518,3 +518,10 @@ def test_phase_jobs_with_adapters_are_one_run(tmp_path):
         tiny_run(tmp_path / "jobs", **{**options, "adapters": None}, stage="2")
     joined = tiny_run(tmp_path / "jobs", **options, stage="2")
     assert all(torch.equal(blocks_of(joined)[n], v) for n, v in blocks_of(whole).items())
+
+
+def test_drawn_images_are_told_of_where_nobody_chose_them(tmp_path, capsys):
+    options = dict(OPTIONS, recipe=write_recipe(tmp_path), out=str(tmp_path / "run"), dry_run=True)
+    for given, told in (((), True), (("scenes",), False)):
+        assert distill(tiny_teacher(), *given, **options).data == "scenes"
+        assert ("built-in scenes, which are drawn" in capsys.readouterr().err) is told
