@@ -25,6 +25,7 @@ AUGMENTATIONS = ("none", "crop")
 CACHE_SHARE = 0.3
 """The share of free memory that decoded images may take."""
 _NUM_TRIES = 10
+_GREY = 128
 
 
 @dataclass(frozen=True)
@@ -222,6 +223,8 @@ class TrainStream:
         cache: `memory` keeps all images decoded as uint8, each once, on the device if they take at most 30 % of what is
             free there; `none` decodes each time with `num_workers` reading ahead; `auto` keeps them when they take at
             most 30 % of what is free on the device or the host.
+        num_decoded: of the images that are kept, decode only so many on each rank; the others are grey. This is for a
+            plan: memory and the time of a step are the same.
         ranks: connected processes. Those of one machine decode a part each into memory that they share.
     """
 
@@ -242,6 +245,7 @@ class TrainStream:
         even: bool = True,
         num_workers: int | None = None,
         cache: str = "auto",
+        num_decoded: int | None = None,
         progress: Progress | None = None,
         ranks: Ranks = ONE_PROCESS,
     ) -> None:
@@ -253,7 +257,7 @@ class TrainStream:
         note_images(data)
         self.data, self.preprocess, self.batch_size = data, preprocess, batch_size
         self.seed, self.augment, self.crop_scale, self.mixup = seed, augment, crop_scale, mixup
-        self.device, self.num_workers = torch.device(device), num_workers
+        self.device, self.num_workers, self.num_decoded = torch.device(device), num_workers, num_decoded
         self.rows = slice(rank * batch_size // world_size, (rank + 1) * batch_size // world_size)
         own = torch.arange(self.rows.start, self.rows.stop)
         self._read_rows = torch.cat([own[:1] - 1, own]) % batch_size if mixup > 0 else own
@@ -307,19 +311,24 @@ class TrainStream:
     def _decode(
         self, indices: list[int], store: torch.device, progress: Progress | None, into: Tensor | None = None
     ) -> Tensor:
-        images, num_rows = fill_uint8(
+        """The images of `indices` uint8 (N, 3, resize, resize), in `into` where that is given."""
+        shape, num = (len(indices), 3, self.preprocess.resize, self.preprocess.resize), self.num_decoded
+        images = torch.empty(shape, dtype=torch.uint8, device=store) if into is None else into
+        if num is not None:
+            images[num:] = _GREY
+        _, num_rows = fill_uint8(
             self.data,
             self.preprocess,
-            indices,
+            indices[:num],
             store,
             self.num_workers,
             progress,
             replace=True,
             reduced=True,
-            into=into,
+            into=images[:num],
         )
-        if num_rows < len(indices):
-            num_bad = len(indices) - num_rows
+        if num_rows < len(indices[:num]):
+            num_bad = len(indices[:num]) - num_rows
             raise BadImage(
                 f"{num_bad} images of {self.data.name} cannot be read, and neither can others of their class"
             )

@@ -87,7 +87,7 @@ from raptor.train.loop import (
     read_finished,
 )
 from raptor.train.optimizer import is_matrix, num_moments
-from raptor.train.plan import Memory, Plan, deliver, free_disk, is_planning, measured_step, num_bytes
+from raptor.train.plan import NUM_DECODED, Memory, Plan, deliver, free_disk, is_planning, measured_step, num_bytes
 from raptor.train.recipe import Recipe, RecipeOptions, resolve_recipe
 from raptor.train.schedule import Budget, Rates, teacher_forcing
 from raptor.train.step import DistillStep, Parts, groups_at, state_variance
@@ -429,8 +429,8 @@ class Job:
             text += ", each step a CUDA graph" if self.graphed() else ", steps without CUDA graphs"
         return text
 
-    def stream(self) -> TrainStream:
-        """This rank's training batches."""
+    def stream(self, num_decoded: int | None = None) -> TrainStream:
+        """This rank's training batches; `num_decoded` as in `TrainStream`."""
         return TrainStream(
             self.train_data,
             self.teacher.preprocess,
@@ -444,6 +444,7 @@ class Job:
             rank=self.fabric.global_rank,
             world_size=self.fabric.world_size,
             num_workers=self.num_workers,
+            num_decoded=num_decoded,
             ranks=self.ranks,
         )
 
@@ -808,7 +809,7 @@ def _plan(job: Job, phases: Phases, folder: Path, config: dict[str, Any], num_si
     job, run_folder, config = _resolved(job, phases, folder, config)
     check_folder(run_folder)
     check_config(run_folder, config, job.resume)
-    memory, student, stream = Memory(job.fabric.device), job.student(phases), job.stream()
+    memory, student, stream = Memory(job.fabric.device), job.student(phases), job.stream(NUM_DECODED)
     validator = job.validator(run_folder)
     ones_lt = torch.ones(job.teacher.num_layers, job.teacher.groups.num_tokens, device=job.fabric.device)
     module = job.step(student, phases, ones_lt)

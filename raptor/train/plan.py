@@ -25,6 +25,8 @@ from raptor.streaming import Record, Result
 
 _GIB = 2**30
 _SHOWN_DEVICES = (1, 8)
+NUM_DECODED = 64
+"""Training images that a plan decodes, of those that the run would keep decoded."""
 _SLOW_STEP = 2.0  # seconds; so long a step is timed only once
 T = TypeVar("T")
 

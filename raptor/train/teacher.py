@@ -34,7 +34,7 @@ from raptor.train.loop import (
     plan_stages,
     read_finished,
 )
-from raptor.train.plan import Memory, Plan, deliver, free_disk, is_planning, measured_step, num_bytes
+from raptor.train.plan import NUM_DECODED, Memory, Plan, deliver, free_disk, is_planning, measured_step, num_bytes
 from raptor.train.schedule import Budget, Rates
 from raptor.train.stochastic import StochasticDepth, check_drop
 from raptor.vit.builders import IMAGENET, build_base, check_size
@@ -218,6 +218,7 @@ def _stage(
         rank=fabric.global_rank,
         world_size=fabric.world_size,
         num_workers=options["num_workers"],
+        num_decoded=NUM_DECODED if is_planning() else None,
         ranks=ranks_of(fabric),
     )
     compiled = fabric.device.type == "cuda" if options["compile"] is None else options["compile"]

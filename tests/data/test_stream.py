@@ -90,6 +90,13 @@ def test_a_batch_depends_only_on_the_step(data: ImageData, augment: str) -> None
     assert not torch.equal(cached.batch(0, "stage2"), expected[0])
 
 
+def test_a_plan_keeps_as_many_images_and_decodes_a_few(data: ImageData) -> None:
+    whole, few = (TrainStream(data, PREPROCESS, 6, cache="memory", num_decoded=num) for num in (None, 4))
+    assert few.images.shape == whole.images.shape and torch.equal(few.images[:4], whole.images[:4])
+    assert bool((few.images[4:] == 128).all()) and not bool((whole.images[4:] == 128).all())
+    assert few.batch(0).shape == whole.batch(0).shape
+
+
 @pytest.mark.parametrize("cache", ["memory", "none"])
 def test_ranks_end_to_end_equal_one_process(data: ImageData, cache: str) -> None:
     whole = TrainStream(data, PREPROCESS, 8, seed=9, augment="crop", cache=cache)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tiny_run import tiny_run, tiny_teacher
 
 from raptor.cli import main
 from raptor.commands import probe, reproduce
+from raptor.data.stream import TrainStream
 from raptor.devices import Ranks
 from raptor.experiments import raptors
 from raptor.run import RunError
@@ -86,7 +88,14 @@ def test_a_slow_step_is_timed_once(tmp_path, monkeypatch, seconds: float, num_st
     step = loop._Training.step
     monkeypatch.setattr(loop._Training, "step", lambda self, i, num: (done.append(i), step(self, i, num))[1])
     monkeypatch.setattr(loop, "_clock", lambda device: seconds * len(done))
+    kept: list[int] = []
+    monkeypatch.setattr(
+        sys.modules["raptor.train.distill"],
+        "TrainStream",
+        lambda *args, **options: (kept.append(options["num_decoded"]), TrainStream(*args, **options))[1],
+    )
     found = tiny_run(tmp_path / "run", dry_run=True)  # two kinds of steps in stage 1, one in stage 2
+    assert kept == [plan.NUM_DECODED]
     assert len(done) == num_steps and [part.num_timed for part in found.parts] == num_timed
     assert [part.seconds for part in found.parts] == pytest.approx([seconds, seconds])
 
