@@ -388,6 +388,7 @@ def _do_in_processes(sweep: Sweep, work: _Work, deadline: float | None, jobs: in
 
 def _worker(sweep: Sweep, work: _Work, deadline: float | None, jobs: int) -> None:
     os.setpgrp()  # Ctrl-C reaches only the parent, which passes it on once: a second signal would not wait
+    multiprocessing.set_start_method(None, force=True)  # otherwise loaders are spawned and import torch
     with _stopping():
         try:
             do_cells(sweep, work, deadline, jobs)

@@ -119,7 +119,7 @@ def meet(folder: Path, cell: Cell) -> dict:
         time.sleep(0.02)
     with (folder / f"done-{cell.name}").open("a") as file:
         file.write(f"{os.getpid()}\n")
-    return {"pid": os.getpid()}
+    return {"pid": os.getpid(), "loaders": multiprocessing.get_start_method()}
 
 
 def test_two_jobs_share_the_cells_and_do_each_once(tmp_path: Path) -> None:
@@ -128,6 +128,7 @@ def test_two_jobs_share_the_cells_and_do_each_once(tmp_path: Path) -> None:
     assert len(results) == 6
     assert os.getpid() not in {result["pid"] for result in results.values()}
     assert len(list(tmp_path.glob("pid-*"))) == 2
+    assert {result["loaders"] for result in results.values()} == {multiprocessing.get_start_method()}
     for name, result in results.items():
         assert (tmp_path / f"done-{name}").read_text() == f"{result['pid']}\n"
 
