@@ -17,7 +17,7 @@ from raptor.data import ChosenData, ImageData, ImageStream, iterate
 from raptor.devices import Ranks, join_ranks, pick_device, pick_precision
 from raptor.dynamics.findings import find
 from raptor.dynamics.interventions import InterventionsFile, intervene
-from raptor.dynamics.measure import DynamicsFile, DynamicsResult, measure_dynamics
+from raptor.dynamics.measure import DynamicsFile, DynamicsResult, check_perturbable, measure_dynamics
 from raptor.dynamics.stability import KINDS
 from raptor.fidelity.heads import Head, given_head, head_batches, resolve_head
 from raptor.open import open_pair
@@ -129,6 +129,8 @@ def dynamics(
     with torch.random.fork_rng(devices=[]):  # an untrained model is the same on every rank and in every run
         torch.manual_seed(seed)
         surrogate, main = open_pair(model, device=ranks.device, **opening)
+    if stability_images:
+        check_perturbable(main)
     folder = ranks.first(lambda: result_folder(out, folder_of(model), "dynamics"))
     if phases is not None:
         check_phases(main, phases)

@@ -57,8 +57,8 @@ def boundary_finding(speed: np.ndarray, phases: Sequence[int]) -> str:
     first = list(phases.boundaries)  # index of the step that begins the next phase
     others = np.delete(speed, first)
     return (
-        f"phases {phases}: {speed[first].mean():.3f} rad in a phase's first step, {others.mean():.3f} in the others "
-        f"({speed[first].mean() / others.mean():.2f} times)"
+        f"phases {phases}: {speed[first].mean():.3f} rad in the first step of a later phase, {others.mean():.3f} in "
+        f"the others ({speed[first].mean() / others.mean():.2f} times)"
     )
 
 

@@ -52,6 +52,7 @@ def compare_pairs(
     return {"within": _mean(values[within]), "across": _mean(values[across])} | matched
 
 
+_KINDS = {"within": "within a phase", "across": "across phases"}
 WITHOUT: tuple[tuple[int, ...], ...] = ((), (1,))
 """Blocks whose pairs are left out: swaps are judged with all blocks, and without block 1, which bears hardly any."""
 
@@ -89,13 +90,14 @@ class Swaps(Record):
 
     def finding(self) -> str:
         turn = self.compare(self.angle["all"].mean)
-        text = f"Swapping two blocks turns the last state by {turn['within']:.2f} rad within a phase"
-        text += f" and {turn['across']:.2f} rad across phases"
+        kinds = {name: where for name, where in _KINDS.items() if np.isfinite(turn[name])}  # one phase has no across
+        turns = " and ".join(f"{turn[name]:.2f} rad {where}" for name, where in kinds.items())
+        text = f"Swapping two blocks turns the last state by {turns}"
         if np.isfinite(turn["within_matched"]):
             text += f" (at equal distance {turn['within_matched']:.2f} and {turn['across_matched']:.2f})"
         if self.agreement is not None:
             kept = self.compare(self.agreement.mean)
-            text += f"; {kept['within']:.0%} and {kept['across']:.0%} of predictions stay"
+            text += f"; {' and '.join(f'{kept[name]:.0%}' for name in kinds)} of predictions stay"
         return text + "."
 
     def matrix(self, values: np.ndarray) -> np.ndarray:

@@ -142,6 +142,8 @@ def measure_dynamics(
         compile: fuse the direction measure; by default on a GPU from 10,000 images on.
         progress: called with (forward passes of one image done, all of them), perturbation passes included.
     """
+    if stability_images:
+        check_perturbable(vit)
     if compile is None:
         compile = vit.device.type == "cuda" and num_images >= _COMPILE_IMAGES
     cut = None if phases is None else Phases.from_lengths(phases)
@@ -205,6 +207,15 @@ def measure_dynamics(
         )
 
     return ranks.first(result)
+
+
+def check_perturbable(vit: ViT) -> None:
+    """Raise for weights in half precision, in which small perturbations are lost."""
+    if vit.dtype.itemsize < 4:
+        raise ValueError(
+            f"{vit.name} is opened in {str(vit.dtype).removeprefix('torch.')}: perturbations are followed in fp32, so "
+            "leave out --dtype, or give --stability_images 0"
+        )
 
 
 def _on_first(ranks: Ranks, pool: ThreadPoolExecutor, function: Callable[[], T]) -> Future[T] | None:

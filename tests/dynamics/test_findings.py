@@ -21,7 +21,7 @@ def test_arrival_is_the_layer_after_the_last_one_below() -> None:
 def test_boundary_finding_by_hand() -> None:
     # steps 1..4, phases 2 | 2: the third step begins the second phase
     line = boundary_finding(np.array([0.1, 0.2, 0.6, 0.3]), (2, 2))
-    assert "0.600 rad in a phase's first step, 0.200 in the others (3.00 times)" in line
+    assert "0.600 rad in the first step of a later phase, 0.200 in the others (3.00 times)" in line
 
 
 @pytest.mark.parametrize("name", ["scenes", "dinov2s-k3"])

@@ -80,6 +80,14 @@ def test_autonomous_surrogate_bears_swaps_within_a_phase(teacher: ViT) -> None:
     assert "0.00 rad within a phase" in swaps.finding()
 
 
+@pytest.mark.parametrize(("lengths", "said"), [((3,), "within a phase"), ((1, 1, 1), "across phases")])
+def test_a_kind_of_swap_that_does_not_exist_is_left_out(lengths: tuple[int, ...], said: str) -> None:
+    values = np.array([0.1, 0.2, 0.3])
+    spread = Spread(values, values, None, 1)
+    swaps = Swaps([(1, 2), (1, 3), (2, 3)], Phases(lengths), {"all": spread}, spread, 1)
+    assert swaps.finding() == f"Swapping two blocks turns the last state by 0.20 rad {said}; 20% of predictions stay."
+
+
 def test_within_and_across_by_hand() -> None:
     """Blocks 1 2 | 3 4 5: pairs within are 12, 34, 45, 35; both kinds exist at distances 1 and 2."""
     pairs = [(i, j) for i in range(1, 6) for j in range(i + 1, 6)]
