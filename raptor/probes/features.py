@@ -24,7 +24,9 @@ def view_at(vit: ViT, height: int, width: int) -> ViT:
             num_tokens = view.embed(blank)[0].shape[1]
     except (AssertionError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0][:100] if str(error).strip() else type(error).__name__
-        message = f"{vit.name} does not take images of {height} x {width} ({reason}); use its own {size}"
+        other = "frames are not square, so take a model that interpolates its position embedding"
+        remedy = f"use its own {size}" if height == width else other
+        message = f"{vit.name} does not take images of {height} x {width} ({reason}): {remedy}"
         raise ValueError(message) from None
     if num_tokens != groups.num_tokens:
         raise ValueError(
