@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import json
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
+import pytest
 import yaml
 from pages import ROOT, read
+
+from raptor import certify, iterate, open_data
+from raptor.fidelity.heads import resolve_head
+from raptor.open import open_vit, save_vit
+from raptor.surrogate.surrogate import make_surrogate
 
 VARIED = json.loads((ROOT / "docs/results/vitb16/varied.json").read_text())
 FOUND = json.loads((ROOT / "docs/results/vitb16.json").read_text())
@@ -61,6 +69,32 @@ def test_agreement_on_images_trained_on_and_not() -> None:
         cells = [cell(before["agreement"], before["agreement_interval"])]
         cells += [cell(row["agreement"], row["interval"]) for row in found.values()]
         assert f"| {name} | {' | '.join(cells)} |" in PAGE
+
+
+def test_agreement_is_measured_again_by_a_script(tmp_path: Path) -> None:
+    assert "python benchmarks/agreement.py" in PAGE
+    spec = spec_from_file_location("agreement", ROOT / "benchmarks" / "agreement.py")
+    assert spec is not None and spec.loader is not None
+    script = module_from_spec(spec)
+    spec.loader.exec_module(script)
+    teacher = open_vit("scenes")
+    half = teacher.num_layers // 2
+    raw = make_surrogate(teacher, (half, teacher.num_layers - half), copy="first")  # not trained
+    name = str(save_vit(raw, tmp_path / "raw"))
+    words = ["scenes-k2", name, "--data", "scenes", "--limit", "24", "--device", "cpu"]
+    found = script.main([*words, "--out", str(tmp_path / "agreement.json")])
+    assert json.loads((tmp_path / "agreement.json").read_text()) == found
+    assert found["command"] == " ".join(
+        ["python benchmarks/agreement.py", *words, "--out", f"{tmp_path}/agreement.json"]
+    )
+    assert list(found["sets"]) == ["scenes, train", "scenes, val"]
+    images = iterate(open_data("scenes", "val", size=teacher.preprocess.size), teacher.preprocess, 16, limit=24)
+    certificate = certify(raw, teacher, images, null_models=False, bootstrap=5, head=resolve_head(teacher)[0])
+    row = found["sets"]["scenes, val"][name]
+    assert row["agreement"] == pytest.approx(certificate.predictions["agreement"].value) and row["agreement"] < 1
+    assert row["num_images"] == 24 and row["interval"][0] <= row["agreement"] < row["interval"][1]
+    with pytest.raises(ValueError, match="scenes is not a surrogate: give a run folder"):
+        script.main(["scenes", "--data", "scenes", "--limit", "4"])
 
 
 def test_the_main_numbers() -> None:
