@@ -1,14 +1,19 @@
-"""The reading of the five-minute Table 1 says what table1.json and, on other images, other-images.json hold."""
+"""The readings of Table 1 at five and two minutes say what table1.json, training.json and other-images.json hold."""
 
 from __future__ import annotations
 
 import json
+from statistics import fmean
 
+import pytest
 from pages import ROOT, read
 
-FOLDER = ROOT / "docs" / "results" / "experiments" / "table1-five-minutes"
+EXPERIMENTS = ROOT / "docs" / "results" / "experiments"
+FOLDER = EXPERIMENTS / "table1-five-minutes"
+TWO_MINUTES = EXPERIMENTS / "table1-two-minutes"
 ROWS = json.loads((FOLDER / "other-images.json").read_text())["rows"]
 PAGE = " ".join((FOLDER / "reading.md").read_text().split())
+TWO_MINUTE_PAGE = " ".join((TWO_MINUTES / "reading.md").read_text().split())
 
 
 def short(value: float) -> str:
@@ -19,11 +24,32 @@ def with_interval(found: dict) -> str:
     return f"{short(found['r2'])} [{', '.join(map(short, found['interval']))}]"
 
 
-def test_the_shares_are_those_of_the_table() -> None:
-    _, *rows = json.loads((FOLDER / "table1.json").read_text())["rows"]
+@pytest.mark.parametrize("folder", [FOLDER, TWO_MINUTES], ids=lambda folder: folder.name)
+def test_the_shares_are_those_of_the_table(folder) -> None:
+    page = " ".join((folder / "reading.md").read_text().split())
+    _, *rows = json.loads((folder / "table1.json").read_text())["rows"]
     for task, words in (("classify", "Classification keeps"), ("depth", "depth"), ("segment", "below the paper**:")):
         shares = [f"{100 * row['scores'][task]['recovery']['mean']:.1f}" for row in rows]
-        assert f"{words} {', '.join(shares[:-1])} and {shares[-1]} %" in PAGE
+        assert f"{words} {', '.join(shares[:-1])} and {shares[-1]} %" in page
+
+
+def test_scores_of_the_training_are_means_of_three_seeds() -> None:
+    found = json.loads((TWO_MINUTES / "training.json").read_text())
+    for k, phases in ((2, "7+5"), (3, "7+3+2"), (4, "4+3+3+2")):
+        seeds = [found["surrogates"][f"k{k}-s{seed}"] for seed in range(3)]
+        r2 = [f"{fmean(row[name] for row in seeds):.3f}".lstrip("0") for name in ("r2_last", "r2_lowest")]
+        shares = [f"{100 * fmean(row[n] for row in seeds):.1f}" for n in ("agreement", "recovery_head", "recovery")]
+        assert f"| {k} | {phases} | {' | '.join(r2 + shares)} |" in TWO_MINUTE_PAGE
+
+
+def test_r2_at_the_end_of_stage_1_and_a_quarter_into_stage_2() -> None:
+    rows = json.loads((TWO_MINUTES / "training.json").read_text())["validations"]
+    for step, words in ((2000, "ends at R2 "), (3500, "stage 2 brings ")):
+        of_k = [
+            fmean(r["r2_last"] for r in rows if r["step"] == step and r["cell"].startswith(f"k{k}")) for k in (2, 3, 4)
+        ]
+        first, second, third = map(short, of_k)
+        assert f"{words}{first}, {second} and {third}" in TWO_MINUTE_PAGE
 
 
 def test_every_set_stands_in_the_table_with_its_intervals() -> None:
