@@ -66,24 +66,50 @@ class Muon(torch.optim.AdamW):
         super().step(closure)
         self.param_groups = groups
 
-    def _turn(self, group: dict[str, Any], parameters: list[torch.nn.Parameter]) -> None:
-        """One step of matrices; those of one shape are made orthogonal together."""
-        by_shape: dict[torch.Size, list[torch.nn.Parameter]] = defaultdict(list)
-        for parameter in parameters:
-            by_shape[parameter.shape].append(parameter)
-        for shape, alike in by_shape.items():
-            steps_nmd = orthogonal(torch.stack([self._ahead(p) for p in alike]))
-            size = group["lr"] * _ADAMW_SIZE * math.sqrt(max(shape))
-            for parameter, step in zip(alike, steps_nmd):
-                parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(step, alpha=-size)
+    def _turn(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        """One step of matrices. Those with the same shorter side are made orthogonal together, in few kernels."""
+        if not parameters:
+            return
+        by_side: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        for parameter, ahead in zip(parameters, self._ahead(parameters)):
+            by_side[min(parameter.shape)].append((parameter, ahead))
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        for alike in by_side.values():
+            steps_nmd = orthogonal(_stacked([ahead for _, ahead in alike]))
+            for (parameter, _), step_md in zip(alike, steps_nmd):
+                longer = max(parameter.shape)
+                size = group["lr"] * _ADAMW_SIZE * math.sqrt(longer)
+                _wide(parameter).add_(step_md[:, :longer], alpha=-size)
 
-    def _ahead(self, parameter: torch.nn.Parameter) -> Tensor:
-        """The running sum of a parameter's gradients, as it will be if this step's gradient comes again."""
-        kept, gradient = self.state[parameter], parameter.grad
-        assert gradient is not None
-        if "exp_avg" not in kept:
-            kept["exp_avg"] = torch.zeros_like(parameter)
-        return gradient + _MOMENTUM * kept["exp_avg"].mul_(_MOMENTUM).add_(gradient)
+    def _ahead(self, parameters: list[Tensor]) -> list[Tensor]:
+        """The running sums of the parameters' gradients, as they will be if this step's gradients come again."""
+        for parameter in parameters:
+            if "exp_avg" not in self.state[parameter]:
+                self.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
+        sums = [self.state[p]["exp_avg"] for p in parameters]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        torch._foreach_mul_(sums, _MOMENTUM)
+        torch._foreach_add_(sums, gradients)
+        ahead = torch._foreach_mul(sums, _MOMENTUM)
+        torch._foreach_add_(ahead, gradients)
+        return list(ahead)
+
+
+def _wide(matrix: Tensor) -> Tensor:
+    """A matrix with its shorter side first."""
+    return matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
+
+
+def _stacked(matrices: list[Tensor]) -> Tensor:
+    """Matrices with the same shorter side M as (N, M, D), filled up with zeros, which the iteration leaves as they are.
+
+    For a small model one product of all of them takes hardly longer than one of two.
+    """
+    side, longest = min(matrices[0].shape), max(max(matrix.shape) for matrix in matrices)
+    x_nmd = matrices[0].new_zeros(len(matrices), side, longest)
+    for row_md, matrix in zip(x_nmd, matrices):
+        row_md[:, : max(matrix.shape)].copy_(_wide(matrix))
+    return x_nmd
 
 
 def orthogonal(x_nmd: Tensor) -> Tensor:
@@ -95,5 +121,6 @@ def orthogonal(x_nmd: Tensor) -> Tensor:
     a, b, c = _COEFFICIENTS
     for _ in range(_NUM_ITERATIONS):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # b gram + c gram^2
+        x = torch.baddbmm(x, polynomial, x, beta=a)
     return (x if wide else x.mT).to(x_nmd.dtype)

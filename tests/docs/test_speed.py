@@ -71,3 +71,16 @@ def test_a_surrogates_forward_pass_on_a_gpu() -> None:
         assert f"(`{run['model']}`) | {milliseconds} | {' | '.join(ratios)} |" in PAGE
     words = " ".join(read("docs/results/vitb16.md").split())  # of the last run
     assert f"takes {ratios[0]} times its teacher's time ([speed]" in words
+
+
+def test_optimizers_are_those_of_the_fourth_run() -> None:
+    rows = _found("small_step-optimizer")["rows"]
+    for words, ending in (
+        ("AdamW", ", optimizer outside"),
+        ("Muon, matrices of one shape together (before)", ", muon by shape, optimizer outside"),
+        ("Muon, matrices with the same shorter side together (now)", ", muon, optimizer outside"),
+        ("AdamW, with clipping in a CUDA graph of its own", ""),
+        ("Muon, the same", ", muon"),
+    ):
+        rates = [f"{rows[batch + ending]['images_per_s']:,.0f}" for batch in ("batch of 64", "stage 2")]
+        assert f"| {words} | {' | '.join(rates)} |" in PAGE

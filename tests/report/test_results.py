@@ -45,6 +45,7 @@ OTHERS = {
     "small_step",
     "small_step-attention",
     "small_step-merged",
+    "small_step-optimizer",
     "trajectory",
     "training",
     "trajectory-cpu",

@@ -46,7 +46,7 @@ def _trained(name: str, start: list[Tensor], num_steps: int = 4) -> list[nn.Para
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="needs torch 2.9")
 def test_matrices_move_as_with_torchs_muon() -> None:
     generator = torch.Generator().manual_seed(2)
-    start = [torch.randn(shape, generator=generator) for shape in ((24, 64), (24, 64), (48, 16))]
+    start = [torch.randn(shape, generator=generator) for shape in ((24, 64), (24, 64), (48, 16), (96, 24))]
     ours = _trained("muon", start)
     theirs = [nn.Parameter(value.clone()) for value in start]
     optimizer = torch.optim.Muon(theirs, lr=0.01, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
