@@ -161,8 +161,9 @@ def states(
         rows |= zip(batch.places, batch.indices.tolist())
         for layer in wanted:
             for name, where in groups.items():
-                rows_of = arrays[f"layer{layer}.{name}"]
-                rows_of[batch.places.start : batch.places.stop] = _features(found[layer][:, where], pool)
+                features = _features(found[layer][:, where], pool)
+                _check_finite(features, [images.names[i] for i in batch.indices.tolist()], vit, layer)
+                arrays[f"layer{layer}.{name}"][batch.places.start : batch.places.stop] = features
     for array in arrays.values():
         array.flush()
     rows = dict(sorted(pair for pairs in ranks.gather(rows) for pair in pairs.items()))
@@ -211,6 +212,16 @@ def _choose_images(
 def _features(x_btd: Tensor, pool: bool) -> np.ndarray:
     x = x_btd.float()
     return (x.mean(1) if pool else x).cpu().numpy()
+
+
+def _check_finite(features: np.ndarray, names: Sequence[str], vit: ViT, layer: int) -> None:
+    """Raise for features (B, ...) that are not finite, naming the first image that has such."""
+    bad = np.flatnonzero(~np.isfinite(features.reshape(len(features), -1)).all(1))
+    if len(bad):
+        raise ValueError(
+            f"the state of layer {layer} of {vit.name} is not finite for {names[bad[0]]}: check the model's weights, "
+            "or use fp32"
+        )
 
 
 def _keep_rows(

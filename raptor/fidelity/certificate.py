@@ -328,6 +328,7 @@ def _certificate(
     """The certificate of what was measured."""
     assert measured.images is not None
     curves = measured.curves["surrogate"].result()
+    _check_finite(curves, surrogate, teacher)
     null_curves = {name: measured.curves[name].result() for name in NULL_NAMES if name in measured.curves}
     intervals = _curve_intervals(curves, bootstrap, seed)
     return Certificate(
@@ -479,6 +480,18 @@ def _costs(surrogate: ViT, teacher: ViT, images: Tensor, precision: str) -> dict
         )
         for side, vit in sides.items()
     }
+
+
+def _check_finite(curves: Curves, surrogate: ViT, teacher: ViT) -> None:
+    """Raise if states of any image are not finite: its prediction, and with it every score, would mean nothing."""
+    bad = np.flatnonzero(~np.isfinite(curves.absolute["all"]))
+    if not len(bad):
+        return
+    vit = surrogate if np.isfinite(curves.image_norm[:, bad[0], 0]).all() else teacher
+    raise ValueError(
+        f"the states of {vit.name} are not finite from layer {bad[0] + 1} on, for one image or more: check its "
+        "weights, or use fp32"
+    )
 
 
 def _check_pair(surrogate: ViT, teacher: ViT) -> None:

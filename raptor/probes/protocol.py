@@ -123,6 +123,12 @@ def probe(
         options = {"epochs": epochs, "weight_decay": decay, "init": init, "max_steps": max_steps}
         told = [_of_all(progress, i, len(seeds)) for i in range(len(seeds))]
         runs = [train_heads(made, grid, seed=seed, progress=tell, **options) for seed, tell in zip(seeds, told)]
+    heads = [tensor for run in runs for tensor in run.chosen.head or ()]
+    if not all(bool(tensor.isfinite().all()) for tensor in heads):
+        raise ValueError(
+            f"no head of the {task} probe of {vit.name} is finite: check its weights, use --precision fp32, or give "
+            "smaller --lrs"
+        )
     settings = ProbeSettings(
         epochs=None if closed_form else epochs,
         batch_size=made.batch_size,

@@ -275,7 +275,10 @@ class DistillStep(nn.Module):
 def state_variance(
     teacher: ViT, stream: TrainStream, normalise: str, precision: str, ranks: Ranks = ONE_PROCESS
 ) -> Tensor:
-    """What each squared error is divided by, (L, T), measured on a few batches of all ranks."""
+    """What each squared error is divided by, (L, T), measured on a few batches of all ranks.
+
+    ValueError where the teacher's states are not finite, or their variance is beyond float32.
+    """
     device = teacher.device
     variance = StateVariance(teacher.num_layers, teacher.groups)
     if normalise != "none":
@@ -284,6 +287,12 @@ def state_variance(
             with torch.no_grad(), autocast(precision, device):
                 variance.update(teacher.unroll(*teacher.embed(images))[1:])
         variance.reduce(ranks)
+        for layer in range(1, teacher.num_layers + 1):
+            if not variance.variance(layer, "all") <= torch.finfo(torch.float32).max:
+                raise ValueError(
+                    f"the states of {teacher.name} are not finite at layer {layer} on training images: check its "
+                    "weights, or use fp32"
+                )
     return variance.per_token(normalise).to(device)
 
 

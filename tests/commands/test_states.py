@@ -56,6 +56,15 @@ def test_layers_that_are_not_there_are_refused(tmp_path: Path) -> None:
         states("scenes", layers=[13], out=str(tmp_path))
 
 
+def test_states_that_are_not_finite_are_refused_by_image(tmp_path: Path) -> None:
+    vit = open_vit("scenes")
+    vit.blocks[10].register_forward_hook(lambda _block, _args, x_btd: x_btd.index_fill(0, torch.tensor(1), torch.inf))
+    second = open_data("scenes", "all", limit=4, size=48).names[1]
+    with pytest.raises(ValueError, match=f"layer 12 of scenes is not finite for {second}"):
+        states(vit, limit=4, batch_size=4, out=str(tmp_path))
+    assert not (tmp_path / "states.json").exists()
+
+
 def test_a_checkpoint_is_named_by_its_file(tmp_path: Path) -> None:
     import timm
     from safetensors.torch import save_file

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -104,3 +107,14 @@ def test_models_that_do_not_fit_are_refused(teacher: ViT) -> None:
         certify(tiny_vit(depth=3), teacher, image_batches(1))
     with pytest.raises(ValueError, match="empty"):
         certify(teacher, teacher, [], null_models=False)
+
+
+@pytest.mark.parametrize("side", ["teacher", "surrogate"])
+def test_states_that_are_not_finite_are_refused(teacher: ViT, surrogate: ViT, side: str) -> None:
+    """Otherwise a prediction of NaN would count as one of class 0."""
+    sides = {"teacher": teacher, "surrogate": surrogate}
+    name = sides[side].name
+    sides[side] = spoilt = replace(sides[side], model=copy.deepcopy(sides[side].model))
+    spoilt.blocks[2].register_forward_hook(lambda _block, _args, x_btd: x_btd.index_fill(0, torch.tensor(1), torch.nan))
+    with pytest.raises(ValueError, match=f"the states of {re.escape(name)} are not finite from layer 3 on"):
+        certify(sides["surrogate"], sides["teacher"], image_batches(1), null_models=False, bootstrap=0)

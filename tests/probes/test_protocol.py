@@ -109,6 +109,15 @@ def test_bad_input_is_named(vit: ViT, options: dict, message: str) -> None:
         run(vit, task, options.pop("lrs", [1e-2]), **options) if task != "sort" else probe(vit, task, "scenes")
 
 
+def test_features_that_are_not_finite_give_no_score(vit: ViT) -> None:
+    handle = vit.blocks[0].register_forward_hook(lambda _block, _args, x_btd: x_btd * torch.nan)
+    try:
+        with pytest.raises(ValueError, match=r"no head of the classify probe of .* is finite"):
+            run(vit, "classify", [1e-2])
+    finally:
+        handle.remove()
+
+
 def test_data_must_fit_the_task(vit: ViT) -> None:
     train, val = data_for("depth")
     with pytest.raises(ValueError, match="not opened for segment"):

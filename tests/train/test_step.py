@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from raptor.open import open_vit
 from raptor.phases import Phases
 from raptor.surrogate.blocks import CopiedBlock, PlainBlock
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
-from raptor.train.step import DistillStep, Parts, PatchProduct, at_groups, groups_at, half_copy
+from raptor.train.step import DistillStep, Parts, PatchProduct, at_groups, groups_at, half_copy, state_variance
 from raptor.vit.view import ViT
 
 LAST = {"cls": 0.34, "registers": 0.33, "patches": 0.33}
@@ -472,3 +473,12 @@ def test_other_convolutions_stay() -> None:
             assert type(half_copy(vit).model.extra) is type(conv)
         finally:
             del vit.model.extra
+
+
+@pytest.mark.parametrize("factor", [float("nan"), 1e25])
+def test_teacher_states_that_are_not_finite_are_refused(factor: float) -> None:
+    teacher = tiny_teacher()
+    teacher.blocks[2].register_forward_hook(lambda _block, _args, x_btd: x_btd * factor)
+    stream: Any = SimpleNamespace(batch=lambda *_args, **_options: images_for(teacher))
+    with pytest.raises(ValueError, match="are not finite at layer 3 on training images"):
+        state_variance(teacher, stream, "group", "fp32")
