@@ -62,6 +62,15 @@ def test_every_set_stands_in_the_table_with_its_intervals() -> None:
     assert f"(Pillow, bicubic) give {with_interval(shrunk['all'])} too" in PAGE
 
 
+def test_other_images_of_both_budgets_stand_side_by_side() -> None:
+    found = {row["data"]: row for row in json.loads((TWO_MINUTES / "other-images.json").read_text())["rows"]}
+    assert len(found) == 7
+    for row in ROWS[:-1]:
+        own, other = with_interval(found[row["data"]]["all"]), with_interval(row["all"])
+        assert f"| {own} | {other} |" in TWO_MINUTE_PAGE, row["data"]
+
+
 def test_the_readme_gives_that_of_a_thousand_classes() -> None:
-    row = next(row for row in ROWS if row["data"].startswith("imagenet-val"))
+    rows = json.loads((TWO_MINUTES / "other-images.json").read_text())["rows"]
+    row = next(row for row in rows if row["data"].startswith("imagenet-val"))
     assert f"k = 3: {short(row['all']['r2'])} on ImageNet's 1,000 classes" in read("README.md")
