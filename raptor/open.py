@@ -87,7 +87,7 @@ def open_vit(
     dtype: str = "fp32",
     trust_hub: bool = False,
     name: str | None = None,
-    device: str | torch.device = "cpu",
+    device: str | torch.device | None = None,
     **model_kwargs: Any,
 ) -> ViT:
     """A view over any Vision Transformer.
@@ -109,6 +109,7 @@ def open_vit(
             your own in half precision is copied, not changed.
         trust_hub: run the code of a torch.hub repository, for `hub/REPO:ENTRY`.
         name: of the model in titles, figures and files; by default the weight file's stem, else `source`.
+        device: where it runs: by default where a module or an opened model is, and the CPU for others.
         model_kwargs: further arguments of the model's constructor (timm) or configuration (transformers).
     """
     prepared = Preprocess.from_dict(preprocess) if isinstance(preprocess, dict) else preprocess
@@ -122,7 +123,7 @@ def open_vit(
     built = dict(num_classes=num_classes, **untrained, **model_kwargs)
     if isinstance(source, ViT):
         _refuse("a model that is already opened", weights=weights, size=size, preprocess=prepared, **structure, **built)
-        return source.to(device)
+        return source if device is None else source.to(device)
     if isinstance(source, nn.Module):
         _refuse("a module of your own", **built)
         if dtype != "fp32" or is_half(source):
@@ -132,7 +133,8 @@ def open_vit(
         images = _resized(prepared, size) if prepared else model_preprocess(source, size)
         arguments = forward_arguments(source, images.size)
         view = inspect_vit(source, name or type(source).__name__, images, forward_kwargs=arguments, **structure)
-        return _as_dtype(view, dtype).to(device)
+        return _as_dtype(view, dtype).to(device or view.device)
+    device = device or "cpu"
     text = str(source)
     if "@" in text and text.startswith(("timm/", "hf/")):
         if weights is not None:

@@ -65,6 +65,17 @@ def test_opening_leaves_random_state_and_gradients_alone() -> None:
 
 
 @torch.no_grad()
+def test_a_module_and_an_opened_model_stay_on_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_timm(depth=2).model
+    moved: list[object] = []
+    monkeypatch.setattr(type(model), "to", lambda self, device: moved.append(device))
+    monkeypatch.setattr(ViT, "device", property(lambda self: "where it is"))
+    vit = open_vit(model)
+    assert moved == ["where it is"]
+    open_vit(vit)
+    assert moved == ["where it is"]
+
+
 def test_save_and_open_again(tmp_path: Path) -> None:
     vit = tiny_timm("vit_small_patch14_reg4_dinov2", reg_tokens=2, num_classes=5)
     vit.classes = list("edcba")
