@@ -455,17 +455,16 @@ def _filled(claim: Claim, path: Path, base: Path, label: str, made: Provenance) 
 
 
 _INTRO = (
-    "Every claim of the paper, main text and appendices, beside our measurement. `raptor reproduce claims --page "
-    "docs/results` writes this page from [claims.json](claims.json), and that from the JSON of the runs named below. "
-    "The claims are those of the submitted version; what says camera-ready, and the numbers of Tables 1 and 2, are "
-    "from a summary of the later one."
+    "Every claim of the paper, from its main text and appendices, stands here beside our measurement. `raptor "
+    "reproduce claims --page docs/results` reads the JSON of the runs named below and writes "
+    "[claims.json](claims.json) and this page. The claims are those of the submitted version. Those marked "
+    "camera-ready, and the numbers of Tables 1 and 2, are from a summary of the later version."
 )
 _DEPTH = (
     "**Depth first.** The paper studies depth as a dynamical system on DINOv2 ViT-g/14 with registers: 40 blocks. The "
-    "models here have 12, so an S-shape has little room and the last phase is two blocks long: what disagrees here may "
-    "still hold of theirs. The authors' published "
-    "matrix of their own 12-block ViT-B stands beside our numbers as a witness. Perturbations are the paper's `eps u`, "
-    "with `u ~ N(0, I)`."
+    "models here have 12, so an S-shape has little room and the last phase is two blocks long. What disagrees here may "
+    "still hold for their model. The authors published the similarity matrix of their 12-block ViT-B; it stands beside "
+    "our numbers as a witness. Perturbations are the paper's `eps u`, with `u ~ N(0, I)`."
 )
 
 
@@ -488,13 +487,14 @@ def _names_shown(claims: Sequence[Claim]) -> list[str]:
 
 
 _TWINS = (
-    "**Untrained twins.** What a model does before training is no sign of training, so the number of an untrained "
-    "model of the same make stands beside that of the trained one. The blocks of an untrained DINOv2 are scaled by "
-    "1e-5 and leave every token where it is; here they are scaled by 1 (`--layer_scale 1.0`). The twin with the most "
-    "images that has the number stands beside it. Numbers that depend on where depth is cut are given for two twins: "
-    "with its own cut, which is what max-cut finds without training, and cut alike. Its own cut is the fair "
-    "comparison: a cut found on one model is not the best of another. What training did to a model (Section 1, "
-    "Figure 11) is its number minus that of each untrained seed with a cut of its own."
+    "**Untrained twins.** What a model does before training is no sign of training. So the number of an untrained "
+    "model of the same architecture stands beside that of the trained one. The blocks of an untrained DINOv2 are "
+    "scaled by 1e-5 and leave every token where it is; here they are scaled by 1 (`--layer_scale 1.0`). Where several "
+    "twins have a number, that of the twin with the most images is shown. Numbers that depend on where depth is cut "
+    "are given twice: for the twin's own cut, which max-cut finds without training, and for the cut of the trained "
+    "model (cut alike). The twin's own cut is the fair comparison, because the best cut of one model is not the best "
+    "of another. What training did to a model (Section 1, Figure 11) is its number minus that of each untrained seed "
+    "with a cut of its own."
 )
 
 

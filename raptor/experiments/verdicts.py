@@ -61,17 +61,24 @@ _PAPER_RECOVERY = {
 }
 
 
-RULES = (
-    "**Verdicts.** Each claim is a number and bounds for it: the paper's where it gives a number, else those that its "
-    "words ask for, which stand in the row. It *agrees* where the whole 95 % interval lies within the bounds, "
-    "*disagrees* where the whole interval lies outside, and is *undetermined* in between. What depends on training "
-    "needs at least three seeds (Student's t), or at least three teachers trained in different ways (Student's t; a "
-    "bootstrap over them for correlations); what is measured of a given model needs an interval over images "
-    "(bootstrap; a jackknife for pooled DMD), and its difference from untrained ones at least three of those. One seed "
-    "is always undetermined. A run with less training than the paper's may confirm what a surrogate reaches, but not "
-    "refute it: then the claim is *not tested at this budget*, as is what was not run. What is counted has no "
-    "interval. Of several measurements of the same model and data the one with the narrowest interval stands here."
-)
+RULES = """**Verdicts.** Each claim is a number with bounds. The bounds are the paper's where it gives a number; else
+they are those that its words ask for, and stand in the row. With the 95 % interval of our measurement a claim
+
+- *agrees* where the whole interval lies within the bounds;
+- *disagrees* where the whole interval lies outside;
+- is *undetermined* in between, and always where there is one seed;
+- is *not tested at this budget* where it was not run, or where a surrogate falls short after less training than the
+  paper's. Such a run can confirm what a surrogate reaches, but not refute it.
+
+Where the intervals come from:
+
+- What depends on training needs at least three seeds (Student's t), or at least three teachers trained in different
+  ways (Student's t; for correlations a bootstrap over teachers).
+- What is measured of a given model has an interval over images (bootstrap; for the pooled DMD a jackknife). Its
+  difference from untrained models needs at least three of those.
+- What is counted has no interval.
+
+Of several measurements on the same model and data, the one with the narrowest interval stands here."""
 
 
 def claims_stochastic_depth(found: StochasticDepth | None) -> list[Claim]:
