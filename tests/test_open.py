@@ -190,6 +190,22 @@ def test_round_trip(teacher: ViT, block: str, conditioning: str, tmp_path: Path)
     assert (tmp_path / "twice/model.safetensors").read_bytes() == (tmp_path / "model.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_giantopt_patch16_siglip_gap_256",  # GELU by tanh
+        "vit_dlittle_patch16_reg1_gap_256",  # differential attention
+        "vit_relpos_base_patch16_plus_240",  # a position bias, which is 0 in a new model
+    ],
+)
+@torch.no_grad()
+def test_round_trip_of_blocks_that_are_plain_only_before_their_weights_are_loaded(name: str, tmp_path: Path) -> None:
+    surrogate = conditioned(tiny_timm(name, img_size=32), (3, 1))
+    again = open_vit(save_vit(surrogate, tmp_path))
+    images = noise_images(surrogate)
+    assert all(torch.equal(a, b) for a, b in zip(again.record(images)[0], surrogate.record(images)[0]))
+
+
 @torch.no_grad()
 def test_round_trip_of_a_rotary_and_of_a_transformers_surrogate(rotary: ViT, tmp_path: Path) -> None:
     shake(transformers.DINOv3ViTModel(transformers.DINOv3ViTConfig(**AT_16))).save_pretrained(tmp_path / "hub")

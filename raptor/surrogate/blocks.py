@@ -387,6 +387,9 @@ def _plain_block(
 ) -> PlainBlock | None:
     """`copied` as a `PlainBlock`, or None where called on `x_btd` with its arguments it computes something else.
 
+    Both are compared with random weights in place of its own, which may not be loaded yet and may hide a difference: a
+    position bias of zeros, inputs of an activation near 0.
+
     With adapters it takes the weights of each depth, if the adapted layers are its four.
     """
     if copied.adapted not in ([], _PLAIN_LINEAR):
@@ -396,9 +399,12 @@ def _plain_block(
         return None
     if any(_part(copied.block, f"{path}.{name}") is None for path in _PLAIN_PARTS for name in ("weight", "bias")):
         return None
-    # In float64: with a LayerScale of 1e-5 a block's update is lost in the rounding of float32.
     wide = "cpu" if x_btd.device.type == "mps" else x_btd.device
     exact, x_btd = copy.deepcopy(copied).to(wide, torch.float64), x_btd.to(wide, torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in exact.parameters():
+        scale = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 1.0
+        parameter.copy_(scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     factors = torch.linspace(0.5, 1.5, 8 * x_btd.shape[-1], dtype=torch.float64, device=wide).view(8, -1)
     modulation = Modulation(*factors) if copied.points else None
     args, kwargs = _in_double((args, kwargs), wide)
