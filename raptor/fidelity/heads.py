@@ -318,9 +318,12 @@ def given_head(file: str | Path, vit: ViT) -> LinearHead:
 
 
 def head_outputs(vit: ViT, file: str | Path | None) -> tuple[int, Sequence[str] | None]:
-    """How many classes the head that judges has, and their names where it keeps them: of the one in `file`, which keeps
-    none, else of the model's own."""
-    return (vit.num_classes, vit.classes) if file is None else (given_head(file, vit).num_classes, None)
+    """How many classes the head that judges has, the one in `file` or else the model's own, and their names where it
+    keeps them."""
+    if file is None:
+        return vit.num_classes, vit.classes
+    linear = given_head(file, vit)
+    return linear.num_classes, linear.classes
 
 
 def resolve_head(
@@ -342,7 +345,7 @@ def resolve_head(
     """
     if file is not None:
         linear = given_head(file, teacher)
-        return Head("file", linear.num_classes, linear), f"the head in {file}"
+        return Head("file", linear.num_classes, linear, linear.classes), f"the head in {file}"
     if teacher.num_classes:
         return Head("own", teacher.num_classes, classes=teacher.classes), f"the head of {teacher.name} itself"
     data = getattr(train_batches, "data", None)

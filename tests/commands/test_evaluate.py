@@ -162,6 +162,29 @@ def test_labels_follow_a_head_in_a_file(tmp_path: Path, photos: Path) -> None:
         evaluate(str(run), head_file=str(head), **measured)
 
 
+def test_labels_follow_the_classes_that_a_head_file_names(tmp_path: Path, photos: Path) -> None:
+    """As heads of `probe` and of runs do. Without names its outputs would be taken in the order of the folders."""
+    teacher = tiny_timm("vit_tiny_patch16_224", num_classes=0)
+    save_vit(teacher, tmp_path / "tiny")
+    head, names, run = tmp_path / "head.safetensors", tmp_path / "names.txt", tmp_path / "run"
+    always_second = torch.zeros(2, 2 * teacher.dim), torch.tensor([0.0, 1.0])
+    LinearHead(*always_second, classes=["b", "a"]).save(head)
+    names.write_text("b\na\n")
+    for part in ("train", "val"):
+        (photos / part / "a" / "broken.png").unlink()
+    (photos / "val/b/1.png").unlink()  # three images of a, two of b
+    options: dict[str, Any] = dict(phases=[1, 3], budget="2steps", batch_size=4, out=str(run), device="cpu")
+    known = distill(str(tmp_path / "tiny"), str(photos), head_file=str(head), **options).summary.validation
+    assert known.teacher_accuracy == pytest.approx(0.6)
+    measured: dict[str, Any] = dict(device="cpu", train_images=4, bootstrap=5, null_models=False)
+    for classes in (None, str(names)):
+        certificate = evaluate(str(run), head_file=str(head), classes=classes, **measured).certificate
+        assert certificate.predictions["teacher_accuracy"].value == pytest.approx(0.6)
+    LinearHead(*always_second, classes=["b", "c"]).save(head)
+    certificate = evaluate(str(run), head_file=str(head), **measured).certificate
+    assert "teacher_accuracy" not in certificate.predictions  # it knows nothing of class a
+
+
 def test_a_built_in_surrogate_is_written_below_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = evaluate("scenes-k3", num_images=16, train_images=16, null_models=False, bootstrap=5, device="cpu")
