@@ -70,6 +70,13 @@ def test_other_images_of_both_budgets_stand_side_by_side() -> None:
         assert f"| {own} | {other} |" in TWO_MINUTE_PAGE, row["data"]
 
 
+def test_other_sizes_stand_in_a_row_per_set() -> None:
+    rows = json.loads((TWO_MINUTES / "other-images.json").read_text())["sizes"]
+    for data in {row["data"] for row in rows}:
+        cells = [with_interval(row["all"]) for row in rows if row["data"] == data]
+        assert len(cells) == 4 and f"| {' | '.join(cells)} |" in TWO_MINUTE_PAGE
+
+
 def test_the_readme_gives_that_of_a_thousand_classes() -> None:
     rows = json.loads((TWO_MINUTES / "other-images.json").read_text())["rows"]
     row = next(row for row in rows if row["data"].startswith("imagenet-val"))
