@@ -96,7 +96,7 @@ class GroupVerdict(Record):
     `better`, `worse` and `alike` hold the names of null models by their error at the last layer, on the same images;
     a difference counts where its 95 % interval leaves out 0, and all three are empty for a single image.
     `layers_better` counts the layers with a smaller error than each, `layers_ahead` those with a smaller error than
-    all of them.
+    all of them, None for a single image.
     """
 
     r2_last: Estimate
@@ -176,7 +176,7 @@ def judge(
         below = last.value is None or (last.value if last.lower is None else last.lower) <= 0
         compared = {*found.better, *found.worse, *found.alike}
         found.no_better_than_mean = ("mean" not in found.better) if "mean" in compared else below
-        if nulls:
+        if nulls and curves.num_images > 1:
             found.layers_ahead = int(np.sum(r2 > np.max([null.r2[group] for null in nulls.values()], axis=0)))
         groups[group] = found
     undertrained = [] if training is None else training.undertrained()

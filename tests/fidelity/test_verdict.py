@@ -58,6 +58,7 @@ def test_one_image_decides_nothing() -> None:
         assert not group.better and not group.worse and not group.alike and group.r2_last.lower is None
     assert not found.judged.groups["patches"].no_better_than_mean
     assert Certificate.from_dict(found.to_dict()).judged.lines() == found.judged.lines()
+    assert not any("ahead" in line for line in found.judged.lines())
 
 
 def test_the_r2_axis_is_clipped_with_a_note() -> None:
