@@ -21,7 +21,7 @@ from raptor.options import HeadClasses, OnData, OpeningModel, Running, part, wit
 from raptor.provenance import Provenance, recorded
 from raptor.run import ResultFile, WriteError, result_folder, sync
 from raptor.streaming import Result
-from raptor.vit.trajectory import Trajectories
+from raptor.vit.trajectory import NonFiniteStates, Trajectories
 from raptor.vit.view import ModelFacts, ViT
 
 _SHOWN_IMAGES = 2000  # in a plot
@@ -215,13 +215,10 @@ def _features(x_btd: Tensor, pool: bool) -> np.ndarray:
 
 
 def _check_finite(features: np.ndarray, names: Sequence[str], vit: ViT, layer: int) -> None:
-    """Raise for features (B, ...) that are not finite, naming the first image that has such."""
+    """Raise for features (B, ...) that are not finite, naming the first such image."""
     bad = np.flatnonzero(~np.isfinite(features.reshape(len(features), -1)).all(1))
     if len(bad):
-        raise ValueError(
-            f"the state of layer {layer} of {vit.name} is not finite for {names[bad[0]]}: check the model's weights, "
-            "or use fp32"
-        )
+        raise NonFiniteStates.of(vit.name, f"at layer {layer} for {names[bad[0]]}")
 
 
 def _keep_rows(

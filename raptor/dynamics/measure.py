@@ -39,7 +39,7 @@ from raptor.phases import Phases
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.streaming import Record, Rows, reduce_all
-from raptor.vit.trajectory import Trajectories
+from raptor.vit.trajectory import NonFiniteStates, Trajectories
 from raptor.vit.view import ModelFacts, ViT
 
 T = TypeVar("T")
@@ -282,7 +282,7 @@ def _check_finite(vit: ViT, direction: DirectionResult) -> None:
     """Raise if states are not finite, naming the first such layer."""
     bad = np.flatnonzero(~np.isfinite(direction.norm["all"].mean))
     if len(bad):
-        raise ValueError(f"the states of {vit.name} are not finite from layer {bad[0]} on: check weights, or use fp32")
+        raise NonFiniteStates.of(vit.name, f"from layer {bad[0]} on")
 
 
 def _basins_or_note(basins: Basins | None) -> tuple[BasinsResult | None, list[str]]:

@@ -23,7 +23,7 @@ from raptor.phases import Phases
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.streaming import Record, Rows, jsonable, reduce_all
-from raptor.vit.trajectory import Trajectories, autocast
+from raptor.vit.trajectory import NonFiniteStates, Trajectories, autocast
 from raptor.vit.view import ViT
 
 if TYPE_CHECKING:
@@ -488,10 +488,7 @@ def _check_finite(curves: Curves, surrogate: ViT, teacher: ViT) -> None:
     if not len(bad):
         return
     vit = surrogate if np.isfinite(curves.image_norm[:, bad[0], 0]).all() else teacher
-    raise ValueError(
-        f"the states of {vit.name} are not finite from layer {bad[0] + 1} on, for one image or more: check its "
-        "weights, or use fp32"
-    )
+    raise NonFiniteStates.of(vit.name, f"from layer {bad[0] + 1} on, for one image or more")
 
 
 def _check_pair(surrogate: ViT, teacher: ViT) -> None:

@@ -21,7 +21,15 @@ from raptor.devices import ONE_PROCESS, Ranks, full_precision
 from raptor.similarity.cka import LinearCKA
 from raptor.similarity.outliers import Outliers, OutlierShares
 from raptor.streaming import Moments, Result, reduce_all
-from raptor.vit.trajectory import Trajectories, at_least_float32, check_states, double, float_type, pool_layers
+from raptor.vit.trajectory import (
+    NonFiniteStates,
+    Trajectories,
+    at_least_float32,
+    check_states,
+    double,
+    float_type,
+    pool_layers,
+)
 from raptor.vit.view import POOLED, TokenGroups
 
 Array = NDArray[np.float64]
@@ -46,10 +54,6 @@ class Blocks:
         diagonal = np.arange(matrix_rll.shape[1])
         matrix_rll[:, diagonal, diagonal] = 1.0
         return matrix_rll
-
-
-class NonFiniteStates(ValueError):
-    """A state has NaN or infinite entries, or a squared norm beyond float32."""
 
 
 class CosineSimilarity:
@@ -305,14 +309,17 @@ class _BadStates:
         if self._first is None:
             return
         not_finite, zero = self._first.tolist()
-        for batches, error, what in (
-            (not_finite, NonFiniteStates, "is not finite (or its norm is beyond float32)"),
-            (zero, ValueError, "has a vector of norm zero, so its cosine is undefined,"),
-        ):
-            found = [(batch, layer) for layer, batch in enumerate(batches) if batch >= 0]
-            if found:
-                batch, layer = min(found)
-                raise error(f"{self.model}: the state of layer {layer} {what} in batch {batch} (the first batch is 0)")
+        if bad := _first_bad(not_finite):
+            raise NonFiniteStates.of(self.model, f"(or their norm is beyond float32) at {bad}")
+        if bad := _first_bad(zero):
+            raise ValueError(f"the states of {self.model} have a vector of norm zero at {bad}: its cosine is undefined")
+
+
+def _first_bad(first_l: list[int]) -> str | None:
+    """Where a stream was bad first, in words, given the first bad batch of each layer, or -1; None where nowhere."""
+    found = [(batch, layer) for layer, batch in enumerate(first_l) if batch >= 0]
+    batch, layer = min(found, default=(None, None))
+    return None if batch is None else f"layer {layer} in batch {batch} (the first batch is 0)"
 
 
 def _chunks(states: Sequence[Tensor]) -> Iterator[Tensor]:

@@ -27,7 +27,7 @@ from raptor.surrogate.gelu import ShortGELU
 from raptor.surrogate.surrogate import shared_blocks
 from raptor.train.frozen import FrozenBlock, frozen_blocks
 from raptor.train.losses import StateVariance, token_weights, weighted_error
-from raptor.vit.trajectory import autocast
+from raptor.vit.trajectory import NonFiniteStates, autocast
 from raptor.vit.view import Context, TokenGroups, ViT, first_tensor
 
 _VARIANCE_BATCHES = 8
@@ -277,7 +277,7 @@ def state_variance(
 ) -> Tensor:
     """What each squared error is divided by, (L, T), measured on a few batches of all ranks.
 
-    ValueError where the teacher's states are not finite, or their variance is beyond float32.
+    Raises `NonFiniteStates` where the teacher's states are not finite, or their variance is beyond float32.
     """
     device = teacher.device
     variance = StateVariance(teacher.num_layers, teacher.groups)
@@ -289,10 +289,7 @@ def state_variance(
         variance.reduce(ranks)
         for layer in range(1, teacher.num_layers + 1):
             if not variance.variance(layer, "all") <= torch.finfo(torch.float32).max:
-                raise ValueError(
-                    f"the states of {teacher.name} are not finite at layer {layer} on training images: check its "
-                    "weights, or use fp32"
-                )
+                raise NonFiniteStates.of(teacher.name, f"at layer {layer} on training images")
     return variance.per_token(normalise).to(device)
 
 

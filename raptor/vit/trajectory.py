@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,15 @@ from raptor.progress import track
 from raptor.vit.view import TokenGroups, ViT, first_tensor, image_vectors, recording, replaced_blocks
 
 _PRECISIONS = ("fp32", "bf16")
+
+
+class NonFiniteStates(ValueError):
+    """States of a model have NaN or infinite entries, or a norm or variance beyond float32."""
+
+    @classmethod
+    def of(cls, model: str, where: str) -> Self:
+        """The error to raise; `where` names the layer, and the images where they are known."""
+        return cls(f"the states of {model} are not finite {where}: check its weights, or use fp32")
 
 
 class Trajectories:

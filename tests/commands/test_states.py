@@ -60,7 +60,7 @@ def test_states_that_are_not_finite_are_refused_by_image(tmp_path: Path) -> None
     vit = open_vit("scenes")
     vit.blocks[10].register_forward_hook(lambda _block, _args, x_btd: x_btd.index_fill(0, torch.tensor(1), torch.inf))
     second = open_data("scenes", "all", limit=4, size=48).names[1]
-    with pytest.raises(ValueError, match=f"layer 12 of scenes is not finite for {second}"):
+    with pytest.raises(ValueError, match=f"the states of scenes are not finite at layer 12 for {second}: check"):
         states(vit, limit=4, batch_size=4, out=str(tmp_path))
     assert not (tmp_path / "states.json").exists()
 
