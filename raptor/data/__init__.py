@@ -3,7 +3,7 @@
 from raptor.data.by_name import open_data, open_dense
 from raptor.data.chosen import ChosenData
 from raptor.data.dense import DenseData
-from raptor.data.images import BadImage, ImageData, InMemory, load_uint8
+from raptor.data.images import BadImage, ImageData, InMemory
 from raptor.data.preprocess import Preprocess
 from raptor.data.stream import Batch, ImageStream, TrainStream, iterate
 
@@ -18,7 +18,6 @@ __all__ = [
     "Preprocess",
     "TrainStream",
     "iterate",
-    "load_uint8",
     "open_data",
     "open_dense",
 ]

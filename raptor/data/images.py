@@ -469,8 +469,9 @@ class InMemory(WholeBatches):
         super().__init__(data.name, list(data.names), data.labels, data.classes, data.parts, data.keys)
         self.specs = list(data.specs)
         self.rows, self.where = data.distinct()
-        rows, host = self.rows.tolist(), torch.device("cpu")
-        self.images = fill_uint8(data, preprocess, rows, host, num_workers, progress, replace=False)[0].to(device)
+        images = torch.empty((len(self.rows), 3, preprocess.resize, preprocess.resize), dtype=torch.uint8)
+        fill_uint8(images, data, preprocess, self.rows.tolist(), num_workers, progress)
+        self.images = images.to(device)
 
     def originals(self, positions: Tensor) -> Tensor:
         return self.rows[self.where[positions]]
@@ -520,45 +521,26 @@ def chunks_of(indices: list[int], size: int) -> list[list[int]]:
     return [indices[i : i + size] for i in range(0, len(indices), size)]
 
 
-def load_uint8(
-    data: ImageData,
-    preprocess: Preprocess,
-    num_workers: int | None = None,
-    limit: int | None = None,
-    progress: Progress | None = None,
-) -> Tensor:
-    """Decode once: uint8 (N, 3, resize, resize) in the order of `data.sample(limit)`, without bad images skipped."""
-    indices = data.sample(limit)
-    images, num_rows = fill_uint8(data, preprocess, indices, torch.device("cpu"), num_workers, progress, replace=False)
-    return images[:num_rows]
-
-
 def fill_uint8(
+    images_nchw: Tensor,
     data: ImageData,
     preprocess: Preprocess,
     indices: list[int],
-    device: torch.device,
     num_workers: int | None,
     progress: Progress | None,
-    *,
-    replace: bool,
     reduced: bool = False,
-    into: Tensor | None = None,
-) -> tuple[Tensor, int]:
-    """A uint8 tensor (len(indices), 3, resize, resize) on `device`, and how many of its first rows are filled.
+) -> int:
+    """Fill `images_nchw`, uint8 (len(indices), 3, resize, resize), and return how many of its rows are filled.
 
-    With `replace`, bad images that may be skipped are replaced by others, and every row is filled. `into` is a tensor
-    to fill instead of a new one.
+    Bad images that may be skipped are replaced by others. Where there are none left, the last rows stay as they are.
     """
-    side = preprocess.resize
-    shape = (len(indices), 3, side, side)
-    images = torch.empty(shape, dtype=torch.uint8, device=device) if into is None else into
     chunks, num_rows, num_done = chunks_of(indices, data.fill_size), 0, 0
-    parts = data.batches(chunks, preprocess, device, num_workers=num_workers, replace=replace, reduced=reduced)
+    device = images_nchw.device
+    parts = data.batches(chunks, preprocess, device, num_workers=num_workers, replace=True, reduced=reduced)
     for chunk, (part, _) in zip(chunks, parts):
         if len(part):
-            images[num_rows : num_rows + len(part)] = part
+            images_nchw[num_rows : num_rows + len(part)] = part
         num_rows, num_done = num_rows + len(part), num_done + len(chunk)
         if progress is not None:
             progress(num_done, len(indices))
-    return images, num_rows
+    return num_rows

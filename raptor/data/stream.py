@@ -290,7 +290,10 @@ class TrainStream:
     def _fill_cache(self, progress: Progress | None) -> Tensor:
         """All distinct images uint8 (M, 3, resize, resize), on the device if they fit there, else on the host."""
         store = self.device if self._fits_device() else torch.device("cpu")
-        return self._decode(self._rows.tolist(), store, progress)
+        side = self.preprocess.resize
+        images = torch.empty((len(self._rows), 3, side, side), dtype=torch.uint8, device=store)
+        self._decode(self._rows.tolist(), images, progress)
+        return images
 
     def _fill_together(self, ranks: Ranks, progress: Progress | None) -> Tensor | None:
         """The same in memory that the ranks of a machine share, each decoding its part; None where there is no room."""
@@ -300,7 +303,7 @@ class TrainStream:
         images = shared.values.view(len(self._rows), 3, self.preprocess.resize, self.preprocess.resize)
         own, error = slice(shared.place, None, shared.size), None
         try:
-            self._decode(self._rows[own].tolist(), torch.device("cpu"), progress, into=images[own])
+            self._decode(self._rows[own].tolist(), images[own], progress)
         except BadImage as caught:
             error = str(caught)
         found = [other for other in ranks.gather(error) if other is not None]
@@ -308,31 +311,18 @@ class TrainStream:
             raise BadImage(found[0])
         return images.to(self.device) if all(ranks.gather(self._fits_device())) else images
 
-    def _decode(
-        self, indices: list[int], store: torch.device, progress: Progress | None, into: Tensor | None = None
-    ) -> Tensor:
-        """The images of `indices` uint8 (N, 3, resize, resize), in `into` where that is given."""
-        shape, num = (len(indices), 3, self.preprocess.resize, self.preprocess.resize), self.num_decoded
-        images = torch.empty(shape, dtype=torch.uint8, device=store) if into is None else into
+    def _decode(self, indices: list[int], into: Tensor, progress: Progress | None) -> None:
+        """Fill `into`, uint8 (N, 3, resize, resize), with the images of `indices`."""
+        num = self.num_decoded
         if num is not None:
-            images[num:] = _GREY
-        _, num_rows = fill_uint8(
-            self.data,
-            self.preprocess,
-            indices[:num],
-            store,
-            self.num_workers,
-            progress,
-            replace=True,
-            reduced=True,
-            into=images[:num],
-        )
-        if num_rows < len(indices[:num]):
-            num_bad = len(indices[:num]) - num_rows
+            into[num:] = _GREY
+            indices, into = indices[:num], into[:num]
+        num_rows = fill_uint8(into, self.data, self.preprocess, indices, self.num_workers, progress, reduced=True)
+        if num_rows < len(indices):
             raise BadImage(
-                f"{num_bad} images of {self.data.name} cannot be read, and neither can others of their class"
+                f"{len(indices) - num_rows} images of {self.data.name} cannot be read, and neither can others of their "
+                "class"
             )
-        return images
 
     def _num_bytes(self) -> int:
         return 3 * self.preprocess.resize**2 * len(self._rows)

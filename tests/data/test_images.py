@@ -11,17 +11,10 @@ import torch
 from PIL import Image
 from tiny_images import write_tree
 
-from raptor.data import BadImage, ImageData, InMemory, Preprocess, iterate, load_uint8, open_data
+from raptor.data import BadImage, ImageData, InMemory, Preprocess, iterate, open_data
 from raptor.data.images import choose_workers
 
 PREPROCESS = Preprocess(size=12, resize=14)
-
-
-def test_load_uint8(data: ImageData) -> None:
-    images = load_uint8(data, PREPROCESS, num_workers=1)
-    assert images.dtype == torch.uint8 and images.shape == (23, 3, 14, 14)
-    assert torch.equal(images[17], PREPROCESS.decode(data.load(17)))
-    assert len(load_uint8(data, PREPROCESS, limit=9)) == 9
 
 
 def test_every_kind_of_data_answers_the_same_call(data: ImageData) -> None:
