@@ -17,11 +17,11 @@ from typing import Any
 
 from scipy import stats
 
+from raptor.fidelity.bootstrap import LEVEL
 from raptor.streaming import Record
 
 _MIN_SEEDS = 3
 _MIN_IMAGES = 16
-_LEVEL = 0.95
 
 
 class Verdict(StrEnum):
@@ -105,13 +105,13 @@ def over_seeds(values: Sequence[float]) -> tuple[float, float | None, float | No
     mean = fmean(values)
     if len(values) < 2:
         return mean, None, None
-    half = float(stats.t.ppf((1 + _LEVEL) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))
+    half = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))
     return mean, mean - half, mean + half
 
 
 def of_counts(num_right: float, num: int) -> tuple[float, float, float]:
     """A share of `num` images with its 95 % interval by Wilson's formula."""
-    found = stats.binomtest(round(num_right), num).proportion_ci(_LEVEL, method="wilson")
+    found = stats.binomtest(round(num_right), num).proportion_ci(LEVEL, method="wilson")
     return num_right / num, float(found.low), float(found.high)
 
 

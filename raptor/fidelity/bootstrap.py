@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-_LEVEL = 0.95
+LEVEL = 0.95
+_ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 CHUNK = 100  # resamples made at once
 
 
@@ -36,11 +37,11 @@ def resampled_means(values_nm: Array, num_resamples: int, seed: int = 0) -> Arra
     return means
 
 
-def interval(estimates: Array, level: float = _LEVEL) -> Array:
+def interval(estimates: Array) -> Array:
     """Percentile interval of estimates (R, ...): (2, ...), lower and upper end. NaN where there are no resamples."""
     if len(estimates) == 0:
         return np.full((2, *estimates.shape[1:]), np.nan)
-    return np.quantile(estimates, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return np.quantile(estimates, _ENDS, axis=0)
 
 
 def statistic_interval(
@@ -74,6 +75,5 @@ def quantile_intervals(
         drawn = rng.integers(num_images, size=(rows, num_images))
         drawn.partition(np.unique(places), axis=1)
         ranks[start : start + rows] = drawn[:, places]
-    ends = [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2]
-    bounds = np.quantile(ranks, ends, axis=0, method="nearest").astype(np.int64)
+    bounds = np.quantile(ranks, _ENDS, axis=0, method="nearest").astype(np.int64)
     return ordered[places], ordered[bounds.T]
