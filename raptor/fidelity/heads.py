@@ -25,6 +25,7 @@ from raptor.vit.view import POOLED, ViT, first_tensor
 from raptor.vit.weights import check_weights, fingerprint, load_tensors, same_weights
 
 _NUM_IMAGES, _NUM_IMAGES_PER_CLASS = 5000, 20  # a ridge head is fitted on 20 images per class, at least 5,000
+_CHOICE_SHARE = 0.2
 ALPHAS = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5)
 
 
@@ -151,14 +152,11 @@ def fit_ridge(
     labels_n: Tensor,
     num_classes: int,
     alphas: Sequence[float] = ALPHAS,
-    *,
-    choice_share: float = 0.2,
-    seed: int = 0,
 ) -> LinearHead:
     """Ridge regression of one-hot labels on standardised features, in closed form and float64.
 
     Minimises `|Y - Z W - b|^2 + alpha |W|^2` with Z the standardised features. Alpha is the one with the best accuracy
-    on a random `choice_share` of these features after fitting on the rest (ties go to the larger); the head is then
+    on a random fifth of these features after fitting on the rest (ties go to the larger); the head is then
     fitted on all of them.
     """
     if len(features_nf) != len(labels_n) or len(features_nf) < 2:
@@ -168,9 +166,9 @@ def fit_ridge(
     labels_n = labels_n.to(features_nf.device)
     alpha = max(alphas)
     if len(alphas) > 1:
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
         order = torch.randperm(len(features_nf), generator=generator).to(features_nf.device)
-        chosen, rest = order.tensor_split([max(1, round(choice_share * len(order)))])
+        chosen, rest = order.tensor_split([max(1, round(_CHOICE_SHARE * len(order)))])
         heads = _ridge_path(features_nf[rest], labels_n[rest], num_classes, sorted(alphas, reverse=True))
         alpha = max(heads, key=lambda a: accuracy(heads[a](features_nf[chosen]), labels_n[chosen]))
     return _ridge_path(features_nf, labels_n, num_classes, [alpha])[alpha]
@@ -180,11 +178,9 @@ def _ridge_path(
     features_nf: Tensor, labels_n: Tensor, num_classes: int, alphas: Sequence[float]
 ) -> dict[float, LinearHead]:
     """A head for every alpha from one eigendecomposition of the features' covariance."""
-    x, y = features_nf.double(), F.one_hot(labels_n.long(), num_classes).double()
-    mean, target = x.mean(0), y.mean(0)
-    scale = x.std(0, correction=0)
-    scale = torch.where(scale > 1e-12 * scale.max(), scale, torch.ones_like(scale))
-    z = (x - mean) / scale
+    z, mean, scale = standardised(features_nf)
+    y = F.one_hot(labels_n.long(), num_classes).double()
+    target = y.mean(0)
     values, vectors = torch.linalg.eigh(z.T @ z)
     projected = vectors.T @ (z.T @ (y - target))
     heads = {}
@@ -192,6 +188,17 @@ def _ridge_path(
         weight_cf = (vectors @ (projected / (values.clamp_min(0) + alpha)[:, None])).T / scale
         heads[alpha] = LinearHead(weight_cf, target - weight_cf @ mean, alpha)
     return heads
+
+
+def standardised(features_nf: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Features (N, F) with mean 0 and deviation 1, their mean and their scale (F,), in float64.
+
+    The scale of a feature that does not vary is 1.
+    """
+    x_nf = features_nf.double()
+    mean, scale = x_nf.mean(0), x_nf.std(0, correction=0)
+    scale = torch.where(scale > 1e-12 * scale.max(), scale, torch.ones_like(scale))
+    return (x_nf - mean) / scale, mean, scale
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from raptor.data.preprocess import Preprocess
 from raptor.data.split import choice_split
 from raptor.data.stream import TrainStream, iterate
 from raptor.devices import ONE_PROCESS, Ranks
-from raptor.fidelity.heads import ALPHAS, LinearHead, fit_ridge, own_linear_head
+from raptor.fidelity.heads import ALPHAS, LinearHead, fit_ridge, own_linear_head, standardised
 from raptor.probes.features import normed_tokens, view_at
 from raptor.probes.grid import Choice
 from raptor.probes.result import HeadTensors, SeedRun
@@ -200,55 +200,47 @@ def _same_classes(labels: Tensor, data: ImageData, classes: list[str]) -> Tensor
     return table.to(labels.device)[labels]
 
 
-def fit_closed_form(task: Classify, kind: str, penalties: Sequence[float] | None = None) -> SeedRun:
+def fit_closed_form(task: Classify, kind: str, penalties: Sequence[float]) -> SeedRun:
     """Fit a head per penalty on centre crops of the training images and choose on the split."""
-    if kind not in CLOSED_FORMS:
-        raise ValueError(f"unknown closed form {kind!r}; use {' or '.join(CLOSED_FORMS)}")
-    values = list(penalties or CLOSED_FORMS[kind])
-    if min(values) <= 0:
-        raise ValueError(f"penalties must be above 0; got {min(values)}")
     features_nf, labels_n = task.features(task.fit_data, collect=True)
 
     def fit() -> HeadTensors:
         if kind == "ridge":
-            fitted = [fit_ridge(features_nf, labels_n, task.num_outputs, [alpha]) for alpha in values]
+            fitted = [fit_ridge(features_nf, labels_n, task.num_outputs, [alpha]) for alpha in penalties]
             heads = [(head.weight, head.bias) for head in fitted]
         else:
-            heads = logistic_path(features_nf, labels_n, task.num_outputs, values)
+            heads = logistic_path(features_nf, labels_n, task.num_outputs, penalties)
         return torch.stack([weight.cpu() for weight, _ in heads]), torch.stack([bias.cpu() for _, bias in heads])
 
-    choice = Choice(task, values)
+    choice = Choice(task, penalties)
     weight_gcf, bias_gc = (part.to(task.device) for part in task.ranks.first(fit))
     choice.see(weight_gcf, bias_gc, 0)
     return choice.finish(seed=0)
 
 
 def logistic_path(
-    features_nf: Tensor, labels_n: Tensor, num_classes: int, penalties: Sequence[float], max_iter: int = 500
+    features_nf: Tensor, labels_n: Tensor, num_classes: int, penalties: Sequence[float]
 ) -> list[HeadTensors]:
     """Multinomial logistic regression on standardised features for each penalty, each started from the one before.
 
     Minimises mean cross-entropy + penalty / 2 |W|^2 (biases are free) by L-BFGS in float64. weight (C, F) and bias (C,)
     apply to the features as they are.
     """
-    x_nf = features_nf.double()
-    mean, scale = x_nf.mean(0), x_nf.std(0, correction=0)
-    scale = torch.where(scale > 1e-12 * scale.max(), scale, torch.ones_like(scale))
-    z_nf = (x_nf - mean) / scale
+    z_nf, mean, scale = standardised(features_nf)
     weight = torch.zeros(num_classes, z_nf.shape[1], dtype=torch.float64, device=z_nf.device, requires_grad=True)
     bias = torch.zeros(num_classes, dtype=torch.float64, device=z_nf.device, requires_grad=True)
     heads = []
     for penalty in penalties:
-        _minimise(z_nf, labels_n, weight, bias, penalty, max_iter)
+        _minimise(z_nf, labels_n, weight, bias, penalty)
         own = (weight / scale).detach()
         heads.append((own.float(), (bias - own @ mean).detach().float()))
     return heads
 
 
-def _minimise(z_nf: Tensor, labels_n: Tensor, weight: Tensor, bias: Tensor, penalty: float, max_iter: int) -> None:
+def _minimise(z_nf: Tensor, labels_n: Tensor, weight: Tensor, bias: Tensor, penalty: float) -> None:
     optimizer = torch.optim.LBFGS(
         [weight, bias],
-        max_iter=max_iter,
+        max_iter=500,
         tolerance_grad=1e-7,
         tolerance_change=1e-12,
         history_size=20,
