@@ -580,25 +580,23 @@ def sample_partitions(
     num_layers: int,
     k: int,
     count: int,
-    min_length: int = 1,
     seed: int = 0,
     exclude: Iterable[Sequence[int]] = (),
 ) -> list[Phases]:
     """`count` distinct partitions drawn uniformly without replacement, none of them in `exclude`."""
     excluded = {Phases.from_lengths(p) for p in exclude}
-    excluded = {p for p in excluded if p.num_layers == num_layers and p.k == k and min(p.lengths) >= min_length}
-    total = num_partitions(num_layers, k, min_length)
+    excluded = {p for p in excluded if p.num_layers == num_layers and p.k == k}
+    total = num_partitions(num_layers, k)
     if not 0 <= count <= total - len(excluded):
         raise ValueError(f"count must be 0 to {total - len(excluded)}, the partitions there are, got {count}")
     rng = np.random.default_rng(seed)
     if total <= max(10_000, 2 * (count + len(excluded))):
-        bars = combinations(range(num_layers - k * min_length + k - 1), k - 1)
-        every = [_from_bars(b, num_layers, k, min_length) for b in bars]
+        every = [_from_bars(bars, num_layers, k, 1) for bars in combinations(range(num_layers - 1), k - 1)]
         left = [p for p in every if p not in excluded]
         return [left[i] for i in rng.choice(len(left), count, replace=False)]
     drawn: dict[Phases, None] = {}
     while len(drawn) < count:
-        phases = _draw(rng, num_layers, k, min_length)
+        phases = _draw(rng, num_layers, k, 1)
         if phases not in excluded:
             drawn[phases] = None
     return list(drawn)

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
 
@@ -77,13 +77,11 @@ class Progress:
         self.total = total
         self.advance(done - self.done)
 
-    def advance(self, num: int = 1, note: str | None = None) -> None:
+    def advance(self, num: int = 1) -> None:
         """Count `num` more units, and show them if the interval is over."""
         self.done += num
         if self._first_done is None:  # the first unit includes loading and compiling: the rate leaves it out
             self._first_done, self._started = self.done, time.monotonic()
-        if note is not None:
-            self.note = note
         now = time.monotonic()
         if now - self._last_shown >= self.interval:
             self._last_shown = now
@@ -206,13 +204,10 @@ def _close_bar(bar: RichProgress) -> None:
         bar.console.quiet = True
 
 
-def track(
-    items: Iterable[T], description: str, total: int | None = None, unit: str = "batches", quiet: bool = False
-) -> Iterator[T]:
-    """Iterate over `items` and show how many are done."""
-    if total is None and hasattr(items, "__len__"):
-        total = len(items)  # type: ignore[arg-type]
-    with Progress(description, total, unit, quiet=quiet) as progress:
+def track(items: Iterable[T], description: str, quiet: bool = False) -> Iterator[T]:
+    """Iterate over `items`, which are batches, and show how many are done."""
+    total = len(items) if isinstance(items, Sized) else None
+    with Progress(description, total, "batches", quiet=quiet) as progress:
         for item in items:
             yield item
             progress.advance()

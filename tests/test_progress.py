@@ -17,10 +17,10 @@ WORK = """
 import sys, time
 from raptor.progress import Progress
 bar = Progress("similarity", 3, "batches", 64, "images")
-bar.interval = 0
+bar.interval, bar.note = 0, "loss [1.5]"
 for i in range(3):
     time.sleep(0.01)
-    bar.advance(note="loss [1.5]")
+    bar.advance()
     {between}
 bar.finish()
 print("done")

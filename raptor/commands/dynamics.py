@@ -167,7 +167,7 @@ def dynamics(
             perturbation=perturbation,
             precision=precision,
             seed=seed,
-            progress=_shown(bar),
+            progress=bar.update,
         )
         bar.finish()
         if chosen is None and num_classes:
@@ -266,14 +266,6 @@ def choose_classes(data: ImageData, num: int) -> list[int] | None:
     counts = Counter(data.labels)
     ranked = sorted((label for label, n in counts.items() if n >= 2), key=lambda label: (-counts[label], label))
     return sorted(ranked[:num]) if len(ranked[:num]) >= 2 else None
-
-
-def _shown(bar: Progress) -> Any:
-    def show(done: int, total: int) -> None:
-        bar.total = total
-        bar.advance(done - bar.done)
-
-    return show
 
 
 def _class_names(data: ImageData, chosen: Sequence[int] | None) -> dict[str, str] | None:

@@ -146,18 +146,18 @@ def class_means(x_nld: Tensor, labels: Tensor) -> Tensor:
     return torch.einsum("cn,nld->cld", member_cn, x_nld) / member_cn.sum(1)[:, None, None]
 
 
-def _principal_paths(x_nld: Tensor, num_components: int = 3) -> tuple[Tensor, Tensor]:
-    """Trajectories on the principal components of all their points, and each component's share of the variance.
+def _principal_paths(x_nld: Tensor) -> tuple[Tensor, Tensor]:
+    """Trajectories on the first three principal components of all their points, and the variance share of each.
 
     Each component's largest coordinate is positive, so that two runs agree in sign.
     """
     points = x_nld.flatten(0, 1)
     points = points - points.mean(0)
     variances, vectors = (t.to(points.device) for t in torch.linalg.eigh(on_host_if_small(points.mT @ points)))
-    axes = vectors.flip(1)[:, :num_components]
+    axes = vectors.flip(1)[:, :3]
     largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
     paths = (points @ (axes * largest.sign())).unflatten(0, x_nld.shape[:2])
-    return paths, variances.flip(0)[:num_components] / variances.sum()
+    return paths, variances.flip(0)[:3] / variances.sum()
 
 
 def scatter_ratio(x_nld: Tensor, means_cld: Tensor, labels: Tensor) -> Tensor:

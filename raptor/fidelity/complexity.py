@@ -129,18 +129,18 @@ def _plain_kernels() -> Iterator[None]:
 
 @torch.no_grad()
 def run_times(
-    models: dict[str, ViT], images: Tensor, precision: str = "fp32", min_rounds: int = 3, seconds: float = 1.0
+    models: dict[str, ViT], images: Tensor, precision: str = "fp32", seconds: float = 1.0
 ) -> dict[str, float]:
     """Measured seconds per image of each model's forward pass: the median of alternating runs on the same batch.
 
-    Runs for about `seconds`, at least `min_rounds` rounds; on a CPU at most 32 images of the batch are used.
+    Runs for about `seconds`, at least three rounds; on a CPU at most 32 images of the batch are used.
     """
     device = images.device
     images = images if device.type == "cuda" else images[:_MAX_TIMED_ON_CPU]
     spent: dict[str, list[float]] = {name: [] for name in models}
     _timed_round(models, images, precision)  # warms caches and kernels up
     begin = time.perf_counter()
-    while len(next(iter(spent.values()))) < min_rounds or time.perf_counter() - begin < seconds:
+    while len(next(iter(spent.values()))) < 3 or time.perf_counter() - begin < seconds:
         for name, value in _timed_round(models, images, precision).items():
             spent[name].append(value)
     return {name: statistics.median(values) / len(images) for name, values in spent.items()}
@@ -247,13 +247,11 @@ def rounded(weight: Tensor, precision: str) -> Tensor:
     return ((rows / scale).round() * scale).view_as(weight)
 
 
-def quantisation_error(
-    vit: ViT, evaluate: Callable[[ViT], Mapping[str, float]], precisions: Sequence[str] = ("fp16", "int8")
-) -> dict[str, dict[str, Rounding]]:
+def quantisation_error(vit: ViT, evaluate: Callable[[ViT], Mapping[str, float]]) -> dict[str, dict[str, Rounding]]:
     """What rounding the blocks' weights adds to what `evaluate` measures (errors, scores): precision -> measure."""
     before = dict(evaluate(vit))
     report = {}
-    for precision in precisions:
+    for precision in ("fp16", "int8"):
         with quantised(vit, precision):
             after = evaluate(vit)
         report[precision] = {

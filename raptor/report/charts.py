@@ -97,9 +97,9 @@ def series_name(group: str, side: str) -> dict[str, str]:
     return {"name": base + (", surrogate" if side == "surrogate" else ""), "base": base, "colour": group, "side": side}
 
 
-def group_control(groups: Sequence[str], every: bool = True) -> Control:
-    """The chooser of a token group, `every group` first."""
-    options = [(EVERY, EVERY)] if every and len(groups) > 1 else []
+def group_control(groups: Sequence[str]) -> Control:
+    """The chooser of a token group; where there are several, `every group` first."""
+    options = [(EVERY, EVERY)] if len(groups) > 1 else []
     options += [(g, GROUP_NAMES.get(g, g)) for g in groups]
     return Control("tokens", "Tokens", options, options[0][0])
 

@@ -143,12 +143,12 @@ def teacher_colours(patches: Sequence[Tensor]) -> tuple[list[Tensor], list[tuple
     return colours, bases, explained
 
 
-def components(points_nd: Tensor, num: int = 3) -> tuple[Tensor, Tensor, float]:
-    """Mean (D,), axes (D, num) that give scores of unit variance, and their share of the variance."""
+def components(points_nd: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Mean (D,), axes (D, 3) that give scores of unit variance, and their share of the variance."""
     mean = points_nd.mean(0)
     centred = points_nd - mean
     variances, vectors = torch.linalg.eigh(centred.mT @ centred / len(points_nd))
-    top, axes = variances.flip(0)[:num].clamp_min(0), vectors.flip(1)[:, :num]
+    top, axes = variances.flip(0)[:3].clamp_min(0), vectors.flip(1)[:, :3]
     largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
     scale = top.sqrt().clamp_min(1e-12)
     return mean, axes * largest.sign() / scale, float(top.sum() / variances.clamp_min(0).sum().clamp_min(1e-30))

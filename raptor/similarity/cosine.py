@@ -3,7 +3,7 @@
 Every accumulator takes batches of `states`, a list of the L+1 tensors `a_0..a_L`, each (B, T, D) of any float type.
 All matrices are L x L over `a_1..a_L`; `a_0` is never in them. Norms and cosines are float32 or better, running sums
 float64 on the device of the states, and nothing waits for the device before the result is read (bad states are noted
-on the device and looked at every `check_every` batches).
+on the device and looked at every 50 batches).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from raptor.vit.trajectory import (
 from raptor.vit.view import POOLED, TokenGroups
 
 Array = NDArray[np.float64]
+_CHECK_EVERY = 50  # batches
 NUM_BLOCKS = 64  # of images, for the bootstrap: memory does not grow with the number of images
 MAX_CHUNK = 2**27  # how many numbers of the stacked states are held at once
 
@@ -71,7 +72,6 @@ class CosineSimilarity:
         groups: TokenGroups,
         statistics: CoordinateStatistics | None = None,
         model: str = "the model",
-        check_every: int = 50,
         blocks_of: str | None = None,
     ) -> None:
         self.num_layers, self.groups, self.statistics = num_layers, groups, statistics
@@ -79,7 +79,7 @@ class CosineSimilarity:
         self._block_nll = torch.zeros((), dtype=torch.float64)
         self._block_sizes = np.zeros(NUM_BLOCKS, dtype=np.int64)
         self.num_images = 0
-        self._bad = _BadStates(num_layers, model, check_every)
+        self._bad = _BadStates(num_layers, model)
         self._token_tll = self._pooled_ll = torch.zeros((), dtype=torch.float64)
 
     @torch.no_grad()
@@ -159,9 +159,9 @@ class CosineSimilarity:
 class CoordinateStatistics:
     """Mean and standard deviation of each coordinate at each layer, over all images and tokens."""
 
-    def __init__(self, num_layers: int, model: str = "the model", check_every: int = 50) -> None:
+    def __init__(self, num_layers: int, model: str = "the model") -> None:
         self.num_layers, self.count = num_layers, 0
-        self._bad = _BadStates(num_layers, model, check_every)
+        self._bad = _BadStates(num_layers, model)
         self._moments = Moments()  # of (L, D)
         self._scale: tuple[Tensor, Tensor] | None = None
 
@@ -242,7 +242,6 @@ def measure_similarity(
     statistics: CoordinateStatistics | None = None,
     cka_features: str | None = "both",
     model: str = "the model",
-    check_every: int = 50,
     blocks_of: str | None = None,
 ) -> SimilarityResult:
     """Similarity over a stream of trajectories, one batch of states `a_0..a_L` at a time; of all ranks that share it.
@@ -251,7 +250,7 @@ def measure_similarity(
     raw states. `cka_features` None leaves CKA out. `model` names the model in errors. `blocks_of` is the variant whose
     matrices are kept by blocks of images, see `CosineSimilarity`.
     """
-    cosine = CosineSimilarity(num_layers, groups, statistics, model, check_every, blocks_of)
+    cosine = CosineSimilarity(num_layers, groups, statistics, model, blocks_of)
     cka = None if cka_features is None else LinearCKA(num_layers, groups, cka_features)
     outliers = OutlierShares(num_layers)
     for states, start in _with_starts(trajectories):
@@ -280,8 +279,8 @@ def _with_starts(
 class _BadStates:
     """The first batch in which each layer was not finite, or had a vector of norm zero; kept on the device."""
 
-    def __init__(self, num_layers: int, model: str, check_every: int) -> None:
-        self.num_layers, self.model, self.check_every = num_layers, model, check_every
+    def __init__(self, num_layers: int, model: str) -> None:
+        self.num_layers, self.model = num_layers, model
         self.batch = 0
         self._first: Tensor | None = None
 
@@ -302,7 +301,7 @@ class _BadStates:
 
     def next_batch(self) -> None:
         self.batch += 1
-        if self.batch % self.check_every == 0:
+        if self.batch % _CHECK_EVERY == 0:
             self.check()
 
     def check(self) -> None:

@@ -250,9 +250,9 @@ def _kept(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _noise_images(model: nn.Module, size: int, num: int = _NUM_PROBED) -> Tensor:
+def _noise_images(model: nn.Module, size: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(num, 3, size, size, generator=generator).to(next(model.parameters()))
+    return torch.randn(_NUM_PROBED, 3, size, size, generator=generator).to(next(model.parameters()))
 
 
 def _is_plain_layer(module: nn.Module) -> bool:

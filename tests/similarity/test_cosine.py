@@ -154,10 +154,11 @@ def test_the_first_bad_batch_and_layer_are_named() -> None:
         measure_similarity(batches, NUM_LAYERS, GROUPS)
 
 
-def test_bad_states_stop_a_long_stream() -> None:
+def test_bad_states_stop_a_long_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHECK_EVERY", 3)
     states = make_states(4)
     states[3][0, 0, 0] = float("nan")
-    cosine = CosineSimilarity(NUM_LAYERS, GROUPS, check_every=3)
+    cosine = CosineSimilarity(NUM_LAYERS, GROUPS)
     cosine.update(states)
     cosine.update(states)
     with pytest.raises(NonFiniteStates, match=r"layer 3 in batch 0 "):
