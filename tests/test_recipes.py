@@ -81,3 +81,12 @@ def test_recipes_of_imagenet_say_what_was_measured() -> None:
         assert f"takes {rows[f'{size}:8']['step_peak_gib']:.1f} GiB" in text
     for size in ("small", "giant"):
         assert "not measured yet" in (FOLDER / f"imagenet-{size}.yaml").read_text().lower()
+
+
+def test_a_recipe_that_cuts_names_the_tokens_and_the_teacher() -> None:
+    """Whatever is cut by default, and whichever teacher of a sweep is the best: both decide what a run measures."""
+    for path in FOLDER.glob("*.yaml"):
+        entries = yaml.safe_load(path.read_text())
+        if re.match("table1|ablation|partitions|swaps", path.stem):
+            assert entries.get("tokens") in ("all", "pooled"), path.stem
+            assert {"model", "models"} & entries.keys() or path.stem == "swaps", path.stem

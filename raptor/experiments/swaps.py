@@ -20,7 +20,7 @@ from raptor.dynamics.interventions import WITHOUT, compare_pairs, measure_swaps
 from raptor.experiments.cells import Cell, CellOptions, Sweep, SweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_swaps
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
-from raptor.experiments.raptors import Machine, SweptTeachers, check_cells, cut_phases, open_teacher
+from raptor.experiments.raptors import CutBy, Machine, SweptTeachers, check_cells, cut_by, cut_phases, open_teacher
 from raptor.experiments.records import Compared, StochasticDepth, SwapRow, Swaps
 from raptor.fidelity.heads import Head
 from raptor.options import Limited, Trusting, WeightFile, part, with_defaults
@@ -32,7 +32,7 @@ from raptor.vit.view import ViT
 _KINDS = ("within", "across", "within_matched", "across_matched")
 
 
-class SwapsOptions(SweptTeachers, WeightFile, Trusting, SweepOptions, Limited, total=False):
+class SwapsOptions(CutBy, SweptTeachers, WeightFile, Trusting, SweepOptions, Limited, total=False):
     """The options that swaps shares with other experiments."""
 
 
@@ -70,6 +70,7 @@ def run(
         k=k,
         num_images=num_images,
         **part(Limited, options),
+        **cut_by(options),
     )
     named = {m.strip("/").replace("/", "_"): (m, None) for m in models} if models else _swept(options["teachers"])
     plan = [Cell(name, {**common, "model": model, "p": p}) for name, (model, p) in named.items()]
@@ -88,7 +89,7 @@ def _do_cell(machine: Machine, cell: Cell) -> SwapRow:
     options = cell.options
     vit, (train, held_out) = open_teacher(options, machine)
     judged = _of_head(vit, held_out)
-    phases = cut_phases(vit, train, options["k"], machine)
+    phases = cut_phases(vit, train, options["k"], machine, options.get("tokens", "all"))
     num = min(options["num_images"], len(held_out))
     batches = iterate(held_out, vit.preprocess, num, device=machine.device, limit=num)
     swaps = measure_swaps(vit, next(iter(batches)).images, phases)

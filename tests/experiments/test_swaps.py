@@ -11,8 +11,9 @@ import torch
 
 from raptor.data import iterate, open_data
 from raptor.experiments import swaps
-from raptor.experiments.records import Swaps
+from raptor.experiments.records import StochasticDepth, Swaps
 from raptor.open import open_vit
+from raptor.run import RunError
 from raptor.vit.trajectory import swap_blocks
 
 
@@ -67,3 +68,14 @@ def test_accuracy_is_of_the_classes_that_the_head_names(
         chosen = vit(batch.images).argmax(-1)
     assert named["same"] == pytest.approx((chosen == batch.labels).float().mean().item())
     assert named["turned"] == pytest.approx((chosen == vit.num_classes - 1 - batch.labels).float().mean().item())
+
+
+def test_a_cell_says_by_which_tokens_it_was_cut(sweep_folder: Path, tiny: SimpleNamespace, tmp_path: Path) -> None:
+    """Teachers that are cut by other tokens are another experiment: they are not joined in one folder."""
+    options = dict(**tiny.images, teachers=str(sweep_folder), k=2, num_images=8, out=str(tmp_path))
+    done = swaps.run(**options, tokens="all", cells="p0-s0")
+    (row,) = done.result.rows
+    of_sweep = StochasticDepth.read(sweep_folder).rows[0]
+    assert of_sweep.cell == row.cell and row.phases == of_sweep.similarity.phases  # the sweep cuts by all tokens
+    with pytest.raises(RunError, match=r"other options .*tokens: None -> pooled"):
+        swaps.run(**options)
