@@ -254,7 +254,7 @@ def _experiments_page(found: _Found, base: Path, folder: Path, target: Path) -> 
     for name, section in _SECTIONS.items():
         parts += [f"## {section.title}", section.question]
         for path, result in found.get(name, []):
-            parts += _shown(path, result, section, base)
+            parts += _shown(path, result, section, base, _label_among(path, result, found[name]))
             parts += _reading(path.parent) if path.parent != folder else []
         if not found.get(name):
             parts.append(f"Not run: `raptor reproduce {name} --help` says how.")
@@ -275,7 +275,7 @@ def _experiment_claims(found: _Found, base: Path) -> list[Claim]:
                     image = path.with_name(f"{section.figure}.png")
                     filled = replace(
                         filled,
-                        on=_run_label(result),
+                        on=_label_among(path, result, found[name]),
                         source=os.path.relpath(path, base),
                         command=result.command,
                         machine=result.device or "",
@@ -622,10 +622,10 @@ def _number(claim: Claim) -> str:
     return f"{e.value:.3g}{ends} ({e.num:,} {e.basis.removesuffix('s') if e.num == 1 else e.basis})"
 
 
-def _shown(path: Path, result: ExperimentFile, section: _Section[Any], base: Path) -> list[str]:
+def _shown(path: Path, result: ExperimentFile, section: _Section[Any], base: Path, label: str) -> list[str]:
     """One run: how it was made, its table and its figure."""
     where = Path(os.path.relpath(path, base))
-    parts = [f"### {_run_label(result)}", f"`{result.command}` on {result.device} ([{where}]({where}))."]
+    parts = [f"### {label}", f"`{result.command}` on {result.device} ([{where}]({where}))."]
     parts.append(_settings(result.settings))
     if result.missing:
         parts.append(f"Not run yet: {', '.join(result.missing)}.")
@@ -649,6 +649,13 @@ def _settings(settings: dict[str, Any]) -> str:
     shown = {k: v for k, v in settings.items() if v is not None and k not in ("data", "model", "weights", "teachers")}
     paths = {k: data_label(v) for k, v in shown.items() if k in _DATA_SETTINGS and not isinstance(v, int)}
     return "Settings: " + ", ".join(f"{name} {value}" for name, value in (shown | paths).items()) + "."
+
+
+def _label_among(path: Path, result: ExperimentFile, runs: Sequence[tuple[Path, ExperimentFile]]) -> str:
+    """The label of a run and, where another run of the experiment has the same, the folder that it is in."""
+    label = _run_label(result)
+    alike = [other for other, found in runs if _run_label(found) == label]
+    return label if len(alike) == 1 else f"{label} ({path.parent.name})"
 
 
 def _run_label(result: ExperimentFile) -> str:

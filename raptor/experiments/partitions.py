@@ -76,7 +76,8 @@ def run(
         budget: training of a raptor, only in the joint autoregressive stage.
         batch_size, recipe: of that training.
         seed: of the draws and of every raptor.
-        maxcut_seeds: further seeds of the max-cut raptors, so that their place among the random ones has an interval.
+        maxcut_seeds: further seeds of the max-cut raptors, so that their place among the random ones has an interval;
+            `seed` itself counts once.
         out: folder; cells that are already there are not done again.
         cells: only these, separated by commas (such as k2-7-5).
     """
@@ -104,6 +105,7 @@ def run(
     again = {
         (s, _cell_name(lengths)): lengths
         for s in maxcut_seeds
+        if s != seed
         for lengths in (ways.chosen["maxcut"] for ways in plan.partitions.values())
     }
     planned = tuple(
@@ -113,7 +115,7 @@ def run(
     sweep = Sweep(Path(out), planned, machine.device)
     results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
     scores = {name: RaptorScores.from_dict(result) for name, result in results.items()}
-    rows = [row for ways in plan.partitions.values() for row in _rows(ways, scores)]
+    rows = [row for ways in plan.partitions.values() for row in _rows(ways, scores, seed)]
     more = [
         _row("maxcut", lengths, scores[f"{name}-s{s}"], s)
         for (s, name), lengths in again.items()
@@ -244,14 +246,14 @@ def _all_of(ways: Ways) -> list[list[int]]:
     return [list(lengths) for lengths in dict.fromkeys(map(tuple, [*ways.chosen.values(), *ways.random]))]
 
 
-def _rows(ways: Ways, scores: dict[str, RaptorScores]) -> list[PartitionRow]:
+def _rows(ways: Ways, scores: dict[str, RaptorScores], seed: int) -> list[PartitionRow]:
     """A row per way and partition that has a result; one partition may stand under several ways."""
     named = [*ways.chosen.items(), *(("random", lengths) for lengths in ways.random)]
     done = [(way, lengths, scores[_cell_name(lengths)]) for way, lengths in named if _cell_name(lengths) in scores]
-    return [_row(way, lengths, found) for way, lengths, found in done]
+    return [_row(way, lengths, found, seed) for way, lengths, found in done]
 
 
-def _row(way: str, lengths: list[int], found: RaptorScores, seed: int = 0) -> PartitionRow:
+def _row(way: str, lengths: list[int], found: RaptorScores, seed: int) -> PartitionRow:
     return PartitionRow(
         k=len(lengths),
         way=way,

@@ -48,6 +48,7 @@ from raptor.train.schedule import Budget
 
 NOT_RUN = "not run"
 _STRONG_R = 0.7
+_MIN_PAIRS = 5  # four pairs are in one order by chance in 1 of 24 draws, and every resample of them then is too
 _NOT_STRONG_R = 0.5
 _NEAR_Z = 0.8
 _OVERFIT = 0.1  # a teacher overfits when it is so much better on training images
@@ -73,7 +74,7 @@ they are those that its words ask for, and stand in the row. With the 95 % inter
 Where the intervals come from:
 
 - What depends on training needs at least three seeds (Student's t), or at least three teachers trained in different
-  ways (Student's t; for correlations a bootstrap over teachers).
+  ways (Student's t; for correlations a bootstrap over at least five teachers).
 - What is measured of a given model has an interval over images (bootstrap; for the pooled DMD a jackknife). Its
   difference from untrained models needs at least three of those.
 - What is counted has no interval.
@@ -100,6 +101,8 @@ def claims_stochastic_depth(found: StochasticDepth | None) -> list[Claim]:
     claims = [_with_trend(Claim(place=place, says=says), trends.get(name)) for name, (place, says) in titles.items()]
     if found is None or not trends:
         return [*claims, *layerwise.values(), peak, gap, decoupled, strong]
+    if len(of_p := {row.p for row in found.rows}) == 1:
+        return [_at_one_p(found, *of_p)]
     share = f"share of the teacher's accuracy kept: {_trend_text(trends['recovery'])}"
     narrowed = _with_trend(gap, trends["gap"], falls=True)
     both = found.statistics.correlations["similarity/bounded_r2"]
@@ -115,6 +118,14 @@ def claims_stochastic_depth(found: StochasticDepth | None) -> list[Claim]:
             evidence=_of_correlation(both, above=_STRONG_R),
         ),
     ]
+
+
+def _at_one_p(found: StochasticDepth, p: float) -> Claim:
+    """What seeds at one p say: only the association, which is then not that of both with p."""
+    both = found.statistics.correlations["similarity/bounded_r2"]
+    says = f"similarity and R2 (bounded) are strongly associated at one p as well (p = {p:g})"
+    claim = Claim(place="Figure 4E", says=says, measured=_correlation_text(both, number=False))
+    return replace(claim, evidence=_of_correlation(both, above=_STRONG_R))
 
 
 _LAYERWISE = "layerwise R2 (bounded, mean over layers) of {}"
@@ -157,11 +168,14 @@ def _with_trend(claim: Claim, trend: Trend | None, falls: bool = False) -> Claim
 
 def _of_correlation(
     found: Correlation, spearman: bool = False, above: float | None = None, below: float | None = None
-) -> Evidence:
+) -> Evidence | None:
+    """The correlation with its interval, which fewer than five pairs do not have; None where it is not defined."""
     r = found.spearman if spearman else found.pearson
-    ends = (None, None, None) if r is None else (r.value, r.lower, r.upper)
+    if r is None:
+        return None
+    lower, upper = (r.lower, r.upper) if found.num >= _MIN_PAIRS else (None, None)
     num = found.num
-    return Evidence(value=ends[0], lower=ends[1], upper=ends[2], basis=Basis.RUNS, num=num, above=above, below=below)
+    return Evidence(value=r.value, lower=lower, upper=upper, basis=Basis.RUNS, num=num, above=above, below=below)
 
 
 def _decoupled(rows: Sequence[StochasticDepthRow], claim: Claim) -> Claim:
@@ -464,7 +478,9 @@ def claims_ablation(found: Ablation | None) -> list[Claim]:
     }
     rows = _by_number(found.rows) if found else {}
     num_images = found.rows[0].num_images if found and found.rows else None
-    claims = [_seeded(place, collapse, rows, num_images, lambda of: of["1"] / of["teacher"], below=0.2)]
+    claims = [
+        _collapse(_seeded(place, collapse, rows, num_images, lambda of: of["1"] / of["teacher"], below=0.2), rows)
+    ]
     claims.append(_seeded(place, largest, rows, num_images, lambda of: _lead(of, "2"), above=0.0))
     claims.append(_seeded(place, second, rows, num_images, lambda of: _lead(of, "5", but="2"), above=0.0))
     for number, says in steps.items():
@@ -472,7 +488,30 @@ def claims_ablation(found: Ablation | None) -> list[Claim]:
         claims.append(
             _seeded(place, says, rows, num_images, lambda of, n=number, b=before: of[n] - of[b], above=0.0)  # type: ignore[misc]
         )
-    return claims
+    return [_of_budget(claim, found is not None and _is_small(found)) for claim in claims]
+
+
+def _of_budget(claim: Claim, small: bool) -> Claim:
+    """A gain that is missing may come with more training; that teacher forcing does not collapse needs no more."""
+    if claim.evidence is None or claim.evidence.above is None:
+        return claim
+    return replace(claim, evidence=replace(claim.evidence, smaller_budget=small))
+
+
+def _collapse(claim: Claim, rows: dict[int, dict[str, float]]) -> Claim:
+    """The claim, undecided where the autoregressive row keeps as little: nothing was learned that could collapse."""
+    kept = [of["2"] / of["teacher"] for of in rows.values() if {"2", "teacher"} <= of.keys()]
+    if claim.evidence is None or claim.evidence.below is None or (kept and fmean(kept) > claim.evidence.below):
+        return claim
+    beside = f"with the autoregressive loss {fmean(kept):.1%}" if kept else "the autoregressive row was not run"
+    text = f"{claim.measured}; {beside}, so that it is not known what a trained one keeps"
+    return replace(claim, measured=text, evidence=replace(claim.evidence, value=None, lower=None, upper=None))
+
+
+def _is_small(found: Ablation) -> bool:
+    """Whether the rows saw fewer images than the paper's."""
+    steps = [sum(row.num_steps.values()) for row in found.rows if row.num_steps]
+    return bool(steps) and max(steps) * found.settings.get("batch_size", _BATCH_SIZE) < _PAPER_IMAGES
 
 
 def _by_number(rows: Sequence[AblationRow]) -> dict[int, dict[str, float]]:

@@ -151,6 +151,18 @@ def test_one_seed_is_never_a_verdict_and_every_verdict_has_its_interval(committe
     assert [c["verdict"] for c in saved["claims"]] == [str(Claim.from_dict(c).verdict) for c in saved["claims"]]
 
 
+def test_two_runs_of_an_experiment_on_the_same_data_are_told_apart(sweep_folder: Path, tmp_path: Path) -> None:
+    """A later run with other seeds or a longer training stands beside the first, without edits."""
+    for name in ("stochastic-depth", "stochastic-depth-long"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "stochastic-depth.json").write_bytes((sweep_folder / "stochastic-depth.json").read_bytes())
+    page = claims.run(results=str(tmp_path), dynamics=str(tmp_path / "none"), certificates=str(tmp_path))
+    ons = {claim.on for claim in page.claims if claim.on}
+    assert ons == {"scenes (stochastic-depth)", "scenes (stochastic-depth-long)"}
+    text = (tmp_path / "experiments.md").read_text()
+    assert all(f"### {on}\n" in text for on in ons)
+
+
 def test_a_damaged_result_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "swaps.json").write_text(json.dumps({"experiment": "swaps", "rows": [{"phases": 3}]}))
     with pytest.raises(RunError, match=r"swaps.json cannot be read .*rows.0..phases.*run the command that made it"):
