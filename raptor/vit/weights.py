@@ -149,7 +149,7 @@ def load_weights(model: nn.Module, state: dict[str, Tensor], path: str | Path) -
     """
     own = model.state_dict()
     if {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in own.items()}:
-        state = _timm_filter(model, _strip_prefixes(state))
+        state = _timm_filter(model, _strip_prefixes(state), path)
     missing = sorted(set(own) - set(state))
     unexpected = sorted(set(state) - set(own))
     wrong = [k for k in own if k in state and own[k].shape != state[k].shape]
@@ -203,13 +203,13 @@ def _strip_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return state
 
 
-def _timm_filter(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _timm_filter(model: nn.Module, state: dict[str, Tensor], path: str | Path) -> dict[str, Tensor]:
     module = sys.modules.get(type(model).__module__)
     if module is None or not module.__name__.startswith("timm."):
         return state
     from timm.models import vision_transformer
 
-    _check_patches(model, state)
+    _check_patches(model, state, path)
     filter_keys: Any = getattr(module, "checkpoint_filter_fn", vision_transformer.checkpoint_filter_fn)
     kwargs: dict[str, Any] = {}
     if filter_keys is vision_transformer.checkpoint_filter_fn and any("gamma_" in k for k in state):
@@ -219,12 +219,12 @@ def _timm_filter(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor
     except (RuntimeError, KeyError, AttributeError, AssertionError, IndexError, TypeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:100]
         raise ValueError(
-            f"these weights are not of a {type(model).__name__} of this shape ({reason}): name the model they are of, "
+            f"{path} does not fit a {type(model).__name__} of this shape ({reason}): name the model it is of, "
             "such as vit_small_patch14_reg4_dinov2 for weights with registers"
         ) from None
 
 
-def _check_patches(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+def _check_patches(model: nn.Module, state: Mapping[str, Tensor], path: str | Path) -> None:
     """Raise where the file's patches have another size, because timm's filter would resample their embedding."""
     name = "patch_embed.proj.weight"
     own = model.state_dict().get(name)
@@ -233,8 +233,7 @@ def _check_patches(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         return
     of_file, of_model = (" x ".join(map(str, tensor.shape[2:])) for tensor in (found, own))
     raise ValueError(
-        f"these weights are of patches of {of_file} px, those of the model have {of_model}: name the model that these "
-        "weights are of"
+        f"{path} has patches of {of_file} px, the model has {of_model}: name the model that these weights are of"
     )
 
 

@@ -244,7 +244,7 @@ def test_position_embedding_of_dinov2s_own_file_keeps_its_values(tmp_path: Path)
 
 def test_patches_of_another_size_are_refused(tmp_path: Path) -> None:
     path = write(tiny(patch_size=8).state_dict(), tmp_path / "w.pth")
-    with pytest.raises(ValueError, match=r"patches of 8 x 8 px, those of the model have 16 x 16"):
+    with pytest.raises(ValueError, match=r"w.pth has patches of 8 x 8 px, the model has 16 x 16"):
         open_with(path)
 
 
