@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not is_users(error):
                 _end_ranks(1)
                 raise
-            return _fail(130 if type(error).__name__ == "Interrupted" else 2, one_line(error))
+            return _fail(130 if type(error).__name__ == "Interrupted" else 2, _one_line(error))
 
 
 def _fail(code: int, line: str) -> int:
@@ -176,7 +176,7 @@ def _is_dead_worker(error: Exception) -> bool:
     return images is not None and images.is_dead_worker(error)
 
 
-def one_line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(str(error).split()))
     text = text or type(error).__name__
     if type(error).__name__ == "OutOfMemoryError":
@@ -221,7 +221,7 @@ def run_command(name: str, words: list[str]) -> int:
     if given_module and not is_named:  # the module stands for the model
         if name == "report":
             raise ValueError("raptor report shows the results of a run: name its folder before --module")
-        joined = ['["own"]' if list_options(parser)[1] else "own", *joined]
+        joined = ['["own"]' if _list_options(parser)[1] else "own", *joined]
     _check_config_files(joined)
     options = parser.parse_args(joined).as_dict()
     as_json, own = options.pop("json"), options.pop("module", None)
@@ -343,11 +343,11 @@ class Argument:
     @property
     def metavar(self) -> str:
         """MODEL for `model` and for a list of `models`."""
-        return self.name.upper().removesuffix("S" if takes_list(self.kind) else "")
+        return self.name.upper().removesuffix("S" if _takes_list(self.kind) else "")
 
     @property
     def usage(self) -> str:
-        return f"{self.metavar} [{self.metavar} ...]" if takes_list(self.kind) else self.metavar
+        return f"{self.metavar} [{self.metavar} ...]" if _takes_list(self.kind) else self.metavar
 
     def add_to(self, parser: Any) -> None:
         if self.is_positional:
@@ -363,19 +363,19 @@ def read_arguments(function: Callable[..., Any] | str) -> Iterator[Argument]:
     from raptor.signatures import NO_DEFAULT, read_signature
 
     signature = read_signature(_where(function))
-    helps = read_helps(signature.doc)
+    helps = _read_helps(signature.doc)
     for parameter in signature.parameters:
         default = inspect.Parameter.empty if parameter.default is NO_DEFAULT else parameter.default
         is_positional = parameter.is_required and not parameter.is_keyword_only
         told = helps.get(parameter.name, parameter.help)
-        yield Argument(parameter.name, as_typed(parameter.kind), default, told, is_positional)
+        yield Argument(parameter.name, _as_typed(parameter.kind), default, told, is_positional)
 
 
 def _where(function: Callable[..., Any] | str) -> str:
     return function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
 
 
-def read_helps(doc: str) -> dict[str, str]:
+def _read_helps(doc: str) -> dict[str, str]:
     """What a docstring says about each argument, also where it describes several together: `patch, dim: ...`."""
     from docstring_parser import DocstringStyle, parse
 
@@ -383,17 +383,17 @@ def read_helps(doc: str) -> dict[str, str]:
     return {name: " ".join((entry.description or "").split()) for entry in told for name in entry.arg_name.split(", ")}
 
 
-def as_typed(kind: Any) -> Any:
+def _as_typed(kind: Any) -> Any:
     """The type of an argument at a terminal: where Python takes a string or an object, a string; where it takes one
     value or a list of them, a list."""
     from raptor.signatures import Foreign
 
     parts = get_args(kind)
     if get_origin(kind) in (list, Sequence) and parts:
-        return list[as_typed(parts[0])]  # type: ignore[misc]
+        return list[_as_typed(parts[0])]  # type: ignore[misc]
     if get_origin(kind) not in (Union, UnionType):
         return kind
-    lists = [part for part in parts if takes_list(part)]
+    lists = [part for part in parts if _takes_list(part)]
     if str in parts and any(part is Foreign or part is Path or _holds_objects(part) for part in parts):
         several = [part for part in lists if str in _members(get_args(part)[0])]
         return list[str] | str if several else str
@@ -440,7 +440,7 @@ def build_parser(name: str, function: Callable[..., Any] | str, experiment: str 
         formatter_class=Formatter,
         usage=" ".join([title, *words, "[OPTIONS]"]),
         prog=title,
-        description="\n".join([summary, "", "examples:", *(f"  {e}" for e in find_examples(name, experiment))]),
+        description="\n".join([summary, "", "examples:", *(f"  {e}" for e in _find_examples(name, experiment))]),
         exit_on_error=True,
     )
     parser.add_argument("--config", action="config", help="a YAML file of options; those on the command line win")
@@ -456,7 +456,7 @@ def build_parser(name: str, function: Callable[..., Any] | str, experiment: str 
     return parser
 
 
-def find_examples(name: str, experiment: str | None) -> list[str]:
+def _find_examples(name: str, experiment: str | None) -> list[str]:
     if experiment is None:
         return EXAMPLES[name]
     title = f"raptor {name} {experiment}"
@@ -510,7 +510,7 @@ def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _check_model(word: str, is_run: bool = False) -> None:
+def _check_model(word: str, is_run: bool) -> None:
     """Refuse a path or a plain word that is not there; other names are looked up when the model is opened."""
     name, _, weights = word.partition("@")
     if weights and not Path(weights).expanduser().exists():
@@ -614,29 +614,29 @@ def _choices(kind: Any) -> tuple[str, ...]:
     return next((get_args(part) for part in _members(kind) if get_origin(part) is Literal), ())
 
 
-def list_options(parser: Any) -> tuple[list[str], bool]:
+def _list_options(parser: Any) -> tuple[list[str], bool]:
     """Options that take several values, and whether the positional argument does."""
     names, positional = [], False
     for action in parser._actions:
-        if takes_list(getattr(action, "_typehint", None)):
+        if _takes_list(getattr(action, "_typehint", None)):
             names += [o for o in action.option_strings if o.startswith("--")]
             positional = positional or not action.option_strings
     return names, positional
 
 
-def takes_list(kind: Any) -> bool:
+def _takes_list(kind: Any) -> bool:
     """Whether a type is a list, a list or None, or one word or a list of words, and nothing else."""
     if get_origin(kind) in (list, tuple, Sequence):
         return True
     inner = [k for k in get_args(kind) if k is not type(None)] if get_origin(kind) in (Union, UnionType) else []
     inner = [k for k in inner if k is not str or list[str] not in inner]
-    return bool(inner) and all(takes_list(k) for k in inner)
+    return bool(inner) and all(_takes_list(k) for k in inner)
 
 
 def join_lists(words: list[str], parser: Any) -> list[str]:
     """Words as the parser takes them: `--k 2 3 4` as `--k=[2,3,4]`, a bare `--skip_bad` as true, and the words that
     belong to no option first, as one list where the command takes several."""
-    names, several = list_options(parser)
+    names, several = _list_options(parser)
     switches = [o for a in parser._actions if _is_switch(getattr(a, "_typehint", None)) for o in a.option_strings]
     alone = [o for a in parser._actions if a.nargs == 0 for o in a.option_strings]
     of_words = [o for a in parser._actions if _is_words(getattr(a, "_typehint", None)) for o in a.option_strings]
@@ -727,7 +727,7 @@ def _explain_unknown(line: str, parser: Any) -> str:
 
 def in_words(kind: Any) -> str:
     """What values an option of this type takes."""
-    if takes_list(kind):
+    if _takes_list(kind):
         inner = get_args(kind) if get_origin(kind) not in (Union, UnionType) else get_args(get_args(kind)[0])
         return {int: "whole numbers", float: "numbers"}.get(inner[0], "words")
     if _choices(kind):

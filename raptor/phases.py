@@ -288,7 +288,7 @@ def _cut(
     matrix = measured.matrices[tokens]
     found = {num: find_phases(matrix, num, method=method, score=score, min_length=min_length) for num in k}
     twin_matrix, twin_note = twin
-    evidence = _Evidence(matrix, measured.blocks, twin_matrix, shortest("maxcut", min_length))
+    evidence = _Evidence(matrix, measured.blocks, twin_matrix, _shortest("maxcut", min_length))
     chosen = evidence.choose(matrix)
     cuts = {num: evidence.of(phases, method, score, min_length) for num, phases in found.items()}
     if chosen.k not in cuts:
@@ -418,7 +418,7 @@ def _twin_matrix(
     if wanted is None and seconds * TWIN_IMAGES > TWIN_SECONDS:
         return None, f"{missing} (it takes longer than {TWIN_SECONDS} s: --twin true)"
     try:
-        twin = untrained_twin(vit)
+        twin = _untrained_twin(vit)
     except ValueError as error:
         return None, f"{missing} ({error})"
     trajectories = Trajectories(twin, batches.sample(TWIN_IMAGES), precision)
@@ -426,7 +426,7 @@ def _twin_matrix(
     return measured.matrices[tokens], f"its untrained twin was measured on {measured.num_images} images"
 
 
-def untrained_twin(vit: ViT, seed: int = 0) -> ViT:
+def _untrained_twin(vit: ViT, seed: int = 0) -> ViT:
     """The same model with random weights; ValueError for a surrogate or a module of your own, which has none."""
     if vit.phases or not vit.source.get("source"):
         raise ValueError("a surrogate has none" if vit.phases else "a module of your own cannot be built anew")
@@ -462,7 +462,7 @@ def check_cuts(
     if tokens not in known:
         raise ValueError(f"{vit.name} has no {tokens!r} tokens: choose from {', '.join(known)}")
     find_phases(np.eye(vit.num_layers), 1, method, score)
-    length = shortest(method, min_length)
+    length = _shortest(method, min_length)
     num_partitions(vit.num_layers, 1, length)
     most = _most_cuts(vit.num_layers, length) if method == "maxcut" else vit.num_layers // length
     if k is None:
@@ -524,7 +524,7 @@ def find_phases(
         min_length: no phase is shorter; by default 1 for `maxcut` and 2 for `dp`, whose scores reward tiny phases.
     """
     matrix = _check_similarity(similarity)
-    min_length = shortest(method, min_length)
+    min_length = _shortest(method, min_length)
     _check_counts(len(matrix), k, min_length)
     if score not in _SCORES:
         raise ValueError(f"unknown score {score!r}: choose from {', '.join(_SCORES)}")
@@ -540,7 +540,7 @@ def find_phases(
     return Phases(tuple(int(n) for n in np.diff(edges)), gains, "maxcut")
 
 
-def shortest(method: str, min_length: int | None = None) -> int:
+def _shortest(method: str, min_length: int | None) -> int:
     """The `min_length` that is meant: the given one, or the method's own."""
     if method not in _METHODS:
         raise ValueError(f"unknown method {method!r}: choose from {', '.join(_METHODS)}")

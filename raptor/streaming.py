@@ -202,7 +202,7 @@ class Result:
             cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        return short_repr(self)
+        return _short_repr(self)
 
     def table_rows(self) -> list[dict[str, Any]]:
         """The result as rows of a table."""
@@ -248,7 +248,7 @@ def _cell(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def short_repr(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     """A dataclass in one line of at most 400 characters: small fields in full, arrays and lists by their size."""
     text = ", ".join(f"{f.name}={_short(getattr(value, f.name))}" for f in fields(value) if f.repr)
     return f"{type(value).__name__}({text if len(text) <= 380 else text[:377] + '...'})"
@@ -276,7 +276,7 @@ class Record:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "__repr__" not in cls.__dict__:  # else a dataclass writes one that prints every number
-            cls.__repr__ = short_repr  # type: ignore[assignment]
+            cls.__repr__ = _short_repr  # type: ignore[assignment]
 
     def to_dict(self) -> dict[str, Any]:
         return {f.name: jsonable(getattr(self, f.name)) for f in _saved_fields(type(self))}

@@ -148,7 +148,7 @@ def dynamics(
         num_workers=options["num_workers"],
         ranks=ranks,
     )
-    cut = choose_phases(main, surrogate, batches, k, phases, precision)
+    cut = _choose_phases(main, surrogate, batches, k, phases, precision)
     chosen = choose_classes(images, num_classes)
     sides: dict[str, DynamicsResult] = {}
     for side, vit in (("teacher", main), ("surrogate", surrogate)):
@@ -241,7 +241,7 @@ def _find_head(
     return resolve_head(vit, training, file=file, cache=cache, head_images=num, precision=precision)
 
 
-def choose_phases(
+def _choose_phases(
     teacher: ViT, surrogate: ViT | None, batches: ImageStream, k: int, phases: Sequence[int] | None, precision: str
 ) -> Phases:
     """Phase lengths: those given, else the surrogate's, else max-cut on the model's own similarity."""

@@ -22,7 +22,7 @@ _MAX_DECODED = 512  # training images that are no files, and so are decoded for 
 
 
 def tell_of_scenes(model: Any) -> None:
-    """Say that images are the built-in ones where nobody chose them, unless the model is of the same make."""
+    """Say that the images are the built-in scenes, where nobody chose them, unless the model was trained on those."""
     if not str(getattr(model, "name", model)).startswith(DEFAULT_DATA):
         print("the images are the built-in scenes, which are drawn: --data gives others", file=sys.stderr, flush=True)
 
@@ -123,7 +123,7 @@ class ChosenData:
             the judged images may not be among them.
         also: further training images that most may not be among.
         """
-        spec, split = (self.data, self.split) if self.val is None else (self.val, self.split)
+        spec, split = self.data if self.val is None else self.val, self.split
         self.check_same(spec, split)
         if self.val is not None and split == "val" and not _places(self.val) & _places(self.data):
             split = "own"

@@ -62,7 +62,7 @@ def name_share(name: str) -> float:
     return (int.from_bytes(digest, "big") >> 11) / 2**53
 
 
-def name_shares(keys: Sequence[str], salt: str = "") -> np.ndarray:
+def _name_shares(keys: Sequence[str], salt: str = "") -> np.ndarray:
     """`name_share(salt + key)` of each key, (N,); packed names may have them ready."""
     if isinstance(keys, PackedNames):
         return keys.column(f"share:{salt}", lambda key: name_share(salt + key))
@@ -96,7 +96,7 @@ def choose_split(keys: Sequence[str], parts: Sequence[str | None], split: Split,
     if validation is not None:
         val = [i for i, part in enumerate(parts) if part is not None and part.lower() == validation]
     else:
-        shares, rows = name_shares(keys), np.array(train, dtype=np.int64)
+        shares, rows = _name_shares(keys), np.array(train, dtype=np.int64)
         held_out = shares[rows] < _HELD_OUT_SHARE
         if len(rows) and not held_out.any():
             held_out[shares[rows].argmin()] = True
@@ -113,7 +113,7 @@ def choose_sample(keys: Sequence[str], limit: int) -> list[int]:
         raise ValueError(f"the number of images must be at least 1; got {limit}")
     if limit >= len(keys):
         return list(range(len(keys)))
-    order = np.argsort(name_shares(keys, _SAMPLE), kind="stable")
+    order = np.argsort(_name_shares(keys, _SAMPLE), kind="stable")
     return np.sort(order[:limit]).tolist()
 
 
@@ -121,7 +121,7 @@ def choice_split(keys: Sequence[str]) -> tuple[list[int], list[int]]:
     """Indices of train to fit on and, a tenth by a hash of the key, to choose on."""
     if len(keys) < 2:
         raise ValueError(f"a probe needs at least two training images; got {len(keys)}")
-    shares = name_shares(keys, "probe:")
+    shares = _name_shares(keys, "probe:")
     held = shares < _CHOICE_SHARE
     if not held.any():
         held[shares.argmin()] = True

@@ -36,7 +36,7 @@ class GatheringResult(Record):
     towards: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
 
 
-def mean_direction(x_btd: Tensor) -> tuple[Tensor, Tensor]:
+def _mean_direction(x_btd: Tensor) -> tuple[Tensor, Tensor]:
     """Mean cosine of unit states `(B, T, D)` with their mean direction, `(B,)`, and that direction, `(B, D)`."""
     mean_bd = x_btd.mean(1)
     # The mean of the cosines with the mean direction is the length of the mean.
@@ -78,7 +78,7 @@ class Gathering:
             parts = [now[:, span] for span in self._spans.values()]
             if before is not None:
                 turned.append(torch.stack([toward(*pair) for pair in zip(before, parts, targets)], 1))
-            found = [mean_direction(part) for part in parts]
+            found = [_mean_direction(part) for part in parts]
             aligned.append(torch.stack([cosine_b for cosine_b, _ in found], 1))
             before, targets = parts, [target for _, target in found]
         self._alignment.update(torch.stack(aligned, -1), places_of(rows, places))

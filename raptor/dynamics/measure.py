@@ -25,7 +25,7 @@ import numpy as np
 from torch import Tensor
 
 from raptor.data.stream import Batch, sharing
-from raptor.devices import ONE_PROCESS, Ranks, full_precision
+from raptor.devices import Ranks, full_precision
 from raptor.dynamics.attraction import PhaseAttraction, measure_attraction
 from raptor.dynamics.basins import Basins, BasinsResult
 from raptor.dynamics.direction import Direction, DirectionResult
@@ -227,14 +227,11 @@ def _shared_images(rows: Rows, ranks: Ranks) -> Tensor:
     return rows.values() if ranks.size == 1 else ranks.first(lambda: rows.values().cpu())
 
 
-def _follow_perturbed(
-    vit: ViT, stability: Stability, images: Tensor, ranks: Ranks = ONE_PROCESS, count: _PassCount | None = None
-) -> None:
+def _follow_perturbed(vit: ViT, stability: Stability, images: Tensor, ranks: Ranks, count: _PassCount) -> None:
     """Perturb `images` and follow them, in full fp32 and in batches of `STABILITY_BATCH`; ranks share the paths."""
 
     def run_from(layer: int, x_btd: Tensor) -> list[Tensor]:
-        if count is not None:
-            count.add(len(x_btd) * (vit.num_layers - layer) / vit.num_layers)
+        count.add(len(x_btd) * (vit.num_layers - layer) / vit.num_layers)
         return vit.unroll(x_btd, context, start=layer)
 
     with full_precision(vit.device):

@@ -137,7 +137,7 @@ def untrained_teacher(options: dict[str, Any], num_classes: int, device: str) ->
     return vit
 
 
-def describe_similarity(matrices: dict[str, Array], k: int) -> TeacherSimilarity:
+def _describe_similarity(matrices: dict[str, Array], k: int) -> TeacherSimilarity:
     """The matrices, the max-cut phases of all tokens, and the two means: off the diagonal, and within phases."""
     phases = find_phases(matrices["all"], k)
     means = {
@@ -157,7 +157,7 @@ def scratch_raptor(
     options: dict[str, Any], teacher: ViT, pair: Pair, folder: Path, machine: Machine
 ) -> tuple[TeacherSimilarity, RaptorScores]:
     """A teacher's similarity, and its raptor with the phases cut from it, trained in the joint stage only."""
-    similarity = describe_similarity(layer_similarity(teacher, pair[0], machine), options["k"])
+    similarity = _describe_similarity(layer_similarity(teacher, pair[0], machine), options["k"])
     raptor = make_raptor(
         teacher,
         pair,

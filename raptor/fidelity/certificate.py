@@ -427,7 +427,7 @@ def _predictions(rows: Rows, bootstrap: int, seed: int) -> dict[str, Estimate]:
     }
 
 
-def _curve_intervals(curves: Curves, bootstrap: int, seed: int = 0) -> dict[str, Array]:
+def _curve_intervals(curves: Curves, bootstrap: int, seed: int) -> dict[str, Array]:
     """Bootstrap intervals (2, L, G) over images of absolute and relative error, R2 and cosine."""
     error, norm = curves.image_error, curves.image_norm
     return {
@@ -438,13 +438,13 @@ def _curve_intervals(curves: Curves, bootstrap: int, seed: int = 0) -> dict[str,
     }
 
 
-def _curve_quantiles(curves: Curves, bootstrap: int, seed: int = 0) -> dict[str, tuple[Array, Array]]:
+def _curve_quantiles(curves: Curves, bootstrap: int, seed: int) -> dict[str, tuple[Array, Array]]:
     """Quantiles over images (Q, L, G) of error, relative error and cosine, with their intervals (Q, 2, L, G)."""
     values = {"absolute": curves.image_error, "relative": curves.image_relative, "cosine": curves.image_cosine}
     return {metric: quantile_intervals(v, QUANTILES, bootstrap, seed) for metric, v in values.items()}
 
 
-def _curve_eps(curves: Curves, bootstrap: int, seed: int = 0) -> dict[str, dict[str, Eps]]:
+def _curve_eps(curves: Curves, bootstrap: int, seed: int) -> dict[str, dict[str, Eps]]:
     """The eps that holds for every layer: the largest mean error over depth, and how large it is at 95 % confidence.
 
     The upper end is the 95th percentile over resamples of that maximum.

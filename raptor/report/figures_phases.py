@@ -53,14 +53,14 @@ class SavedPhases(Result):
             for k, found in entry.phases.items():
                 within, across = ("none" if mean is None else f"{mean:.3f}" for mean in entry.within[k])
                 lines.append(f"  k={k:>2}  {found!s:<24} similarity within {within}, across {across}")
-                lines += [f"        {line}" for line in evidence_lines(found, entry.evidence.get(k))]
+                lines += [f"        {line}" for line in _evidence_lines(found, entry.evidence.get(k))]
             lines += [f"  {line}" for line in (entry.suggestion, entry.twin, entry.few_images) if line]
             if entry.bad_images:
                 lines.append(f"  {len(entry.bad_images)} unreadable images were skipped: see bad_images in phases.json")
         return "\n".join([*lines, f"written to {self.folder}/phases.json and {self.folder}/figures/phases.png"])
 
 
-def evidence_lines(found: Phases, cut: CutEvidence | None) -> list[str]:
+def _evidence_lines(found: Phases, cut: CutEvidence | None) -> list[str]:
     """Boundaries with their 95 % intervals, and the contrast beside that of matrices without phases."""
     if cut is None:
         return []
@@ -123,12 +123,11 @@ def _draw_gains(ax: Any, entry: ModelPhases) -> None:
     ax.legend(fontsize=6)
 
 
-def _draw_heatmap(ax: Any, entry: ModelPhases, low: float | None = None) -> Any:
+def _draw_heatmap(ax: Any, entry: ModelPhases, low: float) -> Any:
     """The similarity that was cut, layers 1..L both ways, with an outline per phase for every k."""
     matrix = entry.similarity[entry.tokens]
     num = len(matrix)
-    vmin = matrix.min() if low is None else low
-    image = ax.imshow(matrix, cmap="Greys_r", vmin=vmin, vmax=1, extent=(0.5, num + 0.5, num + 0.5, 0.5))
+    image = ax.imshow(matrix, cmap="Greys_r", vmin=low, vmax=1, extent=(0.5, num + 0.5, num + 0.5, 0.5))
     for i, (k, found) in enumerate(entry.phases.items()):
         start, inset = 0.5, 0.09 * i
         for j, length in enumerate(found.lengths):

@@ -656,7 +656,7 @@ def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def _start_from(student: ViT, start: str, teacher: ViT, allow_other_teacher: bool = False) -> None:
+def _start_from(student: ViT, start: str, teacher: ViT, allow_other_teacher: bool) -> None:
     """Take the blocks of the surrogate that `start` names."""
     folder = saved_folder(start)
     of_own_module = folder is not None and read_json(folder / "config.json").get("base") is None

@@ -196,7 +196,7 @@ class DistillStep(nn.Module):
             losses.append(loss)
         return losses
 
-    def _teacher_forced(self, states: list[Tensor], context: Context, j: int, known: Tensor | None = None) -> Tensor:
+    def _teacher_forced(self, states: list[Tensor], context: Context, j: int, known: Tensor | None) -> Tensor:
         """Loss of each layer of phase `j`, one step from the teacher's state before it.
 
         All depths are one call, except where they differ in more than rows. `known` is the loss of the first layer, if
