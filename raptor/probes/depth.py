@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torchvision.transforms.v2.functional import adjust_brightness, adjust_contrast, adjust_saturation
 
@@ -19,7 +18,6 @@ from raptor.vit.view import ViT
 _NUM_BINS = 256
 _MIN_DEPTH = 1e-3
 _UPSAMPLE = 4
-_NO_BIN = -100
 _LOG_EPS = 1e-3
 _EIGEN_ROWS, _EIGEN_COLUMNS, _EIGEN_FRAME = (45, 471), (41, 601), (480, 640)
 _JITTER = 0.2
@@ -124,29 +122,17 @@ def _is_valid(depths: Tensor, max_depth: float | Tensor) -> Tensor:
 
 
 def nearest_bin(depths: Tensor, bins: Tensor) -> Tensor:
-    """Index of the nearest bin; `_NO_BIN`, which the cross-entropy ignores, where there is no valid reading."""
+    """Index of the nearest bin; 0 where there is no valid reading."""
     step = (bins[-1] - bins[0]) / (len(bins) - 1)
     index = ((depths - bins[0]) / step).round().clamp(0, len(bins) - 1).long()
-    return torch.where(_is_valid(depths, bins[-1]), index, _NO_BIN)
-
-
-def depth_loss(logits_bhwc: Tensor, true_bhw: Tensor, bins: Tensor) -> Tensor:
-    """10 (mean g^2 - .85 (mean g)^2) + cross-entropy over valid pixels; g is the difference of logarithms."""
-    valid = _is_valid(true_bhw, bins[-1])
-    num = valid.sum().clamp(min=1)
-    predicted = expected_depth(logits_bhwc, bins)
-    g = (predicted + _LOG_EPS).log() - (torch.where(valid, true_bhw, 1.0) + _LOG_EPS).log()
-    g = torch.where(valid, g, 0.0)
-    scale_invariant = g.square().sum() / num - 0.85 * (g.sum() / num).square()
-    labels = nearest_bin(true_bhw, bins).flatten()
-    entropy = F.cross_entropy(logits_bhwc.flatten(0, 2), labels, ignore_index=_NO_BIN, reduction="sum") / num
-    return 10 * scale_invariant + entropy
+    return torch.where(_is_valid(depths, bins[-1]), index, 0)
 
 
 def depth_loss_gradient(logits_bhwc: Tensor, true_bhw: Tensor, bins: Tensor, ranks: Ranks = ONE_PROCESS) -> Tensor:
-    """Gradient of `depth_loss` in the logits, from one softmax: autograd's takes several times as long.
+    """Gradient of the loss in the logits, from one softmax: autograd's takes several times as long.
 
-    Where ranks share a batch, the loss is that of the whole batch.
+    The loss is 10 (mean g^2 - .85 (mean g)^2) + cross-entropy over valid pixels, those of the whole batch where ranks
+    share it; g is the difference of logarithms.
     """
     valid = _is_valid(true_bhw, bins[-1])
     num = ranks.add_(valid.sum()).clamp(min=1)
@@ -160,7 +146,7 @@ def depth_loss_gradient(logits_bhwc: Tensor, true_bhw: Tensor, bins: Tensor, ran
     # d predicted / d logit_i = p_i (bin_i - predicted), d entropy / d logit_i = p_i - one-hot_i
     gradient = probability.mul_(torch.addcmul((share - slope * predicted)[..., None], slope[..., None], bins))
     labels = nearest_bin(true_bhw, bins)[..., None]
-    return gradient.scatter_add_(-1, labels.clamp(min=0), -share[..., None])
+    return gradient.scatter_add_(-1, labels, -share[..., None])
 
 
 def eigen_crop(frame: tuple[int, int]) -> tuple[slice, slice]:
