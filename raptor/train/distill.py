@@ -93,7 +93,7 @@ from raptor.train.schedule import Budget, Rates, teacher_forcing
 from raptor.train.step import DistillStep, Parts, groups_at, state_variance
 from raptor.vit.trajectory import Trajectories, autocast
 from raptor.vit.view import ModelFacts, ViT, replaced_blocks
-from raptor.vit.weights import fingerprint, load_weights, same_weights
+from raptor.vit.weights import check_weights, fingerprint, load_weights, same_weights
 
 _NUM_VALIDATIONS = 4  # per stage
 _VALIDATION_BATCH = 128
@@ -169,6 +169,7 @@ def distill(
     options = with_defaults(DistillOptions, given)
     settings = resolve_recipe(recipe, part(RecipeOptions, options))
     wanted = _check_options(k, phases, target, stage, phase)
+    num_blocks = 3 if k is None else 1 if k == "auto" else int(k)  # auto begins with one
     check_tracker(track)
     check_cadence(options["checkpoint_minutes"])
     device = pick_device(options["device"])
@@ -183,7 +184,7 @@ def distill(
     if settings.adapters:
         adapted_layers(teacher, 1, settings.adapters)
     found = None if phases is None else check_phases(teacher, phases)
-    check_cuts(teacher, [] if phases is not None or k in (None, "auto") else [int(k)], tokens=tokens)
+    check_cuts(teacher, [] if phases is not None or k in (None, "auto") else [num_blocks], tokens=tokens)
     num_classes, own_names = head_outputs(teacher, options["head_file"])
     if out is not None:
         check_folder(out)
@@ -238,30 +239,12 @@ def distill(
     job.stages()
     job.graphed()
     if found is None and wanted is None:
-        check_cuts(teacher, [3 if k is None else int(k)], tokens=tokens)
+        check_cuts(teacher, [num_blocks], tokens=tokens)
     name = str(model) if isinstance(model, str | Path) else teacher.name
-    config: dict[str, Any] = dict(
-        model=name,
-        weights=options["weights"],
-        fingerprint=fingerprint(teacher.model),
-        data=spec,
-        limit=limit,
-        images=describe_images(train_data, val_data),
-        size=teacher.preprocess.size,
-        seed=seed,
-        start=start,
-        recipe=settings.recorded(),
-        precision=precision,
-    )
-    structure = {key: value for key, value in opening.items() if key not in ("dtype", "trust_hub", "pretrained")}
-    structure |= {} if opening["pretrained"] else {"pretrained": False}
-    structure |= {"val": val, "split": None if split == "val" else split}
-    structure |= {"classes": None if names is None else describe_names(names)}
-    structure |= {"tokens": None if tokens == "all" else tokens}
-    config |= {key: value for key, value in structure.items() if key not in config and value is not None}
+    config = _config(job, name, opening, spec, val, limit, names, tokens)
     root = f"runs/{slug(name)}"
     if options["dry_run"] or is_planning():
-        num_blocks = len(found or ()) or (1 if wanted else int(k or 3))
+        num_blocks = num_blocks if found is None else found.k
         folder = Path(out or f"{root}-k{num_blocks}")
         there = _phases_there(folder) if is_planning() or found is None else None  # a sweep's plan cuts roughly
         planned = there or found or _even_phases(teacher, num_blocks)
@@ -271,7 +254,7 @@ def distill(
     matrix = _similarity_matrix(job, phase_images, tokens)
     if wanted is not None:
         return _smallest_k(job, *wanted, matrix, Path(out or f"{root}-auto"), config)
-    found = find_phases(matrix, 3 if k is None else int(k))
+    found = find_phases(matrix, num_blocks)
     return _distill_one(job, found, Path(out or f"{root}-k{found.k}"), config)
 
 
@@ -291,6 +274,41 @@ def _check_repeatable(name: str, teacher: ViT, opening: OpeningModel) -> None:
             f"{name} has other weights each time it is opened: give a weight file with --weights, or an entry with "
             "published weights"
         )
+
+
+def _config(
+    job: Job,
+    model: str,
+    opening: OpeningModel,
+    data: str | list[str],
+    val: str | list[str] | None,
+    limit: int | None,
+    names: Sequence[str] | None,
+    tokens: str,
+) -> dict[str, Any]:
+    """What the run is made with, as its config.yaml keeps it; `_resolved` adds what depends on the phases.
+
+    Entries after `precision` are left out at their defaults.
+    """
+    config: dict[str, Any] = dict(
+        model=model,
+        weights=opening["weights"],
+        fingerprint=fingerprint(job.teacher.model),
+        data=data,
+        limit=limit,
+        images=describe_images(job.train_data, job.val_data),
+        size=job.teacher.preprocess.size,
+        seed=job.seed,
+        start=job.start,
+        recipe=job.recipe.recorded(),
+        precision=job.precision,
+    )
+    structure = {key: value for key, value in opening.items() if key not in ("dtype", "trust_hub", "pretrained")}
+    structure |= {} if opening["pretrained"] else {"pretrained": False}
+    structure |= {"val": val, "split": None if job.split == "val" else job.split}
+    structure |= {"classes": None if names is None else describe_names(names)}
+    structure |= {"tokens": None if tokens == "all" else tokens}
+    return config | {key: value for key, value in structure.items() if key not in config and value is not None}
 
 
 def _check_options(
@@ -720,7 +738,10 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
     """Train every stage that is not done yet; the summary, on rank 0."""
     started = time.monotonic()
     stream, validator = job.stream(), job.validator(run.folder)
-    variance_lt = _saved_variance(job, run, saved[0]) if saved else _measure_variance(job, stream)
+    if saved is not None:
+        variance_lt = _saved_variance(job, run, saved[0])
+    else:
+        variance_lt = state_variance(job.teacher, stream, job.recipe.normalise, job.precision, job.ranks)
     module = job.step(student, phases, variance_lt)
     measured = Measured(validator, student, job.teacher, phases, job.phase)
     loop = Loop(run, job.fabric, saved, [job.train_data, job.val_data], job.track, job.checkpoint_minutes)
@@ -860,8 +881,7 @@ def _plan_notes(job: Job, run_folder: Path) -> list[str]:
 def _checked(job: Job, phases: Phases, validator: Validator) -> list[str]:
     """What was opened: weights, images, labels and head."""
     teacher, train, val = job.teacher, job.train_data, job.val_data
-    if not all(bool(p.isfinite().all()) for p in teacher.model.parameters()):
-        raise ValueError(f"{teacher.name} has weights that are not finite: give another --weights")
+    check_weights(teacher.model.state_dict(), teacher.name)
     shape = f"{teacher.num_layers} blocks, width {teacher.dim}, {teacher.groups.num_tokens} tokens"
     labels = f"labels of {len(validator.classes)} classes" if validator.labelled else "no labels, so no accuracy"
     head = "a ridge probe" if validator.labelled else "none"
@@ -878,10 +898,6 @@ def _saved_variance(job: Job, run: Run, tensors: Mapping[str, Tensor]) -> Tensor
     if found is None or tuple(found.shape) != shape or not found.isfinite().all():
         raise RunError(f"{run.latest()} has no variance of its states, or a damaged one: choose another --out")
     return found
-
-
-def _measure_variance(job: Job, stream: TrainStream) -> Tensor:
-    return state_variance(job.teacher, stream, job.recipe.normalise, job.precision, job.ranks)
 
 
 def _parameter_groups(named: list[tuple[str, nn.Parameter]], recipe: Recipe) -> list[ParameterGroup]:

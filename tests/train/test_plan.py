@@ -125,7 +125,7 @@ def test_a_plan_makes_the_checks_of_a_run(tmp_path, monkeypatch) -> None:
         tiny_run(tmp_path / "run", budget="2steps", phases=[1, 3])
     spoiled = tiny_teacher()
     next(spoiled.model.parameters()).data.fill_(float("nan"))
-    with pytest.raises(ValueError, match="weights that are not finite: give another --weights"):
+    with pytest.raises(ValueError, match="are NaN or infinite: give weights that are whole"):
         tiny_run(tmp_path / "new", spoiled, dry_run=True)
     with monkeypatch.context() as patch, pytest.raises(RunError, match=r"new needs .* and has 0\.0 KiB free: choose"):
         patch.setattr(plan.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10})())
