@@ -16,7 +16,6 @@ from typing import Any, Unpack
 import yaml
 
 from raptor.data.by_name import as_spec
-from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_ablation
 from raptor.experiments.outcome import Outcome, markdown, write_outcome
@@ -98,9 +97,7 @@ def run(
     options = with_defaults(AblationOptions, given)
     if not budget.rstrip().endswith(("steps", "epochs")):
         raise ValueError(f"the rows must have equal steps: give --budget in steps or epochs, not {budget!r}")
-    machine = Machine(
-        Path(out), pick_device(options["device"]), options["num_workers"], options["compile"], options["trust_hub"]
-    )
+    machine = Machine.of(out, options)
     common: dict[str, Any] = dict(
         model=options["model"] or best_teacher(options["teachers"]),
         weights=options["weights"],

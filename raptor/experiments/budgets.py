@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from raptor.data.by_name import as_spec
-from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, CellOptions, Sweep, SweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_budgets
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
@@ -59,7 +58,7 @@ def run(
     """
     started = time.monotonic()
     options = with_defaults(BudgetsOptions, given)
-    machine = Machine(Path(out), pick_device(options["device"]), options["num_workers"], trust_hub=options["trust_hub"])
+    machine = Machine.of(out, options)
     common: dict[str, Any] = dict(
         model=model,
         weights=options["weights"],

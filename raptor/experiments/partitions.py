@@ -12,7 +12,6 @@ from typing import Any, Unpack
 from numpy.typing import ArrayLike
 
 from raptor.data.by_name import as_spec
-from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_partitions
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
@@ -83,9 +82,7 @@ def run(
     """
     started = time.monotonic()
     options = with_defaults(PartitionsOptions, given)
-    machine = Machine(
-        Path(out), pick_device(options["device"]), options["num_workers"], options["compile"], options["trust_hub"]
-    )
+    machine = Machine.of(out, options)
     common: dict[str, Any] = dict(
         model=options["model"] or best_teacher(options["teachers"]),
         weights=options["weights"],

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Self, TypedDict
 
 from raptor.data import ChosenData, ImageData, InMemory, Preprocess, iterate
 from raptor.data.images import JoinedInMemory
-from raptor.devices import pick_precision
+from raptor.devices import pick_device, pick_precision
 from raptor.experiments.cells import Sweep
 from raptor.experiments.records import GroupCurves, NullCurves, RaptorScores, StochasticDepth
 from raptor.fidelity.error_curves import ErrorCurves
@@ -71,6 +71,12 @@ class Machine:
     num_workers: int | None = None
     compile: bool | None = None
     trust_hub: bool = False
+
+    @classmethod
+    def of(cls, out: str, options: Mapping[str, Any]) -> Self:
+        """That of an experiment that writes to `out`; not every experiment has the options of the last two."""
+        last = {name: options[name] for name in ("compile", "trust_hub") if name in options}
+        return cls(Path(out), pick_device(options["device"]), options["num_workers"], **last)
 
     @property
     def precision(self) -> str:

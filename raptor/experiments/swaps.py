@@ -15,7 +15,6 @@ import torch
 from raptor.data import ImageData, iterate
 from raptor.data.by_name import as_spec
 from raptor.data.classes import for_head
-from raptor.devices import pick_device
 from raptor.dynamics.interventions import WITHOUT, compare_pairs, measure_swaps
 from raptor.experiments.cells import Cell, CellOptions, Sweep, SweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_swaps
@@ -62,7 +61,7 @@ def run(
     """
     started = time.monotonic()
     options = with_defaults(SwapsOptions, given)
-    machine = Machine(Path(out), pick_device(options["device"]), options["num_workers"], trust_hub=options["trust_hub"])
+    machine = Machine.of(out, options)
     common: dict[str, Any] = dict(
         data=as_spec(data),
         val=as_spec(options["val"]),

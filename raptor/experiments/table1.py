@@ -11,7 +11,6 @@ from typing import Any, Unpack
 
 from raptor.data import open_data, open_dense
 from raptor.data.by_name import as_spec
-from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_recovery
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
@@ -126,9 +125,7 @@ def run(
     if more_data is not None:
         open_data(more_data, "train")  # what cannot be read is refused before any cell is begun
     settings = resolve_recipe(recipe, {"batch_size": batch_size, "optimizer": optimizer})
-    machine = Machine(
-        Path(out), pick_device(options["device"]), options["num_workers"], options["compile"], options["trust_hub"]
-    )
+    machine = Machine.of(out, options)
     common: dict[str, Any] = dict(
         model=model,
         weights=options["weights"],

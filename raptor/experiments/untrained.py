@@ -10,7 +10,6 @@ from typing import Any, Unpack
 
 from raptor.data import ImageData
 from raptor.data.by_name import as_spec
-from raptor.devices import pick_device
 from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_untrained
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
@@ -68,7 +67,7 @@ def run(
     """
     started = time.monotonic()
     options = with_defaults(UntrainedOptions, given)
-    machine = Machine(Path(out), pick_device(options["device"]), options["num_workers"], options["compile"])
+    machine = Machine.of(out, options)
     common: dict[str, Any] = {
         "data": as_spec(data),
         "val": as_spec(options["val"]),
