@@ -73,7 +73,7 @@ class Planned(Exception):
         ("table1", {"model": "scenes", "tokens": "cls"}),
         ("ablation", {"model": "scenes", "tokens": "cls"}),
         ("partitions", {"model": "scenes", "tokens": "cls", "k": [2], "limit": 8, "val_images": 8}),
-        ("swaps", {"models": ["scenes"]}),
+        ("swaps", {"models": ["scenes"], "tokens": "cls"}),
         ("stochastic_depth", {}),
         ("untrained", {}),
         ("budgets", {}),
