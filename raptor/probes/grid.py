@@ -147,9 +147,9 @@ def train_heads(
     return choice.finish(seed, num_steps, planned_steps)
 
 
-def steps_that_fit(task: Task, lrs: Sequence[float], max_seconds: float) -> int:
-    """How many steps `max_seconds` hold."""
-    return max(1, int(max_seconds / max(step_seconds(task, lrs)[0], 1e-9)))
+def steps_that_fit(seconds: float, max_seconds: float) -> int:
+    """How many steps of `seconds` each fit into `max_seconds`; at least one is trained."""
+    return max(1, int(max_seconds / max(seconds, 1e-9)))
 
 
 def step_seconds(task: Task, lrs: Sequence[float]) -> tuple[float, int]:

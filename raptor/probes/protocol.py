@@ -119,7 +119,7 @@ def probe(
         runs = [fit_closed_form(made, closed_form, grid)]
     else:
         if max_steps is None and max_seconds is not None:
-            max_steps = steps_that_fit(made, grid, max_seconds)
+            max_steps = steps_that_fit(step_seconds(made, grid)[0], max_seconds)
         options = {"epochs": epochs, "weight_decay": decay, "init": init, "max_steps": max_steps}
         told = [_of_all(progress, i, len(seeds)) for i in range(len(seeds))]
         runs = [train_heads(made, grid, seed=seed, progress=tell, **options) for seed, tell in zip(seeds, told)]
@@ -179,7 +179,7 @@ def _plan(
     made, seconds, num_timed = measured_step(measure, batch_size)
     num_steps, is_timed = epochs * (num_fit // batch_size), False
     if max_seconds is not None and max_seconds / seconds < num_steps:
-        num_steps, is_timed = max(1, int(max_seconds / seconds)), True
+        num_steps, is_timed = steps_that_fit(seconds, max_seconds), True
     num_split = len(train) - num_fit
     num_scored = num_split + len(val) if task == "classify" else epochs * num_split + len(val)
     heads = {"heads": 8.0 * made.num_outputs * (made.num_features + 1)}
