@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import stdev
 from typing import Any, Unpack
 
 import yaml
@@ -186,9 +187,9 @@ def _summarise(rows: Sequence[AblationRow]) -> list[AblationLine]:
             lines.append(_mean_line(name[0], title, found))
     refits = [row.refit for row in rows if row.refit is not None]
     if refits:
-        accuracy = _mean([refit.accuracy for refit in refits])
-        of_teacher = _mean([refit.teacher_accuracy for refit in refits])
-        lines.append(replace(lines[-1], number="6", row=_REFIT, accuracy=accuracy, teacher_accuracy=of_teacher))
+        accuracies = [refit.accuracy for refit in refits]
+        last = replace(lines[-1], number="6", row=_REFIT, accuracy=_mean(accuracies), deviation=_deviation(accuracies))
+        lines.append(replace(last, teacher_accuracy=_mean([refit.teacher_accuracy for refit in refits])))
     return lines
 
 
@@ -204,19 +205,25 @@ def _mean_line(number: str, title: str, rows: Sequence[AblationRow]) -> Ablation
         agreement=_mean([row.agreement for row in rows]),
         r2_last=_mean([row.r2_last for row in rows]),
         r2_lowest=_mean([row.r2_lowest for row in rows]),
+        num_seeds=len(rows),
+        deviation=_deviation([row.accuracy for row in rows]),
     )
 
 
 def _table(lines: Sequence[AblationLine]) -> str:
-    columns = ("row", "", "accuracy", "teacher", "recovery", "ridge probe", "R2 last", "R2 lowest", "paper (IN-1k)")
-    return markdown(columns, [_table_line(line) for line in lines])
+    seeds = ("sd over seeds", "seeds")
+    scores = ("teacher", "recovery", "ridge probe", "R2 last", "R2 lowest", "paper (IN-1k)")
+    return markdown(("row", "", "accuracy", *seeds, *scores), [_table_line(line) for line in lines], optional=seeds)
 
 
 def _table_line(line: AblationLine) -> list[str | float | None]:
+    """The number of seeds is left out where it is one, as in most tables; rows of a sweep that goes on may differ."""
     return [
         line.number,
         line.row,
         line.accuracy,
+        line.deviation,
+        None if line.num_seeds == 1 else str(line.num_seeds),
         line.teacher_accuracy,
         _ratio(line.accuracy, line.teacher_accuracy),
         line.probe,
@@ -229,6 +236,11 @@ def _table_line(line: AblationLine) -> list[str | float | None]:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return None if len(known) < len(values) else float(sum(known) / len(known))
+
+
+def _deviation(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return None if len(known) < max(2, len(values)) else stdev(known)
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:

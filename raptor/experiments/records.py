@@ -381,7 +381,7 @@ class AblationRow(RaptorScores):
 
 @dataclass(frozen=True, kw_only=True)
 class AblationLine(Record):
-    """A row of Table 2: means over seeds."""
+    """A row of Table 2: means over `num_seeds` seeds, and the sample deviation of the accuracy over them."""
 
     number: str
     row: str
@@ -393,6 +393,8 @@ class AblationLine(Record):
     agreement: float | None = None
     r2_last: float | None = None
     r2_lowest: float | None = None
+    num_seeds: int = 1
+    deviation: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

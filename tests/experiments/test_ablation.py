@@ -10,7 +10,7 @@ import torch
 from raptor.data import iterate, open_data
 from raptor.experiments import ablation
 from raptor.experiments.raptors import Machine, cut_phases
-from raptor.experiments.records import Ablation
+from raptor.experiments.records import Ablation, AblationRow, Refit
 from raptor.open import open_vit
 from raptor.train.recipe import resolve_recipe
 from raptor.train.schedule import teacher_forcing
@@ -30,6 +30,25 @@ def test_each_ablation_row_adds_one_ingredient() -> None:
     lam, until = recipes[0]["lam"], recipes[0]["lam_until"]
     assert {teacher_forcing(step, 1000, lam, until) for step in range(1000)} == {1.0}
     assert teacher_forcing(999, 1000, recipes[1]["lam"], recipes[1]["lam_until"]) == 0.0
+
+
+def test_the_table_says_over_how_many_seeds_each_row_is() -> None:
+    """Rows of a sweep that is not done yet are means over different seeds."""
+
+    def row(name: str, seed: int, accuracy: float) -> AblationRow:
+        refit = Refit(accuracy=accuracy + 0.1, teacher_accuracy=0.9) if name == "5-joint" else None
+        known = dict(phases=[2, 2], curves={}, num_images=10, teacher_accuracy=0.8)
+        return AblationRow(row=name, seed=seed, accuracy=accuracy, refit=refit, **known)
+
+    found = [("1-teacher-forcing", 0, 0.2), ("1-teacher-forcing", 1, 0.4), ("5-joint", 0, 0.5)]
+    lines = ablation._summarise([row(*one) for one in found])
+    assert [(line.number, line.num_seeds) for line in lines] == [("1", 2), ("5", 1), ("6", 1)]
+    assert lines[0].deviation == pytest.approx(0.02**0.5) and lines[1].deviation is lines[2].deviation is None
+    table = ablation._table(lines)
+    assert (
+        "| 1 | teacher forcing only | 0.300 | 0.141 | 2 |" in table and "| 5 | + joint stage | 0.500 | – | – |" in table
+    )
+    assert "seeds" not in ablation._table(lines[1:])  # one seed each
 
 
 def test_ablation_rows_have_equal_steps_and_the_untouched_head(
