@@ -529,10 +529,10 @@ def fill_uint8(
     num_workers: int | None,
     progress: Progress | None,
     reduced: bool = False,
-) -> int:
-    """Fill `images_nchw`, uint8 (len(indices), 3, resize, resize), and return how many of its rows are filled.
+) -> None:
+    """Fill `images_nchw`, uint8 (len(indices), 3, resize, resize), with the images of `indices`.
 
-    Bad images that may be skipped are replaced by others. Where there are none left, the last rows stay as they are.
+    Bad images that may be skipped are replaced by others of their class; BadImage where there are none left.
     """
     chunks, num_rows, num_done = chunks_of(indices, data.fill_size), 0, 0
     device = images_nchw.device
@@ -543,4 +543,7 @@ def fill_uint8(
         num_rows, num_done = num_rows + len(part), num_done + len(chunk)
         if progress is not None:
             progress(num_done, len(indices))
-    return num_rows
+    if num_rows < len(indices):
+        raise BadImage(
+            f"{len(indices) - num_rows} images of {data.name} cannot be read, and neither can others of their class"
+        )

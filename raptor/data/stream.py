@@ -317,12 +317,7 @@ class TrainStream:
         if num is not None:
             into[num:] = _GREY
             indices, into = indices[:num], into[:num]
-        num_rows = fill_uint8(into, self.data, self.preprocess, indices, self.num_workers, progress, reduced=True)
-        if num_rows < len(indices):
-            raise BadImage(
-                f"{len(indices) - num_rows} images of {self.data.name} cannot be read, and neither can others of their "
-                "class"
-            )
+        fill_uint8(into, self.data, self.preprocess, indices, self.num_workers, progress, reduced=True)
 
     def _num_bytes(self) -> int:
         return 3 * self.preprocess.resize**2 * len(self._rows)

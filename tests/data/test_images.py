@@ -12,7 +12,7 @@ from PIL import Image
 from tiny_images import write_tree
 
 from raptor.data import BadImage, ImageData, InMemory, Preprocess, iterate, open_data
-from raptor.data.images import choose_workers
+from raptor.data.images import choose_workers, fill_uint8
 
 PREPROCESS = Preprocess(size=12, resize=14)
 
@@ -44,6 +44,19 @@ def test_bad_images_are_named(tmp_path: Path, num_workers: int) -> None:
         batches = list(iterate(data, preprocess, 4, num_workers=num_workers))
         assert torch.cat([batch.indices for batch in batches]).tolist() == [0, 1, 3, 5]
         assert data.bad == ["2.png", "4.png"]
+
+
+def test_a_tensor_is_filled_with_readable_images_or_not_at_all(tmp_path: Path) -> None:
+    """A bad image is replaced by another of its class; where there is none, no row stays as it was without a word."""
+    write_tree(tmp_path, ["a/0.png", "a/1.png", "b/0.png"])
+    (tmp_path / "a" / "1.png").write_bytes(b"no image")
+    preprocess = Preprocess(size=8, resize=8)
+    filled = torch.empty((3, 3, 8, 8), dtype=torch.uint8)
+    fill_uint8(filled, open_data(str(tmp_path), "all", skip_bad=True), preprocess, [0, 1, 2], 0, None)
+    assert torch.equal(filled[0], filled[1]) and not torch.equal(filled[0], filled[2])
+    (tmp_path / "b" / "0.png").write_bytes(b"no image")
+    with pytest.raises(BadImage, match=r"1 images of .* cannot be read, and neither can others of their class"):
+        fill_uint8(filled, open_data(str(tmp_path), "all", skip_bad=True), preprocess, [0, 1, 2], 0, None)
 
 
 def test_a_large_jpeg_may_be_decoded_smaller_for_training(tmp_path: Path) -> None:
