@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import stdev
 from typing import Any, Unpack
 
 import yaml
@@ -34,6 +33,7 @@ from raptor.experiments.raptors import (
     trained_by,
 )
 from raptor.experiments.records import Ablation, AblationLine, AblationRow, Refit
+from raptor.experiments.statistics import spread
 from raptor.fidelity.heads import LinearHead
 from raptor.open import open_vit
 from raptor.options import Limited, part, with_defaults
@@ -187,26 +187,28 @@ def _summarise(rows: Sequence[AblationRow]) -> list[AblationLine]:
             lines.append(_mean_line(name[0], title, found))
     refits = [row.refit for row in rows if row.refit is not None]
     if refits:
-        accuracies = [refit.accuracy for refit in refits]
-        last = replace(lines[-1], number="6", row=_REFIT, accuracy=_mean(accuracies), deviation=_deviation(accuracies))
-        lines.append(replace(last, teacher_accuracy=_mean([refit.teacher_accuracy for refit in refits])))
+        accuracy = spread([refit.accuracy for refit in refits])
+        of_teacher = spread([refit.teacher_accuracy for refit in refits])
+        last = replace(lines[-1], number="6", row=_REFIT, num_seeds=len(refits), teacher_accuracy=of_teacher.mean)
+        lines.append(replace(last, accuracy=accuracy.mean, deviation=accuracy.deviation))
     return lines
 
 
 def _mean_line(number: str, title: str, rows: Sequence[AblationRow]) -> AblationLine:
+    accuracy = spread([row.accuracy for row in rows])
     return AblationLine(
         number=number,
         row=title,
         num_steps=rows[0].num_steps,
-        accuracy=_mean([row.accuracy for row in rows]),
-        teacher_accuracy=_mean([row.teacher_accuracy for row in rows]),
-        probe=_mean([row.probe for row in rows]),
-        teacher_probe=_mean([row.teacher_probe for row in rows]),
-        agreement=_mean([row.agreement for row in rows]),
-        r2_last=_mean([row.r2_last for row in rows]),
-        r2_lowest=_mean([row.r2_lowest for row in rows]),
+        accuracy=accuracy.mean,
+        teacher_accuracy=spread([row.teacher_accuracy for row in rows]).mean,
+        probe=spread([row.probe for row in rows]).mean,
+        teacher_probe=spread([row.teacher_probe for row in rows]).mean,
+        agreement=spread([row.agreement for row in rows]).mean,
+        r2_last=spread([row.r2_last for row in rows]).mean,
+        r2_lowest=spread([row.r2_lowest for row in rows]).mean,
         num_seeds=len(rows),
-        deviation=_deviation([row.accuracy for row in rows]),
+        deviation=accuracy.deviation,
     )
 
 
@@ -231,16 +233,6 @@ def _table_line(line: AblationLine) -> list[str | float | None]:
         line.r2_lowest,
         f"{_PUBLISHED[line.number]:.1f} %",
     ]
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return None if len(known) < len(values) else float(sum(known) / len(known))
-
-
-def _deviation(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return None if len(known) < max(2, len(values)) else stdev(known)
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:

@@ -1,16 +1,16 @@
-"""Statistics of the experiments: z-scores, correlations with bootstrap intervals, and trends with p."""
+"""Statistics of the experiments: means over seeds, z-scores, correlations with bootstrap intervals, trends with p."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, stdev
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from raptor.experiments.records import Correlation, Interval, Trend, ZScore
+from raptor.experiments.records import Correlation, Interval, MeanOverSeeds, Trend, ZScore
 from raptor.fidelity.bootstrap import interval
 from raptor.phases import within_and_across
 
@@ -27,6 +27,14 @@ def off_diagonal_mean(matrix: ArrayLike) -> float:
 def within_phases_mean(matrix: ArrayLike, lengths: Sequence[int]) -> float | None:
     """Mean entry off the diagonal of pairs of layers in one phase; None when every phase is one layer."""
     return within_and_across(matrix, lengths)[0]
+
+
+def spread(values: Sequence[float | None]) -> MeanOverSeeds:
+    """Mean and sample deviation; None where a value is missing, or for the deviation of one."""
+    known = [v for v in values if v is not None]
+    if not known or len(known) < len(values):
+        return MeanOverSeeds()
+    return MeanOverSeeds(mean=fmean(known), deviation=stdev(known) if len(known) > 1 else None)
 
 
 def z_score(value: float, sample: Sequence[float]) -> ZScore:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any, Unpack
 
 from raptor.data import open_data, open_dense
@@ -37,6 +36,7 @@ from raptor.experiments.records import (
     Table1Row,
     TaskScore,
 )
+from raptor.experiments.statistics import spread
 from raptor.fidelity.heads import share_kept
 from raptor.open import open_vit
 from raptor.options import Limited, Trusting, WeightFile, part, with_defaults
@@ -287,14 +287,6 @@ def _recovery(probe: ProbeScores, teacher: ProbeScores) -> float | None:
     if teacher.score is None or probe.num_steps != teacher.num_steps:
         return None
     return share_kept(probe.score, teacher.score, teacher.higher_is_better)
-
-
-def spread(values: Sequence[float | None]) -> MeanOverSeeds:
-    """Mean and sample deviation; None where a value is missing, or for the deviation of one."""
-    known = [v for v in values if v is not None]
-    if not known or len(known) < len(values):
-        return MeanOverSeeds()
-    return MeanOverSeeds(mean=fmean(known), deviation=stdev(known) if len(known) > 1 else None)
 
 
 def table(rows: Sequence[Table1Row]) -> str:

@@ -6,17 +6,25 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from raptor.experiments.records import MeanOverSeeds
 from raptor.experiments.statistics import (
     correlation,
     off_diagonal_mean,
     partial_correlation,
     permutation_p,
+    spread,
     trend,
     within_phases_mean,
     z_score,
 )
 
 RNG = np.random.default_rng(3)
+
+
+def test_spreads_leave_out_nothing_silently() -> None:
+    assert spread([1.0, 3.0]) == MeanOverSeeds(mean=2.0, deviation=pytest.approx(2**0.5))
+    assert spread([1.0]) == MeanOverSeeds(mean=1.0, deviation=None)
+    assert spread([1.0, None]) == MeanOverSeeds(mean=None, deviation=None)
 
 
 def test_z_score_is_that_of_scipy() -> None:

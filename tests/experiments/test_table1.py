@@ -100,10 +100,7 @@ def test_probes_of_unequal_steps_have_no_recovery() -> None:
     assert recovery(84) == 1.0 and recovery(33) is None
 
 
-def test_spreads_leave_out_nothing_silently() -> None:
-    assert table1.spread([1.0, 3.0]) == MeanOverSeeds(mean=2.0, deviation=pytest.approx(2**0.5))
-    assert table1.spread([1.0]) == MeanOverSeeds(mean=1.0, deviation=None)
-    assert table1.spread([1.0, None]) == MeanOverSeeds(mean=None, deviation=None)
+def test_means_are_shown_with_their_deviation() -> None:
     assert table1.shown(MeanOverSeeds(mean=0.9612, deviation=0.004), percent=True, unit=" %") == "96.1 ± 0.4 %"
 
 
