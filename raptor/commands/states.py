@@ -162,7 +162,7 @@ def states(
         for layer in wanted:
             for name, where in groups.items():
                 features = _features(found[layer][:, where], pool)
-                _check_finite(features, [images.names[i] for i in batch.indices.tolist()], vit, layer)
+                _check_finite(features, images.names, batch.indices, vit, layer)
                 arrays[f"layer{layer}.{name}"][batch.places.start : batch.places.stop] = features
     for array in arrays.values():
         array.flush()
@@ -214,11 +214,11 @@ def _features(x_btd: Tensor, pool: bool) -> np.ndarray:
     return (x.mean(1) if pool else x).cpu().numpy()
 
 
-def _check_finite(features: np.ndarray, names: Sequence[str], vit: ViT, layer: int) -> None:
-    """Raise for features (B, ...) that are not finite, naming the first such image."""
+def _check_finite(features: np.ndarray, names: Sequence[str], indices_b: Tensor, vit: ViT, layer: int) -> None:
+    """Raise for features (B, ...) of the images `indices_b` that are not finite, naming the first such image."""
     bad = np.flatnonzero(~np.isfinite(features.reshape(len(features), -1)).all(1))
     if len(bad):
-        raise NonFiniteStates.of(vit.name, f"at layer {layer} for {names[bad[0]]}")
+        raise NonFiniteStates.of(vit.name, f"at layer {layer} for {names[int(indices_b[bad[0]])]}")
 
 
 def _keep_rows(
