@@ -39,10 +39,10 @@ from raptor.run import Interrupted
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
 from raptor.surrogate.swiglu import SwiGLU
 from raptor.train import distill, loop
-from raptor.train.distill import Validator
 from raptor.train.graphs import GraphedStep
 from raptor.train.plan import Plan
 from raptor.train.step import DistillStep, Parts, half_copy
+from raptor.train.validation import Validator
 from raptor.vit.view import ViT
 
 STARTED = time.monotonic()

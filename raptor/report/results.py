@@ -18,7 +18,7 @@ from raptor.probes.result import ProbeReport
 from raptor.provenance import Provenance
 from raptor.report.strips import ImagesFile
 from raptor.run import ResultFile, RunError, read_metrics, read_summary, read_yaml
-from raptor.train.distill import DistillSummary
+from raptor.train.distilled import DistillSummary
 from raptor.train.teacher import TeacherSummary
 from raptor.vit.view import ModelFacts
 

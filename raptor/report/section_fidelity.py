@@ -18,7 +18,7 @@ from raptor.report.charts import (
 )
 from raptor.report.markup import bullet_list, table
 from raptor.report.results import Results
-from raptor.train.distill import Scores
+from raptor.train.validation import Scores
 
 LEAD = (
     "Run from the same first state, the surrogate must follow its teacher through every layer, not only arrive. "

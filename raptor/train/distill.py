@@ -3,23 +3,17 @@
 Stage 1 trains each phase separately, from the teacher's state at the start of the phase; stage 2 joins the phases and
 trains end to end on the surrogate's own states. The teacher runs in the same step, so no states are stored.
 
-Reads top to bottom: `distill` (the typed surface), setup, fit, validate, result.
+Reads top to bottom: `distill` (the typed surface), setup, one run, fit, plan.
 """
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import math
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from itertools import islice, pairwise
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -28,54 +22,20 @@ from raptor.data import ChosenData, ImageData, iterate
 from raptor.data.by_name import as_spec
 from raptor.data.chosen import DEFAULT_DATA, check_apart, describe_images, tell_of_new_classes, tell_of_scenes
 from raptor.data.classes import describe_names, for_head, head_names
-from raptor.data.stream import Batch, TrainStream, check_stream
-from raptor.devices import (
-    ONE_PROCESS,
-    Ranks,
-    device_name,
-    is_out_of_memory,
-    open_fabric,
-    pick_device,
-    pick_precision,
-    ranks_of,
-)
-from raptor.fidelity.error_curves import Curves, ErrorCurves
-from raptor.fidelity.heads import (
-    Head,
-    fit_ridge_head,
-    head_accuracy,
-    head_batches,
-    head_outputs,
-    prediction_hits,
-    resolve_head,
-    share_kept,
-)
-from raptor.fidelity.verdict import Training, Verdict, judge, last_losses, loss_fall, stage_of
-from raptor.open import check_teacher, open_vit, repair_saved, save_vit, saved_folder
+from raptor.data.stream import TrainStream, check_stream
+from raptor.devices import device_name, open_fabric, pick_device, pick_precision
+from raptor.fidelity.heads import head_outputs
+from raptor.open import open_vit, repair_saved, save_vit
 from raptor.options import Compiling, GivenHead, OpeningModel, Planning, Resuming, Running, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, check_phases, find_phases
-from raptor.progress import clock, track
+from raptor.progress import clock
 from raptor.provenance import Provenance, recorded
-from raptor.run import (
-    Record,
-    ResultFile,
-    Run,
-    RunError,
-    StopSignal,
-    check_config,
-    check_folder,
-    check_shared,
-    load_checkpoint,
-    read_config,
-    read_json,
-    read_summary,
-    slug,
-)
+from raptor.run import Run, RunError, StopSignal, check_config, check_folder, check_shared, read_config, slug
 from raptor.similarity.cosine import measure_similarity
-from raptor.streaming import Result, jsonable
 from raptor.surrogate.blocks import adapted_layers
-from raptor.surrogate.surrogate import make_surrogate, shared_blocks, surrogate_spec
+from raptor.train.distilled import Distilled, DistillSummary
 from raptor.train.graphs import StepGraphs
+from raptor.train.job import Job, Leg
 from raptor.train.loop import (
     Checkpoint,
     Loop,
@@ -89,16 +49,16 @@ from raptor.train.loop import (
 from raptor.train.optimizer import is_matrix, num_moments
 from raptor.train.plan import NUM_DECODED, Memory, Plan, deliver, free_disk, is_planning, measured_step, num_bytes
 from raptor.train.recipe import Recipe, RecipeOptions, resolve_recipe
-from raptor.train.schedule import Budget, Rates, teacher_forcing
+from raptor.train.resume import keep_teacher, load_blocks, num_legs, resolved, set_aside, start_from, take_phases
+from raptor.train.schedule import Rates, teacher_forcing
 from raptor.train.step import DistillStep, Parts, groups_at, state_variance
+from raptor.train.validation import Measured, Validator, shown_r2
 from raptor.vit.trajectory import Trajectories, autocast
-from raptor.vit.view import ModelFacts, ViT, replaced_blocks
-from raptor.vit.weights import check_weights, fingerprint, load_weights, same_weights
+from raptor.vit.view import ViT
+from raptor.vit.weights import check_weights, fingerprint
 
 _NUM_VALIDATIONS = 4  # per stage
-_VALIDATION_BATCH = 128
 _FEW_IMAGES = 16
-T = TypeVar("T")
 
 
 class DistillOptions(RecipeOptions, OpeningModel, GivenHead, Running, Compiling, Resuming, Planning, total=False):
@@ -286,7 +246,7 @@ def _config(
     names: Sequence[str] | None,
     tokens: str,
 ) -> dict[str, Any]:
-    """What the run is made with, as its config.yaml keeps it; `_resolved` adds what depends on the phases.
+    """What the run is made with, as its config.yaml keeps it; `resolved` adds what depends on the phases.
 
     Entries after `precision` are left out at their defaults.
     """
@@ -340,175 +300,7 @@ def _check_options(
     raise ValueError("--k auto needs --target recovery=.95 or r2=.6")
 
 
-# Setup: what a run works with, and where its blocks start.
-
-
-class Leg(NamedTuple):
-    """Training in one go: a stage, or the steps that a larger budget adds to a finished run.
-
-    Attributes:
-        name: in metrics.jsonl and in the summary: `stage1`, `stage2`, `stage2-leg2`.
-        stage: whose losses are trained: `stage1` or `stage2`.
-        budget, share, before: as in `raptor.train.loop.Stage`.
-    """
-
-    name: str
-    stage: str
-    budget: Budget
-    share: float
-    before: float
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether it starts from the weights of a finished run."""
-        return self.name != self.stage
-
-
-@dataclass(frozen=True)
-class Job:
-    """The models, the data, the device and the options of one distillation; options as in `distill`, resolved.
-
-    head_data: images that heads are fitted on; by default the training images.
-    budgets: that of each leg of the run in its order; the last is the recipe's.
-    """
-
-    teacher: ViT
-    recipe: Recipe
-    train_data: ImageData
-    val_data: ImageData
-    fabric: Any
-    head_data: ImageData | None = None
-    precision: str = "fp32"
-    stage: str = "all"
-    phase: int | None = None
-    start: str | None = None
-    allow_other_teacher: bool = False
-    split: str = "val"
-    head_file: str | None = None
-    head_images: int | None = None
-    seed: int = 0
-    num_workers: int | None = None
-    compile_blocks: bool = False
-    graph: bool | None = None
-    checkpointing: bool = False
-    resume: bool = True
-    track: str | None = None
-    checkpoint_minutes: float = 10.0
-    budgets: tuple[str, ...] = ()
-
-    @property
-    def ranks(self) -> Ranks:
-        return ranks_of(self.fabric)
-
-    def stages(self) -> dict[str, float]:
-        """The stages to run, each with its share of the budget. A stage that runs without the other keeps its share."""
-        shares = {"stage1": self.recipe.stage1_share, "stage2": 1 - self.recipe.stage1_share}
-        asked = shares if self.stage == "all" else {f"stage{self.stage}": shares[f"stage{self.stage}"]}
-        plan = {name: share for name, share in asked.items() if share > 0}
-        if not plan:
-            raise ValueError(
-                f"--stage1_share {self.recipe.stage1_share:g} leaves nothing for stage {self.stage}: change one of them"
-            )
-        budget = Budget.parse(self.recipe.budget)
-        if len(plan) > 1 and budget.unit == "steps" and round(budget.amount) < len(plan):
-            raise ValueError("one step cannot be shared by two stages: give --budget 2steps or more")
-        return plan
-
-    def legs(self) -> list[Leg]:
-        """The stages, then what each later budget adds to the last of them."""
-        plan = self.stages()
-        budgets = [Budget.parse(text) for text in self.budgets or (self.recipe.budget,)]
-        shares_before = {"stage1": 0.0, "stage2": self.recipe.stage1_share}
-        legs = [Leg(name, name, budgets[0], share, shares_before[name]) for name, share in plan.items()]
-        for number, (old, new) in enumerate(pairwise(budgets), start=2):
-            added = Budget(new.amount - old.amount, new.unit)
-            legs.append(Leg(f"{legs[-1].stage}-leg{number}", legs[-1].stage, added, sum(plan.values()), 0.0))
-        return legs
-
-    def open_legs(self) -> list[Leg]:
-        """The legs that are not finished when the run starts."""
-        return [leg for leg in self.legs() if leg.goes_on][-1:] or self.legs()
-
-    def steps_per_epoch(self) -> float:
-        return (self.recipe.epoch_images or len(self.train_data)) / self.recipe.batch_size
-
-    def graphed(self) -> bool:
-        """Whether forward and backward pass run as a CUDA graph: by default on a single GPU."""
-        single = self.fabric.device.type == "cuda" and self.fabric.world_size == 1
-        if self.graph and not single:
-            raise ValueError("a CUDA graph needs a single GPU: leave out --graph")
-        return single if self.graph is None else self.graph
-
-    def runs_on(self) -> str:
-        """How many processes train, and on a GPU whether with CUDA graphs: the end of a sentence."""
-        num = self.ranks.size
-        text = "" if num == 1 else f" on {num} processes"
-        if self.fabric.device.type == "cuda":
-            text += ", each step a CUDA graph" if self.graphed() else ", steps without CUDA graphs"
-        return text
-
-    def stream(self, num_decoded: int | None = None) -> TrainStream:
-        """This rank's training batches; `num_decoded` as in `TrainStream`."""
-        return TrainStream(
-            self.train_data,
-            self.teacher.preprocess,
-            self.recipe.batch_size,
-            seed=self.seed,
-            augment=self.recipe.augment,
-            crop_scale=self.recipe.crop_scale,
-            mixup=self.recipe.mixup,
-            sizes=self.recipe.sizes,
-            device=self.fabric.device,
-            rank=self.fabric.global_rank,
-            world_size=self.fabric.world_size,
-            num_workers=self.num_workers,
-            num_decoded=num_decoded,
-            ranks=self.ranks,
-        )
-
-    def student(self, phases: Phases) -> ViT:
-        """A surrogate as training starts from it, unless other weights are loaded into it."""
-        return make_surrogate(
-            self.teacher,
-            phases,
-            block=self.recipe.block,
-            conditioning=self.recipe.conditioning,
-            copy=self.recipe.copy,
-            adapters=self.recipe.adapters,
-            table_start=self.recipe.table_start,
-            seed=self.seed,
-        )
-
-    def step(self, student: ViT, phases: Phases, variance_lt: Tensor) -> DistillStep:
-        """One training step; `variance_lt` (L, T) is what squared errors are divided by."""
-        return DistillStep(
-            self.teacher,
-            student,
-            phases,
-            variance_lt,
-            self.recipe.stage1_weights,
-            self.recipe.last_phase_weights,
-            self.recipe.stage2_weights,
-            self.recipe.cosine,
-            self.compile_blocks,
-            self.checkpointing,
-            self.phase,
-            half_teacher=self.precision == "bf16" and self.fabric.device.type == "cuda",
-            sizes=self.recipe.sizes or (),
-        )
-
-    def validator(self, folder: Path) -> Validator:
-        return Validator(
-            self.teacher,
-            self.train_data if self.head_data is None else self.head_data,
-            self.val_data,
-            self.precision,
-            self.num_workers,
-            self.head_file,
-            folder,
-            self.head_images,
-            self.ranks,
-        )
+# One run, or one per k until a surrogate passes the target.
 
 
 def _smallest_k(job: Job, name: str, value: float, matrix: Any, root: Path, config: dict[str, Any]) -> Distilled:
@@ -532,23 +324,23 @@ def _smallest_k(job: Job, name: str, value: float, matrix: Any, root: Path, conf
 @StopSignal()
 def _distill_one(job: Job, phases: Phases, folder: Path, config: dict[str, Any]) -> Distilled:
     """One surrogate with these phases, in its run folder: a finished one, or one that is trained (on) here."""
-    job, run_folder, config = _resolved(job, phases, folder, config)
+    job, run_folder, config = resolved(job, phases, folder, config)
     budgets = job.budgets
     check_shared(run_folder, job.ranks)
     run = Run(run_folder, config, resume=job.resume, writer=job.fabric.is_global_zero)
     with run, deaths_explained(run, job.fabric):
         student = job.student(phases)
         done, saved = read_finished(DistillSummary, run_folder), run.load_checkpoint()
-        if done is not None and _num_legs(done.num_steps) < len(budgets):
+        if done is not None and num_legs(done.num_steps) < len(budgets):
             done = None
         if saved is not None:
-            _load_blocks(student, saved[0])
+            load_blocks(student, saved[0])
         elif done is not None:
-            _start_from(student, str(run_folder), job.teacher, job.allow_other_teacher)
+            start_from(student, str(run_folder), job.teacher, job.allow_other_teacher)
         elif job.start is not None:
-            _start_from(student, job.start, job.teacher, job.allow_other_teacher)
+            start_from(student, job.start, job.teacher, job.allow_other_teacher)
         elif job.stage == "2":
-            _take_phases(student, folder, config)
+            take_phases(student, folder, config)
         if done is not None:
             if saved is not None and job.phase is None and job.fabric.is_global_zero:
                 with run.writing():
@@ -558,160 +350,12 @@ def _distill_one(job: Job, phases: Phases, folder: Path, config: dict[str, Any])
         if job.fabric.is_global_zero:
             with run.writing():
                 if len(budgets) > 1:
-                    _set_aside(run_folder, f"leg{len(budgets) - 1}")
+                    set_aside(run_folder, f"leg{len(budgets) - 1}")
                 if job.phase is None:
-                    _keep_teacher(job.teacher, student, run_folder)
+                    keep_teacher(job.teacher, student, run_folder)
                     save_vit(student, run_folder / "surrogate")
                 summary.write(run_folder)
     return Distilled(student, job.teacher, run_folder, summary)
-
-
-def _resolved(job: Job, phases: Phases, folder: Path, config: dict[str, Any]) -> tuple[Job, Path, dict[str, Any]]:
-    """The job with the budgets of its run's legs, the run folder, and the whole config."""
-    if job.phase is not None and not 1 <= job.phase <= phases.k:
-        raise ValueError(f"--phase {job.phase} is not one of 1..{phases.k}")
-    config = {**config, "phases": list(phases), "stage": job.stage, "phase": job.phase}
-    run_folder = folder if job.phase is None else folder / f"phase-{job.phase}"
-    _refuse_own_folder(job.teacher, folder)
-    begun = read_config(run_folder) if (run_folder / "config.yaml").exists() else {}
-    config["fingerprint"] = _as_written(begun, job.teacher, config["fingerprint"])
-    _check_optimizer(run_folder, begun, job.recipe.optimizer)
-    budgets = _budgets(run_folder, begun, job.recipe.budget)
-    config["recipe"] = {**config["recipe"], "budget": budgets[-1]}
-    config |= {"legs": budgets} if len(budgets) > 1 else {}
-    return dataclasses.replace(job, budgets=tuple(budgets)), run_folder, config
-
-
-def _refuse_own_folder(teacher: ViT, out: Path) -> None:
-    """A surrogate saved into its teacher's folder would be opened in the teacher's place."""
-    folder = saved_folder(str(teacher.opened.get("model") or ""))
-    if folder is not None and out.resolve() in (folder.resolve(), folder.resolve().parent):
-        raise RunError(f"{out} holds the teacher itself: choose another --out")
-
-
-def _as_written(begun: Mapping[str, Any], teacher: ViT, fingerprint: str) -> str:
-    """The fingerprint in the config of a run that an earlier version began, where it is this teacher's."""
-    known = begun.get("fingerprint")
-    return str(known) if known and same_weights(teacher.model, str(known)) else fingerprint
-
-
-def _check_optimizer(folder: Path, begun: Mapping[str, Any], wanted: str) -> None:
-    """Raise for a run that another optimizer began; one without the entry, of an earlier version, AdamW did."""
-    recipe = _recipe_of(begun)
-    began = recipe.get("optimizer", Recipe.optimizer)
-    if recipe and began != wanted:
-        raise RunError(
-            f"{folder} holds a run of {began}, not of {wanted}: add --optimizer {began} to go on with it, or choose "
-            "another --out"
-        )
-
-
-def _recipe_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe that a run's config holds; empty where it is no distillation's."""
-    recipe = config.get("recipe")
-    return recipe if isinstance(recipe, dict) else {}
-
-
-def _budgets(folder: Path, begun: Mapping[str, Any], wanted: str) -> list[str]:
-    """The budgets of the run's legs: those it has, and `wanted` where that is more than a finished run had.
-
-    begun: the config that `folder` holds; empty where it holds none.
-    """
-    budgets = list(begun.get("legs") or [_recipe_of(begun).get("budget", wanted)])
-    old, new = Budget.parse(budgets[-1]), Budget.parse(wanted)
-    if new == old:
-        return budgets
-    summary = read_summary(folder)
-    if summary is None and len(budgets) == 1:
-        return [wanted]
-    if summary is None or _num_legs(summary.get("num_steps") or {}) < len(budgets):
-        raise RunError(f"{folder} is on its way to a budget of {budgets[-1]}: give that one, or choose another --out")
-    if old.unit != new.unit or new.amount < old.amount:
-        raise RunError(
-            f"{folder} is finished with a budget of {budgets[-1]}: to go on from its weights give a larger one in the "
-            f"same unit, not {wanted}; else choose another --out"
-        )
-    if not (folder / "checkpoint" / "latest").exists():
-        raise RunError(
-            f"{folder} has no checkpoint to go on from: add --start {folder} --stage 2 and another --out, or choose "
-            f"--budget {budgets[-1]}"
-        )
-    return [*budgets, wanted]
-
-
-def _num_legs(num_steps: Mapping[str, int]) -> int:
-    """How many budgets a run was finished with; `num_steps` is that of its summary."""
-    return 1 + sum(stage_of(name) != name for name in num_steps)
-
-
-def _set_aside(folder: Path, name: str) -> None:
-    """Move what was measured of the weights before this leg into a folder of its own: it is not about the new ones."""
-    found = [path for pattern in ("*.json", "*.html", "figures", "probe-*") for path in sorted(folder.glob(pattern))]
-    for path in dict.fromkeys(found):
-        (folder / name).mkdir(exist_ok=True)
-        shutil.move(path, folder / name / path.name)
-    if found:
-        print(f"results of the weights before this leg are now in {folder / name}", file=sys.stderr)
-
-
-def _keep_teacher(teacher: ViT, student: ViT, folder: Path) -> None:
-    """Save a teacher that cannot be opened again by its name: built from a name, then changed or never trained."""
-    opened, made_from = teacher.opened, student.source["teacher"]
-    untrained = opened.get("pretrained") is False and not opened.get("weights")
-    if teacher.source and (untrained or opened.get("fingerprint") != made_from["fingerprint"]):
-        save_vit(teacher, folder / "teacher")
-        made_from = {"model": str(folder / "teacher"), "fingerprint": made_from["fingerprint"]}
-        student.source["teacher"] = made_from
-
-
-def _load_blocks(student: ViT, tensors: Mapping[str, Tensor]) -> None:
-    """Put the blocks of a checkpoint into a surrogate."""
-    load_weights(shared_blocks(student), _under(tensors, "block."), "the run's checkpoint")
-
-
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names start with `prefix`, without it."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-def _start_from(student: ViT, start: str, teacher: ViT, allow_other_teacher: bool) -> None:
-    """Take the blocks of the surrogate that `start` names."""
-    folder = saved_folder(start)
-    of_own_module = folder is not None and read_json(folder / "config.json").get("base") is None
-    # A copy of the module, so that the teacher stays as it is whatever the folder holds.
-    other = open_vit(start, teacher=copy.deepcopy(teacher.model) if of_own_module else None)
-    if other.phases is None:
-        raise ValueError(f"{start} is not a surrogate: --start takes the folder of one")
-    if not allow_other_teacher:
-        check_teacher(other, teacher, start)
-    theirs, ours = surrogate_spec(other), surrogate_spec(student)
-    for name in ("phases", "block", "conditioning", "adapters"):
-        here, there = getattr(ours, name), getattr(theirs, name)
-        if here != there:
-            raise ValueError(f"{start} has {name} {there}, this run {here}: give the same --{name}")
-    shared_blocks(student).load_state_dict(shared_blocks(other).state_dict())
-
-
-def _take_phases(student: ViT, folder: Path, config: dict[str, Any]) -> None:
-    """Take the block of each phase from its finished stage-1 job under `folder`."""
-    for j, block in enumerate(shared_blocks(student)):
-        job = folder / f"phase-{j + 1}"
-        saved = load_checkpoint(job)
-        if saved is None or read_summary(job) is None:
-            state = "is not finished" if job.exists() else "is missing"
-            raise RunError(f"stage 2 needs every phase or a --start: {job} {state}; run --phase {j + 1} first")
-        _check_same_model(job, read_config(job), config)
-        prefix = f"block.{j}."
-        load_weights(block, _under(saved[0], prefix), f"the checkpoint of {job}")
-
-
-def _check_same_model(job: Path, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-    here, there = ({**config, **config["recipe"]} for config in (ours, theirs))
-    for name in ("model", "weights", "size", "phases", "block", "conditioning", "adapters"):
-        if here.get(name) != there.get(name):  # entries of a recipe that came later are left out at their defaults
-            raise RunError(
-                f"{job} was trained with {name} {there.get(name)}, this run has {here.get(name)}: give the same"
-            )
 
 
 @StopSignal()
@@ -776,7 +420,7 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
         num_images=len(job.train_data),
         bad_images=bad_images,
         train_images=len(job.train_data),
-    ).judged(run.folder, job)
+    ).judged(run.folder, job.recipe.batch_size, job.start)
 
 
 def _estimate(job: Job, validator: Validator) -> str:
@@ -804,92 +448,6 @@ def _num_measured(job: Job, validator: Validator) -> int:
     """Images that teacher or surrogate see in all validations and for the ridge probes."""
     num = (2 * _NUM_VALIDATIONS * len(job.open_legs()) + 2) * validator.val.num_images  # and once more at the end
     return num + (2 * (validator.train.num_images + validator.val.num_images) if validator.labelled else 0)
-
-
-# Plan: the same steps, a few of them, and what the run would write.
-
-
-def _even_phases(teacher: ViT, k: int) -> Phases:
-    """Phases of equal length, for a plan: where the run cuts changes little of what it takes."""
-    check_cuts(teacher, [k])
-    short, num_long = divmod(teacher.num_layers, k)
-    return Phases(tuple(short + (i < num_long) for i in range(k)))
-
-
-def _phases_there(folder: Path) -> Phases | None:
-    """The phases of a run that `folder` holds already."""
-    saved = read_config(folder).get("phases") if (folder / "config.yaml").exists() else None
-    return Phases.from_lengths(saved) if saved else None
-
-
-def _plan(job: Job, phases: Phases, folder: Path, config: dict[str, Any], num_similarity: int) -> Plan:
-    """What the run takes, from a few steps that are done and undone.
-
-    num_similarity: images that its phases are cut from.
-    """
-    job, run_folder, config = _resolved(job, phases, folder, config)
-    check_folder(run_folder)
-    check_config(run_folder, config, job.resume)
-    memory, student, stream = Memory(job.fabric.device), job.student(phases), job.stream(NUM_DECODED)
-    validator = job.validator(run_folder)
-    ones_lt = torch.ones(job.teacher.num_layers, job.teacher.groups.num_tokens, device=job.fabric.device)
-    module = job.step(student, phases, ones_lt)
-    measured = Measured(validator, student, job.teacher, phases, job.phase)
-    stages = [DistillStage(job, leg, module, stream, measured) for leg in job.open_legs()]
-    trained = num_bytes([parameter for _, parameter in module.trained_parameters()])
-    moments = sum(num_moments(group.optimizer) * num_bytes([p for _, p in group.named]) for group in stages[0].groups)
-    fixed = memory.peak() + trained + moments  # and a gradient of each weight
-    parts = measured_step(lambda: plan_stages(stages, job.fabric), job.recipe.batch_size)
-    num_measured = _num_measured(job, validator) + num_similarity
-    num_lines = sum(part.num_steps for part in parts) / 20
-    written = {
-        "three checkpoints": 3 * (trained + moments),
-        "surrogate": num_bytes(student.model),
-        "metrics": num_lines * (200.0 + 14 * job.teacher.num_layers),
-    }
-    return Plan(
-        command="distill",
-        model=job.teacher.name,
-        data=job.train_data.name,
-        folder=str(run_folder),
-        device=device_name(job.fabric.device),
-        checked=_checked(job, phases, validator),
-        parts=parts,
-        other_seconds=_image_seconds(job, validator) * num_measured / job.ranks.size,
-        memory_bytes=max(job.ranks.gather(memory.peak())),
-        fixed_bytes=fixed,
-        written_bytes=written,
-        free_bytes=free_disk(run_folder, sum(written.values())),
-        num_devices=job.ranks.size,
-        exchanged_bytes=trained,
-        notes=_plan_notes(job, run_folder),
-    )
-
-
-def _plan_notes(job: Job, run_folder: Path) -> list[str]:
-    """What of the run is there already, and what the measured steps do not show."""
-    notes = ["the first steps also compile the blocks, about a minute"] if job.compile_blocks else []
-    if job.graphed():
-        notes.append("each measured step is a CUDA graph; several devices run it without, so small batches take longer")
-    done = read_finished(DistillSummary, run_folder)
-    if done is not None and _num_legs(done.num_steps) == len(job.budgets):
-        return [*notes, f"{run_folder} holds this run, finished: the command gives it back at once"]
-    there = (run_folder / "checkpoint" / "latest").exists()
-    return [*notes, *([f"{run_folder} holds a part of this run: it goes on from its last checkpoint"] if there else [])]
-
-
-def _checked(job: Job, phases: Phases, validator: Validator) -> list[str]:
-    """What was opened: weights, images, labels and head."""
-    teacher, train, val = job.teacher, job.train_data, job.val_data
-    check_weights(teacher.model.state_dict(), teacher.name)
-    shape = f"{teacher.num_layers} blocks, width {teacher.dim}, {teacher.groups.num_tokens} tokens"
-    labels = f"labels of {len(validator.classes)} classes" if validator.labelled else "no labels, so no accuracy"
-    head = "a ridge probe" if validator.labelled else "none"
-    head = "given" if job.head_file else "the model's own" if teacher.num_classes else head
-    return [
-        f"weights fit and are finite: {shape} at {teacher.preprocess.size} px, k = {phases.k}",
-        f"{len(train):,} images to train on, {len(val):,} held out, {labels}; head: {head}",
-    ]
 
 
 def _saved_variance(job: Job, run: Run, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -964,338 +522,93 @@ class DistillStage:
 
     def validate(self) -> tuple[dict[str, Any], str]:
         scores = self.measured.validate()
-        note = f"R2 {_shown(scores.r2_last)} (lowest {_shown(scores.r2_lowest)})"
+        note = f"R2 {shown_r2(scores.r2_last)} (lowest {shown_r2(scores.r2_lowest)})"
         if scores.agreement is not None:
             note += f", agreement {scores.agreement:.1%}"
         return scores.to_dict(), note
 
 
-# Validate: how close the surrogate is to its teacher on held-out images.
+# Plan: the same steps, a few of them, and what the run would write.
 
 
-@dataclass
-class Scores(Record):
-    """Scores of a surrogate on held-out images; None where there is no head or there are no labels.
+def _even_phases(teacher: ViT, k: int) -> Phases:
+    """Phases of equal length, for a plan: where the run cuts changes little of what it takes."""
+    check_cuts(teacher, [k])
+    short, num_long = divmod(teacher.num_layers, k)
+    return Phases(tuple(short + (i < num_long) for i in range(k)))
 
-    Attributes:
-        r2, cosine: per layer, over all tokens.
-        r2_last, r2_lowest: R2 of the last layer and of the worst one.
-        curves: token group -> metric -> value per layer.
-        agreement: share of images on which both predict the same class.
-        teacher_accuracy, accuracy, recovery_head: of the head described in `head`, and surrogate / teacher.
-        teacher_probe, probe, recovery: the same with a ridge probe that is fitted to each side's features.
+
+def _phases_there(folder: Path) -> Phases | None:
+    """The phases of a run that `folder` holds already."""
+    saved = read_config(folder).get("phases") if (folder / "config.yaml").exists() else None
+    return Phases.from_lengths(saved) if saved else None
+
+
+def _plan(job: Job, phases: Phases, folder: Path, config: dict[str, Any], num_similarity: int) -> Plan:
+    """What the run takes, from a few steps that are done and undone.
+
+    num_similarity: images that its phases are cut from.
     """
-
-    r2: list[float | None]
-    r2_last: float
-    r2_lowest: float
-    cosine: list[float | None]
-    curves: dict[str, dict[str, list[float | None]]]
-    num_images: int
-    agreement: float | None = None
-    teacher_accuracy: float | None = None
-    accuracy: float | None = None
-    recovery_head: float | None = None
-    head: str | None = None
-    teacher_probe: float | None = None
-    probe: float | None = None
-    recovery: float | None = None
-
-    @classmethod
-    def from_dict(cls, saved: Any, where: str = "") -> Self:
-        if isinstance(saved, dict):  # JSON has null for NaN
-            saved = saved | {name: math.nan for name in ("r2_last", "r2_lowest") if saved.get(name, 0) is None}
-        return super().from_dict(saved, where)
-
-
-class Validator:
-    """Measures surrogates of one teacher on held-out images.
-
-    Args:
-        head_data: images that ridge heads are fitted on, where they have labels.
-        head_file: a linear head, for a teacher that has none.
-        folder: where a ridge head fitted for the run is kept.
-        head_images: training images a ridge head is fitted on; see `head_batches`.
-        ranks: the processes that share the images. All of them call `validate` and `final`.
-    """
-
-    def __init__(
-        self,
-        teacher: ViT,
-        head_data: ImageData,
-        val_data: ImageData,
-        precision: str = "fp32",
-        num_workers: int | None = None,
-        head_file: str | None = None,
-        folder: Path | None = None,
-        head_images: int | None = None,
-        ranks: Ranks = ONE_PROCESS,
-    ):
-        self.teacher, self.precision, self.ranks = teacher, precision, ranks
-        size = min(_VALIDATION_BATCH, len(val_data))
-        self.val = iterate(
-            val_data, teacher.preprocess, size, device=teacher.device, num_workers=num_workers, ranks=ranks
-        )
-        self.head_images = head_images
-        self.train = head_batches(
-            teacher, head_data, _VALIDATION_BATCH, head_images=head_images, num_workers=num_workers, ranks=ranks
-        )
-        self.has_truth = val_data.labels is not None
-        self.labelled = self.has_truth and len(head_data.present()) > 1  # of one class every probe is right
-        self.classes = val_data.classes or []
-        self.head_file, self.folder = head_file, folder
-        self._head: tuple[Head | None, str] | None = None
-        self._teacher_ridge: float | None = None
-
-    @property
-    def head(self) -> Head | None:
-        """The head for accuracy and agreement, resolved once."""
-        if self._head is None:
-            cache = None if self.folder is None else self.folder / "head.safetensors"
-            self._head = resolve_head(
-                self.teacher,
-                self.train,
-                file=self.head_file,
-                cache=cache,
-                head_images=self.head_images,
-                precision=self.precision,
-            )
-        return self._head[0]
-
-    @torch.no_grad()
-    def validate(self, student: ViT) -> Scores:
-        """R2 per layer, cosine, agreement with the teacher's prediction and, with labels, accuracy of both."""
-        if self._head is None:  # a head is fitted on batches that are known to fit
-            self._in_memory(lambda: self._measure(student, islice(self.val, 1), None, False))
-        head = self.head
-        with_labels = self.has_truth and head is not None and head.is_of(self.classes)
-        curves, hits = self._in_memory(
-            lambda: self._measure(student, track(self.val, "validation", quiet=True), head, with_labels)
-        )
-        curves.reduce(self.ranks)
-        counts = self.ranks.sum(hits).tolist() if head is not None else []
-        scores = self.ranks.first(lambda: _curve_scores(curves.result()))
-        if head is not None:
-            scores.agreement, *both = (count / scores.num_images for count in counts)
-            if with_labels:
-                scores.teacher_accuracy, scores.accuracy = both
-                scores.recovery_head = share_kept(scores.accuracy, scores.teacher_accuracy)
-        return scores
-
-    def _measure(
-        self, student: ViT, batches: Iterable[Batch], head: Head | None, with_labels: bool
-    ) -> tuple[ErrorCurves, Tensor]:
-        """Curves, and the counts of agreement and, with labels, accuracy of both, over this rank's batches."""
-        curves = ErrorCurves(self.teacher.num_layers, self.teacher.groups)
-        hits = torch.zeros((), dtype=torch.int64)
-        for batch in batches:
-            with autocast(self.precision, self.teacher.device):
-                states, output = self.teacher.record(batch.images)
-                own_states, own_output = student.record(batch.images)
-                if head is not None:
-                    chosen = head.logits(self.teacher, states[-1], output).argmax(-1)
-                    own = head.logits(student, own_states[-1], own_output).argmax(-1)
-                    hits = hits + prediction_hits(chosen, own, batch.labels if with_labels else None).sum(0)
-            curves.update(states, own_states, batch.places)
-        return curves, hits
-
-    def _in_memory(self, measure: Callable[[], T]) -> T:
-        """What `measure` gives; while any rank has no memory for it, all halve their batches and try again."""
-        while True:
-            found: list[T] = []
-            try:
-                found.append(measure())
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-            if all(self.ranks.gather(bool(found))):
-                return found[0]
-            found.clear()
-            self._halve_batches()
-
-    def _halve_batches(self) -> None:
-        size = self.val.batch_size
-        if self.teacher.device.type == "cuda":
-            torch.cuda.empty_cache()
-        if size == 1:
-            raise torch.OutOfMemoryError("no memory for a batch of 1")
-        self.val.batch_size = self.train.batch_size = size // 2
-        if self.ranks.is_first:
-            print(f"validation: no memory for batches of {size}; {size // 2} from here on", file=sys.stderr, flush=True)
-
-    @torch.no_grad()
-    def final(self, student: ViT) -> Scores:
-        """`validate`, and with labels the recovery under a ridge probe refitted on each side's own features."""
-        scores = self.validate(student)
-        scores.head = self._head[1] if self._head else None
-        if self.labelled:
-            if self._teacher_ridge is None:
-                is_ridge = self.head is not None and self.head.source == "ridge"  # the same probe, already fitted
-                self._teacher_ridge = scores.teacher_accuracy if is_ridge else None
-            if self._teacher_ridge is None:
-                self._teacher_ridge = self._ridge_accuracy(self.teacher)
-            scores.teacher_probe = self._teacher_ridge
-            scores.probe = self._ridge_accuracy(student)
-            scores.recovery = share_kept(scores.probe, self._teacher_ridge)
-        return scores
-
-    def _ridge_accuracy(self, vit: ViT) -> float:
-        """Held-out accuracy of a ridge probe on the features of `vit`."""
-        fitted = fit_ridge_head(vit, self.train, len(self.classes), self.precision)
-        assert fitted is not None
-        return head_accuracy(vit, fitted[0], self.val, self.precision)
-
-
-def _curve_scores(result: Curves) -> Scores:
-    r2 = result.r2["all"]
-    return Scores(
-        r2=jsonable(r2),
-        r2_last=float(r2[-1]),
-        r2_lowest=float(r2.min()),
-        cosine=jsonable(result.cosine["all"]),
-        curves=result.to_dict(),
-        num_images=result.num_images,
+    job, run_folder, config = resolved(job, phases, folder, config)
+    check_folder(run_folder)
+    check_config(run_folder, config, job.resume)
+    memory, student, stream = Memory(job.fabric.device), job.student(phases), job.stream(NUM_DECODED)
+    validator = job.validator(run_folder)
+    ones_lt = torch.ones(job.teacher.num_layers, job.teacher.groups.num_tokens, device=job.fabric.device)
+    module = job.step(student, phases, ones_lt)
+    measured = Measured(validator, student, job.teacher, phases, job.phase)
+    stages = [DistillStage(job, leg, module, stream, measured) for leg in job.open_legs()]
+    trained = num_bytes([parameter for _, parameter in module.trained_parameters()])
+    moments = sum(num_moments(group.optimizer) * num_bytes([p for _, p in group.named]) for group in stages[0].groups)
+    fixed = memory.peak() + trained + moments  # and a gradient of each weight
+    parts = measured_step(lambda: plan_stages(stages, job.fabric), job.recipe.batch_size)
+    num_measured = _num_measured(job, validator) + num_similarity
+    num_lines = sum(part.num_steps for part in parts) / 20
+    written = {
+        "three checkpoints": 3 * (trained + moments),
+        "surrogate": num_bytes(student.model),
+        "metrics": num_lines * (200.0 + 14 * job.teacher.num_layers),
+    }
+    return Plan(
+        command="distill",
+        model=job.teacher.name,
+        data=job.train_data.name,
+        folder=str(run_folder),
+        device=device_name(job.fabric.device),
+        checked=_checked(job, phases, validator),
+        parts=parts,
+        other_seconds=_image_seconds(job, validator) * num_measured / job.ranks.size,
+        memory_bytes=max(job.ranks.gather(memory.peak())),
+        fixed_bytes=fixed,
+        written_bytes=written,
+        free_bytes=free_disk(run_folder, sum(written.values())),
+        num_devices=job.ranks.size,
+        exchanged_bytes=trained,
+        notes=_plan_notes(job, run_folder),
     )
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What a run measures: its surrogate or, when only one phase is trained, that phase among the teacher's blocks."""
-
-    validator: Validator
-    student: ViT
-    teacher: ViT
-    phases: Phases
-    phase: int | None = None
-
-    @property
-    def layers(self) -> range:
-        """The layers that are trained: all, or those of the one phase."""
-        first, last = (1, self.phases.num_layers) if self.phase is None else self.phases.spans[self.phase - 1]
-        return range(first, last + 1)
-
-    def validate(self) -> Scores:
-        with self._other_layers_of_teacher():
-            return self.validator.validate(self.student)
-
-    def final(self) -> Scores:
-        with self._other_layers_of_teacher():
-            return self.validator.final(self.student)
-
-    def _other_layers_of_teacher(self) -> AbstractContextManager[None]:
-        others = set(range(1, self.phases.num_layers + 1)) - set(self.layers)
-        return replaced_blocks(self.student, {layer: self.teacher.blocks[layer - 1] for layer in others})
+def _plan_notes(job: Job, run_folder: Path) -> list[str]:
+    """What of the run is there already, and what the measured steps do not show."""
+    notes = ["the first steps also compile the blocks, about a minute"] if job.compile_blocks else []
+    if job.graphed():
+        notes.append("each measured step is a CUDA graph; several devices run it without, so small batches take longer")
+    done = read_finished(DistillSummary, run_folder)
+    if done is not None and num_legs(done.num_steps) == len(job.budgets):
+        return [*notes, f"{run_folder} holds this run, finished: the command gives it back at once"]
+    there = (run_folder / "checkpoint" / "latest").exists()
+    return [*notes, *([f"{run_folder} holds a part of this run: it goes on from its last checkpoint"] if there else [])]
 
 
-# Result.
-
-
-@dataclass
-class DistillSummary(ResultFile):
-    """`summary.json` of a distillation.
-
-    Attributes:
-        phases: on disk their lengths.
-        num_steps: per stage, and per leg that a larger budget added (`stage2-leg2`).
-        seconds: of training, without validation and checkpoints.
-        data, num_images: what was trained on, and how many images; val, split: what was judged on.
-        bad_images: names of the unreadable images that were skipped.
-        num_processes, cuda_graph: how many processes trained it, and whether each step was a CUDA graph.
-    """
-
-    FILE: ClassVar[str] = "summary.json"
-
-    phases: Phases
-    teacher: ModelFacts
-    surrogate: ModelFacts
-    num_steps: dict[str, int]
-    seconds: float
-    validation: Scores
-    provenance: Provenance = field(default_factory=Provenance)
-    device: str = ""
-    image_size: int | None = None
-    data: str = "the data"
-    val: str = "the data"
-    split: str = "val"
-    num_images: int | None = None
-    bad_images: list[str] = field(default_factory=list)
-    train_images: int | None = None
-    verdict: Verdict | None = None
-    num_processes: int = 1
-    cuda_graph: bool = False
-
-    def judged(self, folder: Path, job: Job) -> Self:
-        """With the verdict on the validation curves."""
-        fall = loss_fall(last_losses(folder / "metrics.jsonl", self.num_steps))
-        training = Training(self.num_steps, job.recipe.batch_size, self.train_images, job.start, fall)
-        curves = Curves.from_dict(self.validation.curves, num_images=self.validation.num_images)
-        return dataclasses.replace(self, verdict=judge(curves, {}, training=training))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**super().to_dict(), "phases": list(self.phases)}
-
-    @classmethod
-    def from_dict(cls, saved: Any, where: str = "") -> Self:
-        return super().from_dict({**saved, "phases": {"lengths": saved.get("phases")}}, where)
-
-
-def _shown(r2: float) -> str:
-    """An R2 as text; states that do not vary over the held-out images have none."""
-    return f"{r2:.3f}" if math.isfinite(r2) else "undefined (the states do not vary)"
-
-
-@dataclass
-class Distilled(Result):
-    """What a distillation gives: the surrogate, its teacher, its run folder and the summary written there."""
-
-    surrogate: ViT
-    teacher: ViT
-    folder: Path
-    summary: DistillSummary
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"folder": str(self.folder), **self.summary.to_dict()}
-
-    def table_rows(self) -> list[dict[str, Any]]:
-        """One row per layer: its phase, R2 and cosine on held-out images."""
-        scores, phases = self.summary.validation, self.summary.phases
-        return [
-            {"layer": layer, "phase": phases.phase_of(layer) + 1, "r2": r2, "cosine": cosine}
-            for layer, (r2, cosine) in enumerate(zip(scores.r2, scores.cosine), start=1)
-        ]
-
-    def plot(self) -> Any:
-        """R2 and cosine over layers, with the phases."""
-        import matplotlib.pyplot as plt
-
-        figure, axes = plt.subplots(figsize=(4.6, 3.0), layout="constrained")
-        rows = self.table_rows()
-        for name in ("r2", "cosine"):
-            axes.plot([row["layer"] for row in rows], [row[name] for row in rows], marker="o", label=name)
-        for boundary in self.summary.phases.boundaries:
-            axes.axvline(boundary + 0.5, color="grey", linewidth=0.8, linestyle=":")
-        axes.set_xlabel("layer")
-        axes.set_title(self.surrogate.name)
-        axes.legend()
-        return figure
-
-    def text(self) -> str:
-        """Phases, scores on held-out images and the folder, in a few lines."""
-        scores, verdict = self.summary.validation, self.summary.verdict
-        lines = [
-            *([] if verdict is None else verdict.lines()),
-            f"{self.surrogate.name}: phases {' '.join(map(str, self.summary.phases))}",
-            f"R2 of the last layer {_shown(scores.r2_last)}, lowest {_shown(scores.r2_lowest)}",
-        ]
-        for label, score, of_teacher in (
-            ("agreement with the teacher", scores.agreement, None),
-            ("accuracy", scores.accuracy, scores.teacher_accuracy),
-            ("accuracy of a ridge probe", scores.probe, scores.teacher_probe),
-            ("recovery of the ridge probe", scores.recovery, None),
-        ):
-            if score is not None:
-                beside = "" if of_teacher is None else f" (teacher {of_teacher:.1%})"
-                lines.append(f"{label} {score:.1%}{beside}")
-        bad = self.summary.bad_images
-        lines += [f"{len(bad)} unreadable images were skipped: see bad_images in summary.json"] if bad else []
-        return "\n".join([*lines, f"run folder {self.folder}"])
+def _checked(job: Job, phases: Phases, validator: Validator) -> list[str]:
+    """What was opened: weights, images, labels and head."""
+    teacher, train, val = job.teacher, job.train_data, job.val_data
+    check_weights(teacher.model.state_dict(), teacher.name)
+    shape = f"{teacher.num_layers} blocks, width {teacher.dim}, {teacher.groups.num_tokens} tokens"
+    labels = f"labels of {len(validator.classes)} classes" if validator.labelled else "no labels, so no accuracy"
+    head = "a ridge probe" if validator.labelled else "none"
+    head = "given" if job.head_file else "the model's own" if teacher.num_classes else head
+    return [
+        f"weights fit and are finite: {shape} at {teacher.preprocess.size} px, k = {phases.k}",
+        f"{len(train):,} images to train on, {len(val):,} held out, {labels}; head: {head}",
+    ]

@@ -17,7 +17,7 @@ from raptor.open import open_vit
 from raptor.phases import PhasesFile
 from raptor.report.results import read_results
 from raptor.run import ResultFile, RunError
-from raptor.train.distill import DistillSummary
+from raptor.train.distilled import DistillSummary
 from raptor.train.teacher import TeacherSummary
 
 RunOf = Callable[..., Path]

@@ -13,8 +13,8 @@ from tiny_run import blocks_of, metrics, tiny_run
 from torch import Tensor
 
 from raptor.train import graphs
-from raptor.train.distill import Job
 from raptor.train.graphs import NotCapturable, StepGraphs
+from raptor.train.job import Job
 from raptor.train.step import DistillStep, Parts
 
 LINE = "this model's step runs without a CUDA graph: called a synchronizing CUDA operation"

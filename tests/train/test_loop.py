@@ -27,8 +27,8 @@ from raptor.phases import Phases
 from raptor.report.results import read_results
 from raptor.run import Interrupted, Run, RunError
 from raptor.train import DistillSummary, distill, loop
-from raptor.train.distill import Scores, Validator
 from raptor.train.loop import Loop, LoopState
+from raptor.train.validation import Scores, Validator
 
 LONG = dict(budget="20steps", normalise="group")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from raptor.devices import Ranks
 from raptor.experiments import raptors
 from raptor.run import RunError
 from raptor.surrogate.surrogate import shared_blocks
-from raptor.train import loop, plan
-from raptor.train.distill import Job
+from raptor.train import job, loop, plan
+from raptor.train.job import Job
 from raptor.train.optimizer import is_matrix
 from raptor.train.plan import Plan, PlannedPart
 
@@ -90,7 +89,7 @@ def test_a_slow_step_is_timed_once(tmp_path, monkeypatch, seconds: float, num_st
     monkeypatch.setattr(loop, "_clock", lambda device: seconds * len(done))
     kept: list[int] = []
     monkeypatch.setattr(
-        sys.modules["raptor.train.distill"],
+        job,
         "TrainStream",
         lambda *args, **options: (kept.append(options["num_decoded"]), TrainStream(*args, **options))[1],
     )

@@ -9,7 +9,7 @@ import yaml
 from tiny_run import RECIPE
 
 from raptor.recipes import FOLDER, recipe_names
-from raptor.train.distill import Job
+from raptor.train.job import Job
 from raptor.train.recipe import Recipe, resolve_recipe
 from raptor.train.schedule import Budget
 

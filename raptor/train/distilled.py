@@ -1,0 +1,123 @@
+"""What a distillation gives: its summary, and the surrogate with it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from raptor.fidelity.error_curves import Curves
+from raptor.fidelity.verdict import Training, Verdict, judge, last_losses, loss_fall
+from raptor.phases import Phases
+from raptor.provenance import Provenance
+from raptor.run import ResultFile
+from raptor.streaming import Result
+from raptor.train.validation import Scores, shown_r2
+from raptor.vit.view import ModelFacts, ViT
+
+
+@dataclass
+class DistillSummary(ResultFile):
+    """`summary.json` of a distillation.
+
+    Attributes:
+        phases: on disk their lengths.
+        num_steps: per stage, and per leg that a larger budget added (`stage2-leg2`).
+        seconds: of training, without validation and checkpoints.
+        data, num_images: what was trained on, and how many images; val, split: what was judged on.
+        bad_images: names of the unreadable images that were skipped.
+        num_processes, cuda_graph: how many processes trained it, and whether each step was a CUDA graph.
+    """
+
+    FILE: ClassVar[str] = "summary.json"
+
+    phases: Phases
+    teacher: ModelFacts
+    surrogate: ModelFacts
+    num_steps: dict[str, int]
+    seconds: float
+    validation: Scores
+    provenance: Provenance = field(default_factory=Provenance)
+    device: str = ""
+    image_size: int | None = None
+    data: str = "the data"
+    val: str = "the data"
+    split: str = "val"
+    num_images: int | None = None
+    bad_images: list[str] = field(default_factory=list)
+    train_images: int | None = None
+    verdict: Verdict | None = None
+    num_processes: int = 1
+    cuda_graph: bool = False
+
+    def judged(self, folder: Path, batch_size: int, start: str | None) -> Self:
+        """With the verdict on the validation curves."""
+        fall = loss_fall(last_losses(folder / "metrics.jsonl", self.num_steps))
+        training = Training(self.num_steps, batch_size, self.train_images, start, fall)
+        curves = Curves.from_dict(self.validation.curves, num_images=self.validation.num_images)
+        return dataclasses.replace(self, verdict=judge(curves, {}, training=training))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "phases": list(self.phases)}
+
+    @classmethod
+    def from_dict(cls, saved: Any, where: str = "") -> Self:
+        return super().from_dict({**saved, "phases": {"lengths": saved.get("phases")}}, where)
+
+
+@dataclass
+class Distilled(Result):
+    """What a distillation gives: the surrogate, its teacher, its run folder and the summary written there."""
+
+    surrogate: ViT
+    teacher: ViT
+    folder: Path
+    summary: DistillSummary
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"folder": str(self.folder), **self.summary.to_dict()}
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """One row per layer: its phase, R2 and cosine on held-out images."""
+        scores, phases = self.summary.validation, self.summary.phases
+        return [
+            {"layer": layer, "phase": phases.phase_of(layer) + 1, "r2": r2, "cosine": cosine}
+            for layer, (r2, cosine) in enumerate(zip(scores.r2, scores.cosine), start=1)
+        ]
+
+    def plot(self) -> Any:
+        """R2 and cosine over layers, with the phases."""
+        import matplotlib.pyplot as plt
+
+        figure, axes = plt.subplots(figsize=(4.6, 3.0), layout="constrained")
+        rows = self.table_rows()
+        for name in ("r2", "cosine"):
+            axes.plot([row["layer"] for row in rows], [row[name] for row in rows], marker="o", label=name)
+        for boundary in self.summary.phases.boundaries:
+            axes.axvline(boundary + 0.5, color="grey", linewidth=0.8, linestyle=":")
+        axes.set_xlabel("layer")
+        axes.set_title(self.surrogate.name)
+        axes.legend()
+        return figure
+
+    def text(self) -> str:
+        """Phases, scores on held-out images and the folder, in a few lines."""
+        scores, verdict = self.summary.validation, self.summary.verdict
+        lines = [
+            *([] if verdict is None else verdict.lines()),
+            f"{self.surrogate.name}: phases {' '.join(map(str, self.summary.phases))}",
+            f"R2 of the last layer {shown_r2(scores.r2_last)}, lowest {shown_r2(scores.r2_lowest)}",
+        ]
+        for label, score, of_teacher in (
+            ("agreement with the teacher", scores.agreement, None),
+            ("accuracy", scores.accuracy, scores.teacher_accuracy),
+            ("accuracy of a ridge probe", scores.probe, scores.teacher_probe),
+            ("recovery of the ridge probe", scores.recovery, None),
+        ):
+            if score is not None:
+                beside = "" if of_teacher is None else f" (teacher {of_teacher:.1%})"
+                lines.append(f"{label} {score:.1%}{beside}")
+        bad = self.summary.bad_images
+        lines += [f"{len(bad)} unreadable images were skipped: see bad_images in summary.json"] if bad else []
+        return "\n".join([*lines, f"run folder {self.folder}"])

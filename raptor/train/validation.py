@@ -1,0 +1,257 @@
+"""How close a surrogate is to its teacher on held-out images, while it is trained and at the end."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from raptor.data import ImageData, iterate
+from raptor.data.stream import Batch
+from raptor.devices import ONE_PROCESS, Ranks, is_out_of_memory
+from raptor.fidelity.error_curves import Curves, ErrorCurves
+from raptor.fidelity.heads import (
+    Head,
+    fit_ridge_head,
+    head_accuracy,
+    head_batches,
+    prediction_hits,
+    resolve_head,
+    share_kept,
+)
+from raptor.phases import Phases
+from raptor.progress import track
+from raptor.run import Record
+from raptor.streaming import jsonable
+from raptor.vit.trajectory import autocast
+from raptor.vit.view import ViT, replaced_blocks
+
+_VALIDATION_BATCH = 128
+T = TypeVar("T")
+
+
+@dataclass
+class Scores(Record):
+    """Scores of a surrogate on held-out images; None where there is no head or there are no labels.
+
+    Attributes:
+        r2, cosine: per layer, over all tokens.
+        r2_last, r2_lowest: R2 of the last layer and of the worst one.
+        curves: token group -> metric -> value per layer.
+        agreement: share of images on which both predict the same class.
+        teacher_accuracy, accuracy, recovery_head: of the head described in `head`, and surrogate / teacher.
+        teacher_probe, probe, recovery: the same with a ridge probe that is fitted to each side's features.
+    """
+
+    r2: list[float | None]
+    r2_last: float
+    r2_lowest: float
+    cosine: list[float | None]
+    curves: dict[str, dict[str, list[float | None]]]
+    num_images: int
+    agreement: float | None = None
+    teacher_accuracy: float | None = None
+    accuracy: float | None = None
+    recovery_head: float | None = None
+    head: str | None = None
+    teacher_probe: float | None = None
+    probe: float | None = None
+    recovery: float | None = None
+
+    @classmethod
+    def from_dict(cls, saved: Any, where: str = "") -> Self:
+        if isinstance(saved, dict):  # JSON has null for NaN
+            saved = saved | {name: math.nan for name in ("r2_last", "r2_lowest") if saved.get(name, 0) is None}
+        return super().from_dict(saved, where)
+
+
+class Validator:
+    """Measures surrogates of one teacher on held-out images.
+
+    Args:
+        head_data: images that ridge heads are fitted on, where they have labels.
+        head_file: a linear head, for a teacher that has none.
+        folder: where a ridge head fitted for the run is kept.
+        head_images: training images a ridge head is fitted on; see `head_batches`.
+        ranks: the processes that share the images. All of them call `validate` and `final`.
+    """
+
+    def __init__(
+        self,
+        teacher: ViT,
+        head_data: ImageData,
+        val_data: ImageData,
+        precision: str = "fp32",
+        num_workers: int | None = None,
+        head_file: str | None = None,
+        folder: Path | None = None,
+        head_images: int | None = None,
+        ranks: Ranks = ONE_PROCESS,
+    ):
+        self.teacher, self.precision, self.ranks = teacher, precision, ranks
+        size = min(_VALIDATION_BATCH, len(val_data))
+        self.val = iterate(
+            val_data, teacher.preprocess, size, device=teacher.device, num_workers=num_workers, ranks=ranks
+        )
+        self.head_images = head_images
+        self.train = head_batches(
+            teacher, head_data, _VALIDATION_BATCH, head_images=head_images, num_workers=num_workers, ranks=ranks
+        )
+        self.has_truth = val_data.labels is not None
+        self.labelled = self.has_truth and len(head_data.present()) > 1  # of one class every probe is right
+        self.classes = val_data.classes or []
+        self.head_file, self.folder = head_file, folder
+        self._head: tuple[Head | None, str] | None = None
+        self._teacher_ridge: float | None = None
+
+    @property
+    def head(self) -> Head | None:
+        """The head for accuracy and agreement, resolved once."""
+        if self._head is None:
+            cache = None if self.folder is None else self.folder / "head.safetensors"
+            self._head = resolve_head(
+                self.teacher,
+                self.train,
+                file=self.head_file,
+                cache=cache,
+                head_images=self.head_images,
+                precision=self.precision,
+            )
+        return self._head[0]
+
+    @torch.no_grad()
+    def validate(self, student: ViT) -> Scores:
+        """R2 per layer, cosine, agreement with the teacher's prediction and, with labels, accuracy of both."""
+        if self._head is None:  # a head is fitted on batches that are known to fit
+            self._in_memory(lambda: self._measure(student, islice(self.val, 1), None, False))
+        head = self.head
+        with_labels = self.has_truth and head is not None and head.is_of(self.classes)
+        curves, hits = self._in_memory(
+            lambda: self._measure(student, track(self.val, "validation", quiet=True), head, with_labels)
+        )
+        curves.reduce(self.ranks)
+        counts = self.ranks.sum(hits).tolist() if head is not None else []
+        scores = self.ranks.first(lambda: _curve_scores(curves.result()))
+        if head is not None:
+            scores.agreement, *both = (count / scores.num_images for count in counts)
+            if with_labels:
+                scores.teacher_accuracy, scores.accuracy = both
+                scores.recovery_head = share_kept(scores.accuracy, scores.teacher_accuracy)
+        return scores
+
+    def _measure(
+        self, student: ViT, batches: Iterable[Batch], head: Head | None, with_labels: bool
+    ) -> tuple[ErrorCurves, Tensor]:
+        """Curves, and the counts of agreement and, with labels, accuracy of both, over this rank's batches."""
+        curves = ErrorCurves(self.teacher.num_layers, self.teacher.groups)
+        hits = torch.zeros((), dtype=torch.int64)
+        for batch in batches:
+            with autocast(self.precision, self.teacher.device):
+                states, output = self.teacher.record(batch.images)
+                own_states, own_output = student.record(batch.images)
+                if head is not None:
+                    chosen = head.logits(self.teacher, states[-1], output).argmax(-1)
+                    own = head.logits(student, own_states[-1], own_output).argmax(-1)
+                    hits = hits + prediction_hits(chosen, own, batch.labels if with_labels else None).sum(0)
+            curves.update(states, own_states, batch.places)
+        return curves, hits
+
+    def _in_memory(self, measure: Callable[[], T]) -> T:
+        """What `measure` gives; while any rank has no memory for it, all halve their batches and try again."""
+        while True:
+            found: list[T] = []
+            try:
+                found.append(measure())
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+            if all(self.ranks.gather(bool(found))):
+                return found[0]
+            found.clear()
+            self._halve_batches()
+
+    def _halve_batches(self) -> None:
+        size = self.val.batch_size
+        if self.teacher.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if size == 1:
+            raise torch.OutOfMemoryError("no memory for a batch of 1")
+        self.val.batch_size = self.train.batch_size = size // 2
+        if self.ranks.is_first:
+            print(f"validation: no memory for batches of {size}; {size // 2} from here on", file=sys.stderr, flush=True)
+
+    @torch.no_grad()
+    def final(self, student: ViT) -> Scores:
+        """`validate`, and with labels the recovery under a ridge probe refitted on each side's own features."""
+        scores = self.validate(student)
+        scores.head = self._head[1] if self._head else None
+        if self.labelled:
+            if self._teacher_ridge is None:
+                is_ridge = self.head is not None and self.head.source == "ridge"  # the same probe, already fitted
+                self._teacher_ridge = scores.teacher_accuracy if is_ridge else None
+            if self._teacher_ridge is None:
+                self._teacher_ridge = self._ridge_accuracy(self.teacher)
+            scores.teacher_probe = self._teacher_ridge
+            scores.probe = self._ridge_accuracy(student)
+            scores.recovery = share_kept(scores.probe, self._teacher_ridge)
+        return scores
+
+    def _ridge_accuracy(self, vit: ViT) -> float:
+        """Held-out accuracy of a ridge probe on the features of `vit`."""
+        fitted = fit_ridge_head(vit, self.train, len(self.classes), self.precision)
+        assert fitted is not None
+        return head_accuracy(vit, fitted[0], self.val, self.precision)
+
+
+def _curve_scores(result: Curves) -> Scores:
+    r2 = result.r2["all"]
+    return Scores(
+        r2=jsonable(r2),
+        r2_last=float(r2[-1]),
+        r2_lowest=float(r2.min()),
+        cosine=jsonable(result.cosine["all"]),
+        curves=result.to_dict(),
+        num_images=result.num_images,
+    )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run measures: its surrogate or, when only one phase is trained, that phase among the teacher's blocks."""
+
+    validator: Validator
+    student: ViT
+    teacher: ViT
+    phases: Phases
+    phase: int | None = None
+
+    @property
+    def layers(self) -> range:
+        """The layers that are trained: all, or those of the one phase."""
+        first, last = (1, self.phases.num_layers) if self.phase is None else self.phases.spans[self.phase - 1]
+        return range(first, last + 1)
+
+    def validate(self) -> Scores:
+        with self._other_layers_of_teacher():
+            return self.validator.validate(self.student)
+
+    def final(self) -> Scores:
+        with self._other_layers_of_teacher():
+            return self.validator.final(self.student)
+
+    def _other_layers_of_teacher(self) -> AbstractContextManager[None]:
+        others = set(range(1, self.phases.num_layers + 1)) - set(self.layers)
+        return replaced_blocks(self.student, {layer: self.teacher.blocks[layer - 1] for layer in others})
+
+
+def shown_r2(r2: float) -> str:
+    """An R2 as text; states that do not vary over the held-out images have none."""
+    return f"{r2:.3f}" if math.isfinite(r2) else "undefined (the states do not vary)"

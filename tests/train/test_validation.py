@@ -1,0 +1,44 @@
+"""Scores on held-out images while a surrogate is trained and at the end."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_run import tiny_run, tiny_teacher, write_recipe
+
+from raptor.data import iterate, open_data
+from raptor.train import distill
+
+
+def test_a_phase_job_is_measured_amid_the_teachers_other_blocks(tmp_path):
+    job = tiny_run(tmp_path / "run", phase=2)
+    r2 = job.summary.validation.r2
+    assert r2[:2] == pytest.approx([1.0, 1.0], abs=1e-6)
+    assert max(r2[2:]) < 1 - 1e-4
+    teacher_blocks = list(job.teacher.blocks)
+    assert not any(block in teacher_blocks for block in job.surrogate.blocks)
+
+
+def test_labels_of_the_judged_images_give_accuracy_where_the_training_images_have_none(tmp_path):
+    train = open_data("scenes", "train", limit=32, size=24).without_labels()
+    val = open_data("scenes", "val", limit=12, size=24)
+    recipe = write_recipe(tmp_path, budget="2steps")
+    teacher = tiny_teacher(num_classes=len(val.classes))
+    done = distill(teacher, (train, val), phases=[2, 2], recipe=recipe, out=str(tmp_path / "run"), device="cpu")
+    (batch,) = iterate(val, teacher.preprocess, len(val))
+    with torch.no_grad():
+        right = [
+            float((vit(batch.images).argmax(-1) == batch.labels).float().mean()) for vit in (teacher, done.surrogate)
+        ]
+    scores = done.summary.validation
+    assert [scores.teacher_accuracy, scores.accuracy] == pytest.approx(right)
+    assert scores.probe is None  # a ridge probe would need labels to fit on
+
+
+def test_a_head_of_0_classes_is_no_classifier(tmp_path):
+    """The user's word: what the head gives are no class scores, so a ridge head stands in for it."""
+    module = tiny_teacher().model
+    done = tiny_run(tmp_path / "run", module, size=24, head_classes=0, budget="2steps")
+    assert done.teacher.num_classes == 0 and "ridge" in str(done.summary.validation.head)
+    own = tiny_run(tmp_path / "own", module, size=24, budget="2steps")
+    assert own.teacher.num_classes == 6 and "ridge" not in str(own.summary.validation.head)
