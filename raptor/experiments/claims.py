@@ -487,14 +487,13 @@ def _names_shown(claims: Sequence[Claim]) -> list[str]:
 
 
 _TWINS = (
-    "**Untrained twins.** What a model does before training is no sign of training. So the number of an untrained "
-    "model of the same architecture stands beside that of the trained one. The blocks of an untrained DINOv2 are "
-    "scaled by 1e-5 and leave every token where it is; here they are scaled by 1 (`--layer_scale 1.0`). Where several "
-    "twins have a number, that of the twin with the most images is shown. Numbers that depend on where depth is cut "
-    "are given twice: for the twin's own cut, which max-cut finds without training, and for the cut of the trained "
-    "model (cut alike). The twin's own cut is the fair comparison, because the best cut of one model is not the best "
-    "of another. What training did to a model (Section 1, Figure 11) is its number minus that of each untrained seed "
-    "with a cut of its own."
+    "**Untrained models.** What a model does before training is no sign of training. So beside the number of a "
+    "trained model stands that of an untrained one of the same architecture. (An untrained DINOv2 scales its blocks by "
+    "1e-5, so its tokens stay where they are; here the scale is 1, `--layer_scale 1.0`.) Of several untrained models "
+    "the one measured on the most images is shown. Numbers that depend on where depth is cut are given twice: at the "
+    "untrained model's own max-cut, and at the cut of the trained model (cut alike). The first is the fair comparison, "
+    "because the best cut of one model is not the best of another. What training did to a model (Section 1, Figure 11) "
+    "is its number minus that of each untrained seed at its own cut."
 )
 
 
@@ -581,7 +580,7 @@ def _twins_shown(twins: Sequence[Twin], commands: Sequence[str]) -> list[str]:
         ]
         for twin in twins
     ]
-    return [_TWINS, markdown(("untrained twin of", "images (perturbed)", "cut", "stands beside", "from"), rows)]
+    return [_TWINS, markdown(("untrained model beside", "images (perturbed)", "cut", "in", "from"), rows)]
 
 
 def _part_table(claims: Sequence[Claim], commands: Sequence[str]) -> str:

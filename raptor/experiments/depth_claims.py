@@ -376,7 +376,7 @@ def _basins(model: DynamicsResult, twins: Sequence[DynamicsFile]) -> list[Claim]
         if twin is not None and g in twin.groups:
             last, num_twin = twin.groups[g].accuracy[-1], sum(twin.images_per_class)
             _, low, high = of_counts(last * num_twin, num_twin)
-            text += f"; its untrained twin {last:.3g} [{low:.3g}, {high:.3g}] ({num_twin:,} images)"
+            text += f"; untrained {last:.3g} [{low:.3g}, {high:.3g}] ({num_twin:,} images)"
         says = f"{g} paths end in class-dependent basins: nearest class mean above chance at the last layer"
         claims.append(
             Claim(
@@ -486,7 +486,7 @@ def _with_twin(claim: Claim, model: DynamicsFile, twins: Sequence[DynamicsFile])
     for twin in shown:
         found = twin.teacher.estimates[key]
         cut = f", {twin_cut(model, twin)}" if of_cut else ""
-        parts.append(f"its untrained twin {_with_ends(found)} ({found.num_images:,} images{cut})")
+        parts.append(f"untrained {_with_ends(found)} ({found.num_images:,} images{cut})")
     return replace(claim, measured="; ".join(parts))
 
 

@@ -125,7 +125,7 @@ def test_the_page_counts_verdicts_by_part_of_the_paper(committed: ClaimsFile) ->
 
 
 def test_each_twin_on_the_page_is_measured_in_its_file(committed: ClaimsFile) -> None:
-    rows = rows_of((RESULTS / "claims.md").read_text(), "| untrained twin of |")
+    rows = rows_of((RESULTS / "claims.md").read_text(), "| untrained model beside |")
     assert [row[0] for row in rows] == [twin.of for twin in committed.twins]
     for name in ("dinov2s", "vitb16"):
         first, *others = [twin for twin in committed.twins if twin.of == name]

@@ -115,14 +115,14 @@ def test_the_untrained_twin_of_basins(measured: DynamicsFile) -> None:
     assert len(found) == 3
     for claim in found:
         ends = f"{claim.evidence.value:.3g} [{claim.evidence.lower:.3g}, {claim.evidence.upper:.3g}]"
-        assert f"its untrained twin {ends} ({claim.evidence.num} images)" in claim.measured
+        assert f"untrained {ends} ({claim.evidence.num} images)" in claim.measured
 
 
 def test_the_untrained_twin_stands_beside_its_numbers(measured: DynamicsFile) -> None:
     twin = with_estimate(measured, "gamma.patches_minus_cls", 0.1, 0.3)
     smaller = with_estimate(measured, "gamma.patches_minus_cls", 0.4, 0.6)
     (claim,) = of_key(claims_dynamics(measured, twins=[twin, smaller]), "gamma.patches_minus_cls")
-    assert claim.measured.endswith("its untrained twin 0.2 [0.1, 0.3] (256 images)")
+    assert claim.measured.endswith("untrained 0.2 [0.1, 0.3] (256 images)")
     assert claim.evidence == of_key(claims_dynamics(measured), "gamma.patches_minus_cls")[0].evidence
 
 
@@ -156,7 +156,7 @@ def test_three_untrained_seeds_tell_what_training_made_of_one_model(measured: Dy
     half = np.hypot(4.302653 * 0.02 / np.sqrt(3), 0.5 * (trained.upper - trained.lower))
     assert made.evidence.lower == pytest.approx(trained.value - 0.1 - half)
     # Rows about phases show one twin for each cut.
-    assert of_key(found, key)[0].measured.count("untrained twin") == 1
+    assert of_key(found, key)[0].measured.count("untrained") == 1
     # A second run of the same weights is no further seed.
     (twice,) = [c for c in claims([0.1, 0.12, 0.08], seeds=[0, 0, 1]) if c.place == "Section 1"]
     assert twice.evidence.num == 2 and twice.evidence.value == pytest.approx(trained.value - 0.09)
