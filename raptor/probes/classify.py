@@ -16,7 +16,7 @@ from raptor.data.split import choice_split
 from raptor.data.stream import TrainStream, iterate
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.fidelity.heads import ALPHAS, LinearHead, fit_ridge, own_linear_head, standardised
-from raptor.probes.features import normed_tokens, view_at
+from raptor.probes.features import check_finite, normed_tokens, view_at
 from raptor.probes.grid import Choice
 from raptor.probes.result import HeadTensors, SeedRun
 from raptor.streaming import Rows, reduce_all
@@ -81,7 +81,7 @@ class Classify:
             num_workers=self.num_workers,
             ranks=self.ranks,
         ):
-            features.add(self._pooled(batch.images), batch.places)
+            features.add(check_finite(self._pooled(batch.images), self.vit, self.layer), batch.places)
             assert batch.labels is not None
             labels.add(batch.labels, batch.places)
         if collect:

@@ -12,7 +12,7 @@ from raptor.data.split import choice_split
 from raptor.data.stream import stable_seed
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.probes.classify import grid_logits
-from raptor.probes.features import normed_tokens, view_at
+from raptor.probes.features import check_finite, normed_tokens, view_at
 from raptor.probes.frames import Geometry, crop_images, draw_boxes
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
@@ -134,7 +134,8 @@ class DenseTask:
         for indices in self.ranks.share(torch.arange(len(store.data)).split(num)):
             images, targets = store.batch(indices)
             with torch.no_grad():
-                yield self.coarse_logits(self.grid_features(images.float()), weight_gcf, bias_gc), targets
+                features = check_finite(self.grid_features(images.float()), self.vit, self.layer)
+                yield self.coarse_logits(features, weight_gcf, bias_gc), targets
 
 
 def _frame_size(data: DenseData, size: int | tuple[int, int] | None) -> tuple[int, int]:

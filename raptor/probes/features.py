@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raptor.vit.trajectory import autocast
+from raptor.vit.trajectory import NonFiniteStates, autocast
 from raptor.vit.view import ViT
 
 
@@ -53,6 +53,13 @@ def check_layer(vit: ViT, layer: int | None) -> int:
     if not 0 <= layer <= vit.num_layers:
         raise ValueError(f"layer {layer} is not a state of {vit.name}: states are numbered 0..{vit.num_layers}")
     return layer
+
+
+def check_finite(features: Tensor, vit: ViT, layer: int) -> Tensor:
+    """The features, which are scored; raise where one is not finite, because every head gives such an image class 0."""
+    if not bool(features.isfinite().all()):
+        raise NonFiniteStates.of(vit.name, f"up to layer {layer}, for one image or more")
+    return features
 
 
 @torch.no_grad()

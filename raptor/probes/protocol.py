@@ -108,9 +108,9 @@ def probe(
     options: dict[str, Any] = {"precision": precision, "size": size, "num_workers": num_workers, "ranks": ranks}
     options["batch_size"] = own.batch_size if batch_size is None else batch_size
     if is_planning():
-        num_epochs = 1 if closed_form else epochs
+        num_epochs, num_seeds = (1, 1) if closed_form else (epochs, len(seeds))
         deliver(
-            _plan(task, vit, check_layer(vit, layer), (train, val), options, grid, num_epochs * len(seeds), max_seconds)
+            _plan(task, vit, check_layer(vit, layer), (train, val), options, grid, num_epochs, num_seeds, max_seconds)
         )
     made = _make(task, vit, check_layer(vit, layer), train, val, **options)
     init = None if closed_form else _start(init_head, made)
@@ -126,7 +126,7 @@ def probe(
     heads = [tensor for run in runs for tensor in run.chosen.head or ()]
     if not all(bool(tensor.isfinite().all()) for tensor in heads):
         raise ValueError(
-            f"no head of the {task} probe of {vit.name} is finite: check its weights, use --precision fp32, or give "
+            f"a head of the {task} probe of {vit.name} is not finite: check its weights, use --precision fp32, or give "
             "smaller --lrs"
         )
     settings = ProbeSettings(
@@ -164,9 +164,10 @@ def _plan(
     options: dict[str, Any],
     grid: Sequence[float],
     epochs: int,
+    num_seeds: int,
     max_seconds: float | None,
 ) -> Plan:
-    """What a probe takes, from a few steps on a part of its data; `epochs` are those of all seeds."""
+    """What a probe takes, from a few steps on a part of its data; `epochs` and `max_seconds` are those of each seed."""
     train, val = data
     num_fit = len(choice_split(train.keys)[0])
     batch_size, memory = min(options["batch_size"], num_fit), Memory(vit.device)
@@ -181,7 +182,7 @@ def _plan(
     if max_seconds is not None and max_seconds / seconds < num_steps:
         num_steps, is_timed = steps_that_fit(seconds, max_seconds), True
     num_split = len(train) - num_fit
-    num_scored = num_split + len(val) if task == "classify" else epochs * num_split + len(val)
+    num_scored = num_split + len(val) if task == "classify" else num_seeds * (epochs * num_split + len(val))
     heads = {"heads": 8.0 * made.num_outputs * (made.num_features + 1)}
     return Plan(
         command=f"probe {task}",
@@ -193,7 +194,9 @@ def _plan(
             f"{task}: {num_fit:,} images to fit on, {num_split:,} to choose on, {len(val):,} reported",
             f"{made.num_outputs} outputs on {made.num_features} features, {len(grid)} learning rates at once",
         ],
-        parts=[PlannedPart(f"{task} probe of {vit.name}", num_steps, batch_size, seconds, is_timed, num_timed)],
+        parts=[
+            PlannedPart(f"{task} probe of {vit.name}", num_seeds * num_steps, batch_size, seconds, is_timed, num_timed)
+        ],
         other_seconds=num_scored * seconds / batch_size,
         memory_bytes=memory.peak(),
         fixed_bytes=memory.before,

@@ -14,6 +14,8 @@ from tiny_probe import Coloured, data_for, run
 from raptor.data import DenseData, ImageData
 from raptor.data.scenes import SceneFrames
 from raptor.probes import probe
+from raptor.probes.features import normed_tokens
+from raptor.vit.trajectory import NonFiniteStates
 from raptor.vit.view import ViT
 
 
@@ -112,10 +114,35 @@ def test_bad_input_is_named(vit: ViT, options: dict, message: str) -> None:
 def test_features_that_are_not_finite_give_no_score(vit: ViT) -> None:
     handle = vit.blocks[0].register_forward_hook(lambda _block, _args, x_btd: x_btd * torch.nan)
     try:
-        with pytest.raises(ValueError, match=r"no head of the classify probe of .* is finite"):
+        with pytest.raises(ValueError, match="not finite up to layer"):
             run(vit, "classify", [1e-2])
     finally:
         handle.remove()
+
+
+@pytest.mark.parametrize(("task", "call"), [("classify", 0), ("segment", -1), ("depth", -1)])
+def test_one_scored_image_that_is_not_finite_gives_no_score(vit: ViT, task: str, call: int, monkeypatch) -> None:
+    """Its logits are NaN, whose argmax is class 0. Pooled features are taken first, frames are scored last."""
+    calls: list[torch.Tensor] = []
+
+    def spoiled(number: int):
+        def tokens_of(*given):
+            calls.append(normed_tokens(*given))
+            if len(calls) - 1 == number:
+                calls[-1][0] = torch.nan
+            return calls[-1]
+
+        return tokens_of
+
+    for module in ("classify", "dense_task"):
+        monkeypatch.setattr(f"raptor.probes.{module}.normed_tokens", spoiled(-1))
+    run(vit, task, [1e-2])
+    bad = range(len(calls))[call]
+    calls.clear()
+    for module in ("classify", "dense_task"):
+        monkeypatch.setattr(f"raptor.probes.{module}.normed_tokens", spoiled(bad))
+    with pytest.raises(NonFiniteStates, match="not finite up to layer"):
+        run(vit, task, [1e-2])
 
 
 def test_data_must_fit_the_task(vit: ViT) -> None:

@@ -154,6 +154,15 @@ def test_probes_of_both_sides_are_planned_from_a_part_of_the_data(tmp_path, caps
     assert files(tmp_path) == []
 
 
+def test_a_planned_time_limit_holds_for_each_seed_of_a_probe(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("raptor.probes.protocol.step_seconds", lambda *_: (1.0, 3))
+    options = dict(data="scenes", limit=60, val_images=20, batch_size=8, epochs=30, dry_run=True, out=str(tmp_path))
+    found = probe("scenes", max_seconds=20, seeds=[0, 1, 2], **options)
+    assert isinstance(found, Plan) and found.parts[0].num_steps == 60 and found.parts[0].seconds == 1.0
+    once, thrice = (probe("scenes", seeds=seeds, **options).parts[0].num_steps for seeds in ([0], [0, 1, 2]))
+    assert thrice == 3 * once
+
+
 def test_a_plan_measured_with_cuda_graphs_says_that_several_devices_have_none(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(loop, "mean_seconds", lambda *_: (0.5, 3))
     assert tiny_run(tmp_path / "run", dry_run=True).notes == []
