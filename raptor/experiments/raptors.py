@@ -173,12 +173,14 @@ def check_cells(sweep: Sweep, machine: Machine) -> None:
         check_cuts(vit, [options["k"] for options in left if options.get("k") is not None])
 
 
-def trained_by(recipe: str) -> dict[str, str]:
+def trained_by(recipe: str, optimizer: str | None = None) -> dict[str, str]:
     """For the options of a cell: the optimizer, where it is not the AdamW of all cells that do not name one.
+
+    optimizer: instead of the recipe's.
 
     The default recipe had AdamW once: what such cells found is not taken for a result of today's.
     """
-    found = resolve_recipe(recipe, {}).optimizer
+    found = optimizer or resolve_recipe(recipe, {}).optimizer
     return {} if found == "adamw" else {"optimizer": found}
 
 

@@ -19,7 +19,7 @@ from raptor.dynamics.interventions import WITHOUT, compare_pairs, measure_swaps
 from raptor.experiments.cells import Cell, CellOptions, Sweep, SweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_swaps
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
-from raptor.experiments.raptors import CutBy, Machine, SweptTeachers, check_cells, cut_by, cut_phases, open_teacher
+from raptor.experiments.raptors import CutBy, Machine, SweptTeachers, check_cells, cut_phases, open_teacher
 from raptor.experiments.records import Compared, StochasticDepth, SwapRow, Swaps
 from raptor.fidelity.heads import Head
 from raptor.options import Limited, Trusting, WeightFile, part, with_defaults
@@ -69,7 +69,7 @@ def run(
         k=k,
         num_images=num_images,
         **part(Limited, options),
-        **cut_by(options),
+        tokens=options["tokens"],  # also all: cells without the entry were cut by either
     )
     named = {m.strip("/").replace("/", "_"): (m, None) for m in models} if models else _swept(options["teachers"])
     plan = [Cell(name, {**common, "model": model, "p": p}) for name, (model, p) in named.items()]
@@ -88,7 +88,7 @@ def _do_cell(machine: Machine, cell: Cell) -> SwapRow:
     options = cell.options
     vit, (train, held_out) = open_teacher(options, machine)
     judged = _of_head(vit, held_out)
-    phases = cut_phases(vit, train, options["k"], machine, options.get("tokens", "all"))
+    phases = cut_phases(vit, train, options["k"], machine, options["tokens"])
     num = min(options["num_images"], len(held_out))
     batches = iterate(held_out, vit.preprocess, num, device=machine.device, limit=num)
     swaps = measure_swaps(vit, next(iter(batches)).images, phases)

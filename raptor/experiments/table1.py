@@ -137,7 +137,7 @@ def run(
         budget=budget,
         batch_size=batch_size,
         recipe=recipe,
-        **(trained_by(recipe) if optimizer is None else {"optimizer": optimizer}),
+        **trained_by(recipe, optimizer),
         size=size,
         segment_size=segment_size,
         depth_size=depth_size,
@@ -186,7 +186,7 @@ def _do_cell(machine: Machine, cell: Cell) -> ProbedTeacher | ProbedRaptor:
         recipe=options["recipe"],
         budget=options["budget"],
         batch_size=options["batch_size"],
-        optimizer=options.get("optimizer"),
+        optimizer=options.get("optimizer", "adamw"),
         seed=options["seed"],
         num_workers=machine.num_workers,
     )

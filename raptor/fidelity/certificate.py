@@ -327,8 +327,8 @@ def _certificate(
 ) -> Certificate:
     """The certificate of what was measured."""
     assert measured.images is not None
+    _check_finite(measured.curves["surrogate"], surrogate, teacher)
     curves = measured.curves["surrogate"].result()
-    _check_finite(curves, surrogate, teacher)
     null_curves = {name: measured.curves[name].result() for name in NULL_NAMES if name in measured.curves}
     intervals = _curve_intervals(curves, bootstrap, seed)
     return Certificate(
@@ -482,13 +482,13 @@ def _costs(surrogate: ViT, teacher: ViT, images: Tensor, precision: str) -> dict
     }
 
 
-def _check_finite(curves: Curves, surrogate: ViT, teacher: ViT) -> None:
+def _check_finite(curves: ErrorCurves, surrogate: ViT, teacher: ViT) -> None:
     """Raise if states of any image are not finite: its prediction, and with it every score, would mean nothing."""
-    bad = np.flatnonzero(~np.isfinite(curves.absolute["all"]))
-    if not len(bad):
-        return
-    vit = surrogate if np.isfinite(curves.image_norm[:, bad[0], 0]).all() else teacher
-    raise NonFiniteStates.of(vit.name, f"from layer {bad[0] + 1} on, for one image or more")
+    bad = curves.first_not_finite()
+    if bad is not None:
+        layer, of_teacher = bad
+        vit = teacher if of_teacher else surrogate
+        raise NonFiniteStates.of(vit.name, f"from layer {layer} on, for one image or more")
 
 
 def _check_pair(surrogate: ViT, teacher: ViT) -> None:

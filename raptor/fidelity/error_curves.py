@@ -227,6 +227,14 @@ class ErrorCurves:
         self._reservoir.reduce(ranks)
         self.num_images = sum(ranks.gather(self.num_images))
 
+    def first_not_finite(self) -> tuple[int, bool] | None:
+        """The first layer with a state that is not finite, of any image, and whether the teacher's is; None if none."""
+        if self.num_images == 0:
+            return None
+        finite_lv = self._norm_sums.isfinite().all(dim=1)  # of |s - t| and |t|, over the groups
+        bad = (~finite_lv.all(dim=1)).nonzero()
+        return (int(bad[0]) + 1, not bool(finite_lv[bad[0, 0], 1])) if len(bad) else None
+
     def result(self) -> Curves:
         """The curves over everything seen so far."""
         if self.num_images == 0:

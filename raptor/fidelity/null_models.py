@@ -18,7 +18,7 @@ from raptor.data.stream import Batch, sharing
 from raptor.devices import Ranks, full_precision
 from raptor.phases import Phases, check_phases
 from raptor.surrogate.surrogate import make_surrogate
-from raptor.vit.trajectory import Trajectories, autocast
+from raptor.vit.trajectory import NonFiniteStates, Trajectories, autocast
 from raptor.vit.view import TokenGroups, ViT
 
 NULL_NAMES = ("identity", "mean", "tied", "linear")
@@ -84,6 +84,9 @@ def fit_null_models(teacher: ViT, phases: Sequence[int], batches: Iterable[Batch
     if num_images == 0:
         raise ValueError("no images to fit the null models on: the data is empty")
     sums_ltd = ranks.sum(sums_ltd)
+    bad = (~sums_ltd.flatten(1).isfinite().all(dim=1)).nonzero()
+    if len(bad):
+        raise NonFiniteStates.of(teacher.name, f"at layer {int(bad[0])} on the images that null models are fitted on")
     for fit in fits:
         fit.reduce(ranks)
     tied = make_surrogate(teacher, phases, block="teacher", conditioning="none", copy="middle")

@@ -275,21 +275,20 @@ class DistillStep(nn.Module):
 def state_variance(
     teacher: ViT, stream: TrainStream, normalise: str, precision: str, ranks: Ranks = ONE_PROCESS
 ) -> Tensor:
-    """What each squared error is divided by, (L, T), measured on a few batches of all ranks.
+    """What each squared error is divided by, (L, T), measured on a few batches of all ranks; on one where it is 1.
 
     Raises `NonFiniteStates` where the teacher's states are not finite, or their variance is beyond float32.
     """
     device = teacher.device
     variance = StateVariance(teacher.num_layers, teacher.groups)
-    if normalise != "none":
-        for step in range(_VARIANCE_BATCHES):
-            images = stream.batch(step, stage="variance", size=teacher.preprocess.size)
-            with torch.no_grad(), autocast(precision, device):
-                variance.update(teacher.unroll(*teacher.embed(images))[1:])
-        variance.reduce(ranks)
-        for layer in range(1, teacher.num_layers + 1):
-            if not variance.variance(layer, "all") <= torch.finfo(torch.float32).max:
-                raise NonFiniteStates.of(teacher.name, f"at layer {layer} on training images")
+    for step in range(1 if normalise == "none" else _VARIANCE_BATCHES):
+        images = stream.batch(step, stage="variance", size=teacher.preprocess.size)
+        with torch.no_grad(), autocast(precision, device):
+            variance.update(teacher.unroll(*teacher.embed(images))[1:])
+    variance.reduce(ranks)
+    for layer in range(1, teacher.num_layers + 1):
+        if not variance.variance(layer, "all") <= torch.finfo(torch.float32).max:
+            raise NonFiniteStates.of(teacher.name, f"at layer {layer} on training images")
     return variance.per_token(normalise).to(device)
 
 

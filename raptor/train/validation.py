@@ -17,7 +17,7 @@ from torch import Tensor
 from raptor.data import ImageData, iterate
 from raptor.data.stream import Batch
 from raptor.devices import ONE_PROCESS, Ranks, is_out_of_memory
-from raptor.fidelity.error_curves import Curves, ErrorCurves
+from raptor.fidelity.error_curves import ErrorCurves
 from raptor.fidelity.heads import (
     Head,
     fit_ridge_head,
@@ -31,7 +31,7 @@ from raptor.phases import Phases
 from raptor.progress import track
 from raptor.run import Record
 from raptor.streaming import jsonable
-from raptor.vit.trajectory import autocast
+from raptor.vit.trajectory import NonFiniteStates, autocast
 from raptor.vit.view import ViT, replaced_blocks
 
 _VALIDATION_BATCH = 128
@@ -139,13 +139,30 @@ class Validator:
         )
         curves.reduce(self.ranks)
         counts = self.ranks.sum(hits).tolist() if head is not None else []
-        scores = self.ranks.first(lambda: _curve_scores(curves.result()))
-        if head is not None:
+        scores, finite = self.ranks.first(lambda: self._curve_scores(curves))
+        if head is not None and finite:  # of NaN every head predicts class 0
             scores.agreement, *both = (count / scores.num_images for count in counts)
             if with_labels:
                 scores.teacher_accuracy, scores.accuracy = both
                 scores.recovery_head = share_kept(scores.accuracy, scores.teacher_accuracy)
         return scores
+
+    def _curve_scores(self, curves: ErrorCurves) -> tuple[Scores, bool]:
+        """The scores of the curves, and whether all states are finite; those of the teacher must be."""
+        bad = curves.first_not_finite()
+        if bad is not None and bad[1]:
+            raise NonFiniteStates.of(self.teacher.name, f"from layer {bad[0]} on, for one held-out image or more")
+        result = curves.result()
+        r2 = result.r2["all"]
+        scores = Scores(
+            r2=jsonable(r2),
+            r2_last=float(r2[-1]),
+            r2_lowest=float(r2.min()),
+            cosine=jsonable(result.cosine["all"]),
+            curves=result.to_dict(),
+            num_images=result.num_images,
+        )
+        return scores, bad is None
 
     def _measure(
         self, student: ViT, batches: Iterable[Batch], head: Head | None, with_labels: bool
@@ -209,18 +226,6 @@ class Validator:
         fitted = fit_ridge_head(vit, self.train, len(self.classes), self.precision)
         assert fitted is not None
         return head_accuracy(vit, fitted[0], self.val, self.precision)
-
-
-def _curve_scores(result: Curves) -> Scores:
-    r2 = result.r2["all"]
-    return Scores(
-        r2=jsonable(r2),
-        r2_last=float(r2[-1]),
-        r2_lowest=float(r2.min()),
-        cosine=jsonable(result.cosine["all"]),
-        curves=result.to_dict(),
-        num_images=result.num_images,
-    )
 
 
 @dataclass(frozen=True)

@@ -77,5 +77,5 @@ def test_a_cell_says_by_which_tokens_it_was_cut(sweep_folder: Path, tiny: Simple
     (row,) = done.result.rows
     of_sweep = StochasticDepth.read(sweep_folder).rows[0]
     assert of_sweep.cell == row.cell and row.phases == of_sweep.similarity.phases  # the sweep cuts by all tokens
-    with pytest.raises(RunError, match=r"other options .*tokens: None -> pooled"):
+    with pytest.raises(RunError, match=r"other options .*tokens: all -> pooled"):
         swaps.run(**options)

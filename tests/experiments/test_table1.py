@@ -77,6 +77,7 @@ def test_more_data_is_distilled_on_and_heads_keep_the_labelled_images(
         str(tmp_path / "more"),
     ]
     assert config["recipe"]["lr"] == 1e-3 and "optimizer" not in config["recipe"]  # the default's is muon
+    assert "optimizer" not in done.result.settings  # as in cells of AdamW that earlier versions made, which go on so
     cell = done.result.cells["k2-s0"]
     assert cell.probe is not None and cell.accuracy is not None and done.result.settings["more_data"]
     again = evaluate(str(tmp_path / "out" / "raptors" / "k2-s0"), num_images=4, bootstrap=2)

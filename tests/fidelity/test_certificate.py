@@ -15,6 +15,7 @@ from tiny_certified import all_states, image_batches, tiny_vit
 from torch import Tensor
 
 from raptor.fidelity.certificate import Certificate, certify
+from raptor.fidelity.error_curves import ErrorCurves
 from raptor.fidelity.heads import collect_features, resolve_head
 from raptor.vit.view import ViT
 
@@ -118,3 +119,18 @@ def test_states_that_are_not_finite_are_refused(teacher: ViT, surrogate: ViT, si
     spoilt.blocks[2].register_forward_hook(lambda _block, _args, x_btd: x_btd.index_fill(0, torch.tensor(1), torch.nan))
     with pytest.raises(ValueError, match=f"the states of {re.escape(name)} are not finite from layer 3 on"):
         certify(sides["surrogate"], sides["teacher"], image_batches(1), null_models=False, bootstrap=0)
+
+
+@pytest.mark.parametrize("side", ["teacher", "surrogate"])
+def test_the_model_that_is_not_finite_is_known_of_images_whose_values_are_not_kept(side: str, monkeypatch) -> None:
+    monkeypatch.setattr("raptor.fidelity.error_curves._RESERVOIR_IMAGES", 1)
+    groups = tiny_vit().groups
+    states = torch.randn(2, 6, groups.num_tokens, 8).unbind()  # a_0 and a_1 of six images
+    spoilt = [states[0], states[1].clone()]
+    spoilt[1][4] = torch.nan  # one of the five images that are not kept
+    curves, fine = ErrorCurves(1, groups), ErrorCurves(1, groups)
+    both = (spoilt, states) if side == "teacher" else (states, spoilt)
+    curves.update(*both)
+    assert curves.first_not_finite() == (1, side == "teacher")
+    fine.update(states, states)
+    assert fine.first_not_finite() is None

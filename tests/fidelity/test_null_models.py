@@ -12,6 +12,7 @@ from torch import Tensor
 
 from raptor.fidelity.certificate import Certificate, certify
 from raptor.fidelity.null_models import LinearFit, fit_null_models
+from raptor.vit.trajectory import NonFiniteStates
 from raptor.vit.view import ViT
 
 
@@ -52,6 +53,14 @@ def test_null_models_are_fitted_on_the_held_out_images_when_there_are_no_others(
     assert "held-out" in certificate.notes[0]
     assert np.isnan(certificate.intervals["r2"]).all()
     json.dumps(certificate.to_dict(), allow_nan=False)
+
+
+def test_images_that_null_models_are_fitted_on_must_be_finite(teacher: ViT, surrogate: ViT) -> None:
+    """Otherwise mean and linear maps are NaN, and the surrogate counts as ahead of them at no layer."""
+    train = image_batches(0)
+    train[1].images[0] = torch.nan
+    with pytest.raises(NonFiniteStates, match="at layer 0 on the images that null models are fitted on"):
+        certify(surrogate, teacher, image_batches(1), train_batches=train, bootstrap=0)
 
 
 def test_null_models_on_every_second_batch(teacher: ViT, surrogate: ViT) -> None:

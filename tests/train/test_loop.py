@@ -127,7 +127,7 @@ class Spoiled(nn.Module):
 
 def test_a_non_finite_state_stops_with_step_layer_and_checkpoint(tmp_path):
     teacher = tiny_teacher()
-    teacher.blocks[3] = Spoiled(teacher.blocks[3], 6)
+    teacher.blocks[3] = Spoiled(teacher.blocks[3], 7)  # one batch is looked at before the first step
     options = dict(stage1_share=0.0, normalise="none", val_images=3)
     with pytest.raises(RunError) as error:
         tiny_run(tmp_path / "run", teacher, **options)

@@ -475,10 +475,10 @@ def test_other_convolutions_stay() -> None:
             del vit.model.extra
 
 
-@pytest.mark.parametrize("factor", [float("nan"), 1e25])
-def test_teacher_states_that_are_not_finite_are_refused(factor: float) -> None:
+@pytest.mark.parametrize(("factor", "normalise"), [(float("nan"), "group"), (1e25, "group"), (float("nan"), "none")])
+def test_teacher_states_that_are_not_finite_are_refused(factor: float, normalise: str) -> None:
     teacher = tiny_teacher()
     teacher.blocks[2].register_forward_hook(lambda _block, _args, x_btd: x_btd * factor)
     stream: Any = SimpleNamespace(batch=lambda *_args, **_options: images_for(teacher))
     with pytest.raises(ValueError, match="are not finite at layer 3 on training images"):
-        state_variance(teacher, stream, "group", "fp32")
+        state_variance(teacher, stream, normalise, "fp32")

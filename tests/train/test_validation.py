@@ -7,7 +7,8 @@ import torch
 from tiny_run import tiny_run, tiny_teacher, write_recipe
 
 from raptor.data import iterate, open_data
-from raptor.train import distill
+from raptor.train import Validator, distill
+from raptor.vit.trajectory import NonFiniteStates
 
 
 def test_a_phase_job_is_measured_amid_the_teachers_other_blocks(tmp_path):
@@ -42,3 +43,18 @@ def test_a_head_of_0_classes_is_no_classifier(tmp_path):
     assert done.teacher.num_classes == 0 and "ridge" in str(done.summary.validation.head)
     own = tiny_run(tmp_path / "own", module, size=24, budget="2steps")
     assert own.teacher.num_classes == 6 and "ridge" not in str(own.summary.validation.head)
+
+
+@pytest.mark.parametrize("side", ["teacher", "surrogate"])
+def test_states_of_held_out_images_that_are_not_finite_are_never_predictions(side: str) -> None:
+    """Their class would be 0; a teacher of such states is refused, a surrogate has no accuracy."""
+    pair = {"teacher": tiny_teacher(), "surrogate": tiny_teacher()}
+    pair[side].blocks[1].register_forward_hook(lambda _block, _args, x: x.index_fill(0, torch.tensor(3), torch.nan))
+    images = open_data("scenes", "val", limit=8, size=pair["teacher"].preprocess.size)
+    validator = Validator(pair["teacher"], images, images)
+    if side == "teacher":
+        with pytest.raises(NonFiniteStates, match="from layer 2 on, for one held-out image or more"):
+            validator.validate(pair["surrogate"])
+    else:
+        scores = validator.validate(pair["surrogate"])
+        assert scores.accuracy is None and scores.agreement is None and scores.r2[0] is not None
