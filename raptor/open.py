@@ -40,6 +40,7 @@ from raptor.vit.builders import (
     check_memory,
     check_recorded,
     check_size,
+    default_preprocess,
     forward_arguments,
     is_half,
     model_preprocess,
@@ -130,9 +131,11 @@ def open_vit(
             source = copy.deepcopy(source).float()
         if weights is not None:
             load_weights(source, read_weights(weights), weights)
-        images = _resized(prepared, size) if prepared else model_preprocess(source, size)
+        images = _resized(prepared, size) if prepared else default_preprocess(source, size)
         arguments = forward_arguments(source, images.size)
         view = inspect_vit(source, name or type(source).__name__, images, forward_kwargs=arguments, **structure)
+        if not prepared:  # there may be other models beside the one around the blocks
+            view.preprocess = model_preprocess(source, size, view.blocks_path)
         return _as_dtype(view, dtype).to(device or view.device)
     device = device or "cpu"
     text = str(source)
@@ -215,7 +218,7 @@ def open_pair(
     *,
     teacher: str | Path | nn.Module | ViT | None = None,
     allow_other_teacher: bool = False,
-    device: str | torch.device = "cpu",
+    device: str | torch.device | None = None,
     **opening: Unpack[OpeningModel],
 ) -> tuple[ViT | None, ViT]:
     """A surrogate and its teacher, or None and the model when `source` is no surrogate.
@@ -246,6 +249,7 @@ def open_pair(
     view = open_vit(source, teacher=inner, size=size, pretrained=pretrained, layer_scale=layer_scale, **both, **own)
     if not view.phases:
         return None, view
+    both["device"] = device or view.device
     made_from = dict(view.source.get("teacher") or {})
     if teacher is None and not made_from.get("model"):
         raise ValueError(

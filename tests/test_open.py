@@ -64,7 +64,6 @@ def test_opening_leaves_random_state_and_gradients_alone() -> None:
     assert [p.requires_grad for p in model.parameters()] == wanted
 
 
-@torch.no_grad()
 def test_a_module_and_an_opened_model_stay_on_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_timm(depth=2).model
     moved: list[object] = []
@@ -73,9 +72,11 @@ def test_a_module_and_an_opened_model_stay_on_their_device(monkeypatch: pytest.M
     vit = open_vit(model)
     assert moved == ["where it is"]
     open_vit(vit)
+    assert open_pair(vit) == (None, vit)
     assert moved == ["where it is"]
 
 
+@torch.no_grad()
 def test_save_and_open_again(tmp_path: Path) -> None:
     vit = tiny_timm("vit_small_patch14_reg4_dinov2", reg_tokens=2, num_classes=5)
     vit.classes = list("edcba")

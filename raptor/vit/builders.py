@@ -215,26 +215,35 @@ def _build_hub(rest: str, base: dict[str, Any], fetch: bool, trust_hub: bool) ->
         return torch.hub.load(repo, entry, source=where, trust_repo=True, **kwargs)
 
 
-def model_preprocess(model: nn.Module, size: int | None = None) -> Preprocess:
+def model_preprocess(model: nn.Module, size: int | None = None, blocks: str | None = None) -> Preprocess:
     """Mean, deviation and image size as the model states them, at the default size of docs/method.md.
 
-    A module of one's own around a model of timm or transformers is prepared for as that model is.
+    A module of one's own around a model of timm or transformers is prepared for as that model is: the first one, or the
+    one that holds the block list at `blocks`.
     """
-    mean, std = IMAGENET
-    published = _published(model)
-    mean, std = tuple(published.get("mean", mean)), tuple(published.get("std", std))
-    configs = (getattr(module, "config", None) for module in model.modules())
+    modules = list(model.modules()) if blocks is None else _around(model, blocks)
+    configs = [getattr(module, "config", None) for module in modules]
+    stated = (getattr(one, "pretrained_cfg", None) for pair in zip(modules, configs) for one in pair)
+    published: dict[str, Any] = next((found for found in stated if found), {})
+    mean, std = (tuple(published.get(name, value)) for name, value in zip(("mean", "std"), IMAGENET))
     hf_config = next((config for config in configs if hasattr(config, "model_type")), None)
     if hf_config is not None:
         mean, std = _processor_statistics(hf_config, mean, std)
+    return default_preprocess(model, size, mean, std)
+
+
+def default_preprocess(
+    model: nn.Module, size: int | None = None, mean: Any = IMAGENET[0], std: Any = IMAGENET[1]
+) -> Preprocess:
+    """Images at the default size for this model, or at `size`, normalised by ImageNet's statistics or by others."""
     check_size(size)
     return Preprocess.for_native(_native_size(model), mean, std, size=size)
 
 
-def _published(model: nn.Module) -> dict[str, Any]:
-    """What timm publishes with a model, or with the first one inside it; empty for others."""
-    given = (one for module in model.modules() for one in (module, getattr(module, "config", None)))
-    return next((found for one in given if (found := getattr(one, "pretrained_cfg", None))), {})
+def _around(model: nn.Module, blocks: str) -> list[nn.Module]:
+    """The modules around the block list at `blocks`, from the outside in."""
+    names = blocks.split(".")
+    return [model.get_submodule(".".join(names[:end])) for end in range(len(names))]
 
 
 def check_size(size: int | None) -> None:

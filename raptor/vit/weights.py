@@ -21,6 +21,7 @@ from torch import Tensor, nn
 _MAX_NESTED = 8
 _NESTED = ("state_dict", "model", "teacher", "model_ema", "state_dict_ema", "student")
 _PREFIXES = ("module.", "backbone.", "_orig_mod.", "model.", "encoder.")
+_POSITIONS = ("pos_embed", "visual.positional_embedding", "visual.trunk.pos_embed", "vision_encoder.pos_embed")
 _HEAD_KEYS = ("head.weight", "classifier.weight", "fc.weight", "heads.head.weight")
 
 
@@ -127,13 +128,14 @@ def size_in_file(model: nn.Module, state: Mapping[str, Tensor]) -> int | None:
     they are interpolated twice, to the size of the model's name and then to that of the images.
     """
     names = _strip_prefixes(dict(state))
-    table, patches = names.get("pos_embed"), getattr(model, "patch_embed", None)
-    if table is None or table.ndim != 3 or not getattr(model, "dynamic_img_size", False) or patches is None:
+    table = next((names[key] for key in _POSITIONS if key in names), None)
+    patches = getattr(model, "patch_embed", None)
+    if table is None or not 2 <= table.ndim <= 3 or not getattr(model, "dynamic_img_size", False) or patches is None:
         return None
     num_others = 0 if getattr(model, "no_embed_class", False) else int(getattr(model, "num_prefix_tokens", 1))
-    if "register_tokens" in names:  # DINOv2's own names: cls has a position, registers have none
+    if any(key.endswith("register_tokens") for key in names):  # DINOv2's own: cls has a position, registers have none
         num_others = 1
-    num_patches = max(table.shape[1] - num_others, 0)
+    num_patches = max(table.shape[-2] - num_others, 0)
     side = math.isqrt(num_patches)
     rows = patches.grid_size[0]
     if side == 0 or side**2 != num_patches or side == rows:
@@ -226,12 +228,13 @@ def _timm_filter(model: nn.Module, state: dict[str, Tensor], path: str | Path) -
 
 def _check_patches(model: nn.Module, state: Mapping[str, Tensor], path: str | Path) -> None:
     """Raise where the file's patches have another size, because timm's filter would resample their embedding."""
-    name = "patch_embed.proj.weight"
-    own = model.state_dict().get(name)
-    found = next((tensor for key, tensor in state.items() if key.endswith(name)), None)
-    if own is None or found is None or found.ndim != 4 or found.shape[2:] == own.shape[2:]:
+    own = model.state_dict().get("patch_embed.proj.weight")
+    if own is None or own.ndim != 4:
         return
-    of_file, of_model = (" x ".join(map(str, tensor.shape[2:])) for tensor in (found, own))
+    alike = [tensor for tensor in state.values() if tensor.ndim == 4 and tensor.shape[:2] == own.shape[:2]]
+    if not alike or any(tensor.shape == own.shape for tensor in alike):  # whatever its name: CLIP's is conv1.weight
+        return
+    of_file, of_model = (" x ".join(map(str, tensor.shape[2:])) for tensor in (alike[0], own))
     raise ValueError(
         f"{path} has patches of {of_file} px, the model has {of_model}: name the model that these weights are of"
     )

@@ -151,6 +151,28 @@ def test_a_module_around_a_model_is_given_images_as_that_model_is(wrap: type[nn.
         assert open_vit(Around(inner)).preprocess.size == 32
 
 
+class Beside(nn.Module):
+    """A ViT of CLIP's images beside another model, which comes first."""
+
+    def __init__(self, other: nn.Module, vit: nn.Module) -> None:
+        super().__init__()
+        self.other, self.vit = other, vit
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.vit(images)
+
+
+@pytest.mark.parametrize("other", ["resnet18", "bert"])
+def test_the_model_around_the_blocks_says_how_images_are_normalised(other: str) -> None:
+    shape = dict(depth=2, embed_dim=48, num_heads=3, img_size=32, num_classes=0)
+    vit = timm.create_model("vit_base_patch16_clip_224.openai", **shape)
+    small = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=50)
+    beside = transformers.BertModel(transformers.BertConfig(**small)) if other == "bert" else timm.create_model(other)
+    found = open_vit(Beside(beside, vit), size=32).preprocess
+    assert (found.mean, found.std) == (tuple(vit.pretrained_cfg["mean"]), tuple(vit.pretrained_cfg["std"]))
+    assert found.mean == pytest.approx((0.481, 0.458, 0.408), abs=1e-3)
+
+
 def test_a_model_that_does_not_take_224_says_so() -> None:
     with pytest.raises(ValueError, match="give size=") as error:
         open_vit(timm.create_model("vit_tiny_patch16_224", depth=2, img_size=240, embed_dim=48, num_heads=3))

@@ -248,6 +248,31 @@ def test_patches_of_another_size_are_refused(tmp_path: Path) -> None:
         open_with(path)
 
 
+def in_clips_names(model: nn.Module) -> dict[str, Tensor]:
+    """The weights of a timm ViT without a head as CLIP's authors name them."""
+    renamed = {"patch_embed.proj": "conv1", "blocks.": "transformer.resblocks.", "attn.qkv.": "attn.in_proj_"}
+    renamed |= {"attn.proj": "attn.out_proj", "norm1": "ln_1", "norm2": "ln_2", "mlp.fc1": "mlp.c_fc"}
+    renamed |= {"mlp.fc2": "mlp.c_proj", "norm_pre": "ln_pre", "norm.": "ln_post.", "pos_embed": "positional_embedding"}
+    state = {}
+    for key, value in model.state_dict().items():
+        for old, new in renamed.items():
+            key = key.replace(old, new)
+        value = value[0, 0] if key == "cls_token" else value[0] if key == "positional_embedding" else value
+        state[f"visual.{key.replace('cls_token', 'class_embedding')}"] = value
+    return state
+
+
+def test_files_with_clips_names_are_held_to_the_same_rules(tmp_path: Path) -> None:
+    name, shape = "vit_base_patch16_clip_224", dict(embed_dim=48, depth=2, num_heads=4, num_classes=0)
+    model = timm.create_model(name, img_size=96, **shape)
+    path = write(in_clips_names(model), tmp_path / "w.pth")
+    vit = open_vit(f"timm/{name}", weights=str(path), **shape)
+    assert torch.equal(vit.model.pos_embed, model.pos_embed)  # not interpolated to 224 px and back
+    path = write(in_clips_names(timm.create_model(name, patch_size=32, **shape)), tmp_path / "w.pth")
+    with pytest.raises(ValueError, match=r"w.pth has patches of 32 x 32 px, the model has 16 x 16"):
+        open_vit(f"timm/{name}", weights=str(path), **shape)
+
+
 def test_what_is_taken_of_several_is_said(tmp_path: Path, capsys) -> None:
     model, averaged = tiny(), tiny(seed=1)
     path = write({"model": model.state_dict(), "model_ema": averaged.state_dict()}, tmp_path / "w.pth")
