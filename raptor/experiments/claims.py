@@ -308,7 +308,7 @@ def _once_per_model(claims: Sequence[Claim]) -> list[Claim]:
     for claim in claims:
         if id(claim) in others:
             continue
-        key = (claim.place, claim.says, re.sub(r" \(L = \d+\)", "", claim.on))
+        key = (claim.place, claim.says, re.sub(r" \(L = \d+\)| \([\w.-]+\)$", "", claim.on))  # without depth and folder
         if key not in best or _width(claim) < _width(best[key]):
             best[key] = claim
     kept = others | {id(claim) for claim in best.values()}

@@ -98,11 +98,12 @@ def claims_stochastic_depth(found: StochasticDepth | None) -> list[Claim]:
         place="Figure 4C", says="the raptor's accuracy is decoupled from R2: they do not rise and fall together"
     )
     trends = found.statistics.trends if found else {}
+    of_p = {row.p for row in found.rows} if found else set()
+    if found is None or not trends or len(of_p) == 1:
+        rises = [Claim(place=place, says=says) for place, says in titles.values()]
+        empty = [*rises, *layerwise.values(), peak, gap, decoupled, strong]
+        return [*empty, _at_one_p(found, *of_p)] if found is not None and trends else empty
     claims = [_with_trend(Claim(place=place, says=says), trends.get(name)) for name, (place, says) in titles.items()]
-    if found is None or not trends:
-        return [*claims, *layerwise.values(), peak, gap, decoupled, strong]
-    if len(of_p := {row.p for row in found.rows}) == 1:
-        return [_at_one_p(found, *of_p)]
     share = f"share of the teacher's accuracy kept: {_trend_text(trends['recovery'])}"
     narrowed = _with_trend(gap, trends["gap"], falls=True)
     both = found.statistics.correlations["similarity/bounded_r2"]
@@ -499,13 +500,13 @@ def _of_budget(claim: Claim, small: bool) -> Claim:
 
 
 def _collapse(claim: Claim, rows: dict[int, dict[str, float]]) -> Claim:
-    """The claim, undecided where the autoregressive row keeps as little: nothing was learned that could collapse."""
-    kept = [of["2"] / of["teacher"] for of in rows.values() if {"2", "teacher"} <= of.keys()]
-    if claim.evidence is None or claim.evidence.below is None or (kept and fmean(kept) > claim.evidence.below):
+    """The claim, undecided where both rows keep little: then nothing was learned that could collapse."""
+    e, kept = claim.evidence, [of["2"] / of["teacher"] for of in rows.values() if {"2", "teacher"} <= of.keys()]
+    if e is None or e.value is None or e.below is None or e.value > e.below or (kept and fmean(kept) > e.below):
         return claim
     beside = f"with the autoregressive loss {fmean(kept):.1%}" if kept else "the autoregressive row was not run"
     text = f"{claim.measured}; {beside}, so that it is not known what a trained one keeps"
-    return replace(claim, measured=text, evidence=replace(claim.evidence, value=None, lower=None, upper=None))
+    return replace(claim, measured=text, evidence=replace(e, value=None, lower=None, upper=None))
 
 
 def _is_small(found: Ablation) -> bool:

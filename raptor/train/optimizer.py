@@ -113,14 +113,12 @@ def _stacked(matrices: list[Tensor]) -> Tensor:
 
 
 def orthogonal(x_nmd: Tensor) -> Tensor:
-    """The matrices (N, M, D) with singular values near 1 instead of their own, by Newton and Schulz's iteration."""
-    wide = x_nmd.shape[1] <= x_nmd.shape[2]
-    x = x_nmd if wide else x_nmd.mT
-    x = x.bfloat16() if x.is_cuda else x
+    """The matrices (N, M, D), M <= D, with singular values near 1 instead of their own, by Newton-Schulz iteration."""
+    x = x_nmd.bfloat16() if x_nmd.is_cuda else x_nmd
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     a, b, c = _COEFFICIENTS
     for _ in range(_NUM_ITERATIONS):
         gram = x @ x.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # b gram + c gram^2
         x = torch.baddbmm(x, polynomial, x, beta=a)
-    return (x if wide else x.mT).to(x_nmd.dtype)
+    return x.to(x_nmd.dtype)

@@ -186,6 +186,8 @@ def test_of_two_runs_on_one_model_the_narrowest_interval_stands() -> None:
     without, other = claim("vitb16, imagenet-20", None, None), claim("dinov2s, imagenet-20", -1.0, 1.0)
     assert _once_per_model([without, wide, narrow, other]) == [narrow, other]
     assert _once_per_model([without]) == [without]
+    again = [replace(one, on=f"{one.on} ({folder})") for one, folder in ((wide, "swaps-1"), (without, "swaps-2"))]
+    assert _once_per_model([*again, narrow]) == [narrow]  # told apart by their folder, but on the same model and data
     seeds = [replace(one, evidence=replace(one.evidence, basis="seeds")) for one in (narrow, wide)]
     assert _once_per_model(seeds) == seeds  # two trainings are two experiments
 

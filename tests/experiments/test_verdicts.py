@@ -149,8 +149,11 @@ def test_seeds_at_one_p_test_only_the_association() -> None:
     """The paper's claims are about what changes with p, and its association is over p."""
     sizes = (0.2, 0.5, 0.3, 0.6, 0.4, 0.7)
     rows = [replace(sweep_row(0.3, x, 0.2 + x / 2, 0.5, x), seed=seed) for seed, x in enumerate(sizes)]
-    (claim,) = claims_stochastic_depth(sweep_file(rows))
+    *others, claim = claims_stochastic_depth(sweep_file(rows))
     assert "at one p as well (p = 0.3)" in claim.says and claim.verdict is AGREES
+    # The page still names every claim of Figure 4, as one without a run does.
+    assert [c.says for c in others] == [c.says for c in claims_stochastic_depth(None)]
+    assert set(verdicts(others)) == {NOT_TESTED}
     mixed = [*rows, replace(rows[0], p=0.6)]
     assert "at one p" not in " ".join(claim.says for claim in claims_stochastic_depth(sweep_file(mixed)))
 
@@ -333,6 +336,9 @@ def test_ablation_verdicts_are_over_seeds() -> None:
     # Where the next row keeps as little, teacher forcing has not collapsed: nothing was learned yet.
     begun = claims_ablation(values(*[(0.02, 0.03 + i / 1000, 0.03, 0.03, 0.04, 0.04) for i in range(3)], steps=1000))
     assert begun[0].verdict is NOT_TESTED and "with the autoregressive loss 3.7%" in begun[0].measured
+    # Where teacher forcing itself keeps much, it has not collapsed, whatever the next row does.
+    kept = claims_ablation(values(*[(0.4, 0.1 + i / 1000, 0.1, 0.1, 0.1, 0.1) for i in range(3)], steps=1000))
+    assert kept[0].verdict is DISAGREES
     default = replace(values(paper), settings={"base": "default"})
     assert {c.place for c in claims_ablation(default)} == {"Table 2, with the default recipe"}
 

@@ -15,7 +15,7 @@ from raptor.surrogate.surrogate import make_surrogate, shared_blocks
 from raptor.train.optimizer import is_matrix, make_optimizer, orthogonal
 
 
-@pytest.mark.parametrize("shape", [(24, 64), (64, 24), (40, 48)])
+@pytest.mark.parametrize("shape", [(24, 64), (40, 48), (8, 96)])
 def test_orthogonal_keeps_the_singular_vectors_and_evens_the_values(shape: tuple[int, int]) -> None:
     x_nmd = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
     for x, made in zip(x_nmd, orthogonal(x_nmd)):
