@@ -20,7 +20,7 @@ from raptor.experiments.depth_claims import (
     claims_witness,
     twin_cut,
 )
-from raptor.experiments.evidence import Basis, Claim, Verdict
+from raptor.experiments.evidence import RULES, Basis, Claim, Verdict
 from raptor.experiments.outcome import data_label, markdown
 from raptor.experiments.records import (
     Ablation,
@@ -31,16 +31,9 @@ from raptor.experiments.records import (
     Table1,
     Untrained,
 )
-from raptor.experiments.swap_claims import claims_interventions
-from raptor.experiments.verdicts import (
-    RULES,
-    claims_ablation,
-    claims_partitions,
-    claims_stochastic_depth,
-    claims_swaps,
-    claims_table1,
-    claims_untrained,
-)
+from raptor.experiments.swap_claims import claims_interventions, claims_swaps
+from raptor.experiments.sweep_claims import claims_partitions, claims_stochastic_depth, claims_untrained
+from raptor.experiments.table_claims import claims_ablation, claims_table1
 from raptor.experiments.witness import Witness, read_witness
 from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.complexity import Complexity

@@ -23,6 +23,25 @@ from raptor.streaming import Record
 _MIN_SEEDS = 3
 _MIN_IMAGES = 16
 
+RULES = """**Verdicts.** Each claim is a number with bounds. The bounds are the paper's where it gives a number; else
+they are those that its words ask for, and stand in the row. With the 95 % interval of our measurement a claim
+
+- *agrees* where the whole interval lies within the bounds;
+- *disagrees* where the whole interval lies outside;
+- is *undetermined* in between, and always where there is one seed;
+- is *not tested at this budget* where it was not run, or where a surrogate falls short after less training than the
+  paper's. Such a run can confirm what a surrogate reaches, but not refute it.
+
+Where the intervals come from:
+
+- What depends on training needs at least three seeds (Student's t), or at least three teachers trained in different
+  ways (Student's t; for correlations a bootstrap over at least five teachers).
+- What is measured of a given model has an interval over images (bootstrap; for the pooled DMD a jackknife). Its
+  difference from untrained models needs at least three of those.
+- What is counted has no interval.
+
+Of several measurements on the same model and data, the one with the narrowest interval stands here."""
+
 
 class Verdict(StrEnum):
     """What an experiment says about a claim."""

@@ -1,15 +1,17 @@
-"""The paper's claims about block swaps of one model: the turn of the last state and the predictions that stay."""
+"""The paper's claims about block swaps: the turn of the last state, the predictions that stay, the accuracy kept."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import sqrt
 
 import numpy as np
 
 from raptor.dynamics.interventions import WITHOUT, InterventionsFile, compare_pairs
-from raptor.experiments.evidence import Claim, Evidence
+from raptor.experiments.evidence import Basis, Claim, Evidence, over_seeds
+from raptor.experiments.records import SwapRow, Swaps
 from raptor.phases import Phases
 
 SWAPS = "Section 2 (camera-ready)"
@@ -110,3 +112,93 @@ def turn_claim(
         half = 1.96 * spread / sqrt(num_images)
         evidence = replace(evidence, lower=value - half, upper=value + half)
     return replace(claim, measured=text, evidence=evidence)
+
+
+def claims_swaps(found: Swaps | None) -> list[Claim]:
+    """Swapped blocks: the accuracy kept, over the teachers that learned something; the turn of the last state.
+
+    A model that is not of the sweep over p is judged over images, by the turn and by the predictions that stay.
+    """
+    rows = found.rows if found else []
+    named = [row for row in rows if row.p is None]
+    claims = [claim for row in named for claim in _turns_of(row, found)]
+    if rows and len(named) == len(rows):
+        return claims
+    learned = [row for row in rows if (row.accuracy or 0) > 2 * (row.chance or 1)]
+    return [*_claims_kept(learned), *_turns_over(learned), *claims]
+
+
+def _turns_of(row: SwapRow, found: Swaps | None) -> list[Claim]:
+    """The turn of one model's last state and the predictions that stay, with the recipe that made the file."""
+    config = re.search(r"--config \S*?([\w-]+)\.yaml", found.command if found else "")
+    phases, turn = Phases.from_lengths(row.phases), np.array(row.angle)
+    deviation = None if row.angle_std is None else np.array(row.angle_std)
+    paired = row.matched_std.get("turn", [None] * len(WITHOUT))
+    claims = [
+        turn_claim(row.pairs, turn, deviation, phases, row.num_images, without, own)
+        for without, own in zip(WITHOUT, paired)
+    ]
+    paired = row.matched_std.get("agreement", [None] * len(WITHOUT))
+    for without, stays, own in zip(WITHOUT, (row.compared.get("agreement"), row.without_first_agreement), paired):
+        if stays is not None:
+            shares = {name: np.nan if (v := stays.mean(name)) is None else v for name in _KINDS}
+            claims += prediction_claims(shares, row.num_images, without, own)
+    return [replace(claim, recipe=config[1] if config else "") for claim in claims]
+
+
+def _turns_over(rows: Sequence[SwapRow]) -> list[Claim]:
+    """The same over teachers."""
+    claims = []
+    for without in WITHOUT:
+        claim = Claim(place=SWAPS, says=turn_says(without))
+        known = [row for row in rows if row.angle]
+        means = [compare_pairs(r.pairs, np.array(r.angle), Phases.from_lengths(r.phases), without) for r in known]
+        values = [d for m in means if np.isfinite(d := m["across_matched"] - m["within_matched"])]
+        if values:
+            evidence = _over_teachers(values, above=0.0)
+            claim = replace(claim, measured=f"rad, mean over pairs and {len(values)} teachers", evidence=evidence)
+        claims.append(claim)
+    return claims
+
+
+_KINDS = ("within", "across", "within_matched", "across_matched")
+
+
+def _claims_kept(rows: Sequence[SwapRow]) -> list[Claim]:
+    within = f"{_CHEAP} (share of the accuracy kept above .9)"
+    across = f"{_BREAKS} (share kept below .5)"
+    more = "at equal distance a swap within a phase keeps more than one across phases"
+    made: dict[str, tuple[float | None, float | None, Callable[[dict[str, float]], float]]] = {
+        within: (0.9, None, lambda kept: kept["within"]),
+        across: (None, 0.5, lambda kept: kept["across"]),
+        more: (0.0, None, lambda kept: kept["within_matched"] - kept["across_matched"]),
+    }
+    claims = []
+    for without in WITHOUT:
+        kept = [_kept(row, without) for row in rows]
+        for says, (above, below, quantity) in made.items():
+            claim = Claim(place=SWAPS, says=says + (_REST if without else ""))
+            values = [v for shares in kept if np.isfinite(v := quantity(shares))]
+            if values:
+                evidence = _over_teachers(values, above, below)
+                text = f"{evidence.value:.1%} of the accuracy, mean over pairs and {len(values)} teachers"
+                claim = replace(claim, measured=text, evidence=evidence)
+            claims.append(claim)
+    return claims
+
+
+def _over_teachers(values: list[float], above: float | None = None, below: float | None = None) -> Evidence:
+    value, lower, upper = over_seeds(values)
+    num = len(values)
+    return Evidence(value=value, lower=lower, upper=upper, basis=Basis.RUNS, num=num, above=above, below=below)
+
+
+def _kept(row: SwapRow, without: Sequence[int]) -> dict[str, float]:
+    """Share of the accuracy kept, means over pairs; NaN where there is no such pair."""
+    assert row.accuracy
+    if row.swapped_accuracy:
+        kept = np.array(row.swapped_accuracy) / row.accuracy
+        return compare_pairs(row.pairs, kept, Phases.from_lengths(row.phases), without)
+    means = row.compared_accuracy if not without else row.without_first_accuracy
+    found = {name: means.mean(name) if means is not None else None for name in _KINDS}
+    return {name: np.nan if value is None else value / row.accuracy for name, value in found.items()}

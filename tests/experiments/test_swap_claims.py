@@ -1,4 +1,4 @@
-"""Claims about block swaps of one model: by the turn of its last state and by the predictions that stay."""
+"""Claims about block swaps: the turn of the last state, the predictions that stay, the accuracy kept."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_claims import verdicts
 
 from raptor.dynamics.interventions import InterventionsFile, compare_pairs
 from raptor.experiments.evidence import Verdict
-from raptor.experiments.swap_claims import claims_interventions, prediction_claims
+from raptor.experiments.records import Compared, SwapRow, Swaps
+from raptor.experiments.swap_claims import claims_interventions, claims_swaps, prediction_claims
 
 DYNAMICS = Path(__file__).parents[2] / "docs" / "results" / "dynamics"
+
+AGREES, DISAGREES, UNDETERMINED, NOT_TESTED = Verdict
 
 
 def test_swaps_of_a_model_at_equal_distance() -> None:
@@ -50,3 +54,60 @@ def test_bounds_and_intervals_of_predictions() -> None:
     assert across.verdict is Verdict.AGREES and matched.verdict is Verdict.NOT_TESTED
     within, across, _ = prediction_claims({**shares, "within": 0.5, "across": 0.8}, 400, ())
     assert {within.verdict, across.verdict} == {Verdict.DISAGREES}
+
+
+def test_swaps_count_only_teachers_that_learned() -> None:
+    def row(accuracy: float, within: float, across: float) -> SwapRow:
+        # blocks 1..3 in phases 2 | 1: the pair (1, 2) is within; block 1 loses everything
+        swapped = [within * accuracy, 0.0, across * accuracy]
+        kept = Compared(within=0.0, across=0.0, within_matched=None, across_matched=None)
+        return SwapRow(
+            p=0.1,
+            phases=[2, 1],
+            pairs=[(1, 2), (1, 3), (2, 3)],
+            compared={},
+            angle=[],
+            accuracy=accuracy,
+            chance=0.01,
+            swapped_accuracy=swapped,
+            compared_accuracy=kept,
+        )
+
+    good = [row(0.5, 0.96 + i / 1000, 0.4) for i in range(3)]
+    chance = row(0.012, 0.0, 1.0)
+    claims = claims_swaps(Swaps(rows=[*good, chance]))
+    within, across, matched, *rest = claims
+    assert within.verdict is AGREES and within.evidence.num == 3 and within.evidence.value == pytest.approx(0.961)
+    assert across.evidence.value == pytest.approx(0.2) and across.verdict is AGREES
+    assert matched.evidence.value == pytest.approx(0.961 - 0.4) and matched.verdict is AGREES
+    assert rest[1].evidence.value == pytest.approx(0.4)  # without block 1 only the pair (2, 3) is left
+    assert rest[0].verdict is NOT_TESTED  # and none within a phase
+    assert verdicts(claims_swaps(Swaps(rows=good[:1])))[0] is UNDETERMINED
+    assert set(verdicts(claims_swaps(Swaps(rows=[chance])))) == {NOT_TESTED}
+
+
+def test_one_model_is_judged_over_images_by_the_turn_and_only_with_deviations() -> None:
+    # blocks 1..4 in phases 2 | 2: at distance 1 the pairs (1, 2) and (3, 4) are within, (2, 3) across
+    pairs, angle = [(1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4)], [1.4, 1.4, 1.4, 0.8, 1.0, 0.4]
+    stays = Compared(within=0.6, across=0.3, within_matched=0.6, across_matched=0.4)
+    row = SwapRow(cell="model", phases=[2, 2], pairs=pairs, compared={"agreement": stays}, angle=angle, num_images=400)
+    command = "raptor reproduce swaps --config raptor/recipes/swaps-vitb16.yaml --data d"
+    plain, rest, within, across, predictions = claims_swaps(Swaps(rows=[row], command=command))
+    assert plain.evidence.value == pytest.approx(0.8 - 0.9) and rest.evidence.value == pytest.approx(0.8 - 0.4)
+    assert verdicts([plain, rest]) == [UNDETERMINED] * 2 and "no interval" in plain.measured
+    half = 1.96 * (0.24**0.5 + 0.24**0.5) / 20
+    assert predictions.verdict is AGREES and predictions.evidence.lower == pytest.approx(0.2 - half)
+    assert within.verdict is DISAGREES and across.verdict is AGREES  # 60 and 30 % of the predictions stay
+    assert {claim.recipe for claim in (plain, rest, within, across, predictions)} == {"swaps-vitb16"}
+    known = claims_swaps(Swaps(rows=[replace(row, angle_std=[0.2] * 6, compared={})]))
+    assert verdicts(known) == [DISAGREES, AGREES]
+    assert known[0].evidence.upper == pytest.approx(-0.1 + 1.96 * 0.4 / 20)
+    # The deviation of the difference itself is what counts where a run has kept it.
+    paired = replace(row, angle_std=[9.0] * 6, matched_std={"turn": [0.1, 0.2], "agreement": [0.3, None]})
+    claims = claims_swaps(Swaps(rows=[paired]))
+    intervals = [claim.evidence.upper - claim.evidence.value for claim in claims if "equal distance" in claim.says]
+    assert intervals == pytest.approx([1.96 * std / 20 for std in (0.1, 0.2, 0.3)])
+    # Accuracy by the model's head makes it no teacher of the sweep; block 1 may be left out of the predictions, too.
+    less = replace(row, accuracy=0.8, without_first_agreement=replace(stays, within_matched=0.3))
+    last = claims_swaps(Swaps(rows=[less]))[-1]
+    assert last.says.endswith("without block 1") and last.evidence.value == pytest.approx(0.3 - 0.4)
