@@ -112,6 +112,14 @@ def free_bytes(device: torch.device) -> int:
         return 8 * 2**30
 
 
+@contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Random weights that are made inside are the same on every rank and in every run; the caller's numbers go on."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
 @dataclass(frozen=True)
 class Ranks:
     """The processes that share the images of a command; see `join_ranks`.

@@ -15,10 +15,10 @@ from math import comb
 from typing import Any, ClassVar, NamedTuple, overload
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
 from raptor.data.stream import ImageStream
+from raptor.devices import seeded
 from raptor.provenance import Provenance
 from raptor.run import Record, ResultFile
 from raptor.similarity.cosine import Blocks, CoordinateStatistics, SimilarityResult, measure_similarity
@@ -430,8 +430,7 @@ def _untrained_twin(vit: ViT, seed: int = 0) -> ViT:
     """The same model with random weights; ValueError for a surrogate or a module of your own, which has none."""
     if vit.phases or not vit.source.get("source"):
         raise ValueError("a surrogate has none" if vit.phases else "a module of your own cannot be built anew")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         model = build_base(vit.source)
     norm = next((name for name, module in vit.model.named_modules() if module is vit.norm), None)
     structure: dict[str, Any] = {

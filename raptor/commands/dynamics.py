@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from raptor.data import ChosenData, ImageData, ImageStream, iterate
-from raptor.devices import Ranks, join_ranks, pick_device, pick_precision
+from raptor.devices import Ranks, join_ranks, pick_device, pick_precision, seeded
 from raptor.dynamics.findings import find
 from raptor.dynamics.interventions import InterventionsFile, intervene
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult, check_perturbable, measure_dynamics
@@ -126,8 +126,7 @@ def dynamics(
         raise ValueError(f"unknown --perturbation {perturbation!r}: choose from {', '.join(KINDS)}")
     ranks = join_ranks(device)
     opening: dict[str, Any] = {**part(OfTeacher, options), **part(OpeningModel, options)}
-    with torch.random.fork_rng(devices=[]):  # an untrained model is the same on every rank and in every run
-        torch.manual_seed(seed)
+    with seeded(seed):
         surrogate, main = open_pair(model, device=ranks.device, **opening)
     if stability_images:
         check_perturbable(main)
@@ -154,7 +153,7 @@ def dynamics(
     for side, vit in (("teacher", main), ("surrogate", surrogate)):
         if vit is None:
             continue
-        bar = Progress(f"dynamics of the {side}", None, "images")
+        bar = Progress(f"dynamics of the {side}", None, "image passes")
         found = measure_dynamics(
             vit,
             batches,

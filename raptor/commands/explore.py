@@ -12,7 +12,7 @@ from typing import Any, Unpack
 from torch import nn
 
 from raptor.data import open_data
-from raptor.devices import pick_device
+from raptor.devices import pick_device, seeded
 from raptor.open import open_pair
 from raptor.options import OfTeacher, OnDevice, OpeningModel, part, with_defaults
 from raptor.report.perturbed_image import figure_perturbed, perturb_image, read_image
@@ -46,7 +46,8 @@ def explore(
         surrogate, of_teacher = model.surrogate, model.teacher
     else:
         device, opening = pick_device(options["device"]), part(OpeningModel, options)
-        surrogate, of_teacher = open_pair(folder_of(model), **part(OfTeacher, options), device=device, **opening)
+        with seeded():
+            surrogate, of_teacher = open_pair(folder_of(model), **part(OfTeacher, options), device=device, **opening)
     views = {"teacher": of_teacher} if surrogate is None else {"teacher": of_teacher, "surrogate": surrogate}
     page = build_page(views, class_names(of_teacher))
     print(f"explore: http://127.0.0.1:{port}, only on this machine; Ctrl-C ends it", file=sys.stderr, flush=True)

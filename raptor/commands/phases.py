@@ -10,7 +10,7 @@ from typing import Any, Literal, Unpack
 from torch import nn
 
 from raptor.data import ChosenData, iterate
-from raptor.devices import join_ranks, pick_device, pick_precision
+from raptor.devices import join_ranks, pick_device, pick_precision, seeded
 from raptor.open import open_pair, tell_apart
 from raptor.options import AnySplit, Measuring, OfTeacher, OpeningModel, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, PhasesFile, check_cuts, study_phases
@@ -69,7 +69,8 @@ def phases(
     views: list[tuple[str, ViT]] = []
     opening: dict[str, Any] = {**part(OfTeacher, options), **part(OpeningModel, options)}
     for name in models:
-        surrogate, model = open_pair(name, device=ranks.device, **opening)
+        with seeded():
+            surrogate, model = open_pair(name, device=ranks.device, **opening)
         views += [("", model)] if surrogate is None else [("teacher", model), ("surrogate", surrogate)]
     views = [(side, vit) for (side, _), vit in zip(views, tell_apart([vit for _, vit in views]))]
     for _, vit in views:

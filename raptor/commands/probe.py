@@ -14,7 +14,7 @@ from torch import nn
 from raptor.data import ChosenData, DenseData, ImageData, open_dense
 from raptor.data.by_name import DENSE_KINDS, spec_text
 from raptor.data.chosen import tell_of_new_classes
-from raptor.devices import join_ranks, pick_device, pick_precision
+from raptor.devices import join_ranks, pick_device, pick_precision, seeded
 from raptor.open import open_pair
 from raptor.options import (
     AnySplit,
@@ -139,7 +139,8 @@ def probe(
     if task != "classify":
         opening["size"] = None  # frames are padded to whole patches, so any size will do, and the model keeps its own
     ranks = join_ranks(device)
-    surrogate, of_teacher = open_pair(model, **part(OfTeacher, options), device=ranks.device, **opening)
+    with seeded():
+        surrogate, of_teacher = open_pair(model, **part(OfTeacher, options), device=ranks.device, **opening)
     chosen = ChosenData.of(folder_of(model), options, of_teacher.classes, of_teacher.num_classes)
     train_data, val_data = _open_both(task, chosen, size or of_teacher.preprocess.size, options)
     train = partial(

@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from raptor.data import ChosenData, ImageData, iterate
-from raptor.devices import Ranks, join_ranks, pick_device, pick_precision
-from raptor.open import open_vit
-from raptor.options import HeadClasses, OnData, OpeningModel, Running, part, with_defaults
+from raptor.devices import Ranks, join_ranks, pick_device, pick_precision, seeded
+from raptor.open import open_pair, open_vit
+from raptor.options import HeadClasses, OfTeacher, OnData, OpeningModel, Running, part, with_defaults
 from raptor.provenance import Provenance, recorded
 from raptor.run import ResultFile, WriteError, result_folder, sync
-from raptor.streaming import Result
+from raptor.streaming import Result, folder_of
+from raptor.train import Distilled
 from raptor.vit.trajectory import NonFiniteStates, Trajectories
 from raptor.vit.view import ModelFacts, ViT
 
@@ -102,13 +104,13 @@ class States(Result):
         return "\n".join([*lines, f"written to {self.folder}; names and labels are in states.json"])
 
 
-class StatesOptions(OpeningModel, OnData, HeadClasses, Running, total=False):
+class StatesOptions(OpeningModel, OfTeacher, OnData, HeadClasses, Running, total=False):
     """The options that `states` shares with other commands."""
 
 
 @recorded
 def states(
-    model: str | Path | nn.Module | ViT,
+    model: str | Path | nn.Module | ViT | Distilled,
     *,
     layers: list[int] | None = None,
     split: str = "all",
@@ -122,7 +124,8 @@ def states(
     """Save features of every image, per layer and token group, without holding them in memory.
 
     Args:
-        model: timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, or a run folder (in Python also a module or an opened model).
+        model: a run folder, or timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes (in Python also a module, an opened model or
+            the result of `distill`). Of a run the features are the surrogate's.
         layers: which states, 0 (after the embedding) to L; by default the last.
         split: all, train (without the held-out images), val, or one of the data's own parts; of --val where that is
             given.
@@ -138,7 +141,9 @@ def states(
     precision = pick_precision(options["precision"], device)
     ranks = join_ranks(device)
     _check_one_machine(ranks)
-    vit = open_vit(model, device=ranks.device, **part(OpeningModel, options))
+    with seeded():
+        vit = _open(model, options, ranks.device)
+    model = folder_of(model)
     wanted = [vit.num_layers] if layers is None else sorted(set(layers))
     if any(not 0 <= layer <= vit.num_layers for layer in wanted) or not wanted:
         raise ValueError(f"--layers must be from 0 to {vit.num_layers}, got {' '.join(map(str, layers or []))}")
@@ -185,6 +190,15 @@ def states(
     )
     ranks.first(lambda: saved.write(folder))
     return States(saved, folder)
+
+
+def _open(model: str | Path | nn.Module | ViT | Distilled, options: StatesOptions, device: torch.device) -> ViT:
+    """The model, or a run's surrogate, which needs its teacher only where that is a module of one's own."""
+    opening = part(OpeningModel, options)
+    if options["teacher"] is None and not isinstance(model, Distilled):
+        return open_vit(model, device=device, **opening)
+    surrogate, main = open_pair(model, device=device, **part(OfTeacher, options), **opening)
+    return main if surrogate is None else surrogate
 
 
 def _check_one_machine(ranks: Ranks) -> None:

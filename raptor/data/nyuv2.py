@@ -44,12 +44,19 @@ def open_nyuv2(spec: str, task: str = "depth") -> DenseData:
 def _decode_depth(data: bytes) -> np.ndarray:
     """A depth picture to metres, float32 (H, W): 8 bit is value x 10 / 255, 16 bit is millimetres; 0 is no reading."""
     image = open_image(data)
-    values = np.array(image)
-    if values.ndim != 2:
-        raise ValueError(f"a depth picture has one channel, this one is {image.mode}")
-    if image.mode == "L":
-        return values.astype(np.float32) * np.float32(_MAX_DEPTH / 255)
-    return values.astype(np.float32) / np.float32(1000)
+    if image.mode != "L" and not image.mode.startswith("I"):  # a palette's numbers, or metres as real numbers
+        raise ValueError(f"a depth picture is grey with 8 or 16 bits, this one is {image.mode}: save it as one of them")
+    values = np.array(image).astype(np.float32)
+    return values * np.float32(_MAX_DEPTH / 255) if image.mode == "L" else values / np.float32(1000)
+
+
+def _decode_labels(data: bytes) -> np.ndarray:
+    """A picture of class numbers, uint8 (H, W); those that are no class of the folder layout are ignored."""
+    image = open_image(data)
+    labels = np.array(image)
+    if labels.ndim != 2:
+        raise ValueError(f"a label picture has one channel, this one is {image.mode}: save the class numbers as grey")
+    return np.where(labels < _NUM_FOLDER_CLASSES, labels, IGNORE_INDEX).astype(np.uint8)
 
 
 class _NyuFolders(DenseData):
@@ -77,8 +84,7 @@ class _NyuFolders(DenseData):
         image, data = open_image(self.files.read(image_path)), self.files.read(target_path)
         if self.task == "depth":
             return image, _decode_depth(data)
-        labels = np.array(open_image(data))
-        return image, np.where(labels < _NUM_FOLDER_CLASSES, labels, IGNORE_INDEX).astype(np.uint8)
+        return image, _decode_labels(data)
 
 
 class _NyuCsv(DenseData):

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-import torch
-
 from raptor.data import ChosenData, Preprocess
+from raptor.devices import seeded
 from raptor.experiments.raptors import Machine, Pair, layer_similarity, load_pair, make_raptor
 from raptor.experiments.records import RaptorScores, SimilarityMeans, TeacherScores, TeacherSimilarity
 from raptor.experiments.statistics import off_diagonal_mean, within_phases_mean
@@ -122,8 +121,7 @@ def untrained_teacher(options: dict[str, Any], num_classes: int, device: str) ->
     if options["registers"]:
         kwargs |= {"reg_tokens": options["registers"], "no_embed_class": True}
     size = options["size"]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(options["seed"])
+    with seeded(options["seed"]):
         vit = open_vit(
             f"timm/{SHAPE}",
             pretrained=False,

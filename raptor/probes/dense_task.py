@@ -14,9 +14,11 @@ from raptor.devices import ONE_PROCESS, Ranks
 from raptor.probes.classify import grid_logits
 from raptor.probes.features import check_finite, normed_tokens, view_at
 from raptor.probes.frames import Geometry, crop_images, draw_boxes
+from raptor.train.plan import is_planning
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
 
+_LOOKED_AT = 8  # frames at a time, until one has a target
 MAX_ELEMENTS = 2**28
 """Numbers in the largest tensor of upsampled logits."""
 
@@ -91,8 +93,28 @@ class DenseTask:
         return images
 
     def start(self, seed: int) -> None:
+        if not is_planning():  # which looks at few images
+            self._check_targets()
         self.seed = seed
         self._order: tuple[int, Tensor] | None = None
+
+    def _check_targets(self) -> None:
+        """Raise where no pixel of a part has a target: heads would learn nothing, or scores would be of nothing."""
+        for store, use in (
+            (self.fit, "learn from"),
+            (self.parts["split"], "choose by"),
+            (self.parts["reported"], "score"),
+        ):
+            chunks = torch.arange(len(store.data)).split(_LOOKED_AT)
+            if not any(bool(self.has_target(store.batch(chunk)[1]).any()) for chunk in chunks):
+                raise ValueError(
+                    f"no pixel of the {len(store.data)} images of {store.data.name} to {use} has a target: check their "
+                    "label or depth pictures"
+                )
+
+    def has_target(self, targets: Tensor) -> Tensor:
+        """Which pixels count."""
+        raise NotImplementedError
 
     def indices(self, step: int) -> Tensor:
         """This rank's training images of a step: each epoch is a permutation drawn from (seed, epoch)."""

@@ -51,6 +51,9 @@ class Depth(DenseTask):
             return own
         return torch.cat([own, tokens_btd[:, self.vit.groups.slice("cls")].expand_as(own)], dim=-1)
 
+    def has_target(self, targets: Tensor) -> Tensor:
+        return _is_valid(targets, self.max_depth)
+
     def train_targets(self, targets: Tensor, boxes: Tensor) -> Tensor:
         return crop_targets(targets, boxes, *self.places, 0.0)
 

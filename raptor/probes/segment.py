@@ -53,6 +53,9 @@ class Segment(DenseTask):
         """The labelled pixels of the batch, over all ranks; at least 1."""
         return self.ranks.add_((targets_bhw != IGNORE_INDEX).sum()).clamp(min=1)
 
+    def has_target(self, targets: Tensor) -> Tensor:
+        return targets != IGNORE_INDEX
+
     def gradient(self, logits_bhwc: Tensor, targets_bhw: Tensor) -> Tensor:
         num_valid = self._num_valid(targets_bhw)
         num = max(1, MAX_ELEMENTS // (self.num_outputs * self.geometry.height * self.geometry.width))

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raptor.devices import seeded
 from raptor.phases import Phases, check_phases
 from raptor.surrogate.adapters import DepthAdapters, Weights
 from raptor.surrogate.blocks import (
@@ -153,8 +154,7 @@ def make_surrogate(
         )
     if made_from is None:
         made_from = {**teacher.opened, "fingerprint": fingerprint(teacher.model)}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         shared = nn.ModuleList(_tied_block(teacher, spec, span) for span in spec.phases.spans)
         if table_start == "teacher":
             for tied, (first, last) in zip(shared, spec.phases.spans):

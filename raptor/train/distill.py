@@ -23,7 +23,7 @@ from raptor.data.by_name import as_spec
 from raptor.data.chosen import DEFAULT_DATA, check_apart, describe_images, tell_of_new_classes, tell_of_scenes
 from raptor.data.classes import describe_names, for_head, head_names
 from raptor.data.stream import TrainStream, check_stream
-from raptor.devices import device_name, open_fabric, pick_device, pick_precision
+from raptor.devices import device_name, open_fabric, pick_device, pick_precision, seeded
 from raptor.fidelity.heads import head_outputs
 from raptor.open import open_vit, repair_saved, save_vit
 from raptor.options import Compiling, GivenHead, OpeningModel, Planning, Resuming, Running, part, with_defaults
@@ -136,7 +136,8 @@ def distill(
     precision = pick_precision(options["precision"], device)
     fabric = open_fabric(device, precision)
     opening = part(OpeningModel, options)
-    teacher = _open_teacher(model, opening, seed)
+    with seeded(seed):
+        teacher = open_vit(model, device="cpu", **opening)
     if isinstance(model, str) and model.startswith("hub/") and opening["weights"] is None:
         _check_repeatable(model, teacher, opening)
     if teacher.dtype != torch.float32:
@@ -216,15 +217,6 @@ def distill(
         return _smallest_k(job, *wanted, matrix, Path(out or f"{root}-auto"), config)
     found = find_phases(matrix, num_blocks)
     return _distill_one(job, found, Path(out or f"{root}-k{found.k}"), config)
-
-
-def _open_teacher(model: str | Path | nn.Module | ViT, opening: OpeningModel, seed: int) -> ViT:
-    """The teacher on the CPU; one that is untrained has the same weights on every rank and when it is opened again."""
-    if opening["pretrained"]:
-        return open_vit(model, device="cpu", **opening)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return open_vit(model, device="cpu", **opening)
 
 
 def _check_repeatable(name: str, teacher: ViT, opening: OpeningModel) -> None:

@@ -19,7 +19,7 @@ from raptor.data import ChosenData, ImageData, Preprocess, iterate
 from raptor.data.by_name import as_spec, spec_text
 from raptor.data.chosen import check_apart, describe_images
 from raptor.data.stream import AUGMENTATIONS, TrainStream, check_stream, stable_seed
-from raptor.devices import ONE_PROCESS, Ranks, device_name, open_fabric, pick_device, pick_precision, ranks_of
+from raptor.devices import ONE_PROCESS, Ranks, device_name, open_fabric, pick_device, pick_precision, ranks_of, seeded
 from raptor.fidelity.heads import is_right
 from raptor.open import open_vit, repair_saved, save_vit
 from raptor.options import Compiling, HeldOut, Limited, Option, Resuming, Running, part, with_defaults
@@ -130,8 +130,7 @@ def train_teacher(
     if val is not None and val_data.labels is None:
         raise ValueError(f"{spec_text(val)} has other classes than {spec_text(spec)}: give --val with the same ones")
     base = {"source": f"timm/{shape}", "kwargs": kwargs, "num_classes": len(classes)}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         model = build_base(base)
     separate_registers(model, seed)
     native = size or int(model.patch_embed.img_size[0])  # type: ignore[union-attr, index]

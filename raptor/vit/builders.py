@@ -164,6 +164,11 @@ def _build_transformers(repo: str, base: dict[str, Any], fetch: bool) -> nn.Modu
     if base.get("num_classes"):
         config.num_labels = base["num_classes"]
     auto = transformers.AutoModelForImageClassification if classifier else transformers.AutoModel
+    if type(config) not in auto._model_mapping:
+        kind = type(config).__name__
+        raise ValueError(
+            f"transformers has no {auto.__name__} for {kind}: load the model in Python and give the module"
+        )
     if fetch:
         model, missing = _fetch_transformers(auto, repo, config)
         base["add_pooling_layer"] = not missing

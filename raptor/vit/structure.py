@@ -379,17 +379,22 @@ def _place_tokens(vit: ViT, images: Tensor, first_btd: Tensor, cls: int | None, 
         raise NotAViT(f"{vit.name}: {num_patches} patches are no square grid: give cls= and registers=")
     vit.grid = (side, side)
     vit.patch_size = _patch_size(vit.model) if stated == side else max(1, size // side)
-    vit.groups = _token_groups(vit, num_patches, start, num_tokens - stop, cls, registers)
+    vit.groups = _token_groups(vit, images, num_patches, start, num_tokens - stop, cls, registers)
     _check_order(vit, images, start)
 
 
 def _token_groups(
-    vit: ViT, num_patches: int, before: int, after: int, cls: int | None, registers: int | None
+    vit: ViT, images: Tensor, num_patches: int, before: int, after: int, cls: int | None, registers: int | None
 ) -> TokenGroups:
-    """cls is 1 when the model has a parameter of such a name; every other token beside the patches is a register."""
+    """cls is 1 when a parameter of such a name is a token; every other token beside the patches is a register."""
     if cls is None:
-        named = any(n.rsplit(".", 1)[-1] in _CLS_NAMES for n, _ in vit.model.named_parameters())
-        cls = int(named and before + after > 0 and registers != before + after)
+        place = _cls_place(vit, images) if before + after > 0 and registers != before + after else None
+        if place is not None and place != (0 if before else num_patches):
+            raise NotAViT(
+                f"{vit.name}: its cls token is number {place + 1} of {before + after + num_patches} tokens: put it "
+                "first, or give cls=0 to take it for a register"
+            )
+        cls = int(place is not None)
     if registers is None:
         registers = before + after - cls
     if registers < 0 or cls + registers != before + after:
@@ -406,6 +411,25 @@ def _token_groups(
     raise NotAViT(
         f"{vit.name}: {before} tokens stand before the patches and {after} after them, which cannot be told apart"
     )
+
+
+@torch.no_grad()
+def _cls_place(vit: ViT, images: Tensor) -> int | None:
+    """Which token moves when the parameter that is named as a cls token does; None where none does, or none is named.
+
+    A model may have one that is used only after its blocks, such as the query of a pooling layer.
+    """
+    for name, parameter in vit.model.named_parameters():
+        if name.rsplit(".", 1)[-1] in _CLS_NAMES:
+            before_btd, kept = vit.embed(images[:1])[0], parameter.data
+            parameter.data = kept + torch.linspace(0.1, 1, kept.numel()).to(kept).view_as(kept)
+            try:
+                moved_t = (vit.embed(images[:1])[0] - before_btd).abs().amax((0, 2)) > 0
+            finally:
+                parameter.data = kept
+            if moved_t.any():
+                return int(moved_t.nonzero()[0])
+    return None
 
 
 def _check_order(vit: ViT, images: Tensor, start: int) -> None:

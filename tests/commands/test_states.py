@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_run import tiny_run
 
 from raptor import iterate, open_data, open_vit
 from raptor.cli import main
-from raptor.commands import states
+from raptor.commands import phases, probe, states
 from raptor.commands.states import States, StatesFile
 from raptor.open import save_vit
+from raptor.vit.view import ViT
+from raptor.vit.weights import fingerprint
 
 
 @pytest.mark.parametrize("format", ["npy", "safetensors"])
@@ -49,6 +52,36 @@ def test_the_command_takes_a_module_of_your_own(tmp_path: Path, monkeypatch, cap
     assert saved["arrays"]["layer2.cls"] == ["layer2.cls.npy", [4, 192]]
     for wrong in ("mine.py:other", "none.py:make_vit", "mine.py"):
         assert main(["states", "--module", wrong]) == 2
+
+
+def test_a_surrogate_of_your_own_module_is_given_its_teacher(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = tiny_run(tmp_path / "run", budget="2steps")
+    found = states(done, data="scenes", limit=4, out="of-result")
+    assert found.saved.model.phases == [2, 2]
+    Path("mine.py").write_text("from tiny_run import tiny_teacher\n\ndef make():\n    return tiny_teacher().model\n")
+    words = ["states", "run", "--data", "scenes", "--limit", "4", "--out", "of-module"]
+    assert main(words) == 2 and "--module FILE.py:FUNCTION" in capsys.readouterr().err
+    assert main([*words, "--module", "mine.py:make"]) == 0
+    name = next(iter(found.saved.arrays))
+    assert np.array_equal(np.load(f"of-module/{name}.npy"), found.load(name))
+
+
+@pytest.mark.parametrize("command", [states, phases, probe])
+def test_an_untrained_model_is_the_same_in_every_run(command: Any, tmp_path: Path, monkeypatch) -> None:
+    seen = []
+    record = ViT.to
+    monkeypatch.setattr(ViT, "to", lambda self, *to: (seen.append(fingerprint(self.model)), record(self, *to))[1])
+    kwargs = dict(pretrained=False, data="scenes", size=32, device="cpu")
+    kwargs |= {states: {"limit": 4}, phases: {"num_images": 4}, probe: {"limit": 40, "val_images": 8, "epochs": 1}}[
+        command
+    ]
+    for number, seed in enumerate((1, 2)):
+        torch.manual_seed(seed)
+        drawn = torch.random.get_rng_state()
+        command("timm/vit_tiny_patch16_224", **kwargs, out=str(tmp_path / str(number)))
+        assert torch.equal(torch.random.get_rng_state(), drawn) or command is not states
+    assert len(set(seen)) == 1
 
 
 def test_layers_that_are_not_there_are_refused(tmp_path: Path) -> None:

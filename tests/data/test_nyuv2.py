@@ -69,6 +69,29 @@ def test_nyuv2_csv(tmp_path: Path) -> None:
         open_dense(f"nyuv2:{tmp_path / 'nyu'}", "train", "depth")
 
 
+def test_pictures_whose_numbers_are_no_depths_or_labels_are_refused(tmp_path: Path) -> None:
+    """A palette's numbers were read as millimetres, and so were metres saved as real numbers."""
+    grey = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(6, 8) * 5)
+    real = Image.fromarray(np.full((6, 8), 3.5, dtype=np.float32))
+    for number, (folder, picture, ending, message) in enumerate(
+        [
+            ("depth", grey.convert("P"), "png", "grey with 8 or 16 bits, this one is P"),
+            ("depth", real, "tiff", "this one is F"),
+            ("depth", grey.convert("RGB"), "png", "this one is RGB"),
+            ("label40", grey.convert("RGB"), "png", "a label picture has one channel, this one is RGB"),
+        ]
+    ):
+        for part in ("train", "test"):
+            root = tmp_path / str(number) / part
+            save_array(root / "rgb" / "0000.png", colour(1))
+            (root / folder).mkdir(parents=True)
+            picture.save(root / folder / f"0000.{ending}")
+        data = open_dense(f"nyuv2:{root.parent}", "train", "depth" if folder == "depth" else "segment")
+        with pytest.raises(ValueError, match=message) as error:
+            data.load(0)
+        assert "0000" in str(error.value) and "\n" not in str(error.value)
+
+
 def test_nyuv2_mat(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (4, 6, 8, 3), dtype=np.uint8)

@@ -145,6 +145,25 @@ def test_one_scored_image_that_is_not_finite_gives_no_score(vit: ViT, task: str,
         run(vit, task, [1e-2])
 
 
+class Bare(SceneFrames):
+    """Scenes without any target."""
+
+    def batch(
+        self, indices: torch.Tensor, size: tuple[int, int], device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        images, targets = super().batch(indices, size, device)
+        return images, torch.full_like(targets, 255 if self.task == "segment" else 0)
+
+
+@pytest.mark.parametrize("task", ["segment", "depth"])
+@pytest.mark.parametrize(("side", "use"), [(0, "learn from"), (1, "score")])
+def test_pictures_without_any_target_give_no_score(vit: ViT, task: str, side: int, use: str) -> None:
+    pair = list(data_for(task))
+    pair[side] = Bare("train" if side == 0 else "val", task, size=24).select(range(24))
+    with pytest.raises(ValueError, match=f"no pixel of the .* images of scenes to {use} has a target"):
+        probe(vit, task, *pair, lrs=[1e-2], epochs=1, batch_size=8)
+
+
 def test_data_must_fit_the_task(vit: ViT) -> None:
     train, val = data_for("depth")
     with pytest.raises(ValueError, match="not opened for segment"):

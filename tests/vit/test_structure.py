@@ -211,12 +211,30 @@ def test_tokens_are_placed_where_they_stand(order: str, counts: tuple[int, int],
         (lambda: Laid("scratch patches"), dict(cls=0, registers=0), "16 of 17 tokens depend on the image, not 17"),
         (lambda: Laid("scratch patches"), dict(cls=1, registers=1), "no square grid"),
         (lambda: Laid("patches", rows_first=False), {}, "do not stand row by row"),
+        (
+            lambda: Laid("scratch cls_token patches"),
+            {},
+            "cls token is number 2 of 18 tokens: put it first, or give cls=0",
+        ),
+        (lambda: Laid("patches scratch cls_token"), {}, "cls token is number 18 of 18 tokens"),
     ],
 )
 def test_tokens_that_cannot_be_placed_are_refused(model, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
         open_vit(model(), preprocess=Preprocess(size=32, resize=32), **options)
     assert "\n" not in str(error.value)
+
+
+def test_a_cls_token_that_is_no_token_of_the_blocks_is_none() -> None:
+    """The query of a pooling layer after the blocks may have such a name, too; weights stay as they are."""
+    model = Laid("scratch patches")
+    model.cls_token = nn.Parameter(torch.zeros(1, 1, 24))
+    vit = open_vit(model, preprocess=Preprocess(size=32, resize=32))
+    assert (vit.groups.cls, vit.groups.registers) == (0, 1) and not model.cls_token.any()
+    held = Laid("cls_token patches")
+    kept, pointer = held.cls_token.detach().clone(), held.cls_token.data_ptr()
+    assert open_vit(held, preprocess=Preprocess(size=32, resize=32)).groups.cls == 1
+    assert torch.equal(held.cls_token, kept) and held.cls_token.data_ptr() == pointer and held.cls_token.requires_grad
 
 
 def test_tokens_before_the_patches_may_depend_on_the_image() -> None:
