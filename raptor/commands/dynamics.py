@@ -116,7 +116,7 @@ def dynamics(
         interventions: also swap layers, run phases longer and shorter, and run a surrogate past its last layer.
         intervention_images: images of the interventions, a sample spread over the data.
         seed: of the perturbations, and of the weights of an untrained model.
-        precision: auto, fp32 or bf16, of the states; stability and interventions run in fp32.
+        precision: auto, fp32 or bf16, of the states; stability and interventions run without autocast.
     """
     started = time.monotonic()
     options = with_defaults(DynamicsOptions, given)
