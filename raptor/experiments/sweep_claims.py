@@ -32,7 +32,7 @@ _MIN_PAIRS = 5  # four pairs are in one order by chance in 1 of 24 draws, and ev
 _NOT_STRONG_R = 0.5
 _NEAR_Z = 0.8
 _OVERFIT = 0.1  # a teacher overfits when it is so much better on training images
-_EPOCH = 50_000  # images of CIFAR-100, on which the paper trains its small teachers
+_EPOCH = 50_000  # images of CIFAR-100, on which the paper trains its small teachers, and of tiny-imagenet-100
 
 
 def claims_stochastic_depth(found: StochasticDepth | None) -> list[Claim]:
@@ -254,10 +254,10 @@ def _claims_of_training(rows: dict[str, list[UntrainedRow]], settings: dict[str,
 
 
 def _briefly_trained(settings: dict[str, Any]) -> bool:
-    """Whether teachers saw fewer images than the paper's in ten epochs; not known of budgets in seconds."""
+    """Whether teachers saw their images fewer than ten times; not known of budgets in seconds."""
     budget = Budget.parse(settings.get("teacher_budget", "20epochs"))
-    per_unit = {"epochs": _EPOCH, "steps": settings.get("teacher_batch", 0)}
-    return budget.unit in per_unit and budget.amount * per_unit[budget.unit] < 10 * _EPOCH
+    epochs = {"epochs": 1.0, "steps": settings.get("teacher_batch", 0) / (settings.get("limit") or _EPOCH)}
+    return budget.unit in epochs and budget.amount * epochs[budget.unit] < 10
 
 
 _Measure = Callable[[UntrainedRow], float | None]

@@ -202,6 +202,8 @@ def test_untrained_verdicts_need_three_seeds_and_hold_for_each_group() -> None:
     assert of(claims_untrained(rows(3, spread=0.3)), "within phases of all").verdict is UNDETERMINED
     brief = claims_untrained(replace(rows(3), settings={"teacher_budget": "240steps", "teacher_batch": 128}))
     assert not [claim for claim in brief if claim.says.startswith("training")]
+    few = {"teacher_budget": "240steps", "teacher_batch": 128, "limit": 1000}  # of so few images these are 30 epochs
+    assert len(claims_untrained(replace(rows(3), settings=few))) > len(brief)
     assert verdicts(brief) == [DISAGREES, AGREES, AGREES]
     assert of(brief, "overfitted ones (plain") == of(three, "overfitted ones (plain")
     assert set(verdicts(claims_untrained(None))) == {NOT_TESTED}
