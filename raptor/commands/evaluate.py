@@ -148,6 +148,7 @@ def evaluate(
         seed=seed,
         train_batches=training,
         training=None if isinstance(run, ViT) else read_training(Path(folder_of(run))),
+        split=chosen.split,
     )
     bar.finish()
     certificate.notes.append(f"head: {reason}")
@@ -158,7 +159,7 @@ def evaluate(
     }
     about = Provenance.since(started, device)
     bad = sorted({name for used in (held_out, training, fitting) if used is not None for name in used.bad_images()})
-    certificate = replace(certificate, data=chosen.name, split=chosen.split, bad_images=bad, provenance=about)
+    certificate = replace(certificate, data=chosen.name, bad_images=bad, provenance=about)
     complexity = Complexity(
         **levin_bounds(surrogate, model),
         quantisation=rounding,

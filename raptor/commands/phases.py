@@ -88,6 +88,7 @@ def phases(
             device=ranks.device,
             num_workers=options["num_workers"],
             ranks=ranks,
+            shuffle=True,
         )
         entry = study_phases(vit, batches, k, method, score, min_length, tokens, standardise, precision, twin)
         entries.append(replace(entry, side=side, data=chosen.name, split=chosen.split, bad_images=batches.bad_images()))

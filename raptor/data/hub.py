@@ -84,9 +84,11 @@ def _load_slice(datasets: Any, name: str, split: str) -> tuple[dict[str, Any], d
     if not isinstance(tables, dict):
         raise ValueError("a slice needs a set with named splits")
     chosen = _choose_parts(tables, name, part)
-    text = split[len(part) :]
+    bounds = split[len(part) :].strip("[]").split(":")
+    if len(bounds) != 2:
+        raise ValueError(f"cannot read the slice {split}: write it as {part}[:500], {part}[10%:] or {part}[-100:]")
     size = len(chosen[part])
-    start, stop = (_bound(bound, size) for bound in text.strip("[]").split(":"))
+    start, stop = (_bound(bound, size) for bound in bounds)
     sliced = chosen[part].select(range(start or 0, size if stop is None else stop))
     return {**chosen, part: sliced}, {part: start or 0}
 
@@ -95,7 +97,7 @@ def _bound(text: str, size: int) -> int | None:
     if not text:
         return None
     value = round(size * float(text[:-1]) / 100) if text.endswith("%") else int(text)
-    return min(size, value if value >= 0 else size + value)
+    return min(size, value if value >= 0 else max(0, size + value))
 
 
 def _choose_parts(tables: dict[str, Any], name: str, split: str | None) -> dict[str, Any]:
@@ -129,7 +131,18 @@ def _read_labels(tables: list[Any], column: str | None) -> tuple[list[int] | Non
     """Labels of all tables in order, and class names; (None, None) without a label column in each."""
     if column is None or any(column not in table.column_names for table in tables):
         return None, None
-    values = [value for table in tables for value in table[column]]
-    labels = [-1 if value is None else int(value) for value in values]
     names = getattr(tables[0].features[column], "names", None)
+    labels: list[int] = []
+    for table in tables:
+        numbers = _numbers(getattr(table.features[column], "names", None) or [], names or [])
+        found = (-1 if value is None else int(value) for value in table[column])
+        labels += [numbers.get(value, value) for value in found]
     return labels, list(names) if names else numbered_classes(labels, "the data")
+
+
+def _numbers(own: list[str], names: list[str]) -> dict[int, int]:
+    """The numbers of a table's classes as those of `names`: each split of a set has an order of its own."""
+    strange = [name for name in own if name not in names]
+    if strange:
+        raise ValueError(f"class {strange[0]} of one split is not in the first one: give the splits the same classes")
+    return {number: names.index(name) for number, name in enumerate(own)}

@@ -47,7 +47,7 @@ class Batch:
 
 
 class ImageStream:
-    """Batches for an analysis: every image once, in order; the last batch may be smaller.
+    """Batches for an analysis: every image once, in the order of the data; the last batch may be smaller.
 
     It can be iterated again; `len` counts batches. Ranks take whole batches in turn, so that each batch is one that a
     single process would have; `num_images` counts those of all ranks. A stop signal
@@ -57,6 +57,7 @@ class ImageStream:
         progress: called with (images done, images in total) after each batch.
         limit: only a fixed sample of that many images.
         ranks: the processes that share the batches.
+        shuffle: in a fixed random order, for what is measured within batches: a folder may have one class in each.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class ImageStream:
         progress: Progress | None = None,
         limit: int | None = None,
         ranks: Ranks = ONE_PROCESS,
+        shuffle: bool = False,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"--batch_size must be at least 1; got {batch_size}")
@@ -77,6 +79,9 @@ class ImageStream:
         self.device, self.num_workers, self.progress = torch.device(device), num_workers, progress
         self.indices = data.sample(limit)
         self.num_images = len(self.indices)
+        if shuffle:
+            order = torch.randperm(self.num_images, generator=torch.Generator().manual_seed(0))
+            self.indices = [self.indices[i] for i in order.tolist()]
         note_images(data, self.num_images)
         self.ranks = ranks
 

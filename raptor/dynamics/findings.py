@@ -93,9 +93,11 @@ def _gathering_findings(result: DynamicsResult) -> list[str]:
         return []
     aligned = result.gathering.alignment["patches"].mean
     towards = result.gathering.toward["patches"].mean
+    lowest = int(np.argmin(aligned))
+    between = "" if lowest in (0, len(aligned) - 1) else f"lowest {aligned[lowest]:.2f} at layer {lowest}, "
     return [
-        f"patches and their mean direction: mean cosine {aligned[0]:.2f} at layer 0, {aligned.min():.2f} at layer "
-        f"{int(np.argmin(aligned))}, {aligned[-1]:.2f} at the last; "
+        f"patches and their mean direction: mean cosine {aligned[0]:.2f} at layer 0, {between}{aligned[-1]:.2f} at the "
+        "last; "
         f"their updates turn toward it in {int(np.sum(towards > 0))} of {len(towards)} steps"
     ]
 
@@ -122,9 +124,12 @@ def _mode_findings(modes: ModesResult) -> list[str]:
 
 def _basin_findings(basins: BasinsResult) -> list[str]:
     ends = {g: f"{b.accuracy[0]:.0%} to {b.accuracy[-1]:.0%}" for g, b in basins.groups.items()}
-    # Tokens that do not depend on the image have no scatter at layer 0.
-    finite = {g: b.scatter_ratio[np.isfinite(b.scatter_ratio)] for g, b in basins.groups.items()}
-    ratio = {g: f"{r[0]:.2f} to {r[-1]:.2f}" for g, r in finite.items() if len(r)}
+    ratio = {}
+    for name, group in basins.groups.items():
+        layers = np.flatnonzero(np.isfinite(group.scatter_ratio))  # tokens that do not depend on the image have none
+        if len(layers):
+            since = f" (from layer {layers[0]})" if layers[0] else ""
+            ratio[name] = f"{group.scatter_ratio[layers[0]]:.2f} to {group.scatter_ratio[layers[-1]]:.2f}{since}"
     return [
         f"basins of {len(basins.classes)} classes: nearest class mean {_listed(ends, '{}')}; "
         f"between/within scatter {_listed(ratio, '{}')}"

@@ -70,6 +70,6 @@ def run(
     entries = []
     for vit in views:
         images = chosen.judged(num_images, vit.preprocess.size)
-        batches = iterate(images, vit.preprocess, _BATCH_SIZE, device=device, num_workers=num_workers)
+        batches = iterate(images, vit.preprocess, _BATCH_SIZE, device=device, num_workers=num_workers, shuffle=True)
         entries.append(replace(study_phases(vit, batches, k, precision=precision), data=chosen.name))
     return save_phases(PhasesFile(entries, Provenance.since(started, device)), folder)

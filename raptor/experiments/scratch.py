@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 from raptor.data import ChosenData, Preprocess
+from raptor.data.chosen import describe_images
 from raptor.devices import seeded
 from raptor.experiments.raptors import Machine, Pair, layer_similarity, load_pair, make_raptor
 from raptor.experiments.records import RaptorScores, SimilarityMeans, TeacherScores, TeacherSimilarity
@@ -57,7 +58,7 @@ def scratch_pair(options: dict[str, Any], machine: Machine) -> Pair:
 def scratch_teacher(options: dict[str, Any], pair: Pair, folder: Path, machine: Machine) -> ViT:
     """The teacher in `folder`, which is trained first if it does not exist."""
     if read_summary(folder) is not None:
-        _refuse_other_teacher(folder, options, pair[0].name)
+        _refuse_other_teacher(folder, options, pair)
     else:
         shape: dict[str, Any] = {name: options[name] for name in _SHAPE_OPTIONS}
         train_teacher(
@@ -85,6 +86,9 @@ def check_scratch(options: dict[str, Any], drops: Sequence[float] = ()) -> None:
         raise ValueError(f"--k must be from 1 to the teacher's depth {options['depth']}, not {options['k']}")
     if options["heads"] < 1 or options["dim"] < 1 or options["dim"] % options["heads"]:
         raise ValueError(f"--dim {options['dim']} must be a multiple of --heads {options['heads']}")
+    known = ["all", "cls", "patches", "pooled", *(["registers"] if options["registers"] else [])]
+    if options.get("tokens", "all") not in known:
+        raise ValueError(f"teachers have no {options['tokens']!r} tokens: choose from {', '.join(known)}")
     for p in drops:
         check_drop(p)
     resolve_recipe(options["recipe"], {})
@@ -96,7 +100,7 @@ def check_scratch(options: dict[str, Any], drops: Sequence[float] = ()) -> None:
         check_labelled(data)
 
 
-def _refuse_other_teacher(folder: Path, options: dict[str, Any], data: str) -> None:
+def _refuse_other_teacher(folder: Path, options: dict[str, Any], pair: Pair) -> None:
     """Raise when a finished teacher was made with other options. Device and precision do not matter."""
     saved = read_config(folder)
     kwargs = saved["kwargs"]
@@ -107,7 +111,10 @@ def _refuse_other_teacher(folder: Path, options: dict[str, Any], data: str) -> N
     trained = {"teacher_budget": "budget", "teacher_batch": "batch_size", "teacher_lr": "lr"}
     trained |= {name: name for name in ("drop", "rescale", "smoothing", "augment", "seed", "data")}
     had |= {name: saved[old] for name, old in trained.items()}
-    asked = {**_TRAINING, **options, "data": data}
+    asked = {**_TRAINING, **options, "data": pair[0].name}
+    if "images" in saved:  # teachers of earlier versions do not say
+        both = (of["train"] for of in (saved["images"], describe_images(*pair)))
+        had["images"], asked["images"] = (f"{of['num_images']} ({of['fingerprint'][:8]})" for of in both)
     changed = [f"{name}: {value} -> {asked[name]}" for name, value in had.items() if value != asked[name]]
     if changed:
         raise RunError(f"{folder} holds another teacher ({'; '.join(changed[:3])}): choose another folder")
@@ -135,9 +142,9 @@ def untrained_teacher(options: dict[str, Any], num_classes: int, device: str) ->
     return vit
 
 
-def _describe_similarity(matrices: dict[str, Array], k: int) -> TeacherSimilarity:
-    """The matrices, the max-cut phases of all tokens, and the two means: off the diagonal, and within phases."""
-    phases = find_phases(matrices["all"], k)
+def _describe_similarity(matrices: dict[str, Array], k: int, tokens: str) -> TeacherSimilarity:
+    """The matrices, the max-cut phases of `tokens`, and the two means: off the diagonal, and within phases."""
+    phases = find_phases(matrices[tokens], k)
     means = {
         name: SimilarityMeans(off_diagonal=off_diagonal_mean(m), within_phases=within_phases_mean(m, phases))
         for name, m in matrices.items()
@@ -155,7 +162,9 @@ def scratch_raptor(
     options: dict[str, Any], teacher: ViT, pair: Pair, folder: Path, machine: Machine
 ) -> tuple[TeacherSimilarity, RaptorScores]:
     """A teacher's similarity, and its raptor with the phases cut from it, trained in the joint stage only."""
-    similarity = _describe_similarity(layer_similarity(teacher, pair[0], machine), options["k"])
+    similarity = _describe_similarity(
+        layer_similarity(teacher, pair[0], machine), options["k"], options.get("tokens", "all")
+    )
     raptor = make_raptor(
         teacher,
         pair,

@@ -17,7 +17,7 @@ from raptor.data.by_name import as_spec
 from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_stochastic_depth
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
-from raptor.experiments.raptors import Machine, trained_by
+from raptor.experiments.raptors import CutBy, Machine, cut_by, trained_by
 from raptor.experiments.records import StochasticDepth, StochasticDepthRow, SweepStatistics
 from raptor.experiments.scratch import (
     ScratchOptions,
@@ -50,7 +50,7 @@ _MEASURES: dict[str, Callable[[StochasticDepthRow], float | None]] = {
 }
 
 
-class StochasticDepthOptions(ScratchOptions, TrainingSweepOptions, total=False):
+class StochasticDepthOptions(ScratchOptions, CutBy, TrainingSweepOptions, total=False):
     """The options that stochastic-depth shares with other experiments."""
 
 
@@ -84,6 +84,7 @@ def run(
         "data": as_spec(data),
         "val": as_spec(options["val"]),
         **part(ScratchOptions, options),
+        **cut_by(options),
         **trained_by(options["recipe"]),
         **part(Limited, options),
     }

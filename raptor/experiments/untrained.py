@@ -13,7 +13,7 @@ from raptor.data.by_name import as_spec
 from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_untrained
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
-from raptor.experiments.raptors import Machine, Pair, SweptTeachers, trained_by
+from raptor.experiments.raptors import CutBy, Machine, Pair, SweptTeachers, cut_by, trained_by
 from raptor.experiments.records import Untrained, UntrainedRow
 from raptor.experiments.scratch import (
     ScratchOptions,
@@ -39,7 +39,7 @@ _COLUMNS = (
 )
 
 
-class UntrainedOptions(ScratchOptions, SweptTeachers, TrainingSweepOptions, total=False):
+class UntrainedOptions(ScratchOptions, CutBy, SweptTeachers, TrainingSweepOptions, total=False):
     """The options that untrained shares with other experiments."""
 
 
@@ -72,6 +72,7 @@ def run(
         "data": as_spec(data),
         "val": as_spec(options["val"]),
         **part(ScratchOptions, options),
+        **cut_by(options),
         **trained_by(options["recipe"]),
         **part(Limited, options),
         "teachers": options["teachers"],

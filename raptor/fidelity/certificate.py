@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raptor.data.stream import Batch, sharing
+from raptor.data.stream import Batch, ImageStream, sharing
 from raptor.devices import device_name
 from raptor.fidelity.bootstrap import interval, quantile_intervals, resampled_means, statistic_interval
 from raptor.fidelity.complexity import block_list, count_flops, run_times
 from raptor.fidelity.error_curves import METRICS, Array, Curves, ErrorCurves
 from raptor.fidelity.heads import Head, prediction_hits
 from raptor.fidelity.null_models import NULL_NAMES, NullModels, fit_null_models
-from raptor.fidelity.verdict import Estimate, Training, Verdict, judge
+from raptor.fidelity.verdict import Estimate, Training, Verdict, images_of, judge
 from raptor.phases import Phases
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_CENTRE_IMAGES = 256
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Certificate(ResultFile):
     @property
     def judged(self) -> Verdict:
         """The verdict; that of an older file is made from its curves."""
-        return self.verdict or judge(self.curves, self.nulls, self.intervals)
+        return self.verdict or judge(self.curves, self.nulls, self.intervals, split=self.split)
 
     @property
     def head(self) -> str:
@@ -182,8 +183,8 @@ class Certificate(ResultFile):
 
         eps = self.eps["relative"][group]
         title = (
-            f"{self.surrogate}\n{self.curves.num_images} held-out images, {self.image_size} px, tokens: {group}; "
-            f"relative eps {_number(eps.value)} (layer {eps.layer}, at most {_number(eps.upper)})"
+            f"{self.surrogate}\n{self.curves.num_images} {images_of(self.split)}, {self.image_size} px, tokens: {group}"
+            f"; relative eps {_number(eps.value)} (layer {eps.layer}, at most {_number(eps.upper)})"
         )
         table = Table(title=title)
         rows = self.rows(group)
@@ -280,6 +281,7 @@ def certify(
     train_batches: Iterable[Batch] | None = None,
     null_every: int = 1,
     training: Training | None = None,
+    split: str = "val",
 ) -> Certificate:
     """Certify `surrogate` against `teacher` on held-out `batches`, in one streaming pass over both.
 
@@ -296,6 +298,7 @@ def certify(
             themselves when it is None (the nulls are then at their best).
         null_every: measure the null models only on every n-th batch, to save their forward passes on large sets.
         training: how the surrogate was trained, for the verdict; see `read_training`.
+        split: what the images are called in it: `val` for held-out ones, `train`, `all`, or a part of the data.
     """
     _check_pair(surrogate, teacher)
     if null_every < 1:
@@ -311,7 +314,7 @@ def certify(
         notes.append("no accuracy or agreement: no head")
     measured = _measure(surrogate, teacher, batches, nulls, head, precision, null_every)
     made = partial(_certificate, surrogate, teacher, phases, precision, measured, notes, bootstrap, seed, training)
-    return sharing(batches).first(made)
+    return sharing(batches).first(lambda: made(split))
 
 
 def _certificate(
@@ -324,6 +327,7 @@ def _certificate(
     bootstrap: int,
     seed: int,
     training: Training | None,
+    split: str,
 ) -> Certificate:
     """The certificate of what was measured."""
     assert measured.images is not None
@@ -347,7 +351,8 @@ def _certificate(
         predictions=_predictions(measured.hits, bootstrap, seed),
         costs=_costs(surrogate, teacher, measured.images, precision),
         notes=notes + measured.notes,
-        verdict=judge(curves, null_curves, intervals, training, bootstrap, seed),
+        verdict=judge(curves, null_curves, intervals, training, bootstrap, seed, split),
+        split=split,
     )
 
 
@@ -377,8 +382,8 @@ def _measure(
     scored = head is not None and (not classes or head.is_of(classes))
     hits, ranks = Rows(), sharing(batches)
     first: Tensor | None = None
-    if ranks.size > 1:
-        centre = ranks.first(lambda: _first_centre(curves["surrogate"], teacher, batches, precision))
+    centre = ranks.first(lambda: _centre(curves["surrogate"], teacher, batches, precision))
+    if centre is not None:
         for each in curves.values():
             each.start(centre.to(teacher.device))
     for number, batch in enumerate(batches):
@@ -401,18 +406,26 @@ def _measure(
     reduce_all(ranks, *curves.values(), hits)
     notes = []
     if null_every > 1 and nulls is not None:
-        notes.append(f"null models measured on {curves['mean'].num_images} of the held-out images")
+        notes.append(f"null models measured on {curves['mean'].num_images} of the images")
     if head is not None and not scored:
         other = "" if len(classes) != head.num_classes else f" of other names, such as {classes[0]}"
         notes.append(f"no accuracy: the head has {head.num_classes} classes, the data {len(classes)}{other}")
     return _Measured(curves, hits, first, notes)
 
 
-def _first_centre(curves: ErrorCurves, teacher: ViT, batches: Iterable[Batch], precision: str) -> Tensor:
-    """The centre of the first batch, which rank 0 has."""
-    for states, _, _ in Trajectories(teacher, batches, precision):
-        return curves.centre_of(states).cpu()
-    raise ValueError("no images to certify on: the held-out data is empty")
+def _centre(curves: ErrorCurves, teacher: ViT, batches: Iterable[Batch], precision: str) -> Tensor | None:
+    """The mean state of images spread over a stream; None for other batches, whose first one is the centre.
+
+    The first batch of a folder may be all of one class, and deviations from its mean would make intervals too wide.
+    """
+    if not isinstance(batches, ImageStream):
+        return None
+    sample = batches.whole().sample(min(_CENTRE_IMAGES, batches.num_images))
+    sums_lgd, num_images = None, 0
+    for states, _, batch in Trajectories(teacher, sample, precision):
+        added = len(batch.images) * curves.centre_of(states).double()
+        sums_lgd, num_images = added if sums_lgd is None else sums_lgd + added, num_images + len(batch.images)
+    return None if sums_lgd is None else (sums_lgd / num_images).float().cpu()
 
 
 def _predictions(rows: Rows, bootstrap: int, seed: int) -> dict[str, Estimate]:

@@ -183,7 +183,7 @@ class ErrorCurves:
         )
 
     def start(self, centre_lgd: Tensor) -> None:
-        """Measure the images' deviations from this centre; by default the first batch's, of which ranks have others."""
+        """Measure the images' deviations from this centre; by default the first batch's."""
         device, (_, num, dim) = centre_lgd.device, centre_lgd.shape
         self._centre = centre_lgd
         self._num_stacked = min(STACKED_VALUES.get(device.type, 1), free_bytes(device) // _BYTES_EACH)

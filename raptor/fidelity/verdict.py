@@ -110,6 +110,12 @@ class GroupVerdict(Record):
     no_better_than_mean: bool = False
 
 
+def images_of(split: str) -> str:
+    """What the images of a split are called: only those of `val` were held out."""
+    words = {"val": "held-out", "train": "training", "all": "training and held-out"}
+    return f"{words.get(split, split)} images"
+
+
 @dataclass
 class Verdict(Record):
     """What a reader must know first. `lines` are the words; None for `training` of a surrogate whose run is unknown."""
@@ -119,6 +125,7 @@ class Verdict(Record):
     num_layers: int
     training: Training | None = None
     undertrained: list[str] = field(default_factory=list)
+    split: str = "val"
 
     def to_dict(self) -> dict[str, Any]:
         """The fields and the words."""
@@ -129,7 +136,7 @@ class Verdict(Record):
         trained = "how it was trained is not known" if self.training is None else str(self.training)
         words = f"undertrained ({'; '.join(self.undertrained)}): " if self.undertrained else ""
         return [
-            f"{words}{trained}; measured on {self.num_images:,} held-out images",
+            f"{words}{trained}; measured on {self.num_images:,} {images_of(self.split)}",
             *(self._line(name, group) for name, group in self.groups.items()),
         ]
 
@@ -157,6 +164,7 @@ def judge(
     training: Training | None = None,
     bootstrap: int = 0,
     seed: int = 0,
+    split: str = "val",
 ) -> Verdict:
     """The verdict from error curves; their per-image errors, where they are there, give intervals of differences."""
     r2_ends = None if intervals is None else intervals.get("r2")
@@ -180,7 +188,7 @@ def judge(
             found.layers_ahead = int(np.sum(r2 > np.max([null.r2[group] for null in nulls.values()], axis=0)))
         groups[group] = found
     undertrained = [] if training is None else training.undertrained()
-    return Verdict(curves.num_images, groups, curves.num_layers, training, undertrained)
+    return Verdict(curves.num_images, groups, curves.num_layers, training, undertrained, split)
 
 
 def _estimate(r2: Array, ends: Array | None, layer: int, g: int) -> Estimate:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from raptor.dynamics.measure import DynamicsFile
 from raptor.fidelity.certificate import Cost
+from raptor.fidelity.verdict import images_of
 from raptor.phases import ModelPhases, within_and_across
 from raptor.report.charts import Section, finite_values, number, percent
 from raptor.report.markup import bullet_list, cards, depth_drawing, paragraph
@@ -50,12 +51,13 @@ class _Fidelity:
     teacher_accuracy: float | None
     surrogate_accuracy: float | None
     costs: dict[str, Cost] | None
+    split: str
 
 
 def _fidelity(results: Results) -> _Fidelity:
     """From the certificate, else from the run's summary."""
-    certificate = results.certificate
-    validation = None if results.distilled is None else results.distilled.validation
+    certificate, summary = results.certificate, results.distilled
+    validation = None if summary is None else summary.validation
     curves = results.curves
     r2 = finite_values([] if curves is None else curves.r2["all"])
     relative = finite_values([] if curves is None else curves.relative["all"])
@@ -79,6 +81,7 @@ def _fidelity(results: Results) -> _Fidelity:
         teacher_accuracy=teacher,
         surrogate_accuracy=student,
         costs=certificate.costs if certificate and certificate.costs.keys() >= {"teacher", "surrogate"} else None,
+        split=certificate.split if "agreement" in predictions and certificate else summary.split if summary else "val",
     )
 
 
@@ -96,12 +99,14 @@ def _surrogate_verdict(results: Results) -> str:
     if found.relative is not None:
         parts.append(f"relative error at most {found.relative:.2f} at any layer")
     if found.agreement is not None:
-        parts.append(f"the same prediction on {percent(found.agreement)} of held-out images")
+        parts.append(f"the same prediction on {percent(found.agreement)} of {images_of(found.split)}")
     if found.costs:
         teacher, surrogate = found.costs["teacher"], found.costs["surrogate"]
         ratio = teacher.block_parameters / max(surrogate.block_parameters, 1)
         flops = surrogate.flops / max(teacher.flops, 1)
-        parts.append(f"{ratio:.1f} times fewer block parameters for {flops:.2f} times the FLOPs")
+        few, many = f"{ratio:.1f} times fewer", f"{1 / ratio:.1f} times as many"
+        size = few if ratio > 1.05 else many if ratio < 0.95 else "as many"
+        parts.append(f"{size} block parameters for {flops:.2f} times the FLOPs")
     return f"{parts[0]}: {'; '.join(parts[1:])}." if len(parts) > 1 else f"{parts[0]}."
 
 

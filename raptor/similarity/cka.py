@@ -21,7 +21,8 @@ class LinearCKA:
     over batches, weighted by their number of images, and the ratio is taken at the end. Each batch's HSIC is unbiased
     and its variance falls as one over its number of images, so these weights give the least variance: a short last
     batch gets less weight. The estimator needs 4 images: a smaller batch is skipped and counted in
-    `num_skipped_images`. The value depends a little on the batch size, so state it.
+    `num_skipped_images`. All that holds of batches drawn at random: those of one class each measure CKA within classes
+    (`iterate(..., shuffle=True)`). The value depends a little on the batch size, so state it.
     """
 
     def __init__(self, num_layers: int, groups: TokenGroups, features: str = "both") -> None:

@@ -56,7 +56,7 @@ class DistillSummary(ResultFile):
         fall = loss_fall(last_losses(folder / "metrics.jsonl", self.num_steps))
         training = Training(self.num_steps, batch_size, self.train_images, start, fall)
         curves = Curves.from_dict(self.validation.curves, num_images=self.validation.num_images)
-        return dataclasses.replace(self, verdict=judge(curves, {}, training=training))
+        return dataclasses.replace(self, verdict=judge(curves, {}, training=training, split=self.split))
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "phases": list(self.phases)}

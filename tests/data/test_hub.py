@@ -30,7 +30,30 @@ def test_hub_sets_from_disk(tmp_path: Path) -> None:
     assert len(sliced) == 4 and same(sliced.load(3), pixels(3))
     single = [open_data(f"hf/{tmp_path}/single", split) for split in ("train", "val")]
     assert sorted([*single[0].names, *single[1].names]) == [f"train/{i}" for i in range(8)] and len(single[1]) >= 1
+    assert len(open_data(f"hf/{tmp_path}/pair:train[-500:]", "train")) == 8
+    with pytest.raises(ValueError, match=r"cannot read the slice train\[5\]: write it as train\[:500\]"):
+        open_data(f"hf/{tmp_path}/pair:train[5]")
     with pytest.raises(ValueError, match="no split 'dev'; it has train, test"):
         open_data(f"hf/{tmp_path}/pair:dev")
     with pytest.raises(ValueError, match="has no train images"):
         open_data(f"hf/{tmp_path}/pair:test", "train")
+
+
+def test_each_split_numbers_its_classes_by_name(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    orders = {"train": ["ant", "bee", "cat"], "test": ["cat", "ant", "bee"]}
+
+    def save(orders: dict[str, list[str]], folder: Path) -> None:
+        tables = {}
+        for part, names in orders.items():
+            features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+            rows = {"image": [Image.fromarray(pixels(i)) for i in range(3)], "label": [0, 1, 2]}
+            tables[part] = datasets.Dataset.from_dict(rows, features=features)
+        datasets.DatasetDict(tables).save_to_disk(str(folder))
+
+    save(orders, tmp_path / "mixed")
+    val = open_data(f"hf/{tmp_path}/mixed", "val")
+    assert val.classes == orders["train"] and val.labels == [2, 0, 1]
+    save({**orders, "test": ["ant", "dog", "cat"]}, tmp_path / "other")
+    with pytest.raises(ValueError, match="class dog of one split is not in the first one"):
+        open_data(f"hf/{tmp_path}/other", "val")

@@ -56,6 +56,15 @@ def test_iterate_gives_every_image_once(data: ImageData, num_workers: int) -> No
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_a_shuffled_stream_has_every_image_once_in_the_same_order_each_time(data: ImageData) -> None:
+    stream = iterate(data, PREPROCESS, 5, shuffle=True)
+    orders = [torch.cat([b.indices for b in stream]).tolist() for _ in range(2)]
+    assert orders[0] == orders[1] != list(range(23)) and sorted(orders[0]) == list(range(23))
+    assert [list(b.places or ()) for b in stream][1] == [5, 6, 7, 8, 9]
+    assert data.labels is not None
+    assert torch.cat([b.labels for b in stream if b.labels is not None]).tolist() == [data.labels[i] for i in orders[0]]
+
+
 def test_iterate_limit(data: ImageData) -> None:
     batches = list(iterate(data, PREPROCESS, 4, limit=6))
     indices = torch.cat([batch.indices for batch in batches]).tolist()

@@ -74,8 +74,8 @@ class Planned(Exception):
         ("ablation", {"model": "scenes", "tokens": "cls"}),
         ("partitions", {"model": "scenes", "tokens": "cls", "k": [2], "limit": 8, "val_images": 8}),
         ("swaps", {"models": ["scenes"], "tokens": "cls"}),
-        ("stochastic_depth", {}),
-        ("untrained", {}),
+        ("stochastic_depth", {"tokens": "cls"}),
+        ("untrained", {"tokens": "cls"}),
         ("budgets", {}),
     ],
 )

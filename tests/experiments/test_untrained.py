@@ -27,10 +27,13 @@ def test_untrained_trained_and_overfitted(sweep_folder: Path, tiny: SimpleNamesp
     assert Untrained.read(tmp_path) == done.result
 
 
-@pytest.mark.parametrize(("name", "value"), [("dim", 64), ("teacher_lr", 1e-4), ("teacher_budget", "9steps")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("dim", 64), ("teacher_lr", 1e-4), ("teacher_budget", "9steps"), ("limit", 40)]
+)
 def test_a_teacher_made_another_way_is_not_taken(
     sweep_folder: Path, tiny: SimpleNamespace, tmp_path: Path, name: str, value: Any
 ) -> None:
     options = {**tiny.images, **tiny.shape, **tiny.budgets, name: value, "teachers": str(sweep_folder), "p": 0.5}
-    with pytest.raises(RunError, match=rf"every cell failed.*holds another teacher \({name}: "):
+    shown = "images" if name == "limit" else name
+    with pytest.raises(RunError, match=rf"every cell failed.*holds another teacher \({shown}: "):
         untrained.run(**options, cells="trained-s0", out=str(tmp_path))

@@ -7,13 +7,16 @@ import io
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tiny_certified import all_states, image_batches, tiny_vit
+from tiny_images import save_array
 from torch import Tensor
 
+from raptor.data import iterate, open_data
 from raptor.fidelity.certificate import Certificate, certify
 from raptor.fidelity.error_curves import ErrorCurves
 from raptor.fidelity.heads import collect_features, resolve_head
@@ -101,6 +104,22 @@ def test_json_and_table(certificate: Certificate) -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(certificate.table("patches"), certificate.summary_table())
     assert f"{certificate.curves.r2['patches'][4]:.3f}" in console.export_text()
+
+
+def test_intervals_do_not_depend_on_how_images_are_batched(teacher: ViT, surrogate: ViT, tmp_path: Path) -> None:
+    """A folder is read class by class: deviations from the mean of a first batch of one class made them too wide."""
+    for i in range(24):
+        shade = 20 + i if i < 12 else 220 + i
+        save_array(tmp_path / "ab"[i // 12] / f"{i:02d}.png", np.full((32, 32, 3), shade, dtype=np.uint8))
+    data = open_data(str(tmp_path), "all")
+    found = [
+        certify(surrogate, teacher, iterate(data, teacher.preprocess, size), null_models=False).intervals["r2"]
+        for size in (4, 24)
+    ]
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-3, atol=1e-5)
+    sorted_batches = list(iterate(data, teacher.preprocess, 4))  # whose centre is the first batch's
+    wide = certify(surrogate, teacher, sorted_batches, null_models=False).intervals["r2"]
+    assert (wide[1, -1, 0] - wide[0, -1, 0]) > 1.2 * (found[0][1, -1, 0] - found[0][0, -1, 0])
 
 
 def test_models_that_do_not_fit_are_refused(teacher: ViT) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from raptor.fidelity.certificate import Certificate
 from raptor.phases import PhasesFile
 from raptor.report.results import Results, read_results
 from raptor.report.section_overview import overview
@@ -20,6 +22,19 @@ def test_a_surrogate_is_told_by_its_curves(committed: Results) -> None:
     assert "Three tied blocks (" in html and f"R² {r2[-1]:.2f} at the last layer" in html
     assert f"relative error at most {curves.relative['all'].max():.2f} at any layer" in html
     assert f">{r2[-1]:.3f}<" in html
+
+
+def test_what_is_larger_and_which_images_are_meant(committed: Results) -> None:
+    certificate = Certificate.read_file(RESULTS / "dinov2s-732-certificate.json")
+
+    def html(**changes: Any) -> str:
+        return overview(replace(committed, certificate=replace(certificate, **changes))).html
+
+    costs = certificate.costs
+    assert "4.0 times fewer block parameters" in html() and "of held-out images" in html()
+    assert "; as many block parameters" in html(costs={**costs, "surrogate": costs["teacher"]})
+    swapped = html(costs={"teacher": costs["surrogate"], "surrogate": costs["teacher"]}, split="train")
+    assert "4.0 times as many block parameters" in swapped and "of training images" in swapped
 
 
 def test_phases_are_told_by_their_means(tmp_path: Path) -> None:
