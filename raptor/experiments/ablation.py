@@ -151,7 +151,8 @@ def _do_cell(machine: Machine, cell: Cell) -> AblationRow:
         seed=options["seed"],
     )
     refit = _refit(folder, teacher, pair, options, machine) if options["row"] == "5-joint" else None
-    return AblationRow(row=options["row"], seed=options["seed"], refit=refit, **vars(scores))
+    chance = 1 / len(pair[1].classes) if pair[1].classes else None
+    return AblationRow(row=options["row"], seed=options["seed"], refit=refit, chance=chance, **vars(scores))
 
 
 def _refit(folder: Path, teacher: ViT, pair: Pair, options: dict[str, Any], machine: Machine) -> Refit:

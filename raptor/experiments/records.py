@@ -372,11 +372,12 @@ class Refit(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class AblationRow(RaptorScores):
-    """One training of one row of Table 2."""
+    """One training of one row of Table 2; `chance` is the accuracy of a guess, which earlier versions did not keep."""
 
     row: str
     seed: int
     refit: Refit | None = None
+    chance: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,6 +72,12 @@ def test_ablation_verdicts_are_over_seeds() -> None:
     # Where teacher forcing itself keeps much, it has not collapsed, whatever the next row does.
     kept = claims_ablation(values(*[(0.4, 0.1 + i / 1000, 0.1, 0.1, 0.1, 0.1) for i in range(3)], steps=1000))
     assert kept[0].verdict is DISAGREES
+    # Accuracy counts above that of a guess: .24 of .845 is a collapse where a guess has .2.
+    guessed = values(*[(0.24 + i / 1000, 0.7, 0.7, 0.7, 0.7, 0.7) for i in range(3)])
+    assert claims_ablation(guessed)[0].verdict is DISAGREES
+    guessed = replace(guessed, rows=[replace(row, chance=0.2) for row in guessed.rows])
+    collapsed = claims_ablation(guessed)[0]
+    assert collapsed.verdict is AGREES and collapsed.evidence.value == pytest.approx(0.041 / 0.645)
     default = replace(values(paper), settings={"base": "default"})
     assert {c.place for c in claims_ablation(default)} == {"Table 2, with the default recipe"}
 
