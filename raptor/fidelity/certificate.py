@@ -421,6 +421,7 @@ def _centre(curves: ErrorCurves, teacher: ViT, batches: Iterable[Batch], precisi
     if not isinstance(batches, ImageStream):
         return None
     sample = batches.whole().sample(min(_CENTRE_IMAGES, batches.num_images))
+    sample.progress = None  # these images are counted when they are measured
     sums_lgd, num_images = None, 0
     for states, _, batch in Trajectories(teacher, sample, precision):
         added = len(batch.images) * curves.centre_of(states).double()

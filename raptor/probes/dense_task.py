@@ -18,7 +18,7 @@ from raptor.train.plan import is_planning
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
 
-_LOOKED_AT = 8  # frames at a time, until one has a target
+_LOOKED_AT = 8  # so many frames together, until one has a target
 MAX_ELEMENTS = 2**28
 """Numbers in the largest tensor of upsampled logits."""
 

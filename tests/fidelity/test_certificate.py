@@ -117,6 +117,10 @@ def test_intervals_do_not_depend_on_how_images_are_batched(teacher: ViT, surroga
         for size in (4, 24)
     ]
     np.testing.assert_allclose(found[0], found[1], rtol=1e-3, atol=1e-5)
+    done: list[int] = []
+    stream = iterate(data, teacher.preprocess, 8, progress=lambda num, _total: done.append(num))
+    certify(surrogate, teacher, stream, null_models=False, bootstrap=0)
+    assert done == [8, 16, 24]  # images that are looked at for the mean are not counted twice
     sorted_batches = list(iterate(data, teacher.preprocess, 4))  # whose centre is the first batch's
     wide = certify(surrogate, teacher, sorted_batches, null_models=False).intervals["r2"]
     assert (wide[1, -1, 0] - wide[0, -1, 0]) > 1.2 * (found[0][1, -1, 0] - found[0][0, -1, 0])
