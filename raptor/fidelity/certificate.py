@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -313,8 +312,9 @@ def certify(
     if head is None:
         notes.append("no accuracy or agreement: no head")
     measured = _measure(surrogate, teacher, batches, nulls, head, precision, null_every)
-    made = partial(_certificate, surrogate, teacher, phases, precision, measured, notes, bootstrap, seed, training)
-    return sharing(batches).first(lambda: made(split))
+    return sharing(batches).first(
+        lambda: _certificate(surrogate, teacher, phases, precision, measured, notes, bootstrap, seed, training, split)
+    )
 
 
 def _certificate(
