@@ -375,10 +375,10 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
     started = time.monotonic()
     stream, validator = job.stream(), job.validator(run.folder)
     if saved is not None:
-        variance_lt = _saved_variance(job, run, saved[0])
+        variance = _saved_variance(job, run, saved[0])
     else:
-        variance_lt = state_variance(job.teacher, stream, job.recipe.normalise, job.precision, job.ranks)
-    module = job.step(student, phases, variance_lt)
+        variance = state_variance(job.teacher, stream, job.recipe.normalise, job.precision, job.ranks)
+    module = job.step(student, phases, variance)
     measured = Measured(validator, student, job.teacher, phases, job.phase)
     loop = Loop(run, job.fabric, saved, [job.train_data, job.val_data], job.track, job.checkpoint_minutes)
     stages = [DistillStage(job, leg, module, stream, measured) for leg in job.legs()]
@@ -444,8 +444,10 @@ def _num_measured(job: Job, validator: Validator) -> int:
 
 def _saved_variance(job: Job, run: Run, tensors: Mapping[str, Tensor]) -> Tensor:
     found = tensors.get("variance")
-    shape = (job.teacher.num_layers, job.teacher.groups.num_tokens)
-    if found is None or tuple(found.shape) != shape or not found.isfinite().all():
+    shape = [job.teacher.num_layers, job.teacher.groups.num_tokens]
+    if job.recipe.normalise == "coordinate":
+        shape.append(job.teacher.dim)
+    if found is None or list(found.shape) != shape or not found.isfinite().all():
         raise RunError(f"{run.latest()} has no variance of its states, or a damaged one: choose another --out")
     return found
 
@@ -501,7 +503,7 @@ class DistillStage:
 
     def tensors(self) -> dict[str, Tensor]:
         tensors = {f"block.{n}": v for n, v in self.module.shared_blocks.state_dict().items()}
-        return tensors | {"variance": self.module.variance_lt}
+        return tensors | {"variance": self.module.variance}
 
     def metrics(self, loss_nl: Tensor) -> dict[str, Any]:
         return {

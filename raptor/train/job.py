@@ -157,13 +157,13 @@ class Job:
             seed=self.seed,
         )
 
-    def step(self, student: ViT, phases: Phases, variance_lt: Tensor) -> DistillStep:
-        """One training step; `variance_lt` (L, T) is what squared errors are divided by."""
+    def step(self, student: ViT, phases: Phases, variance: Tensor) -> DistillStep:
+        """One training step; `variance`, (L, T) or (L, T, D), is what squared errors are divided by."""
         return DistillStep(
             self.teacher,
             student,
             phases,
-            variance_lt,
+            variance,
             self.recipe.stage1_weights,
             self.recipe.last_phase_weights,
             self.recipe.stage2_weights,

@@ -11,7 +11,8 @@ from raptor.devices import Ranks
 from raptor.streaming import Moments
 from raptor.vit.view import GROUP_NAMES, TokenGroups
 
-NORMALISATIONS = ("none", "layer", "group")
+NORMALISATIONS = ("none", "layer", "group", "coordinate")
+_FLOOR = 0.01  # of the median coordinate's variance: smaller ones count as this
 
 
 def token_weights(groups: TokenGroups, weights: Mapping[str, float] | None) -> Tensor:
@@ -35,13 +36,15 @@ def token_weights(groups: TokenGroups, weights: Mapping[str, float] | None) -> T
     return w_t
 
 
-def weighted_error(student_btd: Tensor, teacher_btd: Tensor, w_t: Tensor, cosine_t: Tensor | None = None) -> Tensor:
-    """Mean over images of the sum over tokens of `w_t` times the squared error's mean over coordinates.
+def weighted_error(student_btd: Tensor, teacher_btd: Tensor, weights: Tensor, cosine_t: Tensor | None = None) -> Tensor:
+    """Mean over images of the sum over tokens of the squared error's weighted mean over coordinates.
 
-    `cosine_t` (T,) is the weight of an additional `1 - cos` per token.
+    `weights` are (T,), or (T, D) where each coordinate has its own. `cosine_t` (T,) is the weight of an additional
+    `1 - cos` per token.
     """
     s_btd, t_btd = student_btd.float(), teacher_btd.float()
-    error_bt = (s_btd - t_btd).square().mean(dim=-1) * w_t
+    error_btd = (s_btd - t_btd).square()
+    error_bt = error_btd.mean(dim=-1) * weights if weights.ndim == 1 else (error_btd * weights).mean(dim=-1)
     if cosine_t is not None:
         error_bt = error_bt + (1 - torch.cosine_similarity(s_btd, t_btd, dim=-1)) * cosine_t
     return error_bt.sum(dim=-1).mean()
@@ -71,10 +74,24 @@ class StateVariance:
     def variance(self, layer: int, name: str) -> float:
         return float(self.moments[layer, name].variance.mean().clamp(min=1e-12))
 
-    def per_token(self, normalise: str) -> Tensor:
-        """What each squared error is divided by, (L, T): 1, the variance of its layer, or of its layer and group."""
+    def coordinates(self, layer: int, name: str) -> Tensor:
+        """The variance of each coordinate, (D,), raised to a hundredth of the median one where it is smaller.
+
+        A coordinate that hardly varies would otherwise weigh its rounding errors as much as others weigh signal.
+        """
+        v_d = self.moments[layer, name].variance.float().cpu()
+        return v_d.clamp(min=max(_FLOOR * float(v_d.median()), 1e-12))
+
+    def divisors(self, normalise: str) -> Tensor:
+        """What each squared error is divided by.
+
+        (L, T): 1, the variance of its layer, or that of its layer and group. (L, T, D): the variance of its layer,
+        group and coordinate.
+        """
         if normalise not in NORMALISATIONS:
             raise ValueError(f"unknown normalise {normalise!r}: choose from {', '.join(NORMALISATIONS)}")
+        if normalise == "coordinate":
+            return torch.stack([self._by_coordinate(layer) for layer in range(1, self.num_layers + 1)])
         v_lt = torch.ones(self.num_layers, self.groups.num_tokens)
         for layer in range(1, self.num_layers + 1) if normalise != "none" else ():
             if normalise == "layer":
@@ -83,3 +100,11 @@ class StateVariance:
                 for name, where in self.groups.present():
                     v_lt[layer - 1, where] = self.variance(layer, name)
         return v_lt
+
+    def _by_coordinate(self, layer: int) -> Tensor:
+        """(T, D) of one layer."""
+        by_name = {name: self.coordinates(layer, name) for name, _ in self.groups.present()}
+        v_td = torch.empty(self.groups.num_tokens, len(next(iter(by_name.values()))))
+        for name, where in self.groups.present():
+            v_td[where] = by_name[name]
+        return v_td

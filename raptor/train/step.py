@@ -53,7 +53,7 @@ class DistillStep(nn.Module):
     Args:
         teacher, student: views; only the student's shared blocks are trained.
         phases: where depth is cut.
-        variance_lt: what each layer's and token's squared error is divided by, (L, T).
+        variance: what each squared error is divided by, (L, T), or (L, T, D) where coordinates have their own.
         stage1_weights: token-group weights of the phases before the last in stage 1; None takes the plain mean.
         last_phase_weights: the same of the last phase in stage 1.
         stage2_weights: token-group weights of every layer in stage 2.
@@ -70,7 +70,7 @@ class DistillStep(nn.Module):
         teacher: ViT,
         student: ViT,
         phases: Phases,
-        variance_lt: Tensor,
+        variance: Tensor,
         stage1_weights: Mapping[str, float] | None = None,
         last_phase_weights: Mapping[str, float] | None = None,
         stage2_weights: Mapping[str, float] | None = None,
@@ -91,7 +91,7 @@ class DistillStep(nn.Module):
         self.trained = list(range(phases.k)) if phase is None else [phase - 1]
         for j, block in enumerate(self.shared_blocks):
             block.requires_grad_(j in self.trained)
-        self.variance_lt = variance_lt.to(teacher.device)
+        self.variance = variance.to(teacher.device)
         self.weights: dict[tuple[str, int], tuple[Tensor, ...]] = {}  # by stage and number of tokens
         self.cosine: dict[tuple[str, int], tuple[Tensor, ...] | None] = {}
         for groups in (teacher.groups, *(groups_at(teacher, size) for size in sizes)):
@@ -99,10 +99,11 @@ class DistillStep(nn.Module):
                 token_weights(groups, weights).to(teacher.device)
                 for weights in (stage1_weights, last_phase_weights, stage2_weights)
             )
-            v_lt, first_of_last = at_groups(self.variance_lt, teacher.groups, groups), phases.spans[-1][0]
+            v_lt, first_of_last = at_groups(self.variance, teacher.groups, groups), phases.spans[-1][0]
             stage1 = torch.stack([last if n >= first_of_last else early for n in range(1, phases.num_layers + 1)])
             for stage, w_lt in (("stage1", stage1), ("stage2", joint.expand_as(stage1))):
-                self.weights[stage, groups.num_tokens] = (w_lt / v_lt).unbind()
+                w_like_v = w_lt if v_lt.ndim == 2 else w_lt[..., None]
+                self.weights[stage, groups.num_tokens] = (w_like_v / v_lt).unbind()
                 self.cosine[stage, groups.num_tokens] = (cosine * w_lt).unbind() if cosine else None
         self.one_call = not teacher.depth_conditioned and not _image_arguments(self._teacher[0])
         self._blocks = _blocks(self.shared_blocks)  # a list: nothing in it is registered a second time
@@ -266,7 +267,7 @@ class DistillStep(nn.Module):
         return [(layer, Modulation(*row), one) for layer, row, one in zip(layers, zip(*parts), given)]
 
     def _target(self, state_btd: Tensor, layer: int, stage: str) -> tuple[Tensor, Tensor | None]:
-        """The weights (T,) of the squared error and of the cosine."""
+        """The weights of the squared error, (T,) or (T, D), and of the cosine, (T,)."""
         key = (stage, state_btd.shape[1])
         cosine = self.cosine[key]
         return self.weights[key][layer - 1], None if cosine is None else cosine[layer - 1]
@@ -275,7 +276,9 @@ class DistillStep(nn.Module):
 def state_variance(
     teacher: ViT, stream: TrainStream, normalise: str, precision: str, ranks: Ranks = ONE_PROCESS
 ) -> Tensor:
-    """What each squared error is divided by, (L, T), measured on a few batches of all ranks; on one where it is 1.
+    """What each squared error is divided by, (L, T) or (L, T, D): see `StateVariance.divisors`.
+
+    It is measured on a few batches of all ranks, or on one where it is 1.
 
     Raises `NonFiniteStates` where the teacher's states are not finite, or their variance is beyond float32.
     """
@@ -289,7 +292,7 @@ def state_variance(
     for layer in range(1, teacher.num_layers + 1):
         if not variance.variance(layer, "all") <= torch.finfo(torch.float32).max:
             raise NonFiniteStates.of(teacher.name, f"at layer {layer} on training images")
-    return variance.per_token(normalise).to(device)
+    return variance.divisors(normalise).to(device)
 
 
 @torch.no_grad()
@@ -313,10 +316,10 @@ def groups_at(teacher: ViT, size: int) -> TokenGroups:
 
 
 def at_groups(v_lt: Tensor, old: TokenGroups, new: TokenGroups) -> Tensor:
-    """Values (L, T), equal within each token group, for another number of patches."""
+    """Values (L, T) or (L, T, D), equal within each token group, for another number of patches."""
     if new == old:
         return v_lt
-    w_lt = v_lt.new_empty(len(v_lt), new.num_tokens)
+    w_lt = v_lt.new_empty(len(v_lt), new.num_tokens, *v_lt.shape[2:])
     for name, where in new.present():
         w_lt[:, where] = v_lt[:, old.slice(name)][:, :1]
     return w_lt
@@ -344,7 +347,7 @@ def _advance(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     target_btd: Tensor,
-    w_t: Tensor,
+    weights: Tensor,
     cosine_t: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The next state, that state normed for the next paper block, and its loss.
@@ -353,7 +356,7 @@ def _advance(
     """
     out_btd = block(x_btd, modulation, *args, **kwargs)
     normed_btd = block.norm_ahead(out_btd) if "normed_btd" in kwargs else None  # type: ignore[operator]
-    return out_btd, normed_btd, weighted_error(out_btd, target_btd, w_t, cosine_t)
+    return out_btd, normed_btd, weighted_error(out_btd, target_btd, weights, cosine_t)
 
 
 def _blocks(tied: nn.ModuleList) -> list[Any]:

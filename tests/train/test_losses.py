@@ -84,7 +84,7 @@ def test_variance_over_batches_equals_numpy_over_everything():
     variance = StateVariance(2, FULL)
     for states in batches:
         variance.update([torch.tensor(state, dtype=torch.float32) for state in states])
-    layer_lt, group_lt = variance.per_token("layer"), variance.per_token("group")
+    layer_lt, group_lt, own_ltd = (variance.divisors(name) for name in ("layer", "group", "coordinate"))
     for layer in (0, 1):
         whole = np.concatenate([states[layer] for states in batches])
 
@@ -94,9 +94,35 @@ def test_variance_over_batches_equals_numpy_over_everything():
         assert layer_lt[layer].numpy() == pytest.approx(np.full(9, expected(slice(None))), rel=1e-5)
         for where in (slice(0, 1), slice(1, 4), slice(4, 9)):
             assert group_lt[layer, where].numpy() == pytest.approx(expected(where), rel=1e-5)
-    assert torch.equal(variance.per_token("none"), torch.ones(2, 9))
+            coordinates = whole[:, where].reshape(-1, 6).var(axis=0)
+            assert own_ltd[layer, where].numpy() == pytest.approx(
+                np.broadcast_to(coordinates, (where.stop - where.start, 6)), rel=1e-5
+            )
+    assert torch.equal(variance.divisors("none"), torch.ones(2, 9))
     with pytest.raises(ValueError, match="unknown normalise"):
-        variance.per_token("token")
+        variance.divisors("token")
+
+
+def test_a_coordinate_that_hardly_varies_counts_as_a_hundredth_of_the_median_one():
+    states = torch.randn(50, 9, 5, generator=torch.Generator().manual_seed(1)) * torch.tensor([100.0, 2, 1, 1, 1e-4])
+    variance = StateVariance(1, FULL)
+    variance.update([states])
+    v_td = variance.divisors("coordinate")[0]
+    for where in (slice(0, 1), slice(1, 4), slice(4, 9)):
+        own = states[:, where].reshape(-1, 5).double().numpy().var(axis=0)
+        own[-1] = np.median(own) / 100
+        assert v_td[where][0].numpy() == pytest.approx(own, rel=1e-5)
+
+
+def test_an_outlier_coordinate_decides_the_error_unless_each_has_its_own_variance():
+    s, t = pair()
+    s[..., 0] += 100  # a thousand times the other errors
+    v_td = torch.ones(FULL.num_tokens, t.shape[-1])
+    v_td[:, 0] = 1e8
+    w_td = token_weights(FULL, None)[:, None] / v_td
+    expected = ((s - t)[..., 1:].double() ** 2).sum(-1).mean().item() / t.shape[-1]
+    assert weighted_error(s, t, w_td).item() == pytest.approx(expected, rel=1e-3)
+    assert weighted_error(s, t, token_weights(FULL, None)).item() > 100 * expected
 
 
 def test_ranks_add_up_to_one_process():
@@ -107,5 +133,5 @@ def test_ranks_add_up_to_one_process():
     half.update([x[:2] for x in states])
     other.update([x[2:] for x in states])
     on_ranks(2, lambda ranks: (half, other)[ranks.rank].reduce(ranks))
-    assert torch.equal(half.per_token("group"), other.per_token("group"))
-    assert torch.allclose(half.per_token("group"), whole.per_token("group"), rtol=1e-6)
+    assert torch.equal(half.divisors("group"), other.divisors("group"))
+    assert torch.allclose(half.divisors("group"), whole.divisors("group"), rtol=1e-6)

@@ -54,15 +54,25 @@ def some_variance(teacher: ViT) -> Tensor:
     return torch.rand(teacher.num_layers, teacher.groups.num_tokens, generator=generator) + 0.2
 
 
+def coordinate_variance(teacher: ViT) -> Tensor:
+    """One row of coordinates per layer and token group, (L, T, D)."""
+    v_ltd = torch.empty(teacher.num_layers, teacher.groups.num_tokens, teacher.dim)
+    generator = torch.Generator().manual_seed(5)
+    for _, where in teacher.groups.present():
+        v_ltd[:, where] = torch.rand(teacher.num_layers, 1, teacher.dim, generator=generator) + 0.2
+    return v_ltd
+
+
 def make_step(teacher: ViT, student: ViT, **options: Any) -> DistillStep:
     phases = Phases.from_lengths(list(student.phases or ()))
-    given = {"variance_lt": torch.ones(teacher.num_layers, teacher.groups.num_tokens), **options}
+    given = {"variance": torch.ones(teacher.num_layers, teacher.groups.num_tokens), **options}
     return DistillStep(teacher, student, phases, **{"last_phase_weights": LAST, "stage2_weights": JOINT, **given})
 
 
-def transcribed_error(s: Tensor, t: Tensor, weights: dict | None, v_t: Tensor, vit: ViT, cosine: float = 0) -> float:
-    a, b, v = s.detach().double().numpy(), t.double().numpy(), v_t.double().numpy()
-    squared = ((a - b) ** 2).mean(-1) / v
+def transcribed_error(s: Tensor, t: Tensor, weights: dict | None, v: Tensor, vit: ViT, cosine: float = 0) -> float:
+    """`v` is (T,) or (T, D)."""
+    a, b = s.detach().double().numpy(), t.double().numpy()
+    squared = ((a - b) ** 2 / v.double().reshape(len(v), -1).numpy()).mean(-1)
     angle = 1 - (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
     values = squared + cosine * angle
     if weights is None:
@@ -121,10 +131,27 @@ def test_stage_1_is_the_sum_over_phases_of_the_mixture(block, conditioning, lam)
     student = student_of(teacher, (1, 3), block, conditioning)
     images, v_lt = images_for(teacher), some_variance(teacher)
     with torch.no_grad():
-        loss, layers = make_step(teacher, student, variance_lt=v_lt)(images, "stage1", lam)
+        loss, layers = make_step(teacher, student, variance=v_lt)(images, "stage1", lam)
         expected = transcribed_stage1(teacher, student, images, lam, v_lt)
     assert layers.numpy() == pytest.approx(expected, rel=2e-4)
     assert loss.item() == pytest.approx(sum_of_phase_means(expected, (1, 3)), rel=2e-4)
+
+
+@pytest.mark.parametrize(("block", "conditioning"), KINDS)
+def test_each_coordinate_may_have_a_variance_of_its_own(block, conditioning):
+    teacher = tiny_teacher()
+    student = student_of(teacher, (1, 3), block, conditioning)
+    images, v_ltd = images_for(teacher), coordinate_variance(teacher)
+    step = make_step(teacher, student, variance=v_ltd, cosine=0.2)
+    with torch.no_grad():
+        _, stage1 = step(images, "stage1", 0.3)
+        _, stage2 = step(images, "stage2")
+        expected = transcribed_stage1(teacher, student, images, 0.3, v_ltd, cosine=0.2)
+        joint = make_step(teacher, student, variance=v_ltd[..., :1].expand_as(v_ltd), cosine=0.2)(images, "stage2")[1]
+        same = make_step(teacher, student, variance=v_ltd[..., 0], cosine=0.2)(images, "stage2")[1]
+    assert stage1.numpy() == pytest.approx(expected, rel=2e-4)
+    assert joint.numpy() == pytest.approx(same.numpy(), rel=1e-5)  # equal coordinates are one variance per token
+    assert not torch.allclose(stage2, same, rtol=1e-2)
 
 
 @pytest.mark.parametrize("early", [None, {"cls": 0.6, "registers": 0.0, "patches": 0.4}])
@@ -133,7 +160,7 @@ def test_phases_before_the_last_have_weights_of_their_own(early):
     student = student_of(teacher, (1, 2, 1))
     images, v_lt = images_for(teacher), some_variance(teacher)
     with torch.no_grad():
-        _, layers = make_step(teacher, student, variance_lt=v_lt, stage1_weights=early)(images, "stage1", 0.3)
+        _, layers = make_step(teacher, student, variance=v_lt, stage1_weights=early)(images, "stage1", 0.3)
         expected = transcribed_stage1(teacher, student, images, 0.3, v_lt, early=early)
     assert layers.numpy() == pytest.approx(expected, rel=2e-4)
 
@@ -146,7 +173,9 @@ def test_a_batch_of_another_size_has_the_same_loss_per_token():
     assert (groups.cls, groups.registers, groups.patches) == (1, 2, 25)
     v_lt = at_groups(some_variance(teacher), teacher.groups, groups)
     assert torch.equal(v_lt[:, 3:], v_lt[:, 3:4].expand(-1, 25)) and v_lt.shape == (4, 28)
-    step = make_step(teacher, student, variance_lt=some_variance(teacher), sizes=(40,))
+    v_ltd = at_groups(coordinate_variance(teacher), teacher.groups, groups)
+    assert torch.equal(v_ltd[:, 3:], v_ltd[:, 3:4].expand(-1, 25, -1)) and v_ltd.shape == (4, 28, teacher.dim)
+    step = make_step(teacher, student, variance=some_variance(teacher), sizes=(40,))
     with torch.no_grad():
         _, layers = step(images, "stage1", 0.3)
         expected = transcribed_stage1(teacher, student, images, 0.3, v_lt)
@@ -214,7 +243,7 @@ def test_stage_2_is_the_mean_over_all_layers_run_end_to_end(block, conditioning,
     student = student_of(teacher, (3, 1), block, conditioning)
     images, v_lt = images_for(teacher), some_variance(teacher)
     with torch.no_grad():
-        loss, layers = make_step(teacher, student, variance_lt=v_lt, cosine=cosine)(images, "stage2")
+        loss, layers = make_step(teacher, student, variance=v_lt, cosine=cosine)(images, "stage2")
         own = list(student.record(images)[0])
         states = list(teacher.record(images)[0])
     assert torch.equal(own[0], states[0])
@@ -247,7 +276,7 @@ def test_teacher_forcing_in_one_call_equals_a_call_a_layer(name, batch):
     student = student_of(teacher, (1, 3))
     images, v_lt = images_for(teacher, batch), some_variance(teacher)
     with torch.no_grad():
-        _, layers = make_step(teacher, student, variance_lt=v_lt)(images, "stage1", 1.0)
+        _, layers = make_step(teacher, student, variance=v_lt)(images, "stage1", 1.0)
         states, call = block_calls(teacher, student, images)
         expected = [
             transcribed_error(
@@ -383,10 +412,10 @@ def test_a_copied_block_that_folds_gives_the_same_losses_and_gradients(monkeypat
     teacher = tiny_teacher(init_values=layer_scale)
     student = student_of(teacher, (1, 3), block, conditioning)
     images, v_lt = images_for(teacher), some_variance(teacher)
-    folded = make_step(teacher, student, variance_lt=v_lt)
+    folded = make_step(teacher, student, variance=v_lt)
     assert all(type(block) is PlainBlock for block in folded._blocks)
     monkeypatch.setattr("raptor.train.step._blocks", lambda tied: [one.block for one in tied])
-    plain = make_step(teacher, student, variance_lt=v_lt)
+    plain = make_step(teacher, student, variance=v_lt)
     assert all(type(block) is CopiedBlock for block in plain._blocks)
     for stage, lam in (("stage1", 0.4), ("stage1", 1.0), ("stage2", 0.0)):
         grads = gradients(folded, images, stage, lam)
