@@ -18,6 +18,7 @@ from raptor.data.split import choice_split
 from raptor.data.stream import Batch, ImageStream, iterate, sharing
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.progress import track
+from raptor.provenance import hash_config
 from raptor.run import replacing
 from raptor.streaming import Rows
 from raptor.vit.trajectory import autocast
@@ -347,8 +348,9 @@ def resolve_head(
 
     The one in `file`; else the model's own; else a ridge probe on the teacher's features of `train_batches` (see
     `head_batches`), when these have labels. `cache` is where the ridge probe is kept (in the run folder): it is read
-    from there, so that all commands on a run use one head, unless it was fitted on other data, on another teacher
-    or on another number of images than the `head_images` that were asked for. Rank 0 reads and keeps it.
+    from there, so that all commands on a run use one head, unless it was fitted on other data, for other classes, on
+    another teacher or on another number of images than the `head_images` that were asked for. Data of the same name
+    are others where as many images are not the same ones, or have other labels. Rank 0 reads and keeps it.
     """
     if file is not None:
         linear = given_head(file, teacher)
@@ -360,7 +362,7 @@ def resolve_head(
     fitted_on = _fitted_on(teacher, train_batches, num_classes)
     decisive = {name: value for name, value in fitted_on.items() if name != "num_images" or head_images is not None}
     ranks = sharing(train_batches)
-    kept = None if cache is None else ranks.first(lambda: _read_kept(cache, decisive, teacher))
+    kept = None if cache is None else ranks.first(lambda: _read_kept(cache, decisive, teacher, train_batches))
     if kept is not None:
         linear, about = kept
         return Head("ridge", linear.num_classes, linear), about
@@ -379,6 +381,8 @@ def resolve_head(
     names = getattr(data, "classes", None)
     linear.classes = names if names and len(names) == linear.num_classes else None
     fitted_on["num_fitted"] = str(num_images)
+    if isinstance(data, ImageData):
+        fitted_on |= {"num_data": str(len(data)), "images": data.fingerprint(), "labels": _labels_of(data)}
     if cache is not None and ranks.is_first:
         linear.save(cache, fitted_on)
     return Head("ridge", linear.num_classes, linear), _about_ridge({"alpha": str(linear.alpha), **fitted_on})
@@ -392,14 +396,32 @@ def _about_ridge(fitted_on: Mapping[str, str]) -> str:
     return f"a ridge probe on the teacher's features of {fitted_on['num_fitted']} training images (alpha {alpha:g})"
 
 
-def _read_kept(cache: str | Path, decisive: dict[str, str], teacher: ViT) -> tuple[LinearHead, str] | None:
+def _read_kept(
+    cache: str | Path, decisive: dict[str, str], teacher: ViT, batches: Iterable[Batch] | None
+) -> tuple[LinearHead, str] | None:
     """The head in `cache` and what it is, unless something else decided it."""
     kept = _read_metadata(cache) if Path(cache).is_file() else {}
-    return (LinearHead.load(cache), _about_ridge(kept)) if kept and _is_fitted_on(kept, decisive, teacher) else None
+    if not kept or not _is_fitted_on(kept, decisive, teacher) or _are_others(kept, batches):
+        return None
+    return LinearHead.load(cache), _about_ridge(kept)
+
+
+def _are_others(kept: Mapping[str, str], batches: Iterable[Batch] | None) -> bool:
+    """Whether `batches` are of as many images as a kept head was fitted on, but of others or with other labels."""
+    data = getattr(batches, "data", None)
+    if not isinstance(data, ImageData) or kept.get("num_data") != str(len(data)):
+        return False  # of a run with --limit: its head holds for all of its data
+    return not data.has_fingerprint(kept.get("images", "")) or kept.get("labels") != _labels_of(data)
+
+
+def _labels_of(data: ImageData) -> str:
+    """A short name of the label of each image; the fingerprint of images does not know their labels."""
+    return hash_config({"labels": sorted(zip(data.keys, data.labels or ()))})
 
 
 def _fitted_on(teacher: ViT, batches: Iterable[Batch] | None, num_classes: int | None) -> dict[str, str]:
     """What decides a ridge probe, as far as known before a pass over the images."""
+    names = getattr(getattr(batches, "data", None), "classes", None)
     known = {
         "teacher": teacher.name,
         "weights": fingerprint(teacher.model),
@@ -407,6 +429,7 @@ def _fitted_on(teacher: ViT, batches: Iterable[Batch] | None, num_classes: int |
         "data": getattr(getattr(batches, "data", None), "name", None),
         "num_images": getattr(batches, "num_images", None),
         "num_classes": num_classes,
+        **(classes_metadata(names) if names and len(names) == num_classes else {}),
     }
     return {name: str(value) for name, value in known.items() if value is not None}
 

@@ -16,9 +16,9 @@ from sklearn.preprocessing import StandardScaler
 from tiny_images import write_tree
 from torch import Tensor
 
-from raptor.data import open_data
+from raptor.data import ImageData, open_data
 from raptor.data.split import choice_split
-from raptor.data.stream import Batch
+from raptor.data.stream import Batch, iterate
 from raptor.fidelity import heads
 from raptor.fidelity.heads import (
     LinearHead,
@@ -220,7 +220,7 @@ def test_a_kept_ridge_head_is_fitted_again_for_other_images(tmp_path: Path) -> N
 
     photos = Stream("photos", 2)
     assert is_fitted(photos) and not is_fitted(photos)
-    for other in (Stream("drawings", 2), Stream("drawings", 3, ("a", "b", "c"))):
+    for other in (Stream("drawings", 2), Stream("drawings", 2, ("a", "c")), Stream("drawings", 3, ("a", "b", "c"))):
         assert is_fitted(other) and not is_fitted(other)
     # Another number of images is another head only for those who ask for it: all commands on a run judge by one.
     fewer = Stream("drawings", 2, ("a", "b", "c"))
@@ -232,6 +232,26 @@ def test_a_kept_ridge_head_is_fitted_again_for_other_images(tmp_path: Path) -> N
     assert is_fitted(other)
     cache.write_bytes(b"junk")
     assert is_fitted(other)
+
+
+def test_a_kept_ridge_head_is_fitted_again_for_other_images_of_the_same_name(tmp_path: Path) -> None:
+    vit, cache, data = tiny_vit(), tmp_path / "head.safetensors", open_data("scenes", "train", size=28)
+    data = data.select(choice_split(data.keys)[0])  # all of these are fitted on
+
+    def weight_for(images: ImageData) -> torch.Tensor:
+        head, _ = resolve_head(vit, iterate(images, vit.preprocess, 8), cache=cache)
+        assert head is not None and head.linear is not None
+        return head.linear.weight
+
+    images, others, relabelled = data.select(range(40)), data.select(range(40, 80)), data.select(range(40, 80))
+    first = weight_for(images)
+    assert torch.equal(weight_for(images), first)
+    second = weight_for(others)
+    assert not torch.equal(second, first)
+    assert others.labels is not None
+    relabelled.labels = [*others.labels[1:], others.labels[0]]
+    assert not torch.equal(weight_for(relabelled), second)
+    assert torch.equal(weight_for(images), first)
 
 
 @pytest.mark.parametrize("name", ["head.safetensors", "head.pth"])
