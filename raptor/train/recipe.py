@@ -102,8 +102,8 @@ class RecipeOptions(TypedDict, total=False):
         str | None,
         Option(
             None,
-            "divide each squared error by the variance of its `layer`, its layer and token `group`, each `coordinate` of "
-            "that, or `none`. `coordinate` is for models in which a few coordinates are far larger than the others.",
+            "divide each squared error by the variance of its `layer`, its layer and token `group`, each `coordinate` "
+            "of that, or `none`. `coordinate` is for models in which a few coordinates are far larger than the others.",
             NORMALISATIONS,
         ),
     ]
