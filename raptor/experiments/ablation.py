@@ -31,6 +31,7 @@ from raptor.experiments.raptors import (
     make_raptor,
     open_teacher,
     trained_by,
+    with_contents,
 )
 from raptor.experiments.records import Ablation, AblationLine, AblationRow, Refit
 from raptor.experiments.statistics import spread
@@ -115,7 +116,7 @@ def run(
         refit_epochs=refit_epochs,
     )
     plan = tuple(Cell(f"{row}-s{s}", {**common, "row": row, "seed": s}) for s in seeds for row in ROWS)
-    sweep = Sweep(Path(out), plan, machine.device)
+    sweep = Sweep(Path(out), with_contents(plan, machine), machine.device)
     check_cells(sweep, machine)
     results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
     rows = [AblationRow.from_dict(result) for result in results.values()]

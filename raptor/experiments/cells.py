@@ -16,9 +16,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TextIO, TypeVar, Unpack
@@ -39,10 +39,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement of a sweep. `options` decide its result and are kept beside it."""
+    """One measurement of a sweep. `options` decide its result and are kept beside it.
+
+    made_of: fingerprints of what the options only name, such as the teacher's weights; kept beside it too.
+    """
 
     name: str
     options: dict[str, Any]
+    made_of: dict[str, str] = field(default_factory=dict)
+
+    def check_contents(self, had: Mapping[str, str], path: Path) -> None:
+        """Raise if `path` was made with something else under the same name; files of earlier versions do not say."""
+        for name, value in self.made_of.items():
+            if had.get(name, value) != value:
+                raise RunError(f"{path} was made with another {name} under the same name: choose another --out")
 
 
 _Work = Callable[[Cell], Record | dict[str, Any]]
@@ -71,6 +81,7 @@ class Sweep:
             "device": str,
             "versions": dict,
             "provenance": dict,
+            "made_of": dict,
         }
         needed = ("options", "result", "seconds")
         for key, kind in kinds.items():
@@ -124,15 +135,17 @@ class Sweep:
         return self.path(cell.name, "error").exists()
 
     def check_options(self) -> None:
-        """Raise if a result was made with other options."""
+        """Raise if a result was made with other options, or with something else under the same name."""
         for cell in self.cells:
             if not self.path(cell.name).exists():
                 continue
-            old, new = self.read(cell.name)["options"], json.loads(json.dumps(cell.options))
+            saved = self.read(cell.name)
+            old, new = saved["options"], json.loads(json.dumps(cell.options))
             changed = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k)]
             if changed:
                 what = "; ".join(f"{k}: {old.get(k)} -> {new.get(k)}" for k in changed[:3])
                 raise RunError(f"{self.path(cell.name)} was made with other options ({what}): choose another --out")
+            cell.check_contents(saved.get("made_of", {}), self.path(cell.name))
 
     def select(self, names: str | None) -> Sweep:
         """Only the cells named in `names`, separated by commas; all for None."""
@@ -303,7 +316,8 @@ def _do_cell(sweep: Sweep, cell: Cell, work: _Work, jobs: int) -> bool:
             return True
         seconds = round(time.monotonic() - began, 2)
         where = {"device": device_name(sweep.device), "versions": about.versions, "provenance": about.to_dict()}
-        saved = {"cell": cell.name, "options": cell.options, "seconds": seconds, **where, "result": jsonable(result)}
+        made = {"options": cell.options, "made_of": cell.made_of}
+        saved = {"cell": cell.name, **made, "seconds": seconds, **where, "result": jsonable(result)}
         write_text(sweep.path(cell.name), json.dumps(saved, allow_nan=False))
         _say(f"{cell.name} in {clock(seconds)}; {time_left(sweep, jobs)}")
     return True

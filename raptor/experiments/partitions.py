@@ -25,6 +25,7 @@ from raptor.experiments.raptors import (
     make_raptor,
     open_teacher,
     trained_by,
+    with_contents,
 )
 from raptor.experiments.records import (
     Correlation,
@@ -109,7 +110,7 @@ def run(
         [Cell(name, {**common, "phases": lengths}) for name, lengths in wanted.items()]
         + [Cell(f"{name}-s{s}", {**common, "phases": lengths, "seed": s}) for (s, name), lengths in again.items()]
     )
-    sweep = Sweep(Path(out), planned, machine.device)
+    sweep = Sweep(Path(out), with_contents(planned, machine), machine.device)
     results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
     scores = {name: RaptorScores.from_dict(result) for name, result in results.items()}
     rows = [row for ways in plan.partitions.values() for row in _rows(ways, scores, seed)]
@@ -219,11 +220,13 @@ def _read_or_make_plan(machine: Machine, common: dict[str, Any], k: list[int], n
     path = machine.folder / "plan.json"
     asked = {"k": k, "num_random": num_random, **{n: common[n] for n in ("model", "weights", "data", "limit", "seed")}}
     asked |= {name: common[name] for name in ("tokens",) if name in common}
+    (cell,) = with_contents([Cell("plan", common)], machine)
     if path.exists():
         try:
             plan = PartitionsPlan.from_dict(read_json(path))
         except (ValueError, KeyError, AttributeError) as error:
             raise RunError(f"{path} cannot be read ({error}): choose another --out") from None
+        cell.check_contents(plan.made_of, path)
         if plan.asked != asked:
             raise ValueError(f"{machine.folder} holds another plan: choose another --out")
         return plan
@@ -232,7 +235,7 @@ def _read_or_make_plan(machine: Machine, common: dict[str, Any], k: list[int], n
     check_cuts(teacher, k, tokens=tokens)
     matrix = layer_similarity(teacher, pair[0], machine)[tokens]
     partitions = {num: choose_partitions(matrix, num, num_random, common["seed"]) for num in k}
-    plan = PartitionsPlan(asked=asked, similarity=matrix.round(6).tolist(), partitions=partitions)
+    plan = PartitionsPlan(asked=asked, similarity=matrix.round(6).tolist(), partitions=partitions, made_of=cell.made_of)
     machine.folder.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(plan.to_dict()))
     return plan

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Self, TypedDict
 
 from raptor.data import ChosenData, ImageData, InMemory, Preprocess, iterate
+from raptor.data.chosen import describe_images
 from raptor.data.images import JoinedInMemory
 from raptor.devices import pick_device, pick_precision
-from raptor.experiments.cells import Sweep
+from raptor.experiments.cells import Cell, Sweep
 from raptor.experiments.records import GroupCurves, NullCurves, RaptorScores, StochasticDepth
 from raptor.fidelity.error_curves import ErrorCurves
 from raptor.fidelity.null_models import NULL_NAMES, fit_null_models
 from raptor.open import open_vit
 from raptor.options import Option, Trusting, WeightFile
 from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, find_phases
+from raptor.provenance import hash_config
 from raptor.run import drop_checkpoints
 from raptor.similarity.cosine import Array, measure_similarity
 from raptor.surrogate.surrogate import block_parameters
@@ -27,6 +30,7 @@ from raptor.train.recipe import resolve_recipe
 from raptor.train.schedule import Budget
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
+from raptor.vit.weights import fingerprint
 
 Pair = tuple[ImageData, ImageData]
 """Training images and held-out images."""
@@ -157,6 +161,43 @@ def open_teacher(options: dict[str, Any], machine: Machine) -> tuple[ViT, Pair]:
         device=machine.device,
     )
     return teacher, load_pair(options, teacher.preprocess, machine)
+
+
+def with_contents(cells: Iterable[Cell], machine: Machine) -> tuple[Cell, ...]:
+    """The cells with fingerprints of the teacher, the images and the recipe that their options name.
+
+    What is not on this machine has none: finished cells can be put together without it.
+    """
+    known: dict[str, dict[str, str]] = {}
+    named = ("model", "weights", "size", "data", "val", "limit", "val_images", "recipe", "base")
+    made = []
+    for cell in cells:
+        own = {name: cell.options[name] for name in named if cell.options.get(name) is not None}
+        key = repr(own)
+        if key not in known:
+            known[key] = _contents(own, machine)
+        made.append(replace(cell, made_of=known[key]))
+    return tuple(made)
+
+
+def _contents(options: Mapping[str, Any], machine: Machine) -> dict[str, str]:
+    found: dict[str, str] = {}
+    recipe = options.get("recipe", options.get("base"))
+    with suppress(ValueError, OSError):
+        if recipe is not None:
+            found["recipe"] = hash_config(resolve_recipe(str(recipe), {}).recorded())
+    with suppress(ValueError, OSError):
+        vit = open_vit(
+            options["model"],
+            weights=options.get("weights"),
+            size=options.get("size"),
+            trust_hub=machine.trust_hub,
+        )
+        found["teacher"] = fingerprint(vit.model)
+        chosen, size = ChosenData(_hashable(options["data"]), _hashable(options.get("val"))), vit.preprocess.size
+        both = chosen.training(options.get("limit"), size), chosen.judged(options.get("val_images"), size)
+        found["set of images"] = hash_config(describe_images(*both))
+    return found
 
 
 def check_cells(sweep: Sweep, machine: Machine) -> None:

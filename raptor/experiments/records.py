@@ -240,11 +240,15 @@ class Ways(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionsPlan(Record):
-    """plan.json of the partitions experiment: which partitions are tried, decided once."""
+    """plan.json of the partitions experiment: which partitions are tried, decided once.
+
+    made_of: fingerprints of the teacher and the images that `asked` names; empty in older files.
+    """
 
     asked: dict[str, Any]
     similarity: list[list[float]]
     partitions: dict[int, Ways]
+    made_of: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

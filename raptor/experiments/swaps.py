@@ -19,7 +19,15 @@ from raptor.dynamics.interventions import WITHOUT, compare_pairs, measure_swaps
 from raptor.experiments.cells import Cell, CellOptions, Sweep, SweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_swaps
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
-from raptor.experiments.raptors import CutBy, Machine, SweptTeachers, check_cells, cut_phases, open_teacher
+from raptor.experiments.raptors import (
+    CutBy,
+    Machine,
+    SweptTeachers,
+    check_cells,
+    cut_phases,
+    open_teacher,
+    with_contents,
+)
 from raptor.experiments.records import Compared, StochasticDepth, SwapRow, Swaps
 from raptor.fidelity.heads import Head
 from raptor.options import Limited, Trusting, WeightFile, part, with_defaults
@@ -73,7 +81,7 @@ def run(
     )
     named = {m.strip("/").replace("/", "_"): (m, None) for m in models} if models else _swept(options["teachers"])
     plan = [Cell(name, {**common, "model": model, "p": p}) for name, (model, p) in named.items()]
-    sweep = Sweep(Path(out), tuple(plan), machine.device)
+    sweep = Sweep(Path(out), with_contents(plan, machine), machine.device)
     check_cells(sweep, machine)
     results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
     rows = [replace(SwapRow.from_dict(result), cell=name) for name, result in results.items()]

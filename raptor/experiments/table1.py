@@ -24,6 +24,7 @@ from raptor.experiments.raptors import (
     make_raptor,
     open_teacher,
     trained_by,
+    with_contents,
 )
 from raptor.experiments.records import (
     GroupCurves,
@@ -152,7 +153,7 @@ def run(
     )
     plan = [Cell("teacher", {**{o: common[o] for o in common if o not in _OF_TRAINING}, "k": None, "seed": 0})]
     plan += [Cell(f"k{n}-s{s}", {**common, "k": n, "seed": s}) for s in seeds for n in k]
-    sweep = Sweep(Path(out), tuple(plan), machine.device)
+    sweep = Sweep(Path(out), with_contents(plan, machine), machine.device)
     check_cells(sweep, machine)
     results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
     teacher = ProbedTeacher.from_dict(results["teacher"]) if "teacher" in results else None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -57,6 +58,16 @@ def test_partitions_against_brute_force(sweep_folder: Path, tiny: SimpleNamespac
         partitions.run(**{**options, "num_random": 1}, tokens="cls")
     with pytest.raises(ValueError, match="another plan"):
         partitions.run(**options, tokens="patches")
+    shutil.rmtree(tmp_path / "cells")  # a plan is of one teacher, also before the first cell is done
+    teacher, other = (sweep_folder / "teachers" / name / "teacher" for name in ("p0-s0", "p0.5-s0"))
+    given = dict(**tiny.images, k=[2], budget="3steps", batch_size=16, model=str(tmp_path / "teacher"), cells="k2-1-3")
+    shutil.copytree(teacher, tmp_path / "teacher")
+    partitions.run(**given, out=str(tmp_path / "named"))
+    shutil.rmtree(tmp_path / "named" / "cells")
+    shutil.rmtree(tmp_path / "teacher")
+    shutil.copytree(other, tmp_path / "teacher")
+    with pytest.raises(ValueError, match=r"plan\.json was made with another teacher under the same name"):
+        partitions.run(**given, out=str(tmp_path / "named"))
 
 
 def test_ten_random_partitions_at_k_2_of_12_layers_are_all_the_others() -> None:

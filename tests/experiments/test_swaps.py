@@ -70,6 +70,30 @@ def test_accuracy_is_of_the_classes_that_the_head_names(
     assert named["turned"] == pytest.approx((chosen == vit.num_classes - 1 - batch.labels).float().mean().item())
 
 
+def test_a_cell_of_another_teacher_or_other_images_of_the_same_name_is_refused(
+    sweep_folder: Path, tiny: SimpleNamespace, tmp_path: Path
+) -> None:
+    teacher, photos, source = tmp_path / "teacher", tmp_path / "photos", open_data("scenes", "val", limit=8, size=32)
+    photos.mkdir()
+    for i in range(8):
+        source.load(i).save(photos / f"{i}.png")
+    images = {**tiny.images, "data": str(photos), "limit": None, "val_images": None}
+    options = dict(**images, models=[str(teacher)], k=2, num_images=8, out=str(tmp_path / "swaps"))
+    shutil.copytree(sweep_folder / "teachers" / "p0-s0" / "teacher", teacher)
+    first = swaps.run(**options).result.rows[0]
+    assert swaps.run(**options).result.rows[0].angle == first.angle
+    shutil.rmtree(teacher)
+    assert swaps.run(**options).result.rows[0].angle == first.angle  # put together where the teacher is not
+    shutil.copytree(sweep_folder / "teachers" / "p0.5-s0" / "teacher", teacher)
+    with pytest.raises(RunError, match=r"\.json was made with another teacher under the same name: choose"):
+        swaps.run(**options)
+    shutil.rmtree(teacher)
+    shutil.copytree(sweep_folder / "teachers" / "p0-s0" / "teacher", teacher)
+    source.load(0).save(photos / "one more.png")
+    with pytest.raises(RunError, match="was made with another set of images under the same name"):
+        swaps.run(**options)
+
+
 def test_a_cell_says_by_which_tokens_it_was_cut(sweep_folder: Path, tiny: SimpleNamespace, tmp_path: Path) -> None:
     """Teachers that are cut by other tokens are another experiment: they are not joined in one folder."""
     options = dict(**tiny.images, teachers=str(sweep_folder), k=2, num_images=8, out=str(tmp_path))
