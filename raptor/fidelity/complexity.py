@@ -106,9 +106,26 @@ def count_flops(vit: ViT) -> int:
     Matrix products, convolutions and attention are counted; norms, activations and sums (about 1 %) are not.
     """
     size = vit.preprocess.size
-    with torch.no_grad(), _plain_kernels(), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), _frozen(vit.model), _plain_kernels(), FlopCounterMode(display=False) as counter:
         vit(torch.zeros(1, 3, size, size, device=vit.device))
     return counter.get_total_flops()
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """Inside the context no parameter requires a gradient.
+
+    The counter follows gradients of what modules are called with, and fails where that is a view of a parameter, as the
+    query of SigLIP's attention pooling is.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
 
 
 @contextmanager

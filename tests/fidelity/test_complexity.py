@@ -66,6 +66,16 @@ def test_flops_of_deit_tiny_are_the_published_ones() -> None:
     assert count_flops(vit) / 2 == pytest.approx(1.26e9, rel=0.01)
 
 
+def test_flops_of_attention_pooling_by_a_learned_query() -> None:
+    """SigLIP: one query for all tokens, with its keys and values, a projection and an MLP of its own."""
+    shape = dict(img_size=SIZE, patch_size=PATCH, embed_dim=DIM, depth=DEPTH, num_heads=2)
+    vit = open_vit(timm.create_model("vit_base_patch16_siglip_224", **shape).eval())
+    num_tokens = (SIZE // PATCH) ** 2
+    pooling = DIM**2 + 2 * num_tokens * DIM**2 + 2 * num_tokens * DIM + DIM**2 + 8 * DIM**2
+    assert count_flops(vit) == closed_form(DIM, DEPTH, PATCH, SIZE, 0, 0) + 2 * pooling
+    assert all(parameter.requires_grad for parameter in vit.model.parameters())
+
+
 def torchvision_vit() -> ViT:
     """Its blocks are of `nn.MultiheadAttention`, which runs a fused kernel in inference."""
     model = torchvision.models.VisionTransformer(
