@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from raptor.data.by_name import spec_text
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile
 from raptor.fidelity.certificate import Certificate
@@ -100,6 +101,13 @@ class Results:
                 return list(file.phases)
         chosen = self.phases.models[0].chosen if self.phases is not None and self.phases.models else None
         return None if chosen is None else list(chosen)
+
+    @property
+    def other_images(self) -> str | None:
+        """The data of the certificate where they are not those of the run; None where they are, or are not known."""
+        own = self.config.get("val") or self.config.get("data")
+        found = None if self.certificate is None else self.certificate.data
+        return None if not own or found in (None, Certificate.data, spec_text(own)) else found
 
     @property
     def curves(self) -> Curves | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from raptor.fidelity.certificate import Certificate, Cost
 from raptor.fidelity.complexity import Complexity
 from raptor.fidelity.error_curves import Array, Curves
+from raptor.fidelity.verdict import images_of
 from raptor.report.charts import (
     EVERY,
     GROUP_NAMES,
@@ -220,7 +221,8 @@ def _tables(certificate: Certificate | None, validation: Scores | None) -> str:
         for g, e in relative.items()
     ]
     html += table(("ε that holds at every layer", "relative", "at 95 %", "decided at layer", "absolute"), found)
-    return html + (bullet_list(certificate.notes) if certificate.notes else "")
+    images = f"measured on {number(certificate.curves.num_images)} {images_of(certificate.split)} of {certificate.data}"
+    return html + bullet_list([images, *certificate.notes])
 
 
 def _cost_rows(costs: dict[str, Cost]) -> list[tuple[str, ...]]:

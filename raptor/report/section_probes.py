@@ -26,7 +26,8 @@ def probes(results: Results) -> Section:
     if kept:
         section.charts = [_recovery_chart(kept)]
     head = ("task", "metric", "teacher", "surrogate", "recovery", "last epoch (teacher, surrogate)", "images scored")
-    section.after = table(head, [_row(task, entry, kept.get(task)) for task, entry in found.items()])
+    num_layers = results.facts.num_layers if results.facts else None
+    section.after = table(head, [_row(task, entry, kept.get(task), num_layers) for task, entry in found.items()])
     unequal = [f"{task}: {entry.unequal}." for task, entry in found.items() if entry.unequal is not None]
     section.after += bullet_list(unequal) if unequal else ""
     return section
@@ -62,7 +63,11 @@ def _recovery_chart(kept: dict[str, float]) -> Chart:
     )
 
 
-def _row(task: str, entry: ProbeReport, kept: float | None) -> tuple[str, ...]:
+def _row(task: str, entry: ProbeReport, kept: float | None, num_layers: int | None) -> tuple[str, ...]:
+    """A line of the table; states before the last layer, a closed form and the images are named.
+
+    num_layers: of the model, where it is known.
+    """
     known = next(iter(entry.results.values()))
     direction = "higher is better" if known.higher_is_better else "lower is better"
     teacher, surrogate = (entry.results.get(side) for side in ("teacher", "surrogate"))
@@ -72,13 +77,16 @@ def _row(task: str, entry: ProbeReport, kept: float | None) -> tuple[str, ...]:
         for text, side in zip(chosen, (teacher, surrogate))
     ]
     last = [_score(None if side is None else side.last, known.metric) for side in (teacher, surrogate)]
+    what = [task]
+    what += [f"layer {known.layer}"] if known.layer != num_layers else []
+    what += [f"{known.closed_form} in closed form"] if known.closed_form else []
     return (
-        task,
+        ", ".join(what),
         f"{known.metric.replace('_', ' ')}, {direction}",
         *chosen,
         percent(kept),
         ", ".join(last),
-        number(known.num_images.get("reported")),
+        f"{number(known.num_images.get('reported'))} of {entry.data}",
     )
 
 

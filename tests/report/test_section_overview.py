@@ -37,6 +37,18 @@ def test_what_is_larger_and_which_images_are_meant(committed: Results) -> None:
     assert "4.0 times as many block parameters" in swapped and "of training images" in swapped
 
 
+def test_a_certificate_of_other_images_says_so_and_is_not_joined_with_the_runs_own_scores(committed: Results) -> None:
+    saved = Certificate.read_file(RESULTS / "dinov2s-732-certificate.json")
+    agreement = {"agreement": saved.predictions["agreement"]}  # the others have no labels
+    certificate = replace(saved, data="photos", predictions=agreement)
+    assert committed.distilled is not None and committed.distilled.validation.recovery_head is not None
+    own, others = (
+        overview(replace(committed, certificate=certificate, config={"data": data})).html for data in ("photos", "pets")
+    )
+    assert "of held-out images;" in own and ", on photos" not in own and "accuracy kept" in own
+    assert "of held-out images of photos;" in others and ", on photos" in others and "accuracy kept" not in others
+
+
 def test_phases_are_told_by_their_means(tmp_path: Path) -> None:
     found = PhasesFile.read_file(RESULTS / "phases-dinov2s.json")
     found.write(tmp_path)

@@ -24,6 +24,15 @@ def test_recovery_is_surrogate_over_teacher(full_run: Path) -> None:
     assert probes(results).hint == f"raptor probe {full_run} --task segment --data nyuv2:PATH"
 
 
+def test_a_probe_names_its_layer_its_closed_form_and_its_images(full_run: Path) -> None:
+    results = read_results(full_run)
+    assert results.facts is not None and ">classify, ridge in closed form<" in probes(results).after
+    assert "24 of scenes" in probes(results).after
+    for side in results.probes["classify"].results.values():
+        side.layer, side.closed_form = 2, None
+    assert ">classify, layer 2<" in probes(results).after
+
+
 def test_without_probes_there_is_a_hint(tmp_path: Path) -> None:
     section = probes(Results(tmp_path))
     assert section.charts == [] and section.hint == f"raptor probe MODEL --data DATA --task classify --out {tmp_path}"
