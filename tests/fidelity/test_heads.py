@@ -88,6 +88,19 @@ def test_alpha_is_chosen_on_a_split_of_what_is_given(monkeypatch: pytest.MonkeyP
     np.testing.assert_array_equal(head.weight, path(features, labels, 2, [100.0])[100.0].weight)
 
 
+def test_of_penalties_that_are_as_accurate_the_better_fit_is_taken() -> None:
+    """Classes that every penalty separates: with the largest one a head may predict the most frequent class only."""
+    for seed in range(10):
+        generator = torch.Generator().manual_seed(seed)
+        counts = 12 - torch.randint(0, 2, (3,), generator=generator)
+        labels = torch.repeat_interleave(torch.arange(3), counts)
+        labels = labels[torch.randperm(len(labels), generator=generator)]
+        means, others = torch.randn(3, 96, generator=generator), torch.arange(3).repeat(30)
+        head = fit_ridge(means[labels] + 0.3 * torch.randn(len(labels), 96, generator=generator), labels, 3)
+        features = means[others] + 0.3 * torch.randn(90, 96, generator=generator)
+        assert accuracy(head(features), others) == 1.0
+
+
 def test_a_constant_feature_does_no_harm() -> None:
     features, labels = blobs()
     features[:, 2] = 7.0
