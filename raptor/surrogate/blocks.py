@@ -37,6 +37,8 @@ class Modulation(NamedTuple):
 
     def flattened(self, start: int) -> Modulation:
         """All axes from `start` on made one: vectors (D,) of one depth with 0, rows (n, D) of n depths with 1."""
+        if self.t1.ndim == start + 1:
+            return self
         return Modulation(*(None if part is None else part.flatten(start) for part in self))  # type: ignore[arg-type]
 
 
@@ -62,6 +64,7 @@ class DepthTable(nn.Module):
 
     first: Tensor
     last: Tensor
+    plain: Tensor  # the factors of rows that are zero
 
     def __init__(self, dim: int, first: int, last: int):
         super().__init__()
@@ -69,11 +72,15 @@ class DepthTable(nn.Module):
         self.register_buffer("first", torch.tensor(float(first)), persistent=False)
         self.register_buffer("last", torch.tensor(float(last)), persistent=False)
         self.rows = nn.Parameter(torch.zeros(last - first + 1, 8 * dim))
+        plain = torch.tensor(_factors(None)).repeat_interleave(dim)
+        self.register_buffer("plain", plain, persistent=False)
 
     def forward(self, depth: Tensor) -> Modulation:
+        """Vectors (D,) for one depth as a 0-d tensor, else rows (n, 1, D)."""
         row = (depth.reshape(-1).clamp(self.first, self.last) - self.first).long()
-        t1, t2, t3, scale1, shift1, scale2, shift2, shift3 = self.rows[row][:, None].chunk(8, dim=-1)
-        return Modulation(t1 + 1, t2 + 1, t3 + 1, scale1 + 1, shift1, scale2 + 1, shift2, shift3)
+        factors = self.rows[row] + self.plain
+        factors = factors.flatten() if depth.ndim == 0 else factors[:, None]
+        return Modulation(*factors.chunk(8, dim=-1))
 
 
 class Folded(NamedTuple):
@@ -347,7 +354,7 @@ class PlainBlock(PaperBlock):
         self.norm1, self.qkv, self.proj, self.norm2, self.wi, self.wo = parts  # type: ignore[assignment]
         self.num_heads = num_heads_of(copied.block, self.proj.out_features)
         self.ls1, self.ls2 = _part(copied.block, "ls1"), _part(copied.block, "ls2")
-        self._compared = list(copied.block.modules())
+        self._compared = [(module, tuple(module._modules.values())) for module in copied.block.modules()]
 
     @property
     def g1(self) -> Tensor:  # type: ignore[override]
@@ -366,12 +373,12 @@ class PlainBlock(PaperBlock):
 
         It is not once a module was exchanged or hooked into, or the weights were made of another kind (quantised).
         """
-        modules = list(block.modules())
-        return (
-            modules == self._compared
-            and not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
-            and all(type(layer.weight) in (nn.Parameter, Tensor) for layer in (self.proj, self.wo))
-        )
+        if block is not self._compared[0][0]:
+            return False
+        for module, children in self._compared:  # as fast as it can be: it is asked before every step
+            if module._forward_hooks or module._forward_pre_hooks or tuple(module._modules.values()) != children:
+                return False
+        return all(type(layer.weight) in (nn.Parameter, Tensor) for layer in (self.proj, self.wo))
 
     def hidden(self, x_btd: Tensor, weight_fd: Tensor, bias_f: Tensor, fused: bool = False) -> Tensor:
         return gelu(x_btd, weight_fd, bias_f, fused)
