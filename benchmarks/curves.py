@@ -6,8 +6,8 @@
 The runs shared one GPU from their first to their last step. The GPU seconds of one are computed: its images over the
 images/s of all runs together, with and without teacher forcing. The figure, `.png` beside the JSON, has top-1 by the
 teacher's own head, R2 of the last layer on the held-out images, and the last layer's loss in training and on the
-held-out images; with mixes of two images the training loss is that of the mixes. `--beside` is the result of an earlier
-run, drawn in grey.
+held-out images; with mixes of two images the training loss is that of the mixes. `--beside` is the result of earlier
+runs, drawn in grey: of one, or of this script, of which the runs with the same k are drawn.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import yaml
 from raptor.report.style import BLACK, BLUE, GREY, ORANGE, VERMILION, use_style
 
 COLOURS = {2: ORANGE, 3: VERMILION, 4: BLUE}
+GROUPS = ("all", "cls", "patches")
 SMOOTH = 25  # logged losses in one point
 
 
@@ -86,7 +87,8 @@ def one(run: Run, forced_rate: float, rate: float) -> dict[str, Any]:
             "gpu_seconds": run.gpu_seconds(steps, forced_rate, rate),
             "top1": found["accuracy"],
             "agreement": found["agreement"],
-            "r2_last": {group: found["curves"][group]["r2"][-1] for group in ("all", "cls", "patches")},
+            "r2_last": {group: found["curves"][group]["r2"][-1] for group in GROUPS},
+            "r2_uniform_last": {group: found["curves"][group]["r2_uniform"][-1] for group in GROUPS},
         }
 
     losses = [
@@ -108,6 +110,7 @@ def one(run: Run, forced_rate: float, rate: float) -> dict[str, Any]:
         "kept": predictions["surrogate_accuracy"]["value"] / teacher,
         "agreement": predictions["agreement"],
         "r2_last": {group: found["r2_last"] for group, found in certificate["verdict"]["groups"].items()},
+        "r2_uniform_last": {group: found["r2_uniform"][-1] for group, found in certificate["curves"].items()},
         "relative_error": certificate["eps"]["relative"],
         "null_models_r2_last": {name: found["all"]["r2"][-1] for name, found in certificate["nulls"].items()},
         "layers_ahead_of_null_models": certificate["verdict"]["groups"]["all"]["layers_ahead"],
@@ -129,30 +132,45 @@ def mean_of(rows: list[dict[str, Any]]) -> float:
     return statistics.mean(row["layer_loss"][-1] for row in rows)
 
 
-def draw(found: dict[str, Any], beside: dict[str, Any] | None) -> Any:
+def earlier(beside: dict[str, Any] | None, found: dict[str, Any], name: str) -> list[tuple[str, str, str, Any]]:
+    """Label, colour, clock and row of the runs in `beside` that are drawn."""
+    if beside is None:
+        return []
+    if "rows" not in beside:
+        return [("k=3, the earlier run", GREY, "gpu_seconds_alone", beside)]
+    same = [row for row in beside["rows"] if row["k"] in {row["k"] for row in found["rows"]}]
+    return [(f"k={row['k']}, {name}", GREY, "gpu_seconds", row) for row in same]
+
+
+def draw(found: dict[str, Any], beside: dict[str, Any] | None, name: str) -> Any:
     plt = use_style()
+    measure = "r2_uniform_last" if found["recipe"]["normalise"] == "coordinate" else "r2_last"
     figure, axes = plt.subplots(1, 3, figsize=(13, 4))
     teacher = 100 * found["rows"][0]["teacher_top1"]["value"]
     axes[0].axhline(teacher, color=BLACK, linestyle="--", linewidth=1.5)
     axes[0].text(0.1, teacher + 1, "the teacher", va="bottom")
     curves = [(f"k={row['k']}", COLOURS[row["k"]], "gpu_seconds", row) for row in found["rows"]]
-    if beside is not None:
-        curves.append(("k=3, the earlier run", GREY, "gpu_seconds_alone", beside))
-    for label, colour, clock, row in curves:
+    for label, colour, clock, row in curves + earlier(beside, found, name):
         minutes = [point[clock] / 60 for point in row["curve"]]
         axes[0].plot(minutes, [100 * point["top1"] for point in row["curve"]], "o-", color=colour, label=label)
         for group, line in (("patches", "-"), ("cls", "--")):
             values = [point["r2_last"][group] for point in row["curve"]]
             axes[1].plot(minutes, values, line, marker="o", color=colour, label=f"{label}, {group}")
         held_out = [(m, point) for m, point in zip(minutes, row["curve"]) if point["stage"] == "stage2"]
-        losses = [1 - (point["r2_last"]["cls"] + point["r2_last"]["patches"]) / 2 for _, point in held_out]
+        if not all(measure in point for _, point in held_out):  # of another loss
+            continue
+        losses = [1 - (point[measure]["cls"] + point[measure]["patches"]) / 2 for _, point in held_out]
         axes[2].plot([m for m, _ in held_out], losses, "o-", color=colour)
         images, seconds = ([point[name] for point in row["curve"]] for name in ("images", clock))
         training = [np.interp(point["images"], images, seconds) / 60 for point in row["train_loss"]]
         axes[2].plot(training, [point["loss_last"] for point in row["train_loss"]], ":", color=colour)
     axes[0].set(title="Top-1 by the teacher's own head", ylabel="%", ylim=(0, 1.15 * teacher))
     axes[1].set(title="R² of the last layer, held out: patches (solid), cls", ylabel="R²")
-    axes[2].set(title="Loss of the last layer: held out, training (dotted)", ylabel="mean of 1 - R² of cls and patches")
+    of_which = "single coordinates of " if measure == "r2_uniform_last" else ""
+    axes[2].set(
+        title="Loss of the last layer: held out, training (dotted)",
+        ylabel=f"mean of 1 - R² of {of_which}cls and patches",
+    )
     axes[2].set_ylim(bottom=0)
     axes[0].legend(loc="lower right")
     for axis in axes:
@@ -170,7 +188,7 @@ def main() -> None:
     found = collect([Run(folder) for folder in args.runs])
     args.out.write_text(json.dumps(found, indent=1) + "\n")
     beside = json.loads(args.beside.read_text()) if args.beside else None
-    draw(found, beside).savefig(args.out.with_suffix(".png"), dpi=120)
+    draw(found, beside, args.beside.stem if args.beside else "").savefig(args.out.with_suffix(".png"), dpi=120)
 
 
 if __name__ == "__main__":

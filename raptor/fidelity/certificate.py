@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _CENTRE_IMAGES = 256
+_FEW_DECIDE = 0.15  # by how much R2 is above that of single coordinates when a few of them decide it
 
 
 @dataclass(frozen=True)
@@ -350,10 +351,21 @@ def _certificate(
         nulls=null_curves,
         predictions=_predictions(measured.hits, bootstrap, seed),
         costs=_costs(surrogate, teacher, measured.images, precision),
-        notes=notes + measured.notes,
+        notes=notes + measured.notes + _few_coordinates(curves),
         verdict=judge(curves, null_curves, intervals, training, bootstrap, seed, split),
         split=split,
     )
+
+
+def _few_coordinates(curves: Curves) -> list[str]:
+    """A note where R2 of the last layer is far above the mean R2 of its coordinates: a few large ones decide it."""
+    pooled, single = (float(values["all"][-1]) for values in (curves.r2, curves.r2_uniform))
+    if not (pooled > 0 and pooled - single > _FEW_DECIDE):
+        return []
+    return [
+        f"a few large coordinates decide R2 of the last layer ({pooled:.2f}; the mean of single coordinates is "
+        f"{single:.2f}); raptor distill --normalise coordinate weighs all alike"
+    ]
 
 
 @dataclass

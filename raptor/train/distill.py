@@ -59,6 +59,7 @@ from raptor.vit.weights import check_weights, fingerprint
 
 _NUM_VALIDATIONS = 4  # per stage
 _FEW_IMAGES = 16
+_FEW_DECIDE = 0.5  # share of the variance in 1 % of the coordinates from which on it is said
 
 
 class DistillOptions(RecipeOptions, OpeningModel, GivenHead, Running, Compiling, Resuming, Planning, total=False):
@@ -377,7 +378,10 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
     if saved is not None:
         variance = _saved_variance(job, run, saved[0])
     else:
-        variance = state_variance(job.teacher, stream, job.recipe.normalise, job.precision, job.ranks)
+        measured_variance = state_variance(job.teacher, stream, job.recipe.normalise, job.precision, job.ranks)
+        variance = measured_variance.divisors(job.recipe.normalise)
+        if job.fabric.is_global_zero and job.recipe.normalise in ("layer", "group"):
+            _tell_of_large_coordinates(*measured_variance.concentration())
     module = job.step(student, phases, variance)
     measured = Measured(validator, student, job.teacher, phases, job.phase)
     loop = Loop(run, job.fabric, saved, [job.train_data, job.val_data], job.track, job.checkpoint_minutes)
@@ -440,6 +444,16 @@ def _num_measured(job: Job, validator: Validator) -> int:
     """Images that teacher or surrogate see in all validations and for the ridge probes."""
     num = (2 * _NUM_VALIDATIONS * len(job.open_legs()) + 2) * validator.val.num_images  # and once more at the end
     return num + (2 * (validator.train.num_images + validator.val.num_images) if validator.labelled else 0)
+
+
+def _tell_of_large_coordinates(share: float, layer: int, group: str) -> None:
+    """Say so where the loss would hardly see most coordinates."""
+    if share > _FEW_DECIDE:
+        print(
+            f"distill: 1 % of the coordinates hold {share:.0%} of the variance of {group} at layer {layer}, so the "
+            "loss is mostly theirs; --normalise coordinate weighs all alike (docs/results/recipe.md)",
+            file=sys.stderr,
+        )
 
 
 def _saved_variance(job: Job, run: Run, tensors: Mapping[str, Tensor]) -> Tensor:

@@ -82,6 +82,16 @@ class StateVariance:
         v_d = self.moments[layer, name].variance.float().cpu()
         return v_d.clamp(min=max(_FLOOR * float(v_d.median()), 1e-12))
 
+    def concentration(self) -> tuple[float, int, str]:
+        """The largest share of a token group's variance that 1 % of the coordinates hold, with its layer and group."""
+        found = []
+        for (layer, name), moments in self.moments.items():
+            v_d = moments.variance.sort(descending=True).values
+            if name != "all":
+                share = v_d[: max(1, round(len(v_d) / 100))].sum() / v_d.sum().clamp(min=1e-30)
+                found.append((float(share), layer, name))
+        return max(found)
+
     def divisors(self, normalise: str) -> Tensor:
         """What each squared error is divided by.
 

@@ -275,10 +275,8 @@ class DistillStep(nn.Module):
 
 def state_variance(
     teacher: ViT, stream: TrainStream, normalise: str, precision: str, ranks: Ranks = ONE_PROCESS
-) -> Tensor:
-    """What each squared error is divided by, (L, T) or (L, T, D): see `StateVariance.divisors`.
-
-    It is measured on a few batches of all ranks, or on one where it is 1.
+) -> StateVariance:
+    """The variance of the teacher's states on a few batches of all ranks; on one where nothing is divided by it.
 
     Raises `NonFiniteStates` where the teacher's states are not finite, or their variance is beyond float32.
     """
@@ -292,7 +290,7 @@ def state_variance(
     for layer in range(1, teacher.num_layers + 1):
         if not variance.variance(layer, "all") <= torch.finfo(torch.float32).max:
             raise NonFiniteStates.of(teacher.name, f"at layer {layer} on training images")
-    return variance.divisors(normalise).to(device)
+    return variance
 
 
 @torch.no_grad()

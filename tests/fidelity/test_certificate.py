@@ -20,6 +20,7 @@ from raptor.data import iterate, open_data
 from raptor.fidelity.certificate import Certificate, certify
 from raptor.fidelity.error_curves import ErrorCurves
 from raptor.fidelity.heads import collect_features, resolve_head
+from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.view import ViT
 
 
@@ -60,6 +61,19 @@ def test_predictions(teacher: ViT, surrogate: ViT, certificate: Certificate) -> 
     same = (chosen["teacher"] == chosen["surrogate"]).double().mean().item()
     entry = certificate.predictions["agreement"]
     assert entry.value == pytest.approx(same) and entry.lower <= same <= entry.upper  # type: ignore[operator]
+
+
+def test_a_note_says_where_a_few_large_coordinates_decide_r2(certificate: Certificate) -> None:
+    assert not any("large coordinates" in note for note in certificate.notes)
+    teacher = tiny_vit()
+    with torch.no_grad():
+        teacher.model.patch_embed.proj.weight[0] *= 1000  # the residual stream carries it to the last layer of both
+    surrogate = make_surrogate(teacher, [teacher.num_layers], conditioning="none", copy="last")
+    found = certify(surrogate, teacher, image_batches(1), null_models=False, bootstrap=20)
+    pooled, single = (values["all"][-1] for values in (found.curves.r2, found.curves.r2_uniform))
+    assert pooled > 0.99 and single < 0.8
+    [note] = [note for note in found.notes if "large coordinates" in note]
+    assert f"({pooled:.2f}; the mean of single coordinates is {single:.2f})" in note
 
 
 def test_own_head_and_no_labels() -> None:

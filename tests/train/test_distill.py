@@ -57,6 +57,18 @@ def test_wrong_options_are_one_line(tmp_path, options, message):
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
+@pytest.mark.parametrize(("factor", "normalise", "told"), [(1, "group", 0), (1e4, "group", 1), (1e4, "coordinate", 0)])
+def test_it_says_where_the_loss_would_be_that_of_a_few_coordinates(tmp_path, capsys, factor, normalise, told):
+    teacher = tiny_teacher()
+    with torch.no_grad():
+        teacher.model.patch_embed.proj.weight[3] *= factor
+    distill(teacher, "scenes", recipe=write_recipe(tmp_path), normalise=normalise, out=str(tmp_path / "run"), **OPTIONS)
+    said = capsys.readouterr().err
+    assert said.count("1 % of the coordinates hold 100% of the variance of patches at layer") == told
+    assert said.count("--normalise coordinate weighs all alike") == told
+    assert read_config(tmp_path / "run")["recipe"]["normalise"] == normalise
+
+
 def test_a_budget_of_seconds_is_kept_and_what_was_timed_is_undone(tmp_path):
     result = tiny_run(tmp_path / "run", budget="2s", stage1_share=0.0)
     assert 0.3 < result.summary.seconds < 12

@@ -114,6 +114,18 @@ def test_a_coordinate_that_hardly_varies_counts_as_a_hundredth_of_the_median_one
         assert v_td[where][0].numpy() == pytest.approx(own, rel=1e-5)
 
 
+def test_the_share_of_the_largest_coordinates_is_of_the_group_where_it_is_largest():
+    states = torch.randn(80, 9, 200, generator=torch.Generator().manual_seed(1))
+    large = states.clone()
+    large[:, 4:, 7] *= 100  # one of 200 coordinates of the patches; 1 % are two
+    variance = StateVariance(2, FULL)
+    variance.update([states, large])
+    own = large[:, 4:].reshape(-1, 200).double().numpy().var(axis=0)
+    share, layer, group = variance.concentration()
+    assert (layer, group) == (2, "patches")
+    assert share == pytest.approx(np.sort(own)[-2:].sum() / own.sum(), rel=1e-5) and share > 0.97
+
+
 def test_an_outlier_coordinate_decides_the_error_unless_each_has_its_own_variance():
     s, t = pair()
     s[..., 0] += 100  # a thousand times the other errors
