@@ -171,6 +171,7 @@ def draw(found: dict[str, Any], beside: dict[str, Any] | None, name: str) -> Any
         title="Loss of the last layer: held out, training (dotted)",
         ylabel=f"mean of 1 - R² of {of_which}cls and patches",
     )
+    axes[1].set_ylim(bottom=max(axes[1].get_ylim()[0], -0.3))  # the first steps may be far below
     axes[2].set_ylim(bottom=0)
     axes[0].legend(loc="lower right")
     for axis in axes:

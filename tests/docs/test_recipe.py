@@ -70,3 +70,14 @@ def test_the_default_optimizer_is_the_better_one_of_the_file() -> None:
     assert f"and {more:.1f} points more agreement" in PAGE
     change, recipe = FOUND["equal_images"]["muon-2e-3"]["change"], resolve_recipe("default", {})
     assert change == {"batch_size": recipe.batch_size, "optimizer": recipe.optimizer, "lr": recipe.lr}
+
+
+def test_trials_of_large_coordinates_are_those_of_the_file() -> None:
+    runs = FOUND["vitb16_normalise"]["runs"]
+    rows = ("`--normalise group`", "**(none: coordinate, lr 1.4e-3)**", "`--lr 7e-4`")
+    for name, run in zip(rows, runs.values(), strict=True):
+        values = (run["r2_last"]["all"], run["r2_uniform_last"]["all"], run["r2_last"]["cls"])
+        assert f"| {name} | {' | '.join(map(shown, values))} | {100 * run['agreement']:.1f} |" in PAGE
+        assert run["num_steps"] == {"stage1": 250, "stage2": 750} and run["num_images"] == 1024
+    more = 100 * (runs["coordinate"]["agreement"] - runs["group"]["agreement"])
+    assert f"more often by {more:.1f} points" in PAGE

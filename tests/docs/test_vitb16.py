@@ -16,6 +16,7 @@ from raptor.open import open_vit, save_vit
 from raptor.surrogate.surrogate import make_surrogate
 
 VARIED = json.loads((ROOT / "docs/results/vitb16/varied.json").read_text())
+COORDINATES = json.loads((ROOT / "docs/results/vitb16/coordinates.json").read_text())
 FOUND = json.loads((ROOT / "docs/results/vitb16.json").read_text())
 PAGE = read("docs/results/vitb16.md")
 
@@ -115,3 +116,27 @@ def test_the_main_numbers() -> None:
 def test_the_varied_recipe_is_what_was_run() -> None:
     written = yaml.safe_load(read("raptor/recipes/vitb16-varied.yaml"))
     assert {name: VARIED["recipe"][name] for name in written} == written
+
+
+def test_the_run_with_coordinates_weighed_alike_stands_beside_the_earlier_one() -> None:
+    [new] = COORDINATES["rows"]
+    old = next(row for row in VARIED["rows"] if row["k"] == new["k"])
+    certificates = [read(f"docs/results/vitb16/{name}/certificate-k4.json") for name in ("varied", "coordinates")]
+    for row, certificate, name in zip(
+        (old, new), map(json.loads, certificates), ("each token group (above)", "**each coordinate**"), strict=True
+    ):
+        top1 = row["top1"]
+        cells = [f"{row['images_seen'] / 1e6:.2f}", f"{row['gpu_seconds'] / 60:.1f}"]
+        cells += [f"{100 * top1['value']:.1f} [{100 * top1['lower']:.1f}, {100 * top1['upper']:.1f}]"]
+        cells += [f"{100 * value:.1f}" for value in (row["kept"], row["agreement"]["value"])]
+        r2 = certificate["curves"]
+        cells += [_short(value) for value in (r2["all"]["r2"][-1], r2["all"]["r2_uniform"][-1], r2["cls"]["r2"][-1])]
+        assert f"| {name} | {' | '.join(cells)} |" in PAGE
+    assert new["layers_ahead_of_null_models"] == 12
+    assert f"k = 4 keeps {100 * new['kept']:.0f} % after {new['gpu_seconds'] / 60:.1f} minutes" in " ".join(
+        read("README.md").split()
+    )
+    written = yaml.safe_load(read("raptor/recipes/vitb16-coordinates.yaml"))
+    assert {name: COORDINATES["recipe"][name] for name in written} == written
+    rates = COORDINATES["images_per_s"]
+    assert all(f"{rate:,.0f}" in read("raptor/recipes/vitb16-coordinates.yaml") for rate in rates.values())
