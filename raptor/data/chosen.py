@@ -11,11 +11,13 @@ from typing import Any
 
 from raptor.data.by_name import NAMED, as_spec, check_spec, open_data, spec_text
 from raptor.data.classes import for_head, head_names, renumbered
-from raptor.data.images import NUM_SIZES, ImageData
+from raptor.data.images import NUM_SIZES, ImageData, Items
 from raptor.data.split import is_train, own_validation
 from raptor.run import RunError, read_config
 
 DEFAULT_DATA = "scenes"
+Described = dict[str, dict[str, Any]]
+"""Number and fingerprint of images, by part: train and val."""
 _NUM_COMPARED = 128  # judged images that are compared with those trained on
 _MAX_READ = 2048  # training files that are read for it
 _MAX_DECODED = 512  # training images that are no files, and so are decoded for it
@@ -222,10 +224,23 @@ def tell_of_new_classes(train: ImageData, judged: ImageData) -> None:
         print(f"no training image is of class {listed}: a probe is wrong about those held-out images", file=sys.stderr)
 
 
-def describe_images(train: ImageData, val: ImageData) -> dict[str, dict[str, Any]]:
+def describe_images(train: Items, val: Items) -> Described:
     """What a run remembers of its images, to notice when they change."""
     both = {"train": train, "val": val}
     return {name: {"num_images": len(data), "fingerprint": data.fingerprint()} for name, data in both.items()}
+
+
+def changed_images(saved: Described, found: Described) -> list[str]:
+    """The parts of what was remembered that differ from what is found, each as `train: 96 (0a1b2c3d) -> 97 (…)`."""
+    return [
+        f"{part}: {_count_text(old)} -> {_count_text(found[part])}"
+        for part, old in saved.items()
+        if part in found and old != found[part]
+    ]
+
+
+def _count_text(of: dict[str, Any]) -> str:
+    return f"{of['num_images']} ({of['fingerprint'][:8]})"
 
 
 def _without_parts(sets: list[ImageData]) -> list[ImageData]:

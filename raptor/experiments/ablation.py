@@ -28,6 +28,7 @@ from raptor.experiments.raptors import (
     check_cells,
     cut_by,
     cut_phases,
+    describe_pair,
     make_raptor,
     open_teacher,
     trained_by,
@@ -118,7 +119,8 @@ def run(
     plan = tuple(Cell(f"{row}-s{s}", {**common, "row": row, "seed": s}) for s in seeds for row in ROWS)
     sweep = Sweep(Path(out), with_contents(plan, machine), machine.device)
     check_cells(sweep, machine)
-    results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
+    work, images = partial(_do_cell, machine), partial(describe_pair, common)
+    results = run_sweep(sweep, work, images, **part(CellOptions, options))
     rows = [AblationRow.from_dict(result) for result in results.values()]
     lines = _summarise(rows)
     found = Ablation(settings=common, rows=rows, table=lines, missing=sweep.missing_names(), **sweep.made())

@@ -11,7 +11,7 @@ from raptor.data.by_name import as_spec
 from raptor.experiments.cells import Cell, CellOptions, Sweep, SweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_budgets
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
-from raptor.experiments.raptors import Machine, check_cells, open_teacher, trained_by, with_contents
+from raptor.experiments.raptors import Machine, check_cells, describe_pair, open_teacher, trained_by, with_contents
 from raptor.experiments.records import BudgetRow, Budgets
 from raptor.options import Trusting, WeightFile, part, with_defaults
 from raptor.provenance import recorded
@@ -75,7 +75,8 @@ def run(
     ]
     sweep = Sweep(Path(out), with_contents(plan, machine), machine.device)
     check_cells(sweep, machine)
-    results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
+    work, images = partial(_do_cell, machine), partial(describe_pair, common)
+    results = run_sweep(sweep, work, images, **part(CellOptions, options))
     rows = [BudgetRow.from_dict(result) for result in results.values()]
     found = Budgets(settings=common, rows=rows, missing=sweep.missing_names(), **sweep.made())
     table = markdown(_COLUMNS, [[getattr(row, column) for column in _COLUMNS] for row in rows])

@@ -25,6 +25,7 @@ from typing import Annotated, Any, ParamSpec, TextIO, TypeVar, Unpack
 
 import torch
 
+from raptor.data.chosen import Described, changed_images
 from raptor.devices import device_name
 from raptor.options import Compiling, Decoding, HeldOut, Limited, OnDevice, Option, Planning, with_defaults
 from raptor.progress import clock
@@ -59,13 +60,21 @@ _Work = Callable[[Cell], Record | dict[str, Any]]
 """Does a cell and returns its result. Has to be picklable, because other processes call it too."""
 
 
+DescribedImages = dict[str, Described]
+"""What is remembered of images, by the option that names them."""
+
+
 @dataclass(frozen=True)
 class Sweep:
-    """Cells in the order in which they are done, the folder of their results, and the device they run on here."""
+    """Cells in the order in which they are done, the folder of their results, and the device they run on here.
+
+    `images` are those of all cells. Beside its result each cell keeps the ones of its own options.
+    """
 
     folder: Path
     cells: tuple[Cell, ...]
     device: str = "cpu"
+    images: DescribedImages = field(default_factory=dict)
 
     def path(self, name: str, kind: str = "json") -> Path:
         return self.folder / "cells" / f"{name}.{kind}"
@@ -82,6 +91,7 @@ class Sweep:
             "versions": dict,
             "provenance": dict,
             "made_of": dict,
+            "images": dict,
         }
         needed = ("options", "result", "seconds")
         for key, kind in kinds.items():
@@ -147,6 +157,15 @@ class Sweep:
                 raise RunError(f"{self.path(cell.name)} was made with other options ({what}): choose another --out")
             cell.check_contents(saved.get("made_of", {}), self.path(cell.name))
 
+    def images_of(self, cell: Cell) -> DescribedImages:
+        return {option: described for option, described in self.images.items() if option in cell.options}
+
+    def check_images(self) -> None:
+        """Raise if a result was made on other images. Those of earlier versions do not say on which."""
+        for cell in self.cells:
+            if self.path(cell.name).exists():
+                check_same_images(self.path(cell.name), self.read(cell.name).get("images", {}), self.images_of(cell))
+
     def select(self, names: str | None) -> Sweep:
         """Only the cells named in `names`, separated by commas; all for None."""
         if names is None:
@@ -158,6 +177,17 @@ class Sweep:
             missing = strange[0] if strange else names
             raise ValueError(f"no cell {missing!r}: choose from {', '.join(cell.name for cell in self.cells)}")
         return replace(self, cells=tuple(cell for cell in self.cells if cell.name in wanted))
+
+
+def check_same_images(path: Path, saved: DescribedImages, found: DescribedImages) -> None:
+    """Raise if the images that the file `path` was made on are others by now."""
+    try:
+        both = [(option, saved[option], found[option]) for option in saved if option in found]
+        changed = [f"{option}, {part}" for option, old, new in both for part in changed_images(old, new)]
+    except (AttributeError, KeyError, TypeError):
+        raise RunError(f"{path} has no whole images: delete it, and the same command makes it again") from None
+    if changed:
+        raise RunError(f"{path} was made on other images ({'; '.join(changed[:3])}): choose another --out")
 
 
 class CellOptions(Planning, total=False):
@@ -176,17 +206,22 @@ class TrainingSweepOptions(SweepOptions, Limited, Compiling, total=False):
     """What a sweep takes that trains."""
 
 
-def run_sweep(sweep: Sweep, work: _Work, **given: Unpack[CellOptions]) -> dict[str, dict[str, Any]]:
+def run_sweep(
+    sweep: Sweep, work: _Work, images: Callable[[], DescribedImages] = dict, **given: Unpack[CellOptions]
+) -> dict[str, dict[str, Any]]:
     """Do the cells that have no result yet, and return the results of the whole sweep, by cell.
 
-    `work` does one cell. Other commands may work on the same folder at the same time. A training run that is stopped
-    by `max_seconds` writes a checkpoint, and the next command continues it.
+    `work` does one cell, and `images` describes what the cells read: results made on other images are refused. Other
+    commands may work on the same folder at the same time. A training run that is stopped by `max_seconds` writes a
+    checkpoint, and the next command continues it.
     """
     options = with_defaults(CellOptions, given)
     jobs, cells, max_seconds = options["jobs"], options["cells"], options["max_seconds"]
     if jobs < 1:
         raise ValueError(f"--jobs must be at least 1, got {jobs}")
     sweep.check_options()
+    sweep = replace(sweep, images=_describe(images, is_finished=not sweep.select(cells).missing()))
+    sweep.check_images()
     chosen = sweep.select(cells)
     check_folder(sweep.folder)
     if options["dry_run"]:
@@ -206,6 +241,16 @@ def run_sweep(sweep: Sweep, work: _Work, **given: Unpack[CellOptions]) -> dict[s
             raise KeyboardInterrupt from None
     _report_failures(chosen)
     return sweep.results()
+
+
+def _describe(images: Callable[[], DescribedImages], is_finished: bool) -> DescribedImages:
+    """The images of a sweep; none where it is finished and they cannot be opened: results are put together anywhere."""
+    try:
+        return images()
+    except ValueError as error:
+        if is_finished and not isinstance(error, RunError):
+            return {}
+        raise
 
 
 def plannable(run: Callable[P, T]) -> Callable[P, T | Plan]:
@@ -316,7 +361,7 @@ def _do_cell(sweep: Sweep, cell: Cell, work: _Work, jobs: int) -> bool:
             return True
         seconds = round(time.monotonic() - began, 2)
         where = {"device": device_name(sweep.device), "versions": about.versions, "provenance": about.to_dict()}
-        made = {"options": cell.options, "made_of": cell.made_of}
+        made = {"options": cell.options, "made_of": cell.made_of, "images": sweep.images_of(cell)}
         saved = {"cell": cell.name, **made, "seconds": seconds, **where, "result": jsonable(result)}
         write_text(sweep.path(cell.name), json.dumps(saved, allow_nan=False))
         _say(f"{cell.name} in {clock(seconds)}; {time_left(sweep, jobs)}")

@@ -12,7 +12,16 @@ from typing import Any, Unpack
 from numpy.typing import ArrayLike
 
 from raptor.data.by_name import as_spec
-from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, plannable, run_sweep
+from raptor.experiments.cells import (
+    Cell,
+    CellOptions,
+    DescribedImages,
+    Sweep,
+    TrainingSweepOptions,
+    check_same_images,
+    plannable,
+    run_sweep,
+)
 from raptor.experiments.figures import figure_partitions
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
 from raptor.experiments.raptors import (
@@ -21,6 +30,7 @@ from raptor.experiments.raptors import (
     OneTeacher,
     best_teacher,
     cut_by,
+    describe_pair,
     layer_similarity,
     make_raptor,
     open_teacher,
@@ -45,6 +55,7 @@ from raptor.run import RunError, read_json, write_text
 from raptor.train.schedule import Budget
 
 MEASURES = ("accuracy", "probe", "r2_last", "bounded_r2_last", "r2_lowest")
+_PLAN = "plan.json"
 _DP_SCORES = ("weighted", "mean", "cut")
 
 
@@ -111,7 +122,8 @@ def run(
         + [Cell(f"{name}-s{s}", {**common, "phases": lengths, "seed": s}) for (s, name), lengths in again.items()]
     )
     sweep = Sweep(Path(out), with_contents(planned, machine), machine.device)
-    results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
+    work, images = partial(_do_cell, machine), partial(_describe_images, common, plan, machine.folder)
+    results = run_sweep(sweep, work, images, **part(CellOptions, options))
     scores = {name: RaptorScores.from_dict(result) for name, result in results.items()}
     rows = [row for ways in plan.partitions.values() for row in _rows(ways, scores, seed)]
     more = [
@@ -215,9 +227,16 @@ def _score_columns(scores: dict[str, ZScore], measure: str) -> list[float | None
     return [score.value, score.mean, score.deviation, score.z]
 
 
+def _describe_images(common: dict[str, Any], plan: PartitionsPlan, folder: Path) -> DescribedImages:
+    """What the cells remember of their images; those to train on have to be the ones that the plan was made on."""
+    found = describe_pair(common)
+    check_same_images(folder / _PLAN, plan.images, found)
+    return found
+
+
 def _read_or_make_plan(machine: Machine, common: dict[str, Any], k: list[int], num_random: int) -> PartitionsPlan:
     """Which partitions are tried: decided once and kept in plan.json."""
-    path = machine.folder / "plan.json"
+    path = machine.folder / _PLAN
     asked = {"k": k, "num_random": num_random, **{n: common[n] for n in ("model", "weights", "data", "limit", "seed")}}
     asked |= {name: common[name] for name in ("tokens",) if name in common}
     (cell,) = with_contents([Cell("plan", common)], machine)
@@ -235,7 +254,13 @@ def _read_or_make_plan(machine: Machine, common: dict[str, Any], k: list[int], n
     check_cuts(teacher, k, tokens=tokens)
     matrix = layer_similarity(teacher, pair[0], machine)[tokens]
     partitions = {num: choose_partitions(matrix, num, num_random, common["seed"]) for num in k}
-    plan = PartitionsPlan(asked=asked, similarity=matrix.round(6).tolist(), partitions=partitions, made_of=cell.made_of)
+    plan = PartitionsPlan(
+        asked=asked,
+        similarity=matrix.round(6).tolist(),
+        partitions=partitions,
+        made_of=cell.made_of,
+        images={"data": {"train": describe_pair(common)["data"]["train"]}},
+    )
     machine.folder.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(plan.to_dict()))
     return plan

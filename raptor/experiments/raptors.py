@@ -13,7 +13,7 @@ from raptor.data import ChosenData, ImageData, InMemory, Preprocess, iterate
 from raptor.data.chosen import describe_images
 from raptor.data.images import JoinedInMemory
 from raptor.devices import pick_device, pick_precision
-from raptor.experiments.cells import Cell, Sweep
+from raptor.experiments.cells import Cell, DescribedImages, Sweep
 from raptor.experiments.records import GroupCurves, NullCurves, RaptorScores, StochasticDepth
 from raptor.fidelity.error_curves import ErrorCurves
 from raptor.fidelity.null_models import NULL_NAMES, fit_null_models
@@ -145,10 +145,24 @@ def images_to_distil(
         further = _load_more(tuple(more), preprocess, None, *rest, keep=True)
         assert isinstance(further, InMemory)
         return JoinedInMemory([train, further]).without_labels(), held_out, train
-    data = options["data"]
-    specs = ((data,) if isinstance(data, str) else tuple(data)) + tuple(more)
     keep = isinstance(train, InMemory)
-    return _load_more(specs, preprocess, limit, *rest, keep=keep), held_out, train
+    return _load_more(_with_more(options), preprocess, limit, *rest, keep=keep), held_out, train
+
+
+def _with_more(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """`data` and `more_data` as one set."""
+    data = options["data"]
+    return ((data,) if isinstance(data, str) else tuple(data)) + tuple(options["more_data"])
+
+
+def describe_pair(options: Mapping[str, Any]) -> DescribedImages:
+    """What cells with these options remember of their images, as `run_sweep` takes it."""
+    chosen, limit = ChosenData(options["data"], options.get("val")), options.get("limit")
+    held_out = chosen.judged(options.get("val_images"))
+    found = {"data": describe_images(chosen.training(limit), held_out)}
+    if options.get("more_data"):
+        found["more_data"] = describe_images(ChosenData(_with_more(options)).training(limit), held_out)
+    return found
 
 
 def open_teacher(options: dict[str, Any], machine: Machine) -> tuple[ViT, Pair]:
@@ -164,12 +178,12 @@ def open_teacher(options: dict[str, Any], machine: Machine) -> tuple[ViT, Pair]:
 
 
 def with_contents(cells: Iterable[Cell], machine: Machine) -> tuple[Cell, ...]:
-    """The cells with fingerprints of the teacher, the images and the recipe that their options name.
+    """The cells with fingerprints of the teacher and the recipe that their options name.
 
     What is not on this machine has none: finished cells can be put together without it.
     """
     known: dict[str, dict[str, str]] = {}
-    named = ("model", "weights", "size", "data", "val", "limit", "val_images", "recipe", "base")
+    named = ("model", "weights", "size", "recipe", "base")
     made = []
     for cell in cells:
         own = {name: cell.options[name] for name in named if cell.options.get(name) is not None}
@@ -194,9 +208,6 @@ def _contents(options: Mapping[str, Any], machine: Machine) -> dict[str, str]:
             trust_hub=machine.trust_hub,
         )
         found["teacher"] = fingerprint(vit.model)
-        chosen, size = ChosenData(_hashable(options["data"]), _hashable(options.get("val"))), vit.preprocess.size
-        both = chosen.training(options.get("limit"), size), chosen.judged(options.get("val_images"), size)
-        found["set of images"] = hash_config(describe_images(*both))
     return found
 
 

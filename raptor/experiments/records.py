@@ -242,13 +242,15 @@ class Ways(Record):
 class PartitionsPlan(Record):
     """plan.json of the partitions experiment: which partitions are tried, decided once.
 
-    made_of: fingerprints of the teacher and the images that `asked` names; empty in older files.
+    made_of: fingerprint of the teacher that `asked` names; images: what is remembered of the training images. Older
+    files lack both.
     """
 
     asked: dict[str, Any]
     similarity: list[list[float]]
     partitions: dict[int, Ways]
     made_of: dict[str, str] = field(default_factory=dict)
+    images: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 from raptor.data import ChosenData, Preprocess
-from raptor.data.chosen import describe_images
+from raptor.data.chosen import changed_images, describe_images
 from raptor.devices import seeded
 from raptor.experiments.raptors import Machine, Pair, layer_similarity, load_pair, make_raptor
 from raptor.experiments.records import RaptorScores, SimilarityMeans, TeacherScores, TeacherSimilarity
@@ -112,10 +112,10 @@ def _refuse_other_teacher(folder: Path, options: dict[str, Any], pair: Pair) -> 
     trained |= {name: name for name in ("drop", "rescale", "smoothing", "augment", "seed", "data")}
     had |= {name: saved[old] for name, old in trained.items()}
     asked = {**_TRAINING, **options, "data": pair[0].name}
-    if "images" in saved:  # teachers of earlier versions do not say
-        both = (of["train"] for of in (saved["images"], describe_images(*pair)))
-        had["images"], asked["images"] = (f"{of['num_images']} ({of['fingerprint'][:8]})" for of in both)
     changed = [f"{name}: {value} -> {asked[name]}" for name, value in had.items() if value != asked[name]]
+    if "images" in saved:  # teachers of earlier versions do not say
+        both = ({"images": of["train"]} for of in (saved["images"], describe_images(*pair)))
+        changed += changed_images(*both)
     if changed:
         raise RunError(f"{folder} holds another teacher ({'; '.join(changed[:3])}): choose another folder")
 

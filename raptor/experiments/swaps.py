@@ -25,6 +25,7 @@ from raptor.experiments.raptors import (
     SweptTeachers,
     check_cells,
     cut_phases,
+    describe_pair,
     open_teacher,
     with_contents,
 )
@@ -83,7 +84,8 @@ def run(
     plan = [Cell(name, {**common, "model": model, "p": p}) for name, (model, p) in named.items()]
     sweep = Sweep(Path(out), with_contents(plan, machine), machine.device)
     check_cells(sweep, machine)
-    results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
+    work, images = partial(_do_cell, machine), partial(describe_pair, common)
+    results = run_sweep(sweep, work, images, **part(CellOptions, options))
     rows = [replace(SwapRow.from_dict(result), cell=name) for name, result in results.items()]
     found = Swaps(settings=common, rows=rows, missing=sweep.missing_names(), **sweep.made())
     figure = figure_swaps(rows) if rows else None

@@ -8,9 +8,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
-from raptor.data import open_data, open_dense
+from raptor.data import open_dense
 from raptor.data.by_name import as_spec
-from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, plannable, run_sweep
+from raptor.data.chosen import describe_images
+from raptor.data.dense import DENSE_TASKS
+from raptor.experiments.cells import (
+    Cell,
+    CellOptions,
+    DescribedImages,
+    Sweep,
+    TrainingSweepOptions,
+    plannable,
+    run_sweep,
+)
 from raptor.experiments.figures import figure_recovery
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
 from raptor.experiments.raptors import (
@@ -20,6 +30,7 @@ from raptor.experiments.raptors import (
     check_cells,
     cut_by,
     cut_phases,
+    describe_pair,
     images_to_distil,
     make_raptor,
     open_teacher,
@@ -123,8 +134,6 @@ def run(
     """
     started = time.monotonic()
     options = with_defaults(Table1Options, given)
-    if more_data is not None:
-        open_data(more_data, "train")  # what cannot be read is refused before any cell is begun
     settings = resolve_recipe(recipe, {"batch_size": batch_size, "optimizer": optimizer})
     machine = Machine.of(out, options)
     common: dict[str, Any] = dict(
@@ -155,7 +164,8 @@ def run(
     plan += [Cell(f"k{n}-s{s}", {**common, "k": n, "seed": s}) for s in seeds for n in k]
     sweep = Sweep(Path(out), with_contents(plan, machine), machine.device)
     check_cells(sweep, machine)
-    results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
+    work, images = partial(_do_cell, machine), partial(_describe_images, common)
+    results = run_sweep(sweep, work, images, **part(CellOptions, options))
     teacher = ProbedTeacher.from_dict(results["teacher"]) if "teacher" in results else None
     raptors = {name: ProbedRaptor.from_dict(result) for name, result in results.items() if name != "teacher"}
     rows = summarise(teacher, list(raptors.values()))
@@ -206,7 +216,7 @@ def _probe(vit: ViT, task: str, pair: Pair, options: dict[str, Any], machine: Ma
     result = probe(
         vit,
         task,
-        *(pair if task == "classify" else _dense_pair(task, options, vit)),
+        *(pair if task == "classify" else _dense_pair(task, options, vit.preprocess.size)),
         size=options.get(f"{task}_size"),
         seeds=[options["seed"]],
         epochs=options[f"{task}_epochs"],
@@ -225,12 +235,18 @@ def _probe(vit: ViT, task: str, pair: Pair, options: dict[str, Any], machine: Ma
     return ProbeScores.from_dict({**result.to_dict(), **kept})
 
 
-def _dense_pair(task: str, options: dict[str, Any], vit: ViT) -> tuple[Any, Any]:
+def _describe_images(options: dict[str, Any]) -> DescribedImages:
+    """What the cells remember of their images, and of the frames of dense tasks."""
+    dense = {task: describe_images(*_dense_pair(task, options)) for task in DENSE_TASKS if options[task] is not None}
+    return describe_pair(options) | dense
+
+
+def _dense_pair(task: str, options: dict[str, Any], size: int | None = None) -> tuple[Any, Any]:
     """Training and held-out frames of a dense task. The limits of the images hold only for scenes."""
     spec = options[task]
     limits = (options["limit"], options["val_images"]) if spec == "scenes" else (None, None)
     train, held_out = (
-        open_dense(spec, split, task, limit=num, size=vit.preprocess.size)  # type: ignore[arg-type]
+        open_dense(spec, split, task, limit=num, size=size)  # type: ignore[arg-type]
         for split, num in zip(("train", "val"), limits)
     )
     return train, held_out

@@ -13,7 +13,7 @@ from raptor.data.by_name import as_spec
 from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_untrained
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
-from raptor.experiments.raptors import CutBy, Machine, Pair, SweptTeachers, cut_by, trained_by
+from raptor.experiments.raptors import CutBy, Machine, Pair, SweptTeachers, cut_by, describe_pair, trained_by
 from raptor.experiments.records import Untrained, UntrainedRow
 from raptor.experiments.scratch import (
     ScratchOptions,
@@ -82,7 +82,8 @@ def run(
     check_scratch(common, [p])
     plan = tuple(Cell(f"{kind}-s{s}", {**common, "kind": kind, "seed": s}) for s in seeds for kind in _KINDS)
     sweep = Sweep(Path(out), plan, machine.device)
-    results = run_sweep(sweep, partial(_do_cell, machine), **part(CellOptions, options))
+    work, images = partial(_do_cell, machine), partial(describe_pair, common)
+    results = run_sweep(sweep, work, images, **part(CellOptions, options))
     rows = [UntrainedRow.from_dict(result) for result in results.values()]
     found = Untrained(settings=common, rows=rows, missing=sweep.missing_names(), **sweep.made())
     figure = figure_untrained(rows) if rows else None

@@ -46,6 +46,53 @@ def test_results_made_with_other_options_are_refused(tmp_path: Path) -> None:
         run_sweep(three(tmp_path, steps=20), partial(square, []))
 
 
+def _images(fingerprint: str, num_images: int = 9) -> dict:
+    return {"data": {"train": {"num_images": num_images, "fingerprint": fingerprint}}}
+
+
+def test_results_made_on_other_images_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    calls: list[str] = []
+    sweep, work = three(tmp_path, data="photos"), partial(square, calls)
+    run_sweep(sweep, work, lambda: _images("old"), cells="a")
+    with pytest.raises(
+        RunError, match=r"a\.json was made on other images \(data, train: 9 \(old\) -> 8 \(new\)\)"
+    ) as error:
+        run_sweep(sweep, work, lambda: _images("new", 8))
+    assert str(error.value).endswith(": choose another --out") and calls == ["a"]
+    assert list(run_sweep(sweep, work, lambda: _images("old"))) == ["a", "b", "c"]
+    with pytest.raises(RunError, match="was made on other images"):  # its results are not those of the new images
+        run_sweep(sweep, work, lambda: _images("new"))
+
+
+def test_results_of_earlier_versions_do_not_say_on_which_images(tmp_path: Path) -> None:
+    sweep, work = three(tmp_path, data="photos"), partial(square, [])
+    run_sweep(sweep, work, lambda: _images("old"), cells="a")
+    saved = json.loads(sweep.path("a").read_text())
+    del saved["images"]
+    sweep.path("a").write_text(json.dumps(saved))
+    assert list(run_sweep(sweep, work, lambda: _images("new"))) == ["a", "b", "c"]
+
+
+def test_a_finished_sweep_is_put_together_where_its_images_are_not(tmp_path: Path) -> None:
+    def gone() -> dict:
+        raise ValueError("unknown data 'photos'")
+
+    sweep, work = three(tmp_path, data="photos"), partial(square, [])
+    run_sweep(sweep, work, lambda: _images("old"), cells="a")
+    with pytest.raises(ValueError, match="unknown data"):
+        run_sweep(sweep, work, gone)
+    assert list(run_sweep(sweep, work, gone, cells="a")) == ["a"]
+
+
+def test_a_cell_remembers_only_the_images_of_its_own_options(tmp_path: Path) -> None:
+    """As the teacher of table1, which is not trained on --more_data."""
+    sweep = Sweep(tmp_path, (Cell("teacher", {"value": 1, "data": "x"}),))
+    images = _images("old")
+    run_sweep(sweep, partial(square, []), lambda: {**images, "more_data": _images("first")["data"]})
+    assert json.loads(sweep.path("teacher").read_text())["images"] == images
+    run_sweep(sweep, partial(square, []), lambda: {**images, "more_data": _images("second")["data"]})
+
+
 def test_unknown_cells_and_jobs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no cell 'x': choose from a, b, c"):
         run_sweep(three(tmp_path), partial(square, []), cells="a,x")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from tiny_images import write_tree
 
 from raptor.data import ImageData, iterate, open_data
 from raptor.experiments import partitions
 from raptor.experiments.raptors import best_teacher
 from raptor.experiments.records import PartitionRow, Partitions
 from raptor.open import open_vit
+from raptor.run import RunError
 from raptor.vit.view import ViT
 
 
@@ -68,6 +71,24 @@ def test_partitions_against_brute_force(sweep_folder: Path, tiny: SimpleNamespac
     shutil.copytree(other, tmp_path / "teacher")
     with pytest.raises(ValueError, match=r"plan\.json was made with another teacher under the same name"):
         partitions.run(**given, out=str(tmp_path / "named"))
+
+
+def test_a_plan_made_on_other_images_is_refused(sweep_folder: Path, tmp_path: Path) -> None:
+    """Also before any cell is done: the phases to compare come from the similarity of those images."""
+    photos, out = tmp_path / "photos", tmp_path / "out"
+    write_tree(photos, [f"{part}/{i}.png" for part in ("train", "val") for i in range(3)])
+    options = dict(data=str(photos), teachers=str(sweep_folder), k=[2], budget="2steps", batch_size=2, device="cpu")
+    partitions.run(**options, out=str(out), max_seconds=1e-3)
+    assert not list((out / "cells").glob("*.json"))
+    (photos / "train" / "0.png").rename(photos / "train" / "new.png")
+    with pytest.raises(
+        RunError, match=r"plan\.json was made on other images \(data, train: 3 .*: choose another --out"
+    ):
+        partitions.run(**options, out=str(out))
+    plan = json.loads((out / "plan.json").read_text())
+    del plan["images"]  # as in earlier versions
+    (out / "plan.json").write_text(json.dumps(plan))
+    assert partitions.run(**options, out=str(out), max_seconds=1e-3).result.missing
 
 
 def test_ten_random_partitions_at_k_2_of_12_layers_are_all_the_others() -> None:

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from tiny_images import write_tree
 
-from raptor.data import ChosenData, InMemory, Preprocess, TrainStream
+from raptor.data import ChosenData, InMemory, Preprocess, TrainStream, open_data
 from raptor.data.images import JoinedInMemory
-from raptor.experiments.raptors import Machine, best_teacher, images_to_distil, load_pair
+from raptor.experiments.raptors import Machine, best_teacher, describe_pair, images_to_distil, load_pair
 from raptor.experiments.records import RaptorScores, StochasticDepth
 from raptor.run import RunError
 
@@ -63,6 +63,18 @@ def test_more_images_stand_beside_those_in_memory(tmp_path: Path, limit: int | N
         assert isinstance(images, JoinedInMemory) and images.kept[0] is pair[0] and len(images.kept[1].images) == 4
 
 
+def test_the_images_of_a_cell_are_described_by_option(tmp_path: Path) -> None:
+    further = ["one/val/8.png", "more/train/m.png", "more/val/n.png"]
+    write_tree(tmp_path, [*(f"one/train/{i}.png" for i in range(4)), *further])
+    options = {"data": str(tmp_path / "one"), "more_data": [str(tmp_path / "more")], "limit": None}
+    first = describe_pair(options)
+    counts = {option: {part: of["num_images"] for part, of in both.items()} for option, both in first.items()}
+    assert counts == {"data": {"train": 4, "val": 1}, "more_data": {"train": 5, "val": 1}}
+    Image.new("RGB", (9, 9)).save(tmp_path / "more" / "train" / "m.png")
+    second = describe_pair(options)
+    assert second["data"] == first["data"] and second["more_data"]["train"] != first["more_data"]["train"]
+
+
 class Planned(Exception):
     pass
 
@@ -81,16 +93,19 @@ class Planned(Exception):
 )
 def test_every_cell_gets_the_images_and_tokens_that_are_asked_for(name, options, tmp_path, monkeypatch) -> None:
     """As the command line gives them: one word as a list of one, as cells of earlier versions have it."""
-    module, seen = import_module(f"raptor.experiments.{name}"), []
+    module, seen, described = import_module(f"raptor.experiments.{name}"), [], {}
 
-    def stop(sweep: Any, *_work: Any, **_options: Any) -> None:
+    def stop(sweep: Any, _work: Any, images: Any, **_options: Any) -> None:
         seen.extend(sweep.cells)
+        described.update(images())
         raise Planned
 
     monkeypatch.setattr(module, "run_sweep", stop)
     with pytest.raises(Planned):
         module.run(data=["scenes"], val=["scenes"], out=str(tmp_path), device="cpu", **options)
     assert seen and all((cell.options["data"], cell.options["val"]) == ("scenes", "scenes") for cell in seen)
+    num_val = seen[0].options["val_images"] or len(open_data("scenes", "val"))
+    assert described["data"]["val"]["num_images"] == num_val  # what notices other images later
     cut = [cell for cell in seen if cell.name != "teacher"]  # the one of table1 has no surrogate
     assert cut and all(cell.options.get("tokens") == options.get("tokens") for cell in cut)
     # A cell of a version whose default recipe had AdamW names no optimizer, and so is no cell of today's default.

@@ -8,7 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from tiny_images import write_tree
 
+from raptor.cli import main
 from raptor.data import iterate, open_data
 from raptor.experiments import swaps
 from raptor.experiments.records import StochasticDepth, Swaps
@@ -90,8 +93,27 @@ def test_a_cell_of_another_teacher_or_other_images_of_the_same_name_is_refused(
     shutil.rmtree(teacher)
     shutil.copytree(sweep_folder / "teachers" / "p0-s0" / "teacher", teacher)
     source.load(0).save(photos / "one more.png")
-    with pytest.raises(RunError, match="was made with another set of images under the same name"):
+    with pytest.raises(RunError, match="was made on other images"):
         swaps.run(**options)
+
+
+def test_a_sweep_does_not_go_on_with_other_images(
+    sweep_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The words on the command line stay the same, and so do the names of the files."""
+    photos, out = tmp_path / "photos", tmp_path / "out"
+    write_tree(photos, [f"{part}/{i}.png" for part in ("train", "val") for i in range(3)])
+    models = [str(sweep_folder / "teachers" / name / "teacher") for name in ("p0-s0", "p0.5-s0")]
+    words = ["reproduce", "swaps", "--data", str(photos), "--k", "2", "--device", "cpu", "--out", str(out)]
+    assert main([*words, "--models", models[0]]) == 0
+    cells = list((out / "cells").glob("*.json"))
+    assert len(cells) == 1 and not list((out / "cells").glob("*.error"))
+    Image.new("RGB", (16, 16), (200, 9, 9)).save(photos / "train" / "0.png")
+    capsys.readouterr()
+    assert main([*words, "--models", *models]) == 2
+    found = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "was made on other images (data, train: 3 (" in found and found.endswith("choose another --out")
+    assert list((out / "cells").glob("*.json")) == cells and not list((out / "cells").glob("*.error"))
 
 
 def test_a_cell_says_by_which_tokens_it_was_cut(sweep_folder: Path, tiny: SimpleNamespace, tmp_path: Path) -> None:

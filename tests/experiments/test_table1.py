@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,6 +38,10 @@ def test_table1_and_figure5(sweep_folder: Path, tiny: SimpleNamespace, tmp_path:
         out=str(tmp_path),
     )
     assert list(done.result.cells) == ["teacher", "k2-s0", "k2-s1"]
+    remembered = json.loads((tmp_path / "cells" / "teacher.json").read_text())["images"]
+    assert {option: of["val"]["num_images"] for option, of in remembered.items()} == dict.fromkeys(
+        ("data", "segment", "depth"), tiny.images["val_images"]
+    )
     teacher, k2 = done.result.rows
     scores = [done.result.cells[f"k2-s{s}"].probes["depth"].score for s in (0, 1)]
     assert k2.scores["depth"].mean == pytest.approx(sum(scores) / 2)

@@ -316,6 +316,7 @@ CELLS: dict[str, bytes] = {
     "a result of another kind": b'{"options": {}, "result": 7, "seconds": 1}',
     "options of another kind": b'{"options": 7, "result": {}, "seconds": 1}',
     "versions of another kind": b'{"options": {}, "result": {}, "seconds": 1, "versions": 7}',
+    "images of another kind": b'{"options": {}, "result": {}, "seconds": 1, "images": 7}',
 }
 
 
@@ -324,7 +325,18 @@ def test_damaged_cells(name: str, tmp_path: Path) -> None:
     sweep = Sweep(tmp_path, (Cell("a", {}),))
     (tmp_path / "cells").mkdir()
     sweep.path("a").write_bytes(CELLS[name])
-    for ask in (sweep.results, sweep.seconds, sweep.made, sweep.check_options):
+    for ask in (sweep.results, sweep.seconds, sweep.made, sweep.check_options, sweep.check_images):
         with pytest.raises(RunError, match=r"a\.json .*delete it") as error:
             ask()
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("described", [7, {"train": 7}, {"train": {}}, {"train": {"num_images": 1, "fingerprint": 7}}])
+def test_damaged_images_of_cells(described: Any, tmp_path: Path) -> None:
+    images = {"data": {"train": {"num_images": 1, "fingerprint": "a"}}}
+    sweep = Sweep(tmp_path, (Cell("a", {"data": "photos"}),), images=images)
+    (tmp_path / "cells").mkdir()
+    saved = {"options": {"data": "photos"}, "result": {}, "seconds": 1, "images": {"data": described}}
+    sweep.path("a").write_text(json.dumps(saved))
+    with pytest.raises(RunError, match=r"a\.json has no whole images: delete it"):
+        sweep.check_images()
