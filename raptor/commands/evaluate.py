@@ -119,7 +119,7 @@ def evaluate(
             ranks=ranks,
         )
 
-    fitted = chosen.training(train_images, size)
+    fitted = chosen.training(train_images, size, any_class=True)
     seen = chosen.trained_on(folder_of(run), size)
     own_head = options["head_file"] is None and chosen.classes is None
     like: ImageData = fitted

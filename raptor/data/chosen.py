@@ -90,10 +90,22 @@ class ChosenData:
         """The data that is judged, for results and titles."""
         return spec_text(self.data if self.val is None else self.val)
 
-    def training(self, limit: int | None = None, size: int | None = None) -> ImageData:
-        """The images to train or fit on."""
+    @property
+    def _known(self) -> Sequence[str] | None:
+        """The names of the head's classes, as far as they are known."""
+        return self.names if self.classes is None else self.classes
+
+    def training(self, limit: int | None = None, size: int | None = None, any_class: bool = False) -> ImageData:
+        """The images to train or fit on.
+
+        any_class: whether they may be of other classes than the head's, because nothing is fitted to their labels;
+            those of such images are left out.
+        """
         self.check_same(self.data, "train")
-        return self._for_head(open_data(self.data, "train", limit=limit, size=size, skip_bad=self.skip_bad))
+        found = open_data(self.data, "train", limit=limit, size=size, skip_bad=self.skip_bad)
+        if not any_class or self._known is None or not self.num_classes or found.labels is None:
+            return self._for_head(found)
+        return renumbered(found, self._known) or found.without_labels()
 
     def trained_on(self, model: Any, size: int | None = None) -> ImageData | None:
         """The training images of the run that `model` names or lies in; None where it is of no run, or they are gone.
@@ -101,12 +113,11 @@ class ChosenData:
         Where they are gone, or its data holds other images by now, this is said.
         """
         if self.run is not None:  # they are the run's, and compared with what it remembers
-            return self.training(None, size)
+            return self.training(None, size, any_class=True)
         try:
             kept = _remembered(model)
-            names = self.names if self.classes is None else self.classes
-            of_run = ChosenData(**kept, names=names, num_classes=self.num_classes) if "data" in kept else None
-            return None if of_run is None else of_run.training(None, size)
+            of_run = ChosenData(**kept, names=self._known, num_classes=self.num_classes) if "data" in kept else None
+            return None if of_run is None else of_run.training(None, size, any_class=True)
         except ValueError as error:
             why = str(error).rpartition(": ")[0] or error
             print(f"what {model} was trained on is not compared with: {why}", file=sys.stderr)

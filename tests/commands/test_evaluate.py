@@ -18,7 +18,7 @@ from tiny_run import tiny_run, tiny_teacher
 
 from raptor.cli import main
 from raptor.commands.evaluate import evaluate
-from raptor.data import open_data
+from raptor.data import iterate, open_data
 from raptor.data.images import Items
 from raptor.fidelity.heads import LinearHead
 from raptor.open import open_vit, save_vit
@@ -96,6 +96,28 @@ def test_labels_are_of_the_classes_that_a_teacher_keeps(tmp_path: Path) -> None:
         str(tmp_path / "surrogate"), data=str(tmp_path / "bc"), classes=str(tmp_path / "names.txt"), **options
     )
     assert "teacher_accuracy" in named.certificate.predictions
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_only_the_judged_images_are_of_the_heads_classes(kept: bool, tmp_path: Path) -> None:
+    """The surrogate was trained on images of other classes. kept: whether the model names its classes itself."""
+    teacher = tiny_timm("vit_tiny_patch16_224", num_classes=2)
+    teacher.classes = ["b", "a"] if kept else None
+    save_vit(teacher, tmp_path / "tiny")
+    run, names, options = tmp_path / "run", tmp_path / "names.txt", dict(device="cpu", bootstrap=5, train_images=4)
+    save_vit(make_surrogate(open_vit(tmp_path / "tiny"), (1, 3)), run / "surrogate")
+    others = [f"other/{part}/{c}/{part}{i}.png" for part in ("train", "val") for c in "xyz" for i in "12"]
+    write_tree(tmp_path, others + [f"own/{c}/{c}{i}.png" for c in "ab" for i in range(5)])
+    (run / "config.yaml").write_text(f"data: {tmp_path / 'other'}\n")
+    names.write_text("b\na\n")
+    given: dict[str, Any] = {} if kept else {"classes": str(names)}
+    found = evaluate(str(run), val=str(tmp_path / "own"), **given, **options).certificate.predictions
+    images = next(iter(iterate(open_data(str(tmp_path / "own"), "all"), teacher.preprocess, 10)))
+    with torch.no_grad():
+        right = teacher(images.images).argmax(-1) == 1 - images.labels  # folders are a, b
+    assert found["teacher_accuracy"].value == pytest.approx(right.float().mean().item())
+    with pytest.raises(ValueError, match=r"class x of .*other is not in --classes"):
+        evaluate(str(run), classes=str(names), **options)
 
 
 def test_a_run_keeps_the_classes_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
