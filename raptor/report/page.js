@@ -43,7 +43,7 @@ function readoutOf(chart, values) {
     sum[1] += 1;
   }));
   const mean = ([total, count]) => (count ? (total / count).toFixed(3) : "–");
-  return `${lengths.length} phases: ${lengths.join(" | ")} · mean within a phase ${mean(sums.within)}, across ${mean(sums.across)}`;
+  return `${lengths.length} phase${lengths.length === 1 ? "" : "s"}: ${lengths.join(" | ")} · mean within a phase ${mean(sums.within)}, across ${mean(sums.across)}`;
 }
 
 function drawLegend(id, series) {

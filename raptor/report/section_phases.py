@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from raptor.phases import ModelPhases
 from raptor.report.charts import GROUP_NAMES, Chart, Control, Section, Series, finite_values, number, percent
 from raptor.report.figures_phases import NULL_LABELS
 from raptor.report.markup import bullet_list, table
 from raptor.report.results import Results
 
+_OWN = "run"  # the phases of the run, where they are not among those cut from the similarity
 LEAD = (
     "Each cell compares the same token after two blocks. Squares along the diagonal are stretches of depth that do "
     "much the same thing: the phases."
@@ -49,30 +52,33 @@ def _evidence_table(entries: list[ModelPhases]) -> str:
 
 
 def _heatmap(entries: list[ModelPhases], lengths: list[int] | None) -> Chart:
-    names = _names(entries)
+    names, first = _names(entries), entries[0]
+    cut = lengths if lengths and sum(lengths) == first.model.num_layers else list(first.chosen or [])
+    own = [] if cut in [list(found.lengths) for found in first.phases.values()] else cut
     maps: list[Series] = []
-    ks: set[int] = set()
+    options: dict[int | str, str] = {}
     tokens: dict[str, str] = {}
     for name, entry in zip(names, entries):
         matrices = dict(entry.similarity)
         if entry.cka is not None:
             matrices["cka"] = entry.cka
-        cuts = {k: cut.lengths for k, cut in entry.phases.items()}
-        ks |= set(cuts)
+        cuts: dict[int | str, Sequence[int]] = {k: found.lengths for k, found in entry.phases.items()}
+        if sum(own) == entry.model.num_layers:
+            cuts[_OWN] = own
+        options |= {key: _count(len(found)) + (" of the run" if key == _OWN else "") for key, found in cuts.items()}
         for group, matrix in matrices.items():
             tokens[group] = "linear CKA" if group == "cka" else GROUP_NAMES.get(group, group)
             unit = "linear CKA" if group == "cka" else "cosine similarity"
             when = {"model": [name], "tokens": [group]}
             maps.append({"name": name, "z": matrix, "cuts": cuts, "unit": unit, "when": when})
-    first = entries[0]
-    cut = lengths if lengths and len(lengths) in ks else first.chosen or []
-    start = str(len(cut))
+    start = _OWN if own else str(len(cut))
     controls = [Control("tokens", "Tokens", list(tokens.items()), first.tokens)]
     if len(entries) > 1:
         controls.insert(0, Control("model", "Model", [(n, n) for n in names], names[0]))
-    if ks:
-        options = [(str(k), f"{k} phases") for k in sorted(ks)]
-        controls.append(Control("k", "Phases k", options, start, slider=True))
+    if options:
+        ordered = sorted(options, key=lambda key: (len(own) if key == _OWN else key, key == _OWN))
+        choices = [(str(key), options[key]) for key in ordered]
+        controls.append(Control("k", "Phases k", choices, start, slider=True))
     alt = (
         f"Layer by layer similarity of {names[0]}, {len(first.similarity['all'])} layers, values from "
         f"{number(float(first.similarity[first.tokens].min()))} to 1; cut into phases "
@@ -91,6 +97,10 @@ def _heatmap(entries: list[ModelPhases], lengths: list[int] | None) -> Chart:
         controls=controls,
         extra={"unit": "cosine similarity", "readout": True},
     )
+
+
+def _count(num: int) -> str:
+    return "1 phase" if num == 1 else f"{num} phases"
 
 
 def _gains(entries: list[ModelPhases]) -> Chart:

@@ -107,8 +107,10 @@ def test_every_chart_is_drawn(desktop: Opened) -> None:
 
 def test_slider_moves_the_outlined_phases(desktop: Opened, full_run: Path) -> None:
     saved = json.loads((full_run / "phases.json").read_text())["models"][0]
-    for position, k in enumerate(("2", "3", "4")):
-        desktop.slide("similarity", "k", position)
+    controls = json.loads(desktop.page.text_content("#data"))["charts"]["similarity"]["controls"]
+    options = [value for control in controls if control["name"] == "k" for value, _ in control["options"]]
+    for k in ("2", "3", "4"):
+        desktop.slide("similarity", "k", options.index(k))
         boxes = desktop.plot("similarity", "plot.layout.shapes.map(s => s.x1 - s.x0)")
         assert boxes == saved["phases"][k]["lengths"]
         assert " | ".join(map(str, boxes)) in desktop.page.inner_text("#chart-similarity .readout")
