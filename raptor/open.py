@@ -224,10 +224,10 @@ def open_pair(
     """A surrogate and its teacher, or None and the model when `source` is no surrogate.
 
     The teacher is the one the surrogate says it was made from, or is found at `teacher`; `weights` are the teacher's,
-    and so are `blocks`, `norm`, `cls` and `registers` (as in `open_vit`). `pretrained=False` gives a plain model's
-    untrained copy. A teacher whose weights are not the ones the surrogate was made from is refused, unless
-    `allow_other_teacher`; its name then says so, in every result. The result of a distillation stands for its folder
-    and brings its teacher.
+    and so are `blocks`, `norm`, `cls` and `registers` (as in `open_vit`). A module of your own is opened with those
+    that the surrogate was made with, unless others are given. `pretrained=False` gives a plain model's untrained copy.
+    A teacher whose weights are not the ones the surrogate was made from is refused, unless `allow_other_teacher`; its
+    name then says so, in every result. The result of a distillation stands for its folder and brings its teacher.
     """
     if isinstance(source, Result):
         held = getattr(source, "teacher", None)
@@ -243,7 +243,8 @@ def open_pair(
     inner = None
     if is_surrogate and teacher is not None and not isinstance(teacher, ViT):
         side = size or (saved["preprocess"]["size"] if saved else None)
-        teacher = open_vit(teacher, size=side, **both, **of_teacher)
+        structure = _structure_of(saved) if isinstance(teacher, nn.Module) else {}
+        teacher = open_vit(teacher, size=side, **both, **structure | of_teacher)
     if saved is not None and saved["base"] is None and isinstance(teacher, ViT):
         inner = teacher  # a surrogate of a module of one's own is built from that module
     view = open_vit(source, teacher=inner, size=size, pretrained=pretrained, layer_scale=layer_scale, **both, **own)
@@ -340,6 +341,16 @@ def _saved_surrogate(source: str | Path | nn.Module | ViT) -> dict[str, Any] | N
     folder = None if isinstance(source, ViT | nn.Module) else saved_folder(str(source))
     config = None if folder is None else _read_saved(folder)
     return config if config is not None and config["surrogate"] is not None else None
+
+
+def _structure_of(saved: dict[str, Any] | None) -> dict[str, Any]:
+    """The structure of the module that a surrogate was made from, so that it need not be said again."""
+    if saved is None or saved["base"] is not None:
+        return {}
+    kinds = {"blocks": str, "norm": str, "cls": int, "registers": int}
+    return {
+        name: saved["structure"].get(name) for name in kinds if isinstance(saved["structure"].get(name), kinds[name])
+    }
 
 
 def save_vit(vit: ViT, folder: str | Path) -> Path:

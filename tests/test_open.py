@@ -449,6 +449,30 @@ def test_a_surrogate_of_an_own_module_takes_a_teacher_by_name(tmp_path: Path) ->
     assert surrogate is not None and found.preprocess.size == 32
 
 
+def test_an_own_module_is_opened_with_the_structure_of_its_surrogate(tmp_path: Path) -> None:
+    """What `distill` was told about its tokens need not be told again."""
+    options = dict(size=32, cls=1, registers=1, blocks="trunk.stack")
+    module = Unheard(num_blocks=4)
+    _run_of(open_vit(module, **options), tmp_path / "run")
+    guessed = open_vit(module, size=32).groups
+    surrogate, found = open_pair(tmp_path / "run", teacher=module)
+    assert surrogate is not None
+    assert found.groups == surrogate.groups == TokenGroups(cls=1, registers=1, patches=16) != guessed
+    _, other = open_pair(tmp_path / "run", teacher=module, cls=0, registers=2)
+    assert (other.groups.cls, other.groups.registers) == (0, 2)
+
+
+@pytest.mark.parametrize("damage", [{"cls": "x"}, {"blocks": 7}, {"another": 1}])
+def test_a_damaged_structure_of_an_own_module_is_named(damage: dict, tmp_path: Path) -> None:
+    module = Unheard(num_blocks=4)
+    path = _run_of(open_vit(module, size=32), tmp_path / "run") / "surrogate" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "structure": {**config["structure"], **damage}}))
+    with pytest.raises(ValueError, match=r"config\.json") as error:
+        open_pair(tmp_path / "run", teacher=module)
+    assert "\n" not in str(error.value)
+
+
 def hostile_folder(folder: Path, marker: Path, **changes) -> Path:
     """A saved surrogate whose config.json is changed, and a hubconf.py in it that leaves a mark when it is run."""
     vit = tiny_timm()
