@@ -254,7 +254,8 @@ def open_pair(
     made_from = dict(view.source.get("teacher") or {})
     if teacher is None and not made_from.get("model"):
         raise ValueError(
-            f"{source} does not say what its teacher was opened as: name it with --teacher (in Python also the module)"
+            f"{source} does not say what its teacher was opened as: name it with --teacher or --module (in Python also "
+            "the module itself)"
         )
     found = teacher if isinstance(teacher, ViT) else _open_teacher(source, made_from, size, of_teacher, both)
     check_teacher(view, found, source, allow_other_teacher)
@@ -305,7 +306,7 @@ def check_teacher(surrogate: ViT, teacher: ViT, source: str | Path | nn.Module |
     if not allow:
         raise OtherTeacher(
             f"{shown} was not made from {teacher.name} as it is now (its weights differ): name its teacher with "
-            "--teacher or --weights, or compare them all the same with --allow_other_teacher"
+            "--teacher, --module or --weights, or compare them all the same with --allow_other_teacher"
         )
     teacher.name += " (another teacher)"
 
@@ -351,6 +352,12 @@ def _structure_of(saved: dict[str, Any] | None) -> dict[str, Any]:
     return {
         name: saved["structure"].get(name) for name in kinds if isinstance(saved["structure"].get(name), kinds[name])
     }
+
+
+def is_of_own_module(source: str | Path) -> bool:
+    """Whether `source` names a saved model that opens only with the module it was made from."""
+    folder = saved_folder(str(source))
+    return folder is not None and read_json(folder / "config.json").get("base") is None
 
 
 def save_vit(vit: ViT, folder: str | Path) -> Path:

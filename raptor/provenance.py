@@ -15,7 +15,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
@@ -181,6 +181,18 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def module_option(*commands: str | None) -> str:
+    """`--module FILE.py:FUNCTION` as the first of `commands` that has it says it; these words where none does."""
+    for command in commands:
+        with suppress(ValueError):  # quotes that do not end
+            words = shlex.split(command or "")
+            for word, follows in zip(words, [*words[1:], ""]):
+                name, _, value = word.partition("=")
+                if name == "--module" and (value or follows):
+                    return f"--module {shlex.quote(value or follows)}"
+    return "--module FILE.py:FUNCTION"
 
 
 def _command() -> str:

@@ -14,6 +14,7 @@ from raptor.provenance import (
     ImagesRead,
     Provenance,
     hash_config,
+    module_option,
     note_read,
     recorded,
     stamped,
@@ -79,3 +80,17 @@ def test_a_hash_does_not_depend_on_the_order_or_on_the_machine() -> None:
         {"b": (1.5, "x"), "a": 1, "out": "y", "num_workers": 3}
     )
     assert hash_config({"a": 1}) != hash_config({"a": 2})
+
+
+@pytest.mark.parametrize(
+    ("commands", "option"),
+    [
+        (["raptor distill --module mine.py:make --k 2"], "--module mine.py:make"),
+        ([None, "raptor phases run", "raptor evaluate run --module='my vit.py:make'"], "--module 'my vit.py:make'"),
+        (["python train.py"], "--module FILE.py:FUNCTION"),
+        (["raptor distill --module"], "--module FILE.py:FUNCTION"),
+        (["raptor distill --out 'it", "raptor report run --module mine.py:make"], "--module mine.py:make"),
+    ],
+)
+def test_the_module_of_a_command(commands: list[str | None], option: str) -> None:
+    assert module_option(*commands) == option

@@ -18,7 +18,7 @@ from raptor.fidelity.verdict import read_training
 from raptor.open import open_pair
 from raptor.options import AnySplit, GivenHead, HeadClasses, Measuring, OfTeacher, Opening, part, with_defaults
 from raptor.progress import Progress
-from raptor.provenance import Provenance, recorded
+from raptor.provenance import Provenance, module_option, recorded
 from raptor.run import result_folder
 from raptor.streaming import Result, folder_of
 from raptor.vit.trajectory import Trajectories
@@ -95,7 +95,9 @@ def evaluate(
     ranks = join_ranks(device)
     surrogate, model = open_pair(run, **part(OfTeacher, options), device=ranks.device, **part(Opening, options))
     if surrogate is None:
-        raise ValueError(f"{run} is no surrogate: make one with raptor distill {run}")
+        source = folder_of(run) if isinstance(folder_of(run), str | Path) else None
+        words = source or model.opened.get("model") or module_option(Provenance.here().command)
+        raise ValueError(f"{source or model.name} is no surrogate: make one with raptor distill {words}")
     folder = ranks.first(lambda: result_folder(out, folder_of(run), "evaluate"))
     num_classes, names = head_outputs(model, options["head_file"])
     batch_size, num_workers, num_images = options["batch_size"], options["num_workers"], options["num_images"]

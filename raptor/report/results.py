@@ -14,9 +14,10 @@ from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.complexity import Complexity
 from raptor.fidelity.error_curves import Curves
 from raptor.fidelity.verdict import Verdict, stage_of
+from raptor.open import is_of_own_module
 from raptor.phases import PhasesFile
 from raptor.probes.result import ProbeReport
-from raptor.provenance import Provenance
+from raptor.provenance import Provenance, module_option
 from raptor.report.strips import ImagesFile
 from raptor.run import ResultFile, RunError, read_metrics, read_summary, read_yaml
 from raptor.train.distilled import DistillSummary
@@ -80,13 +81,25 @@ class Results:
         files = (self.folder / "config.json", self.folder / "surrogate", self.folder / "teacher")
         return any(path.exists() for path in files)
 
+    @property
+    def module(self) -> str:
+        """The option that opens a run of a module of one's own, as the run was made with; empty for other runs."""
+        try:
+            if not is_of_own_module(self.folder):
+                return ""
+        except ValueError:  # a damaged model: its results can be shown all the same
+            return ""
+        return module_option(*(about.command for about in self.provenance().values()))
+
     def adds(self, command: str, options: str = "") -> str:
         """The command that adds a result: of the model in the folder, else of MODEL, with the folder as its --out."""
         if self.has_model:
-            words = ["raptor", command, str(self.folder), options]
-        else:
-            words = ["raptor", command, "MODEL --data DATA", options, f"--out {self.folder}"]
-        return " ".join(word for word in words if word)
+            return self.on_run(command, options)
+        return _joined("raptor", command, "MODEL --data DATA", options, f"--out {self.folder}")
+
+    def on_run(self, command: str, options: str = "") -> str:
+        """A command on the folder, with what it needs to open the models there."""
+        return _joined("raptor", command, str(self.folder), options, self.module)
 
     @property
     def distilled(self) -> DistillSummary | None:
@@ -154,6 +167,10 @@ def read_results(folder: Path) -> Results:
     results.config = _read_config(folder / "config.yaml")
     results.training = _read_training(folder / "metrics.jsonl")
     return results
+
+
+def _joined(*words: str) -> str:
+    return " ".join(word for word in words if word)
 
 
 def _read(kind: type[_File], folder: Path) -> _File | None:

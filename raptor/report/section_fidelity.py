@@ -72,7 +72,7 @@ def fidelity(results: Results) -> Section:
         section.charts.append(_levin(results.complexity))
     section.after = _tables(certificate, None if results.distilled is None else results.distilled.validation)
     if certificate is None:
-        section.hint = f"raptor evaluate {results.folder}"
+        section.hint = results.on_run("evaluate")
         section.hint_reason = "Null models, intervals, costs and run time come with the certificate:"
     return section
 

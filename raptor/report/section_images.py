@@ -18,8 +18,8 @@ def images(results: Results) -> Section:
     found = results.images
     if found is None or not found.images:
         has_model = (results.folder / "surrogate").is_dir() or results.config.get("model")
-        verb = "report {} --data DATA" if has_model else "distill MODEL --data DATA --k 3 --out {}"
-        section.hint = f"raptor {verb.format(results.folder)}"
+        again = results.on_run("report", "" if results.module else "--data DATA")
+        section.hint = again if has_model else f"raptor distill MODEL --data DATA --k 3 --out {results.folder}"
         section.hint_reason = results.notes.get("images", "")
         return section
     section.html = '<div id="strip" class="strip"></div>'

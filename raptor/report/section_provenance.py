@@ -29,7 +29,7 @@ def provenance(results: Results) -> Section:
         section.after += (
             f"<details><summary>config.yaml, everything resolved</summary><pre tabindex='0'>{text}</pre></details>"
         )
-    section.after += f"<p>Make this page again: {command(f'raptor report {results.folder}')}</p>"
+    section.after += f"<p>Make this page again: {command(results.on_run('report'))}</p>"
     return section
 
 

@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from raptor.fidelity.verdict import stage_of
-from raptor.open import check_teacher, open_vit, save_vit, saved_folder
+from raptor.open import check_teacher, is_of_own_module, open_vit, save_vit, saved_folder
 from raptor.phases import Phases
-from raptor.run import RunError, load_checkpoint, read_config, read_json, read_summary
+from raptor.run import RunError, load_checkpoint, read_config, read_summary
 from raptor.surrogate.surrogate import shared_blocks, surrogate_spec
 from raptor.train.job import Job
 from raptor.train.recipe import Recipe
@@ -134,10 +134,8 @@ def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def start_from(student: ViT, start: str, teacher: ViT, allow_other_teacher: bool) -> None:
     """Take the blocks of the surrogate that `start` names."""
-    folder = saved_folder(start)
-    of_own_module = folder is not None and read_json(folder / "config.json").get("base") is None
     # A copy of the module, so that the teacher stays as it is whatever the folder holds.
-    other = open_vit(start, teacher=copy.deepcopy(teacher.model) if of_own_module else None)
+    other = open_vit(start, teacher=copy.deepcopy(teacher.model) if is_of_own_module(start) else None)
     if other.phases is None:
         raise ValueError(f"{start} is not a surrogate: --start takes the folder of one")
     if not allow_other_teacher:

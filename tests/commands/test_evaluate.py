@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -262,16 +263,40 @@ def test_a_run_of_a_module_of_your_own_is_evaluated_with_it(tmp_path: Path, monk
         "--out",
         "run",
     ]
-    assert main(["distill", "--module", "mine.py:make_vit", *words, *few]) == 0
+    made = ["distill", "--module", "mine.py:make_vit", *words, *few]
+    monkeypatch.setattr("sys.argv", ["raptor", *made])
+    assert main(made) == 0
     assert main(["evaluate", "run", *few]) == 2
     assert "made from a module of your own" in capsys.readouterr().err
     measured = ["--num_images", "8", "--train_images", "8", "--bootstrap", "5", "--null_models", "false"]
     assert main(["evaluate", "run", "--module", "mine.py:other", *few, *measured]) == 2
     assert "was not made from" in capsys.readouterr().err
-    assert main(["evaluate", "run", "--module", "mine.py:make_vit", *few, *measured]) == 0
-    assert main(["report", "run", "--module", "mine.py:make_vit", "--images", "1", "--device", "cpu"]) == 0
+    assert main(["report", "run", "--device", "cpu"]) == 0
+    hints = re.findall("<code>raptor ([^<]*)</code>", Path("run/report.html").read_text())
+    assert {hint.split()[0] for hint in hints} == {"phases", "evaluate", "probe", "dynamics", "report"}
+    assert all(hint.split()[1] == "run" and hint.endswith(" --module mine.py:make_vit") for hint in hints)
+    assert main([*next(hint for hint in hints if hint.startswith("evaluate")).split(), *few, *measured]) == 0
+    again = next(hint for hint in reversed(hints) if hint.startswith("report"))  # to make the page again
+    assert main([*again.split(), "--images", "1", "--device", "cpu"]) == 0
     assert Path("run/images.json").exists()
     assert json.loads(Path("run/certificate.json").read_text())["num_images"] == 8
+
+
+def test_a_module_that_is_no_surrogate_is_told_of_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "import timm\n\ndef make_vit():\n"
+        "    return timm.create_model('vit_tiny_patch16_224', img_size=32, embed_dim=48, num_heads=3, depth=3)\n"
+    )
+    words = ["evaluate", "--module", "mine.py:make_vit", "--data", "scenes", "--size", "32", "--device", "cpu"]
+    monkeypatch.setattr("sys.argv", ["raptor", *words])
+    assert main(words) == 2
+    said = "VisionTransformer is no surrogate: make one with raptor distill --module mine.py:make_vit"
+    assert capsys.readouterr().err.strip().endswith(said)
+    with pytest.raises(ValueError, match=r"^scenes is no surrogate: make one with raptor distill scenes$"):
+        evaluate(open_vit("scenes"), device="cpu")
 
 
 def test_the_result_of_distill_stands_for_its_run_and_teacher(tmp_path: Path) -> None:

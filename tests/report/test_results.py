@@ -8,15 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tiny_models import tiny_timm
 
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile
 from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.complexity import Complexity
-from raptor.open import open_vit
+from raptor.open import open_vit, save_vit
 from raptor.phases import PhasesFile
-from raptor.report.results import read_results
+from raptor.provenance import Provenance
+from raptor.report.results import Results, read_results
 from raptor.run import ResultFile, RunError
+from raptor.surrogate.surrogate import make_surrogate
 from raptor.train.distilled import DistillSummary
 from raptor.train.teacher import TeacherSummary
 
@@ -95,6 +98,19 @@ def test_every_file_is_read(full_run: Path, full_page: str) -> None:
     assert list(results.provenance()) == names
     assert results.provenance()["certificate"].command == "raptor test"
     assert results.phase_lengths == [3, 3, 6] and results.facts is not None and results.facts.num_layers == 12
+
+
+def test_a_run_of_an_own_module_is_opened_with_it(tmp_path: Path) -> None:
+    """As it was typed, where a command of the run says so."""
+    teacher = open_vit(tiny_timm().model, size=32)
+    save_vit(make_surrogate(teacher, (1, 3)), tmp_path / "surrogate")
+    results = Results(tmp_path)
+    assert results.adds("dynamics") == f"raptor dynamics {tmp_path} --module FILE.py:FUNCTION"
+    about = Provenance("raptor distill --module mine.py:make --k 2")
+    results.summary = TeacherSummary(teacher.facts(), accuracy=0.5, seconds=3.0, device="cpu", provenance=about)
+    assert results.on_run("probe", "--task depth") == f"raptor probe {tmp_path} --task depth --module mine.py:make"
+    (tmp_path / "surrogate" / "config.json").write_text("{ raptor")
+    assert results.on_run("report") == f"raptor report {tmp_path}"
 
 
 def test_a_teacher_has_seconds_and_device_without_provenance(tmp_path: Path) -> None:
