@@ -142,14 +142,15 @@ def earlier(beside: dict[str, Any] | None, found: dict[str, Any], name: str) -> 
     return [(f"k={row['k']}, {name}", GREY, "gpu_seconds", row) for row in same]
 
 
-def draw(found: dict[str, Any], beside: dict[str, Any] | None, name: str) -> Any:
+def draw(found: dict[str, Any], beside: dict[str, Any] | None, name: str, own_name: str) -> Any:
     plt = use_style()
     measure = "r2_uniform_last" if found["recipe"]["normalise"] == "coordinate" else "r2_last"
     figure, axes = plt.subplots(1, 3, figsize=(13, 4))
     teacher = 100 * found["rows"][0]["teacher_top1"]["value"]
     axes[0].axhline(teacher, color=BLACK, linestyle="--", linewidth=1.5)
     axes[0].text(0.1, teacher + 1, "the teacher", va="bottom")
-    curves = [(f"k={row['k']}", COLOURS[row["k"]], "gpu_seconds", row) for row in found["rows"]]
+    which = f", {own_name}" if beside is not None and "rows" in beside else ""
+    curves = [(f"k={row['k']}{which}", COLOURS[row["k"]], "gpu_seconds", row) for row in found["rows"]]
     for label, colour, clock, row in curves + earlier(beside, found, name):
         minutes = [point[clock] / 60 for point in row["curve"]]
         axes[0].plot(minutes, [100 * point["top1"] for point in row["curve"]], "o-", color=colour, label=label)
@@ -166,11 +167,8 @@ def draw(found: dict[str, Any], beside: dict[str, Any] | None, name: str) -> Any
         axes[2].plot(training, [point["loss_last"] for point in row["train_loss"]], ":", color=colour)
     axes[0].set(title="Top-1 by the teacher's own head", ylabel="%", ylim=(0, 1.15 * teacher))
     axes[1].set(title="R² of the last layer, held out: patches (solid), cls", ylabel="R²")
-    of_which = "single coordinates of " if measure == "r2_uniform_last" else ""
-    axes[2].set(
-        title="Loss of the last layer: held out, training (dotted)",
-        ylabel=f"mean of 1 - R² of {of_which}cls and patches",
-    )
+    what = "mean R² of single coordinates" if measure == "r2_uniform_last" else "R²"
+    axes[2].set(title="Loss of the last layer: held out, training (dotted)", ylabel=f"1 - {what}, cls and patches")
     axes[1].set_ylim(bottom=max(axes[1].get_ylim()[0], -0.3))  # the first steps may be far below
     axes[2].set_ylim(bottom=0)
     axes[0].legend(loc="lower right")
@@ -189,7 +187,9 @@ def main() -> None:
     found = collect([Run(folder) for folder in args.runs])
     args.out.write_text(json.dumps(found, indent=1) + "\n")
     beside = json.loads(args.beside.read_text()) if args.beside else None
-    draw(found, beside, args.beside.stem if args.beside else "").savefig(args.out.with_suffix(".png"), dpi=120)
+    draw(found, beside, args.beside.stem if args.beside else "", args.out.stem).savefig(
+        args.out.with_suffix(".png"), dpi=120
+    )
 
 
 if __name__ == "__main__":
