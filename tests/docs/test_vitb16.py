@@ -138,5 +138,16 @@ def test_the_run_with_coordinates_weighed_alike_stands_beside_the_earlier_one() 
     )
     written = yaml.safe_load(read("raptor/recipes/vitb16-coordinates.yaml"))
     assert {name: COORDINATES["recipe"][name] for name in written} == written
+    agreed = json.loads(read("docs/results/vitb16/coordinates/agreement.json"))["sets"]
+    words = " ".join(PAGE.split())
+    for name in (
+        "photos-diverse.zip, train",
+        "photos-diverse.zip, val",
+        "imagenet-20-*.zip, train",
+        "imagenet-20-*.zip, val",
+    ):
+        [found] = agreed[f"DATA/{name}"].values()
+        low, high = found["interval"]
+        assert f"on {100 * found['agreement']:.0f} [{100 * low:.0f}, {100 * high:.0f}] % of" in words
     rates = COORDINATES["images_per_s"]
     assert all(f"{rate:,.0f}" in read("raptor/recipes/vitb16-coordinates.yaml") for rate in rates.values())
