@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+import torch
+from torch import Tensor
+
 from raptor.data import ChosenData, ImageData, ImageStream, iterate
 from raptor.devices import join_ranks, pick_device, pick_precision
 from raptor.fidelity.certificate import Certificate, certify
-from raptor.fidelity.complexity import Complexity, levin_bounds, quantisation_error
+from raptor.fidelity.complexity import PRECISIONS, Complexity, Rounding, cost_of_rounding, levin_bounds, quantised
 from raptor.fidelity.error_curves import ErrorCurves
 from raptor.fidelity.heads import head_batches, head_outputs, resolve_head
 from raptor.fidelity.verdict import read_training
@@ -21,7 +24,7 @@ from raptor.progress import Progress
 from raptor.provenance import Provenance, module_option, recorded
 from raptor.run import result_folder
 from raptor.streaming import Result, folder_of
-from raptor.vit.trajectory import Trajectories
+from raptor.vit.trajectory import Trajectories, autocast
 from raptor.vit.view import ViT
 
 
@@ -102,10 +105,6 @@ def evaluate(
     num_classes, names = head_outputs(model, options["head_file"])
     batch_size, num_workers, num_images = options["batch_size"], options["num_workers"], options["num_images"]
     bar = Progress("certificate", num_images, "images")
-
-    def show(done: int, _total: int) -> None:
-        bar.advance(done - bar.done)
-
     chosen, size = ChosenData.of(folder_of(run), options, names, num_classes), model.preprocess.size
     if chosen.classes is not None and options["head_file"] is None:
         model = replace(model, classes=list(chosen.classes))
@@ -129,7 +128,7 @@ def evaluate(
     if own_head and seen is not None and 0 < len(seen.classes or ()) == model.num_classes:
         like, other = seen, fitted  # the head's classes are called as those of the run
     judged = chosen.judged(num_images, size, like=like, also=other)
-    held_out, training = stream(judged, show), stream(fitted)
+    held_out, training = stream(judged, bar.update), stream(fitted)
     folder.mkdir(parents=True, exist_ok=True)
     head_file, head_images = options["head_file"], options["head_images"]
     fitting = None
@@ -155,10 +154,7 @@ def evaluate(
     bar.finish()
     certificate.notes.append(f"head: {reason}")
     few = judged.select(judged.sample(min(256, num_images)))
-    rounding = {
-        side: quantisation_error(vit, lambda vit: _short_errors(vit, model, stream(few), precision))
-        for side, vit in (("surrogate", surrogate), ("teacher", copy.deepcopy(model)))
-    }
+    rounding = _cost_of_rounding(surrogate, model, stream(few), precision)
     about = Provenance.since(started, device)
     bad = sorted({name for used in (held_out, training, fitting) if used is not None for name in used.bad_images()})
     certificate = replace(certificate, data=chosen.name, bad_images=bad, provenance=about)
@@ -183,22 +179,41 @@ def _write(found: Evaluation) -> None:
     save_figure(figure_certificate(found.certificate), found.folder / "figures" / "certificate")
 
 
-def _short_errors(vit: ViT, teacher: ViT, batches: ImageStream, precision: str) -> dict[str, float]:
-    """Relative error and R2 at the last layer, and the largest relative error over layers."""
-    curves = ErrorCurves(teacher.num_layers, teacher.groups)
-    for (states, _, _), (own, _, _) in zip(
-        Trajectories(teacher, batches, precision), Trajectories(vit, batches, precision)
-    ):
-        curves.update(states, own)
-    curves.reduce(batches.ranks)
-
-    def last_and_largest() -> dict[str, float]:
-        result = curves.result()
-        relative = result.relative["all"]
-        return {
-            "relative_last": float(relative[-1]),
-            "relative_largest": float(relative.max()),
-            "r2_last": float(result.r2["all"][-1]),
+def _cost_of_rounding(
+    surrogate: ViT, teacher: ViT, batches: ImageStream, precision: str
+) -> dict[str, dict[str, dict[str, Rounding]]]:
+    """What rounding the weights of each side adds to its errors against the teacher, in one pass over the images."""
+    sides = {"surrogate": surrogate, "teacher": copy.deepcopy(teacher)}
+    curves = {side: {bits: ErrorCurves(teacher.num_layers, teacher.groups) for bits in PRECISIONS} for side in sides}
+    for states, _, batch in Trajectories(teacher, batches, precision, "rounded weights", quiet=True):
+        images = batch.images.to(teacher.device, non_blocking=True)
+        for side, vit in sides.items():
+            for bits, each in curves[side].items():
+                own = states if (side, bits) == ("teacher", "fp32") else _rounded_states(vit, bits, images, precision)
+                each.update(states, own)
+    for by_bits in curves.values():
+        for each in by_bits.values():
+            each.reduce(batches.ranks)
+    return batches.ranks.first(
+        lambda: {
+            side: cost_of_rounding({bits: _short_errors(each) for bits, each in by_bits.items()})
+            for side, by_bits in curves.items()
         }
+    )
 
-    return batches.ranks.first(last_and_largest)
+
+@torch.no_grad()
+def _rounded_states(vit: ViT, bits: str, images: Tensor, precision: str) -> list[Tensor]:
+    with quantised(vit, bits), autocast(precision, vit.device):
+        return vit.record(images)[0]
+
+
+def _short_errors(curves: ErrorCurves) -> dict[str, float]:
+    """Relative error and R2 at the last layer, and the largest relative error over layers."""
+    result = curves.result()
+    relative = result.relative["all"]
+    return {
+        "relative_last": float(relative[-1]),
+        "relative_largest": float(relative.max()),
+        "r2_last": float(result.r2["all"][-1]),
+    }

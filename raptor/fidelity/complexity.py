@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -29,6 +29,7 @@ from raptor.vit.view import ViT
 
 _MAX_TIMED_ON_CPU = 32
 _BITS = {"fp32": 32, "fp16": 16, "int8": 8}
+PRECISIONS = tuple(_BITS)
 _SCALE_BITS = 32  # int8 keeps one fp32 scale per row of a matrix, and vectors (biases, norms) in fp16
 
 
@@ -234,11 +235,15 @@ def levin_bounds(surrogate: ViT, teacher: ViT) -> dict[str, LevinPair]:
 def quantised(vit: ViT, precision: str) -> Iterator[ViT]:
     """Inside the context the weights of the blocks are rounded to `precision`, in place; then they are put back.
 
-    `fp16` rounds every weight. `int8` rounds matrices to 255 even steps per row, symmetric about zero, and vectors to
-    fp16. The arithmetic stays that of the model: what is measured is the error of the weights.
+    `fp32` leaves them as they are. `fp16` rounds every weight. `int8` rounds matrices to 255 even steps per row,
+    symmetric about zero, and vectors to fp16. The arithmetic stays that of the model: what is measured is the error of
+    the weights.
     """
     if precision not in _BITS:
         raise ValueError(f"unknown precision {precision!r}: choose from {', '.join(_BITS)}")
+    if precision == "fp32":
+        yield vit
+        return
     parameters = list(block_list(vit).parameters())
     saved = [p.detach().clone() for p in parameters]
     try:
@@ -264,14 +269,14 @@ def rounded(weight: Tensor, precision: str) -> Tensor:
     return ((rows / scale).round() * scale).view_as(weight)
 
 
-def quantisation_error(vit: ViT, evaluate: Callable[[ViT], Mapping[str, float]]) -> dict[str, dict[str, Rounding]]:
-    """What rounding the blocks' weights adds to what `evaluate` measures (errors, scores): precision -> measure."""
-    before = dict(evaluate(vit))
-    report = {}
-    for precision in ("fp16", "int8"):
-        with quantised(vit, precision):
-            after = evaluate(vit)
-        report[precision] = {
-            name: Rounding(before[name], after[name], added=after[name] - before[name]) for name in before
-        }
-    return report
+def cost_of_rounding(measured: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, Rounding]]:
+    """What rounding the blocks' weights adds to each measure (errors, scores): precision -> measure.
+
+    measured: precision -> measure; `fp32` are those of the weights as they are.
+    """
+    before = measured["fp32"]
+    return {
+        precision: {name: Rounding(before[name], after[name], added=after[name] - before[name]) for name in before}
+        for precision, after in measured.items()
+        if precision != "fp32"
+    }

@@ -73,7 +73,7 @@ def fit_null_models(teacher: ViT, phases: Sequence[int], batches: Iterable[Batch
             fit.start(*(part.to(teacher.device) for part in start))
     sums_ltd: Tensor | None = None
     num_images = 0
-    for states, _, batch in Trajectories(teacher, batches, precision):
+    for states, _, batch in Trajectories(teacher, batches, precision, "null models", quiet=True):
         added = torch.stack([x.float().sum(0) for x in states]).double()
         sums_ltd = added if sums_ltd is None else sums_ltd + added
         for (first, last), fit in zip(phases.spans, fits):

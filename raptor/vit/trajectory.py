@@ -35,16 +35,24 @@ class Trajectories:
         batches: a re-iterable of `Batch`, such as `raptor.data.iterate(...)`.
         precision: `fp32`, or `bf16` to run the model under autocast (states may then be bf16).
         title: what the progress bar says; None for no bar.
+        quiet: in a log, say nothing of a pass that takes less than the time to its first line.
 
     Attributes:
         ranks: the processes that share the batches.
     """
 
-    def __init__(self, vit: ViT, batches: Iterable[Batch], precision: str = "fp32", title: str | None = None):
+    def __init__(
+        self,
+        vit: ViT,
+        batches: Iterable[Batch],
+        precision: str = "fp32",
+        title: str | None = None,
+        quiet: bool = False,
+    ):
         self.vit = vit
         self.batches = batches
         self.precision = precision
-        self.title = title
+        self.title, self.quiet = title, quiet
         self.ranks = sharing(batches)
         autocast(precision, vit.device)
 
@@ -54,7 +62,7 @@ class Trajectories:
     def __iter__(self) -> Iterator[tuple[list[Tensor], Tensor, Batch]]:
         device = self.vit.device
         with recording(self.vit) as states:
-            for batch in self.batches if self.title is None else track(self.batches, self.title):
+            for batch in self.batches if self.title is None else track(self.batches, self.title, self.quiet):
                 with torch.no_grad(), autocast(self.precision, device):
                     output = self.vit(batch.images.to(device, non_blocking=True))
                 yield states, output, batch

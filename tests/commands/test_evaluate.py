@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
@@ -13,6 +14,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from quick import blank_figures
 from tiny_images import write_tree
 from tiny_models import tiny_timm
 from tiny_run import tiny_run, tiny_teacher
@@ -21,11 +23,19 @@ from raptor.cli import main
 from raptor.commands.evaluate import evaluate
 from raptor.data import iterate, open_data
 from raptor.data.images import Items
+from raptor.fidelity.certificate import certify
+from raptor.fidelity.complexity import quantised
 from raptor.fidelity.heads import LinearHead
-from raptor.open import open_vit, save_vit
+from raptor.open import open_pair, open_vit, save_vit
 from raptor.run import RunError, read_config
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train import distill
+
+
+@pytest.fixture(autouse=True)
+def not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figure is that of tests/report/test_figures_fidelity.py."""
+    blank_figures(monkeypatch)
 
 
 @pytest.fixture
@@ -304,3 +314,35 @@ def test_the_result_of_distill_stands_for_its_run_and_teacher(tmp_path: Path) ->
     done = tiny_run(tmp_path / "run", teacher=tiny_teacher().model)
     found = evaluate(done, num_images=8, device="cpu")
     assert found.folder == done.folder and (done.folder / "certificate.json").exists()
+
+
+def test_every_pass_of_a_slow_machine_is_counted_in_a_log(
+    run: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "train" / "a" / "broken.png").unlink()
+    (photos / "val" / "a" / "broken.png").unlink()
+    monkeypatch.setattr("raptor.progress._LOG_INTERVAL", 0.0)  # as if each batch took longer than that
+    evaluate(str(run), data=str(photos), device="cpu", bootstrap=5)
+    said = capsys.readouterr().err
+    assert all(f"{name}: 1/1 batches" in said for name in ("null models", "rounded weights"))
+    assert "certificate: 6/6 images" in said
+
+
+def test_the_cost_of_rounding_is_that_of_models_rounded_one_by_one(run: Path, photos: Path) -> None:
+    for split in ("train", "val"):
+        (photos / split / "a" / "broken.png").unlink()
+    found = evaluate(str(run), data=str(photos), device="cpu", bootstrap=5, null_models=False).complexity.quantisation
+    surrogate, teacher = open_pair(str(run))
+    images = iterate(open_data(photos, "val", size=teacher.preprocess.size), teacher.preprocess, 3)
+    for side, vit in (("surrogate", surrogate), ("teacher", copy.deepcopy(teacher))):
+        before = certify(vit, teacher, images, null_models=False, bootstrap=0).curves
+        for bits in ("fp16", "int8"):
+            with quantised(vit, bits):
+                after = certify(vit, teacher, images, null_models=False, bootstrap=0).curves
+            rounding = found[side][bits]
+            for name, layer in (("relative_last", -1), ("relative_largest", None)):
+                pair = [c.relative["all"].max() if layer is None else c.relative["all"][layer] for c in (before, after)]
+                assert [rounding[name].before, rounding[name].after] == pytest.approx(pair, rel=1e-4, abs=1e-7)
+            assert rounding["r2_last"].after == pytest.approx(after.r2["all"][-1], rel=1e-4)
+    added = {bits: found["teacher"][bits]["relative_last"].added for bits in ("fp16", "int8")}
+    assert 0 < added["fp16"] < added["int8"]

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from raptor.fidelity.complexity import (
     Complexity,
+    cost_of_rounding,
     count_flops,
     description_bits,
     levin_bound,
     levin_bounds,
-    quantisation_error,
     quantised,
     rounded,
     run_times,
@@ -198,7 +198,7 @@ def test_quantised_weights_are_put_back(precision: str) -> None:
         assert torch.equal(value, before[name]), name
 
 
-def test_quantisation_error_is_what_the_evaluation_sees() -> None:
+def test_the_cost_of_rounding_is_what_the_evaluation_sees() -> None:
     vit = tiny_vit()
     images = torch.randn(4, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -208,7 +208,12 @@ def test_quantisation_error_is_what_the_evaluation_sees() -> None:
         with torch.no_grad():
             return {"error": (model(images) - exact).norm().item()}
 
-    report = quantisation_error(vit, evaluate)
+    measured = {}
+    for precision in ("fp32", "fp16", "int8"):
+        with quantised(vit, precision):
+            measured[precision] = evaluate(vit)
+    report = cost_of_rounding(measured)
+    assert list(report) == ["fp16", "int8"] and report["int8"]["error"].after == measured["int8"]["error"]
     assert report["fp16"]["error"].before == 0
     assert 0 < report["fp16"]["error"].added < report["int8"]["error"].added < 0.2 * exact.norm().item()
     assert evaluate(vit)["error"] == 0
