@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, Literal, Unpack, cast
 
 import torch
 from huggingface_hub import ModelHubMixin, snapshot_download
@@ -65,6 +65,8 @@ _RECORDED_OPTIONS = {
     *("registers", "head_classes", "dtype", "layer_scale"),
 }
 """What a surrogate's config.json may say about opening its teacher, beside arguments of the model's constructor."""
+OTHER_TEACHER = " (another teacher)"
+"""How the name of a teacher ends that its surrogate was not made from."""
 _SAVED_FILES = ("config.json", "model.safetensors")
 _DOWNLOAD_OPTIONS = ("revision", "cache_dir", "force_download", "local_files_only", "token")
 
@@ -136,6 +138,7 @@ def open_vit(
         view = inspect_vit(source, name or type(source).__name__, images, forward_kwargs=arguments, **structure)
         if not prepared:  # there may be other models beside the one around the blocks
             view.preprocess = model_preprocess(source, size, view.blocks_path)
+        view.opened = _given(weights=weights)
         return _as_dtype(view, dtype).to(device or view.device)
     device = device or "cpu"
     text = str(source)
@@ -225,7 +228,8 @@ def open_pair(
 
     The teacher is the one the surrogate says it was made from, or is found at `teacher`; `weights` are the teacher's,
     and so are `blocks`, `norm`, `cls` and `registers` (as in `open_vit`). A module of your own is opened with those
-    that the surrogate was made with, unless others are given. `pretrained=False` gives a plain model's untrained copy.
+    that the surrogate was made with, unless others are given; the weight file is loaded into a copy, unless the module
+    has these weights already. `pretrained=False` gives a plain model's untrained copy.
     A teacher whose weights are not the ones the surrogate was made from is refused, unless `allow_other_teacher`; its
     name then says so, in every result. The result of a distillation stands for its folder and brings its teacher.
     """
@@ -238,13 +242,24 @@ def open_pair(
     both: dict[str, Any] = dict(device=device, dtype=options.pop("dtype"), trust_hub=options.pop("trust_hub"))
     of_teacher = _given(**options)
     saved = _saved_surrogate(source)
-    is_surrogate = saved is not None or (isinstance(source, ViT) and source.phases is not None)
-    own = {} if is_surrogate else of_teacher
+    has_teacher = is_surrogate(source)
+    own = {} if has_teacher else of_teacher
     inner = None
-    if is_surrogate and teacher is not None and not isinstance(teacher, ViT):
+    if teacher is not None and not has_teacher:
+        shown = source if isinstance(source, str | Path) else "this model"
+        raise ValueError(f"{shown} is no surrogate and has no teacher: leave out --teacher or --module, or {shown}")
+    if isinstance(teacher, ViT):
+        _refuse("a teacher that is already opened", **of_teacher, **_unlike(teacher, size, both["dtype"]))
+        size = size if saved is None else teacher.preprocess.size
+    elif teacher is not None:
         side = size or (saved["preprocess"]["size"] if saved else None)
-        structure = _structure_of(saved) if isinstance(teacher, nn.Module) else {}
-        teacher = open_vit(teacher, size=side, **both, **structure | of_teacher)
+        recorded: dict[str, Any] = {}
+        if isinstance(teacher, nn.Module):
+            recorded = {} if saved is None else _opening_of(saved, cast("str | Path", source))
+            if "weights" not in of_teacher and not allow_other_teacher:
+                recorded["weights"] = _weights_of_module(teacher, source, saved)
+            teacher = copy.deepcopy(teacher) if recorded.get("weights") else teacher
+        teacher = open_vit(teacher, size=side, **both, **recorded | of_teacher)
     if saved is not None and saved["base"] is None and isinstance(teacher, ViT):
         inner = teacher  # a surrogate of a module of one's own is built from that module
     view = open_vit(source, teacher=inner, size=size, pretrained=pretrained, layer_scale=layer_scale, **both, **own)
@@ -262,6 +277,17 @@ def open_pair(
     if found.classes is None and found.num_classes == view.num_classes:  # the run was told their names
         found = replace(found, classes=view.classes)
     return view, found
+
+
+def is_surrogate(source: str | Path | nn.Module | ViT) -> bool:
+    """Whether `source` is a surrogate, or names one."""
+    return source.phases is not None if isinstance(source, ViT) else _saved_surrogate(source) is not None
+
+
+def _unlike(vit: ViT, size: int | None, dtype: str) -> dict[str, Any]:
+    """Those of the options that an opened model does not have."""
+    other_size = None if size == vit.preprocess.size else size
+    return {"size": other_size, "dtype": None if dtype == "fp32" or _DTYPES[dtype] == vit.dtype else dtype}
 
 
 def _open_teacher(
@@ -299,7 +325,7 @@ def check_teacher(surrogate: ViT, teacher: ViT, source: str | Path | nn.Module |
 
     source: what the surrogate was opened as. allow: mark the teacher's name instead.
     """
-    saved = _made_from_fingerprint(surrogate, source)
+    saved = _made_from(source, surrogate.source.get("teacher"), "fingerprint")
     if saved is None or saved == teacher.opened.get("fingerprint") or same_weights(teacher.model, saved):
         return
     shown = surrogate.name if isinstance(source, ViT) else source
@@ -308,16 +334,40 @@ def check_teacher(surrogate: ViT, teacher: ViT, source: str | Path | nn.Module |
             f"{shown} was not made from {teacher.name} as it is now (its weights differ): name its teacher with "
             "--teacher, --module or --weights, or compare them all the same with --allow_other_teacher"
         )
-    teacher.name += " (another teacher)"
+    teacher.name += OTHER_TEACHER
 
 
-def _made_from_fingerprint(surrogate: ViT, source: str | Path | nn.Module | ViT) -> str | None:
-    """The fingerprint of the teacher a surrogate was made from; of earlier versions, the one in its run's config."""
-    saved = (surrogate.source.get("teacher") or {}).get("fingerprint")
+def _made_from(
+    source: str | Path | nn.Module | ViT, recorded: dict[str, Any] | None, entry: Literal["fingerprint", "weights"]
+) -> str | None:
+    """What a surrogate says about its teacher; where an earlier version did not say it, the config of its run does."""
+    saved = (recorded or {}).get(entry)
     folder = None if saved or isinstance(source, ViT) else saved_folder(str(source))
     if folder is not None and (folder.parent / "config.yaml").is_file():
-        saved = read_config(folder.parent).get("fingerprint")
+        saved = read_config(folder.parent).get(entry)
     return str(saved) if saved else None
+
+
+def _weights_of_module(
+    module: nn.Module, source: str | Path | nn.Module | ViT, saved: dict[str, Any] | None
+) -> str | None:
+    """The weight file that a surrogate of one's own module was made with; None where there was none, or the module has
+    these weights already.
+
+    source: the surrogate. saved: its config.json, where it is not opened yet.
+    """
+    if isinstance(source, ViT):
+        recorded = source.source.get("teacher") or {}
+    elif saved is not None and saved["base"] is None:
+        recorded = _found_from(cast(Path, saved_folder(str(source))), saved.get("teacher") or {})
+    else:
+        return None
+    known, weights = (_made_from(source, recorded, entry) for entry in ("fingerprint", "weights"))
+    if weights is None or (known is not None and same_weights(module, known)):
+        return None
+    if _is_gone(weights):
+        raise RunError(f"{weights}, which {source} was made with, is not there: give its new place with --weights")
+    return weights
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -334,7 +384,8 @@ def _refuse(what: str, **options: Any) -> None:
 def _resized(images: Preprocess, size: int | None) -> Preprocess:
     if size is None or size == images.size:
         return images
-    return Preprocess.for_native(max(size, images.size), images.mean, images.std, size=size)
+    other = Preprocess.for_native(max(size, images.size), images.mean, images.std, size=size)
+    return replace(other, interpolation=images.interpolation)
 
 
 def _saved_surrogate(source: str | Path | nn.Module | ViT) -> dict[str, Any] | None:
@@ -344,14 +395,18 @@ def _saved_surrogate(source: str | Path | nn.Module | ViT) -> dict[str, Any] | N
     return config if config is not None and config["surrogate"] is not None else None
 
 
-def _structure_of(saved: dict[str, Any] | None) -> dict[str, Any]:
-    """The structure of the module that a surrogate was made from, so that it need not be said again."""
-    if saved is None or saved["base"] is not None:
+def _opening_of(saved: dict[str, Any], source: str | Path) -> dict[str, Any]:
+    """How the module that a surrogate was made from was opened, so that it need not be said again: its structure, its
+    classes and how images are prepared. `saved` is the config.json of `source`; empty where it was no such module."""
+    if saved["base"] is not None:
         return {}
     kinds = {"blocks": str, "norm": str, "cls": int, "registers": int}
-    return {
+    structure = {
         name: saved["structure"].get(name) for name in kinds if isinstance(saved["structure"].get(name), kinds[name])
     }
+    with _reading(cast(Path, saved_folder(str(source)))):
+        prepared = Preprocess.from_dict(saved["preprocess"])
+    return {**structure, "head_classes": saved["num_classes"], "preprocess": prepared}
 
 
 def is_of_own_module(source: str | Path) -> bool:

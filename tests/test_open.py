@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import noise_images, same_tensors, shake, tiny_timm
 from tiny_run import tiny_teacher
 from tiny_surrogates import AT_16, conditioned, every_kind, torchvision_vit
+from torch import nn
 
 from raptor.data.preprocess import Preprocess
 from raptor.open import OtherTeacher, SharedViT, list_models, open_pair, open_vit, save_vit
@@ -401,6 +403,27 @@ def test_another_teacher_is_refused(tmp_path: Path) -> None:
         open_pair(run)
 
 
+def test_a_teacher_of_what_is_no_surrogate_is_refused() -> None:
+    """It was left aside without a word, and what was named was measured instead of a --module."""
+    with pytest.raises(
+        ValueError, match=r"^scenes is no surrogate and has no teacher: leave out --teacher or --module"
+    ):
+        open_pair("scenes", teacher="scenes-k2")
+    with pytest.raises(ValueError, match=r"^this model is no surrogate"):
+        open_pair(open_vit("scenes"), teacher=tiny_timm().model)
+
+
+def test_options_of_a_teacher_that_is_opened_already_are_refused(tmp_path: Path) -> None:
+    teacher = open_vit("scenes")
+    for options in (dict(weights="other.pth"), dict(registers=0), dict(size=96), dict(dtype="bf16"), dict(name="mine")):
+        (name,) = options
+        with pytest.raises(ValueError, match=f"^--{name} cannot be given for a teacher that is already opened"):
+            open_pair("scenes-k2", teacher=teacher, **options)  # type: ignore[arg-type]
+    assert open_pair("scenes-k2", teacher=teacher, size=48)[1] is teacher
+    surrogate, larger = open_pair("scenes-k2", teacher=open_vit("scenes", size=96))
+    assert surrogate is not None and surrogate.preprocess == larger.preprocess and surrogate.groups == larger.groups
+
+
 def test_an_earlier_run_is_checked_by_its_config(tmp_path: Path) -> None:
     teacher = tiny_timm()
     save_vit(teacher, tmp_path / "mine")
@@ -460,6 +483,69 @@ def test_an_own_module_is_opened_with_the_structure_of_its_surrogate(tmp_path: P
     assert found.groups == surrogate.groups == TokenGroups(cls=1, registers=1, patches=16) != guessed
     _, other = open_pair(tmp_path / "run", teacher=module, cls=0, registers=2)
     assert (other.groups.cls, other.groups.registers) == (0, 2)
+
+
+def test_an_own_module_is_opened_with_the_preparation_and_classes_of_its_surrogate(tmp_path: Path) -> None:
+    """Otherwise the pair would be measured on images normalised in another way, and without the module's head."""
+    prepared = Preprocess(32, 40, interpolation="bilinear", mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    module = Unheard(num_blocks=4)
+    _run_of(open_vit(module, preprocess=prepared, head_classes=4), tmp_path / "run")
+    surrogate, found = open_pair(tmp_path / "run", teacher=module)
+    assert surrogate is not None and found.preprocess == surrogate.preprocess == prepared
+    assert found.num_classes == surrogate.num_classes == 4
+    assert open_pair(tmp_path / "run", teacher=module, head_classes=0)[1].num_classes == 0
+    surrogate, found = open_pair(tmp_path / "run", teacher=module, size=48)
+    assert surrogate is not None and found.preprocess == surrogate.preprocess == replace(prepared, size=48, resize=48)
+
+
+def _run_with_weights(folder: Path, weights: str) -> nn.Module:
+    """Make a run of a module of one's own that got its weights from a file; the module with these weights."""
+    trained = tiny_timm().model
+    torch.save(trained.state_dict(), weights)
+    _run_of(open_vit(tiny_timm().model, weights=weights, size=32), folder)
+    return trained
+
+
+def test_a_run_of_an_own_module_brings_its_weight_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    trained, plain = _run_with_weights(Path("run"), "weights.pth"), tiny_timm().model
+    before = fingerprint(plain)
+    surrogate, found = open_pair("run", teacher=plain)
+    assert surrogate is not None and fingerprint(found.model) == fingerprint(trained)
+    assert fingerprint(plain) == before  # the caller's module is not changed
+    assert open_pair(surrogate, teacher=plain)[1].opened["weights"] == "weights.pth"
+    monkeypatch.chdir(tmp_path)  # found beside the run, wherever the command is started
+    assert fingerprint(open_pair("a/run", teacher=plain)[1].model) == fingerprint(trained)
+    _, other = open_pair("a/run", teacher=plain, allow_other_teacher=True)
+    assert fingerprint(other.model) == before and other.name.endswith("(another teacher)")
+
+
+def test_a_weight_file_of_an_own_module_that_is_gone_or_changed_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trained, plain = _run_with_weights(Path("run"), "weights.pth"), tiny_timm().model
+    Path("weights.pth").rename("moved.pth")
+    with pytest.raises(RunError, match=r"^weights.pth, which run was made with, is not there: .* with --weights$"):
+        open_pair("run", teacher=plain)
+    assert open_pair("run", teacher=plain, weights="moved.pth")[0] is not None
+    assert open_pair("run", teacher=trained)[0] is not None  # it holds these weights already
+    torch.save(tiny_timm().model.state_dict(), "weights.pth")
+    with pytest.raises(OtherTeacher, match="its weights differ"):
+        open_pair("run", teacher=tiny_timm().model)
+
+
+def test_an_earlier_run_of_an_own_module_takes_the_weight_file_of_its_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _run_with_weights(Path("run"), "weights.pth")
+    path = Path("run/surrogate/config.json")
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "teacher": {"fingerprint": config["teacher"]["fingerprint"]}}))
+    Path("run/config.yaml").write_text("model: VisionTransformer\nweights: weights.pth\n")
+    assert open_pair("run", teacher=tiny_timm().model)[0] is not None
 
 
 @pytest.mark.parametrize("damage", [{"cls": "x"}, {"blocks": 7}, {"another": 1}])

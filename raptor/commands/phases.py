@@ -11,7 +11,7 @@ from torch import nn
 
 from raptor.data import ChosenData, iterate
 from raptor.devices import join_ranks, pick_device, pick_precision, seeded
-from raptor.open import open_pair, tell_apart
+from raptor.open import is_surrogate, open_pair, tell_apart
 from raptor.options import AnySplit, Measuring, OfTeacher, OpeningModel, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, PhasesFile, check_cuts, study_phases
 from raptor.provenance import Provenance, recorded
@@ -62,15 +62,19 @@ def phases(
     precision = pick_precision(options["precision"], device)
     ranks = join_ranks(device)
     models = models if isinstance(models, list) else [models]
+    if method == "maxcut" and score != "weighted":
+        raise ValueError(f"--score {score} goes with --method dp: max-cut has a score of its own")
     if options["weights"] is not None and len(models) > 1:
         raise ValueError("--weights goes with one model: write timm/NAME@FILE for several")
     if options["name"] is not None and len(models) > 1:
         raise ValueError("--name goes with one model: leave it out for several")
     views: list[tuple[str, ViT]] = []
     opening: dict[str, Any] = {**part(OfTeacher, options), **part(OpeningModel, options)}
-    for name in models:
+    of_runs = [is_surrogate(folder_of(name)) for name in models]
+    for name, is_run in zip(models, of_runs):
+        own = opening if is_run or not any(of_runs) else {**opening, "teacher": None}  # it is that of the runs
         with seeded():
-            surrogate, model = open_pair(name, device=ranks.device, **opening)
+            surrogate, model = open_pair(name, device=ranks.device, **own)
         views += [("", model)] if surrogate is None else [("teacher", model), ("surrogate", surrogate)]
     views = [(side, vit) for (side, _), vit in zip(views, tell_apart([vit for _, vit in views]))]
     for _, vit in views:

@@ -8,15 +8,29 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from raptor.options import AnySplit, OfTeacher, OnData, OnDevice, Trusting, check_bounds, part, with_defaults
-from raptor.provenance import recorded
+from raptor.data import ChosenData
+from raptor.devices import pick_device
+from raptor.open import OTHER_TEACHER
+from raptor.options import (
+    AnySplit,
+    OfTeacher,
+    OnData,
+    OnDevice,
+    Trusting,
+    WeightFile,
+    check_bounds,
+    part,
+    with_defaults,
+)
+from raptor.provenance import Provenance, recorded
 from raptor.report.page import build_page
 from raptor.report.results import Results, read_results
+from raptor.report.strips import ImagesFile, measure_strips, open_run, shown_images
 from raptor.run import RunError, WriteError, check_folder, write_text
 from raptor.streaming import Result, folder_of
 
 
-class ReportOptions(OfTeacher, Trusting, OnDevice, OnData, AnySplit, total=False):
+class ReportOptions(OfTeacher, WeightFile, Trusting, OnDevice, OnData, AnySplit, total=False):
     """The options that `report` shares with other commands."""
 
 
@@ -86,11 +100,22 @@ def report(
     return Page(path, results.folder, len(page.encode()), list(results.provenance()), results.notes)
 
 
+def _is_measured(known: ImagesFile, chosen: ChosenData, num_images: int, options: ReportOptions) -> bool:
+    """Whether images.json holds what is asked for: as many of the same images, of the run's own teacher."""
+    if (known.num_images, known.data, known.split) != (num_images, chosen.name, chosen.split):
+        return False
+    if options["teacher"] is not None or options["weights"] is not None or known.teacher.endswith(OTHER_TEACHER):
+        return False
+    try:
+        found = shown_images(chosen, num_images)
+    except ValueError:  # they changed, or are gone: what was measured of the run stays
+        return True
+    return any(found.has_fingerprint(entry.fingerprint) for entry in known.provenance.images)
+
+
 def _add_strips(results: Results, num_images: int, options: ReportOptions) -> None:
     """Measure images.json unless it is there already. A model that cannot be opened leaves a note instead; data, a
     split or a teacher that was asked for and cannot be opened is an error."""
-    from raptor.data import ChosenData
-
     asked = options["data"] is not None or options["val"] is not None or options["split"] != "val"
     try:
         chosen = ChosenData.of(results.folder, options)
@@ -101,23 +126,23 @@ def _add_strips(results: Results, num_images: int, options: ReportOptions) -> No
             raise
         results.notes["images"] = f"The images could not be followed ({' '.join(str(error).split())})."
         return
-    known = results.images
-    if known is not None and (known.num_images, known.data, known.split) == (num_images, chosen.name, chosen.split):
+    if results.images is not None and _is_measured(results.images, chosen, num_images, options):
         return
-    from raptor.devices import pick_device
-    from raptor.provenance import Provenance
-    from raptor.report.strips import measure_strips, open_run
-
     started, device = time.monotonic(), pick_device(options["device"])
     try:
         teacher, surrogate = open_run(
-            results.folder, results.config, device, options["trust_hub"], **part(OfTeacher, options)
+            results.folder,
+            results.config,
+            device,
+            options["trust_hub"],
+            options["weights"],
+            **part(OfTeacher, options),
         )
         found = measure_strips(teacher, surrogate, chosen, num_images)
     except RunError:
         raise
     except (ValueError, OSError) as error:
-        if options["teacher"] is not None:
+        if options["teacher"] is not None or options["weights"] is not None:
             raise
         results.notes["images"] = f"The images could not be followed ({' '.join(str(error).split())})."
         return

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from raptor.data import ChosenData, iterate
+from raptor.data import ChosenData, ImageData, iterate
 from raptor.open import open_pair, open_vit, saved_folder
 from raptor.options import OfTeacher
 from raptor.provenance import Provenance
@@ -71,11 +71,16 @@ class ImagesFile(ResultFile):
     provenance: Provenance = field(default_factory=Provenance)
 
 
+def shown_images(data: ChosenData, num_images: int, size: int | None = None) -> ImageData:
+    """The images that `num_images` to show are chosen from, and that the components are fitted on."""
+    return data.judged(max(_NUM_FIT, num_images), size)
+
+
 def measure_strips(teacher: ViT, surrogate: ViT | None, data: ChosenData, num_images: int) -> ImagesFile:
     """The colours of `num_images` of the images that `data` judges on."""
     if not teacher.groups.patches:
         raise ValueError(f"{teacher.name} has no patch tokens to colour")
-    images = data.judged(max(_NUM_FIT, num_images), teacher.preprocess.size)
+    images = shown_images(data, num_images, teacher.preprocess.size)
     batch = next(iter(iterate(images, teacher.preprocess, max(_NUM_FIT, num_images), device=teacher.device)))
     chosen = _spread_over_classes(batch.labels, min(num_images, len(batch.images)))
     with torch.no_grad():
@@ -111,15 +116,24 @@ def measure_strips(teacher: ViT, surrogate: ViT | None, data: ChosenData, num_im
 
 
 def open_run(
-    folder: Path, config: Mapping[str, Any], device: str, trust_hub: bool = False, **of_teacher: Unpack[OfTeacher]
+    folder: Path,
+    config: Mapping[str, Any],
+    device: str,
+    trust_hub: bool = False,
+    weights: str | None = None,
+    **of_teacher: Unpack[OfTeacher],
 ) -> tuple[ViT, ViT | None]:
-    """Teacher and surrogate of a run folder: the models saved there, else the one its config names."""
+    """Teacher and surrogate of a run folder: the models saved there, else the one its config names.
+
+    weights: the teacher's weight file, where it is not the one the run was made with.
+    """
     if saved_folder(str(folder)) is not None:
-        surrogate, teacher = open_pair(folder, device=device, trust_hub=trust_hub, **of_teacher)
+        surrogate, teacher = open_pair(folder, device=device, trust_hub=trust_hub, weights=weights, **of_teacher)
         return teacher, surrogate
     if config.get("model") is None:
         raise ValueError(f"{folder} holds no model, and no config.yaml that names one")
     options = {key: config[key] for key in ("weights", "size") if config.get(key) is not None}
+    options |= {} if weights is None else {"weights": weights}
     return open_vit(str(config["model"]), device=device, trust_hub=trust_hub, **options), None
 
 

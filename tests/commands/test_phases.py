@@ -17,11 +17,26 @@ from safetensors.torch import save_file
 import raptor
 from raptor.cli import main
 from raptor.commands.phases import phases
+from raptor.phases import PhasesFile
 from raptor.report.figures_phases import figure_phases
 from raptor.report.page import build_section
 from raptor.report.results import read_results
 from raptor.report.section_phases import phases as show_phases
 from raptor.vit.trajectory import Trajectories
+
+
+def test_a_teacher_is_that_of_the_runs_among_the_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A module beside a model that is no run was left aside without a word."""
+    (tmp_path / "mine.py").write_text(
+        "from raptor.open import open_vit\n\ndef make():\n    return open_vit('scenes')\n"
+    )
+    few = ["--num_images", "4", "--k", "2", "--twin", "false", "--device", "cpu", "--out", str(tmp_path / "out")]
+    module = ["--module", f"{tmp_path / 'mine.py'}:make", *few]
+    assert main(["phases", "scenes", *module]) == 2
+    assert "scenes is no surrogate and has no teacher: leave out --teacher or --module" in capsys.readouterr().err
+    assert main(["phases", "scenes-k2", "scenes", *module]) == 0
+    sides = [entry.side for entry in PhasesFile.read(tmp_path / "out").models]
+    assert sides == ["teacher", "surrogate", ""]
 
 
 def test_phases_checks_its_options_before_any_image(monkeypatch, capsys):
@@ -155,3 +170,8 @@ def test_checkpoints_side_by_side_as_a_command(tmp_path, capsys) -> None:
 
 def small(create, shape, name, **options):
     return create(name, **{**options, **shape})
+
+
+def test_a_score_without_effect_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^--score mean goes with --method dp"):
+        phases(["scenes"], data="scenes", score="mean", out=str(tmp_path), device="cpu")

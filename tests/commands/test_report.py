@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+import timm
+import torch
+from tiny_images import save_array, write_tree
 
 from raptor.cli import main
 from raptor.commands.phases import phases
@@ -46,6 +52,27 @@ def test_images_are_measured_once(run: Path) -> None:
     assert (run / "images.json").stat().st_mtime_ns == made
 
 
+def test_images_are_measured_again_where_they_changed(run: Path, tmp_path: Path) -> None:
+    """Files that were replaced under their names, and another teacher than the run's own."""
+    write_tree(tmp_path / "photos", [f"{part}/{i}.png" for part in ("train", "val") for i in range(3)])
+    made = partial(report, str(run), images=2, data=str(tmp_path / "photos"), device="cpu")
+
+    def shown() -> list[str]:
+        made()
+        return [entry["image"] for entry in json.loads((run / "images.json").read_text())["images"]]
+
+    first = shown()
+    for i in range(3):
+        save_array(tmp_path / "photos" / "val" / f"{i}.png", np.full((9, 9, 3), 40 * i, np.uint8))
+    assert shown() != first
+    measured = json.loads((run / "images.json").read_text())
+    (run / "images.json").write_text(json.dumps({**measured, "teacher": "scenes (another teacher)"}))
+    made()
+    assert json.loads((run / "images.json").read_text())["teacher"] == "scenes"
+    shutil.rmtree(tmp_path / "photos")
+    (run / "images.json").unlink()
+
+
 def test_a_negative_number_of_images_is_refused(run: Path) -> None:
     with pytest.raises(ValueError, match="--images must be at least 0"):
         report(str(run), images=-1)
@@ -54,3 +81,27 @@ def test_a_negative_number_of_images_is_refused(run: Path) -> None:
 def test_data_that_was_asked_for_and_is_not_there_is_an_error(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(run), "--data", "nowhere"]) == 2
     assert "unknown data 'nowhere'" in capsys.readouterr().err
+
+
+def test_a_run_of_an_own_module_with_a_weight_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The weights are those of the run: only the code of the model has to be given."""
+    monkeypatch.chdir(tmp_path)
+    shape = dict(img_size=32, embed_dim=48, num_heads=3, depth=3)
+    Path("mine.py").write_text(
+        f"import timm\n\ndef make_vit():\n    return timm.create_model('vit_tiny_patch16_224', **{shape})\n"
+    )
+    torch.save(timm.create_model("vit_tiny_patch16_224", **shape).state_dict(), "weights.pth")
+    words = "--phases 1 2 --budget 2steps --batch_size 4 --limit 8 --val_images 4 --head_images 8 --out run"
+    made = [*words.split(), "--data", "scenes", "--weights", "weights.pth", "--device", "cpu"]
+    assert main(["distill", "--module", "mine.py:make_vit", *made]) == 0
+    page = ["report", "run", "--module", "mine.py:make_vit", "--images", "1", "--device", "cpu"]
+    assert main(page) == 0 and Path("run/images.json").exists()
+    Path("run/images.json").unlink()
+    Path("weights.pth").rename("moved.pth")
+    capsys.readouterr()
+    assert main(page) == 2
+    told = "weights.pth, which run was made with, is not there: give its new place with --weights"
+    assert capsys.readouterr().err.strip().splitlines()[-1] == f"raptor: {told}"
+    assert main([*page, "--weights", "moved.pth"]) == 0 and Path("run/images.json").exists()
