@@ -9,14 +9,14 @@ from pathlib import PurePosixPath
 import numpy as np
 from PIL import Image
 
-from raptor.data.dense import DenseData, Files
+from raptor.data.dense import Files, PairedFiles
 from raptor.data.images import open_image
 
 _NUM_CLASSES = 150
 _FRAME = (518, 518)
 
 
-class Ade20k(DenseData):
+class Ade20k(PairedFiles):
     """150 classes; the annotation's 0 (background, other) becomes `ignore_index`.
 
     Images differ in size, so scores are taken on square frames of 518 pixels, masks resized by nearest neighbour.

@@ -94,9 +94,21 @@ def open_data(
 class _FrameImages(ImageData):
     """The images of dense data, without labels."""
 
+    has_frames = True
+
     def __init__(self, frames: DenseData) -> None:
         super().__init__(frames.name, list(frames.names), parts=frames.parts, keys=list(frames.keys))
         self.frames = frames
+
+    def num_bytes(self, position: int) -> int:
+        return self.frames.num_bytes(position)
+
+    def content(self, position: int) -> bytes:
+        return self.frames.content(position)
+
+    def stamp(self, position: int, earlier: bool = False) -> int:
+        """The size of the image's own file; targets do not matter."""
+        return 0 if earlier else self.num_bytes(position) or self.frames.stamp(position)
 
     def read(self, position: int) -> Image.Image:
         return self.frames.read(position)[0]

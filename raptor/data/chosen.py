@@ -237,8 +237,28 @@ def tell_of_new_classes(train: ImageData, judged: ImageData) -> None:
 
 def describe_images(train: Items, val: Items) -> Described:
     """What a run remembers of its images, to notice when they change."""
-    both = {"train": train, "val": val}
-    return {name: {"num_images": len(data), "fingerprint": data.fingerprint()} for name, data in both.items()}
+    return {"train": _describe(train), "val": _describe(val)}
+
+
+def _describe(data: Items) -> dict[str, Any]:
+    found, earlier = {"num_images": len(data), "fingerprint": data.fingerprint()}, data.earlier_fingerprint()
+    return found if earlier is None else {**found, "earlier_fingerprint": earlier}
+
+
+def _is_same(saved: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Whether these images were remembered, by this version or an earlier one."""
+    known = (found["fingerprint"], found.get("earlier_fingerprint"))
+    return saved["num_images"] == found["num_images"] and saved["fingerprint"] in known
+
+
+def as_remembered(saved: object, found: Described) -> Described:
+    """`found`, each part of it as `saved`, which the config of a run holds, describes it where the images are these."""
+    kept = dict(found)
+    for part, new in found.items():
+        old = saved.get(part) if isinstance(saved, dict) else None
+        if isinstance(old, dict) and {"num_images", "fingerprint"} <= old.keys() and _is_same(old, new):
+            kept[part] = old
+    return kept
 
 
 def changed_images(saved: Described, found: Described) -> list[str]:
@@ -246,7 +266,7 @@ def changed_images(saved: Described, found: Described) -> list[str]:
     return [
         f"{part}: {_count_text(old)} -> {_count_text(found[part])}"
         for part, old in saved.items()
-        if part in found and old != found[part]
+        if part in found and not _is_same(old, found[part])
     ]
 
 

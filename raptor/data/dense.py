@@ -16,7 +16,7 @@ from torch import Tensor
 
 from raptor.data.archives import ZipEntry, list_files, read_zip_entry, zip_entries
 from raptor.data.folder import walk_folders
-from raptor.data.images import Items, read_file
+from raptor.data.images import Items, file_bytes, read_file
 from raptor.data.preprocess import as_rgb
 from raptor.data.stream import CACHE_SHARE
 from raptor.devices import free_bytes
@@ -126,6 +126,24 @@ class DenseData(Items):
         }
 
 
+class PairedFiles(DenseData):
+    """Images and targets that are files: `pairs` are their paths in `files`."""
+
+    has_frames = True
+    files: Files
+    pairs: list[tuple[str, str]]
+
+    def num_bytes(self, position: int) -> int:
+        return self.files.num_bytes(self.pairs[position][0])
+
+    def content(self, position: int) -> bytes:
+        return self.files.read(self.pairs[position][0])
+
+    def stamp(self, position: int, earlier: bool = False) -> int:
+        """The sizes of image and target together."""
+        return 0 if earlier else sum(map(self.files.num_bytes, self.pairs[position]))
+
+
 @cache
 def _decoders() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(8, os.cpu_count() or 1))
@@ -187,6 +205,9 @@ class Files:
                 entry.path: entry for archive in list_files(spec) for entry in zip_entries(archive, lambda _: True)
             }
             self.paths = sorted(self.entries)
+
+    def num_bytes(self, path: str) -> int:
+        return self.entries[path].num_bytes if self.entries else file_bytes(self.root / path)
 
     def read(self, path: str) -> bytes:
         return read_zip_entry(self.entries[path]) if self.entries else read_file(self.root / path)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from raptor.data.images import FileImages, read_file
+from raptor.data.images import FileImages, file_bytes, read_file
 from raptor.data.index import Listing, indexed
 from raptor.data.names import PackedNames
 from raptor.data.split import TRAIN_NAMES, VAL_NAMES, is_split_name, split_keys
@@ -84,10 +84,7 @@ class FolderImages(FileImages):
         self.paths = found.names
 
     def num_bytes(self, position: int) -> int:
-        try:
-            return (self.root / self.paths[position]).stat().st_size
-        except OSError:  # a dead link: it is a bad image when it is read
-            return 0
+        return file_bytes(self.root / self.paths[position])
 
     def content(self, position: int) -> bytes:
         return read_file(self.root / self.paths[position])

@@ -9,6 +9,7 @@ import re
 import stat
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
@@ -52,6 +53,14 @@ def read_file(path: Path) -> bytes:
             raise OSError("it is not a plain file")
         check_file_size(status.st_size)
         return file.read()
+
+
+def file_bytes(path: Path) -> int:
+    """The size of a file; 0 for one that is gone, such as a dead link: it is a bad image when it is read."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def check_file_size(num_bytes: int) -> None:
@@ -99,6 +108,9 @@ class Items:
     `positions`: int64 (N,), where each image stands in the reader's own order.
     """
 
+    has_frames = False
+    """Whether files of dense data are among them: fingerprints of earlier versions did not know their sizes."""
+
     def __init__(
         self,
         name: str,
@@ -131,20 +143,37 @@ class Items:
         """The size of the file at a position of the reader's own order; 0 where images are no files."""
         return 0
 
+    def content(self, position: int) -> bytes:
+        """The file at a position of the reader's own order; empty where images are no files."""
+        return b""
+
+    def stamp(self, position: int, earlier: bool = False) -> int:
+        """What a fingerprint knows of an image beside its key: the size of its file, or of the file that holds it.
+
+        earlier: as earlier versions did, see `has_frames`.
+        """
+        return 0 if earlier and self.has_frames else self.num_bytes(position)
+
     def fingerprint(self) -> str:
         """A short name of these images: of all their keys, and of the sizes of up to 10,000 files, read once."""
         if self._fingerprint is None:
-            self._fingerprint = self._compute_fingerprint()
+            self._fingerprint = self._compute_fingerprint(self.stamp)
         return self._fingerprint
+
+    def earlier_fingerprint(self) -> str | None:
+        """The fingerprint that earlier versions gave these images, where it was another."""
+        return self._compute_fingerprint(partial(self.stamp, earlier=True)) if self.has_frames else None
 
     def has_fingerprint(self, saved: str) -> bool:
         """Whether `saved` is the fingerprint of these images; that of images in memory knows no sizes of files."""
-        return saved == self.fingerprint() or saved == self._compute_fingerprint(with_sizes=False)
+        return saved in (self.fingerprint(), self.earlier_fingerprint()) or saved == self._compute_fingerprint(
+            lambda position: 0
+        )
 
-    def _compute_fingerprint(self, with_sizes: bool = True) -> str:
+    def _compute_fingerprint(self, stamp: Callable[[int], int]) -> str:
         digest = hashlib.blake2b("\n".join(sorted(self.keys)).encode("utf-8", "surrogateescape"), digest_size=16)
         sized = choose_sample(self.keys, NUM_SIZES) if len(self) else []
-        sizes = sorted((self.keys[i], self.num_bytes(int(self.positions[i])) if with_sizes else 0) for i in sized)
+        sizes = sorted((self.keys[i], stamp(int(self.positions[i]))) for i in sized)
         digest.update(repr(sizes).encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 
@@ -182,10 +211,6 @@ class ImageData(Items):
 
     def __getitem__(self, index: int) -> Image.Image:
         return self.load(index)
-
-    def content(self, position: int) -> bytes:
-        """The file at a position of the reader's own order; empty where images are no files."""
-        return b""
 
     def file_size(self, index: int) -> int:
         """Bytes of the file of image `index`; 0 where images are no files."""
@@ -418,6 +443,7 @@ class JoinedImages(ImageData):
         super().__init__(name, names, labels, None if labels is None else classes, keys=keys)
         self.specs = [spec for data in sets for spec in data.specs]
         self.sets = list(sets)
+        self.has_frames = any(data.has_frames for data in sets)
         self.ends = list(accumulate(map(len, sets)))
 
     def originals(self, positions: Tensor) -> Tensor:
@@ -436,6 +462,10 @@ class JoinedImages(ImageData):
     def num_bytes(self, position: int) -> int:
         data, own = self._place(position)
         return data.num_bytes(own)
+
+    def stamp(self, position: int, earlier: bool = False) -> int:
+        data, own = self._place(position)
+        return data.stamp(own, earlier)
 
     def content(self, position: int) -> bytes:
         data, own = self._place(position)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from raptor.data.dense import IGNORE_INDEX, DenseData, Files
-from raptor.data.images import open_image
+from raptor.data.dense import IGNORE_INDEX, DenseData, Files, PairedFiles
+from raptor.data.images import file_bytes, open_image
 
 _MAX_DEPTH = 10.0
 _CLASS_NAMES = """
@@ -59,7 +59,7 @@ def _decode_labels(data: bytes) -> np.ndarray:
     return np.where(labels < _NUM_FOLDER_CLASSES, labels, IGNORE_INDEX).astype(np.uint8)
 
 
-class _NyuFolders(DenseData):
+class _NyuFolders(PairedFiles):
     """`train/rgb/0000.webp`, `train/depth/0000.png`, `train/label40/0000.png`, in a folder or in zips."""
 
     def __init__(self, files: Files, spec: str, task: str) -> None:
@@ -87,14 +87,14 @@ class _NyuFolders(DenseData):
         return image, _decode_labels(data)
 
 
-class _NyuCsv(DenseData):
+class _NyuCsv(PairedFiles):
     """`nyu2_train.csv` and `nyu2_test.csv`: a picture and its depth per line, 480 x 640. It has depths only."""
 
     def __init__(self, files: Files, spec: str, task: str) -> None:
         if task != "depth":
             raise ValueError("the nyu2_train.csv layout has depths and no masks; use the task depth")
         self.files = files
-        self.pairs: list[tuple[str, str]] = []
+        self.pairs = []
         parts: list[str | None] = []
         for part in ("train", "test"):
             lists = [path for path in files.paths if PurePosixPath(path).name == f"nyu2_{part}.csv"]
@@ -133,6 +133,8 @@ class _NyuMat(DenseData):
     The official split is `splits.mat` beside it. Masks have 894 classes there: the usual 40 need `classMapping40.mat`.
     """
 
+    has_frames = True
+
     def __init__(self, path: Path, task: str) -> None:
         self.path = path
         self.mapping = None if task == "depth" else self._class_mapping()
@@ -170,6 +172,10 @@ class _NyuMat(DenseData):
             np.int64
         )
         return np.concatenate([[IGNORE_INDEX], np.where(mapped > 0, mapped - 1, IGNORE_INDEX)]).astype(np.uint8)
+
+    def stamp(self, position: int, earlier: bool = False) -> int:
+        """The size of the whole .mat, which holds all frames."""
+        return 0 if earlier else file_bytes(self.path)
 
     def read(self, position: int) -> tuple[Image.Image, np.ndarray]:
         # MATLAB stores columns first, so each array arrives transposed.

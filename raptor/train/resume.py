@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from raptor.data.chosen import as_remembered
 from raptor.fidelity.verdict import stage_of
 from raptor.open import check_teacher, is_of_own_module, open_vit, save_vit, saved_folder
 from raptor.phases import Phases
@@ -33,6 +34,9 @@ def resolved(job: Job, phases: Phases, folder: Path, config: dict[str, Any]) -> 
     _refuse_own_folder(job.teacher, folder)
     begun = read_config(run_folder) if (run_folder / "config.yaml").exists() else {}
     config["fingerprint"] = _as_written(begun, job.teacher, config["fingerprint"])
+    config["images"] = as_remembered(begun.get("images"), config["images"])
+    if begun and "head_file" not in begun and not _had_other_head(run_folder, job.head_file):
+        config.pop("head_file", None)
     _check_optimizer(run_folder, begun, job.recipe.optimizer)
     budgets = _budgets(run_folder, begun, job.recipe.budget)
     config["recipe"] = {**config["recipe"], "budget": budgets[-1]}
@@ -51,6 +55,15 @@ def _as_written(begun: Mapping[str, Any], teacher: ViT, fingerprint: str) -> str
     """The fingerprint in the config of a run that an earlier version began, where it is this teacher's."""
     known = begun.get("fingerprint")
     return str(known) if known and same_weights(teacher.model, str(known)) else fingerprint
+
+
+def _had_other_head(folder: Path, file: str | None) -> bool:
+    """Whether a run is finished whose scores are of another head than the one in `file`.
+
+    Earlier versions did not remember the file in the config, only its name in the summary.
+    """
+    scores = (read_summary(folder) or {}).get("validation")  # a damaged one is told of where the run is read
+    return isinstance(scores, dict) and scores.get("head") != f"the head in {file}"
 
 
 def _check_optimizer(folder: Path, begun: Mapping[str, Any], wanted: str) -> None:

@@ -9,9 +9,11 @@ import pytest
 import torch
 from tiny_images import colour, save_array
 
-from raptor.data import DenseData, open_dense
+from raptor.data import DenseData, open_data, open_dense
 from raptor.data import dense as dense_module
+from raptor.data.chosen import as_remembered, changed_images, check_apart, describe_images
 from raptor.data.dense import FrameStore
+from raptor.data.images import Items, JoinedImages
 
 CPU = torch.device("cpu")
 
@@ -32,6 +34,48 @@ def test_a_batch_is_its_frames(frames: DenseData) -> None:
     torch.testing.assert_close(depths, torch.tensor([4.0, 1.0]).view(2, 1, 1).expand(2, 6, 8) / 25.5)
     few = frames.select([5, 4])
     assert torch.equal(few.batch(torch.tensor([1]), (6, 8), CPU)[0][0], images[0])
+
+
+def _earlier(data: Items) -> str:
+    """The fingerprint of the names only, as earlier versions gave it to frames."""
+    return Items(data.name, list(data.names), keys=list(data.keys)).fingerprint()
+
+
+def test_a_fingerprint_of_frames_sees_the_sizes_of_images_and_targets(frames: DenseData, tmp_path: Path) -> None:
+    spec, before = f"nyuv2:{tmp_path}", frames.fingerprint()
+    images = open_data(spec, "all").fingerprint()
+    save_array(tmp_path / "train" / "depth" / "0003.png", colour(1)[..., 0])
+    changed = open_dense(spec, "all", "depth")
+    assert changed.fingerprint() != before and open_data(spec, "all").fingerprint() == images  # no targets there
+    save_array(tmp_path / "train" / "rgb" / "0003.png", np.zeros((6, 8, 3), np.uint8))
+    assert open_dense(spec, "all", "depth").fingerprint() != changed.fingerprint()
+    assert open_data(spec, "all").fingerprint() != images
+
+
+def test_fingerprints_of_frames_that_earlier_versions_wrote_are_known(frames: DenseData, tmp_path: Path) -> None:
+    images = open_data(f"nyuv2:{tmp_path}", "all")
+    joined = JoinedImages([images, open_data(str(tmp_path / "train" / "rgb"), "all")])
+    for data in (frames, images):
+        assert data.earlier_fingerprint() == _earlier(data) != data.fingerprint()
+        assert data.has_fingerprint(_earlier(data)) and data.has_fingerprint(data.fingerprint())
+    assert joined.has_fingerprint(str(joined.earlier_fingerprint()))
+    assert joined.earlier_fingerprint() not in (joined.fingerprint(), _earlier(joined))  # files of folders had a size
+    assert open_dense("scenes", "val", limit=2, size=16).earlier_fingerprint() is None
+    described = describe_images(images, images)
+    written = {"num_images": 6, "fingerprint": _earlier(images)}
+    assert as_remembered({"train": written}, described) == {"train": written, "val": described["val"]}
+    assert as_remembered({"train": {**written, "num_images": 7}}, described) == described
+    assert as_remembered(None, described) == as_remembered({"train": 3}, described) == described
+    assert not changed_images({"train": written}, described)
+
+
+def test_frames_that_are_trained_on_are_noticed_among_other_files(frames: DenseData, tmp_path: Path) -> None:
+    """Images of dense data are files too, and are compared with files byte for byte."""
+    with pytest.raises(ValueError, match=r"6 of 6 images .* are also in the training images"):
+        check_apart(open_data(str(tmp_path / "train" / "rgb"), "all"), open_data(f"nyuv2:{tmp_path}", "all"))
+    for i in range(6):
+        save_array(tmp_path / "other" / f"{i}.png", colour(100 + i))
+    check_apart(open_data(str(tmp_path / "other"), "all"), open_data(f"nyuv2:{tmp_path}", "all"))
 
 
 def test_decoding_ahead_changes_nothing(frames: DenseData) -> None:

@@ -110,6 +110,10 @@ def test_nyuv2_mat(tmp_path: Path) -> None:
         image, depth = train.load(1)
         np.testing.assert_array_equal(np.array(image), images[3])
         np.testing.assert_array_equal(depth, depths[3])
+    before = train.fingerprint()
+    with path.open("ab") as file:
+        file.write(bytes(8))
+    assert open_dense(spec, "train", "depth").fingerprint() != before
     with pytest.raises(ValueError, match="classMapping40"):
         open_dense(f"nyuv2:{path}", "train", "segment")
     savemat(tmp_path / "classMapping40.mat", {"mapClass": np.array([[40, 7, 7]])})

@@ -169,6 +169,7 @@ def meet(folder: Path, cell: Cell) -> dict:
     return {"pid": os.getpid(), "loaders": multiprocessing.get_start_method()}
 
 
+@pytest.mark.slow
 def test_two_jobs_share_the_cells_and_do_each_once(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path, tuple(Cell(str(i), {}) for i in range(6)))
     results = run_sweep(sweep, partial(meet, tmp_path), jobs=2)
