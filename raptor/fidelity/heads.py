@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -104,6 +105,11 @@ class LinearHead(nn.Module):
             raise ValueError(f"{path} is no linear head: it has {held}: {remedy}")
         check_weights(tensors, path)
         return cls(weight, found.get("bias", weight.new_zeros(len(weight))), classes=_read_classes(path, len(weight)))
+
+
+def head_fingerprint(file: str | Path) -> str:
+    """A short name of the content of a head's file."""
+    return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
 
 
 def classes_metadata(classes: Sequence[str] | None) -> dict[str, str]:

@@ -8,6 +8,7 @@ Reads top to bottom: `distill` (the typed surface), setup, one run, fit, plan.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from raptor.data.chosen import DEFAULT_DATA, check_apart, describe_images, tell_
 from raptor.data.classes import describe_names, for_head, head_names
 from raptor.data.stream import TrainStream, check_stream
 from raptor.devices import device_name, open_fabric, pick_device, pick_precision, seeded
-from raptor.fidelity.heads import head_outputs
+from raptor.fidelity.heads import head_fingerprint, head_outputs
 from raptor.open import open_vit, repair_saved, save_vit
 from raptor.options import Compiling, GivenHead, OpeningModel, Planning, Resuming, Running, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, check_phases, find_phases
@@ -130,6 +131,8 @@ def distill(
     options = with_defaults(DistillOptions, given)
     settings = resolve_recipe(recipe, part(RecipeOptions, options))
     wanted = _check_options(k, phases, target, stage, phase)
+    if phases is not None and tokens != DEFAULT_TOKENS:
+        print(f"--tokens {tokens} has no effect: --phases says where depth is cut", file=sys.stderr)
     num_blocks = 3 if k is None else 1 if k == "auto" else int(k)  # auto begins with one
     check_tracker(track)
     check_cadence(options["checkpoint_minutes"])
@@ -261,6 +264,7 @@ def _config(
     structure |= {"val": val, "split": None if job.split == "val" else job.split}
     structure |= {"classes": None if names is None else describe_names(names)}
     structure |= {"tokens": None if tokens == "all" else tokens}
+    structure |= {"head_file": None if job.head_file is None else head_fingerprint(job.head_file)}
     return config | {key: value for key, value in structure.items() if key not in config and value is not None}
 
 
@@ -286,11 +290,11 @@ def _check_options(
         )
     name, _, value = (target or "").partition("=")
     try:
-        if name in ("recovery", "r2"):
+        if name in ("recovery", "r2") and -math.inf < float(value) <= 1:  # no surrogate passes NaN, or 95 for .95
             return name, float(value)
     except ValueError:
         pass
-    raise ValueError("--k auto needs --target recovery=.95 or r2=.6")
+    raise ValueError("--k auto needs --target recovery=.95 or r2=.6, a number of at most 1")
 
 
 # One run, or one per k until a surrogate passes the target.

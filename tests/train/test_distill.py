@@ -31,6 +31,8 @@ from raptor.vit.trajectory import Trajectories
         (dict(k="auto", phases=None), "--k auto needs --target"),
         (dict(k="auto", phases=None, target="r2=high"), "--k auto needs --target"),
         (dict(k="auto", phases=None, target="loss=1"), "--k auto needs --target"),
+        (dict(k="auto", phases=None, target="recovery=nan"), "a number of at most 1"),
+        (dict(k="auto", phases=None, target="recovery=95"), "a number of at most 1"),
         (dict(k="auto", target="r2=.5"), "leave out --phases"),
         (dict(k=3), "--k 3 contradicts the 2 phases of --phases"),
         (dict(graph=True), "a CUDA graph needs a single GPU"),
@@ -97,8 +99,8 @@ def test_auto_stops_at_the_smallest_k_that_passes(tmp_path, capfd):
 
 
 def test_auto_says_when_no_k_passes(tmp_path):
-    with pytest.raises(ValueError, match=r"no k passes r2=2: at k=4 it is"):
-        tiny_run(tmp_path / "run", phases=None, k="auto", target="r2=2", budget="2steps")
+    with pytest.raises(ValueError, match=r"no k passes r2=1: at k=4 it is"):
+        tiny_run(tmp_path / "run", phases=None, k="auto", target="r2=1", budget="2steps")
 
 
 def test_distilling_leaves_the_teacher_as_it_was(tmp_path):
@@ -185,3 +187,10 @@ def test_drawn_images_are_told_of_where_nobody_chose_them(tmp_path, capsys):
     for given, told in (((), True), (("scenes",), False)):
         assert distill(tiny_teacher(), *given, **options).data == "scenes"
         assert ("built-in scenes, which are drawn" in capsys.readouterr().err) is told
+
+
+def test_given_phases_leave_nothing_to_cut_by_tokens(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_run(tmp_path / "a", phases=[2, 2], budget="2steps")
+    assert "no effect" not in capsys.readouterr().err
+    tiny_run(tmp_path / "b", phases=[2, 2], tokens="all", budget="2steps")
+    assert "--tokens all has no effect: --phases says where depth is cut" in capsys.readouterr().err

@@ -6,9 +6,12 @@ import json
 import shutil
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
+from tiny_images import colour, save_array
 from tiny_models import tiny_timm
 from tiny_run import OPTIONS, blocks_of, metrics, tiny_run, tiny_teacher, write_recipe
 
@@ -181,6 +184,47 @@ def test_a_run_from_before_muon_was_the_default_goes_on_with_adamw(tmp_path):
         (tmp_path / "run" / "config.yaml").write_text(other)
         with pytest.raises(RunError, match="holds a run with another config"):
             run(budget="4steps")
+
+
+def test_a_run_on_frames_from_before_their_sizes_were_known_goes_on(tmp_path):
+    for i in range(12):
+        part = "train" if i < 8 else "test"
+        save_array(tmp_path / "nyu" / part / "rgb" / f"{i:04d}.png", colour(i, 24, 24))
+        save_array(tmp_path / "nyu" / part / "depth" / f"{i:04d}.png", np.full((6, 8), i, np.uint8))
+    data, recipe = f"nyuv2:{tmp_path / 'nyu'}", write_recipe(tmp_path, batch_size=4, budget="2steps")
+    run = partial(distill, tiny_teacher(), data, recipe=recipe, out=str(tmp_path / "run"), **OPTIONS)
+    run()
+    config = read_config(tmp_path / "run")
+    for part in ("train", "val"):  # as earlier versions wrote it
+        config["images"][part]["fingerprint"] = config["images"][part].pop("earlier_fingerprint")
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(config))
+    run()
+    assert run(budget="4steps").summary.num_steps["stage2-leg2"] == 2
+    assert read_config(tmp_path / "run")["images"] == config["images"]
+    run(out=str(tmp_path / "other"))
+    save_array(tmp_path / "nyu" / "train" / "rgb" / "0003.png", np.zeros((24, 24, 3), np.uint8))
+    with pytest.raises(RunError, match=r"the train images changed since .*other began"):
+        run(out=str(tmp_path / "other"))
+
+
+def test_a_finished_run_is_not_given_back_for_another_head(tmp_path):
+    """The accuracy and agreement of its summary are those of the head it was made with."""
+    files = [str(tmp_path / f"{name}.safetensors") for name in ("one", "two")]
+    for seed, file in enumerate(files):
+        weight = torch.randn(6, 64, generator=torch.Generator().manual_seed(seed))
+        save_file({"weight": weight, "bias": torch.zeros(6)}, file)
+    run = partial(tiny_run, tmp_path / "run", budget="2steps")
+    done = run(head_file=files[0])
+    assert run(head_file=files[0]).summary.validation == done.summary.validation
+    for other in (files[1], None):
+        with pytest.raises(RunError, match=r"holds a run with another config \(head_file: "):
+            run(head_file=other)
+    config = read_config(tmp_path / "run")
+    del config["head_file"]  # as earlier versions wrote it
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(config))
+    run(head_file=files[0])
+    with pytest.raises(RunError, match=r"\(head_file: None -> "):
+        run(head_file=files[1])
 
 
 def test_a_leg_resumed_in_its_middle_ends_with_the_same_bits(tmp_path, two_legs, monkeypatch):
