@@ -97,6 +97,8 @@ def probe(
     # Ties go to the first: the smaller learning rate, the larger penalty.
     grid = sorted(lrs or (CLOSED_FORMS[closed_form] if closed_form else grid_around(own.lr)), reverse=bool(closed_form))
     epochs = own.epochs if epochs is None else epochs
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"--seeds {' '.join(map(str, seeds))} repeats one, which says nothing more: give each once")
     if min(grid) <= 0 or epochs < 1 or not seeds:
         raise ValueError("a probe needs learning rates above 0, at least one epoch and at least one seed")
     if device is not None:

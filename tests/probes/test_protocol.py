@@ -45,6 +45,12 @@ def test_the_choice_is_the_best_of_the_split(vit: ViT) -> None:
     assert (seed.last.value, seed.last.epoch) == (result.grid[table[-1].argmin()], 3)
 
 
+def test_a_seed_that_is_repeated_is_refused(vit: ViT) -> None:
+    """Its deviation would be 0, as if another seed had given the same."""
+    with pytest.raises(ValueError, match="--seeds 0 1 0 repeats one"):
+        run(vit, "depth", [1e-2], epochs=1, seeds=[0, 1, 0])
+
+
 class Scrambled(SceneFrames):
     """Validation scenes with other targets."""
 
