@@ -109,7 +109,8 @@ def run(
         seed=seed,
     )
     Budget.parse(budget)
-    plan = _read_or_make_plan(machine, common, k, num_random)
+    (named,) = with_contents([Cell("plan", common)], machine)
+    plan = _read_or_make_plan(machine, named, k, num_random)
     wanted = {_cell_name(lengths): lengths for ways in plan.partitions.values() for lengths in _all_of(ways)}
     again = {
         (s, _cell_name(lengths)): lengths
@@ -118,10 +119,13 @@ def run(
         for lengths in (ways.chosen["maxcut"] for ways in plan.partitions.values())
     }
     planned = tuple(
-        [Cell(name, {**common, "phases": lengths}) for name, lengths in wanted.items()]
-        + [Cell(f"{name}-s{s}", {**common, "phases": lengths, "seed": s}) for (s, name), lengths in again.items()]
+        [Cell(name, {**common, "phases": lengths}, named.made_of) for name, lengths in wanted.items()]
+        + [
+            Cell(f"{name}-s{s}", {**common, "phases": lengths, "seed": s}, named.made_of)
+            for (s, name), lengths in again.items()
+        ]
     )
-    sweep = Sweep(Path(out), with_contents(planned, machine), machine.device)
+    sweep = Sweep(Path(out), planned, machine.device)
     work, images = partial(_do_cell, machine), partial(_describe_images, common, plan, machine.folder)
     results = run_sweep(sweep, work, images, **part(CellOptions, options))
     scores = {name: RaptorScores.from_dict(result) for name, result in results.items()}
@@ -234,18 +238,17 @@ def _describe_images(common: dict[str, Any], plan: PartitionsPlan, folder: Path)
     return found
 
 
-def _read_or_make_plan(machine: Machine, common: dict[str, Any], k: list[int], num_random: int) -> PartitionsPlan:
-    """Which partitions are tried: decided once and kept in plan.json."""
-    path = machine.folder / _PLAN
+def _read_or_make_plan(machine: Machine, named: Cell, k: list[int], num_random: int) -> PartitionsPlan:
+    """Which partitions are tried: decided once and kept in plan.json. `named` has what all cells are made with."""
+    path, common = machine.folder / _PLAN, named.options
     asked = {"k": k, "num_random": num_random, **{n: common[n] for n in ("model", "weights", "data", "limit", "seed")}}
     asked |= {name: common[name] for name in ("tokens",) if name in common}
-    (cell,) = with_contents([Cell("plan", common)], machine)
     if path.exists():
         try:
             plan = PartitionsPlan.from_dict(read_json(path))
         except (ValueError, KeyError, AttributeError) as error:
             raise RunError(f"{path} cannot be read ({error}): choose another --out") from None
-        cell.check_contents(plan.made_of, path)
+        named.check_contents(plan.made_of, path)
         if plan.asked != asked:
             raise ValueError(f"{machine.folder} holds another plan: choose another --out")
         return plan
@@ -258,7 +261,7 @@ def _read_or_make_plan(machine: Machine, common: dict[str, Any], k: list[int], n
         asked=asked,
         similarity=matrix.round(6).tolist(),
         partitions=partitions,
-        made_of=cell.made_of,
+        made_of=named.made_of,
         images={"data": {"train": describe_pair(common)["data"]["train"]}},
     )
     machine.folder.mkdir(parents=True, exist_ok=True)

@@ -167,14 +167,14 @@ def describe_pair(options: Mapping[str, Any]) -> DescribedImages:
 
 def open_teacher(options: dict[str, Any], machine: Machine) -> tuple[ViT, Pair]:
     """The teacher that the options of a cell name, and its images."""
-    teacher = open_vit(
-        options["model"],
-        weights=options["weights"],
-        size=options.get("size"),
-        trust_hub=machine.trust_hub,
-        device=machine.device,
-    )
+    teacher = open_vit(**_opening(options, machine), device=machine.device)
     return teacher, load_pair(options, teacher.preprocess, machine)
+
+
+def _opening(options: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
+    """The arguments of `open_vit` for the teacher that the options of a cell name."""
+    given = {name: options.get(name) for name in ("weights", "size")}
+    return {"source": options["model"], **given, "trust_hub": machine.trust_hub}
 
 
 def with_contents(cells: Iterable[Cell], machine: Machine) -> tuple[Cell, ...]:
@@ -183,32 +183,31 @@ def with_contents(cells: Iterable[Cell], machine: Machine) -> tuple[Cell, ...]:
     What is not on this machine has none: finished cells can be put together without it.
     """
     known: dict[str, dict[str, str]] = {}
-    named = ("model", "weights", "size", "recipe", "base")
     made = []
     for cell in cells:
-        own = {name: cell.options[name] for name in named if cell.options.get(name) is not None}
-        key = repr(own)
-        if key not in known:
-            known[key] = _contents(own, machine)
-        made.append(replace(cell, made_of=known[key]))
+        own: dict[str, str] = {}
+        for names, find in ((("model", "weights", "size"), _teacher_of), (("recipe", "base"), _recipe_of)):
+            options = {name: cell.options[name] for name in names if cell.options.get(name) is not None}
+            key = repr((names, options))
+            if key not in known:  # cells of several recipes share a teacher
+                known[key] = find(options, machine)
+            own |= known[key]
+        made.append(replace(cell, made_of=own))
     return tuple(made)
 
 
-def _contents(options: Mapping[str, Any], machine: Machine) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _teacher_of(options: Mapping[str, Any], machine: Machine) -> dict[str, str]:
+    with suppress(ValueError, OSError):
+        return {"teacher": fingerprint(open_vit(**_opening(options, machine)).model)}
+    return {}
+
+
+def _recipe_of(options: Mapping[str, Any], machine: Machine) -> dict[str, str]:
     recipe = options.get("recipe", options.get("base"))
     with suppress(ValueError, OSError):
         if recipe is not None:
-            found["recipe"] = hash_config(resolve_recipe(str(recipe), {}).recorded())
-    with suppress(ValueError, OSError):
-        vit = open_vit(
-            options["model"],
-            weights=options.get("weights"),
-            size=options.get("size"),
-            trust_hub=machine.trust_hub,
-        )
-        found["teacher"] = fingerprint(vit.model)
-    return found
+            return {"recipe": hash_config(resolve_recipe(str(recipe), {}).recorded())}
+    return {}
 
 
 def check_cells(sweep: Sweep, machine: Machine) -> None:

@@ -12,7 +12,7 @@ from scipy import stats
 from tiny_images import write_tree
 
 from raptor.data import ImageData, iterate, open_data
-from raptor.experiments import partitions
+from raptor.experiments import partitions, raptors
 from raptor.experiments.raptors import best_teacher
 from raptor.experiments.records import PartitionRow, Partitions
 from raptor.open import open_vit
@@ -73,7 +73,9 @@ def test_partitions_against_brute_force(sweep_folder: Path, tiny: SimpleNamespac
         partitions.run(**given, out=str(tmp_path / "named"))
 
 
-def test_a_plan_made_on_other_images_is_refused(sweep_folder: Path, tmp_path: Path) -> None:
+def test_a_plan_made_on_other_images_is_refused(
+    sweep_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also before any cell is done: the phases to compare come from the similarity of those images."""
     photos, out = tmp_path / "photos", tmp_path / "out"
     write_tree(photos, [f"{part}/{i}.png" for part in ("train", "val") for i in range(3)])
@@ -85,10 +87,13 @@ def test_a_plan_made_on_other_images_is_refused(sweep_folder: Path, tmp_path: Pa
         RunError, match=r"plan\.json was made on other images \(data, train: 3 .*: choose another --out"
     ):
         partitions.run(**options, out=str(out))
+    opened, open_once = [], raptors.open_vit
+    monkeypatch.setattr(raptors, "open_vit", lambda *name, **given: opened.append(given) or open_once(*name, **given))
     plan = json.loads((out / "plan.json").read_text())
     del plan["images"]  # as in earlier versions
     (out / "plan.json").write_text(json.dumps(plan))
     assert partitions.run(**options, out=str(out), max_seconds=1e-3).result.missing
+    assert sum("device" not in given for given in opened) == 1  # for the fingerprint of plan and cells
 
 
 def test_ten_random_partitions_at_k_2_of_12_layers_are_all_the_others() -> None:

@@ -11,9 +11,13 @@ from tiny_images import write_tree
 
 from raptor.data import ChosenData, InMemory, Preprocess, TrainStream, open_data
 from raptor.data.images import JoinedInMemory
-from raptor.experiments.raptors import Machine, best_teacher, describe_pair, images_to_distil, load_pair
+from raptor.experiments import raptors
+from raptor.experiments.cells import Cell
+from raptor.experiments.raptors import Machine, best_teacher, describe_pair, images_to_distil, load_pair, with_contents
 from raptor.experiments.records import RaptorScores, StochasticDepth
+from raptor.open import open_vit
 from raptor.run import RunError
+from raptor.vit.view import ViT
 
 
 def test_the_best_teacher_is_the_most_accurate_one(sweep_folder: Path) -> None:
@@ -113,6 +117,29 @@ def test_every_cell_gets_the_images_and_tokens_that_are_asked_for(name, options,
     assert bool(trained) is (name != "swaps")
     for given in trained:
         assert given.get("optimizer") == (None if given.get("recipe") == "paper" else "muon")
+
+
+def test_cells_of_several_recipes_open_their_teacher_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+
+    def counted(source: str, **options: Any) -> ViT:
+        opened.append(source)
+        return open_vit(source, **options)
+
+    monkeypatch.setattr(raptors, "open_vit", counted)
+    plan = [
+        Cell(f"{recipe}-{model}", {"model": model, "weights": None, "recipe": recipe})
+        for model in ("scenes", "scenes-k2")
+        for recipe in ("default", "paper", "nowhere.yaml")
+    ]
+    made = with_contents(plan, Machine(tmp_path, "cpu", 0))
+    assert opened == ["scenes", "scenes-k2"]
+    of_model = [["recipe", "teacher"], ["recipe", "teacher"], ["teacher"]]
+    assert [sorted(cell.made_of) for cell in made] == [*of_model, *of_model]
+    by_name = {cell.name: cell.made_of for cell in made}
+    assert by_name["paper-scenes"]["teacher"] == by_name["default-scenes"]["teacher"]
+    assert by_name["paper-scenes"]["recipe"] == by_name["paper-scenes-k2"]["recipe"]
+    assert len({repr(contents) for contents in by_name.values()}) == 6
 
 
 @pytest.mark.parametrize("name", ["table1", "ablation", "partitions", "swaps", "budgets", "figure1"])
