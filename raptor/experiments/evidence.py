@@ -35,12 +35,14 @@ they are those that its words ask for, and stand in the row. With the 95 % inter
 Where the intervals come from:
 
 - What depends on training needs at least three seeds (Student's t), or at least three teachers trained in different
-  ways (Student's t; for correlations a bootstrap over at least five teachers).
+  ways (Student's t; for correlations a bootstrap over at least five teachers). For the peak over p (Figure 4C) each
+  seed is judged at the p that the other seeds choose, because the best of several p looks better than it is.
 - What is measured of a given model has an interval over images (bootstrap; for the pooled DMD a jackknife). Its
   difference from untrained models needs at least three of those.
 - What is counted has no interval.
 
-Of several measurements on the same model and data, the one with the narrowest interval stands here."""
+Of several measurements on the same model and data, the one with the narrowest interval stands here. A row without a
+verdict names a recipe that could give one; where it is that of its own run, with more seeds, teachers or training."""
 
 
 class Verdict(StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -47,6 +48,11 @@ class ExperimentFile(ResultFile):
         if not path.exists():
             raise ValueError(f"no {path}: run raptor reproduce {cls.name()} --out {folder} first")
         return cls.read_file(path)
+
+    def made_by(self) -> str:
+        """The name of the recipe that the command was given; empty where it was given none."""
+        config = re.search(r"--config \S*?([\w-]+)\.yaml", self.command)
+        return config[1] if config else ""
 
 
 # Surrogates

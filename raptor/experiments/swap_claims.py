@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import sqrt
@@ -130,7 +129,6 @@ def claims_swaps(found: Swaps | None) -> list[Claim]:
 
 def _turns_of(row: SwapRow, found: Swaps | None) -> list[Claim]:
     """The turn of one model's last state and the predictions that stay, with the recipe that made the file."""
-    config = re.search(r"--config \S*?([\w-]+)\.yaml", found.command if found else "")
     phases, turn = Phases.from_lengths(row.phases), np.array(row.angle)
     deviation = None if row.angle_std is None else np.array(row.angle_std)
     paired = row.matched_std.get("turn", [None] * len(WITHOUT))
@@ -143,7 +141,7 @@ def _turns_of(row: SwapRow, found: Swaps | None) -> list[Claim]:
         if stays is not None:
             shares = {name: np.nan if (v := stays.mean(name)) is None else v for name in _KINDS}
             claims += prediction_claims(shares, row.num_images, without, own)
-    return [replace(claim, recipe=config[1] if config else "") for claim in claims]
+    return [replace(claim, recipe=found.made_by() if found else "") for claim in claims]
 
 
 def _turns_over(rows: Sequence[SwapRow]) -> list[Claim]:

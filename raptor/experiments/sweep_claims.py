@@ -29,7 +29,7 @@ from raptor.train.schedule import Budget
 
 _STRONG_R = 0.7
 _MIN_PAIRS = 5  # four pairs are in one order by chance in 1 of 24 draws, and every resample of them then is too
-_NOT_STRONG_R = 0.5
+_NOT_STRONG_R = 0.5  # in size: an inverse association is one too
 _NEAR_Z = 0.8
 _OVERFIT = 0.1  # a teacher overfits when it is so much better on training images
 _EPOCH = 50_000  # images of CIFAR-100, on which the paper trains its small teachers, and of tiny-imagenet-100
@@ -48,7 +48,7 @@ def claims_stochastic_depth(found: StochasticDepth | None) -> list[Claim]:
     gap = Claim(place="Figure 4C", says="the accuracy gap between teacher and raptor narrows with p")
     strong = Claim(place="Figure 4E", says="similarity and R2 (bounded) are strongly associated")
     decoupled = Claim(
-        place="Figure 4C", says="the raptor's accuracy is decoupled from R2: they do not rise and fall together"
+        place="Figure 4C", says="the raptor's accuracy is decoupled from R2: no strong association, direct or inverse"
     )
     trends = found.statistics.trends if found else {}
     of_p = {row.p for row in found.rows} if found else set()
@@ -60,7 +60,7 @@ def claims_stochastic_depth(found: StochasticDepth | None) -> list[Claim]:
     share = f"share of the teacher's accuracy kept: {_trend_text(trends['recovery'])}"
     narrowed = _with_trend(gap, trends["gap"], falls=True)
     both = found.statistics.correlations["similarity/bounded_r2"]
-    return [
+    claims = [
         *claims,
         *(_layerwise(found.rows, g, claim) for g, claim in layerwise.items()),
         _accuracy_peak(found.rows, peak),
@@ -72,6 +72,14 @@ def claims_stochastic_depth(found: StochasticDepth | None) -> list[Claim]:
             evidence=_of_correlation(both, above=_STRONG_R),
         ),
     ]
+    # Teachers that overfit need no longer training; more seeds of the same settle what is open.
+    return [replace(c, recipe=found.made_by()) for c in claims] if _overfit_by(found.rows) >= _OVERFIT else claims
+
+
+def _overfit_by(rows: Sequence[StochasticDepthRow]) -> float:
+    """By how much teachers at the smallest p are better on training images than on others."""
+    first = min(row.p for row in rows)
+    return fmean(row.teacher.train_accuracy - row.teacher.accuracy for row in rows if row.p == first)
 
 
 def _at_one_p(found: StochasticDepth, p: float) -> Claim:
@@ -136,34 +144,40 @@ def _decoupled(rows: Sequence[StochasticDepthRow], claim: Claim) -> Claim:
     known = [(row.raptor.accuracy, row.raptor.bounded_r2_last) for row in rows]
     pairs = [(a, r) for a, r in known if a is not None and r is not None]
     found = correlation([a for a, _ in pairs], [r for _, r in pairs])
-    return replace(
-        claim, measured=_correlation_text(found, number=False), evidence=_of_correlation(found, below=_NOT_STRONG_R)
-    )
+    evidence = _of_correlation(found, above=-_NOT_STRONG_R, below=_NOT_STRONG_R)
+    return replace(claim, measured=_correlation_text(found, number=False), evidence=evidence)
+
+
+_ByP = dict[float, dict[int, TeacherScores]]
+"""p -> seed -> the scores of the teacher."""
 
 
 def _accuracy_peak(rows: Sequence[StochasticDepthRow], claim: Claim) -> Claim:
-    """The best accuracy at a middle p minus the better one of the two ends, means over seeds.
+    """The best accuracy at a middle p minus the better one of the two ends.
 
-    The interval is the wider one of that over images and, seed by seed, Student's. The paper speaks of teachers that
+    The best of several p is better than it will be again, so each seed is judged at the p that the other seeds choose.
+    With one seed that has every p there are no others: the gain is then that of the means, and no verdict follows.
+    The interval is the wider one of that over images and Student's over seeds. The paper speaks of teachers that
     overfit without stochastic depth; others test nothing.
     """
-    by_p: dict[float, dict[int, TeacherScores]] = defaultdict(dict)
+    by_p: _ByP = defaultdict(dict)
     for row in rows:
         by_p[row.p][row.seed] = row.teacher
     p = sorted(by_p)
     if len(p) < 3:
         return claim
     mean = {q: fmean(t.accuracy for t in by_p[q].values()) for q in p}
-    best, end = max(p[1:-1], key=lambda q: mean[q]), max((p[0], p[-1]), key=lambda q: mean[q])
-    num_images, num_seeds = rows[0].raptor.num_images, min(len(by_p[best]), len(by_p[end]))
-    half = 2 * (_error(mean[best], num_images * num_seeds) or 0.0)
-    gain, over = mean[best] - mean[end], fmean(t.train_accuracy - t.accuracy for t in by_p[p[0]].values())
-    by_seed = [t.accuracy - by_p[end][seed].accuracy for seed, t in by_p[best].items() if seed in by_p[end]]
-    if len(by_seed) > 1:
-        _, lower, upper = over_seeds(by_seed)
-        half = max(half, 0.5 * (upper - lower))  # type: ignore[operator]
+    best, end = _peak_and_end(mean)
+    num_images, over = rows[0].raptor.num_images, _overfit_by(rows)
     text = f"{mean[best]:.1%} at p = {best:g}, {mean[p[0]]:.1%} at {p[0]:g}, {mean[p[-1]]:.1%} at {p[-1]:g}"
     text += f" ({num_images} images); at p = {p[0]:g} training images are {over:+.1%} better"
+    gains = _left_out_gains(by_p)
+    num_seeds = max(1, len(gains))
+    gain, half = mean[best] - mean[end], 2 * (_error(mean[best], num_images * num_seeds) or 0.0)
+    if gains:
+        gain, lower, upper = over_seeds(gains)
+        half = max(half, 0.5 * (upper - lower))  # type: ignore[operator]
+        text += f"; p chosen on the other seeds{_left_out_text(by_p, len(gains))}"
     evidence = Evidence(
         value=gain,
         lower=gain - half,
@@ -174,6 +188,30 @@ def _accuracy_peak(rows: Sequence[StochasticDepthRow], claim: Claim) -> Claim:
         smaller_budget=over < _OVERFIT,
     )
     return replace(claim, measured=text, evidence=evidence)
+
+
+def _peak_and_end(mean: dict[float, float]) -> tuple[float, float]:
+    """The p between the smallest and the largest that has the highest mean, and the better one of these two."""
+    first, *middle, last = sorted(mean)
+    return max(middle, key=lambda q: mean[q]), max((first, last), key=lambda q: mean[q])
+
+
+def _left_out_gains(by_p: _ByP) -> list[float]:
+    """The gain of each seed that every p has, at the p that the other ones choose; none where there is one seed."""
+    seeds = sorted(set.intersection(*(set(found) for found in by_p.values())))
+    if len(seeds) < 2:
+        return []
+    gains = []
+    for seed in seeds:
+        others = [other for other in seeds if other != seed]
+        best, end = _peak_and_end({q: fmean(found[s].accuracy for s in others) for q, found in by_p.items()})
+        gains.append(by_p[best][seed].accuracy - by_p[end][seed].accuracy)
+    return gains
+
+
+def _left_out_text(by_p: _ByP, num: int) -> str:
+    num_all = len(set().union(*by_p.values()))
+    return "" if num == num_all else f"; {num} of {num_all} seeds have every p"
 
 
 def claims_partitions(found: Partitions | None) -> list[Claim]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tiny_claims import of, verdicts
 
@@ -24,7 +25,13 @@ from raptor.experiments.records import (
     ZScore,
 )
 from raptor.experiments.stochastic_depth import statistics
-from raptor.experiments.sweep_claims import claims_partitions, claims_stochastic_depth, claims_untrained
+from raptor.experiments.sweep_claims import (
+    _accuracy_peak,
+    _decoupled,
+    claims_partitions,
+    claims_stochastic_depth,
+    claims_untrained,
+)
 
 AGREES, DISAGREES, UNDETERMINED, NOT_TESTED = Verdict
 
@@ -80,11 +87,27 @@ def test_a_sweep_that_does_all_the_paper_says_agrees_and_its_mirror_does_not() -
     assert {c.verdict for c in mirrored if " rises with " in c.says or "narrows" in c.says} == {DISAGREES}
     assert of(mirrored, "strongly associated").verdict is AGREES  # similarity and R2 still go together
     assert of(mirrored, "decoupled").verdict is DISAGREES  # both fall
-    apart = [replace(row, raptor=replace(row.raptor, accuracy=1 - row.p)) for row in up]
-    decoupled = of(
-        claims_stochastic_depth(StochasticDepth(rows=apart, statistics=sweep_file(up).statistics)), "decoupled"
-    )
-    assert decoupled.verdict is AGREES and decoupled.evidence.value == pytest.approx(-1)
+
+
+def test_decoupled_is_neither_a_direct_nor_an_inverse_association() -> None:
+    r2 = np.linspace(0.3, 0.9, 60)
+    wave = np.tile([0.02, -0.02], 30)
+
+    def decoupled(accuracy: np.ndarray) -> Claim:
+        rows = [sweep_row(0.1, 0.5, float(x), 0.5, float(y)) for x, y in zip(r2, accuracy)]
+        return _decoupled(rows, Claim(place="Figure 4C", says="decoupled"))
+
+    for accuracy, verdict in (
+        (0.5 + wave, AGREES),
+        (r2 + wave, DISAGREES),
+        (1 - r2 + wave, DISAGREES),
+        (0.5 + 0.06 * r2 + wave, UNDETERMINED),
+        (0.5 - 0.06 * r2 + wave, UNDETERMINED),
+    ):
+        claim = decoupled(accuracy)
+        assert claim.verdict is verdict
+        assert claim.evidence.value == pytest.approx(np.corrcoef(r2, accuracy)[0, 1])
+        assert claim.evidence.bounds() == "> -0.5 and < 0.5"
 
 
 def test_a_peak_needs_three_seeds_and_teachers_that_overfit() -> None:
@@ -108,6 +131,76 @@ def test_a_peak_needs_three_seeds_and_teachers_that_overfit() -> None:
     assert verdict(0.001, 0.9) is UNDETERMINED  # 0.1 points on 5,000 images are no peak
     assert verdict(0.05, 0.9, spread=0.05) is UNDETERMINED  # seeds that differ so much are no peak either
     assert verdict(-0.05, 0.52) is NOT_TESTED  # there was nothing to regularise
+
+
+def test_teachers_that_overfit_ask_for_more_seeds_and_others_for_longer_training() -> None:
+    rows = [sweep_row(i / 10, 0.5 + i / 20, 0.3 + i / 20, 0.5, 0.4) for i in range(3)]
+    made = replace(sweep_file(rows), command="raptor reproduce stochastic-depth --config recipes/own.yaml --data d")
+    assert {claim.recipe for claim in claims_stochastic_depth(made)} == {"own"}
+    assert {claim.recipe for claim in claims_stochastic_depth(replace(made, command="raptor reproduce"))} == {""}
+    fit = [replace(row, teacher=TeacherScores(accuracy=0.5, train_accuracy=0.55)) for row in rows]
+    assert {claim.recipe for claim in claims_stochastic_depth(replace(made, rows=fit))} == {""}
+
+
+def peak_of(accuracy_ps: np.ndarray) -> Claim:
+    """The claim about the peak in a sweep with these accuracies, by p and seed; NaN where there is no run."""
+    rows = []
+    for i, accuracies in enumerate(accuracy_ps):
+        for seed, accuracy in enumerate(accuracies):
+            if not np.isnan(accuracy):
+                row = sweep_row(i / 10, 0.5, 0.5, float(accuracy), 0.4)
+                rows.append(replace(row, seed=seed))
+    return _accuracy_peak(rows, Claim(place="Figure 4C", says="peak"))
+
+
+def test_the_p_of_a_peak_is_chosen_on_the_other_seeds() -> None:
+    """Worked by hand. Seed 0 is judged at the p that seeds 1 and 2 choose, and so on."""
+    accuracy_ps = np.array([[50, 50, 50], [60, 54, 53], [52, 58, 51], [40, 40, 62]]) / 100
+    gains = [0.52 - 0.40, 0.54 - 0.40, 0.53 - 0.50]  # p = .2 and .3, .1 and .3, .1 and 0
+    claim = peak_of(accuracy_ps)
+    assert claim.evidence.value == pytest.approx(0.29 / 3) and claim.evidence.num == 3
+    half = 4.302653 * (np.var(gains, ddof=1) / 3) ** 0.5  # t with two degrees of freedom
+    assert claim.evidence.lower == pytest.approx(0.29 / 3 - half)
+    assert claim.evidence.upper == pytest.approx(0.29 / 3 + half)
+    assert claim.measured.startswith("55.7% at p = 0.1, 50.0% at 0, 47.3% at 0.3")  # means over all seeds
+    assert claim.measured.endswith("; p chosen on the other seeds")
+    # A further seed without the largest p changes what the text says of the means, and not the gain.
+    more = peak_of(np.concatenate([accuracy_ps, [[0.1], [0.9], [0.9], [np.nan]]], axis=1))
+    assert more.evidence.num == 3 and more.evidence.value == pytest.approx(claim.evidence.value)
+    assert more.measured.endswith("; p chosen on the other seeds; 3 of 4 seeds have every p")
+
+
+def test_seeds_that_are_alike_have_the_interval_over_images() -> None:
+    alike = peak_of(np.array([[0.5] * 4, [0.6] * 4, [0.3] * 4])).evidence
+    half = 2 * (2 * 0.6 * 0.4 / (4 * 5000)) ** 0.5
+    assert [alike.value, alike.lower, alike.upper] == pytest.approx([0.1, 0.1 - half, 0.1 + half])
+
+
+def test_one_seed_with_every_p_is_no_verdict_however_many_others_there_are() -> None:
+    accuracy_ps = np.array([[0.5] * 4, [0.6] * 4, [0.55, np.nan, np.nan, np.nan], [0.3] * 4])
+    claim = peak_of(accuracy_ps)
+    assert claim.verdict is UNDETERMINED and claim.evidence.num == 1
+    assert claim.evidence.value == pytest.approx(0.1) and "other seeds" not in claim.measured
+
+
+def test_many_p_of_equal_accuracy_give_no_gain_on_average() -> None:
+    """The gain at the p that is best on the same seeds is above 0 on average, though no p is better than another."""
+    random, num_sweeps = np.random.default_rng(0), 400
+    ours, same_seeds = [], []
+    for _ in range(num_sweeps):
+        accuracy_ps = random.normal(0.5, 0.02, size=(10, 3))
+        gains = []
+        for seed in range(3):
+            means = np.delete(accuracy_ps, seed, axis=1).mean(axis=1)
+            best, end = 1 + means[1:-1].argmax(), -int(means[-1] > means[0])
+            gains.append(accuracy_ps[best, seed] - accuracy_ps[end, seed])
+        ours.append(peak_of(accuracy_ps).evidence.value)
+        assert ours[-1] == pytest.approx(np.mean(gains))
+        means = accuracy_ps.mean(axis=1)
+        same_seeds.append(means[1:-1].max() - max(means[0], means[-1]))
+    errors = [float(np.std(found, ddof=1)) / num_sweeps**0.5 for found in (ours, same_seeds)]
+    assert abs(np.mean(ours)) < 3 * errors[0]
+    assert np.mean(same_seeds) > 10 * errors[1]
 
 
 def test_a_trend_over_fewer_than_five_teachers_has_no_interval() -> None:
