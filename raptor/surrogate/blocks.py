@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -175,13 +176,18 @@ class PaperBlock(nn.Module):
         own = [(layer.weight, layer.bias) for layer in (self.qkv, self.proj, self.wi, self.wo)]
         qkv, proj, wi, wo = own if weights is None else weights
         y_btd = F.linear(_modulated_norm(x_btd, self.norm1, scale1, shift1), *qkv)
-        u_btd = x_btd + _modulated_linear(attend(y_btd, self.num_heads), proj, t1 * self.g1)
+        gain1, gain2 = self.gains()
+        u_btd = x_btd + _modulated_linear(attend(y_btd, self.num_heads), proj, _product(t1, gain1))
         h_btf = self.hidden(_modulated_norm(u_btd, self.norm2, scale2, shift2), *wi)  # type: ignore[arg-type]
-        v_btd = _modulated_linear(h_btf, wo, t3 * t2 * self.g2, shift3)
+        v_btd = _modulated_linear(h_btf, wo, _product(t3, t2, gain2), shift3)
         if m is None:
             return u_btd + v_btd
         with torch.autocast(x_btd.device.type, enabled=False):  # which would write v_btd in fp32 first
             return torch.addcmul(v_btd, u_btd, t3)
+
+    def gains(self) -> tuple[Any, Any]:
+        """LayerScale of the two branches; the number 1 where there is none."""
+        return self.g1, self.g2
 
     def norm_ahead(self, x_btd: Tensor) -> Tensor:
         """What the next block of this kind makes of its input first, in the precision of the products.
@@ -243,17 +249,35 @@ def _plain_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
     return F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
 
 
+# Without a gradient a factor that is a number is 1 or 0, and costs no operation: on a GPU the many small ones of a
+# depth take longer to launch than to run.
+
+
+def _product(*factors: Any) -> Any:
+    """The product of the factors that are tensors; the number 1 where none is."""
+    tensors = [factor for factor in factors if isinstance(factor, Tensor)]
+    return math.prod(tensors[1:], start=tensors[0]) if tensors else 1.0
+
+
+def _affine(values: Tensor, scale: Any, shift: Any) -> Tensor:
+    """`scale * values + shift` in one operation."""
+    if not isinstance(shift, Tensor):
+        return scale * values if isinstance(scale, Tensor) else values
+    return torch.addcmul(shift, scale, values) if isinstance(scale, Tensor) else values + shift
+
+
 def _modulated_norm(x: Tensor, norm: nn.LayerNorm, scale: Any, shift: Any) -> Tensor:
     """`scale * norm(x) + shift` in one pass."""
-    return F.layer_norm(x, norm.normalized_shape, scale * norm.weight, scale * norm.bias + shift, norm.eps)
+    gain, offset = _affine(norm.weight, scale, 0.0), _affine(norm.bias, scale, shift)
+    return F.layer_norm(x, norm.normalized_shape, gain, offset, norm.eps)
 
 
-def _modulated_linear(x: Tensor, linear: Any, scale: Tensor, shift: Any = 0.0) -> Tensor:
+def _modulated_linear(x: Tensor, linear: Any, scale: Any, shift: Any = 0.0) -> Tensor:
     """`scale * linear(x) + shift`, with the smaller of weight and output scaled."""
-    if x.shape[:-1].numel() < x.shape[-1]:
+    if isinstance(scale, Tensor) and x.shape[:-1].numel() < x.shape[-1]:
         return _film(F.linear(x, *linear), scale, shift if isinstance(shift, Tensor) else None)
-    weight, bias = _scaled(linear, scale)
-    return F.linear(x, weight, bias + shift)
+    weight, bias = linear
+    return F.linear(x, scale[:, None] * weight if isinstance(scale, Tensor) else weight, _affine(bias, scale, shift))
 
 
 class CopiedBlock(nn.Module):
@@ -358,15 +382,17 @@ class PlainBlock(PaperBlock):
 
     @property
     def g1(self) -> Tensor:  # type: ignore[override]
-        return self._gain(self.ls1)
+        return self._or_ones(self.gains()[0])
 
     @property
     def g2(self) -> Tensor:  # type: ignore[override]
-        return self._gain(self.ls2)
+        return self._or_ones(self.gains()[1])
 
-    def _gain(self, scale: nn.Module | None) -> Tensor:
-        gain = getattr(scale, "gamma", None)
-        return torch.ones_like(self.norm1.weight) if gain is None else gain
+    def gains(self) -> tuple[Any, Any]:
+        return getattr(self.ls1, "gamma", 1.0), getattr(self.ls2, "gamma", 1.0)
+
+    def _or_ones(self, gain: Any) -> Tensor:
+        return gain if isinstance(gain, Tensor) else torch.ones_like(self.norm1.weight)
 
     def stands_for(self, block: nn.Module) -> bool:
         """Whether the copy's `block` is still what this view was made of.

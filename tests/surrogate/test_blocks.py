@@ -335,6 +335,21 @@ def test_a_forward_pass_does_no_more_than_the_teachers(name: str) -> None:
     assert count_flops(surrogate) == count_flops(teacher)
 
 
+@pytest.mark.parametrize("name", ["clip", "dinov2-registers"])
+@torch.no_grad()
+def test_few_small_operations_come_with_a_depth(name: str) -> None:
+    """A row of the table is looked up in five, and goes into norms, weights and biases in eight or nine."""
+    teacher = TEACHERS[name]()
+    surrogate = conditioned(teacher, (3, 1))
+    images = torch.randn(64, 3, teacher.preprocess.size, teacher.preprocess.size)
+    counts = []
+    for vit in (surrogate, teacher):
+        with StatePasses(0) as operations:
+            vit(images)
+        counts.append(operations.count)
+    assert counts[0] - counts[1] <= 14 * 4
+
+
 def test_changed_weights_count_at_once(teacher: ViT, monkeypatch) -> None:
     """Also those that change without autograd's knowledge, are exchanged, or are those of a copy."""
     surrogate = conditioned(teacher, (3, 1))
