@@ -4,10 +4,12 @@
         --beside docs/results/vitb16.json --out docs/results/vitb16/varied.json
 
 The runs shared one GPU from their first to their last step. The GPU seconds of one are computed: its images over the
-images/s of all runs together, with and without teacher forcing. The figure, `.png` beside the JSON, has top-1 by the
-teacher's own head, R2 of the last layer on the held-out images, and the last layer's loss in training and on the
+images/s of all runs together, with and without teacher forcing. Top-1, agreement, R2 and relative error are those of
+the run's last validation, on all its held-out images; shares have Wilson's 95 % interval over images. The comparison
+with null models is the certificate's, which may be of fewer images. The figure, `.png` beside the JSON, has top-1 by
+the teacher's own head, R2 of the last layer on the held-out images, and the last layer's loss in training and on the
 held-out images; with mixes of two images the training loss is that of the mixes. `--beside` is the result of earlier
-runs, drawn in grey: of one, or of this script, of which the runs with the same k are drawn.
+runs: of one, drawn in grey, or of this script, of which the runs with the same k are drawn in a lighter colour.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from raptor.experiments.evidence import of_counts
 from raptor.report.style import BLACK, BLUE, GREY, ORANGE, VERMILION, use_style
 
 COLOURS = {2: ORANGE, 3: VERMILION, 4: BLUE}
@@ -67,7 +70,8 @@ def collect(runs: list[Run]) -> dict[str, Any]:
         "versions": first.summary["provenance"]["versions"],
         "recipe": first.config["recipe"],
         "train_images": first.summary["train_images"],
-        "validation_images": first.certificate["num_images"],
+        "validation_images": first.summary["validation"]["num_images"],
+        "certificate_images": first.certificate["num_images"],
         "images_per_s": {"all runs": rate, "all runs, teacher forcing": forced_rate},
         "rows": [one(run, forced_rate, rate) for run in sorted(runs, key=lambda run: len(run.summary["phases"]))],
     }
@@ -75,8 +79,9 @@ def collect(runs: list[Run]) -> dict[str, Any]:
 
 def one(run: Run, forced_rate: float, rate: float) -> dict[str, Any]:
     """The row of one surrogate."""
-    certificate, predictions = run.certificate, run.certificate["predictions"]
-    teacher = predictions["teacher_accuracy"]["value"]
+    certificate, validation = run.certificate, run.summary["validation"]
+    curves, shares = validation["curves"], ("accuracy", "teacher_accuracy", "agreement")
+    top1, teacher_top1, agreement = (share(validation[name], validation["num_images"]) for name in shares)
 
     def point(row: dict[str, Any]) -> dict[str, Any]:
         steps, found = run.done(row), row["validation"]
@@ -105,13 +110,13 @@ def one(run: Run, forced_rate: float, rate: float) -> dict[str, Any]:
         "images_seen": steps * run.batch_size,
         "gpu_seconds": run.gpu_seconds(steps, forced_rate, rate),
         "seconds": run.summary["seconds"],
-        "top1": predictions["surrogate_accuracy"],
-        "teacher_top1": predictions["teacher_accuracy"],
-        "kept": predictions["surrogate_accuracy"]["value"] / teacher,
-        "agreement": predictions["agreement"],
-        "r2_last": {group: found["r2_last"] for group, found in certificate["verdict"]["groups"].items()},
-        "r2_uniform_last": {group: found["r2_uniform"][-1] for group, found in certificate["curves"].items()},
-        "relative_error": certificate["eps"]["relative"],
+        "top1": top1,
+        "teacher_top1": teacher_top1,
+        "kept": top1["value"] / teacher_top1["value"],
+        "agreement": agreement,
+        "r2_last": {group: found["r2"][-1] for group, found in curves.items()},
+        "r2_uniform_last": {group: found["r2_uniform"][-1] for group, found in curves.items()},
+        "relative_error": {group: max(found["relative"]) for group, found in curves.items()},
         "null_models_r2_last": {name: found["all"]["r2"][-1] for name, found in certificate["nulls"].items()},
         "layers_ahead_of_null_models": certificate["verdict"]["groups"]["all"]["layers_ahead"],
         "levin_megabits": {
@@ -124,6 +129,11 @@ def one(run: Run, forced_rate: float, rate: float) -> dict[str, Any]:
     }
 
 
+def share(value: float, num_images: int) -> dict[str, float]:
+    """A share of images with its interval, under the names that a certificate has."""
+    return dict(zip(("value", "lower", "upper"), of_counts(value * num_images, num_images)))
+
+
 def by_number(rows: list[Any], num: int) -> list[list[Any]]:
     return [rows[first : first + num] for first in range(0, len(rows), num)]
 
@@ -132,25 +142,27 @@ def mean_of(rows: list[dict[str, Any]]) -> float:
     return statistics.mean(row["layer_loss"][-1] for row in rows)
 
 
-def earlier(beside: dict[str, Any] | None, found: dict[str, Any], name: str) -> list[tuple[str, str, str, Any]]:
+def earlier(beside: dict[str, Any] | None, found: dict[str, Any], name: str) -> list[tuple[str, Any, str, Any]]:
     """Label, colour, clock and row of the runs in `beside` that are drawn."""
     if beside is None:
         return []
     if "rows" not in beside:
         return [("k=3, the earlier run", GREY, "gpu_seconds_alone", beside)]
     same = [row for row in beside["rows"] if row["k"] in {row["k"] for row in found["rows"]}]
-    return [(f"k={row['k']}, {name}", GREY, "gpu_seconds", row) for row in same]
+    return [(f"k={row['k']}, {name}", (COLOURS[row["k"]], 0.35), "gpu_seconds", row) for row in same]
 
 
 def draw(found: dict[str, Any], beside: dict[str, Any] | None, name: str, own_name: str) -> Any:
     plt = use_style()
     measure = "r2_uniform_last" if found["recipe"]["normalise"] == "coordinate" else "r2_last"
-    figure, axes = plt.subplots(1, 3, figsize=(13, 4))
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4.3))
     teacher = 100 * found["rows"][0]["teacher_top1"]["value"]
     axes[0].axhline(teacher, color=BLACK, linestyle="--", linewidth=1.5)
     axes[0].text(0.1, teacher + 1, "the teacher", va="bottom")
     which = f", {own_name}" if beside is not None and "rows" in beside else ""
-    curves = [(f"k={row['k']}{which}", COLOURS[row["k"]], "gpu_seconds", row) for row in found["rows"]]
+    curves: list[tuple[str, Any, str, Any]] = [
+        (f"k={row['k']}{which}", COLOURS[row["k"]], "gpu_seconds", row) for row in found["rows"]
+    ]
     for label, colour, clock, row in curves + earlier(beside, found, name):
         minutes = [point[clock] / 60 for point in row["curve"]]
         axes[0].plot(minutes, [100 * point["top1"] for point in row["curve"]], "o-", color=colour, label=label)
@@ -171,7 +183,7 @@ def draw(found: dict[str, Any], beside: dict[str, Any] | None, name: str, own_na
     axes[2].set(title="Loss of the last layer: held out, training (dotted)", ylabel=f"1 - {what}, cls and patches")
     axes[1].set_ylim(bottom=max(axes[1].get_ylim()[0], -0.3))  # the first steps may be far below
     axes[2].set_ylim(bottom=0)
-    axes[0].legend(loc="lower right")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
     for axis in axes:
         axis.set_xlabel("GPU minutes")
         axis.set_xlim(left=0)
@@ -187,9 +199,8 @@ def main() -> None:
     found = collect([Run(folder) for folder in args.runs])
     args.out.write_text(json.dumps(found, indent=1) + "\n")
     beside = json.loads(args.beside.read_text()) if args.beside else None
-    draw(found, beside, args.beside.stem if args.beside else "", args.out.stem).savefig(
-        args.out.with_suffix(".png"), dpi=120
-    )
+    beside_name, own_name = (path.stem.replace("-", " ") if path else "" for path in (args.beside, args.out))
+    draw(found, beside, beside_name, own_name).savefig(args.out.with_suffix(".png"), dpi=120)
 
 
 if __name__ == "__main__":

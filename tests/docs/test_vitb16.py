@@ -15,6 +15,7 @@ from raptor.fidelity.heads import resolve_head
 from raptor.open import open_vit, save_vit
 from raptor.surrogate.surrogate import make_surrogate
 
+EIGHT = json.loads((ROOT / "docs/results/vitb16/eight-minutes.json").read_text())
 VARIED = json.loads((ROOT / "docs/results/vitb16/varied.json").read_text())
 COORDINATES = json.loads((ROOT / "docs/results/vitb16/coordinates.json").read_text())
 FOUND = json.loads((ROOT / "docs/results/vitb16.json").read_text())
@@ -25,24 +26,43 @@ def _short(value: float) -> str:
     return f"{value:.3f}".replace("0.", ".", 1)
 
 
+def _interval(share: dict[str, float]) -> str:
+    return f"{100 * share['value']:.1f} [{100 * share['lower']:.1f}, {100 * share['upper']:.1f}]"
+
+
 def test_every_surrogate_is_a_row() -> None:
     readme = read("README.md")
+    assert [row["k"] for row in EIGHT["rows"]] == [2, 3, 4]
+    for row in EIGHT["rows"]:
+        r2, phases = row["r2_last"], "\\|".join(map(str, row["phases"]))
+        cells = [f"{row['block_parameters'] / 1e6:.1f} M", _interval(row["top1"])]
+        cells += [f"{100 * value:.1f}" for value in (row["kept"], row["agreement"]["value"])]
+        cells += [_short(value) for value in (r2["all"], row["r2_uniform_last"]["all"], r2["cls"])]
+        cells += [_short(row["relative_error"]["all"]), f"{row['levin_megabits']['int8']['surrogate']:.0f}"]
+        assert f"| {row['k']} ({phases}) | {' | '.join(cells)} |" in PAGE
+        share = row["block_parameters"] / row["teacher_block_parameters"]
+        cells = [f"{100 * share:.0f} %", f"{100 * row['top1']['value']:.1f} %"]
+        cells += [f"{100 * value:.0f} %" for value in (row["kept"], row["agreement"]["value"])]
+        assert f"| {row['k']} ({phases}) | {' | '.join(cells)} |" in readme
+        assert row["layers_ahead_of_null_models"] == 12
+        assert f"{row['gpu_seconds'] / 60:.1f} GPU minutes" in PAGE
+        assert _short(row["levin_ratio"]["int8"]) in PAGE
+
+
+def test_the_runs_before_are_rows_too() -> None:
     assert [row["k"] for row in VARIED["rows"]] == [2, 3, 4]
     for row in VARIED["rows"]:
-        top1, r2 = row["top1"], row["r2_last"]
-        phases = "\\|".join(map(str, row["phases"]))
-        interval = f"[{100 * top1['lower']:.1f}, {100 * top1['upper']:.1f}]"
-        cells = [f"{row['block_parameters'] / 1e6:.1f} M", f"{100 * top1['value']:.1f} {interval}"]
+        r2, phases = row["r2_last"], "\\|".join(map(str, row["phases"]))
+        cells = [f"{row['block_parameters'] / 1e6:.1f} M", _interval(row["top1"])]
         cells += [f"{100 * value:.1f}" for value in (row["kept"], row["agreement"]["value"])]
         cells += [_short(r2["all"]["value"]), _short(r2["cls"]["value"]), _short(row["relative_error"]["all"]["value"])]
         cells += [f"{row['levin_megabits']['int8']['surrogate']:.0f}"]
         assert f"| {row['k']} ({phases}) | {' | '.join(cells)} |" in PAGE
-        assert f"{100 * row['kept']:.0f}" in readme[readme.index("A supervised ViT-B/16") :].split(" % of its top-1")[0]
         assert row["layers_ahead_of_null_models"] == 12
 
 
 def test_every_point_of_the_curve_is_a_row() -> None:
-    curves = [row["curve"] for row in VARIED["rows"]]
+    curves = [row["curve"] for row in EIGHT["rows"]]
     assert len(curves[0]) == 8
     for points in zip(*curves, strict=True):
         first = points[0]
@@ -65,6 +85,20 @@ def test_agreement_on_images_trained_on_and_not() -> None:
     def cell(share: float, interval: list[float]) -> str:
         return f"{100 * share:.0f} [{100 * interval[0]:.0f}, {100 * interval[1]:.0f}]"
 
+    names = {
+        "photos-diverse.zip, train": "photos-diverse, trained on",
+        "photos-diverse.zip, val": "photos-diverse, held out",
+        "imagenet-20-*.zip, train": "imagenet-20-train, trained on",
+        "imagenet-20-*.zip, val": "imagenet-20-val",
+    }
+    new = json.loads((ROOT / "docs/results/vitb16/eight-minutes/agreement.json").read_text())["sets"]
+    for key, name in names.items():
+        cells = [cell(row["agreement"], row["interval"]) for row in new[f"DATA/{key}"].values()]
+        assert f"| {name} | {' | '.join(cells)} |" in PAGE
+    seen, others = ([*new[f"DATA/photos-diverse.zip, {split}"].values()][-1]["agreement"] for split in ("train", "val"))
+    words = " ".join(read("README.md").split())
+    assert f"agrees with it on {100 * seen:.0f} % of the diverse photographs" in words
+    assert f"and on {100 * others:.0f} % of others" in words
     for name, found in json.loads((ROOT / "docs/results/vitb16/agreement.json").read_text())["sets"].items():
         before = FOUND["gap"]["sets"][name]
         cells = [cell(before["agreement"], before["agreement_interval"])]
@@ -100,22 +134,25 @@ def test_agreement_is_measured_again_by_a_script(tmp_path: Path) -> None:
 
 def test_the_main_numbers() -> None:
     training, final = FOUND["training"], FOUND["final"]
-    recipe, varied = read("raptor/recipes/vitb16.yaml"), read("raptor/recipes/vitb16-varied.yaml")
+    recipe = read("raptor/recipes/vitb16.yaml")
     minutes = f"{training['gpu_seconds_alone'] / 60:.1f} minutes"
     rate = f"{training['images_per_s']:,} images/s"
     assert all(word in page for word in (minutes, rate) for page in (PAGE, recipe))
     assert f"{FOUND['images']['distinct']:,} photographs" in PAGE
     assert f"{100 * final['top1']:.1f} %" in PAGE and f"{100 * final['kept']:.1f} %" in PAGE
-    together = VARIED["images_per_s"]
-    assert all(f"{together[name]:,.0f}" in PAGE for name in ("all runs", "all runs, teacher forcing"))
+    for together in (EIGHT["images_per_s"], VARIED["images_per_s"]):
+        assert all(f"{together[name]:,.0f}" in PAGE for name in ("all runs", "all runs, teacher forcing"))
     for row in VARIED["rows"]:
-        assert f"{row['gpu_seconds'] / 60:.1f} GPU minutes" in PAGE and f"{100 * row['top1']['value']:.1f}" in varied
-        assert _short(row["levin_ratio"]["int8"]) in PAGE
+        assert f"{row['gpu_seconds'] / 60:.1f} GPU minutes" in PAGE and _short(row["levin_ratio"]["int8"]) in PAGE
 
 
-def test_the_varied_recipe_is_what_was_run() -> None:
-    written = yaml.safe_load(read("raptor/recipes/vitb16-varied.yaml"))
-    assert {name: VARIED["recipe"][name] for name in written} == written
+@pytest.mark.parametrize("name", ["varied", "coordinates"])
+def test_the_recipes_are_what_was_run(name: str) -> None:
+    text, found = read(f"raptor/recipes/vitb16-{name}.yaml"), {"varied": VARIED, "coordinates": EIGHT}[name]
+    written = yaml.safe_load(text)
+    assert {entry: found["recipe"][entry] for entry in written} == written
+    for row in found["rows"]:
+        assert f"{100 * row['top1']['value']:.1f}" in text and f"{row['gpu_seconds'] / 60:.1f} minutes" in text
 
 
 def test_the_run_with_coordinates_weighed_alike_stands_beside_the_earlier_one() -> None:
@@ -123,7 +160,7 @@ def test_the_run_with_coordinates_weighed_alike_stands_beside_the_earlier_one() 
     old = next(row for row in VARIED["rows"] if row["k"] == new["k"])
     certificates = [read(f"docs/results/vitb16/{name}/certificate-k4.json") for name in ("varied", "coordinates")]
     for row, certificate, name in zip(
-        (old, new), map(json.loads, certificates), ("each token group (above)", "**each coordinate**"), strict=True
+        (old, new), map(json.loads, certificates), ("each token group", "**each coordinate**"), strict=True
     ):
         top1 = row["top1"]
         cells = [f"{row['images_seen'] / 1e6:.2f}", f"{row['gpu_seconds'] / 60:.1f}"]
@@ -133,21 +170,6 @@ def test_the_run_with_coordinates_weighed_alike_stands_beside_the_earlier_one() 
         cells += [_short(value) for value in (r2["all"]["r2"][-1], r2["all"]["r2_uniform"][-1], r2["cls"]["r2"][-1])]
         assert f"| {name} | {' | '.join(cells)} |" in PAGE
     assert new["layers_ahead_of_null_models"] == 12
-    assert f"k = 4 keeps {100 * new['kept']:.0f} % after {new['gpu_seconds'] / 60:.1f} minutes" in " ".join(
-        read("README.md").split()
-    )
     written = yaml.safe_load(read("raptor/recipes/vitb16-coordinates.yaml"))
-    assert {name: COORDINATES["recipe"][name] for name in written} == written
-    agreed = json.loads(read("docs/results/vitb16/coordinates/agreement.json"))["sets"]
-    words = " ".join(PAGE.split())
-    for name in (
-        "photos-diverse.zip, train",
-        "photos-diverse.zip, val",
-        "imagenet-20-*.zip, train",
-        "imagenet-20-*.zip, val",
-    ):
-        [found] = agreed[f"DATA/{name}"].values()
-        low, high = found["interval"]
-        assert f"on {100 * found['agreement']:.0f} [{100 * low:.0f}, {100 * high:.0f}] % of" in words
-    rates = COORDINATES["images_per_s"]
-    assert all(f"{rate:,.0f}" in read("raptor/recipes/vitb16-coordinates.yaml") for rate in rates.values())
+    assert {name: COORDINATES["recipe"][name] for name in written} | {"budget": written["budget"]} == written
+    assert f"{COORDINATES['recipe']['budget']}" in PAGE
