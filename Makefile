@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
+# The tests start many processes; each would compile all of raptor again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test test-browser wheel-test lint docs clean
 
 setup: $(STAMP)

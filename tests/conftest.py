@@ -4,9 +4,11 @@ import gc
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+from quick import short_run_times
 from remembered_scenes import RememberedScenes
 from tiny_models import tiny_timm
 from torch import Tensor, nn
@@ -17,6 +19,27 @@ torch.set_num_threads(1)
 for _ignored in (signal.SIGHUP, signal.SIGINT):  # by nohup, or by a shell that runs the tests in the background
     if signal.getsignal(_ignored) is signal.SIG_IGN:
         signal.signal(_ignored, signal.SIG_DFL if _ignored == signal.SIGHUP else signal.default_int_handler)
+
+
+TOGETHER = {
+    "tests/experiments/": "the sweep of their conftest.py",
+    "tests/faults/": "a process that has imported everything, from which others are forked",
+    "tests/journeys/test_ranks.py": "a process that has imported everything, from which others are forked",
+}
+"""Files that share something that takes seconds to make, and what it is. One worker runs all that share it."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Whole files, as with `--dist loadfile`, and `TOGETHER`."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            shared = (what for start, what in TOGETHER.items() if nodeid.startswith(start))
+            return next(shared, super()._split_scope(nodeid))
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,6 +63,14 @@ def remembered_scenes() -> Iterator[None]:
     """Data sets of scenes draw each image once. Tests of the drawing itself call `draw_scenes` and `Scenes`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("raptor.data.scenes.drawn.Scenes", RememberedScenes)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_times() -> Iterator[None]:
+    """Every certificate times its models; no test reads how long they took."""
+    with pytest.MonkeyPatch.context() as patch:
+        short_run_times(patch)
         yield
 
 

@@ -16,8 +16,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
+from quick import blank_figures, short_run_times
 from safetensors.torch import load_file
 from tiny_run import tiny_teacher, write_recipe
 from torch.utils.data import get_worker_info
@@ -73,6 +75,8 @@ def _train(out: Path, **options: Any) -> None:
 
 
 def _command(out: Path, words: list[str]) -> None:
+    for save_time in (short_run_times, blank_figures):
+        save_time(pytest.MonkeyPatch())
     code = main([*words, "--out", str(out)])
     if code:
         sys.exit(code)

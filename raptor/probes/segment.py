@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torchmetrics.classification import MulticlassJaccardIndex
 
 from raptor.data.dense import IGNORE_INDEX, DenseData
 from raptor.devices import HAS_TRITON
 from raptor.probes.dense_task import MAX_ELEMENTS, DenseTask
 from raptor.probes.frames import crop_targets, on_device, pixel_centres, resize
 from raptor.vit.view import ViT
+
+if TYPE_CHECKING:
+    from torchmetrics.classification import MulticlassJaccardIndex
 
 WARPS = 2
 """That share a program of the kernel."""
@@ -135,6 +137,8 @@ def fused_gradient(
 
 def iou_metric(num_classes: int) -> MulticlassJaccardIndex:
     """A running IoU per class, pixels of `ignore_index` left out. It does not add up ranks: `Segment` does."""
+    from torchmetrics.classification import MulticlassJaccardIndex  # with transformers, where that is installed
+
     return MulticlassJaccardIndex(
         num_classes, average="none", ignore_index=IGNORE_INDEX, validate_args=False, sync_on_compute=False
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import json
 import math
-import multiprocessing
 import os
 import socket
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forked import start
 from tiny_run import train_tiny
 
 from raptor.cli import main
@@ -135,18 +135,12 @@ def run_lines(variables: dict[str, str], lines: Sequence[list[str]], said: Path)
 
 def on_two(variables: Any, lines: Sequence[Sequence[list[str]]], folder: Path) -> tuple[list[int | None], str]:
     """Run each rank's lines; their exit codes, and what they said on standard error."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["raptor.train", "lightning_fabric", "timm"])
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     folder.mkdir(parents=True, exist_ok=True)
     said = [folder / f"rank-{rank}.txt" for rank in (0, 1)]
-    ranks = [
-        context.Process(target=run_lines, args=(variables(rank, port), lines[rank], said[rank])) for rank in (0, 1)
-    ]
-    for process in ranks:
-        process.start()
+    ranks = [start(run_lines, variables(rank, port), lines[rank], said[rank]) for rank in (0, 1)]
     for process in ranks:
         process.join(timeout=240)
         if process.is_alive():

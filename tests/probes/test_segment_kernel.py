@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
-import pytest
+from interpreted import check_interpreted
 
 KERNEL = """
 import torch
@@ -15,19 +11,20 @@ from raptor.probes.frames import Geometry
 from raptor.probes.segment import fused_gradient
 
 generator = torch.Generator().manual_seed(0)
-for height, width, patch, num_classes in ((14, 28, 14, 5), (20, 33, 8, 17), (9, 6, 4, 1)):
+for height, width, patch, num_classes in ((14, 28, 14, 5), (12, 17, 8, 17), (9, 6, 4, 1)):
     geometry = Geometry(height, width, patch, (height, width))
-    logits = 4 * torch.randn(2, *geometry.grid, 3, num_classes, generator=generator)
+    logits = 4 * torch.randn(2, *geometry.grid, 2, num_classes, generator=generator)
     labels = torch.randint(num_classes, (2, height, width), generator=generator)
     labels[torch.rand(labels.shape, generator=generator) < 0.3] = 255
     ours = fused_gradient(logits, labels, *geometry.cells(), patch)
     (top, left), exact = geometry.start, logits.double().requires_grad_()
-    for g in range(3):
+    for g in range(2):
         large = F.interpolate(exact[..., g, :].permute(0, 3, 1, 2), geometry.padded, mode="bilinear")
         F.cross_entropy(large[..., top : top + height, left : left + width], labels, ignore_index=255).backward()
     torch.testing.assert_close(ours.double(), exact.grad, rtol=1e-4, atol=1e-6)
-    none = fused_gradient(logits, torch.full_like(labels, 255), *geometry.cells(), patch)
-    assert (none == 0).all() and ours.shape == logits.shape
+    assert ours.shape == logits.shape
+none = fused_gradient(logits, torch.full_like(labels, 255), *geometry.cells(), patch)
+assert (none == 0).all() and none.shape == logits.shape
 print("same")
 """
 
@@ -35,8 +32,4 @@ print("same")
 def test_the_kernel_gives_the_gradient_of_the_upsampled_entropy() -> None:
     """Run by Triton's interpreter on the CPU: frames that fill their patches and that do not, classes that fill a tile
     and that do not."""
-    pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-c", KERNEL], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == "same", done.stderr[-2000:]
+    check_interpreted(KERNEL)

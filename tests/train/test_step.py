@@ -374,6 +374,7 @@ def compiled_with(monkeypatch: pytest.MonkeyPatch, backend: CompileCounter) -> N
         *[("paper", "table", True, 8), ("teacher", "table", False, 5), ("adapted", "none", False, 6)],
     ],
 )
+@pytest.mark.slow
 def test_compiled_steps_do_not_recompile_by_depth_or_phase(monkeypatch, block, conditioning, folds, most):
     """At most eight graphs without a break: the teacher's block; a state without and with a gradient; the layers of a
     block that folds in phases of one depth, of the first length, of any; where teacher forcing is one call, that at its
