@@ -190,9 +190,9 @@ def test_downloads_arrive(desktop: Opened, full_run: Path) -> None:
 
 def test_data_table_holds_what_is_on_view(desktop: Opened, full_run: Path) -> None:
     desktop.page.click("#chart-dynamics-coherence summary")
-    cells = desktop.page.eval_on_selector_all(
-        "#chart-dynamics-coherence tbody tr:first-child td", "all => all.map(c => c.textContent)"
-    )
+    first = "#chart-dynamics-coherence tbody tr:first-child td"
+    desktop.page.wait_for_selector(first)  # filled by an event that comes after the click
+    cells = desktop.page.eval_on_selector_all(first, "all => all.map(c => c.textContent)")
     saved = json.loads((full_run / "dynamics.json").read_text())["teacher"]["rank"]["coherence"]["all"]["mean"][0]
     assert cells[0] == "0" and float(cells[1]) == pytest.approx(saved, rel=1e-3)
 
