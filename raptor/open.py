@@ -228,8 +228,8 @@ def open_pair(
 
     The teacher is the one the surrogate says it was made from, or is found at `teacher`; `weights` are the teacher's,
     and so are `blocks`, `norm`, `cls` and `registers` (as in `open_vit`). A module of your own is opened with those
-    that the surrogate was made with, unless others are given; the weight file is loaded into a copy, unless the module
-    has these weights already. `pretrained=False` gives a plain model's untrained copy.
+    that the surrogate was made with, unless others are given; the weight file is loaded into a copy of it, unless the
+    module has these weights already. `pretrained=False` gives a plain model's untrained copy.
     A teacher whose weights are not the ones the surrogate was made from is refused, unless `allow_other_teacher`; its
     name then says so, in every result. The result of a distillation stands for its folder and brings its teacher.
     """
@@ -241,25 +241,24 @@ def open_pair(
     size, pretrained, layer_scale = options.pop("size"), options.pop("pretrained"), options.pop("layer_scale")
     both: dict[str, Any] = dict(device=device, dtype=options.pop("dtype"), trust_hub=options.pop("trust_hub"))
     of_teacher = _given(**options)
-    saved = _saved_surrogate(source)
-    has_teacher = is_surrogate(source)
-    own = {} if has_teacher else of_teacher
+    saved = _described_surrogate(source)
+    own = {} if saved else of_teacher
     inner = None
-    if teacher is not None and not has_teacher:
+    if teacher is not None and saved is None:
         shown = source if isinstance(source, str | Path) else "this model"
-        raise ValueError(f"{shown} is no surrogate and has no teacher: leave out --teacher or --module, or {shown}")
+        raise ValueError(f"{shown} is no surrogate and has no teacher: name a run, or leave out --teacher and --module")
     if isinstance(teacher, ViT):
         _refuse("a teacher that is already opened", **of_teacher, **_unlike(teacher, size, both["dtype"]))
-        size = size if saved is None else teacher.preprocess.size
-    elif teacher is not None:
-        side = size or (saved["preprocess"]["size"] if saved else None)
+        size = size if isinstance(source, ViT) else teacher.preprocess.size
+    elif teacher is not None and saved is not None:
         recorded: dict[str, Any] = {}
         if isinstance(teacher, nn.Module):
-            recorded = {} if saved is None else _opening_of(saved, cast("str | Path", source))
+            recorded = _opening_of(saved, saved["name"] if isinstance(source, ViT) else str(source))
             if "weights" not in of_teacher and not allow_other_teacher:
                 recorded["weights"] = _weights_of_module(teacher, source, saved)
-            teacher = copy.deepcopy(teacher) if recorded.get("weights") else teacher
-        teacher = open_vit(teacher, size=side, **both, **recorded | of_teacher)
+            loaded = recorded.get("weights") or of_teacher.get("weights")
+            teacher = copy.deepcopy(teacher) if loaded else teacher
+        teacher = open_vit(teacher, size=size or saved["preprocess"]["size"], **both, **recorded | of_teacher)
     if saved is not None and saved["base"] is None and isinstance(teacher, ViT):
         inner = teacher  # a surrogate of a module of one's own is built from that module
     view = open_vit(source, teacher=inner, size=size, pretrained=pretrained, layer_scale=layer_scale, **both, **own)
@@ -281,7 +280,7 @@ def open_pair(
 
 def is_surrogate(source: str | Path | nn.Module | ViT) -> bool:
     """Whether `source` is a surrogate, or names one."""
-    return source.phases is not None if isinstance(source, ViT) else _saved_surrogate(source) is not None
+    return _described_surrogate(source) is not None
 
 
 def _unlike(vit: ViT, size: int | None, dtype: str) -> dict[str, Any]:
@@ -348,25 +347,23 @@ def _made_from(
     return str(saved) if saved else None
 
 
-def _weights_of_module(
-    module: nn.Module, source: str | Path | nn.Module | ViT, saved: dict[str, Any] | None
-) -> str | None:
+def _weights_of_module(module: nn.Module, source: str | Path | nn.Module | ViT, saved: dict[str, Any]) -> str | None:
     """The weight file that a surrogate of one's own module was made with; None where there was none, or the module has
     these weights already.
 
-    source: the surrogate. saved: its config.json, where it is not opened yet.
+    source: the surrogate. saved: its config.json, or what that would hold.
     """
-    if isinstance(source, ViT):
-        recorded = source.source.get("teacher") or {}
-    elif saved is not None and saved["base"] is None:
-        recorded = _found_from(cast(Path, saved_folder(str(source))), saved.get("teacher") or {})
-    else:
+    if saved["base"] is not None:
         return None
+    shown, recorded = saved["name"], saved.get("teacher") or {}
+    if not isinstance(source, ViT):
+        shown, recorded = source, _found_from(cast(Path, saved_folder(str(source))), recorded)
     known, weights = (_made_from(source, recorded, entry) for entry in ("fingerprint", "weights"))
     if weights is None or (known is not None and same_weights(module, known)):
         return None
     if _is_gone(weights):
-        raise RunError(f"{weights}, which {source} was made with, is not there: give its new place with --weights")
+        raise RunError(f"{weights}, which {shown} was made with, is not there: give its new place with --weights")
+    print(f"{weights}, which {shown} was made with, is loaded into a copy of the module", file=sys.stderr)
     return weights
 
 
@@ -388,23 +385,29 @@ def _resized(images: Preprocess, size: int | None) -> Preprocess:
     return replace(other, interpolation=images.interpolation)
 
 
-def _saved_surrogate(source: str | Path | nn.Module | ViT) -> dict[str, Any] | None:
-    """The config.json of the surrogate that `source` names, or None."""
-    folder = None if isinstance(source, ViT | nn.Module) else saved_folder(str(source))
-    config = None if folder is None else _read_saved(folder)
-    return config if config is not None and config["surrogate"] is not None else None
+def _described_surrogate(source: str | Path | nn.Module | ViT) -> dict[str, Any] | None:
+    """The config.json of the surrogate that `source` names, or what it would hold of an opened one; None for others."""
+    if isinstance(source, ViT):
+        config = _described(source)
+    else:
+        folder = None if isinstance(source, nn.Module) else saved_folder(str(source))
+        config = {"surrogate": None} if folder is None else _read_saved(folder)
+    return config if config["surrogate"] is not None else None
 
 
-def _opening_of(saved: dict[str, Any], source: str | Path) -> dict[str, Any]:
+def _opening_of(saved: dict[str, Any], shown: str) -> dict[str, Any]:
     """How the module that a surrogate was made from was opened, so that it need not be said again: its structure, its
-    classes and how images are prepared. `saved` is the config.json of `source`; empty where it was no such module."""
+    classes and how images are prepared. Empty where it was no such module.
+
+    saved: the config.json of the surrogate `shown`, or what it would hold.
+    """
     if saved["base"] is not None:
         return {}
     kinds = {"blocks": str, "norm": str, "cls": int, "registers": int}
     structure = {
         name: saved["structure"].get(name) for name in kinds if isinstance(saved["structure"].get(name), kinds[name])
     }
-    with _reading(cast(Path, saved_folder(str(source)))):
+    with _reading(Path(shown)):
         prepared = Preprocess.from_dict(saved["preprocess"])
     return {**structure, "head_classes": saved["num_classes"], "preprocess": prepared}
 
@@ -423,8 +426,26 @@ def save_vit(vit: ViT, folder: str | Path) -> Path:
     """
     folder = Path(folder)
     check_weights(vit.model.state_dict(), f"{vit.name} cannot be saved")
+    config = _described(vit)
+    config["teacher"] = _with_relative_paths(config["teacher"], folder)
+    tensors = {k: v.detach().cpu().contiguous() for k, v in vit.model.state_dict().items()}
+    partial = folder.with_name(f"{folder.name}.tmp")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+        sync(partial / "model.safetensors")
+        write_text(partial / "config.json", json.dumps(config, indent=1) + "\n")
+        _put_in_place(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _described(vit: ViT) -> dict[str, Any]:
+    """What the config.json of a saved model holds, less the places of its teacher's files as seen from there."""
     base, surrogates = _layers_of(vit.source)
-    config = {
+    return {
         "format": _FORMAT,
         "name": vit.name,
         "base": base or None,
@@ -438,21 +459,9 @@ def save_vit(vit: ViT, folder: str | Path) -> Path:
         "num_classes": vit.num_classes,
         "classes": vit.classes,
         "surrogate": surrogates[-1] if surrogates else None,
-        "teacher": _with_relative_paths(vit.source.get("teacher"), folder),
+        "teacher": vit.source.get("teacher"),
         "inner_surrogates": surrogates[:-1],
     }
-    tensors = {k: v.detach().cpu().contiguous() for k, v in vit.model.state_dict().items()}
-    partial = folder.with_name(f"{folder.name}.tmp")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
-        sync(partial / "model.safetensors")
-        write_text(partial / "config.json", json.dumps(config, indent=1) + "\n")
-        _put_in_place(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return folder
 
 
 def repair_saved(vit: ViT, folder: Path) -> None:
@@ -524,7 +533,8 @@ def _load_saved(
     weights: str | None = None,
     trust_hub: bool = False,
 ) -> ViT:
-    """Open a folder written by `save_vit`. A surrogate of a user's own module needs that module as `teacher`.
+    """Open a folder written by `save_vit`. A surrogate of a user's own module needs that module as `teacher`, or the
+    surrogate of it that this one was made from.
 
     Nothing in the folder is run; a model made from a torch.hub entry needs `trust_hub`.
     """
@@ -543,13 +553,16 @@ def _load_saved(
             model = build_base(base, trust_hub=trust_hub)
     else:
         model = teacher.model if isinstance(teacher, ViT) else teacher
+    known = base or {}
+    if base is None and isinstance(teacher, ViT) and is_surrogate(teacher):
+        known = teacher.source
     with _reading(folder):
         images = _resized(Preprocess.from_dict(config["preprocess"]), size)
         check_size(images.size)
         structure = {k: v for k, v in config["structure"].items() if v is not None}
         arguments = forward_arguments(model, images.size)
-        vit = inspect_vit(model, config["name"], images, forward_kwargs=arguments, source=base or {}, **structure)
-        for surrogate in [*config.get("inner_surrogates", []), config["surrogate"]]:
+        vit = inspect_vit(model, config["name"], images, forward_kwargs=arguments, source=known, **structure)
+        for surrogate in [*config.get("inner_surrogates", []), config["surrogate"]][len(_layers_of(known)[1]) :]:
             made_from = _found_from(folder, config.get("teacher") or {})
             vit = vit if surrogate is None else make_surrogate(vit, **surrogate, made_from=made_from)
     vit.name = config["name"]

@@ -406,7 +406,8 @@ def test_another_teacher_is_refused(tmp_path: Path) -> None:
 def test_a_teacher_of_what_is_no_surrogate_is_refused() -> None:
     """It was left aside without a word, and what was named was measured instead of a --module."""
     with pytest.raises(
-        ValueError, match=r"^scenes is no surrogate and has no teacher: leave out --teacher or --module"
+        ValueError,
+        match=r"^scenes is no surrogate and has no teacher: name a run, or leave out --teacher",
     ):
         open_pair("scenes", teacher="scenes-k2")
     with pytest.raises(ValueError, match=r"^this model is no surrogate"):
@@ -494,8 +495,25 @@ def test_an_own_module_is_opened_with_the_preparation_and_classes_of_its_surroga
     assert surrogate is not None and found.preprocess == surrogate.preprocess == prepared
     assert found.num_classes == surrogate.num_classes == 4
     assert open_pair(tmp_path / "run", teacher=module, head_classes=0)[1].num_classes == 0
+    again, found = open_pair(surrogate, teacher=module)  # opened already
+    assert again is surrogate and found.preprocess == prepared and found.num_classes == 4
     surrogate, found = open_pair(tmp_path / "run", teacher=module, size=48)
     assert surrogate is not None and found.preprocess == surrogate.preprocess == replace(prepared, size=48, resize=48)
+
+
+def test_a_surrogate_of_a_surrogate_of_an_own_module(tmp_path: Path) -> None:
+    module = Unheard(num_blocks=4)
+    _run_of(open_vit(module, size=32), tmp_path / "inner")
+    inner, _ = open_pair(tmp_path / "inner", teacher=module)
+    assert inner is not None
+    _run_of(inner, tmp_path / "outer")
+    outer, found = open_pair(tmp_path / "outer", teacher=inner)
+    assert outer is not None and found.model is inner.model
+    save_vit(outer, tmp_path / "copy" / "surrogate")
+    again, _ = open_pair(tmp_path / "copy", teacher=inner)
+    images = torch.randn(2, 3, inner.preprocess.size, inner.preprocess.size)
+    with torch.no_grad():
+        assert again is not None and torch.equal(again(images), outer(images))
 
 
 def _run_with_weights(folder: Path, weights: str) -> nn.Module:
@@ -515,6 +533,7 @@ def test_a_run_of_an_own_module_brings_its_weight_file(tmp_path: Path, monkeypat
     assert surrogate is not None and fingerprint(found.model) == fingerprint(trained)
     assert fingerprint(plain) == before  # the caller's module is not changed
     assert open_pair(surrogate, teacher=plain)[1].opened["weights"] == "weights.pth"
+    assert open_pair("run", teacher=plain, weights="weights.pth")[0] is not None and fingerprint(plain) == before
     monkeypatch.chdir(tmp_path)  # found beside the run, wherever the command is started
     assert fingerprint(open_pair("a/run", teacher=plain)[1].model) == fingerprint(trained)
     _, other = open_pair("a/run", teacher=plain, allow_other_teacher=True)
@@ -534,6 +553,16 @@ def test_a_weight_file_of_an_own_module_that_is_gone_or_changed_is_told_of(
     torch.save(tiny_timm().model.state_dict(), "weights.pth")
     with pytest.raises(OtherTeacher, match="its weights differ"):
         open_pair("run", teacher=tiny_timm().model)
+
+
+def test_the_weight_file_of_a_named_teacher_does_not_go_into_another_module(tmp_path: Path) -> None:
+    file = tmp_path / "weights.pth"
+    torch.save(tiny_timm().model.state_dict(), file)
+    _run_of(open_vit("timm/vit_tiny_patch16_224", weights=str(file), size=32, **SHAPE), tmp_path / "run")
+    surrogate = open_vit(tmp_path / "run")
+    for source in (tmp_path / "run", surrogate):
+        with pytest.raises(OtherTeacher, match="its weights differ"):
+            open_pair(source, teacher=tiny_timm().model)
 
 
 def test_an_earlier_run_of_an_own_module_takes_the_weight_file_of_its_config(
