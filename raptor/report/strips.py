@@ -19,12 +19,13 @@ from PIL import Image
 from torch import Tensor
 
 from raptor.data import ChosenData, ImageData, iterate
-from raptor.open import open_pair, open_vit, saved_folder
+from raptor.open import is_surrogate, open_pair, open_vit, saved_folder
 from raptor.options import OfTeacher
 from raptor.provenance import Provenance
-from raptor.run import ResultFile
+from raptor.run import ResultFile, RunError
 from raptor.streaming import Record
 from raptor.vit.view import ViT
+from raptor.vit.weights import same_weights
 
 _NUM_FIT = 64  # images the components are fitted on, the shown ones among them
 _SPREAD = 2.0  # standard deviations from the middle of a colour channel to its end
@@ -125,16 +126,23 @@ def open_run(
 ) -> tuple[ViT, ViT | None]:
     """Teacher and surrogate of a run folder: the models saved there, else the one its config names.
 
-    weights: the teacher's weight file, where it is not the one the run was made with.
+    weights: the teacher's weight file, where it was moved since the run was made. Other weights are refused.
     """
     if saved_folder(str(folder)) is not None:
+        if weights is not None and not is_surrogate(folder):
+            raise RunError(f"{folder} holds a model with its own weights: leave out --weights")
         surrogate, teacher = open_pair(folder, device=device, trust_hub=trust_hub, weights=weights, **of_teacher)
         return teacher, surrogate
     if config.get("model") is None:
         raise ValueError(f"{folder} holds no model, and no config.yaml that names one")
+    if of_teacher.get("teacher") is not None:
+        raise RunError(f"{folder} holds no surrogate and has no teacher: leave out --teacher and --module")
     options = {key: config[key] for key in ("weights", "size") if config.get(key) is not None}
     options |= {} if weights is None else {"weights": weights}
-    return open_vit(str(config["model"]), device=device, trust_hub=trust_hub, **options), None
+    vit = open_vit(str(config["model"]), device=device, trust_hub=trust_hub, **options)
+    if weights is not None and not same_weights(vit.model, str(config.get("fingerprint"))):
+        raise RunError(f"{weights} does not hold the weights that {folder} was made with: leave out --weights")
+    return vit, None
 
 
 def teacher_colours(patches: Sequence[Tensor]) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]], list[float]]:
