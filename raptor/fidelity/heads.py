@@ -28,6 +28,8 @@ from raptor.vit.weights import check_weights, fingerprint, load_tensors, same_we
 
 _NUM_IMAGES, _NUM_IMAGES_PER_CLASS = 5000, 20  # a ridge head is fitted on 20 images per class, at least 5,000
 _CHOICE_SHARE = 0.2
+HEAD_OF_FILE = "the head in "
+"""How a summary says that a head was given by file; its name follows."""
 ALPHAS = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5)
 
 
@@ -367,7 +369,7 @@ def resolve_head(
     """
     if file is not None:
         linear = given_head(file, teacher)
-        return Head("file", linear.num_classes, linear, linear.classes), f"the head in {file}"
+        return Head("file", linear.num_classes, linear, linear.classes), f"{HEAD_OF_FILE}{file}"
     if teacher.num_classes:
         return Head("own", teacher.num_classes, classes=teacher.classes), f"the head of {teacher.name} itself"
     data = getattr(train_batches, "data", None)

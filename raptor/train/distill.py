@@ -59,6 +59,7 @@ from raptor.vit.view import ViT
 from raptor.vit.weights import check_weights, fingerprint
 
 _NUM_VALIDATIONS = 4  # per stage
+_HIGHEST_TARGETS = {"recovery": 2.0, "r2": 1.0}
 _FEW_IMAGES = 16
 _FEW_DECIDE = 0.5  # share of the variance in 1 % of the coordinates from which on it is said
 
@@ -290,11 +291,12 @@ def _check_options(
         )
     name, _, value = (target or "").partition("=")
     try:
-        if name in ("recovery", "r2") and -math.inf < float(value) <= 1:  # no surrogate passes NaN, or 95 for .95
+        # No surrogate passes NaN, or 95 for .95; a recovery may be a little above 1.
+        if name in _HIGHEST_TARGETS and -math.inf < float(value) <= _HIGHEST_TARGETS[name]:
             return name, float(value)
     except ValueError:
         pass
-    raise ValueError("--k auto needs --target recovery=.95 or r2=.6, a number of at most 1")
+    raise ValueError("--k auto needs --target recovery=.95 or r2=.6; r2 is at most 1, recovery at most 2")
 
 
 # One run, or one per k until a surrogate passes the target.

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from raptor.data.chosen import as_remembered
+from raptor.fidelity.heads import HEAD_OF_FILE
 from raptor.fidelity.verdict import stage_of
 from raptor.open import check_teacher, is_of_own_module, open_vit, save_vit, saved_folder
 from raptor.phases import Phases
@@ -35,7 +36,8 @@ def resolved(job: Job, phases: Phases, folder: Path, config: dict[str, Any]) -> 
     begun = read_config(run_folder) if (run_folder / "config.yaml").exists() else {}
     config["fingerprint"] = _as_written(begun, job.teacher, config["fingerprint"])
     config["images"] = as_remembered(begun.get("images"), config["images"])
-    if begun and "head_file" not in begun and not _had_other_head(run_folder, job.head_file):
+    if begun and "head_file" not in begun:
+        _check_head(run_folder, job.head_file)
         config.pop("head_file", None)
     _check_optimizer(run_folder, begun, job.recipe.optimizer)
     budgets = _budgets(run_folder, begun, job.recipe.budget)
@@ -57,13 +59,19 @@ def _as_written(begun: Mapping[str, Any], teacher: ViT, fingerprint: str) -> str
     return str(known) if known and same_weights(teacher.model, str(known)) else fingerprint
 
 
-def _had_other_head(folder: Path, file: str | None) -> bool:
-    """Whether a run is finished whose scores are of another head than the one in `file`.
+def _check_head(folder: Path, file: str | None) -> None:
+    """Raise for a finished run of an earlier version whose scores are of another head than the one in `file`.
 
-    Earlier versions did not remember the file in the config, only its name in the summary.
+    Its config does not say which head was given; its summary has the name of the file.
     """
     scores = (read_summary(folder) or {}).get("validation")  # a damaged one is told of where the run is read
-    return isinstance(scores, dict) and scores.get("head") != f"the head in {file}"
+    if not isinstance(scores, dict):
+        return
+    _, given, name = str(scores.get("head") or "").partition(HEAD_OF_FILE)
+    if (given and file and Path(name).resolve() == Path(file).resolve()) or (not given and file is None):
+        return
+    had = f"--head_file {name}" if given else "no --head_file"
+    raise RunError(f"{folder} holds a finished run with {had}, whose scores these are: choose another --out")
 
 
 def _check_optimizer(folder: Path, begun: Mapping[str, Any], wanted: str) -> None:

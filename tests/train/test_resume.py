@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from functools import partial
 
@@ -222,9 +223,13 @@ def test_a_finished_run_is_not_given_back_for_another_head(tmp_path):
     config = read_config(tmp_path / "run")
     del config["head_file"]  # as earlier versions wrote it
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(config))
-    run(head_file=files[0])
-    with pytest.raises(RunError, match=r"\(head_file: None -> "):
-        run(head_file=files[1])
+    run(head_file=os.path.relpath(files[0]))
+    for other in (files[1], None):
+        with pytest.raises(RunError, match=r"holds a finished run with --head_file .*one.safetensors, whose scores"):
+            run(head_file=other)
+    tiny_run(tmp_path / "plain", budget="2steps")
+    with pytest.raises(RunError, match="holds a finished run with no --head_file"):
+        tiny_run(tmp_path / "plain", budget="2steps", head_file=files[0])
 
 
 def test_a_leg_resumed_in_its_middle_ends_with_the_same_bits(tmp_path, two_legs, monkeypatch):
