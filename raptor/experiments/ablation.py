@@ -43,6 +43,7 @@ from raptor.probes import probe
 from raptor.provenance import recorded
 from raptor.recipes import load_recipe
 from raptor.run import write_text
+from raptor.train.recipe import resolve_recipe
 from raptor.vit.view import ViT
 
 _PLAIN = {"last_phase_weights": None, "stage2_weights": None}
@@ -77,6 +78,7 @@ def run(
     base: str = "default",
     budget: str = "1000steps",
     batch_size: int = 256,
+    lr: float | None = None,
     refit_epochs: int = 5,
     seeds: list[int] = [0],  # noqa: B006
     out: str = "runs/ablation",
@@ -91,6 +93,7 @@ def run(
         base: the recipe whose ingredients are added one by one.
         budget: training of each row, both stages together; in steps, so that rows are equal.
         batch_size: images per step.
+        lr: peak learning rate of every row; by default that of the base recipe, which a short budget may need higher.
         refit_epochs: epochs over the training images for the refitted head.
         seeds: of every row.
         out: folder; cells that are already there are not done again.
@@ -100,6 +103,8 @@ def run(
     options = with_defaults(AblationOptions, given)
     if not budget.rstrip().endswith(("steps", "epochs")):
         raise ValueError(f"the rows must have equal steps: give --budget in steps or epochs, not {budget!r}")
+    of_rows = {} if lr is None else {"lr": lr}
+    resolve_recipe(base, of_rows)
     machine = Machine.of(out, options)
     common: dict[str, Any] = dict(
         model=options["model"] or best_teacher(options["teachers"]),
@@ -115,6 +120,7 @@ def run(
         budget=budget,
         batch_size=batch_size,
         refit_epochs=refit_epochs,
+        **of_rows,
     )
     plan = tuple(Cell(f"{row}-s{s}", {**common, "row": row, "seed": s}) for s in seeds for row in ROWS)
     sweep = Sweep(Path(out), with_contents(plan, machine), machine.device)
@@ -151,6 +157,7 @@ def _do_cell(machine: Machine, cell: Cell) -> AblationRow:
         recipe=str(recipe),
         budget=options["budget"],
         batch_size=options["batch_size"],
+        lr=options.get("lr"),
         seed=options["seed"],
     )
     refit = _refit(folder, teacher, pair, options, machine) if options["row"] == "5-joint" else None

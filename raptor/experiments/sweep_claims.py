@@ -145,6 +145,8 @@ def _decoupled(rows: Sequence[StochasticDepthRow], claim: Claim) -> Claim:
     pairs = [(a, r) for a, r in known if a is not None and r is not None]
     found = correlation([a for a, _ in pairs], [r for _, r in pairs])
     evidence = _of_correlation(found, above=-_NOT_STRONG_R, below=_NOT_STRONG_R)
+    if evidence is not None:  # teachers that do not overfit get worse with every p: accuracy and R2 both follow p
+        evidence = replace(evidence, smaller_budget=_overfit_by(rows) < _OVERFIT)
     return replace(claim, measured=_correlation_text(found, number=False), evidence=evidence)
 
 

@@ -199,6 +199,9 @@ def claims_ablation(found: Ablation | None) -> list[Claim]:
         claims.append(
             _seeded(place, says, rows, num_images, lambda of, n=number, b=before: of[n] - of[b], above=0.0)  # type: ignore[misc]
         )
+    rate = found.settings.get("lr") if found else None  # another one than the base recipe's
+    if rate is not None:
+        claims = [replace(c, measured=f"{c.measured}; learning rate {rate:g}") if c.measured else c for c in claims]
     return [_of_budget(claim, found is not None and _is_small(found)) for claim in claims]
 
 

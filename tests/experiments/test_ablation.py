@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 
 from raptor.data import iterate, open_data
 from raptor.experiments import ablation
@@ -55,7 +56,7 @@ def test_ablation_rows_have_equal_steps_and_the_untouched_head(
     sweep_folder: Path, tiny: SimpleNamespace, tmp_path: Path
 ) -> None:
     model = str(sweep_folder / "teachers" / "p0-s0" / "teacher")
-    training = dict(k=2, budget="4steps", batch_size=16, refit_epochs=1)
+    training = dict(k=2, budget="4steps", batch_size=16, refit_epochs=1, lr=3e-3)
     options = dict(**tiny.images, **training, model=model, tokens="patches", out=str(tmp_path))
     done = ablation.run(**options, cells="1-teacher-forcing-s0,5-joint-s0")
     first, joint = done.result.rows
@@ -79,5 +80,9 @@ def test_ablation_rows_have_equal_steps_and_the_untouched_head(
     assert lines["5"].accuracy == pytest.approx(right)
     recipe = resolve_recipe(str(tmp_path / "recipes" / "1-teacher-forcing-s0.yaml"), {})
     assert recipe.lam_until == float("inf") and recipe.last_phase_weights is None
+    used = yaml.safe_load((tmp_path / "raptors" / "5-joint-s0" / "config.yaml").read_text())["recipe"]
+    assert used["lr"] == done.result.settings["lr"] == 3e-3 != recipe.lr
+    with pytest.raises(ValueError, match="--lr must be more than 0"):
+        ablation.run(**{**options, "lr": 0.0})
     with pytest.raises(ValueError, match="equal steps"):
         ablation.run(**{**options, "budget": "60s"})

@@ -108,6 +108,10 @@ def test_decoupled_is_neither_a_direct_nor_an_inverse_association() -> None:
         assert claim.verdict is verdict
         assert claim.evidence.value == pytest.approx(np.corrcoef(r2, accuracy)[0, 1])
         assert claim.evidence.bounds() == "> -0.5 and < 0.5"
+    brief = sweep_row(0.1, 0.5, 0.3, 0.5, 0.7)
+    brief = replace(brief, teacher=replace(brief.teacher, train_accuracy=0.55))
+    rows = [replace(brief, raptor=sweep_row(0.1, 0.5, float(x), 0.5, float(1 - x)).raptor) for x in r2]
+    assert _decoupled(rows, Claim(place="Figure 4C", says="decoupled")).verdict is NOT_TESTED
 
 
 def test_a_peak_needs_three_seeds_and_teachers_that_overfit() -> None:
