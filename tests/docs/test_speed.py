@@ -79,6 +79,14 @@ def test_a_surrogates_forward_pass_on_a_gpu() -> None:
     words = " ".join(read("docs/results/vitb16.md").split())
     large, small = (ratio["timm/vit_base_patch16_224", batch] for batch in (128, 64))
     assert f"takes {large} times the teacher's time at 128 images, and {small} times at 64" in words
+    batches = {
+        (run["batch_size"], side): run["seconds"][side]
+        for run in _found("passes")["runs"]
+        if "small" in run["model"]
+        for side in run["seconds"]
+    }
+    for side in ("teacher", "surrogate"):
+        assert f"({1000 * batches[64, side]:.1f} and {1000 * batches[128, side]:.1f} ms" in " ".join(PAGE.split())
 
 
 def test_optimizers_are_those_of_the_fourth_run() -> None:
