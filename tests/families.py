@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
+import timm.models.vision_transformer as timm_vit
 import torch
 import torchvision
 import transformers
@@ -174,3 +176,55 @@ class Unheard(nn.Module):
         for block in self.trunk.stack:
             x = block(x)
         return self.answer(self.last(x)[:, 0])
+
+
+class CalledByDepth(nn.Module):
+    """Blocks that are called with further arguments, which differ between them: `arguments(layer, num_tokens)`."""
+
+    def __init__(self, arguments: Callable[[int, int], dict[str, Any]], make_block: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.arguments = arguments
+        self.patches = nn.Conv2d(3, 24, 8, 8)
+        self.places = nn.Parameter(torch.randn(1, 16, 24))
+        self.cls_token = nn.Parameter(torch.randn(1, 1, 24))
+        self.blocks = nn.ModuleList(make_block() for _ in range(6))
+        self.norm = nn.LayerNorm(24)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).mT + self.places
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1)
+        for layer, block in enumerate(self.blocks, start=1):
+            x = block(x, **self.arguments(layer, x.shape[1]))
+        return self.norm(x)[:, 0]
+
+
+def masked(*layers: int) -> nn.Module:
+    """timm's plain blocks, of which those of `layers` see only near tokens."""
+
+    def arguments(layer: int, num_tokens: int) -> dict[str, Any]:
+        place = torch.arange(num_tokens)
+        near = (place[:, None] - place).abs() <= 2
+        return {"attn_mask": near if layer in layers else None}
+
+    def make_block() -> nn.Module:
+        block = timm_vit.Block(24, 2, qkv_bias=True)
+        nn.init.normal_(block.attn.qkv.weight)  # so that it matters what is attended to
+        return block
+
+    return CalledByDepth(arguments, make_block)
+
+
+class _ScaledByNumber(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(24), nn.LayerNorm(24)
+        self.attn, self.mlp = nn.Linear(24, 24), nn.Linear(24, 24)
+
+    def forward(self, x: Tensor, layer: int) -> Tensor:
+        x = x + layer * self.attn(self.norm1(x)).mean(1, keepdim=True)
+        return x + layer * self.mlp(self.norm2(x))
+
+
+def numbered() -> nn.Module:
+    """Blocks that are told their layer as a plain number."""
+    return CalledByDepth(lambda layer, _: {"layer": layer}, _ScaledByNumber)

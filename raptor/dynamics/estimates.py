@@ -240,7 +240,7 @@ def _rank(rank: RankResult) -> Estimates:
         return {}
     resampled = _Resampled(rank.values)
     found: dict[str, Array] = {}
-    for i, g in enumerate([name for name in rank.stable_rank if name != "cls"]):
+    for i, g in enumerate(list(rank.stable_rank)[: rank.values.shape[2]]):
         for j, name in enumerate(("stable", "effective")):
             curve = resampled.means[:, j, i]
             found[f"rank.{name}_late.{g}"] = _late(curve).mean(1)

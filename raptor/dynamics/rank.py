@@ -1,11 +1,12 @@
 """Rank and coherence of the updates `Delta_l = x̂_(l+1) - x̂_l`.
 
 For patches, registers and all tokens the rows of the update matrix are the tokens of one image, and the numbers are
-spread over images. For cls they are the images, since one token is trivially of rank 1: one number for the whole set.
+spread over images. For cls, and a single register, they are the images, since one token is trivially of rank 1: one
+number for the whole set.
 
 Singular values of an image's updates cost far more than its forward pass on a GPU, so they are taken on a stated number
 of images, spread evenly over the set (`num_rank_images`), and on the CPU, where many small matrices are faster. When
-the states are on a GPU, a separate thread does this in parallel. cls uses every image.
+the states are on a GPU, a separate thread does this in parallel. A single token uses every image.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class RankResult(Record):
     """By group, `L` values each (step l to l+1, at index l).
 
     values: `(N, 3, groups, L)`, stable rank, effective rank and coherence of single images, for bootstraps; the groups
-    are the first ones of `stable_rank`, without cls. Not saved.
+    are the first ones of `stable_rank`, those of several tokens. Not saved.
     """
 
     stable_rank: dict[str, Spread]
@@ -78,21 +79,23 @@ class Rank:
     def __init__(self, groups: TokenGroups, num_rank_images: int = RANK_IMAGES, num_images: int | None = None) -> None:
         self.groups = groups
         self._subset = EvenSubset(num_rank_images, num_images)
-        self._spans = {name: s for name, s in measured_groups(groups).items() if name != "cls"}
+        spans = measured_groups(groups)
+        self._spans = {name: span for name, span in spans.items() if name == "all" or span.stop - span.start > 1}
+        single = {name: span.start for name, span in spans.items() if name not in self._spans}
+        self._single = {name: (token, _UpdatesOverImages()) for name, token in single.items()}
         self._coherence, self._ranks = ImageMoments(), ImageMoments()
         self._pending: list[tuple[list[Tensor], list[int] | None]] = []
         self._num_pending = 0
         self._worker: ThreadPoolExecutor | None = None
         self._jobs: list[Future[None]] = []
-        self._cls = _UpdatesOverImages() if groups.cls else None
 
     @torch.no_grad()
     def update(self, states: Sequence[Tensor], places: Sequence[int] | None = None) -> None:
         """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`, of the images at `places` of the stream."""
         check_states(states, num_tokens=self.groups.num_tokens)
-        if self._cls is not None:
-            cls_lbd = unit(torch.stack([a[:, self.groups.slice("cls").start] for a in states]))
-            self._cls.update(cls_lbd[1:] - cls_lbd[:-1])
+        for token, over_images in self._single.values():
+            x_lbd = unit(torch.stack([a[:, token] for a in states]))
+            over_images.update(x_lbd[1:] - x_lbd[:-1])
         rows = self._subset.pick(len(states[0]), places)
         for start in range(0, len(rows), _PENDING):
             some = rows[start : start + _PENDING]
@@ -133,7 +136,7 @@ class Rank:
 
     def reduce(self, ranks: Ranks) -> None:
         self._finish()
-        reduce_all(ranks, self._ranks, self._coherence, self._cls)
+        reduce_all(ranks, self._ranks, self._coherence, *(over_images for _, over_images in self._single.values()))
 
     def _finish(self) -> None:
         """Factorise what is left, and wait for what is under way."""
@@ -150,8 +153,8 @@ class Rank:
         stable, effective, coherent = (
             {name: spread[i] for i, name in enumerate(self._spans)} for spread in (ranks[0], ranks[1], coherences)
         )
-        if self._cls is not None:
-            stable["cls"], effective["cls"], coherent["cls"] = self._cls.result()
+        for name, (_, over_images) in self._single.items():
+            stable[name], effective[name], coherent[name] = over_images.result()
         values = np.concatenate([self._ranks.kept(), self._coherence.kept()[:, None]], 1)
         return RankResult(stable, effective, coherent, ranks.num_images, values)
 

@@ -15,7 +15,7 @@ from raptor.surrogate.adapters import DepthLinear, Weights, adapt, matrix_names
 from raptor.surrogate.attention import attend
 from raptor.surrogate.gelu import gelu
 from raptor.surrogate.swiglu import swiglu
-from raptor.vit.view import ViT, first_tensor
+from raptor.vit.view import Context, ViT, first_tensor
 
 
 class Modulation(NamedTuple):
@@ -300,7 +300,8 @@ class CopiedBlock(nn.Module):
             setattr(self.block, name, _Modulated(getattr(self.block, name)))
         self.train(self.training)
         self._plain: tuple[PlainBlock | None] = (None,)  # in a tuple, so that it is not registered a second time
-        self._plain = (_plain_block(self, *_example(teacher, layer)),)
+        x_btd, context = _first_state(teacher)
+        self._plain = (_plain_block(self, x_btd, [context.calls[n] for n in context.distinct()]),)
 
     @property
     def plain(self) -> PlainBlock | None:
@@ -416,9 +417,10 @@ _PLAIN_LINEAR = [path for path in _PLAIN_PARTS if "." in path]
 
 @torch.no_grad()
 def _plain_block(
-    copied: CopiedBlock, x_btd: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    copied: CopiedBlock, x_btd: Tensor, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
 ) -> PlainBlock | None:
-    """`copied` as a `PlainBlock`, or None where called on `x_btd` with its arguments it computes something else.
+    """`copied` as a `PlainBlock`, or None where on `x_btd` with the arguments of one of `calls` it computes something
+    else: a tied block runs at several depths, which may have other arguments than the one it was copied from.
 
     Both are compared with random weights in place of its own, which may not be loaded yet and may hide a difference: a
     position bias of zeros, inputs of an activation near 0.
@@ -440,21 +442,29 @@ def _plain_block(
         parameter.copy_(scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     factors = torch.linspace(0.5, 1.5, 8 * x_btd.shape[-1], dtype=torch.float64, device=wide).view(8, -1)
     modulation = Modulation(*factors) if copied.points else None
-    args, kwargs = _in_double((args, kwargs), wide)
     try:
-        update = exact(x_btd, modulation, *args, **kwargs) - x_btd
         ours = PlainBlock(exact)(x_btd, modulation) - x_btd
-    except RuntimeError:  # its layers do not fit together
+        for call in calls:
+            args, kwargs = _in_double(call, wide)
+            update = exact(x_btd, modulation, *args, **kwargs) - x_btd
+            if (ours - update).norm() > 1e-6 * update.norm():
+                return None
+    except (RuntimeError, TypeError):  # its layers or arguments do not fit together
         return None
-    return PlainBlock(copied) if (ours - update).norm() <= 1e-6 * update.norm() else None
+    return PlainBlock(copied)
 
 
 @torch.no_grad()
-def _example(teacher: ViT, layer: int) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
-    """A state of one image, and what the teacher calls the block of `layer` with beside it."""
+def _first_state(teacher: ViT) -> tuple[Tensor, Context]:
+    """`a_0` of one image, and what the teacher calls its blocks with beside the state."""
     size = teacher.preprocess.size
     image = torch.linspace(-1, 1, 3 * size * size).view(1, 3, size, size)
-    x_btd, context = teacher.embed(image.to(next(teacher.model.parameters())))
+    return teacher.embed(image.to(next(teacher.model.parameters())))
+
+
+def _example(teacher: ViT, layer: int) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
+    """A state of one image, and what the teacher calls the block of `layer` with beside it."""
+    x_btd, context = _first_state(teacher)
     return x_btd, *context.calls[layer - 1]
 
 
@@ -536,10 +546,11 @@ def _own_copy(block: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def uses_places(teacher: ViT) -> bool:
-    """Whether a block of the teacher (first, middle or last) treats patches by their place: rotary, bias, window, mask.
+    """Whether a block of the teacher treats patches by their place: rotary, bias, window, mask.
 
     Such a block does not commute with a permutation of the patches while its other arguments stay. The paper's block
-    takes only the state, so it would lose what the arguments say.
+    takes only the state, so it would lose what the arguments say. The first, middle and last block are looked at, and
+    one of each kind of call.
     """
     size, num = teacher.preprocess.size, teacher.num_layers
     generator = torch.Generator().manual_seed(0)
@@ -550,7 +561,7 @@ def uses_places(teacher: ViT) -> bool:
     order[where] = order[where].roll(1)
     wide = "cpu" if x_btd.device.type == "mps" else x_btd.device
     x_btd, order = x_btd.to(wide, torch.float64), order.to(wide)
-    for layer in sorted({1, (num + 1) // 2, num}):
+    for layer in sorted({1, (num + 1) // 2, num, *(n + 1 for n in context.distinct())}):
         # In float64: with a LayerScale of 1e-5 a block's update is lost in the rounding of float32.
         block = _own_copy(teacher.blocks[layer - 1]).to(wide, torch.float64)
         args, kwargs = _in_double(context.calls[layer - 1], wide)
@@ -591,7 +602,7 @@ def _modulation_points(teacher: ViT, layer: int) -> list[str]:
     """Names of (first norm, end of first branch, second norm, end of second branch) among the block's children.
 
     A branch ends at the last child with parameters called before the second norm, or before the block returns. Blocks
-    that do not go norm, branch, norm, branch give an empty list.
+    that do not go norm, branch, norm, branch, or whose branches end in more than their own update, give an empty list.
     """
     block = teacher.blocks[layer - 1]
     if isinstance(block, nn.TransformerEncoderLayer):  # its fast path reads its children's weights and never calls them
@@ -617,7 +628,21 @@ def _modulation_points(teacher: ViT, layer: int) -> list[str]:
         or len(set(called)) != len(called)
     ):
         return []
-    return [called[0], called[norms[1] - 1], called[norms[1]], called[-1]]
+    ends = called[norms[1] - 1], called[-1]
+    handles = [getattr(block, name).register_forward_hook(_no_update) for name in ends]
+    try:
+        with torch.no_grad():
+            left = first_tensor(block(x_btd, *args, **kwargs))
+    finally:
+        for handle in handles:
+            handle.remove()
+    # Without its updates a block returns the state; a child that adds the state itself has taken it along.
+    return [called[0], ends[0], called[norms[1]], ends[1]] if torch.equal(left.to(x_btd), x_btd) else []
+
+
+def _no_update(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+    none = torch.zeros_like(first_tensor(output))
+    return (none, *output[1:]) if isinstance(output, tuple) else none
 
 
 def _is_norm(module: nn.Module, dim: int) -> bool:

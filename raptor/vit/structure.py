@@ -489,17 +489,8 @@ def _check_finish(vit: ViT, last_state: Tensor, output: Tensor) -> None:
 
 
 def _per_depth_arguments(vit: ViT) -> bool:
-    """Whether any tensor argument of the blocks differs between blocks."""
+    """Whether any argument beside the state differs between blocks."""
     size = vit.preprocess.size
     with torch.no_grad():
         _, context = vit.embed(torch.zeros(1, 3, size, size).to(next(vit.model.parameters())))
-    tensors = [_tensors([args, kwargs]) for args, kwargs in context.calls]
-    return any(len(t) != len(tensors[0]) or any(not torch.equal(a, b) for a, b in zip(t, tensors[0])) for t in tensors)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """All tensors in nested tuples, lists and dictionaries."""
-    if isinstance(value, Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-    return [tensor for part in parts for tensor in _tensors(part)]
+    return len(context.distinct()) > 1

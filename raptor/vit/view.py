@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from raptor.data.preprocess import Preprocess
 from raptor.run import Record
@@ -78,6 +79,26 @@ class Context:
     """What the model passes to its blocks beside the state (rotary embeddings, masks): one `(args, kwargs)` a block."""
 
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]]
+
+    def distinct(self) -> list[int]:
+        """The first block (from 0) of each kind of call: that with the same arguments."""
+        found: list[int] = []
+        for n, call in enumerate(self.calls):
+            if not any(_same_arguments(call, self.calls[other]) for other in found):
+                found.append(n)
+        return found
+
+
+def _same_arguments(call: Any, other: Any) -> bool:
+    """Whether nested arguments are the same; objects that are no tensors, numbers or strings only if they are one."""
+    (own, structure), (others, other_structure) = tree_flatten(call), tree_flatten(other)
+    return structure == other_structure and all(map(_same_value, own, others))
+
+
+def _same_value(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a is b or (a.dtype == b.dtype and a.device == b.device and torch.equal(a, b))
+    return a is b or (type(a) is type(b) and isinstance(a, bool | int | float | complex | str) and a == b)
 
 
 @dataclass

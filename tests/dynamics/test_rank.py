@@ -70,6 +70,21 @@ def test_rank_by_group_matches_brute_force() -> None:
     json.dumps(result.to_dict(), allow_nan=False)
 
 
+def test_a_single_register_is_measured_over_images() -> None:
+    """One token is of rank 1 and agrees with itself: its coherence would be a peak of rounding."""
+    states = [torch.randn(9, 6, 8, generator=torch.Generator().manual_seed(l)) for l in range(4)]
+    measure = Rank(TokenGroups(cls=0, registers=1, patches=5))
+    measure.update(states)
+    result = measure.result()
+    x = torch.stack(states, 1)[:, :, 0].double().numpy()
+    x = x / np.linalg.norm(x, axis=-1, keepdims=True)
+    expected = np.array([brute_force(x[:, l + 1] - x[:, l]) for l in range(3)])
+    np.testing.assert_allclose(result.stable_rank["registers"].mean, expected[:, 0], rtol=1e-5)
+    np.testing.assert_allclose(result.coherence["registers"].mean, expected[:, 2], rtol=1e-5)
+    assert result.values is not None and result.values.shape == (9, 3, 2, 3)
+    assert list(result.stable_rank) == ["all", "patches", "registers"]
+
+
 def test_without_cls_or_registers() -> None:
     groups = TokenGroups(cls=0, registers=0, patches=5)
     measure = Rank(groups)

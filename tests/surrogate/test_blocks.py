@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 import transformers
+from families import masked
 from tiny_models import noise_images, shake, tiny_timm
 from tiny_surrogates import AT_16, CONDITIONINGS, TEACHERS, conditioned
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from raptor.fidelity.complexity import count_flops
 from raptor.open import open_vit
-from raptor.surrogate.blocks import DepthMLP, PaperBlock, _film
+from raptor.surrogate.blocks import CopiedBlock, DepthMLP, Modulation, PaperBlock, _film
 from raptor.surrogate.surrogate import block_parameters, make_surrogate, shared_blocks
 from raptor.vit.view import ViT
 
@@ -184,6 +185,28 @@ def test_paper_block_has_the_teachers_heads_or_is_refused(name: str) -> None:
         return
     surrogate = make_surrogate(TEACHERS[name](), [4], block="paper", conditioning="mlp")
     assert shared_blocks(surrogate)[0].block.num_heads == 3
+
+
+def test_paper_block_is_refused_for_masks_on_any_block() -> None:
+    teacher = open_vit(masked(2, 4, 5), size=32)
+    with pytest.raises(ValueError, match="use the places of patches"):
+        make_surrogate(teacher, [3, 3], block="paper", conditioning="mlp")
+
+
+@torch.no_grad()
+def test_a_branch_that_adds_the_state_itself_is_not_scaled_with_it() -> None:
+    """DPT's second branch ends in a module that returns the sum: the block is then modulated as a whole."""
+    config = transformers.DPTConfig(
+        **AT_16, is_hybrid=False, backbone_out_indices=[0, 1, 2, 3], neck_hidden_sizes=[8] * 4
+    )
+    teacher = open_vit(transformers.DPTModel(config), size=32)
+    block = shared_blocks(make_surrogate(teacher, [teacher.num_layers]))[0].block
+    assert isinstance(block, CopiedBlock)
+    x_btd, context = teacher.embed(noise_images(teacher))
+    one, none = torch.ones(teacher.dim), torch.zeros(teacher.dim)
+    args, kwargs = context.calls[0]
+    still = Modulation(t1=none, t2=none, t3=one, scale1=one, shift1=none, scale2=one, shift2=none, shift3=none)
+    assert torch.equal(block(x_btd, still, *args, **kwargs), x_btd)
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from families import masked, numbered
 from tiny_models import noise_images, tiny_timm
 from tiny_run import tiny_teacher
 from torch import Tensor, nn
@@ -512,3 +513,27 @@ def test_teacher_states_that_are_not_finite_are_refused(factor: float, normalise
     stream: Any = SimpleNamespace(batch=lambda *_args, **_options: images_for(teacher))
     with pytest.raises(ValueError, match="are not finite at layer 3 on training images"):
         state_variance(teacher, stream, normalise, "fp32")
+
+
+@pytest.mark.parametrize("lengths", [(3, 2, 1), (2, 2, 2), (6,)])
+def test_a_step_trains_the_surrogate_where_only_some_blocks_have_a_mask(lengths: tuple[int, ...]) -> None:
+    """Whatever the block that was copied is called with: the tied one runs at depths with and without a mask."""
+    teacher = open_vit(masked(1, 3, 5), size=32)
+    student, images = student_of(teacher, lengths), images_for(teacher)
+    with torch.no_grad():
+        states, own = teacher.record(images)[0], student.record(images)[0]
+    step = DistillStep(teacher, student, Phases(lengths), torch.ones(6, teacher.groups.num_tokens))
+    _, losses = step(images, "stage2")
+    expected = [(a - b).square().mean() for a, b in zip(own[1:], states[1:])]
+    torch.testing.assert_close(losses.detach(), torch.stack(expected), rtol=1e-4, atol=0)
+
+
+def test_teacher_forcing_gives_each_depth_its_own_number() -> None:
+    teacher = open_vit(numbered(), size=32)
+    assert teacher.depth_conditioned
+    student, images = student_of(teacher, (3, 3)), images_for(teacher)
+    states, (_, context) = teacher.record(images)[0], student.embed(images)
+    step = DistillStep(teacher, student, Phases((3, 3)), torch.ones(6, teacher.groups.num_tokens))
+    _, losses = step(images, "stage1", 1.0)
+    expected = [(student.step(n, states[n - 1], context) - states[n]).square().mean() for n in range(1, 7)]
+    torch.testing.assert_close(losses, torch.stack(expected), rtol=1e-4, atol=0)

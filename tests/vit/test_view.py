@@ -15,7 +15,7 @@ from families import (
 from tiny_models import noise_images, same_tensors, tiny_timm
 
 from raptor.surrogate.surrogate import make_surrogate
-from raptor.vit.view import TokenGroups, ViT, pool
+from raptor.vit.view import Context, TokenGroups, ViT, pool
 
 
 @each_family
@@ -118,3 +118,21 @@ def test_embed_and_finish_restore_after_an_exception(teacher: ViT) -> None:
         teacher.finish(torch.zeros(1, 7, 13))
     assert list(teacher.blocks) == blocks
     assert torch.equal(teacher(images), output)
+
+
+def test_calls_are_the_same_if_all_their_arguments_are() -> None:
+    mask, other = torch.ones(2, 2), object()
+    calls = [
+        ((), {"mask": mask, "flag": False, "more": [1, "a"]}),
+        ((), {"mask": mask.clone(), "flag": False, "more": [1, "a"]}),
+        ((), {"mask": mask.clone(), "flag": False, "more": [2, "a"]}),
+        ((), {"mask": 2 * mask, "flag": False, "more": [1, "a"]}),
+        ((), {"mask": None, "flag": False, "more": [1, "a"]}),
+        ((), {"mask": mask.double(), "flag": False, "more": [1, "a"]}),
+        ((1,), {}),
+        ((True,), {}),
+        ((other,), {}),
+        ((other,), {}),
+        ((object(),), {}),
+    ]
+    assert Context(calls).distinct() == [0, 2, 3, 4, 5, 6, 7, 8, 10]
