@@ -32,6 +32,7 @@ Array = NDArray[np.float64]
 NUM_RESAMPLES = 200  # of images, and of orders of the layers
 TWIN_IMAGES, TWIN_SECONDS, TWIN_MARGIN = 64, 20, 1.25
 DEFAULT_CUTS = (2, 3, 4)
+_ROUNDING = 1e-6  # mean cosines are sums of float32 products
 _FEW_IMAGES = 16
 _METHODS = ("maxcut", "dp")
 _SCORES = ("weighted", "mean", "cut")
@@ -204,7 +205,9 @@ class ModelPhases(Record):
         """A warning where very few images were read; empty where there were enough."""
         if self.num_images >= _FEW_IMAGES:
             return ""
-        remedy = ": --split all or a larger --num_images may give more" if self.split == "val" else ""
+        remedy = (
+            ": --split all reads more than the held-out ones, if --num_images allows" if self.split == "val" else ""
+        )
         return f"measured on very few images ({self.num_images}), so cuts may lie elsewhere on others{remedy}"
 
     @property
@@ -310,28 +313,36 @@ def _cut(
         k_shares=evidence.k_shares(),
         null_gains=evidence.null_gains(),
         twin=twin_note,
-        structure=no_structure(chosen.k, cuts[chosen.k]),
+        structure=no_structure(chosen.k, cuts[chosen.k], matrix),
     )
 
 
-def no_structure(k: int, cut: CutEvidence) -> str:
-    """Why a suggested cut into `k` phases is no finding; empty where it is one.
+def no_structure(k: int, cut: CutEvidence, similarity: Array) -> str:
+    """Why a suggested cut of `similarity` into `k` phases is no finding; empty where it is one.
 
-    The contrast must be above that of a shuffled matrix (95th percentile) and above `TWIN_MARGIN` times that of the
+    Distances must be more than rounding: the tokens of an untrained DINOv2, with a LayerScale of 1e-5, hardly move. The
+    contrast must be above that of a shuffled matrix (95th percentile) and above `TWIN_MARGIN` times that of the
     untrained twin where it was measured; its lower end counts. A second random model differs from the first by less
     than that margin.
     """
+    largest = float((1 - similarity).max())
+    if largest < _ROUNDING:
+        return f"all layers are alike up to rounding (the largest distance is {largest:.0e})"
     if k == 1:
         return "all layers are alike"
     if cut.contrast is None:
-        return "no two layers are alike enough to share a phase"
+        return f"the gains of further cuts do not level off before k={k}, where every layer is a phase"
     lowest = cut.contrast if cut.interval is None else cut.interval[0]
-    for limit, null in (
-        (cut.shuffled_upper, "a shuffled matrix"),
-        (None if cut.twin is None else TWIN_MARGIN * cut.twin, "its untrained twin"),
+    for limit, null, what in (
+        (cut.shuffled_upper, "a shuffled matrix", "95 % of shuffled ones are below"),
+        (
+            None if cut.twin is None else TWIN_MARGIN * cut.twin,
+            "its untrained twin",
+            f"{TWIN_MARGIN} times the twin's is",
+        ),
     ):
         if limit is not None and lowest <= limit:
-            return f"no more phase structure than {null}"
+            return f"at k={k} no more phase structure than {null} (contrast at least {lowest:.3f}; {what} {limit:.3f})"
     return ""
 
 

@@ -305,7 +305,7 @@ def test_sharp_boundaries_are_certain_and_beat_every_null() -> None:
     cut = evidence.of(find_phases(matrix, 3))
     assert cut.boundaries == [(4, 4), (7, 7)] and cut.stability == [1.0, 1.0]
     assert cut.contrast == pytest.approx(0.4, abs=0.02) and cut.interval[0] > max(cut.shuffled_upper, cut.smooth)
-    assert no_structure(3, cut) == "" and evidence.k_shares() == {3: 1.0}
+    assert no_structure(3, cut, matrix) == "" and evidence.k_shares() == {3: 1.0}
 
 
 def test_noise_gives_wide_boundaries_and_no_structure() -> None:
@@ -314,7 +314,20 @@ def test_noise_gives_wide_boundaries_and_no_structure() -> None:
     cut = _Evidence(matrix, blocks, None, 1).of(find_phases(matrix, 3))
     assert any(upper > lower for lower, upper in cut.boundaries) and min(cut.stability) < 1
     shuffled = _Evidence(matrix, None, None, 1).of(find_phases(matrix, 3))
-    assert no_structure(3, shuffled) == "no more phase structure than a shuffled matrix"
+    told = no_structure(3, shuffled, matrix)
+    assert told.startswith("at k=3 no more phase structure than a shuffled matrix (contrast at least ")
+    assert told.endswith(f"; 95 % of shuffled ones are below {shuffled.shuffled_upper:.3f})")
+
+
+def test_distances_of_rounding_are_no_phases() -> None:
+    blocks = blocky([4, 3, 5], 0.0, 8)
+    matrix = blocks.resampled(1)[0]
+    cut = _Evidence(matrix, blocks, None, 1).of(find_phases(matrix, 3))
+    assert no_structure(3, cut, 1 - 1e-7 * (1 - matrix)) == (
+        "all layers are alike up to rounding (the largest distance is 5e-08)"
+    )
+    each = _Evidence(matrix, blocks, None, 1).of(find_phases(matrix, 12))
+    assert "do not level off before k=12, where every layer is a phase" in no_structure(12, each, matrix)
 
 
 def test_a_smooth_matrix_is_called_gradual() -> None:

@@ -34,7 +34,7 @@ class SavedPhases(Result):
             for k, found in entry.phases.items():
                 within, across = entry.within[k]
                 row = {"model": entry.model.name, "k": k, "phases": str(found), "within": within, "across": across}
-                rows.append({**row, "suggested": k == entry.chosen_k})
+                rows.append({**row, "suggested": k == entry.chosen_k and not entry.structure})
         return rows
 
     def plot(self) -> Any:
@@ -74,7 +74,8 @@ def _evidence_lines(found: Phases, cut: CutEvidence | None) -> list[str]:
     if cut.contrast is not None:
         interval = "" if cut.interval is None else f" [{cut.interval[0]:.3f}, {cut.interval[1]:.3f}]"
         nulls = {"shuffled": cut.shuffled, "smooth": cut.smooth, "untrained twin": cut.twin}
-        known = ", ".join(f"{name} {value:.3f}" for name, value in nulls.items() if value is not None)
+        upper = {"shuffled": "" if cut.shuffled_upper is None else f" (95 % below {cut.shuffled_upper:.3f})"}
+        known = ", ".join(f"{name} {v:.3f}{upper.get(name, '')}" for name, v in nulls.items() if v is not None)
         lines.append(f"contrast (within less across) {cut.contrast:.3f}{interval}; {known}")
     return lines
 

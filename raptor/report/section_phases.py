@@ -45,10 +45,11 @@ def _evidence_table(entries: list[ModelPhases]) -> str:
             pairs = zip(found.boundaries, cut.boundaries, cut.stability)
             edges = "; ".join(f"{edge} [{low}, {high}], {percent(share)}" for edge, (low, high), share in pairs)
             ends = "" if cut.interval is None else f" [{number(cut.interval[0])}, {number(cut.interval[1])}]"
-            nulls = (number(value) for value in (cut.shuffled, cut.smooth, cut.twin))
+            nulls = (number(value) for value in (cut.shuffled, cut.shuffled_upper, cut.smooth, cut.twin))
             rows.append((name, str(found), edges or "–", f"{number(cut.contrast)}{ends}", *nulls))
-    head = ("states of", "phases", "boundaries, 95 % interval, share of resamples", "contrast", "shuffled", "smooth")
-    return table((*head, "untrained twin"), rows) if rows else ""
+    head = ("states of", "phases", "boundaries, 95 % interval, share of resamples", "contrast")
+    nulls_head = ("shuffled", "95 % of shuffled below", "smooth", "untrained twin")
+    return table((*head, *nulls_head), rows) if rows else ""
 
 
 def _heatmap(entries: list[ModelPhases], lengths: list[int] | None) -> Chart:

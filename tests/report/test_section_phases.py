@@ -75,4 +75,4 @@ def test_very_few_images_are_told_of(committed: Results) -> None:
     assert "very few images" not in phases(committed).html
     few = PhasesFile([replace(entry, num_images=1, split="val", data="photos")])
     html = phases(Results(committed.folder, phases=few)).html
-    assert "very few images (1)" in html and "--split all or a larger --num_images" in html
+    assert "very few images (1)" in html and "--split all reads more than the held-out ones" in html
