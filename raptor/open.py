@@ -464,13 +464,35 @@ def _described(vit: ViT) -> dict[str, Any]:
     }
 
 
+def check_folder_of(folder: Path, source: object, surrogate: ViT | None, model: ViT) -> Path:
+    """`folder`, unless it is the run of another model: its page would show the results of both as one.
+
+    source: what `surrogate` and `model` were opened as; `model` is its teacher, or the model by itself.
+    """
+    held = saved_folder(str(folder.absolute()))
+    if held is None or (isinstance(source, str | Path) and saved_folder(str(source)) == saved_folder(str(folder))):
+        return folder
+    config = _read_saved(held)
+    is_its_teacher = False
+    if surrogate is None and config["surrogate"] is not None:
+        known = (config.get("teacher") or {}).get("fingerprint")
+        is_its_teacher = known is None or same_weights(model.model, known)
+    if not is_its_teacher and not _holds(held, surrogate or model):
+        raise RunError(f"{folder} is the run of another model ({config['name']}): choose another --out")
+    return folder
+
+
+def _holds(folder: Path, vit: ViT) -> bool:
+    """Whether the model that is saved in `folder` has the weights of `vit`; ValueError for a damaged one."""
+    kept, ours = read_weights(folder / "model.safetensors"), vit.model.state_dict()
+    return kept.keys() == ours.keys() and all(torch.equal(kept[n], ours[n].cpu()) for n in ours)
+
+
 def repair_saved(vit: ViT, folder: Path) -> None:
     """Write the model of a finished run again where its folder is missing or damaged."""
     try:
-        kept = read_weights(folder / "model.safetensors")
-        ours = vit.model.state_dict()
         read_json(folder / "config.json")
-        if kept.keys() == ours.keys() and all(torch.equal(kept[n], ours[n].cpu()) for n in ours):
+        if _holds(folder, vit):
             return
     except ValueError:
         pass

@@ -20,7 +20,7 @@ from raptor.dynamics.interventions import InterventionsFile, intervene
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult, check_perturbable, measure_dynamics
 from raptor.dynamics.stability import KINDS
 from raptor.fidelity.heads import Head, given_head, head_batches, resolve_head
-from raptor.open import open_pair
+from raptor.open import check_folder_of, open_pair
 from raptor.options import AnySplit, GivenHead, HeadClasses, Measuring, OfTeacher, OpeningModel, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, check_phases, find_phases
 from raptor.progress import Progress
@@ -131,6 +131,7 @@ def dynamics(
     if stability_images:
         check_perturbable(main)
     folder = ranks.first(lambda: result_folder(out, folder_of(model), "dynamics"))
+    check_folder_of(folder, folder_of(model), surrogate, main)
     if phases is not None:
         check_phases(main, phases)
     elif surrogate is None:

@@ -18,7 +18,7 @@ from raptor.fidelity.complexity import PRECISIONS, Complexity, Rounding, cost_of
 from raptor.fidelity.error_curves import ErrorCurves
 from raptor.fidelity.heads import head_batches, head_outputs, resolve_head
 from raptor.fidelity.verdict import read_training
-from raptor.open import open_pair
+from raptor.open import check_folder_of, open_pair
 from raptor.options import AnySplit, GivenHead, HeadClasses, Measuring, OfTeacher, Opening, part, with_defaults
 from raptor.progress import Progress
 from raptor.provenance import Provenance, module_option, recorded
@@ -102,6 +102,7 @@ def evaluate(
         words = source or model.opened.get("model") or module_option(Provenance.here().command)
         raise ValueError(f"{source or model.name} is no surrogate: make one with raptor distill {words}")
     folder = ranks.first(lambda: result_folder(out, folder_of(run), "evaluate"))
+    check_folder_of(folder, folder_of(run), surrogate, model)
     num_classes, names = head_outputs(model, options["head_file"])
     batch_size, num_workers, num_images = options["batch_size"], options["num_workers"], options["num_images"]
     bar = Progress("certificate", num_images, "images")

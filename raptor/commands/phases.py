@@ -11,7 +11,7 @@ from torch import nn
 
 from raptor.data import ChosenData, iterate
 from raptor.devices import join_ranks, pick_device, pick_precision, seeded
-from raptor.open import is_surrogate, open_pair, tell_apart
+from raptor.open import check_folder_of, is_surrogate, open_pair, tell_apart
 from raptor.options import AnySplit, Measuring, OfTeacher, OpeningModel, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, PhasesFile, check_cuts, study_phases
 from raptor.provenance import Provenance, recorded
@@ -81,6 +81,8 @@ def phases(
         check_cuts(vit, k, method, score, min_length, tokens)
     about = folder_of(models[0]) if len(models) == 1 else views[0][1]
     folder = ranks.first(lambda: check_folder(out) if out else result_folder(None, about, "phases"))
+    if len(models) == 1:
+        check_folder_of(folder, folder_of(models[0]), surrogate, model)
     chosen = ChosenData.of(folder_of(models[0]), options)
     entries = []
     for side, vit in views:

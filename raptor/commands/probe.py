@@ -15,7 +15,7 @@ from raptor.data import ChosenData, DenseData, ImageData, open_dense
 from raptor.data.by_name import DENSE_KINDS, spec_text
 from raptor.data.chosen import tell_of_new_classes
 from raptor.devices import join_ranks, pick_device, pick_precision, seeded
-from raptor.open import open_pair
+from raptor.open import check_folder_of, open_pair
 from raptor.options import (
     AnySplit,
     HeadClasses,
@@ -55,7 +55,7 @@ class Probed(Result):
 
     def to_dict(self) -> dict[str, Any]:
         saved = self.report.to_dict()
-        return {key: saved[key] for key in ("task", "results", "recovery", "unequal")}
+        return {key: saved[key] for key in ("task", "results", "recovery", "caution", "unequal")}
 
     def table_rows(self) -> list[dict[str, Any]]:
         """One row per side."""
@@ -79,9 +79,12 @@ class Probed(Result):
         lines = []
         for side, result in self.results.items():
             unfinished = f" ({result.unfinished})" if result.unfinished else ""
-            lines.append(f"{task}: {result.metric} of the {side} {result.score:.4f}{unfinished}")
+            images = f"on {result.num_images['reported']:,} images"
+            lines.append(f"{task}: {result.metric} of the {side} {result.score:.4f} {images}{unfinished}")
         if self.recovery is not None:
             lines.append(f"recovery {self.recovery:.1%}")
+        if self.report.caution is not None:
+            lines.append(self.report.caution)
         if self.report.unequal is not None:
             lines.append(self.report.unequal)
         return "\n".join([*lines, f"written to {self.folder}/probe-{task}.json"])
@@ -165,6 +168,7 @@ def probe(
     if options["dry_run"]:
         return _plan(train, list(sides.values()), result_folder(out, folder_of(model), "probe"))
     folder = ranks.first(lambda: result_folder(out, folder_of(model), "probe"))
+    check_folder_of(folder, folder_of(model), surrogate, of_teacher)
     results: dict[str, ProbeResult] = {}
     for name, vit in sides.items():
         bar = Progress(f"{task} probe of the {name}", None, "steps")

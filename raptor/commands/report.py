@@ -25,7 +25,7 @@ from raptor.options import (
 from raptor.provenance import Provenance, recorded
 from raptor.report.page import build_page
 from raptor.report.results import Results, read_results
-from raptor.report.strips import ImagesFile, measure_strips, open_run, shown_images
+from raptor.report.strips import NO_IMAGES, ImagesFile, measure_strips, open_run, shown_images
 from raptor.run import RunError, WriteError, check_folder, write_text
 from raptor.streaming import Result, folder_of
 
@@ -91,7 +91,7 @@ def report(
     check_folder(path.parent)
     if images == 0:
         results.images = None
-        results.notes["images"] = "No images were asked for."
+        results.notes["images"] = NO_IMAGES
     elif open_models:
         _add_strips(results, images, options)
     page = build_page(results)

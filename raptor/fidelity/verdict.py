@@ -21,7 +21,7 @@ MIN_STEPS = 100  # per stage
 STEEP = 0.1  # how much the loss may still fall from the third eighth before the end to the last one
 NULL_WORDS = {
     "identity": "the input repeated",
-    "mean": "the data mean",
+    "mean": "the mean of the training images",
     "tied": "an untrained tied block",
     "linear": "a linear map per phase",
 }
@@ -144,7 +144,8 @@ class Verdict(Record):
         lowest = f"lowest {group.r2_lowest} at layer {group.lowest_layer}"
         parts = [f"{name}: R2 {group.r2_last} at the last layer, {lowest}"]
         if group.no_better_than_mean:
-            parts.append("no better than the data mean")
+            is_null = "mean" in (*group.worse, *group.alike)
+            parts.append(f"no better than {NULL_WORDS['mean'] if is_null else 'the mean of these images'}")
         compared = (("better than", group.better), ("worse than", group.worse), ("no different from", group.alike))
         for word, nulls in compared:
             named = [NULL_WORDS.get(null, null) for null in nulls if null != "mean" or not group.no_better_than_mean]
@@ -153,7 +154,9 @@ class Verdict(Record):
         if group.layers_ahead is not None:
             every = group.layers_ahead == self.num_layers
             where = "every layer" if every else f"{group.layers_ahead} of {self.num_layers} layers"
-            parts.append(f"ahead of every null model at {where}")
+            unsure = group.no_better_than_mean or group.alike  # of the last layer, where intervals count
+            words = "smaller mean error than" if unsure else "ahead of"
+            parts.append(f"{words} every null model at {where}")
         return "; ".join(parts)
 
 

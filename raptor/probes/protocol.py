@@ -141,6 +141,7 @@ def probe(
         init_head="random" if init is None else ("given" if isinstance(init_head, LinearHead) else str(init_head)),
         max_seconds=max_seconds,
     )
+    classes = made.fit_data.classes if isinstance(made, Classify) else None
     return ProbeResult(
         task=task,
         model=vit.name,
@@ -154,7 +155,8 @@ def probe(
         settings=settings,
         seeds=runs,
         seconds=time.monotonic() - began,
-        classes=made.fit_data.classes if isinstance(made, Classify) else None,
+        chance=1 / len(classes) if classes else None,
+        classes=classes,
     )
 
 

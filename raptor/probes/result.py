@@ -17,6 +17,7 @@ from raptor.provenance import Provenance
 from raptor.run import ResultFile, replacing
 from raptor.streaming import NOT_SAVED, Record
 
+_FEW_IMAGES, _FEW_STEPS = 64, 10  # below which a recovery is told to say little
 HeadTensors = tuple[Tensor, Tensor]
 """weight (C, F) and bias (C,)."""
 
@@ -86,7 +87,8 @@ class ProbeResult(ResultFile):
     """Scores of a linear probe; `probe.json` beside the head.
 
     `chosen` picks (learning rate, epoch) by the split of train; `last` picks only the learning rate, at the last epoch.
-    With a closed form the grid holds penalties instead of learning rates, and the only epoch is 0.
+    With a closed form the grid holds penalties instead of learning rates, and the only epoch is 0. `chance` is the
+    accuracy of a guess among the classes; None of other tasks, and in older files.
     """
 
     FILE = "probe.json"
@@ -103,6 +105,7 @@ class ProbeResult(ResultFile):
     settings: ProbeSettings
     seeds: list[SeedRun]
     seconds: float = 0.0
+    chance: float | None = None
     classes: list[str] | None = field(default=None, metadata=NOT_SAVED)  # that the head's outputs stand for
 
     @property
@@ -185,6 +188,23 @@ class ProbeReport(ResultFile):
         return recovery(self.results["surrogate"], self.results["teacher"])
 
     @property
+    def caution(self) -> str | None:
+        """Why a recovery says little; None where there is none, or no reason is known."""
+        if self.recovery is None:
+            return None
+        teacher, reasons = self.results["teacher"], []
+        num = teacher.num_images.get("reported", 0)
+        if teacher.chance is not None and num:
+            error = math.sqrt(teacher.chance * (1 - teacher.chance) / num)
+            if teacher.score <= teacher.chance + 2 * error:
+                reasons.append(f"the teacher is no better than a guess ({teacher.chance:.1%})")
+        if num < _FEW_IMAGES:
+            reasons.append(f"only {num} images were scored")
+        if teacher.num_steps is not None and teacher.num_steps < _FEW_STEPS:
+            reasons.append(f"only {teacher.num_steps} steps were trained")
+        return f"this recovery says little: {', and '.join(reasons)}" if reasons else None
+
+    @property
     def unequal(self) -> str | None:
         """Why the two scores cannot be compared: the sides were not trained for the same number of steps."""
         steps = {side: result.num_steps for side, result in self.results.items()}
@@ -197,8 +217,9 @@ class ProbeReport(ResultFile):
         return f"no recovery: the probes were trained for unequal steps ({counts})"
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, `recovery` and, where it is left out, why (`unequal`)."""
-        return {**super().to_dict(), "recovery": self.recovery, "unequal": self.unequal}
+        """The fields, `recovery`, why it says little (`caution`) and, where it is left out, why (`unequal`)."""
+        found = {"recovery": self.recovery, "caution": self.caution, "unequal": self.unequal}
+        return {**super().to_dict(), **found}
 
     def write(self, folder: str | Path) -> Path:
         return self.write_file(Path(folder) / f"probe-{self.task}.json")

@@ -166,7 +166,23 @@ def read_results(folder: Path) -> Results:
         raise RunError(f"{folder} holds no results yet: start with raptor phases MODEL --out {folder}")
     results.config = _read_config(folder / "config.yaml")
     results.training = _read_training(folder / "metrics.jsonl")
+    _leave_out_others(results)
     return results
+
+
+def _leave_out_others(results: Results) -> None:
+    """Leave out what is of a model of another shape than the run's, with a note: its phases would not fit the run's."""
+    if results.summary is None:
+        return
+    own = results.summary.teacher
+    found = {
+        "phases": results.phases.models[0].model if results.phases is not None and results.phases.models else None,
+        "dynamics": None if results.dynamics is None else results.dynamics.teacher.model,
+    }
+    for name, facts in found.items():
+        if facts is not None and (facts.num_layers, facts.dim) != (own.num_layers, own.dim):
+            setattr(results, name, None)
+            results.notes[name] = f"{name}.json is of {facts.name}, not of this run's {own.name}, and is left out."
 
 
 def _joined(*words: str) -> str:

@@ -91,7 +91,7 @@ def dynamics(results: Results) -> Section:
     section = Section("dynamics", "Dynamics", "Depth as a dynamical system", LEAD)
     measured = results.dynamics
     if measured is None:
-        section.hint = results.adds("dynamics")
+        section.hint, section.hint_reason = results.adds("dynamics"), results.notes.get("dynamics", "")
         return section
     sides = measured.sides()
     phases = measured.phases or results.phase_lengths

@@ -5,7 +5,7 @@ from __future__ import annotations
 from raptor.report.charts import Section, finite_values, number
 from raptor.report.markup import paragraph
 from raptor.report.results import Results
-from raptor.report.strips import ImagesFile
+from raptor.report.strips import NO_IMAGES, ImagesFile
 
 LEAD = (
     "Each patch is coloured by its state on three principal components of the teacher's patches at that layer. "
@@ -18,7 +18,8 @@ def images(results: Results) -> Section:
     found = results.images
     if found is None or not found.images:
         has_model = (results.folder / "surrogate").is_dir() or results.config.get("model")
-        again = results.on_run("report", "" if results.module else "--data DATA")
+        options = "--images 4" if results.notes.get("images") == NO_IMAGES else "" if results.module else "--data DATA"
+        again = results.on_run("report", options)
         section.hint = again if has_model else f"raptor distill MODEL --data DATA --k 3 --out {results.folder}"
         section.hint_reason = results.notes.get("images", "")
         return section

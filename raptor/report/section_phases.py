@@ -21,7 +21,7 @@ def phases(results: Results) -> Section:
     section = Section("similarity", "Phases", "Phases of depth", LEAD)
     entries = results.phases.models if results.phases else []
     if not entries:
-        section.hint = results.adds("phases")
+        section.hint, section.hint_reason = results.adds("phases"), results.notes.get("phases", "")
         return section
     section.html = bullet_list([f"{entry.whose}: {'; '.join(_remarks(entry))}." for entry in entries])
     section.after = _evidence_table(entries)

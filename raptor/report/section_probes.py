@@ -28,8 +28,8 @@ def probes(results: Results) -> Section:
     head = ("task", "metric", "teacher", "surrogate", "recovery", "last epoch (teacher, surrogate)", "images scored")
     num_layers = results.facts.num_layers if results.facts else None
     section.after = table(head, [_row(task, entry, kept.get(task), num_layers) for task, entry in found.items()])
-    unequal = [f"{task}: {entry.unequal}." for task, entry in found.items() if entry.unequal is not None]
-    section.after += bullet_list(unequal) if unequal else ""
+    told = [(task, remark) for task, entry in found.items() for remark in (entry.caution, entry.unequal) if remark]
+    section.after += bullet_list([f"{task}: {remark}." for task, remark in told]) if told else ""
     return section
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import inspect
 import json
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from raptor.commands.demo import demo
 from raptor.commands.probe import Probed, probe
-from raptor.open import open_pair
+from raptor.open import _ASSETS as ASSETS
+from raptor.open import open_pair, open_vit
 from raptor.report.page import build_section
 from raptor.report.results import read_results
 from raptor.report.section_probes import probes
+from raptor.run import RunError
 
 SMALL = dict(lrs=[1e-2], limit=12, val_images=6, epochs=1, batch_size=4, device="cpu")
 
@@ -69,3 +73,31 @@ def test_unequal_steps_give_no_recovery(tmp_path: Path) -> None:
 def test_the_demo_does_not_probe_by_the_clock() -> None:
     source = inspect.getsource(demo)
     assert "max_seconds" not in source
+
+
+def test_a_recovery_that_says_little_is_told_of(tmp_path: Path) -> None:
+    done = probe("scenes-k3", task="classify", out=str(tmp_path), **{**SMALL, "limit": 32, "val_images": 40})
+    told = done.report.caution
+    assert told is not None and told.startswith("this recovery says little: ")
+    steps = done.results["teacher"].num_steps
+    assert told.endswith(f"only 40 images were scored, and only {steps} steps were trained") and told in done.text()
+    assert json.loads((tmp_path / "probe-classify.json").read_text())["caution"] == told
+    assert told in build_section(probes, read_results(tmp_path)).after
+    teacher = done.results["teacher"]
+    assert teacher.chance == 1 / len(teacher.classes or ())
+    pick = replace(teacher.seeds[0].chosen, reported={"accuracy": 0.0})
+    guessing = replace(teacher, seeds=[replace(teacher.seeds[0], chosen=pick)])
+    report = replace(done.report, results={**done.results, "teacher": guessing})
+    assert report.recovery is None or "no better than a guess" in str(report.caution)
+
+
+def test_results_do_not_go_into_the_run_of_another_model(tmp_path: Path) -> None:
+    """Its page would show both as one."""
+    run = tmp_path / "run"
+    shutil.copytree(ASSETS / "scenes-k3", run / "surrogate")
+    for other in ("scenes-k2", open_vit("scenes-k2")):
+        with pytest.raises(RunError, match=r"run is the run of another model \(.*\): choose another --out"):
+            probe(other, task="depth", out=str(run), **SMALL)
+    assert probe("scenes", task="depth", out=str(run), **SMALL).folder == run  # its teacher
+    assert probe(str(run), task="depth", **SMALL).folder == run
+    assert probe("scenes-k3", task="depth", out=str(run), **SMALL).folder == run  # a copy of it

@@ -29,7 +29,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_goes_where_out_says(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(run), "--images", "0", "--out", str(tmp_path / "page.html"), "--device", "cpu"]) == 0
     assert "page written to" in capsys.readouterr().out
-    assert "No images were asked for" in (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
+    assert "No images were asked for" in page and "--images 4</code>" in page
     assert not (run / "report.html").exists()
 
 

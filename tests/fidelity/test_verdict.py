@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,8 @@ def test_an_untrained_surrogate_is_no_better_than_the_data_mean_and_says_so(tmp_
     group = verdict.groups["all"]
     assert group.no_better_than_mean and "mean" in group.worse and group.r2_last.lower is not None
     assert group.r2_last.lower <= group.r2_last.value <= group.r2_last.upper
-    assert "no better than the data mean" in verdict.lines()[1] and verdict.lines()[1].count("the data mean") == 1
+    assert verdict.lines()[1].count("the mean of the training images") == 1
+    assert "no better than the mean of the training images" in verdict.lines()[1]
     found.write(tmp_path)
     saved = json.loads((tmp_path / "certificate.json").read_text())
     assert next(iter(saved)) == "verdict" and saved["verdict"]["lines"] == verdict.lines()
@@ -49,6 +51,10 @@ def test_a_perfect_surrogate_beats_every_null_model() -> None:
     assert set(group.better) == {"identity", "mean", "tied", "linear"} and not group.worse and not group.alike
     assert "ahead of every null model at every layer" in found.judged.lines()[-1]
     assert judge(found.curves, {}).groups["all"].no_better_than_mean is False
+    near = replace(group, alike=["mean"], better=["identity"], no_better_than_mean=True)
+    words = replace(found.judged, groups={"patches": near}).lines()[-1]
+    assert "no better than the mean of the training images" in words and "ahead of" not in words
+    assert words.endswith("smaller mean error than every null model at every layer")
 
 
 @pytest.mark.filterwarnings("error")

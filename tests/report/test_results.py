@@ -17,6 +17,7 @@ from raptor.fidelity.complexity import Complexity
 from raptor.open import open_vit, save_vit
 from raptor.phases import PhasesFile
 from raptor.provenance import Provenance
+from raptor.report.page import build_page
 from raptor.report.results import Results, read_results
 from raptor.run import ResultFile, RunError
 from raptor.surrogate.surrogate import make_surrogate
@@ -134,3 +135,19 @@ def test_folder_without_results_says_how_to_start(tmp_path: Path) -> None:
         read_results(tmp_path)
     with pytest.raises(RunError, match="no folder"):
         read_results(tmp_path / "nowhere")
+
+
+def test_what_is_of_a_model_of_another_shape_is_left_out(committed: Results, tmp_path: Path) -> None:
+    """Phases of one model on the similarity of another would look like a finding."""
+    folder = tmp_path / "run"
+    shutil.copytree(committed.folder, folder)
+    for name, models in (("phases", lambda saved: saved["models"]), ("dynamics", lambda saved: [saved["teacher"]])):
+        saved = json.loads((folder / f"{name}.json").read_text())
+        for entry in models(saved):
+            entry["model"] |= {"dim": 999, "name": "another"}
+        (folder / f"{name}.json").write_text(json.dumps(saved))
+    found = read_results(folder)
+    assert found.phases is None and found.dynamics is None
+    assert found.notes["phases"] == f"phases.json is of another, not of this run's {found.facts.name}, and is left out."
+    page = build_page(found)
+    assert all(found.notes[name].partition("'")[0] in page for name in ("phases", "dynamics"))
