@@ -304,7 +304,8 @@ def load_module(where: str) -> Any:
     assert spec is not None and spec.loader is not None, path
     module = module_from_spec(spec)
     sys.path.insert(0, str(path.resolve().parent))
-    spec.loader.exec_module(module)
+    with _code_of(where, path):
+        spec.loader.exec_module(module)
     if not hasattr(module, function):
         raise ValueError(f"--module {where}: {file} has no {function}")
     made = getattr(module, function)
@@ -312,10 +313,27 @@ def load_module(where: str) -> Any:
 
     from raptor.vit.view import ViT
 
-    made = made if isinstance(made, nn.Module | ViT) else made()
+    with _code_of(where, path):
+        made = made if isinstance(made, nn.Module | ViT) else made()
     if not isinstance(made, nn.Module | ViT):
         raise ValueError(f"--module {where} gives a {type(made).__name__}: return an nn.Module or an opened model")
     return made
+
+
+@contextmanager
+def _code_of(where: str, path: Path) -> Iterator[None]:
+    """Inside, an exception of the user's own code shows the user's frames only, and is an error that names it."""
+    try:
+        yield
+    except Exception as error:
+        import traceback
+
+        frames = error.__traceback__
+        while frames is not None and Path(frames.tb_frame.f_code.co_filename).resolve() != path.resolve():
+            frames = frames.tb_next
+        traceback.print_exception(type(error), error, frames)
+        reason = (str(error).strip() or "no message").splitlines()[0][:200]
+        raise ValueError(f"--module {where} raised {type(error).__name__}: {reason}") from None
 
 
 def locate(name: str, words: list[str]) -> tuple[str, list[str]]:
@@ -665,7 +683,9 @@ def join_lists(words: list[str], parser: Any) -> list[str]:
             joined += [word, words[i]]
             i += 1
         else:
-            joined.append(word)
+            name, _, value = word.partition("=")
+            is_list = name in names and name not in of_words and value and value[0] != "["
+            joined.append(f"{name}=[{value}]" if is_list else word)  # `--k=2,3`
     return [json.dumps(positional)] * bool(positional) + joined if several else positional + joined
 
 
@@ -713,6 +733,9 @@ def explain(message: str, parser: Any) -> str:
     return re.sub(r'^Parser key "(\w+)"', r"--\1", line)[:300]
 
 
+_ALIKE = {"--num_images": "--limit", "--limit": "--num_images"}  # what a command measures; what it fits on
+
+
 def _explain_unknown(line: str, parser: Any) -> str:
     """The word or option that no command knows, with the nearest option."""
     quoted = re.search(r"Option '([\w.]+)' is not accepted", line)  # of a --config file
@@ -721,7 +744,9 @@ def _explain_unknown(line: str, parser: Any) -> str:
     if not unknown:
         return f"unexpected {' '.join(words)}; see {parser.prog} --help"
     options = [o for action in parser._actions for o in action.option_strings if o.startswith("--")]
-    close = difflib.get_close_matches(unknown.split("=")[0], options, n=1)
+    name = unknown.split("=")[0]
+    alike = [_ALIKE[name]] if _ALIKE.get(name) in options else []
+    close = alike or difflib.get_close_matches(name, options, n=1)
     return f"unknown option {unknown}" + (f": did you mean {close[0]}?" if close else f"; see {parser.prog} --help")
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import inspect
 import json
 import os
 import shutil
@@ -374,6 +375,11 @@ def _given(**options: Any) -> dict[str, Any]:
 def _refuse(what: str, **options: Any) -> None:
     """Raise for options that would have no effect."""
     names = [f"--{name}" if name in declared(OpeningModel) else name for name in _given(**options)]
+    known = inspect.signature(open_vit).parameters
+    for name in _given(**options):
+        close = [] if name in known else difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        if close:
+            raise ValueError(f"unknown option {name!r}: did you mean {close[0]!r}?")
     if names:
         raise ValueError(f"{', '.join(names)} cannot be given for {what}: leave {'them' if names[1:] else 'it'} out")
 

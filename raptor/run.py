@@ -293,7 +293,9 @@ def check_config(folder: Path, config: Mapping[str, Any], resume: bool = True) -
     """Whether the config of a run in `folder` has to be written; a folder that holds another run's work is refused."""
     holds_work = _latest_checkpoint(folder) is not None or (folder / "summary.json").exists()
     if holds_work and not resume:
-        raise RunError(f"{folder} already holds a run: choose another --out, or allow --resume")
+        raise RunError(
+            f"{folder} already holds a run: choose another --out, remove it to start over, or allow --resume"
+        )
     return not holds_work or _adds_leg(folder / "config.yaml", config)
 
 
@@ -610,7 +612,8 @@ def _adds_leg(path: Path, config: Mapping[str, Any]) -> bool:
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise RunError(
-            f"{path.parent} holds a run with another config ({'; '.join(changed[:3])}{more}): choose another --out"
+            f"{path.parent} holds a run with another config ({'; '.join(changed[:3])}{more}): choose another --out, "
+            "or remove the folder to start over"
         )
     return False
 

@@ -166,6 +166,8 @@ def phases_parser():
 
 
 def test_lists_are_written_as_words():
+    assert join_lists(["--k=2,3", "a"], phases_parser()) == ['["a"]', "--k=[2,3]"]
+    assert join_lists(["--data=a,b", "c"], phases_parser()) == ['["c"]', "--data=a,b"]
     joined = join_lists(["a", "b", "--k", "2", "3", "--out", "x"], phases_parser())
     assert joined == ['["a", "b"]', "--k=[2,3]", "--out", "x"]
 
@@ -384,3 +386,15 @@ def test_a_command_that_is_one_process_is_refused_under_torchrun(monkeypatch: py
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="raptor report is one process: start it without torchrun"):
         run_command("report", ["runs/mine"])
+
+
+def test_an_exception_of_your_own_module_shows_only_your_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("def inner():\n    return {}['blocks']\n\ndef make_vit():\n    return inner()\n")
+    assert main(["phases", "--module", "mine.py:make_vit", "--data", "scenes"]) == 2
+    told = capsys.readouterr().err.strip().splitlines()
+    assert told[-1] == "raptor: --module mine.py:make_vit raised KeyError: 'blocks'"
+    assert "line 5, in make_vit" in " ".join(told) and "line 2, in inner" in " ".join(told)
+    assert not any("cli.py" in line for line in told)

@@ -403,6 +403,11 @@ def test_another_teacher_is_refused(tmp_path: Path) -> None:
         open_pair(run)
 
 
+def test_a_misspelt_option_is_told_of() -> None:
+    with pytest.raises(ValueError, match="unknown option 'wieghts': did you mean 'weights'"):
+        open_vit("scenes", wieghts="x")
+
+
 def test_a_teacher_of_what_is_no_surrogate_is_refused() -> None:
     """It was left aside without a word, and what was named was measured instead of a --module."""
     with pytest.raises(

@@ -146,6 +146,8 @@ def _below(root: str | None, path: str) -> str:
 
 
 def _did_you_mean(spec: str, folder: Path) -> str:
+    if spec in ("nyuv2", "ade20k", "imagenet"):
+        return f", write {spec}:PATH"
     named = {name: name for name in NAMED}
     if folder.parent.is_dir():
         named |= {str(path): str(path) for path in sorted(folder.parent.iterdir())[:1000]}

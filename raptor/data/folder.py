@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -43,7 +44,22 @@ def arrange(paths: Sequence[str]) -> list[Entry]:
     if not _has_splits([tail for _, tail in rows]):
         return [Entry(path, None, tail[0] if len(tail) > 1 else None) for path, tail in rows]
     inside = [(path, tail) for path, tail in rows if len(tail) > 1 and is_split_name(tail[0])]
+    _tell_of_others([tail for _, tail in rows])
     return [Entry(path, tail[0].lower(), tail[1] if len(tail) > 2 else None) for path, tail in inside]
+
+
+def _tell_of_others(tails: list[list[str]]) -> None:
+    """Say which folders are left out because others are called as splits are."""
+    splits = sorted({tail[0] for tail in tails if len(tail) > 1 and is_split_name(tail[0])})
+    others = [tail[0] if len(tail) > 1 else "no folder" for tail in tails if tail[0] not in splits]
+    if others:
+        names = sorted(set(others))
+        shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+        print(
+            f"folders named {' and '.join(splits)} are taken as splits: {len(others)} images in others are left out "
+            f"({shown}); rename those folders if they are classes",
+            file=sys.stderr,
+        )
 
 
 def _is_wrapped(tails: list[list[str]]) -> bool:

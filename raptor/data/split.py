@@ -103,7 +103,8 @@ def choose_split(keys: Sequence[str], parts: Sequence[str | None], split: Split,
         val, train = rows[held_out].tolist(), rows[~held_out].tolist()
     chosen = {"train": train, "val": val, "all": sorted(train + val)}[split]
     if not chosen:
-        raise ValueError(f"{source} has no {split} images; add them or choose another split")
+        remedy = f", or give it with --val to judge on it only ({len(val)} images)" if split == "train" and val else ""
+        raise ValueError(f"{source} has no {split} images; add them or choose another split{remedy}")
     return chosen
 
 

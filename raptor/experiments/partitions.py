@@ -250,7 +250,8 @@ def _read_or_make_plan(machine: Machine, named: Cell, k: list[int], num_random: 
             raise RunError(f"{path} cannot be read ({error}): choose another --out") from None
         named.check_contents(plan.made_of, path)
         if plan.asked != asked:
-            raise ValueError(f"{machine.folder} holds another plan: choose another --out")
+            other = [f"{n}: {plan.asked.get(n)} -> {asked.get(n)}" for n in asked if plan.asked.get(n) != asked[n]]
+            raise ValueError(f"{machine.folder} holds another plan ({'; '.join(other)}): choose another --out")
         return plan
     teacher, pair = open_teacher(common, machine)
     tokens = common.get("tokens", "all")

@@ -183,7 +183,9 @@ def read_head(source: str | Path | LinearHead, classes: Sequence[str], num_featu
 
 def _classes(data: ImageData) -> list[str]:
     if data.labels is None or data.classes is None:
-        raise ValueError(f"{data.name} has no labels; use an image folder with one folder per class")
+        raise ValueError(
+            f"{data.name} gives no labels; use image folders with one folder per class, the same classes in each"
+        )
     return data.classes
 
 

@@ -231,7 +231,7 @@ def _probe_forward(
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise NotAViT(
-            f"{name} does not run on {images.shape[-1]} px images; give size= or another part ({reason})"
+            f"{name} does not run on {images.shape[-1]} px images: give another --size, or another model ({reason})"
         ) from error
     finally:
         for handle in handles:

@@ -60,9 +60,7 @@ def load_tensors(path: Path) -> Any:
         other = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if other:
             raise ValueError(f"it holds {other[1]}, which is no tensor and is not read, as it could run code") from None
-        told = (
-            isinstance(error, OSError | RuntimeError | SafetensorError | pickle.UnpicklingError) and str(error).strip()
-        )
+        told = isinstance(error, OSError | RuntimeError | SafetensorError) and str(error).strip()
         raise ValueError(str(error).strip().splitlines()[0][:200] if told else "it holds no tensors") from None
 
 

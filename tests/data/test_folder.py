@@ -84,3 +84,12 @@ def test_real_images_as_a_flat_folder(tmp_path: Path) -> None:
     zipped = open_data(str(SHARED / "imagenet-20-val.zip"), "val")
     index = {name.rsplit("/", 1)[1]: i for i, name in enumerate(zipped.names)}
     assert all(same(data.load(i), zipped.load(index[data.names[i]])) for i in (0, 20, 39))
+
+
+def test_folders_beside_splits_are_left_out_and_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A class may be called as a split is."""
+    write_tree(tmp_path, [f"{name}/{i}.png" for name in ("train", "test", "bus") for i in range(2)])
+    assert len(open_data(str(tmp_path), "all")) == 4
+    assert "folders named test and train are taken as splits: 2 images in others are left out (bus)" in (
+        capsys.readouterr().err
+    )

@@ -86,10 +86,12 @@ phases teacher --data images --out classes.txt/x :: classes.txt/x :: choose anot
 phases teacher --data images --out= :: --out is empty :: leave it out
 phases teacher --bogus 3 :: --bogus :: unknown option
 phases teacher --num_imges 3 :: --num_imges :: did you mean --num_images
+phases teacher --limit 3 :: --limit :: did you mean --num_images
+distill teacher --num_images 3 :: --num_images :: did you mean --limit
 phases teacher --dat images :: --dat :: did you mean --data
 phases teacher --data images --size 0 :: 0 px :: --size of 1..4096
 phases teacher --data images --size -3 :: -3 px :: --size of 1..4096
-phases teacher --data images --size 7 :: 7 px :: give size=
+phases teacher --data images --size 7 :: 7 px :: give another --size
 phases teacher --data images --cls 5 :: --cls :: at most 1
 phases teacher --data images --cls 1 :: --cls :: leave it out
 phases teacher --data images --registers -1 :: --registers :: at least 0
@@ -202,7 +204,7 @@ evaluate run --size 5000 --out OUT :: 5000 px :: --size of 1..4096
 
 PROBE = """
 probe teacher --task nope --data images --out OUT :: --task :: one of classify
-probe teacher --data flat --out OUT :: flat has no labels :: one folder per class
+probe teacher --data flat --out OUT :: flat gives no labels :: one folder per class
 probe teacher --data images --lrs 0 --out OUT :: --lrs :: more than 0
 probe teacher --data images --lrs x --out OUT :: --lrs :: numbers
 probe teacher --data images --epochs 0 --out OUT :: --epochs :: at least 1

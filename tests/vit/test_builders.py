@@ -174,7 +174,7 @@ def test_the_model_around_the_blocks_says_how_images_are_normalised(other: str) 
 
 
 def test_a_model_that_does_not_take_224_says_so() -> None:
-    with pytest.raises(ValueError, match="give size=") as error:
+    with pytest.raises(ValueError, match="give another --size") as error:
         open_vit(timm.create_model("vit_tiny_patch16_224", depth=2, img_size=240, embed_dim=48, num_heads=3))
     assert "\n" not in str(error.value)
 
