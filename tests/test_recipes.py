@@ -10,6 +10,7 @@ import yaml
 from raptor.cli import read_arguments
 from raptor.commands.reproduce import EXPERIMENTS, experiment
 from raptor.recipes import FOLDER, recipe_names
+from raptor.train.distill import distill
 from raptor.train.recipe import resolve_recipe
 
 
@@ -91,3 +92,9 @@ def test_a_recipe_that_cuts_names_the_tokens_and_the_teacher() -> None:
             assert entries.get("tokens") in ("all", "pooled"), path.stem
         if re.match("table1|ablation|partitions|swaps", path.stem):
             assert {"model", "models"} & entries.keys() or path.stem in ("swaps", "swaps-small"), path.stem
+
+
+def test_the_help_names_every_recipe() -> None:
+    """As the error for an unknown one does."""
+    words = (distill.__doc__ or "").partition("recipe: ")[2].partition("or a YAML file")[0]
+    assert sorted(name for name in re.split(r"[,\s]+", words) if name) == recipe_names()

@@ -111,8 +111,8 @@ def distill(
         tokens: which similarity is cut: all, cls, registers, patches or pooled (cls + mean patch).
         target: with k=auto, `recovery=.95` (of a ridge probe) or `r2=.6` (at every layer), on held-out images. The
             scores of the k that is chosen are of the same images, so they flatter it a little.
-        recipe: default, adamw, quick, long, paper, authors, vitb16, or a YAML file; options such as --lr override its
-            entries.
+        recipe: default, adamw, quick, long, paper, authors, vitb16, vitb16-varied, vitb16-coordinates, or a YAML file;
+            options such as --lr override its entries.
         out: run folder; continued when it already holds this run. A finished one goes on from its weights when --budget
             is larger than before: the steps that are added are a leg with a warm-up of its own.
         stage: `all`, `1` or `2`; a stage that runs without the other keeps its share of the budget.
