@@ -652,7 +652,12 @@ class OtherTeacher(RunError):
     """A surrogate and a model that it was not made from."""
 
 
-class SharedViT(ModelHubMixin, library_name="raptor-vit", tags=["vision-transformer", "raptor"]):
+class SharedViT(
+    ModelHubMixin,
+    library_name="raptor-vit",
+    tags=["vision-transformer", "raptor"],
+    paper_url="https://arxiv.org/abs/2512.19941",
+):
     """A view with `save_pretrained`, `from_pretrained` and `push_to_hub`, to share it on the Hugging Face hub.
 
         SharedViT(open_vit("runs/scenes-k3")).push_to_hub("me/scenes-k3")

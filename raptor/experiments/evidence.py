@@ -30,7 +30,8 @@ they are those that its words ask for, and stand in the row. With the 95 % inter
 - *disagrees* where the whole interval lies outside;
 - is *undetermined* in between, and always where there is one seed;
 - is *not tested at this budget* where it was not run, or where a surrogate falls short after less training than the
-  paper's. Such a run can confirm what a surrogate reaches, but not refute it.
+  paper's. Such a run can confirm what a surrogate reaches, but not refute it. The same holds for what the paper says
+  of teachers that overfit where ours do not.
 
 Where the intervals come from:
 
