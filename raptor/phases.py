@@ -295,7 +295,7 @@ def _cut(
     chosen = evidence.choose(matrix)
     cuts = {num: evidence.of(phases, method, score, min_length) for num, phases in found.items()}
     if chosen.k not in cuts:
-        cuts[chosen.k] = evidence.of(find_phases(matrix, chosen.k, min_length=min_length))
+        cuts[chosen.k] = evidence.of(find_phases(matrix, chosen.k, min_length=min_length), min_length=min_length)
     return ModelPhases(
         model=vit.facts(),
         num_images=measured.num_images,

@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from raptor.data import iterate, open_data
+from raptor.open import open_vit
 from raptor.phases import (
     Phases,
     PhasesFile,
@@ -23,6 +25,7 @@ from raptor.phases import (
     num_partitions,
     random_phases,
     sample_partitions,
+    study_phases,
     within_and_across,
 )
 from raptor.similarity.cosine import Blocks
@@ -334,3 +337,12 @@ def test_a_smooth_matrix_is_called_gradual() -> None:
     distance = np.abs(np.arange(12)[:, None] - np.arange(12))
     cut = _Evidence(1 - 0.05 * distance, None, None, 1).of(find_phases(1 - 0.05 * distance, 4))
     assert cut.contrast == pytest.approx(cut.smooth) and cut.contrast > cut.shuffled_upper
+
+
+def test_the_evidence_of_the_suggested_cut_keeps_to_min_length() -> None:
+    """Also where its k was not asked for."""
+    teacher = open_vit("scenes")
+    images = iterate(open_data("scenes", "val", limit=16, size=48), teacher.preprocess, 8)
+    asked = study_phases(teacher, images, k=[2, 3, 4], min_length=2, twin=False)
+    found = study_phases(teacher, images, k=[2], min_length=2, twin=False)
+    assert found.chosen_k == asked.chosen_k and found.evidence[found.chosen_k] == asked.evidence[found.chosen_k]

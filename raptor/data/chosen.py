@@ -145,16 +145,7 @@ class ChosenData:
             for train in _without_parts([data for data in (like, also) if data is not None]):
                 check_apart(train, found)
         found = self._for_head(found)
-        if like is None or like.classes is None or found.classes in (None, like.classes):
-            return found
-        same = renumbered(found, like.classes)
-        if same is None:
-            print(
-                f"the labels of {found.name} are not used: they are not of the classes of {like.name} "
-                f"({', '.join(like.classes[:3])}{', …' if like.classes[3:] else ''})",
-                file=sys.stderr,
-            )
-        return same or found.without_labels()
+        return found if like is None else labelled_like(found, like)
 
     def check_same(self, spec: str | Sequence[str], split: str) -> None:
         """Raise where this is the data of a run and holds other images than the run was made with."""
@@ -221,6 +212,20 @@ class _RunImages:
             return False
         del self.images[part]  # once is enough
         return True
+
+
+def labelled_like(judged: ImageData, train: ImageData) -> ImageData:
+    """`judged` with the numbers that its classes have in `train`; without labels where one is not among them."""
+    if train.classes is None or judged.classes in (None, train.classes):
+        return judged
+    same = renumbered(judged, train.classes)
+    if same is None:
+        print(
+            f"the labels of {judged.name} are not used: they are not of the classes of {train.name} "
+            f"({', '.join(train.classes[:3])}{', …' if train.classes[3:] else ''})",
+            file=sys.stderr,
+        )
+    return same or judged.without_labels()
 
 
 def tell_of_new_classes(train: ImageData, judged: ImageData) -> None:

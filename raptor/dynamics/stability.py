@@ -116,7 +116,7 @@ class Stability:
     ) -> None:
         self._spans = measured_groups(groups)
         self.groups = groups
-        self.eps = [float(e) for e in eps]
+        self.eps = sorted({float(e) for e in eps})  # claims rest on the smallest, which comes first
         self.targets = list(targets) if targets is not None else list(self._spans)
         self.layers = list(layers) if layers is not None else None
         self.kind = kind

@@ -197,6 +197,8 @@ def with_contents(cells: Iterable[Cell], machine: Machine) -> tuple[Cell, ...]:
 
 
 def _teacher_of(options: Mapping[str, Any], machine: Machine) -> dict[str, str]:
+    if "model" not in options:  # it is trained in the cell
+        return {}
     with suppress(ValueError, OSError):
         return {"teacher": fingerprint(open_vit(**_opening(options, machine)).model)}
     return {}

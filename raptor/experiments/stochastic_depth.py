@@ -17,7 +17,7 @@ from raptor.data.by_name import as_spec
 from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_stochastic_depth
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
-from raptor.experiments.raptors import CutBy, Machine, cut_by, describe_pair, trained_by
+from raptor.experiments.raptors import CutBy, Machine, cut_by, describe_pair, trained_by, with_contents
 from raptor.experiments.records import StochasticDepth, StochasticDepthRow, SweepStatistics
 from raptor.experiments.scratch import (
     ScratchOptions,
@@ -91,7 +91,7 @@ def run(
     check_scratch(common, [*p, *more_p])
     pairs = [(q, seed) for seed in seeds for q in p] + [(q, seed) for seed in more_seeds for q in more_p]
     plan = {cell_name(q, seed): Cell(cell_name(q, seed), {**common, "drop": q, "seed": seed}) for q, seed in pairs}
-    sweep = Sweep(Path(out), tuple(plan.values()), machine.device)
+    sweep = Sweep(Path(out), with_contents(plan.values(), machine), machine.device)
     work, images = partial(_do_cell, machine), partial(describe_pair, common)
     results = run_sweep(sweep, work, images, **part(CellOptions, options))
     rows = [replace(StochasticDepthRow.from_dict(result), cell=name) for name, result in results.items()]

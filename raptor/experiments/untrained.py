@@ -13,7 +13,16 @@ from raptor.data.by_name import as_spec
 from raptor.experiments.cells import Cell, CellOptions, Sweep, TrainingSweepOptions, plannable, run_sweep
 from raptor.experiments.figures import figure_untrained
 from raptor.experiments.outcome import Outcome, markdown, sum_of, write_outcome
-from raptor.experiments.raptors import CutBy, Machine, Pair, SweptTeachers, cut_by, describe_pair, trained_by
+from raptor.experiments.raptors import (
+    CutBy,
+    Machine,
+    Pair,
+    SweptTeachers,
+    cut_by,
+    describe_pair,
+    trained_by,
+    with_contents,
+)
 from raptor.experiments.records import Untrained, UntrainedRow
 from raptor.experiments.scratch import (
     ScratchOptions,
@@ -81,7 +90,7 @@ def run(
     }
     check_scratch(common, [p])
     plan = tuple(Cell(f"{kind}-s{s}", {**common, "kind": kind, "seed": s}) for s in seeds for kind in _KINDS)
-    sweep = Sweep(Path(out), plan, machine.device)
+    sweep = Sweep(Path(out), with_contents(plan, machine), machine.device)
     work, images = partial(_do_cell, machine), partial(describe_pair, common)
     results = run_sweep(sweep, work, images, **part(CellOptions, options))
     rows = [UntrainedRow.from_dict(result) for result in results.values()]

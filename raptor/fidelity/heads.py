@@ -416,16 +416,22 @@ def _read_kept(
 ) -> tuple[LinearHead, str] | None:
     """The head in `cache` and what it is, unless something else decided it."""
     kept = _read_metadata(cache) if Path(cache).is_file() else {}
-    if not kept or not _is_fitted_on(kept, decisive, teacher) or _are_others(kept, batches):
+    of_run = (Path(cache).parent / "config.yaml").is_file()
+    if not kept or not _is_fitted_on(kept, decisive, teacher) or _are_others(kept, batches, of_run):
         return None
     return LinearHead.load(cache), _about_ridge(kept)
 
 
-def _are_others(kept: Mapping[str, str], batches: Iterable[Batch] | None) -> bool:
-    """Whether `batches` are of as many images as a kept head was fitted on, but of others or with other labels."""
+def _are_others(kept: Mapping[str, str], batches: Iterable[Batch] | None, of_run: bool) -> bool:
+    """Whether `batches` are of other images than a kept head was fitted on, or have other labels.
+
+    of_run: the head is that of a run. One with --limit has fewer images, and its head holds for all of its data.
+    """
     data = getattr(batches, "data", None)
-    if not isinstance(data, ImageData) or kept.get("num_data") != str(len(data)):
-        return False  # of a run with --limit: its head holds for all of its data
+    if not isinstance(data, ImageData) or "num_data" not in kept:
+        return False
+    if of_run and kept["num_data"] != str(len(data)):
+        return False
     return not data.has_fingerprint(kept.get("images", "")) or kept.get("labels") != _labels_of(data)
 
 

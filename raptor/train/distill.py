@@ -21,7 +21,14 @@ from torch import Tensor, nn
 
 from raptor.data import ChosenData, ImageData, iterate
 from raptor.data.by_name import as_spec
-from raptor.data.chosen import DEFAULT_DATA, check_apart, describe_images, tell_of_new_classes, tell_of_scenes
+from raptor.data.chosen import (
+    DEFAULT_DATA,
+    check_apart,
+    describe_images,
+    labelled_like,
+    tell_of_new_classes,
+    tell_of_scenes,
+)
 from raptor.data.classes import describe_names, for_head, head_names
 from raptor.data.stream import TrainStream, check_stream
 from raptor.devices import device_name, open_fabric, pick_device, pick_precision, seeded
@@ -159,6 +166,7 @@ def distill(
         teacher = replace(teacher, classes=names)
     if isinstance(data, tuple):
         train_data, val_data, *labelled = (for_head(one, num_classes, names, own_names) for one in data)
+        val_data = labelled_like(val_data, labelled[0] if labelled else train_data)
         head_data = labelled[0] if labelled else train_data
         if split not in ("train", "all"):
             check_apart(train_data, val_data)
@@ -339,7 +347,7 @@ def _distill_one(job: Job, phases: Phases, folder: Path, config: dict[str, Any])
         elif job.start is not None:
             start_from(student, job.start, job.teacher, job.allow_other_teacher)
         elif job.stage == "2":
-            take_phases(student, folder, config)
+            take_phases(student, job.teacher, folder, config)
         if done is not None:
             if saved is not None and job.phase is None and job.fabric.is_global_zero:
                 with run.writing():

@@ -169,17 +169,31 @@ def start_from(student: ViT, start: str, teacher: ViT, allow_other_teacher: bool
     shared_blocks(student).load_state_dict(shared_blocks(other).state_dict())
 
 
-def take_phases(student: ViT, folder: Path, config: dict[str, Any]) -> None:
-    """Take the block of each phase from its finished stage-1 job under `folder`."""
+def take_phases(student: ViT, teacher: ViT, folder: Path, config: dict[str, Any]) -> None:
+    """Take the block of each phase from its finished stage-1 job under `folder`, which must be of `teacher`."""
     for j, block in enumerate(shared_blocks(student)):
         job = folder / f"phase-{j + 1}"
         saved = load_checkpoint(job)
-        if saved is None or read_summary(job) is None:
+        if saved is None or not _is_finished(job):
             state = "is not finished" if job.exists() else "is missing"
             raise RunError(f"stage 2 needs every phase or a --start: {job} {state}; run --phase {j + 1} first")
-        _check_same_model(job, read_config(job), config)
+        theirs = read_config(job)
+        _check_same_model(job, theirs, config)
+        known = theirs.get("fingerprint")
+        if known is not None and not same_weights(teacher.model, str(known)):
+            raise RunError(
+                f"{job} was trained on another {teacher.name} (its weights differ): run --phase {j + 1} again"
+            )
         prefix = f"block.{j}."
         load_weights(block, _under(saved[0], prefix), f"the checkpoint of {job}")
+
+
+def _is_finished(folder: Path) -> bool:
+    """Whether a run has done all of its legs; while one more runs, the summary of those before is still there."""
+    summary = read_summary(folder)
+    return summary is not None and num_legs(summary.get("num_steps") or {}) >= len(
+        read_config(folder).get("legs") or [1]
+    )
 
 
 def _check_same_model(job: Path, theirs: dict[str, Any], ours: dict[str, Any]) -> None:

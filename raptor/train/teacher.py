@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 
 from raptor.data import ChosenData, ImageData, Preprocess, iterate
 from raptor.data.by_name import as_spec, spec_text
-from raptor.data.chosen import check_apart, describe_images
+from raptor.data.chosen import check_apart, describe_images, labelled_like
 from raptor.data.stream import AUGMENTATIONS, TrainStream, check_stream, stable_seed
 from raptor.devices import ONE_PROCESS, Ranks, device_name, open_fabric, pick_device, pick_precision, ranks_of, seeded
 from raptor.fidelity.heads import is_right
@@ -119,6 +119,9 @@ def train_teacher(
     if isinstance(spec, tuple):
         train_data, val_data = spec
         check_apart(train_data, val_data)
+        has_labels, val_data = val_data.labels is not None, labelled_like(val_data, train_data)
+        if has_labels and val_data.labels is None:
+            raise ValueError(f"{val_data.name} has other classes than {train_data.name}: give images of the same ones")
         spec = train_data.name
     else:
         chosen = ChosenData(spec, val, skip_bad=options["skip_bad"])

@@ -12,13 +12,14 @@ import pytest
 import torch
 from pages import ROOT
 from PIL import Image
-from tiny_images import pixels
+from tiny_images import pixels, write_tree
 
 from raptor.cli import main
 from raptor.data import ChosenData, ImageData, InMemory, Preprocess, iterate, open_data
-from raptor.data.chosen import check_apart, describe_images
+from raptor.data.chosen import check_apart, describe_images, labelled_like
 from raptor.data.classes import for_head, head_names, imagenet_ids
 from raptor.run import RunError
+from raptor.train.teacher import train_teacher
 
 WNIDS = ("n01440764", "n01443537", "n02102040", "n03394916")  # classes 0, 1, 217 and 566
 
@@ -317,3 +318,18 @@ def test_frames_of_a_run_are_its_own(two_places: Path, capsys: pytest.CaptureFix
     run = _run(two_places / "run", chosen.training(), chosen.judged(), data="scenes")
     assert main(["probe", run, "--task", "segment", "--device", "cpu", "--out", str(two_places / "out")]) == 2
     assert "raptor: scenes holds other images than those" in capsys.readouterr().err
+
+
+def test_opened_images_are_matched_by_the_names_of_their_classes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As those are that are given by name: the number of a class is its place among its own set's classes."""
+    write_tree(tmp_path / "train", [f"{name}/{i}.png" for name in "abc" for i in range(2)])
+    write_tree(tmp_path / "val", [f"{name}/{i}.png" for name in "bc" for i in range(2)])
+    write_tree(tmp_path / "other", [f"{name}/{i}.png" for name in "cd" for i in range(2)])
+    train, val, other = (open_data(str(tmp_path / name), "all") for name in ("train", "val", "other"))
+    matched = labelled_like(val, train)
+    assert matched.labels == [1, 1, 2, 2] and matched.classes == ["a", "b", "c"]
+    assert labelled_like(other, train).labels is None and "are not used" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="other has other classes than .*train: give images of the same ones"):
+        train_teacher("vit_tiny_patch16_224", (train, other), out=str(tmp_path / "out"), size=16, patch=8, dim=48)

@@ -134,3 +134,8 @@ def test_bad_input_is_refused() -> None:
     system = Contraction(0.5)
     with pytest.raises(ValueError, match="do not fit a model of 6 blocks"):
         Stability(GROUPS, layers=(9,)).update(system.states, system.run_from)
+
+
+def test_sizes_are_in_ascending_order() -> None:
+    """The smallest one, which attraction and the slopes rest on, comes first."""
+    assert Stability(TokenGroups(cls=1, registers=0, patches=4), eps=(3.0, 1e-2, 3.0)).eps == [1e-2, 3.0]

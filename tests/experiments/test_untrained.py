@@ -8,6 +8,7 @@ import pytest
 
 from raptor.experiments import untrained
 from raptor.experiments.records import StochasticDepth, Untrained
+from raptor.recipes import FOLDER
 from raptor.run import RunError
 
 
@@ -37,3 +38,17 @@ def test_a_teacher_made_another_way_is_not_taken(
     shown = "images" if name == "limit" else name
     with pytest.raises(RunError, match=rf"every cell failed.*holds another teacher \({shown}: "):
         untrained.run(**options, cells="trained-s0", out=str(tmp_path))
+
+
+def test_a_recipe_that_was_changed_since_is_refused(sweep_folder: Path, tiny: SimpleNamespace, tmp_path: Path) -> None:
+    """Its cells would be given back as those of the recipe that the file holds now."""
+    (tmp_path / "mine.yaml").write_text((FOLDER / "adamw.yaml").read_text())
+    options = dict(**tiny.images, **tiny.shape, **{**tiny.budgets, "recipe": str(tmp_path / "mine.yaml")}, p=0.5)
+    options |= dict(overfit_images=32, cells="untrained-s0", out=str(tmp_path / "out"))
+    untrained.run(**options)
+    untrained.run(**options)
+    (tmp_path / "mine.yaml").write_text(
+        (FOLDER / "adamw.yaml").read_text().replace("conditioning: table", "conditioning: none")
+    )
+    with pytest.raises(RunError, match="recipe"):
+        untrained.run(**options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -226,12 +227,19 @@ def test_unknown_precision_is_refused() -> None:
         pass
 
 
-def test_run_time_tells_a_deep_model_from_a_shallow_one() -> None:
-    deep = tiny_vit()
-    shallow = open_vit(
-        timm.create_model(
-            "vit_tiny_patch16_224", img_size=SIZE, patch_size=PATCH, embed_dim=DIM, depth=2, num_heads=2, num_classes=0
-        ).eval()
-    )
-    seconds = run_times({"deep": deep, "shallow": shallow}, torch.randn(16, 3, SIZE, SIZE), seconds=0.1)
-    assert seconds["deep"] > 1.5 * seconds["shallow"] > 0
+def test_run_time_is_the_median_of_alternating_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only the models move: the first round warms up, then they take turns on the same images."""
+    now, order = [0.0], []
+    takes = {"deep": [90.0, 6.0, 4.0, 30.0], "shallow": [50.0, 1.0, 3.0, 2.0]}
+
+    def model(name: str) -> Callable[[Tensor], None]:
+        def forward(images: Tensor) -> None:
+            order.append((name, len(images)))
+            now[0] += takes[name].pop(0)
+
+        return forward
+
+    monkeypatch.setattr("raptor.fidelity.complexity.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    seconds = run_times({name: model(name) for name in takes}, torch.zeros(40, 3, 4, 4), seconds=0.0)
+    assert seconds == {"deep": 6.0 / 32, "shallow": 2.0 / 32}
+    assert order == [("deep", 32), ("shallow", 32)] * 4

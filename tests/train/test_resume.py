@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tiny_images import colour, save_array
 from tiny_models import tiny_timm
 from tiny_run import OPTIONS, blocks_of, metrics, tiny_run, tiny_teacher, write_recipe
+from torch import nn
 
 from raptor.open import OtherTeacher, open_pair, open_vit
 from raptor.phases import Phases
@@ -280,3 +282,46 @@ def test_phase_jobs_with_adapters_are_one_run(tmp_path):
         tiny_run(tmp_path / "jobs", **{**options, "adapters": None}, stage="2")
     joined = tiny_run(tmp_path / "jobs", **options, stage="2")
     assert all(torch.equal(blocks_of(joined)[n], v) for n, v in blocks_of(whole).items())
+
+
+def test_stage_2_refuses_phases_of_another_teacher_and_from_the_middle_of_a_leg(tmp_path):
+    """A teacher of the same name may have other weights; while a leg runs, the summary of the one before is there."""
+    run = partial(tiny_run, tmp_path / "run", budget="4steps")
+    other = tiny_teacher()
+    with torch.no_grad():
+        for parameter in other.model.parameters():
+            parameter.add_(0.01)
+    run(phase=1, teacher=tiny_teacher())
+    run(phase=2, teacher=other)
+    with pytest.raises(
+        RunError, match=r"phase-2 was trained on another .* \(its weights differ\): run --phase 2 again"
+    ):
+        run(stage="2", teacher=tiny_teacher())
+    shutil.rmtree(tmp_path / "run" / "phase-2")
+    run(phase=2, teacher=tiny_teacher())
+    config = read_config(tmp_path / "run" / "phase-1")
+    (tmp_path / "run" / "phase-1" / "config.yaml").write_text(yaml.safe_dump({**config, "legs": ["4steps", "8steps"]}))
+    with pytest.raises(RunError, match=r"phase-1 is not finished; run --phase 1 first"):
+        run(stage="2", teacher=tiny_teacher())
+
+
+def test_a_run_goes_on_where_a_parameter_gets_no_gradient(tmp_path):
+    class Unused(nn.Module):
+        def __init__(self, block: nn.Module):
+            super().__init__()
+            self.inner, self.unused = block, nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    def teacher():
+        vit = tiny_teacher()
+        model = copy.deepcopy(vit.model)
+        model.blocks = nn.Sequential(*map(Unused, model.blocks))
+        torch.manual_seed(0)
+        return model
+
+    for optimizer in ("muon", "adamw"):
+        out = tmp_path / optimizer
+        tiny_run(out, teacher(), budget="2steps", optimizer=optimizer)
+        assert tiny_run(out, teacher(), budget="4steps", optimizer=optimizer).summary.num_steps["stage2-leg2"] == 2
