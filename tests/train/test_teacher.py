@@ -18,6 +18,7 @@ from tiny_run import TEACHER as TINY
 from tiny_run import train_tiny as train
 from torch import Tensor
 
+from raptor.data import open_data
 from raptor.open import open_vit
 from raptor.run import Interrupted, RunError
 from raptor.train.teacher import TeacherStage, mixed_batch, smooth_targets, train_teacher
@@ -199,3 +200,14 @@ def test_a_checkpoint_of_an_earlier_version_is_continued(tmp_path, monkeypatch):
     train(tmp_path / "run")
     train(tmp_path / "whole")
     assert same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+
+
+def test_opened_images_of_other_classes_are_refused(tmp_path: Path) -> None:
+    for place, names in (("train", "abc"), ("other", "bcd")):
+        for i, name in enumerate(names):
+            picture = Image.new("RGB", (16, 16), (90 * i, 200 if place == "train" else 20, 50))
+            (tmp_path / place / name).mkdir(parents=True)
+            picture.save(tmp_path / place / name / "one.png")
+    pair = tuple(open_data(str(tmp_path / place), "all") for place in ("train", "other"))
+    with pytest.raises(ValueError, match=r"other has other classes than .*train: give images of the same ones"):
+        train_teacher("vit_tiny_patch16_224", pair, out=str(tmp_path / "out"), size=16, patch=8, dim=48, heads=3)
