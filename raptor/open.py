@@ -470,14 +470,14 @@ def _described(vit: ViT) -> dict[str, Any]:
     }
 
 
-def check_folder_of(folder: Path, source: object, surrogate: ViT | None, model: ViT) -> Path:
-    """`folder`, unless it is the run of another model: its page would show the results of both as one.
+def check_folder_of(folder: Path, source: object, surrogate: ViT | None, model: ViT) -> None:
+    """Raise where `folder` is the run of another model: its page would show the results of both as one.
 
     source: what `surrogate` and `model` were opened as; `model` is its teacher, or the model by itself.
     """
     held = saved_folder(str(folder.absolute()))
     if held is None or (isinstance(source, str | Path) and saved_folder(str(source)) == saved_folder(str(folder))):
-        return folder
+        return
     config = _read_saved(held)
     is_its_teacher = False
     if surrogate is None and config["surrogate"] is not None:
@@ -485,7 +485,6 @@ def check_folder_of(folder: Path, source: object, surrogate: ViT | None, model: 
         is_its_teacher = known is None or same_weights(model.model, known)
     if not is_its_teacher and not _holds(held, surrogate or model):
         raise RunError(f"{folder} is the run of another model ({config['name']}): choose another --out")
-    return folder
 
 
 def _holds(folder: Path, vit: ViT) -> bool:

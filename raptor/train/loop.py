@@ -307,9 +307,10 @@ class Loop:
         moments = training.moments()
         tensors = stage.tensors()
         for name, p, key in (kept for group in stage.groups for kept in _kept(group)):
-            value = moments[p].get(key)  # of a parameter that never had a gradient there is none yet: it is as zeros
-            none = torch.zeros(()) if key == "step" else torch.zeros_like(p)
-            tensors[f"optimizer.{key}.{name}"] = none if value is None else value
+            value = moments[p].get(key)
+            if value is None:  # of a parameter that never had a gradient, which is the same as zeros
+                value = torch.zeros(()) if key == "step" else torch.zeros_like(p)
+            tensors[f"optimizer.{key}.{name}"] = value
         self.state.bad_images = self._own_bad_images()
         self.state.num_logged = self.run.num_logged()
         self.run.save_checkpoint(self._total(step), tensors, self.state.to_dict())
