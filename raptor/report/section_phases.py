@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raptor.phases import ModelPhases
-from raptor.report.charts import GROUP_NAMES, Chart, Control, Section, Series, finite_values, number, percent
+from raptor.report.charts import GROUP_NAMES, Chart, Control, Section, Series, finite_values, number
 from raptor.report.figures_phases import NULL_LABELS
 from raptor.report.markup import bullet_list, table
 from raptor.report.results import Results
@@ -43,13 +43,14 @@ def _evidence_table(entries: list[ModelPhases]) -> str:
             if cut is None:
                 continue
             pairs = zip(found.boundaries, cut.boundaries, cut.stability)
-            edges = "; ".join(f"{edge} [{low}, {high}], {percent(share)}" for edge, (low, high), share in pairs)
+            edges = "; ".join(f"{edge} [{low}, {high}], {100 * share:.0f} %" for edge, (low, high), share in pairs)
             ends = "" if cut.interval is None else f" [{number(cut.interval[0])}, {number(cut.interval[1])}]"
-            nulls = (number(value) for value in (cut.shuffled, cut.shuffled_upper, cut.smooth, cut.twin))
-            rows.append((name, str(found), edges or "–", f"{number(cut.contrast)}{ends}", *nulls))
+            shuffled = number(cut.shuffled) + ("" if cut.shuffled_upper is None else f" ({number(cut.shuffled_upper)})")
+            contrast = f"{number(cut.contrast)}{ends}"
+            nulls = (shuffled, number(cut.smooth), number(cut.twin))
+            rows.append((name, str(found), edges or "–", contrast, *nulls))
     head = ("states of", "phases", "boundaries, 95 % interval, share of resamples", "contrast")
-    nulls_head = ("shuffled", "95 % of shuffled below", "smooth", "untrained twin")
-    return table((*head, *nulls_head), rows) if rows else ""
+    return table((*head, "shuffled (95 % below)", "smooth", "twin"), rows) if rows else ""
 
 
 def _heatmap(entries: list[ModelPhases], lengths: list[int] | None) -> Chart:
