@@ -85,10 +85,11 @@ def test_a_recovery_that_says_little_is_told_of(tmp_path: Path) -> None:
     assert told in build_section(probes, read_results(tmp_path)).after
     teacher = done.results["teacher"]
     assert teacher.chance == 1 / len(teacher.classes or ())
-    pick = replace(teacher.seeds[0].chosen, reported={"accuracy": 0.0})
+    pick = replace(teacher.seeds[0].chosen, reported={"accuracy": teacher.chance})
     guessing = replace(teacher, seeds=[replace(teacher.seeds[0], chosen=pick)])
     report = replace(done.report, results={**done.results, "teacher": guessing})
-    assert report.recovery is None or "no better than a guess" in str(report.caution)
+    assert report.caution is not None and "the teacher is no better than a guess (" in report.caution
+    assert "guess" not in told
 
 
 def test_results_do_not_go_into_the_run_of_another_model(tmp_path: Path) -> None:
