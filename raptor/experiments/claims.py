@@ -40,6 +40,7 @@ from raptor.fidelity.complexity import Complexity
 from raptor.phases import PhasesFile
 from raptor.provenance import Provenance, recorded
 from raptor.recipes import FOLDER as RECIPES
+from raptor.recipes import read_header
 from raptor.run import ResultFile, read_json, read_text, write_text
 from raptor.streaming import Record, Result
 
@@ -266,9 +267,11 @@ def _experiment_claims(found: _Found, base: Path) -> list[Claim]:
                 filled = replace(claim, recipe=claim.recipe or section.recipe)
                 if path is not None and result is not None:
                     image = path.with_name(f"{section.figure}.png")
+                    label = _label_among(path, result, found[name])
                     filled = replace(
                         filled,
-                        on=_label_among(path, result, found[name]),
+                        recipe=claim.recipe or _recipe_for(section.recipe, label),
+                        on=label,
                         source=os.path.relpath(path, base),
                         command=result.command,
                         machine=result.device or "",
@@ -346,7 +349,7 @@ def _depth_claims(folder: Path, base: Path) -> tuple[list[Claim], list[Twin]]:
         changed = path.with_name(f"{path.stem}-interventions.json")
         if changed.exists():
             swaps = InterventionsFile.read_file(changed)
-            own = [replace(claim, recipe=_recipe_of_swaps(path.stem)) for claim in claims_interventions(swaps)]
+            own = [replace(claim, recipe=_recipe_for("swaps", path.stem)) for claim in claims_interventions(swaps)]
             found += [_filled(c, changed, base, label, swaps.provenance) for c in own]
     found = found or claims_dynamics(None)
     order = list(dict.fromkeys(claim.says for claim in found))
@@ -358,10 +361,10 @@ def _depth_claims(folder: Path, base: Path) -> tuple[list[Claim], list[Twin]]:
     return [replace(claim, recipe=claim.recipe or "dynamics-paper") for claim in [*table3, *found]], beside
 
 
-def _recipe_of_swaps(name: str) -> str:
-    """The recipe that swaps the blocks of this model on more images: swaps-dinov2 for dinov2s."""
-    own = (path.stem for path in sorted(RECIPES.glob("swaps-*.yaml")))
-    return next((stem for stem in own if name.startswith(stem.removeprefix("swaps-"))), "swaps")
+def _recipe_for(recipe: str, model: str) -> str:
+    """The form of a recipe that is for this model, where there is one: swaps-dinov2 for swaps and dinov2s."""
+    own = (path.stem for path in sorted(RECIPES.glob(f"{recipe}-*.yaml")))
+    return next((stem for stem in own if model.startswith(stem.removeprefix(f"{recipe}-"))), recipe)
 
 
 def _trained(folder: Path) -> list[Path]:
@@ -492,6 +495,23 @@ _TWINS = (
 )
 
 
+_NOT_RUN = (
+    "Experiments on the paper's claims that are only recipes so far, or were run in part. The header of each file in "
+    "`raptor/recipes` has the command and what is expected; the rows above rest on what was run instead."
+)
+
+
+def _not_run_table() -> str:
+    """The recipes for claims whose header says that something was not run."""
+    headers = {path.stem: read_header(path) for path in sorted(RECIPES.glob("*.yaml"))}
+    rows = [
+        [f"`{name}`", header.about, header.time]
+        for name, header in headers.items()
+        if "not run" in header.time.lower() and header.command.startswith(("raptor reproduce", "raptor dynamics"))
+    ]
+    return markdown(("recipe", "what it does", "time"), rows)
+
+
 def _claims_page(file: ClaimsFile, base: Path, experiments: Path) -> str:
     """One table per figure, table or section of the paper, narrow enough for a page of text."""
     made = {claim.command: claim.machine for claim in file.claims if claim.command}
@@ -512,6 +532,9 @@ def _claims_page(file: ClaimsFile, base: Path, experiments: Path) -> str:
                 _DEPTH,
                 *_twins_shown(file.twins, commands),
                 *(text for part, claims in parts.items() for text in (f"## {part}", _part_table(claims, commands))),
+                "## Not run",
+                _NOT_RUN,
+                _not_run_table(),
                 "## Runs",
                 "Paths are those of the machine that ran them; `code/` is the repository's folder.",
                 "\n".join(

@@ -94,7 +94,7 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]], optional: Se
 def _shown(value: Any) -> str:
     if value is None:
         return "–"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    return f"{value:.3f}" if isinstance(value, float) else str(value).replace("|", "\\|")
 
 
 def sum_of(lengths: Sequence[int]) -> str:

@@ -126,7 +126,15 @@ def test_the_page_counts_verdicts_by_part_of_the_paper(committed: ClaimsFile) ->
     *parts, total = rows_of(text, "| claims of |")
     assert [int(num) for num in total[1:]] == list(committed.counts.values())
     assert [sum(int(row[i]) for row in parts) for i in range(1, 5)] == list(committed.counts.values())
-    assert [name[1 : name.index("]")] for name, *_ in parts] == re.findall(r"^## (?!Runs)(.+)$", text, re.M)
+    assert [name[1 : name.index("]")] for name, *_ in parts] == re.findall(r"^## (?!Runs|Not run)(.+)$", text, re.M)
+
+
+def test_the_page_lists_the_recipes_that_were_not_run() -> None:
+    text = (RESULTS / "claims.md").read_text()
+    rows = {row[0].strip("`"): row for row in rows_of(text, "| recipe |")}
+    assert {"ablation-paper", "ablation-paper-dinov2", "partitions-p06", "table1-paper", "swaps"} <= set(rows)
+    assert not {"ablation", "swaps-dinov2", "table1-five-minutes", "imagenet-base"} & set(rows)  # run, or no claim
+    assert all(len(row) == 3 and "not run" in row[2].lower() for row in rows.values())
 
 
 def test_each_twin_on_the_page_is_measured_in_its_file(committed: ClaimsFile) -> None:
