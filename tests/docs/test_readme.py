@@ -13,6 +13,9 @@ PAGE = " ".join(read("README.md").split())
 
 def test_shares_are_those_of_the_table() -> None:
     teacher, *rows = json.loads((FOLDER / "table1.json").read_text())["rows"]
+    classify, segment, depth = (teacher["scores"][task]["mean"] for task in ("classify", "segment", "depth"))
+    assert f"the teacher's probe has {100 * classify:.1f} % right" in PAGE
+    assert f"a mean IoU of {100 * segment:.1f} % and a depth RMSE of {depth:.3f} m".replace(" 0.", " .") in PAGE
     assert [row["k"] for row in rows] == ["2", "3", "4"]
     for row in rows:
         phases = "\\|".join(map(str, row["phases"]))
@@ -32,3 +35,12 @@ def test_scores_of_the_training_are_those_of_the_file() -> None:
     assert f"R2 is {first}, {second} and {third};" in PAGE
     first, second, third = (f"{100 * value:.0f}" for value in means["recovery_head"])
     assert f"keeps {first}, {second} and {third} % of its accuracy" in PAGE
+
+
+def test_verdicts_are_those_of_the_claims() -> None:
+    counts = json.loads((ROOT / "docs" / "results" / "claims.json").read_text())["counts"]
+    agree, disagree, undetermined, not_tested = counts.values()
+    assert (
+        f"{agree} agree, {disagree} disagree, {undetermined} are undetermined and {not_tested} not tested at this budget"
+        in PAGE
+    )
