@@ -115,7 +115,8 @@ def free_bytes(device: torch.device) -> int:
 @contextmanager
 def seeded(seed: int = 0) -> Iterator[None]:
     """Random weights that are made inside are the same on every rank and in every run; the caller's numbers go on."""
-    with torch.random.fork_rng(devices=[]):
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=gpus):
         torch.manual_seed(seed)
         yield
 

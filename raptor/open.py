@@ -126,7 +126,10 @@ def open_vit(
     untrained = dict(pretrained=None if pretrained else False, layer_scale=layer_scale)
     built = dict(num_classes=num_classes, **untrained, **model_kwargs)
     if isinstance(source, ViT):
-        _refuse("a model that is already opened", weights=weights, size=size, preprocess=prepared, **structure, **built)
+        opened = dict(
+            weights=weights, size=size, preprocess=prepared, name=name, dtype=None if dtype == "fp32" else dtype
+        )
+        _refuse("a model that is already opened", **opened, **structure, **built)
         return source if device is None else source.to(device)
     if isinstance(source, nn.Module):
         _refuse("a module of your own", **built)
@@ -334,7 +337,7 @@ def check_teacher(surrogate: ViT, teacher: ViT, source: str | Path | nn.Module |
             f"{shown} was not made from {teacher.name} as it is now (its weights differ): name its teacher with "
             "--teacher, --module or --weights, or compare them all the same with --allow_other_teacher"
         )
-    teacher.name += OTHER_TEACHER
+    teacher.name = teacher.name.removesuffix(OTHER_TEACHER) + OTHER_TEACHER
 
 
 def _made_from(

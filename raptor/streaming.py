@@ -173,7 +173,8 @@ class Reservoir:
 
     def _key(self, place: int) -> float:
         """The draw of the row at `place`: those of the rows before it, which other ranks may hold, are made too."""
-        assert place >= self._num_drawn, "places rise"
+        if place < self._num_drawn:
+            raise ValueError("batches overlap: Batch.start must be the number of images before the batch, or None")
         while self._num_drawn < place:
             self._random.random()
             self._num_drawn += 1

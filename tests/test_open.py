@@ -701,3 +701,10 @@ def test_random_weights_are_in_the_name() -> None:
     name = "timm/vit_tiny_patch16_224"
     assert open_vit(name, pretrained=False).name == f"{name} (untrained)"
     assert open_vit(name, pretrained=False, name="mine").name == "mine"
+
+
+def test_options_that_an_opened_model_would_ignore_are_refused() -> None:
+    vit = open_vit("scenes")
+    for option, value in {"dtype": "bf16", "name": "mine"}.items():
+        with pytest.raises(ValueError, match=f"{option} cannot be given for a model that is already opened"):
+            open_vit(vit, **{option: value})

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from raptor.devices import Ranks
+from raptor.devices import Ranks, full_precision
 from raptor.dynamics.attraction import contraction, phase_spans
 from raptor.dynamics.direction import DirectionResult
 from raptor.dynamics.gathering import GatheringResult
@@ -342,7 +342,8 @@ class BlockContrast:
     def update(self, means: dict[str, Tensor], places: Sequence[int] | None = None) -> None:
         """Add unit group means `(B, L+1, D)` of the images at `places` of the stream."""
         pooled = [means[name][:, 1:] for name in ("cls", "patches") if name in means]
-        cosine_bll = torch.stack([x @ x.mT for x in pooled]).mean(0)
+        with full_precision(pooled[0].device):
+            cosine_bll = torch.stack([x @ x.mT for x in pooled]).mean(0)
         self._weight_qll = self._weight_qll.to(cosine_bll, non_blocking=True)
         self._moments.update(torch.einsum("bij,qij->bq", cosine_bll, self._weight_qll), places)
 

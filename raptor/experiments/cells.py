@@ -387,10 +387,12 @@ def claim(path: Path) -> Iterator[bool]:
     file: TextIO = path.open("a")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         file.close()
         yield False
         return
+    except OSError as error:  # some network file systems have no locks
+        _say(f"{path} cannot be locked ({error.strerror}): let no second command work on these cells")
     hold_alone(file)
     try:
         yield True

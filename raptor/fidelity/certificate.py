@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -288,7 +288,8 @@ def certify(
     Where ranks share the batches, all of them call this and get the same certificate.
 
     Args:
-        batches: held-out images (labels, where there are any, give accuracies).
+        batches: held-out images (labels, where there are any, give accuracies), such as `raptor.iterate(...)` or a list
+            of batches. They are gone through more than once.
         null_models: whether to measure the null models too; this adds a pass over `train_batches` and one more forward
             pass of the teacher's cost.
         head: from `raptor.fidelity.heads.resolve_head`; None leaves accuracy and agreement out.
@@ -301,6 +302,8 @@ def certify(
         split: what the images are called in it: `val` for held-out ones, `train`, `all`, or a part of the data.
     """
     _check_pair(surrogate, teacher)
+    if isinstance(batches, Iterator):
+        raise ValueError("batches are gone through more than once: give raptor.iterate(...) or a list, not an iterator")
     if null_every < 1:
         raise ValueError(f"null_every must be at least 1; got {null_every}")
     phases = Phases.from_lengths(surrogate.phases or [teacher.num_layers])
@@ -426,19 +429,31 @@ def _measure(
 
 
 def _centre(curves: ErrorCurves, teacher: ViT, batches: Iterable[Batch], precision: str) -> Tensor | None:
-    """The mean state of images spread over a stream; None for other batches, whose first one is the centre.
+    """The mean state of images spread over all batches; None where that cannot be seen without reading all of them.
 
     The first batch of a folder may be all of one class, and deviations from its mean would make intervals too wide.
     """
-    if not isinstance(batches, ImageStream):
+    if isinstance(batches, ImageStream):
+        stream = batches.whole().sample(min(_CENTRE_IMAGES, batches.num_images))
+        stream.progress = None  # these images are counted when they are measured
+        sample: Iterable[Batch] = stream
+    elif isinstance(batches, Sequence):
+        sample = _spread(batches, _CENTRE_IMAGES)
+    else:
         return None
-    sample = batches.whole().sample(min(_CENTRE_IMAGES, batches.num_images))
-    sample.progress = None  # these images are counted when they are measured
     sums_lgd, num_images = None, 0
     for states, _, batch in Trajectories(teacher, sample, precision):
         added = len(batch.images) * curves.centre_of(states).double()
         sums_lgd, num_images = added if sums_lgd is None else sums_lgd + added, num_images + len(batch.images)
     return None if sums_lgd is None else (sums_lgd / num_images).float().cpu()
+
+
+def _spread(batches: Sequence[Batch], num_images: int) -> list[Batch]:
+    """About `num_images` images, as many of each batch."""
+    chosen = batches[:: max(1, -(-len(batches) // num_images))]
+    share = max(1, num_images // max(1, len(chosen)))
+    rows = [torch.linspace(0, len(b.images) - 1, min(share, len(b.images))).long() for b in chosen]
+    return [Batch(b.images[row.to(b.images.device)], None, b.indices[row]) for b, row in zip(chosen, rows)]
 
 
 def _predictions(rows: Rows, bootstrap: int, seed: int) -> dict[str, Estimate]:

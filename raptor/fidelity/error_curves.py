@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raptor.devices import Ranks, free_bytes
+from raptor.devices import Ranks, free_bytes, full_precision
 from raptor.streaming import Moments, Reservoir, decode, jsonable
 from raptor.vit.view import TokenGroups
 
@@ -208,7 +208,7 @@ class ErrorCurves:
             self.start(self.centre_of(teacher_states))
         assert self._centre is not None
         pairs = zip(*(self._stacks(states) for states in (teacher_states, student_states)))
-        with torch.autocast(teacher_states[0].device.type, enabled=False):
+        with full_precision(teacher_states[0].device):
             rows = [_layer_sums(t, s, self._centre[where], self.bounds) for (where, t), (_, s) in pairs]
         image_blgv = torch.cat([image for image, _ in rows]).transpose(0, 1)
         self._image_sums += image_blgv.sum(0, dtype=torch.float64)

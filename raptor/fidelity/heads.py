@@ -380,7 +380,7 @@ def resolve_head(
     kept = None if cache is None else ranks.first(lambda: _read_kept(cache, decisive, teacher, train_batches))
     if kept is not None:
         linear, about = kept
-        return Head("ridge", linear.num_classes, linear), about
+        return Head("ridge", linear.num_classes, linear, linear.classes), about
     if train_batches is None:
         return (
             None,
@@ -400,7 +400,8 @@ def resolve_head(
         fitted_on |= {"num_data": str(len(data)), "images": data.fingerprint(), "labels": _labels_of(data)}
     if cache is not None and ranks.is_first:
         linear.save(cache, fitted_on)
-    return Head("ridge", linear.num_classes, linear), _about_ridge({"alpha": str(linear.alpha), **fitted_on})
+    about = _about_ridge({"alpha": str(linear.alpha), **fitted_on})
+    return Head("ridge", linear.num_classes, linear, linear.classes), about
 
 
 def _about_ridge(fitted_on: Mapping[str, str]) -> str:

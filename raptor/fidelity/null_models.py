@@ -106,11 +106,10 @@ def _first_scales(
 
 def _group_means(mean_ltd: Tensor, groups: TokenGroups) -> Tensor:
     """Replace each token's mean by that of its group, in float32."""
-    parts = [
-        mean_ltd[:, where].mean(1, keepdim=True).expand(-1, where.stop - where.start, -1)
-        for _, where in groups.present()
-    ]
-    return torch.cat(parts, dim=1).float()
+    means_ltd = torch.empty_like(mean_ltd)
+    for _, where in groups.present():
+        means_ltd[:, where] = mean_ltd[:, where].mean(1, keepdim=True)
+    return means_ltd.float()
 
 
 class LinearFit:

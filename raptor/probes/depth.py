@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchvision.transforms.v2.functional import adjust_brightness, adjust_contrast, adjust_saturation
 
 from raptor.data.dense import DenseData
 from raptor.devices import ONE_PROCESS, Ranks
@@ -167,8 +166,13 @@ def jitter_colours(
     The changes are drawn for `num_drawn` images, by default as many as there are, of which these are `rows`.
     """
     factors_b3 = 1 + _JITTER * (2 * torch.rand(3, num_drawn or len(images), generator=generator) - 1).T[rows]
-    changed = [
-        adjust_saturation(adjust_contrast(adjust_brightness(image, brightness), contrast), saturation)
-        for image, (brightness, contrast, saturation) in zip(images / 255, factors_b3.tolist())
-    ]
-    return torch.stack(changed) * 255
+    brightness, contrast, saturation = factors_b3.to(images, non_blocking=True).T[..., None, None, None]
+    changed = (images / 255 * brightness).clamp(0, 1)
+    changed = torch.lerp(_grey(changed).mean((1, 2, 3), keepdim=True), changed, contrast).clamp(0, 1)
+    return torch.lerp(_grey(changed), changed, saturation).clamp(0, 1) * 255
+
+
+def _grey(images: Tensor) -> Tensor:
+    """The luma of images (B, 3, H, W), with torchvision's weights: (B, 1, H, W)."""
+    red, green, blue = images.unbind(1)
+    return (0.2989 * red + 0.587 * green + 0.114 * blue)[:, None]

@@ -14,7 +14,7 @@ from raptor.data.stream import stable_seed
 from raptor.devices import Ranks
 from raptor.probes.result import HeadTensors, Pick, SeedRun
 from raptor.train.plan import time_steps
-from raptor.train.schedule import cosine
+from raptor.train.schedule import learning_rate
 
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8
@@ -95,10 +95,7 @@ class HeadGrid:
 def lr_factor(step: int, num_steps: int) -> float:
     """Share of the peak learning rate at `step`: warm-up of 100 steps (10 % of short runs), then a cosine to 1 %."""
     num_warmup = min(_NUM_WARMUP, max(1, num_steps // 10))
-    warm, done = (step + 1) / num_warmup, (step - num_warmup) / max(1, num_steps - num_warmup)
-    if warm < 1:
-        return warm
-    return cosine(min(1.0, max(0.0, done)), 1.0, _FINAL_SHARE)
+    return learning_rate(step, num_steps, 1.0, _FINAL_SHARE, num_warmup / num_steps)
 
 
 def grid_around(lr: float) -> list[float]:

@@ -15,7 +15,7 @@ from raptor.surrogate.adapters import DepthLinear, Weights, adapt, matrix_names
 from raptor.surrogate.attention import attend
 from raptor.surrogate.gelu import gelu
 from raptor.surrogate.swiglu import swiglu
-from raptor.vit.view import Context, ViT, first_tensor
+from raptor.vit.view import Context, ViT, first_tensor, with_state
 
 
 class Modulation(NamedTuple):
@@ -363,8 +363,7 @@ class _Modulated(nn.Module):
         output = self.inner(*args, **kwargs)
         if self.factor is None:
             return output
-        state = _film(first_tensor(output), *self.factor)
-        return (state, *output[1:]) if isinstance(output, tuple) else state
+        return with_state(output, _film(first_tensor(output), *self.factor))
 
 
 class PlainBlock(PaperBlock):
@@ -447,7 +446,7 @@ def _plain_block(
         for call in calls:
             args, kwargs = _in_double(call, wide)
             update = exact(x_btd, modulation, *args, **kwargs) - x_btd
-            if (ours - update).norm() > 1e-6 * update.norm():
+            if not (ours - update).norm() <= 1e-6 * update.norm():  # nor if they are NaN
                 return None
     except (RuntimeError, TypeError):  # its layers or arguments do not fit together
         return None
@@ -567,7 +566,7 @@ def uses_places(teacher: ViT) -> bool:
         args, kwargs = _in_double(context.calls[layer - 1], wide)
         update = first_tensor(block(x_btd, *args, **kwargs)) - x_btd
         moved = first_tensor(block(x_btd[:, order], *args, **kwargs)) - x_btd[:, order]
-        if (moved - update[:, order]).norm() > 1e-5 * update.norm():
+        if not (moved - update[:, order]).norm() <= 1e-5 * update.norm():  # nor if they are NaN
             return True
     return False
 
@@ -641,8 +640,7 @@ def _modulation_points(teacher: ViT, layer: int) -> list[str]:
 
 
 def _no_update(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-    none = torch.zeros_like(first_tensor(output))
-    return (none, *output[1:]) if isinstance(output, tuple) else none
+    return with_state(output, torch.zeros_like(first_tensor(output)))
 
 
 def _is_norm(module: nn.Module, dim: int) -> bool:

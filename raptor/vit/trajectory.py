@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from raptor.data.stream import Batch, sharing
 from raptor.progress import track
-from raptor.vit.view import TokenGroups, ViT, first_tensor, image_vectors, recording, replaced_blocks
+from raptor.vit.view import TokenGroups, ViT, first_tensor, image_vectors, replaced_blocks, with_state
 
 _PRECISIONS = ("fp32", "bf16")
 
@@ -61,12 +61,11 @@ class Trajectories:
 
     def __iter__(self) -> Iterator[tuple[list[Tensor], Tensor, Batch]]:
         device = self.vit.device
-        with recording(self.vit) as states:
-            for batch in self.batches if self.title is None else track(self.batches, self.title, self.quiet):
-                with torch.no_grad(), autocast(self.precision, device):
-                    output = self.vit(batch.images.to(device, non_blocking=True))
-                yield states, output, batch
-                states.clear()
+        for batch in self.batches if self.title is None else track(self.batches, self.title, self.quiet):
+            with torch.no_grad(), autocast(self.precision, device):
+                states, output = self.vit.record(batch.images.to(device, non_blocking=True))
+            yield states, output, batch
+            states.clear()  # the caller still has the list: without this two batches would be held at once
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
@@ -135,8 +134,7 @@ def perturb(vit: ViT, layer: int, change: Tensor | Callable[[Tensor], Tensor], g
         return args, {**kwargs, "hidden_states": changed(kwargs["hidden_states"])}
 
     def leave(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
-        state = changed(first_tensor(output))
-        return (state, *output[1:]) if isinstance(output, tuple) else state
+        return with_state(output, changed(first_tensor(output)))
 
     if layer == 0:
         handle = vit.blocks[0].register_forward_pre_hook(enter, with_kwargs=True, prepend=True)

@@ -309,6 +309,11 @@ def first_tensor(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple | list) else output
 
 
+def with_state(output: Any, state: Tensor) -> Any:
+    """A block's output with another state in its place; see `first_tensor`."""
+    return type(output)((state, *output[1:])) if type(output) in (tuple, list) else state
+
+
 def output_tensor(output: Any) -> Tensor:
     """A model's output as one tensor: logits, else pooled features, else token states."""
     if isinstance(output, Tensor):

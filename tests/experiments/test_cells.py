@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import multiprocessing
 import os
@@ -10,6 +12,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,6 +143,17 @@ def test_a_claim_holds_while_its_process_lives_and_not_longer(tmp_path: Path) ->
         holder.wait()
     do_cells(sweep, partial(square, calls))
     assert calls == ["b", "c", "a"]
+
+
+def test_where_files_cannot_be_locked_the_cells_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_locks(_file: Any, _how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    assert list(run_sweep(three(tmp_path), partial(square, []))) == ["a", "b", "c"]
+    assert "cannot be locked (No locks available)" in capsys.readouterr().err
 
 
 def slow(seconds: float, cell: Cell) -> dict:

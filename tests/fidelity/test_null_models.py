@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import numpy as np
 import pytest
 import torch
-from tiny_certified import PHASES, all_states, image_batches
+from tiny_certified import PHASES, all_states, image_batches, tiny_vit
 from torch import Tensor
 
 from raptor.fidelity.certificate import Certificate, certify
 from raptor.fidelity.null_models import LinearFit, fit_null_models
 from raptor.vit.trajectory import NonFiniteStates
-from raptor.vit.view import ViT
+from raptor.vit.view import TokenGroups, ViT
 
 
 def test_null_models_by_brute_force(teacher: ViT, certificate: Certificate) -> None:
@@ -53,6 +54,20 @@ def test_null_models_are_fitted_on_the_held_out_images_when_there_are_no_others(
     assert "held-out" in certificate.notes[0]
     assert np.isnan(certificate.intervals["r2"]).all()
     json.dumps(certificate.to_dict(), allow_nan=False)
+
+
+def test_the_mean_is_that_of_each_group_where_registers_stand_last() -> None:
+    teacher = tiny_vit()
+    moved = copy.copy(teacher)
+    num = teacher.groups
+    moved.groups = TokenGroups(num.cls, num.registers, num.patches, order=("cls", "patches", "registers"))
+    batches = image_batches(0)
+    states = all_states(moved, batches)
+    nulls = fit_null_models(moved, PHASES, batches, "fp32")
+    for group, where in moved.groups.present():
+        expected = torch.stack([x[:, where].mean((0, 1)) for x in states]).float()
+        for token in range(where.start, where.stop):
+            torch.testing.assert_close(nulls.mean_ltd[:, token], expected, rtol=1e-4, atol=1e-5, msg=group)
 
 
 def test_images_that_null_models_are_fitted_on_must_be_finite(teacher: ViT, surrogate: ViT) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tiny_probe import data_for
+from torchvision.transforms.v2.functional import adjust_brightness, adjust_contrast, adjust_saturation
 
 from raptor.data import DenseData
 from raptor.data.scenes import SceneFrames
@@ -72,6 +73,10 @@ def test_eigen_crop_scales() -> None:
 def test_colours_stay_in_range_and_change_per_image() -> None:
     images = torch.rand(3, 3, 8, 8) * 255
     changed = jitter_colours(images, torch.Generator().manual_seed(0))
+    drawn = 1 + 0.2 * (2 * torch.rand(3, len(images), generator=torch.Generator().manual_seed(0)) - 1)
+    for image, ours, (brightness, contrast, saturation) in zip(images / 255, changed / 255, drawn.T.tolist()):
+        expected = adjust_contrast(adjust_brightness(image, brightness), contrast)
+        torch.testing.assert_close(ours, adjust_saturation(expected, saturation), rtol=1e-5, atol=1e-6)
     assert changed.min() >= 0 and changed.max() <= 255
     shifts = (changed - images).mean(dim=(1, 2, 3))
     assert len({round(v, 3) for v in shifts.tolist()}) == 3

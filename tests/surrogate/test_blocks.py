@@ -282,6 +282,33 @@ def test_torchs_own_layer_is_modulated_also_on_its_fast_path():
     assert not torch.allclose(plain(images), with_gradient, atol=1e-2)
 
 
+class _Tempered(nn.Module):
+    """Attention with a temperature that has to be large."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.qkv, self.proj = inner.qkv, inner.proj
+        self.num_heads = inner.num_heads
+        self.temperature = nn.Parameter(torch.tensor(11.0))
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, **_kwargs: object) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.mT / (self.temperature.abs() - 10).sqrt()).softmax(-1)
+        return self.proj((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_a_block_that_cannot_be_compared_is_not_taken_for_a_plain_one():
+    """With random weights it gives NaN, and no comparison with NaN is true."""
+    vit = tiny_timm()
+    for block in vit.model.blocks:
+        block.attn = _Tempered(block.attn)
+    surrogate = make_surrogate(vit, (2, 2))
+    images = noise_images(vit)
+    with_gradient = surrogate(images)
+    with torch.no_grad():
+        assert torch.allclose(surrogate(images), with_gradient, atol=1e-5)
+
+
 def both_ways(surrogate: ViT, num: int = 3) -> tuple[Tensor, Tensor]:
     """The output without a gradient and with one."""
     images = noise_images(surrogate, num).to(surrogate.dtype)

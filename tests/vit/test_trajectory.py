@@ -314,3 +314,41 @@ def test_layers_are_pooled_in_float32() -> None:
     for layer, x_btd in enumerate(states[1:]):
         assert torch.equal(found["cls"][:, layer], x_btd[:, 0].float())
         assert torch.equal(found["patches"][:, layer], x_btd[:, 3:].float().mean(1))
+
+
+class _Listed(nn.Module):
+    """A block that returns its state in a list, as some libraries do."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor | list[Tensor]) -> list[Tensor]:
+        return [self.block(x[0] if isinstance(x, list) else x)]
+
+
+def test_a_perturbed_block_returns_a_list_where_it_did() -> None:
+    vit = tiny_timm()
+    vit.model.blocks = nn.Sequential(*(_Listed(block) for block in vit.blocks))
+    vit.model.norm = nn.Sequential(_First(), vit.model.norm)
+    images = noise_images(vit)
+    with torch.no_grad():
+        expected = vit.model.forward_features(images)
+        with perturb(vit, 1, torch.zeros(vit.dim)):
+            assert torch.equal(vit.model.forward_features(images), expected)
+        with perturb(vit, 1, torch.ones(vit.dim)):
+            assert not torch.allclose(vit.model.forward_features(images), expected)
+
+
+class _First(nn.Module):
+    def forward(self, x: list[Tensor]) -> Tensor:
+        return x[0]
+
+
+def test_a_call_of_the_model_between_batches_leaves_the_states_alone(teacher: ViT) -> None:
+    for states, _, batch in Trajectories(teacher, Batches(teacher)):
+        before = list(states)
+        with torch.no_grad():
+            teacher(noise_images(teacher, 1, seed=9))
+        assert len(states) == 5 and all(a is b for a, b in zip(states, before))
+        assert states[0].shape[0] == len(batch.images)
