@@ -119,7 +119,7 @@ def _by_interval(evidence: Evidence) -> Verdict:
     below = float("inf") if evidence.below is None else evidence.below
     if lower > above and upper < below:
         return Verdict.AGREES
-    return Verdict.DISAGREES if upper < above or lower > below else Verdict.UNDETERMINED
+    return Verdict.DISAGREES if upper <= above or lower >= below else Verdict.UNDETERMINED
 
 
 def over_seeds(values: Sequence[float]) -> tuple[float, float | None, float | None]:

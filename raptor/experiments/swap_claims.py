@@ -38,28 +38,42 @@ def prediction_claims(
 ) -> list[Claim]:
     """Shares of the predictions that stay after a swap, means over pairs; NaN where there is no such pair.
 
-    paired: deviation over images of the difference at equal distance. Other intervals take all pairs as fully
-    correlated, so they are too wide rather than too narrow. head: which head predicts.
+    paired: deviation over images of the difference at equal distance, never taken as less than 1 / images. Other
+    intervals (Wilson's) take all pairs as fully correlated, so they are too wide rather than too narrow. head: which
+    head predicts.
     """
     within, across, near, far = (shares[name] for name in ("within", "across", "within_matched", "across_matched"))
     by = f"mean over pairs ({head})" if head else "mean over pairs"
     both = f"{near:.0%} stay within, {far:.0%} across (at any distance {within:.0%} and {across:.0%})"
-    spread = _deviation(near) + _deviation(far) if paired is None else paired
-    made: tuple[tuple[str, float, float, float | None, float | None, str], ...] = (
-        (f"{_CHEAP} (share of predictions that stay above .9)", within, _deviation(within), 0.9, None, by),
-        (f"{_BREAKS} (share of predictions that stay below .5)", across, _deviation(across), None, 0.5, by),
-        (f"at equal distance more predictions stay after {_THAN}", near - far, spread, 0.0, None, both),
+    apart = _difference(near, far, num_images, paired)
+    made: tuple[tuple[str, tuple[float, float, float], float | None, float | None, str], ...] = (
+        (f"{_CHEAP} (share of predictions that stay above .9)", _share(within, num_images), 0.9, None, by),
+        (f"{_BREAKS} (share of predictions that stay below .5)", _share(across, num_images), None, 0.5, by),
+        (f"at equal distance more predictions stay after {_THAN}", apart, 0.0, None, both),
     )
     claims = []
-    for says, value, deviation, above, below, text in made:
+    for says, (value, lower, upper), above, below, text in made:
         claim = Claim(place=SWAPS, says=says + (_REST if without else ""))
         if np.isfinite(value):
-            half, least = 1.96 * deviation / sqrt(num_images), -1.0 if above == 0 else 0.0
-            lower, upper = max(least, value - half), min(1.0, value + half)
-            evidence = Evidence(value=value, lower=lower, upper=upper, num=num_images)
-            claim = replace(claim, measured=text, evidence=replace(evidence, above=above, below=below))
+            evidence = Evidence(value=value, lower=lower, upper=upper, num=num_images, above=above, below=below)
+            claim = replace(claim, measured=text, evidence=evidence)
         claims.append(claim)
     return claims
+
+
+def _share(share: float, num: int) -> tuple[float, float, float]:
+    """A mean share over `num` images with its 95 % interval by Wilson's formula; NaN stays NaN."""
+    centre, spread = share + 1.96**2 / (2 * num), 1.96 * sqrt(share * (1 - share) / num + (1.96 / (2 * num)) ** 2)
+    return share, (centre - spread) / (1 + 1.96**2 / num), (centre + spread) / (1 + 1.96**2 / num)
+
+
+def _difference(near: float, far: float, num: int, paired: float | None) -> tuple[float, float, float]:
+    """The difference of two shares of the same images with its 95 % interval."""
+    if paired is None:
+        (_, near_low, near_high), (_, far_low, far_high) = _share(near, num), _share(far, num)
+        return near - far, near_low - far_high, near_high - far_low
+    half = 1.96 * max(paired, 1 / num) / sqrt(num)
+    return near - far, max(-1.0, near - far - half), min(1.0, near - far + half)
 
 
 _CHEAP, _BREAKS = (
@@ -68,10 +82,6 @@ _CHEAP, _BREAKS = (
 )
 _THAN = "a swap within a phase than across phases"
 _REST = ", without block 1"
-
-
-def _deviation(share: float) -> float:
-    return sqrt(share * (1 - share)) if np.isfinite(share) else np.nan
 
 
 def turn_says(without: Sequence[int]) -> str:

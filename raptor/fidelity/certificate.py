@@ -422,6 +422,8 @@ def _measure(
     notes = []
     if null_every > 1 and nulls is not None:
         notes.append(f"null models measured on {curves['mean'].num_images} of the images")
+    if head is not None and head.source == "file" and head.classes is None and classes and scored:
+        notes.append("the head names no classes: its outputs were taken in the order of the data's")
     if head is not None and not scored:
         other = "" if len(classes) != head.num_classes else f" of other names, such as {classes[0]}"
         notes.append(f"no accuracy: the head has {head.num_classes} classes, the data {len(classes)}{other}")

@@ -333,6 +333,13 @@ def head_batches(
 def given_head(file: str | Path, vit: ViT) -> LinearHead:
     """The head in a file; ValueError where it takes other features than the model gives."""
     linear = LinearHead.load(file)
+    probe = _read_metadata(file)
+    if probe.get("task", "classify") != "classify":
+        raise ValueError(f"the head in {file} is of the task {probe['task']}: give one that classifies")
+    if probe.get("layer", str(vit.num_layers)) != str(vit.num_layers):
+        raise ValueError(
+            f"the head in {file} reads layer {probe['layer']}, not the last one of {vit.name}: give another --head_file"
+        )
     num = vit.dim * sum(name in POOLED for name, _ in vit.groups.present())
     if linear.weight.shape[1] != num:
         takes = linear.weight.shape[1]

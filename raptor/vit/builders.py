@@ -258,12 +258,26 @@ def check_size(size: int | None) -> None:
 
 
 def _processor_statistics(config: Any, mean: Any, std: Any) -> tuple[Any, Any]:
-    """Mean and deviation of a transformers model: its image processor's file, else the family's published ones."""
-    family = getattr(config, "model_type", "")
+    """Mean and deviation of a transformers model: its image processor's file, else the family's published ones.
+
+    Images here are in 0..1: a processor that scales pixels in another way has its statistics scaled to that.
+    """
+    mean, std = _family_statistics(getattr(config, "model_type", ""), mean, std)
     file = _processor_file(getattr(config, "_name_or_path", ""))
-    if file is not None:
-        values = read_json(file, "fetch the model again")
-        return tuple(values.get("image_mean", mean)), tuple(values.get("image_std", std))
+    if file is None:
+        return mean, std
+    values = read_json(file, "fetch the model again")
+    if values.get("do_normalize") is False:
+        mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    else:
+        mean, std = values.get("image_mean") or mean, values.get("image_std") or std
+    factor = 1.0 if values.get("do_rescale") is False else values.get("rescale_factor") or 1 / 255
+    scale = round(255 * factor, 9)
+    return tuple(value / scale for value in mean), tuple(value / scale for value in std)
+
+
+def _family_statistics(family: str, mean: Any, std: Any) -> tuple[Any, Any]:
+    """The published mean and deviation of a family of transformers models; the given ones where there are none."""
     if family == "vit" or family.startswith(_HALF_FAMILIES):
         return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
     if "clip" in family or family.startswith(_CLIP_FAMILIES):

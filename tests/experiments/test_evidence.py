@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from scipy import stats
 
-from raptor.experiments.evidence import Basis, Evidence, Verdict, judge, of_counts, over_seeds
+from raptor.experiments.evidence import Basis, Evidence, Verdict, counted, judge, of_counts, over_seeds
 
 CLEAR = Evidence(value=0.5, lower=0.4, upper=0.6, basis=Basis.SEEDS, num=3, above=0.0)
 
@@ -50,3 +50,10 @@ def test_intervals_over_seeds_and_of_counts() -> None:
     centre, half = (p + z**2 / (2 * n)), z * (p * (1 - p) / n + z**2 / (4 * n**2)) ** 0.5
     expected = [(centre + s * half) / (1 + z**2 / n) for s in (-1, 1)]
     assert of_counts(15, 50) == pytest.approx((0.3, *expected))
+
+
+def test_a_counted_number_on_its_bound_does_not_meet_it() -> None:
+    at = counted(5, above=5)
+    assert judge(at) is Verdict.DISAGREES
+    assert judge(replace(at, above=None, below=5)) is Verdict.DISAGREES
+    assert judge(replace(at, above=4.5)) is Verdict.AGREES

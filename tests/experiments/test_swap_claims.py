@@ -10,7 +10,7 @@ import pytest
 from tiny_claims import verdicts
 
 from raptor.dynamics.interventions import InterventionsFile, compare_pairs
-from raptor.experiments.evidence import Verdict
+from raptor.experiments.evidence import Verdict, of_counts
 from raptor.experiments.records import Compared, SwapRow, Swaps
 from raptor.experiments.swap_claims import claims_interventions, claims_swaps, prediction_claims
 
@@ -50,10 +50,19 @@ def test_predictions_that_stay_are_judged_with_and_without_block_1() -> None:
 def test_bounds_and_intervals_of_predictions() -> None:
     shares = {"within": 0.96, "across": 0.4, "within_matched": 0.95, "across_matched": float("nan")}
     within, across, matched = prediction_claims(shares, 400, ())
-    assert within.verdict is Verdict.AGREES and within.evidence.lower == pytest.approx(0.96 - 1.96 * 0.0384**0.5 / 20)
+    assert within.verdict is Verdict.AGREES and within.evidence.lower == pytest.approx(of_counts(384, 400)[1], abs=1e-4)
     assert across.verdict is Verdict.AGREES and matched.verdict is Verdict.NOT_TESTED
     within, across, _ = prediction_claims({**shares, "within": 0.5, "across": 0.8}, 400, ())
     assert {within.verdict, across.verdict} == {Verdict.DISAGREES}
+
+
+def test_few_images_decide_nothing_where_all_or_none_stay() -> None:
+    shares = {"within": 1.0, "across": 0.0, "within_matched": 1.0, "across_matched": 0.0}
+    within, across, matched = prediction_claims(shares, 16, (), paired=0.0)
+    assert within.evidence.lower == pytest.approx(of_counts(16, 16)[1], abs=1e-3)
+    assert within.verdict is Verdict.UNDETERMINED
+    assert across.evidence.upper == pytest.approx(of_counts(0, 16)[2], abs=1e-3)
+    assert matched.evidence.lower < 1
 
 
 def test_swaps_count_only_teachers_that_learned() -> None:
@@ -95,8 +104,8 @@ def test_one_model_is_judged_over_images_by_the_turn_and_only_with_deviations() 
     plain, rest, within, across, predictions = claims_swaps(Swaps(rows=[row], command=command))
     assert plain.evidence.value == pytest.approx(0.8 - 0.9) and rest.evidence.value == pytest.approx(0.8 - 0.4)
     assert verdicts([plain, rest]) == [UNDETERMINED] * 2 and "no interval" in plain.measured
-    half = 1.96 * (0.24**0.5 + 0.24**0.5) / 20
-    assert predictions.verdict is AGREES and predictions.evidence.lower == pytest.approx(0.2 - half)
+    lower = of_counts(240, 400)[1] - of_counts(160, 400)[2]
+    assert predictions.verdict is AGREES and predictions.evidence.lower == pytest.approx(lower, abs=1e-4)
     assert within.verdict is DISAGREES and across.verdict is AGREES  # 60 and 30 % of the predictions stay
     assert {claim.recipe for claim in (plain, rest, within, across, predictions)} == {"swaps-vitb16"}
     known = claims_swaps(Swaps(rows=[replace(row, angle_std=[0.2] * 6, compared={})]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,13 +14,14 @@ import torch
 from safetensors.torch import save_file
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
-from tiny_images import write_tree
+from tiny_images import save_array, write_tree
 from torch import Tensor
 
 from raptor.data import ImageData, open_data
 from raptor.data.split import choice_split
 from raptor.data.stream import Batch, iterate
 from raptor.fidelity import heads
+from raptor.fidelity.certificate import certify
 from raptor.fidelity.heads import (
     LinearHead,
     accuracy,
@@ -31,6 +33,7 @@ from raptor.fidelity.heads import (
     resolve_head,
 )
 from raptor.open import open_vit
+from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.view import ViT
 
 
@@ -303,3 +306,30 @@ def test_images_of_one_class_give_no_head(tmp_path: Path) -> None:
     vit = tiny_vit()
     head, reason = resolve_head(vit, head_batches(vit, open_data(str(tmp_path), "all"), 4))
     assert head is None and reason.endswith(f"{tmp_path} has one class only")
+
+
+def test_heads_of_other_tasks_and_layers_are_refused(tmp_path: Path) -> None:
+    model = tiny_vit()
+    weight, bias = torch.randn(3, 2 * model.dim), torch.zeros(3)
+    for metadata, message in (
+        ({"task": "depth", "layer": str(model.num_layers)}, "is of the task depth"),
+        ({"task": "classify", "layer": "2"}, "reads layer 2, not the last one"),
+    ):
+        save_file({"weight": weight, "bias": bias}, tmp_path / "head.safetensors", metadata)
+        with pytest.raises(ValueError, match=message):
+            resolve_head(model, file=tmp_path / "head.safetensors")
+
+
+def test_a_certificate_says_that_a_head_names_no_classes(tmp_path: Path) -> None:
+    model = tiny_vit()
+    for i in range(6):
+        save_array(tmp_path / "data" / "abc"[i % 3] / f"{i}.png", np.full((32, 32, 3), 40 * i, dtype=np.uint8))
+    batches = iterate(open_data(str(tmp_path / "data"), "all"), model.preprocess, 6)
+    for metadata, is_said in (({}, True), ({"classes": json.dumps(["a", "b", "c"])}, False)):
+        tensors = {"weight": torch.randn(3, 2 * model.dim), "bias": torch.zeros(3)}
+        save_file(tensors, tmp_path / "head.safetensors", metadata)
+        head, _ = resolve_head(model, file=tmp_path / "head.safetensors")
+        found = certify(
+            make_surrogate(model, (1, model.num_layers - 1)), model, batches, null_models=False, head=head, bootstrap=0
+        )
+        assert any("in the order of the data's" in note for note in found.notes) is is_said

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -58,6 +60,27 @@ def test_statistics_of_a_hub_model_are_its_processors_not_its_familys(tmp_path: 
         preprocess = open_vit(model).preprocess
         assert (preprocess.mean, preprocess.std) == statistics
     assert asked == [("someone/dino", True), ("someone/vit", True)]  # what was fetched before, and nothing new
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4]},
+        {"do_normalize": False},
+        {"rescale_factor": 1 / 127.5, "image_mean": [1.0, 1.0, 1.0], "image_std": [1.0, 1.0, 1.0]},
+        {"do_rescale": False, "image_mean": [127.5, 120.0, 100.0], "image_std": [50.0, 60.0, 70.0]},
+    ],
+)
+def test_images_are_prepared_as_by_the_processor_of_a_folder(tmp_path: Path, settings: dict[str, Any]) -> None:
+    transformers.ViTModel(transformers.ViTConfig(**AT_16)).save_pretrained(tmp_path)
+    entries = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}, **settings}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(entries))
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    expected = transformers.ViTImageProcessor.from_pretrained(tmp_path)(pixels, return_tensors="pt")["pixel_values"][0]
+    preprocess = open_vit(f"hf/{tmp_path}").preprocess
+    ours = preprocess.normalise(torch.from_numpy(pixels).permute(2, 0, 1)[None])[0]
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_masked_transformers_folder_sees_every_patch(tmp_path: Path) -> None:
