@@ -103,13 +103,37 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that is free on a device, or on the host; 8 GiB where the host does not say."""
+    """Memory that is free on a device, or to this process on the host; 8 GiB where the host does not say."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
-        return 8 * 2**30
+        free = 8 * 2**30
+    return min([free, *_left_in_groups()])
+
+
+def _left_in_groups(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:
+    """What the limits of a container or of a cluster's job still leave to this process, without files that are cached.
+
+    own, root: where Linux says in which control group (version 2) a process is, and where these are.
+    """
+    try:
+        name = next(line[3:] for line in own.read_text().split() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        return []
+    group, left = root / name.lstrip("/"), []
+    for folder in [group, *group.parents]:
+        try:
+            limit = int((folder / "memory.max").read_text())  # ValueError for "max"
+            used = int((folder / "memory.current").read_text())
+            kept = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            left.append(max(0, limit - used + int(kept.get("inactive_file", 0))))
+        except (OSError, ValueError):
+            continue
+        if folder == root:
+            break
+    return left
 
 
 @contextmanager

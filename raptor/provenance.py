@@ -19,12 +19,12 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar, get_args, get_type_hints
+from typing import Any, ParamSpec, Protocol, TypeVar, get_args
 
 import torch
 
 from raptor.devices import device_name
-from raptor.options import declared
+from raptor.options import Option, declared
 from raptor.streaming import Record, jsonable
 
 _PACKAGES = {"numpy": "numpy", "raptor": "raptor-vit", "timm": "timm"}
@@ -114,9 +114,10 @@ def recording(name: str, options: Mapping[str, Any]) -> Iterator[None]:
 
 
 def recorded(function: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
-    """A command whose results say where they came from."""
+    """A command whose results say where they came from; `help` shows the options that it shares with others, too."""
     signature = inspect.signature(function)
     rest = next((p.name for p in signature.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
+    shared = _shared(function, signature.parameters[rest]) if rest is not None else {}
 
     @functools.wraps(function)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
@@ -127,17 +128,27 @@ def recorded(function: Callable[Arguments, Value]) -> Callable[Arguments, Value]
         bound.apply_defaults()
         options = dict(bound.arguments)
         if rest is not None:
-            options |= _defaults(function, rest) | options.pop(rest)
+            options |= {name: option.default for name, option in shared.items()} | options.pop(rest)
         with recording(f"{function.__module__}.{function.__name__}", options):
             return function(*args, **kwargs)
 
+    if shared:
+        own = [p for p in signature.parameters.values() if p.name != rest]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        further = [inspect.Parameter(name, keyword, default=option.default) for name, option in shared.items()]
+        run.__signature__ = signature.replace(parameters=[*own, *further])  # type: ignore[attr-defined]
+        lines = [f"        {name}: {option.help}" for name, option in shared.items()]
+        run.__doc__ = "\n".join(
+            [(function.__doc__ or "").rstrip(), "", "    Options shared with other commands:", *lines]
+        )
     return run
 
 
-def _defaults(function: Callable[..., Any], rest: str) -> dict[str, Any]:
-    """The defaults of the options that a command shares with others: those of its `**given`."""
-    group = get_args(get_type_hints(function)[rest])
-    return {name: option.default for name, option in declared(group[0]).items()} if group else {}
+def _shared(function: Callable[..., Any], rest: inspect.Parameter) -> dict[str, Option]:
+    """The options that a command shares with others: those of its `**given: Unpack[...]`."""
+    kind = rest.annotation
+    group = get_args(eval(kind, function.__globals__) if isinstance(kind, str) else kind)
+    return declared(group[0]) if group else {}
 
 
 def note_images(images: Images, num_images: int | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -90,3 +91,22 @@ def test_srun_must_say_how_many_processes_a_node_has(monkeypatch):
 def clear(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS_PER_NODE"):
         monkeypatch.delenv(name, raising=False)
+
+
+def test_the_limit_of_a_job_counts_for_what_is_free(tmp_path: Path) -> None:
+    """The tightest of the groups around a process, without cached files; a group without a limit says nothing."""
+    groups = {
+        "": ("max", 9, 0),
+        "jobs": ("1000", 700, 50),
+        "jobs/mine": ("max", 3, 0),
+        "jobs/mine/step": ("900", 100, 0),
+    }
+    for name, (limit, used, cached) in groups.items():
+        folder = tmp_path / "groups" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+        (folder / "memory.stat").write_text(f"anon 1\ninactive_file {cached}\n")
+    (tmp_path / "own").write_text("4:memory:/other\n0::/jobs/mine/step\n")
+    assert sorted(devices._left_in_groups(tmp_path / "own", tmp_path / "groups")) == [350, 800]
+    assert devices._left_in_groups(tmp_path / "nothing", tmp_path / "groups") == []

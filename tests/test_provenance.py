@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
 from typing import Annotated, Unpack
@@ -9,6 +10,7 @@ from typing import Annotated, Unpack
 import pytest
 import torch
 
+from raptor.commands import states
 from raptor.options import OnDevice, Option
 from raptor.provenance import (
     ImagesRead,
@@ -94,3 +96,10 @@ def test_a_hash_does_not_depend_on_the_order_or_on_the_machine() -> None:
 )
 def test_the_module_of_a_command(commands: list[str | None], option: str) -> None:
     assert module_option(*commands) == option
+
+
+def test_help_shows_the_options_that_a_command_shares_with_others() -> None:
+    found = inspect.signature(states)
+    assert found.parameters["data"].default is None and found.parameters["precision"].default == "auto"
+    assert not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in found.parameters.values())
+    assert "skip_bad: skip unreadable images" in (states.__doc__ or "")

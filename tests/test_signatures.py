@@ -22,7 +22,7 @@ def every_function() -> list[str]:
 @pytest.mark.parametrize("where", every_function())
 def test_names_defaults_and_docstring_are_those_of_the_function(where: str) -> None:
     module, _, name = where.partition(":")
-    function = getattr(import_module(module), name)
+    function = inspect.unwrap(getattr(import_module(module), name))
     expected = {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
