@@ -158,16 +158,20 @@ def _nearest(target: np.ndarray, frame: Size) -> np.ndarray:
 
 
 class FrameStore:
-    """Batches of a dense set at one image size, kept decoded on the device or the host if they fit there."""
+    """Batches of a dense set at one image size, kept decoded on the device or the host if they fit there.
 
-    def __init__(self, data: DenseData, size: Size, device: torch.device) -> None:
+    copies: how many processes do the same, each with its own device, and so may share the memory of the host.
+    """
+
+    def __init__(self, data: DenseData, size: Size, device: torch.device, copies: int = 1) -> None:
         note_images(data)
         self.data, self.size, self.device = data, size, device
         self.images: Tensor | None = None
         self.targets: Tensor | None = None
         num_bytes = len(data) * (3 * size[0] * size[1] + data.dtype.itemsize * data.frame[0] * data.frame[1])
         for place in dict.fromkeys([device, torch.device("cpu")]):
-            if data.worth_caching(device) and num_bytes <= CACHE_SHARE * free_bytes(place):
+            needed = num_bytes * (copies if place.type == "cpu" else 1)
+            if data.worth_caching(device) and needed <= CACHE_SHARE * free_bytes(place):
                 self._fill(place)
                 break
 

@@ -56,10 +56,10 @@ class DenseTask:
         self.vit = view_at(vit, *self.geometry.padded)
         fit, held = choice_split(train_data.keys)
         self.num_fit = len(fit)
-        self.fit = FrameStore(train_data.select(fit), self.size, self.device)
+        self.fit = FrameStore(train_data.select(fit), self.size, self.device, ranks.size)
         self.parts = {
-            "split": FrameStore(train_data.select(held), self.size, self.device),
-            "reported": FrameStore(val_data, self.size, self.device),
+            "split": FrameStore(train_data.select(held), self.size, self.device, ranks.size),
+            "reported": FrameStore(val_data, self.size, self.device, ranks.size),
         }
         self.batch_size = min(batch_size, len(fit))
         self.steps_per_epoch = len(fit) // self.batch_size

@@ -94,6 +94,7 @@ def test_a_store_keeps_frames_only_if_they_fit(frames: DenseData, monkeypatch: p
     monkeypatch.setattr(dense_module, "free_bytes", lambda _device: num_bytes / (0.29 if fits else 0.31))
     store = FrameStore(frames, (3, 4), CPU)
     assert (store.images is not None) == fits
+    assert FrameStore(frames, (3, 4), CPU, copies=2).images is None  # two processes would keep it twice
     store.prefetch(torch.tensor([3, 1]))
     for mine, expected in zip(store.batch(torch.tensor([3, 1])), frames.batch(torch.tensor([3, 1]), (3, 4), CPU)):
         assert torch.equal(mine, expected)

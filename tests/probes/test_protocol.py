@@ -85,7 +85,7 @@ def test_half_precision_is_near(vit: ViT, task: str) -> None:
     exact, half = (run(vit, task, [1e-2], precision=precision) for precision in ("fp32", "bf16"))
     assert half.settings.precision == "bf16" and half.head[0].dtype == torch.float32
     difference = (half.head[0] - exact.head[0]).norm() / exact.head[0].norm()
-    assert 0 < difference < 0.1
+    assert 0 < difference < 0.15
     assert half.score == pytest.approx(exact.score, rel=0.15)
 
 
