@@ -26,7 +26,7 @@ from torch import Tensor
 from raptor.devices import Ranks
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-_QUANTILE_KEYS = tuple(f"q{round(100 * q):02d}" for q in QUANTILES)
+QUANTILE_KEYS = tuple(f"q{round(100 * q):02d}" for q in QUANTILES)
 _QUANTILE_IMAGES = 4096  # quantiles are exact up to this many images, and of a uniform sample beyond
 
 
@@ -322,7 +322,7 @@ class Spread(Record):
         return None if self.quantiles is None else self.quantiles[QUANTILES.index(q)]
 
     def to_dict(self) -> dict[str, Any]:
-        rows = None if self.quantiles is None else dict(zip(_QUANTILE_KEYS, jsonable(self.quantiles)))
+        rows = None if self.quantiles is None else dict(zip(QUANTILE_KEYS, jsonable(self.quantiles)))
         return super().to_dict() | {"quantiles": rows}
 
     @classmethod
@@ -331,9 +331,9 @@ class Spread(Record):
         if rows is None:
             return super().from_dict(saved, where)
         named = decode(dict[str, np.ndarray], rows, f"{where}.quantiles")
-        if named.keys() != set(_QUANTILE_KEYS):
-            raise ValueError(f"{where}.quantiles: expected {', '.join(_QUANTILE_KEYS)}, got {', '.join(named)}")
-        quantiles = np.stack([named[key] for key in _QUANTILE_KEYS])
+        if named.keys() != set(QUANTILE_KEYS):
+            raise ValueError(f"{where}.quantiles: expected {', '.join(QUANTILE_KEYS)}, got {', '.join(named)}")
+        quantiles = np.stack([named[key] for key in QUANTILE_KEYS])
         return replace(super().from_dict({**saved, "quantiles": None}, where), quantiles=quantiles)
 
 

@@ -21,14 +21,13 @@ from raptor.fidelity.verdict import Estimate, Training, Verdict, images_of, judg
 from raptor.phases import Phases
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
-from raptor.streaming import Record, Rows, jsonable, reduce_all
+from raptor.streaming import QUANTILE_KEYS, QUANTILES, Record, Rows, jsonable, reduce_all
 from raptor.vit.trajectory import NonFiniteStates, Trajectories, autocast
 from raptor.vit.view import ViT
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _CENTRE_IMAGES = 256
 _FEW_DECIDE = 0.15  # by how much R2 is above that of single coordinates when a few of them decide it
 
@@ -125,8 +124,8 @@ class Certificate(ResultFile):
             "intervals": {metric: self._by_group(ends) for metric, ends in self.intervals.items()},
             "quantiles": {
                 metric: {
-                    f"q{round(100 * q):02d}": {"value": self._by_group(values[i]), "interval": self._by_group(ends[i])}
-                    for i, q in enumerate(QUANTILES)
+                    key: {"value": self._by_group(values[i]), "interval": self._by_group(ends[i])}
+                    for i, key in enumerate(QUANTILE_KEYS)
                 }
                 for metric, (values, ends) in self.quantiles.items()
             },

@@ -509,7 +509,7 @@ def _gain_and_offset(module: nn.Module, dim: int) -> tuple[Tensor, Tensor]:
     found = list(module.parameters())
     if len(found) == 1 and found[0].shape == (dim,):  # LayerScale, or a norm without bias
         return found[0], torch.zeros_like(found[0])
-    if _is_norm(module, dim):
+    if _is_norm_of_width(module, dim):
         return module.weight, module.bias  # type: ignore[return-value]
     return torch.ones(dim).to(found[0]), torch.zeros(dim).to(found[0])
 
@@ -618,7 +618,7 @@ def _modulation_points(teacher: ViT, layer: int) -> list[str]:
     finally:
         for handle in handles:
             handle.remove()
-    norms = [i for i, name in enumerate(called) if _is_norm(getattr(block, name), teacher.dim)]
+    norms = [i for i, name in enumerate(called) if _is_norm_of_width(getattr(block, name), teacher.dim)]
     if (
         len(norms) != 2
         or norms[0] != 0
@@ -643,6 +643,6 @@ def _no_update(_module: nn.Module, _inputs: Any, output: Any) -> Any:
     return with_state(output, torch.zeros_like(first_tensor(output)))
 
 
-def _is_norm(module: nn.Module, dim: int) -> bool:
+def _is_norm_of_width(module: nn.Module, dim: int) -> bool:
     shapes = {tuple(p.shape) for p in module.parameters()}
     return "norm" in type(module).__name__.lower() and shapes == {(dim,)}
