@@ -20,7 +20,7 @@ _GROUP_STYLES = {group: (colour, GROUP_MARKERS[group]) for group, colour in GROU
 NULL_STYLES = {
     "identity": ("#999999", ":"),
     "mean": ("#CC79A7", "-."),
-    "tied": ("#E69F00", "--"),
+    "tied": ("#8C6D31", "--"),
     "linear": ("#56B4E9", (0, (5, 1, 1, 1, 1, 1))),
 }
 PANELS = (
@@ -38,8 +38,9 @@ _CEILING = {"relative": 2.0}
 def figure_certificate(certificate: Certificate) -> Figure:
     """Three panels over the layers 1..L: the surrogate by token group with 95 % bands, null models over all tokens."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(12, 4.2), layout="constrained")
+    figure = Figure(figsize=(12, 4.2), layout=ConstrainedLayoutEngine(w_pad=0.12))
     for axes, (metric, label, title) in zip(figure.subplots(1, 3), PANELS):
         _draw_nulls(axes, certificate, metric)
         _draw_groups(axes, certificate, metric)
@@ -56,8 +57,8 @@ def figure_certificate(certificate: Certificate) -> Figure:
     trained = certificate.judged.training
     words = [] if trained is None else [str(trained)]
     words = ["undertrained", *words] if certificate.judged.undertrained else words
-    title = f"{certificate.surrogate}: {images}{_bound(certificate)}"
-    figure.suptitle(title + (f"\n{': '.join(words)}" if words else ""))
+    lines = [f"{certificate.surrogate}: {images}", _bound(certificate), ": ".join(words)]
+    figure.suptitle("\n".join(filter(None, lines)), fontsize="medium")
     return figure
 
 
@@ -67,8 +68,8 @@ def _bound(certificate: Certificate) -> str:
     if "all" not in found:
         return ""
     larger = [f"{group} {value:.3f}" for group, value in found.items() if round(value, 3) > round(found["all"], 3)]
-    of_groups = f" ({', '.join(larger)})" if larger else ""
-    return f"; relative error at most {found['all']:.3f} at every layer{of_groups}"
+    of_groups = f" over all tokens ({', '.join(larger)})" if larger else ""
+    return f"relative error at most {found['all']:.3f}{of_groups} at every layer"
 
 
 def _finite(parts: list[Array]) -> Array:

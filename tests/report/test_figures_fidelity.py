@@ -27,8 +27,8 @@ def test_the_title_gives_the_error_of_all_tokens_and_of_groups_where_it_is_large
     relative = {"all": Eps(0.5731, 12), "cls": Eps(0.7304, 12), "registers": Eps(None, 1), "patches": Eps(0.5734, 12)}
     certificate.eps["relative"] = relative
     title = figure_certificate(certificate).get_suptitle()
-    assert "; relative error at most 0.573 at every layer (cls 0.730)" in title
+    assert "\nrelative error at most 0.573 over all tokens (cls 0.730) at every layer" in title
     relative["cls"] = Eps(0.2, 12)
-    assert figure_certificate(certificate).get_suptitle().split("\n")[0].endswith("at most 0.573 at every layer")
+    assert figure_certificate(certificate).get_suptitle().split("\n")[1].endswith("at most 0.573 at every layer")
     relative["all"] = Eps(None, 12)
     assert "relative error" not in figure_certificate(certificate).get_suptitle()
