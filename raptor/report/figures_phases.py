@@ -119,7 +119,9 @@ def _draw_gains(ax: Any, entry: ModelPhases) -> None:
         if name in entry.null_gains:
             gains = entry.null_gains[name]
             ax.plot(ks[: len(gains)], gains, color=colour, linestyle=dashes, linewidth=1.3, label=NULL_LABELS[name])
-    ax.set(xlabel="number of phases k", ylabel="gain of the cut", yscale="symlog")
+    scale = "symlog" if max(entry.gains, default=0) > 10 else "linear"
+    ax.set(xlabel="number of phases k", ylabel="gain of the cut", yscale=scale)
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_title("no k is suggested" if entry.structure else f"suggested k = {entry.chosen_k}", fontsize=8)
     ax.legend(fontsize=6)
 
@@ -130,17 +132,16 @@ def _draw_heatmap(ax: Any, entry: ModelPhases, low: float) -> Any:
     num = len(matrix)
     image = ax.imshow(matrix, cmap="Greys_r", vmin=low, vmax=1, extent=(0.5, num + 0.5, num + 0.5, 0.5))
     for i, (k, found) in enumerate(entry.phases.items()):
-        start, inset = 0.5, 0.09 * i
+        start, inset, colour = 0.5, 0.09 * i, PALETTE[(i + 1) % len(PALETTE)]
         for j, length in enumerate(found.lengths):
-            ax.add_patch(
-                _outline(start + inset, length - 2 * inset, PALETTE[(i + 1) % len(PALETTE)], k if j == 0 else None)
-            )
+            label = f"k = {k}: {found}" if j == 0 else None
+            ax.add_patch(_outline(start + inset, length - 2 * inset, colour, label))
             start += length
         cut = entry.evidence.get(k)
         for lower, upper in cut.boundaries if cut else ():
-            if upper > lower:  # the interval of a boundary, along the diagonal
-                ends = (lower + 0.5, upper + 0.5)
-                ax.plot(ends, ends, color=PALETTE[(i + 1) % len(PALETTE)], linewidth=3, solid_capstyle="butt")
+            if upper > lower:  # along the diagonal
+                ends, label = (lower + 0.5, upper + 0.5), "boundary, 95 %"
+                ax.plot(ends, ends, color=colour, linewidth=3, solid_capstyle="butt", label=label)
     ax.set_title(_title(entry), fontsize=9)
     ax.set_xlabel("layer")
     ax.set_ylabel("layer")
@@ -148,17 +149,19 @@ def _draw_heatmap(ax: Any, entry: ModelPhases, low: float) -> Any:
     ax.set_xticks(ticks)
     ax.set_yticks(ticks)
     ax.spines[:].set_visible(False)
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=4, handlelength=1.0, columnspacing=1.0)
+    shown = dict(zip(*reversed(ax.get_legend_handles_labels())))
+    ax.legend(
+        shown.values(), shown, loc="upper center", bbox_to_anchor=(0.5, -0.17), fontsize=7, ncols=2, columnspacing=1.0
+    )
     return image
 
 
-def _outline(start: float, length: float, colour: str, k: int | None) -> Any:
+def _outline(start: float, length: float, colour: str, label: str | None) -> Any:
     from matplotlib.patches import Rectangle
 
-    label = f"k = {k}" if k else None
     return Rectangle((start, start), length, length, fill=False, edgecolor=colour, linewidth=1.8, label=label)
 
 
 def _title(entry: ModelPhases) -> str:
     name = entry.whose.replace("timm/", "")
-    return f"{name}\n{data_title(entry.data, entry.split)}: {next(iter(entry.phases.values()), '')}"
+    return f"{name}\n{data_title(entry.data, entry.split)}"

@@ -18,7 +18,7 @@ def test_every_phase_of_every_k_is_outlined(committed: Results) -> None:
     # Each further k is drawn a little inside the one before.
     widths = [round(p.get_width() + 2 * 0.09 * i) for i, p in zip(_ks(entry.phases), ax.patches)]
     assert widths == [length for cut in entry.phases.values() for length in cut.lengths]
-    assert ax.get_legend_handles_labels()[1] == [f"k = {k}" for k in entry.phases]
+    assert ax.get_legend_handles_labels()[1] == [f"k = {k}: {cut}" for k, cut in entry.phases.items()]
     plt.close(figure)
 
 
