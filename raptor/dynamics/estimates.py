@@ -24,7 +24,7 @@ from raptor.dynamics.modes import NUMBERS, eigenvalue_numbers
 from raptor.dynamics.rank import RankResult
 from raptor.dynamics.spectra import GroupModes, ModesResult
 from raptor.dynamics.stability import StabilityResult
-from raptor.fidelity.bootstrap import interval, resampled_means
+from raptor.fidelity.bootstrap import interval, jackknife_interval, resampled_means
 from raptor.fidelity.verdict import Estimate
 from raptor.phases import Phases, num_partitions, sample_partitions
 from raptor.streaming import ImageMoments
@@ -303,11 +303,7 @@ def _pooled(groups: Sequence[str], parts: Sequence[GroupModes]) -> Estimates:
     num_images = parts[0].pooled.reconstruction_error.num_images
 
     def estimate(found: Array) -> ImageEstimate:
-        value, left_out = found[0], found[1:]
-        num = len(left_out)
-        error = np.sqrt((num - 1) / num * ((left_out - left_out.mean()) ** 2).sum())
-        half = stats.t.ppf(0.975, num - 1) * error
-        return _finite(value, value - half, value + half, num_images)
+        return _finite(found[0], *jackknife_interval(found[0], found[1:]), num_images)
 
     return _compared("dmd.pooled", groups, np.concatenate([whole[None], np.stack(folds, 1)]), estimate)
 

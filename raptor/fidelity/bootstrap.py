@@ -12,11 +12,20 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 Array = NDArray[np.float64]
 LEVEL = 0.95
 _ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 CHUNK = 100  # resamples made at once
+
+
+def jackknife_interval(value: float, left_out: Array) -> tuple[float, float]:
+    """The interval of a value by Student's t, from the values without each of several equal parts of the images."""
+    num = len(left_out)
+    error = np.sqrt((num - 1) / num * ((left_out - left_out.mean()) ** 2).sum())
+    half = stats.t.ppf(_ENDS[1], num - 1) * error
+    return value - half, value + half
 
 
 def resampled_means(values_nm: Array, num_resamples: int, seed: int = 0) -> Array:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy import stats
 
-from raptor.fidelity.bootstrap import quantile_intervals, resampled_means, statistic_interval
+from raptor.fidelity.bootstrap import jackknife_interval, quantile_intervals, resampled_means, statistic_interval
 
 
 def test_resampled_means_have_the_standard_error() -> None:
@@ -33,3 +34,10 @@ def test_a_single_image_has_no_interval() -> None:
     quantiles, ends = quantile_intervals(one, (0.25, 0.5), 50)
     np.testing.assert_array_equal(quantiles, [[3, 4], [3, 4]])
     assert np.isnan(ends).all()
+
+
+def test_the_jackknife_of_a_mean_is_its_t_interval() -> None:
+    values = np.random.default_rng(2).normal(size=9)
+    left_out = np.array([np.delete(values, i).mean() for i in range(9)])
+    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    np.testing.assert_allclose(jackknife_interval(values.mean(), left_out), expected, rtol=1e-9)

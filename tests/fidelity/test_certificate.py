@@ -100,6 +100,21 @@ def test_intervals_hold_the_estimate(certificate: Certificate) -> None:
         assert (upper > lower).all()
 
 
+def test_the_interval_of_r2_is_that_of_a_plain_bootstrap(teacher: ViT, surrogate: ViT) -> None:
+    """Which resamples images and computes R2 anew, mean included."""
+    batches = image_batches(3, sizes=(16, 16, 16))
+    found = certify(surrogate, teacher, batches, null_models=False, bootstrap=2000)
+    where = teacher.groups.slice("patches")
+    theirs, ours = (all_states(vit, batches)[-1][:, where].numpy() for vit in (teacher, surrogate))
+    draws = np.random.default_rng(0).integers(len(theirs), size=(2000, len(theirs)))
+    missed = ((ours - theirs) ** 2).sum((1, 2))[draws].sum(1)
+    sums, squares = theirs.sum(1)[draws].sum(1), (theirs**2).sum((1, 2))[draws].sum(1)
+    total = squares - (sums**2).sum(1) / (len(theirs) * theirs.shape[1])
+    lower, upper = np.quantile(1 - missed / total, (0.025, 0.975))
+    ends = found.intervals["r2"][:, -1, found.curves.groups.index("patches")]
+    assert ends == pytest.approx([lower, upper], abs=0.15 * (upper - lower))
+
+
 def test_bf16_is_close_to_fp32(teacher: ViT, surrogate: ViT, certificate: Certificate) -> None:
     rounded = certify(surrogate, teacher, image_batches(1), precision="bf16", null_models=False, bootstrap=0)
     np.testing.assert_allclose(rounded.curves.relative["all"], certificate.curves.relative["all"], atol=0.02)
