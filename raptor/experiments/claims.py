@@ -527,6 +527,7 @@ def _claims_page(file: ClaimsFile, base: Path, experiments: Path) -> str:
                 "# The paper's claims",
                 f"{_INTRO} Tables, figures and what we make of them: [experiments]({link}), [dynamics](dynamics.md).",
                 _counts_table(parts),
+                *_untrained_too(file.claims),
                 RULES,
                 *_names_shown(file.claims),
                 _DEPTH,
@@ -585,6 +586,17 @@ def _counts_table(parts: dict[str, list[Claim]]) -> str:
     return markdown(("claims of", *map(str, Verdict)), rows)
 
 
+def _untrained_too(claims: Sequence[Claim]) -> list[str]:
+    """How many of the claims that agree hold for untrained models, too."""
+    beside = [c.untrained_too for c in claims if c.verdict is Verdict.AGREES and c.untrained_too is not None]
+    if not beside:
+        return []
+    return [
+        f"**{sum(beside)} of the {len(beside)} rows that agree and have an untrained model of the same make beside "
+        "them hold for that model, too** (*agrees, untrained too*): they are no sign of training."
+    ]
+
+
 def _twins_shown(twins: Sequence[Twin], commands: Sequence[str]) -> list[str]:
     if not twins:
         return []
@@ -621,6 +633,7 @@ def _claim_cells(claim: Claim, commands: Sequence[str]) -> list[str]:
     measured = "<br>".join(filter(None, [_number(claim), claim.measured])) or "–"
     holds = claim.evidence.bounds() if claim.evidence is not None else "–"
     verdict = f"**{claim.verdict}**" if claim.verdict in (Verdict.AGREES, Verdict.DISAGREES) else str(claim.verdict)
+    verdict += ", untrained too" if claim.verdict is Verdict.AGREES and claim.untrained_too else ""
     return [claim.on or "–", measured, holds, "<br>".join(filter(None, [verdict, ", ".join(links)]))]
 
 

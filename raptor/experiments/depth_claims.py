@@ -12,7 +12,7 @@ import numpy as np
 from raptor.dynamics.estimates import ImageEstimate, boundary_jump
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult
 from raptor.dynamics.stability import StabilityResult
-from raptor.experiments.evidence import Basis, Claim, Evidence, counted, of_counts, over_seeds
+from raptor.experiments.evidence import Basis, Claim, Evidence, Verdict, counted, judge, of_counts, over_seeds
 from raptor.experiments.outcome import sum_of
 from raptor.experiments.witness import TABLE_3, Witness
 from raptor.fidelity.certificate import Certificate
@@ -487,7 +487,18 @@ def _with_twin(claim: Claim, model: DynamicsFile, twins: Sequence[DynamicsFile])
         found = twin.teacher.estimates[key]
         cut = f", {twin_cut(model, twin)}" if of_cut else ""
         parts.append(f"untrained {_with_ends(found)} ({found.num_images:,} images{cut})")
-    return replace(claim, measured="; ".join(parts))
+    numbers = [twin.teacher.estimates[key] for twin in shown]
+    return replace(claim, measured="; ".join(parts), untrained_too=_all_meet(claim.evidence, numbers))
+
+
+def _all_meet(evidence: Evidence | None, found: Sequence[ImageEstimate]) -> bool | None:
+    """Whether all of these numbers meet the bounds of a claim; None where there is nothing to compare."""
+    if evidence is None or not found:
+        return None
+    others = [
+        replace(evidence, value=each.value, lower=each.lower, upper=each.upper, num=each.num_images) for each in found
+    ]
+    return all(judge(other) is Verdict.AGREES for other in others)
 
 
 def _with_ends(found: ImageEstimate) -> str:

@@ -30,8 +30,9 @@ they are those that its words ask for, and stand in the row. With the 95 % inter
 - *disagrees* where the whole interval lies outside;
 - is *undetermined* in between, and always where there is one seed;
 - is *not tested at this budget* where it was not run, or where a surrogate falls short after less training than the
-  paper's. Such a run can confirm what a surrogate reaches, but not refute it. The same holds for what the paper says
-  of teachers that overfit where ours do not.
+  paper's. Such a run can confirm what a surrogate reaches, but not refute it: rows of Table 1 and Figure 5 agree or
+  stay open, and ours are of a smaller model on easier tasks. The same holds for what the paper says of teachers that
+  overfit where ours do not.
 
 Where the intervals come from:
 
@@ -147,6 +148,7 @@ class Claim(Record):
         measured: the measurement in words, with what else a reader must know.
         evidence: the number that decides; None where nothing was measured.
         source: the JSON file. number: the key of the number in it, where it is one entry.
+        untrained_too: whether every untrained model beside it meets the bounds, too; None where there is none.
         command: what made the file. machine: where it ran. figure: the picture. recipe: what would test the claim,
             where it was not tested.
     """
@@ -158,6 +160,7 @@ class Claim(Record):
     evidence: Evidence | None = None
     source: str = ""
     number: str = ""
+    untrained_too: bool | None = None
     command: str = ""
     machine: str = ""
     figure: str = ""

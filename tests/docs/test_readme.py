@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from statistics import fmean
 
 from pages import ROOT, read
@@ -42,3 +43,5 @@ def test_verdicts_are_those_of_the_claims() -> None:
     agree, disagree, undetermined, not_tested = counts.values()
     shown = f"{agree} agree, {disagree} disagree, {undetermined} are undetermined and {not_tested} not tested"
     assert f"{shown} at this budget" in PAGE
+    beside = re.search(r"\*\*(\d+) of the (\d+) rows that agree", read("docs/results/claims.md"))
+    assert beside and f"Of {beside[2]} that agree" in PAGE and f"beside them, {beside[1]} hold" in PAGE

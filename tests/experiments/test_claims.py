@@ -107,7 +107,8 @@ def test_every_row_of_the_page_is_a_claim_of_the_json(committed: ClaimsFile) -> 
     for (says, on, measured, holds, verdict), claim in zip(rows, committed.claims):
         said = said if says == "″" else says
         assert said.endswith(claim.says) and on == (claim.on or "–")
-        assert verdict.partition("<br>")[0].strip("*") == claim.verdict
+        too = ", untrained too" if claim.verdict is Verdict.AGREES and claim.untrained_too else ""
+        assert verdict.partition("<br>")[0].replace("*", "") == claim.verdict + too
         if claim.evidence is not None and claim.evidence.value is not None:
             assert measured.startswith(f"{claim.evidence.value:.3g}")
             ends = "(counted)" if claim.evidence.basis == "counted" else f"[{claim.evidence.lower or 0:.3g}, "

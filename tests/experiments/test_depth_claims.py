@@ -126,6 +126,15 @@ def test_the_untrained_twin_stands_beside_its_numbers(measured: DynamicsFile) ->
     assert claim.evidence == of_key(claims_dynamics(measured), "gamma.patches_minus_cls")[0].evidence
 
 
+def test_a_claim_says_whether_an_untrained_model_meets_it_too(measured: DynamicsFile) -> None:
+    same = claims_dynamics(measured, twins=[measured])
+    assert any(claim.untrained_too is not None for claim in same)
+    for claim in same:
+        if claim.untrained_too is not None:
+            assert claim.untrained_too is (claim.verdict is Verdict.AGREES)
+    assert all(claim.untrained_too is None for claim in claims_dynamics(measured))
+
+
 def test_where_the_cut_counts_every_twin_stands_with_its_own(measured: DynamicsFile) -> None:
     key = "similarity.within_minus_across"
     own = replace(with_estimate(measured, key, 0.1, 0.2), phases=[5, 3, 4])
