@@ -116,7 +116,9 @@ def _phases_verdict(entry: ModelPhases, lengths: list[int] | None) -> str:
     if not lengths:
         return f"The {num} blocks of {name} were compared with each other; no cut was asked for."
     k = len(lengths)
-    within, across = entry.within.get(k) or within_and_across(entry.similarity[entry.tokens], lengths)
+    found = entry.phases.get(k)
+    is_found = found is not None and list(found) == lengths and k in entry.within
+    within, across = entry.within[k] if is_found else within_and_across(entry.similarity[entry.tokens], lengths)
     cut = f"{k} phases ({' | '.join(map(str, lengths))})"
     means = (
         f"mean cosine similarity {number(within)} between layers of one phase, {number(across)} between layers of "

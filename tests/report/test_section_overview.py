@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from raptor.fidelity.certificate import Certificate
-from raptor.phases import PhasesFile
+from raptor.phases import PhasesFile, within_and_across
 from raptor.report.results import Results, read_results
 from raptor.report.section_overview import overview
 
@@ -57,6 +57,16 @@ def test_phases_are_told_by_their_means(tmp_path: Path) -> None:
     assert lengths is not None and f"fall into {len(lengths)} phases ({' | '.join(map(str, lengths))})" in html
     within, across = found.models[0].within[len(lengths)]
     assert f"{within:.3g} between layers of one phase, {across:.3g} between" in html
+
+
+def test_given_phases_are_told_by_their_own_means(committed: Results) -> None:
+    found, measured = PhasesFile.read_file(RESULTS / "phases-dinov2s.json"), committed.dynamics
+    (entry,), lengths = found.models, [10, 1, 1]
+    assert measured is not None and list(entry.phases[3]) != lengths
+    html = overview(Results(committed.folder, phases=found, dynamics=replace(measured, phases=lengths))).html
+    within, across = within_and_across(entry.similarity[entry.tokens], lengths)
+    assert within is not None and abs(within - (entry.within[3][0] or 0)) > 1e-3
+    assert f"(10 | 1 | 1): mean cosine similarity {within:.3g} between layers of one phase, {across:.3g} between" in html
 
 
 def test_a_model_without_phases_is_said_to_have_none(tmp_path: Path) -> None:
