@@ -25,6 +25,7 @@ from raptor.options import AnySplit, GivenHead, HeadClasses, Measuring, OfTeache
 from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, check_phases, find_phases
 from raptor.progress import Progress
 from raptor.provenance import Provenance, recorded
+from raptor.report.results import check_results_of
 from raptor.run import result_folder
 from raptor.similarity.cosine import measure_similarity
 from raptor.streaming import Result, folder_of
@@ -132,6 +133,8 @@ def dynamics(
         check_perturbable(main)
     folder = ranks.first(lambda: result_folder(out, folder_of(model), "dynamics"))
     check_folder_of(folder, folder_of(model), surrogate, main)
+    are_all_new = interventions or not (folder / InterventionsFile.FILE).exists()
+    ranks.first(lambda: check_results_of(folder, surrogate, main, ["dynamics"] if are_all_new else []))
     if phases is not None:
         check_phases(main, phases)
     elif surrogate is None:

@@ -22,6 +22,7 @@ from raptor.open import check_folder_of, open_pair
 from raptor.options import AnySplit, GivenHead, HeadClasses, Measuring, OfTeacher, Opening, part, with_defaults
 from raptor.progress import Progress
 from raptor.provenance import Provenance, module_option, recorded
+from raptor.report.results import check_results_of
 from raptor.run import result_folder
 from raptor.streaming import Result, folder_of
 from raptor.vit.trajectory import Trajectories, autocast
@@ -103,6 +104,7 @@ def evaluate(
         raise ValueError(f"{source or model.name} is no surrogate: make one with raptor distill {words}")
     folder = ranks.first(lambda: result_folder(out, folder_of(run), "evaluate"))
     check_folder_of(folder, folder_of(run), surrogate, model)
+    ranks.first(lambda: check_results_of(folder, surrogate, model, ["certificate"]))
     num_classes, names = head_outputs(model, options["head_file"])
     batch_size, num_workers, num_images = options["batch_size"], options["num_workers"], options["num_images"]
     bar = Progress("certificate", num_images, "images")

@@ -16,6 +16,7 @@ from raptor.options import AnySplit, Measuring, OfTeacher, OpeningModel, part, w
 from raptor.phases import DEFAULT_TOKENS, PhasesFile, check_cuts, study_phases
 from raptor.provenance import Provenance, recorded
 from raptor.report.figures_phases import SavedPhases, save_phases
+from raptor.report.results import check_results_of
 from raptor.run import check_folder, result_folder
 from raptor.streaming import Result, folder_of
 from raptor.vit.view import ViT
@@ -83,6 +84,7 @@ def phases(
     folder = ranks.first(lambda: check_folder(out) if out else result_folder(None, about, "phases"))
     if len(models) == 1:
         check_folder_of(folder, folder_of(models[0]), surrogate, model)
+        ranks.first(lambda: check_results_of(folder, surrogate, model, ["phases"]))
     chosen = ChosenData.of(folder_of(models[0]), options)
     entries = []
     for side, vit in views:

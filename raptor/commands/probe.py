@@ -32,6 +32,7 @@ from raptor.probes import ProbeReport, ProbeResult
 from raptor.probes import probe as train_probe
 from raptor.progress import Progress
 from raptor.provenance import Provenance, recorded
+from raptor.report.results import check_results_of
 from raptor.run import result_folder
 from raptor.streaming import Result, folder_of
 from raptor.train.plan import Plan, Planned, free_disk, planning
@@ -169,6 +170,7 @@ def probe(
         return _plan(train, list(sides.values()), result_folder(out, folder_of(model), "probe"))
     folder = ranks.first(lambda: result_folder(out, folder_of(model), "probe"))
     check_folder_of(folder, folder_of(model), surrogate, of_teacher)
+    ranks.first(lambda: check_results_of(folder, surrogate, of_teacher, [f"probe-{task}"]))
     results: dict[str, ProbeResult] = {}
     for name, vit in sides.items():
         bar = Progress(f"{task} probe of the {name}", None, "steps")

@@ -156,6 +156,7 @@ def probe(
         seeds=runs,
         seconds=time.monotonic() - began,
         chance=1 / len(classes) if classes else None,
+        fingerprint=vit.fingerprint(),
         classes=classes,
     )
 

@@ -88,7 +88,8 @@ class ProbeResult(ResultFile):
 
     `chosen` picks (learning rate, epoch) by the split of train; `last` picks only the learning rate, at the last epoch.
     With a closed form the grid holds penalties instead of learning rates, and the only epoch is 0. `chance` is the
-    accuracy of a guess among the classes; None of other tasks, and in older files.
+    accuracy of a guess among the classes; None of other tasks, and in older files. `fingerprint` is that of the model's
+    weights.
     """
 
     FILE = "probe.json"
@@ -106,6 +107,7 @@ class ProbeResult(ResultFile):
     seeds: list[SeedRun]
     seconds: float = 0.0
     chance: float | None = None
+    fingerprint: str | None = None
     classes: list[str] | None = field(default=None, metadata=NOT_SAVED)  # that the head's outputs stand for
 
     @property

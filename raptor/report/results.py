@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.complexity import Complexity
 from raptor.fidelity.error_curves import Curves
 from raptor.fidelity.verdict import Verdict, stage_of
-from raptor.open import is_of_own_module
+from raptor.open import OTHER_TEACHER, is_of_own_module, saved_folder
 from raptor.phases import PhasesFile
 from raptor.probes.result import ProbeReport
 from raptor.provenance import Provenance, module_option
@@ -22,7 +22,7 @@ from raptor.report.strips import ImagesFile
 from raptor.run import ResultFile, RunError, read_metrics, read_summary, read_yaml
 from raptor.train.distilled import DistillSummary
 from raptor.train.teacher import TeacherSummary
-from raptor.vit.view import ModelFacts
+from raptor.vit.view import ModelFacts, ViT
 
 _File = TypeVar("_File", bound=ResultFile)
 TASKS = ("classify", "segment", "depth")
@@ -74,6 +74,17 @@ class Results:
             "images": self.images,
         }
         return {name: _provenance(file) for name, file in files.items() if file is not None}
+
+    def leave_out(self, name: str) -> None:
+        """Forget a file, by its name without `.json`, and what the same command wrote beside it."""
+        task = name.removeprefix("probe-")
+        if task != name:
+            del self.probes[task]
+            return
+        setattr(self, name, None)
+        beside = {"dynamics": "interventions", "certificate": "complexity"}.get(name)
+        if beside is not None:
+            setattr(self, beside, None)
 
     @property
     def has_model(self) -> bool:
@@ -148,7 +159,16 @@ class Results:
 
 
 def read_results(folder: Path) -> Results:
-    """Read every known file of `folder`; RunError when there is none, or when one is damaged."""
+    """Read every known file of `folder`; RunError when there is none, or when one is damaged.
+
+    What is of another model than the page is left out, with a note.
+    """
+    results = _read_all(folder)
+    _leave_out_others(results)
+    return results
+
+
+def _read_all(folder: Path) -> Results:
     if not folder.is_dir():
         raise RunError(f"{folder} is no folder: give the run folder that a command wrote with --out")
     results = Results(
@@ -166,23 +186,89 @@ def read_results(folder: Path) -> Results:
         raise RunError(f"{folder} holds no results yet: start with raptor phases MODEL --out {folder}")
     results.config = _read_config(folder / "config.yaml")
     results.training = _read_training(folder / "metrics.jsonl")
-    _leave_out_others(results)
     return results
 
 
-def _leave_out_others(results: Results) -> None:
-    """Leave out what is of a model of another shape than the run's, with a note: its phases would not fit the run's."""
-    if results.summary is None:
+@dataclass(frozen=True)
+class _Model:
+    """The model that a file is about, as far as the file says."""
+
+    name: str
+    fingerprint: str | None = None
+    shape: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, facts: ModelFacts) -> _Model:
+        return cls(facts.name, facts.fingerprint, (facts.num_layers, facts.dim))
+
+    def is_other(self, held: _Model, by_name: bool = True) -> bool:
+        """Whether `held` is another model: by its weights where both are known, else by shape and name."""
+        if self.fingerprint and held.fingerprint:
+            return self.fingerprint != held.fingerprint
+        other_shape = None not in (self.shape, held.shape) and self.shape != held.shape
+        return other_shape or (by_name and self.name != held.name)
+
+
+def _models_of(results: Results) -> dict[str, tuple[list[_Model], list[_Model]]]:
+    """The models of each file that names them, by its name without `.json`: teachers or plain models, surrogates."""
+    found: dict[str, tuple[list[_Model], list[_Model]]] = {}
+    if results.phases is not None and results.phases.models:
+        facts = [entry.model for entry in results.phases.models]
+        plain, surrogates = ([_Model.of(f) for f in facts if bool(f.phases) is is_one] for is_one in (False, True))
+        found["phases"] = (plain, surrogates) if plain else (surrogates, [])
+    if results.dynamics is not None:
+        sides = {side: [_Model.of(measured.model)] for side, measured in results.dynamics.sides().items()}
+        found["dynamics"] = (sides["teacher"], sides.get("surrogate", []))
+    if results.certificate is not None:
+        found["certificate"] = ([_Model(results.certificate.teacher)], [_Model(results.certificate.surrogate)])
+    for task, report in results.probes.items():
+        probed = {side: [_Model(result.model, result.fingerprint)] for side, result in report.results.items()}
+        found[f"probe-{task}"] = (probed.get("teacher", []), probed.get("surrogate", []))
+    return found
+
+
+def check_results_of(folder: Path, surrogate: ViT | None, model: ViT, replaced: Collection[str]) -> None:
+    """Raise where `folder` holds results of another model: its page could show only those of one.
+
+    A run folder is checked by `check_folder_of`. surrogate, model: as there. replaced: names, without `.json`, of the
+    results that are written anew.
+    """
+    try:
+        held = {} if saved_folder(str(folder.absolute())) else _models_of(_read_all(folder))
+    except RunError:  # no results yet, or a damaged file
         return
-    own = results.summary.teacher
-    found = {
-        "phases": results.phases.models[0].model if results.phases is not None and results.phases.models else None,
-        "dynamics": None if results.dynamics is None else results.dynamics.teacher.model,
-    }
-    for name, facts in found.items():
-        if facts is not None and (facts.num_layers, facts.dim) != (own.num_layers, own.dim):
-            setattr(results, name, None)
-            results.notes[name] = f"{name}.json is of {facts.name}, not of this run's {own.name}, and is left out."
+    kept = {name: sides for name, sides in held.items() if name not in replaced}
+    ours = [None if vit is None or not kept else _Model.of(vit.facts()) for vit in (model, surrogate)]
+    for name, sides in kept.items():
+        for own, there in zip(ours, sides):
+            if own is not None and there and all(own.is_other(one) for one in there):
+                raise RunError(f"{folder} holds results of {_told(there[0], own)} ({name}.json): choose another --out")
+
+
+def _told(other: _Model, own: _Model) -> str:
+    """The name of another model, which may be that of the own one too."""
+    return f"another model, {other.name}" if other.name != own.name else f"other weights of {own.name}"
+
+
+def _leave_out_others(results: Results) -> None:
+    """Leave out what is of another model than the page, with a note: its numbers would stand under the wrong title.
+
+    In a run folder names do not count, because the commands compare the weights with the run's; a teacher that was
+    allowed although it is another one says so itself.
+    """
+    held = _models_of(results)
+    by_name = results.summary is None and not results.has_model
+    first = next((plain[0] for plain, _ in held.values() if plain), None)
+    own = first if results.facts is None else _Model.of(results.facts)
+    for name, (plain, _) in held.items():
+        others = [m for m in plain if own is not None and own.is_other(m, by_name)]
+        if own is None or not plain or len(others) < len(plain):
+            continue
+        if by_name or not others[0].name.endswith(OTHER_TEACHER):
+            results.leave_out(name)
+            whose = "the page's" if by_name else "this run's"
+            told = _told(others[0], own).removeprefix("another model, ")
+            results.notes[name] = f"{name}.json is of {told}, not of {whose} {own.name}, and is left out."
 
 
 def _joined(*words: str) -> str:

@@ -62,6 +62,7 @@ def fidelity(results: Results) -> Section:
     certificate, curves = results.certificate, results.curves
     if curves is None:
         section.hint = f"raptor distill MODEL --data DATA --k 3 --out {results.folder}"
+        section.hint_reason = results.notes.get("certificate", "")
         return section
     section.controls = [group_control(curves.groups)]
     section.controls[0].start = "all" if "all" in curves.groups else section.controls[0].options[0][0]
@@ -73,7 +74,8 @@ def fidelity(results: Results) -> Section:
     section.after = _tables(certificate, None if results.distilled is None else results.distilled.validation)
     if certificate is None:
         section.hint = results.on_run("evaluate")
-        section.hint_reason = "Null models, intervals, costs and run time come with the certificate:"
+        note = results.notes.get("certificate", "")
+        section.hint_reason = f"{note} Null models, intervals, costs and run time come with the certificate:".strip()
     return section
 
 

@@ -19,7 +19,8 @@ def probes(results: Results) -> Section:
     missing = [task for task in TASKS if task not in found]
     if missing:
         section.hint = results.adds("probe", _task_options(missing[0], results))
-        section.hint_reason = f"Not probed yet: {', '.join(missing)}." if found else ""
+        others = [results.notes[f"probe-{task}"] for task in missing if f"probe-{task}" in results.notes]
+        section.hint_reason = " ".join([*others, *([f"Not probed yet: {', '.join(missing)}."] if found else [])])
     if not found:
         return section
     kept = {task: value for task, entry in found.items() if (value := entry.recovery) is not None}

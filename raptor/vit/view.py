@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten
 
 from raptor.data.preprocess import Preprocess
 from raptor.run import Record
+from raptor.vit.weights import fingerprint
 
 POOLED = ("cls", "patches")  # the groups that `image_vectors` are of
 GROUP_NAMES = ("cls", "registers", "patches")
@@ -59,7 +60,7 @@ class TokenGroups(Record):
 
 @dataclass(frozen=True)
 class ModelFacts(Record):
-    """What result files say about a model."""
+    """What result files say about a model; `fingerprint` of its weights, None in older files."""
 
     name: str
     num_layers: int
@@ -72,6 +73,7 @@ class ModelFacts(Record):
     num_parameters: int
     depth_conditioned: bool = False
     phases: list[int] | None = None
+    fingerprint: str | None = None
 
 
 @dataclass
@@ -233,7 +235,13 @@ class ViT:
             num_parameters=sum(p.numel() for p in self.model.parameters()),
             depth_conditioned=self.depth_conditioned,
             phases=list(self.phases) if self.phases else None,
+            fingerprint=self.fingerprint(),
         )
+
+    def fingerprint(self) -> str | None:
+        """A short name of the weights; in half precision that of the weights before, None where they are not known."""
+        is_half = any(p.is_floating_point() and p.element_size() < 4 for p in self.model.parameters())
+        return self.opened.get("fingerprint") if is_half else fingerprint(self.model)
 
     def describe(self) -> dict[str, Any]:
         """`facts` as JSON."""

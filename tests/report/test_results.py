@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_models import tiny_timm
+from quick import blank_figures
+from tiny_models import shake, tiny_timm
 
+from raptor.commands.dynamics import dynamics
+from raptor.commands.phases import phases
+from raptor.commands.probe import probe
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile
 from raptor.fidelity.certificate import Certificate
@@ -23,9 +28,13 @@ from raptor.run import ResultFile, RunError
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train.distilled import DistillSummary
 from raptor.train.teacher import TeacherSummary
+from raptor.vit.view import ViT
 
 RunOf = Callable[..., Path]
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
+_FEW = dict(data="scenes", num_images=8, k=2)
+_FEW_DYNAMICS = dict(**_FEW, stability_images=0, rank_images=2, interventions=False)
+_FEW_PROBE = dict(data="scenes", limit=64, val_images=8, closed_form="ridge")
 # Made by benchmarks, experiments and trials.
 OTHERS = {
     "authors-vitb",
@@ -151,3 +160,66 @@ def test_what_is_of_a_model_of_another_shape_is_left_out(committed: Results, tmp
     assert found.notes["phases"] == f"phases.json is of another, not of this run's {found.facts.name}, and is left out."
     page = build_page(found)
     assert all(found.notes[name].partition("'")[0] in page for name in ("phases", "dynamics"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def not_drawn() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        blank_figures(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, ViT], dict[str, Path]]:
+    """Two models of one shape, and a folder of results of each."""
+    views = {name: replace(tiny_timm(num_classes=0), name=name) for name in ("m1", "m2")}
+    shake(views["m2"].model, seed=1)
+    folders = {name: tmp_path_factory.mktemp(name) for name in views}
+    for name, folder in folders.items():
+        phases(views[name], out=str(folder), **_FEW, twin=False)
+        dynamics(views[name], out=str(folder), **_FEW_DYNAMICS)
+        probe(views[name], out=str(folder), **_FEW_PROBE)
+    return views, folders
+
+
+def test_commands_do_not_add_results_of_another_model(
+    measured: tuple[dict[str, ViT], dict[str, Path]], tmp_path: Path
+) -> None:
+    views, folders = measured
+    folder = tmp_path / "held"
+    shutil.copytree(folders["m1"], folder)
+    (folder / "dynamics.json").unlink()
+    with pytest.raises(
+        RunError, match=r"held holds results of another model, m1 \(phases.json\): choose another --out"
+    ):
+        dynamics(views["m2"], out=str(folder), **_FEW_DYNAMICS)
+    with pytest.raises(RunError, match=r"held holds results of other weights of m1 \(phases.json\)"):
+        probe(replace(views["m2"], name="m1"), out=str(folder), **_FEW_PROBE)
+    with pytest.raises(RunError, match=r"\(probe-classify.json\): choose another --out"):
+        phases(views["m2"], out=str(folder), **_FEW, twin=False)
+    (folder / "probe-classify.json").unlink()
+    phases(
+        views["m2"], data="scenes", num_images=8, k=[2], twin=False, out=str(folder)
+    )  # takes the place of the only one
+    assert dynamics(replace(views["m2"], name="by another name"), out=str(folder), **_FEW_DYNAMICS).folder == folder
+
+
+def test_results_of_another_model_are_left_out_of_a_folder_that_is_no_run(
+    measured: tuple[dict[str, ViT], dict[str, Path]], tmp_path: Path
+) -> None:
+    _, folders = measured
+    folder = tmp_path / "mixed"
+    shutil.copytree(folders["m1"], folder)
+    assert not read_results(folder).notes
+    for name in ("dynamics.json", "probe-classify.json"):
+        shutil.copy(folders["m2"] / name, folder / name)
+    found = read_results(folder)
+    assert found.facts is not None and found.facts.name == "m1" and found.dynamics is None and not found.probes
+    page = build_page(found)
+    for name in ("dynamics", "probe-classify"):
+        note = f"{name}.json is of m2, not of the page's m1, and is left out."
+        assert found.notes[name] == note and note.partition("'")[0] in page
+    saved = json.loads((folder / "phases.json").read_text())
+    del saved["models"][0]["model"]["fingerprint"]  # as an earlier version wrote it: names decide
+    (folder / "phases.json").write_text(json.dumps(saved))
+    assert read_results(folder).notes == found.notes

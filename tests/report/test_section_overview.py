@@ -66,7 +66,9 @@ def test_given_phases_are_told_by_their_own_means(committed: Results) -> None:
     html = overview(Results(committed.folder, phases=found, dynamics=replace(measured, phases=lengths))).html
     within, across = within_and_across(entry.similarity[entry.tokens], lengths)
     assert within is not None and abs(within - (entry.within[3][0] or 0)) > 1e-3
-    assert f"(10 | 1 | 1): mean cosine similarity {within:.3g} between layers of one phase, {across:.3g} between" in html
+    assert (
+        f"(10 | 1 | 1): mean cosine similarity {within:.3g} between layers of one phase, {across:.3g} between" in html
+    )
 
 
 def test_a_model_without_phases_is_said_to_have_none(tmp_path: Path) -> None:
