@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from raptor.fidelity.error_curves import METRICS, Array, Curves, ErrorCurves
 from raptor.fidelity.heads import Head, prediction_hits
 from raptor.fidelity.null_models import NULL_NAMES, NullModels, fit_null_models
 from raptor.fidelity.verdict import Estimate, Training, Verdict, images_of, judge
+from raptor.open import OTHER_TEACHER
 from raptor.phases import Phases
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
@@ -94,7 +95,14 @@ class Certificate(ResultFile):
     @property
     def judged(self) -> Verdict:
         """The verdict; that of an older file is made from its curves."""
-        return self.verdict or judge(self.curves, self.nulls, self.intervals, split=self.split)
+        found = self.verdict or judge(self.curves, self.nulls, self.intervals, split=self.split)
+        data = None if self.data == Certificate.data else self.data
+        return replace(found, data=data, against=self.other_teacher)
+
+    @property
+    def other_teacher(self) -> str | None:
+        """The name of the teacher where it is not the one that the surrogate was made from."""
+        return self.teacher if self.teacher.endswith(OTHER_TEACHER) else None
 
     @property
     def head(self) -> str:
@@ -181,8 +189,10 @@ class Certificate(ResultFile):
         from rich.table import Table
 
         eps = self.eps["relative"][group]
+        against = f" against {self.other_teacher}" if self.other_teacher else ""
+        images = f"{self.curves.num_images} {images_of(self.split)} of {self.data}"
         title = (
-            f"{self.surrogate}\n{self.curves.num_images} {images_of(self.split)}, {self.image_size} px, tokens: {group}"
+            f"{self.surrogate}{against}\n{images}, {self.image_size} px, tokens: {group}"
             f"; relative eps {_number(eps.value)} (layer {eps.layer}, at most {_number(eps.upper)})"
         )
         table = Table(title=title)

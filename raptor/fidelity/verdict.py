@@ -118,7 +118,10 @@ def images_of(split: str) -> str:
 
 @dataclass
 class Verdict(Record):
-    """What a reader must know first. `lines` are the words; None for `training` of a surrogate whose run is unknown."""
+    """What a reader must know first. `lines` are the words; None for `training` of a surrogate whose run is unknown.
+
+    data: what the images are of; None where it is not known. against: a teacher that is not the surrogate's own.
+    """
 
     num_images: int
     groups: dict[str, GroupVerdict]
@@ -126,6 +129,8 @@ class Verdict(Record):
     training: Training | None = None
     undertrained: list[str] = field(default_factory=list)
     split: str = "val"
+    data: str | None = None
+    against: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The fields and the words."""
@@ -135,8 +140,10 @@ class Verdict(Record):
         """One line on training, then one for each token group."""
         trained = "how it was trained is not known" if self.training is None else str(self.training)
         words = f"undertrained ({'; '.join(self.undertrained)}): " if self.undertrained else ""
+        images = f"{self.num_images:,} {images_of(self.split)}" + (f" of {self.data}" if self.data else "")
+        against = f", against {self.against}" if self.against else ""
         return [
-            f"{words}{trained}; measured on {self.num_images:,} {images_of(self.split)}",
+            f"{words}{trained}; measured on {images}{against}",
             *(self._line(name, group) for name, group in self.groups.items()),
         ]
 

@@ -134,6 +134,16 @@ class Results:
         return None if not own or found in (None, Certificate.data, spec_text(own)) else found
 
     @property
+    def unlike_run(self) -> list[str]:
+        """In what the certificate is unlike the run, in words: its images, their size, the teacher."""
+        found, facts = self.certificate, self.facts
+        if found is None:
+            return []
+        size = found.image_size if facts is not None and found.image_size != facts.image_size else None
+        words = (("on", self.other_images), ("at", size and f"{size} px"), ("against", found.other_teacher))
+        return [f"{word} {what}" for word, what in words if what]
+
+    @property
     def curves(self) -> Curves | None:
         """Error curves of the surrogate: those of the certificate, else of the run's own validation."""
         if self.certificate is not None:

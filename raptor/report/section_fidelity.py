@@ -223,8 +223,9 @@ def _tables(certificate: Certificate | None, validation: Scores | None) -> str:
         for g, e in relative.items()
     ]
     html += table(("ε that holds at every layer", "relative", "at 95 %", "decided at layer", "absolute"), found)
-    images = f"measured on {number(certificate.curves.num_images)} {images_of(certificate.split)} of {certificate.data}"
-    return html + bullet_list([images, *certificate.notes])
+    images = f"{number(certificate.curves.num_images)} {images_of(certificate.split)} of {certificate.data}"
+    measured = f"measured on {images} at {certificate.image_size} px, against {certificate.teacher}"
+    return html + bullet_list([measured, *certificate.notes])
 
 
 def _cost_rows(costs: dict[str, Cost]) -> list[tuple[str, ...]]:

@@ -55,7 +55,7 @@ class _Fidelity:
 
 
 def _fidelity(results: Results) -> _Fidelity:
-    """From the certificate, else from the run's summary: only where both are of the same images."""
+    """From the certificate, else from the run's summary: only where both are of the same images and teacher."""
     certificate, summary = results.certificate, results.distilled
     validation = None if summary is None else summary.validation
     curves = results.curves
@@ -67,7 +67,7 @@ def _fidelity(results: Results) -> _Fidelity:
         for name in ("agreement", "teacher_accuracy", "surrogate_accuracy")
     )
     recovery = student / teacher if teacher and student is not None else None
-    if validation is not None and results.other_images is None:
+    if validation is not None and not results.unlike_run:
         agreement = agreement if "agreement" in predictions else validation.agreement
         recovery = validation.recovery_head if recovery is None else recovery
         teacher = validation.teacher_accuracy if teacher is None else teacher
@@ -91,7 +91,8 @@ def _surrogate_verdict(results: Results) -> str:
     count = COUNTS[k] if k < len(COUNTS) else str(k)
     blocks = "One tied block" if k == 1 else f"{count} tied blocks ({' | '.join(map(str, lengths))})"
     verb = "stands in" if k == 1 else "stand in"
-    parts = [f"{blocks} {verb} for the {sum(lengths)} blocks of {name}"]
+    measured = f", measured {', '.join(results.unlike_run)}" if results.unlike_run else ""
+    parts = [f"{blocks} {verb} for the {sum(lengths)} blocks of {name}{measured}"]
     if found.r2_last is not None:
         rest = f"layer and at least {found.r2_lowest:.2f} at every other"
         where = "layer, its lowest" if found.r2_lowest == found.r2_last else rest
@@ -99,8 +100,7 @@ def _surrogate_verdict(results: Results) -> str:
     if found.relative is not None:
         parts.append(f"relative error at most {found.relative:.2f} at any layer")
     if found.agreement is not None:
-        of_data = f" of {results.other_images}" if results.other_images else ""
-        parts.append(f"the same prediction on {percent(found.agreement)} of {images_of(found.split)}{of_data}")
+        parts.append(f"the same prediction on {percent(found.agreement)} of {images_of(found.split)}")
     if found.costs:
         teacher, surrogate = found.costs["teacher"], found.costs["surrogate"]
         ratio = teacher.block_parameters / max(surrogate.block_parameters, 1)
@@ -162,11 +162,11 @@ def _cards(results: Results) -> list[tuple[str, str, str]]:
         items.append((f"{results.distilled.surrogate.num_parameters / 1e6:.2f} M", "parameters", "surrogate"))
     found = _fidelity(results)
     if found.r2_last is not None:
-        on_others = f", on {results.other_images}" if results.other_images else ""
-        items.append((f"{found.r2_last:.3f}", "R², last layer", f"lowest {found.r2_lowest:.3f}{on_others}"))
+        lowest = f"lowest {found.r2_lowest:.3f}"
+        items.append((f"{found.r2_last:.3f}", "R², last layer", ", ".join([lowest, *results.unlike_run])))
     if found.recovery is not None:
         scores = f"{percent(found.surrogate_accuracy)} of {percent(found.teacher_accuracy)}"
-        items.append((percent(found.recovery), "accuracy kept", scores))
+        items.append((percent(found.recovery), "accuracy kept", ", ".join([scores, *results.unlike_run])))
     if not found.r2_last and results.dynamics:
         items.append((number(results.dynamics.num_images), "images", "measured along depth"))
     return items

@@ -56,7 +56,8 @@ class DistillSummary(ResultFile):
         fall = loss_fall(last_losses(folder / "metrics.jsonl", self.num_steps))
         training = Training(self.num_steps, batch_size, self.train_images, start, fall)
         curves = Curves.from_dict(self.validation.curves, num_images=self.validation.num_images)
-        return dataclasses.replace(self, verdict=judge(curves, {}, training=training, split=self.split))
+        verdict = judge(curves, {}, training=training, split=self.split)
+        return dataclasses.replace(self, verdict=dataclasses.replace(verdict, data=self.val))
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "phases": list(self.phases)}
@@ -106,7 +107,7 @@ class Distilled(Result):
         scores, verdict = self.summary.validation, self.summary.verdict
         lines = [
             *([] if verdict is None else verdict.lines()),
-            f"{self.surrogate.name}: phases {' '.join(map(str, self.summary.phases))}",
+            f"{self.surrogate.name}: phases {' '.join(map(str, self.summary.phases))}, trained on {self.summary.data}",
             f"R2 of the last layer {shown_r2(scores.r2_last)}, lowest {shown_r2(scores.r2_lowest)}",
         ]
         for label, score, of_teacher in (

@@ -6,6 +6,7 @@ import copy
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import yaml
 from PIL import Image
 from quick import blank_figures
 from tiny_images import write_tree
-from tiny_models import tiny_timm
+from tiny_models import shake, tiny_timm
 from tiny_run import tiny_run, tiny_teacher
 
 from raptor.cli import main
@@ -67,6 +68,20 @@ def test_the_certificate_names_bad_images(run: Path, photos: Path) -> None:
     assert sorted(Path(name).parts[0] for name in saved["bad_images"]) == ["train", "val"]
     assert all(name.endswith("broken.png") for name in saved["bad_images"])
     assert saved["num_images"] == 6
+
+
+def test_the_text_names_the_data_and_another_teacher(run: Path, photos: Path, tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        (photos / split / "a" / "broken.png").unlink()
+    few = dict(data=str(photos), device="cpu", bootstrap=5, null_models=False)
+    own = evaluate(str(run), **few).text()
+    assert f"measured on 6 held-out images of {photos}\n" in own and "another teacher" not in own
+    other = tiny_timm("vit_small_patch14_reg4_dinov2", reg_tokens=2, num_classes=2)
+    save_vit(replace(other, model=shake(other.model, seed=5), name="m2"), tmp_path / "m2")
+    found = evaluate(str(run), teacher=str(tmp_path / "m2"), allow_other_teacher=True, **few)
+    assert f"measured on 6 held-out images of {photos}, against m2 (another teacher)\n" in found.text()
+    assert f"{found.certificate.surrogate} against m2 (another teacher)" in found.text()
+    assert found.certificate.to_dict()["verdict"]["against"] == "m2 (another teacher)"
 
 
 def test_labels_are_of_the_runs_classes_by_name(run: Path, photos: Path, tmp_path: Path, capsys: Any) -> None:

@@ -26,7 +26,8 @@ def test_the_certificate_gives_curves_null_models_and_costs(full_run: Path) -> N
     for side, cost in certificate.costs.items():
         assert costs[side] == (cost.flops / 1e9, cost.block_parameters / 1e6)
     assert "GFLOPs per image" in section.after and section.hint is None
-    assert "measured on 24 held-out images of the data" in section.after
+    size = f"{certificate.image_size} px"
+    assert f"measured on 24 held-out images of the data at {size}, against scenes" in section.after
 
 
 def test_a_summary_gives_curves_and_asks_for_the_certificate(committed: Results) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from raptor.fidelity.certificate import Certificate
+from raptor.open import OTHER_TEACHER
 from raptor.phases import PhasesFile, within_and_across
 from raptor.report.results import Results, read_results
 from raptor.report.section_overview import overview
@@ -40,13 +41,32 @@ def test_what_is_larger_and_which_images_are_meant(committed: Results) -> None:
 def test_a_certificate_of_other_images_says_so_and_is_not_joined_with_the_runs_own_scores(committed: Results) -> None:
     saved = Certificate.read_file(RESULTS / "dinov2s-732-certificate.json")
     agreement = {"agreement": saved.predictions["agreement"]}  # the others have no labels
-    certificate = replace(saved, data="photos", predictions=agreement)
+    size = committed.facts.image_size if committed.facts else 0
+    certificate = replace(saved, data="photos", image_size=size, predictions=agreement)
     assert committed.distilled is not None and committed.distilled.validation.recovery_head is not None
     own, others = (
         overview(replace(committed, certificate=certificate, config={"data": data})).html for data in ("photos", "pets")
     )
     assert "of held-out images;" in own and ", on photos" not in own and "accuracy kept" in own
-    assert "of held-out images of photos;" in others and ", on photos" in others and "accuracy kept" not in others
+    assert ", measured on photos: " in others and ", on photos" in others and "accuracy kept" not in others
+
+
+def test_a_certificate_at_another_size_or_against_another_teacher_says_so(committed: Results) -> None:
+    saved = Certificate.read_file(RESULTS / "dinov2s-732-certificate.json")
+    assert committed.facts is not None
+    size, name = committed.facts.image_size, f"m2{OTHER_TEACHER}"
+
+    def html(**changes: Any) -> str:
+        certificate = replace(saved, **{"image_size": size, "predictions": {}, **changes})
+        return overview(replace(committed, certificate=certificate)).html
+
+    assert "measured at" not in html() and OTHER_TEACHER not in html() and "accuracy kept" in html()
+    larger = html(image_size=2 * size)
+    assert f"blocks of {committed.facts.name}, measured at {2 * size} px: " in larger
+    assert f", at {2 * size} px<" in larger and "accuracy kept" not in larger
+    other = html(teacher=name)
+    assert f", measured against {name}: " in other and f", against {name}<" in other and "accuracy kept" not in other
+    assert f"images, against {name}" in other.replace(f" of {saved.data}", "")  # the verdict's first line
 
 
 def test_phases_are_told_by_their_means(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ def test_a_result_says_its_scores_and_folder(tmp_path):
     assert "recovery" not in done.text()
     scores.recovery = 0.5
     text = done.text()
-    assert "phases 2 2" in text and text.endswith(f"run folder {tmp_path / 'run'}")
+    assert text.splitlines()[0].endswith("measured on 8 held-out images of scenes")
+    assert "phases 2 2, trained on scenes\n" in text and text.endswith(f"run folder {tmp_path / 'run'}")
     assert f"{scores.r2_last:.3f}" in text and f"recovery of the ridge probe {scores.recovery:.1%}" in text
     assert f"ridge probe {scores.probe:.1%} (teacher {scores.teacher_probe:.1%})" in text
     assert "unreadable" not in text and done.summary.bad_images == []
