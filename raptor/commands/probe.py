@@ -80,8 +80,8 @@ class Probed(Result):
         lines = []
         for side, result in self.results.items():
             unfinished = f" ({result.unfinished})" if result.unfinished else ""
-            images = f"on {result.num_images['reported']:,} images"
-            lines.append(f"{task}: {result.metric} of the {side} {result.score:.4f} {images}{unfinished}")
+            score = f"{result.metric} of the {side} {result.score:.4f}"
+            lines.append(f"{task}: {score} on {self.report.images}{unfinished}")
         if self.recovery is not None:
             lines.append(f"recovery {self.recovery:.1%}")
         if self.report.caution is not None:
@@ -221,5 +221,5 @@ def _open_both(
     chosen.check_same(chosen.val or chosen.data, chosen.split)
     return (
         open_dense(train_spec, "train", task, limit=limit, size=size),
-        open_dense(val_spec, chosen.split, task, limit=val_images, size=size),
+        open_dense(val_spec, chosen.judged_split, task, limit=val_images, size=size),
     )

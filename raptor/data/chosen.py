@@ -123,6 +123,12 @@ class ChosenData:
             print(f"what {model} was trained on is not compared with: {why}", file=sys.stderr)
             return None
 
+    @property
+    def judged_split(self) -> str:
+        """The part to judge on: of other data than is trained on its own validation part, or else all of it."""
+        is_other = self.val is not None and not _places(self.val) & _places(self.data)
+        return "own" if is_other and self.split == "val" else self.split
+
     def judged(
         self,
         limit: int | None = None,
@@ -136,10 +142,8 @@ class ChosenData:
             the judged images may not be among them.
         also: further training images that most may not be among.
         """
-        spec, split = self.data if self.val is None else self.val, self.split
-        self.check_same(spec, split)
-        if self.val is not None and split == "val" and not _places(self.val) & _places(self.data):
-            split = "own"
+        spec, split = self.data if self.val is None else self.val, self.judged_split
+        self.check_same(spec, self.split)
         found = open_data(spec, split, limit=limit, size=size, skip_bad=self.skip_bad)
         if split not in ("train", "all"):
             for train in _without_parts([data for data in (like, also) if data is not None]):

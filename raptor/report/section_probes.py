@@ -87,7 +87,7 @@ def _row(task: str, entry: ProbeReport, kept: float | None, num_layers: int | No
         *chosen,
         percent(kept),
         ", ".join(last),
-        f"{number(known.num_images.get('reported'))} of {entry.data}",
+        entry.images,
     )
 
 

@@ -9,7 +9,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from raptor.commands.demo import demo
 from raptor.commands.probe import Probed, probe
@@ -90,6 +92,31 @@ def test_a_recovery_that_says_little_is_told_of(tmp_path: Path) -> None:
     report = replace(done.report, results={**done.results, "teacher": guessing})
     assert report.caution is not None and "the teacher is no better than a guess (" in report.caution
     assert "guess" not in told
+
+
+def test_scores_on_training_images_say_so(tmp_path: Path) -> None:
+    done = probe("scenes", task="depth", split="train", size=32, out=str(tmp_path), **SMALL)
+    assert " on 6 training images of scenes at 32 px" in done.text() and "held-out" not in done.text()
+    assert "6 training images of scenes at 32 px" in build_section(probes, read_results(tmp_path)).after
+
+
+def test_all_frames_of_data_that_are_only_judged_on_are_scored(tmp_path: Path) -> None:
+    for folder, seed in (("a", 0), ("b", 1)):
+        rng = np.random.default_rng(seed)
+        for i in range(10):
+            for kind, values in (
+                ("rgb", rng.integers(0, 255, (24, 32, 3), dtype=np.uint8)),
+                ("depth", rng.integers(500, 5000, (24, 32), dtype=np.uint16)),
+            ):
+                path = tmp_path / folder / kind / f"{i:04d}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(values).save(path)
+    few = {**SMALL, "limit": None, "val_images": None, "size": 24, "out": str(tmp_path / "out")}
+    given = {"data": f"nyuv2:{tmp_path / 'a'}", "val": f"nyuv2:{tmp_path / 'b'}"}
+    done = probe("scenes", task="depth", **given, **few)
+    assert done.results["teacher"].num_images["reported"] == 10
+    same = {**given, "val": given["data"]}  # its held-out part
+    assert probe("scenes", task="depth", **same, **few).results["teacher"].num_images["reported"] == 1
 
 
 def test_results_do_not_go_into_the_run_of_another_model(tmp_path: Path) -> None:
