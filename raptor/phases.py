@@ -203,12 +203,7 @@ class ModelPhases(Record):
     @property
     def few_images(self) -> str:
         """A warning where very few images were read; empty where there were enough."""
-        if self.num_images >= _FEW_IMAGES:
-            return ""
-        remedy = (
-            ": --split all reads more than the held-out ones, if --num_images allows" if self.split == "val" else ""
-        )
-        return f"measured on very few images ({self.num_images}), so cuts may lie elsewhere on others{remedy}"
+        return few_images(self.num_images, self.split, "cuts may lie elsewhere on others")
 
     @property
     def whose(self) -> str:
@@ -221,6 +216,14 @@ class ModelPhases(Record):
         """The phases at the chosen k, or at the nearest k that was cut; None when nothing was cut."""
         nearest = min(self.phases, key=lambda k: (abs(k - self.chosen_k), k), default=None)
         return None if nearest is None else self.phases[nearest]
+
+
+def few_images(num: int, split: str, danger: str) -> str:
+    """A warning where very few images of a split were read; empty where there were enough."""
+    if num >= _FEW_IMAGES:
+        return ""
+    remedy = ": --split all reads more than the held-out ones, if --num_images allows" if split == "val" else ""
+    return f"measured on very few images ({num}), so {danger}{remedy}"
 
 
 @dataclass

@@ -71,10 +71,14 @@ class Dynamics(Result):
     def text(self) -> str:
         lines = []
         for side, found in self.measured.sides().items():
-            lines.append(f"{side}: {found.model.name}, {found.num_images} images of {self.measured.data}")
+            lines.append(f"{side}: {found.model.name}, {self.measured.images}")
             lines += [f"  {line}" for line in found.findings + found.notes]
+        lines += [self.measured.few_images] if self.measured.few_images else []
         if self.interventions is not None:
-            lines += ["interventions:", *(f"  {line}" for line in self.interventions.findings)]
+            lines += [
+                f"interventions, {self.interventions.images}:",
+                *(f"  {line}" for line in self.interventions.findings),
+            ]
         return "\n".join([*lines, f"written to {self.folder}: dynamics.json, {len(self.figures)} figures in figures/"])
 
 

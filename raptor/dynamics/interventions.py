@@ -21,6 +21,7 @@ from raptor.devices import ONE_PROCESS, Ranks, full_precision
 from raptor.dynamics.effects import Effects, Predict, by_group, clean_batches, default_predict, run_blocks
 from raptor.dynamics.states import unit
 from raptor.fidelity.heads import Head
+from raptor.fidelity.verdict import named_images
 from raptor.phases import Phases, check_phases
 from raptor.progress import Progress
 from raptor.provenance import Provenance
@@ -347,6 +348,11 @@ class InterventionsFile(ResultFile):
     class_names: dict[str, str] | None = None
     seed: int = 0
     provenance: Provenance = field(default_factory=Provenance)
+
+    @property
+    def images(self) -> str:
+        """What was measured on, in words."""
+        return named_images(self.num_images, self.split, self.data, self.image_size)
 
     def sides(self) -> dict[str, Interventions]:
         """The sides that were measured, the teacher first."""

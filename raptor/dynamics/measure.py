@@ -35,7 +35,8 @@ from raptor.dynamics.rank import RANK_IMAGES, Rank, RankResult
 from raptor.dynamics.spectra import Modes, ModesResult
 from raptor.dynamics.stability import EPS, Stability, StabilityResult
 from raptor.dynamics.states import EvenSubset, group_means, places_of, take_rows
-from raptor.phases import Phases
+from raptor.fidelity.verdict import named_images
+from raptor.phases import Phases, few_images
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.streaming import Record, Rows, reduce_all
@@ -104,6 +105,16 @@ class DynamicsFile(ResultFile):
     seed: int = 0
     bad_images: list[str] = field(default_factory=list)
     provenance: Provenance = field(default_factory=Provenance)
+
+    @property
+    def images(self) -> str:
+        """What was measured on, in words."""
+        return named_images(self.teacher.num_images, self.split, self.data, self.image_size)
+
+    @property
+    def few_images(self) -> str:
+        """A warning where very few images were read; empty where there were enough."""
+        return few_images(self.teacher.num_images, self.split, "other images may give other curves")
 
     def sides(self) -> dict[str, DynamicsResult]:
         """The sides that were measured, the teacher first."""

@@ -116,6 +116,12 @@ def images_of(split: str) -> str:
     return f"{words.get(split, split)} images"
 
 
+def named_images(num: int | None, split: str, data: str, size: int | str | None) -> str:
+    """What was measured on, as far as it is known: `24 held-out images of scenes at 64 px`."""
+    count = "" if num is None else f"{num:,} "
+    return f"{count}{images_of(split)} of {data}" + ("" if size is None else f" at {size} px")
+
+
 @dataclass
 class Verdict(Record):
     """What a reader must know first. `lines` are the words; None for `training` of a surrogate whose run is unknown.

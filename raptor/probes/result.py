@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from raptor.fidelity.heads import classes_metadata, share_kept
-from raptor.fidelity.verdict import images_of
+from raptor.fidelity.verdict import named_images
 from raptor.provenance import Provenance
 from raptor.run import ResultFile, replacing
 from raptor.streaming import NOT_SAVED, Record
@@ -194,8 +194,8 @@ class ProbeReport(ResultFile):
     def images(self) -> str:
         """What was scored: how many images, of which part of the data, and their size."""
         known = next(iter(self.results.values()))
-        num, sides = known.num_images.get("reported", 0), dict.fromkeys(known.size)
-        return f"{num:,} {images_of(self.split)} of {self.data} at {' x '.join(map(str, sides))} px"
+        size = " x ".join(str(side) for side in dict.fromkeys(known.size))
+        return named_images(known.num_images.get("reported"), self.split, self.data, size)
 
     @property
     def caution(self) -> str | None:

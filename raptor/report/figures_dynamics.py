@@ -314,7 +314,10 @@ FIGURES: dict[str, tuple[str, Callable[[DynamicsFile], Any]]] = {
 
 
 def save_figures(measured: DynamicsFile, interventions: InterventionsFile | None, folder: str | Path) -> list[str]:
-    """Write every figure whose data is there, as PNG and SVG; returns their names."""
+    """Write every figure whose data is there, as PNG and SVG; returns their names.
+
+    Those of an earlier result are removed; of interventions only where there are new ones, because their file stays.
+    """
     from raptor.report.figures_interventions import INTERVENTION_FIGURES
 
     folder, names = Path(folder), []
@@ -327,6 +330,9 @@ def save_figures(measured: DynamicsFile, interventions: InterventionsFile | None
         if interventions and any(getattr(side, part) is not None for side in interventions.sides().values()):
             _save(draw_changed(interventions), folder / name, interventions)
             names.append(name)
+    for name in {*FIGURES, *(INTERVENTION_FIGURES if interventions else ())} - {*names}:
+        for kind in ("png", "svg"):
+            (folder / f"{name}.{kind}").unlink(missing_ok=True)
     return names
 
 

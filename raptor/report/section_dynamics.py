@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from raptor.dynamics.measure import DynamicsResult
+from raptor.dynamics.measure import DynamicsFile, DynamicsResult
 from raptor.dynamics.spectra import GroupModes
 from raptor.dynamics.stability import StabilityResult
 from raptor.report.charts import (
@@ -22,7 +22,7 @@ from raptor.report.charts import (
     number,
     series_name,
 )
-from raptor.report.markup import bullet_list
+from raptor.report.markup import bullet_list, paragraph
 from raptor.report.results import Results
 from raptor.streaming import Spread
 
@@ -102,13 +102,20 @@ def dynamics(results: Results) -> Section:
         section.charts += [_sensitivity(stability, phases), _perturbed_paths(stability, phases)]
     modes = [(side, g, m.modes.groups[g]) for side, m in sides.items() for g in GROUPS if g in m.modes.groups]
     section.charts += [_eigenvalues(modes), _spectrum(modes), _reconstruction(modes, phases), _sweep(modes)]
-    section.html = _findings(sides)
+    section.html = _measured(measured) + _findings(sides)
     missing = [] if "teacher" in stability else ["stability"]
     if missing or measured.surrogate is None:
         section.hint = results.adds("dynamics")
         lacking = missing + ([] if measured.surrogate is not None else ["the surrogate"])
         section.hint_reason = f"Not measured: {', '.join(lacking)}."
     return section
+
+
+def _measured(measured: DynamicsFile) -> str:
+    """The models and the images, and a warning where these are very few."""
+    names = " and ".join(side.model.name for side in measured.sides().values())
+    few = f" {measured.few_images.capitalize()}." if measured.few_images else ""
+    return paragraph(f"{names}, {measured.images}.{few}", "caption")
 
 
 def _findings(sides: dict[str, DynamicsResult]) -> str:

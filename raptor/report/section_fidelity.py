@@ -5,7 +5,7 @@ from __future__ import annotations
 from raptor.fidelity.certificate import Certificate, Cost
 from raptor.fidelity.complexity import Complexity
 from raptor.fidelity.error_curves import Array, Curves
-from raptor.fidelity.verdict import images_of
+from raptor.fidelity.verdict import named_images
 from raptor.report.charts import (
     EVERY,
     GROUP_NAMES,
@@ -223,8 +223,9 @@ def _tables(certificate: Certificate | None, validation: Scores | None) -> str:
         for g, e in relative.items()
     ]
     html += table(("ε that holds at every layer", "relative", "at 95 %", "decided at layer", "absolute"), found)
-    images = f"{number(certificate.curves.num_images)} {images_of(certificate.split)} of {certificate.data}"
-    measured = f"measured on {images} at {certificate.image_size} px, against {certificate.teacher}"
+    num, size = certificate.curves.num_images, certificate.image_size
+    images = named_images(num, certificate.split, certificate.data, size)
+    measured = f"measured on {images}, against {certificate.teacher}"
     return html + bullet_list([measured, *certificate.notes])
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from raptor.dynamics.interventions import Extrapolation, Repetition, Swaps
 from raptor.report.charts import GROUP_NAMES, Chart, Control, Section, Series, finite_values, number
-from raptor.report.markup import bullet_list
+from raptor.report.markup import bullet_list, paragraph
 from raptor.report.results import Results
 
 LEAD = (
@@ -22,8 +22,9 @@ def interventions(results: Results) -> Section:
     if measured is None:
         section.hint = results.adds("dynamics", "--interventions true")
         return section
+    section.html = paragraph(f"Measured on {measured.images}.", "caption")
     if measured.findings:
-        section.html = bullet_list(measured.findings)
+        section.html += bullet_list(measured.findings)
     sides = measured.sides()
     if sides:
         section.charts = [

@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from quick import blank_figures
 from tiny_models import tiny_timm
 
 from raptor.cli import main, read_arguments
 from raptor.commands.dynamics import choose_classes, dynamics
 from raptor.data.images import ImageData
+from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile
 from raptor.open import open_vit, save_vit
 from raptor.recipes import load_recipe
@@ -82,6 +85,21 @@ def test_figures_are_saved_as_two_files_and_twice_with_the_same_bytes(run: Path,
     assert files[1].read_bytes() == (run / "figures" / files[1].name).read_bytes()
 
 
+def test_figures_that_a_new_result_lacks_are_removed(run: Path, tmp_path: Path, monkeypatch) -> None:
+    blank_figures(monkeypatch)
+    found, changed = DynamicsFile.read(run), InterventionsFile.read(run)
+    names = figures_dynamics.save_figures(found, changed, tmp_path)
+    assert {"dynamics-basins", "interventions-extrapolation"} <= {*names}
+    (tmp_path / "certificate.png").write_text("of another command")
+    teacher = replace(found.teacher, basins=None)
+    again = figures_dynamics.save_figures(replace(found, teacher=teacher), replace(changed, surrogate=None), tmp_path)
+    assert "dynamics-basins" not in again and "interventions-extrapolation" not in again
+    kept = {f"{name}.{kind}" for name in again for kind in ("png", "svg")}
+    assert {file.name for file in tmp_path.iterdir()} == {*kept, "certificate.png"}
+    figures_dynamics.save_figures(found, None, tmp_path)  # interventions.json stays, and so do its figures
+    assert (tmp_path / "interventions-swaps.png").exists() and (tmp_path / "dynamics-basins.png").exists()
+
+
 def test_the_same_command_twice_gives_the_same_numbers(run: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("raptor.report.figures_dynamics.save_figures", lambda *_: [])
     dynamics(str(run), **SMALL, device="cpu", out=str(tmp_path))
@@ -95,7 +113,8 @@ def test_a_model_alone_through_the_command_line(tmp_path: Path, monkeypatch, cap
     code = main(["dynamics", "scenes", *options.split(), "--interventions", "false", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     measured = json.loads((tmp_path / "dynamics.json").read_text())
-    assert code == 0 and "teacher:" in printed and "norm:" in printed
+    assert code == 0 and "teacher: scenes, 8 held-out images of scenes at 48 px\n" in printed and "norm:" in printed
+    assert "measured on very few images (8), so other images may give other curves: --split all" in printed
     assert measured["surrogate"] is None and len(measured["phases"]) == 2 and sum(measured["phases"]) == 12
     assert measured["teacher"]["stability"] is None and measured["teacher"]["basins"] is None
     assert not (tmp_path / "interventions.json").exists()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from html import unescape
+
 import numpy as np
 
 from raptor.report.results import Results
@@ -32,6 +35,18 @@ def test_findings_are_on_the_page(committed: Results) -> None:
     assert committed.dynamics is not None
     html = dynamics(committed).html
     assert html.count("<li>") == sum(len(m.findings) + len(m.notes) for m in committed.dynamics.sides().values())
+
+
+def test_models_and_images_are_named_and_very_few_told_of(committed: Results) -> None:
+    measured = committed.dynamics
+    assert measured is not None and measured.surrogate is not None
+    names = f"{measured.teacher.model.name} and {measured.surrogate.model.name}"
+    html = dynamics(committed).html
+    assert f"{names}, {measured.teacher.num_images:,} held-out images of {measured.data}" in unescape(html)
+    assert "very few" not in html
+    few = replace(measured, teacher=replace(measured.teacher, num_images=3), split="train", data="d", image_size=24)
+    html = dynamics(replace(committed, dynamics=few)).html
+    assert "3 training images of d at 24 px. Measured on very few images (3), so other images may give" in html
 
 
 def test_without_dynamics_there_is_a_hint(committed: Results) -> None:
