@@ -20,8 +20,9 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, NoReturn, TextIO, Union, cast, get_args, get_origin
+from typing import Any, NoReturn, TextIO, Union, cast, get_args, get_origin
 
+from raptor.options import check_bounds, choices_of, expand_home, in_words, members_of, takes_list
 from raptor.progress import started_processes
 
 COMMANDS = {
@@ -213,9 +214,10 @@ def run_command(name: str, words: list[str]) -> int:
     where, words = locate(name, words)
     parser = build_parser(name, where, experiment)
     words = [_with_underscores(w) for w in words]
-    if name in OPTIONAL_FIRST_WORD and words and not words[0].startswith("-"):
-        words = [f"--{OPTIONAL_FIRST_WORD[name]}={words[0]}", *words[1:]]
+    _check_repeated(words, parser)
     joined = join_lists(words, parser)
+    if name in OPTIONAL_FIRST_WORD and joined and not joined[0].startswith("-"):
+        joined[0] = f"--{OPTIONAL_FIRST_WORD[name]}={joined[0]}"
     given_module = any(word.partition("=")[0] == "--module" for word in joined)
     is_named = bool(joined) and not joined[0].startswith("-")
     if given_module and not is_named:  # the module stands for the model
@@ -223,7 +225,10 @@ def run_command(name: str, words: list[str]) -> int:
             raise ValueError("raptor report shows the results of a run: name its folder before --module")
         joined = ['["own"]' if _list_options(parser)[1] else "own", *joined]
     _check_config_files(joined)
-    options = parser.parse_args(joined).as_dict()
+    try:
+        options = expand_home(parser.parse_args(joined).as_dict())
+    except ValueError as error:
+        raise ValueError(f"{error}{'' if is_named else _hint_of_order(words, parser)}") from None
     as_json, own = options.pop("json"), options.pop("module", None)
     if own is not None and not is_named:
         options = {name: value for name, value in options.items() if name not in _MODEL_WORDS}
@@ -240,6 +245,31 @@ def run_command(name: str, words: list[str]) -> int:
     elif hasattr(result, "text"):
         print(result.text(), flush=True)
     return 1 if getattr(result, "failed", None) else 0
+
+
+def _check_repeated(words: Sequence[str], parser: Any) -> None:
+    """Refuse an option that is typed twice: the parser would take the last one and drop the other."""
+    values: dict[str, list[str]] = {}
+    for word, follows in zip(words, [*words[1:], ""]):
+        name, equals, value = word.partition("=")
+        if not _is_option(word) or name == "--config":  # of several files the later one wins
+            continue
+        if name in values:
+            lists, _ = _list_options(parser)
+            shown = " ".join([name, *values[name], value if equals else follows])
+            remedy = f"write {shown}" if name in lists else "leave out one of them"
+            raise ValueError(f"{name} is given twice: {remedy}")
+        values[name] = [value] if equals else [] if _is_option(follows) else [follows]
+
+
+def _hint_of_order(words: Sequence[str], parser: Any) -> str:
+    """Where the word that comes first may have been read as a value of an option that takes several."""
+    first = next((action.metavar for action in parser._actions if not action.option_strings), None)
+    lists, _ = _list_options(parser)
+    for i, word in enumerate(words):
+        if first and word in lists and len(words) > i + 2 and not any(map(_is_option, words[i + 1 : i + 3])):
+            return f"; put {first} before the options"
+    return ""
 
 
 _ONLY_TYPED = ("module", "trust_hub", "config")
@@ -361,11 +391,11 @@ class Argument:
     @property
     def metavar(self) -> str:
         """MODEL for `model` and for a list of `models`."""
-        return self.name.upper().removesuffix("S" if _takes_list(self.kind) else "")
+        return self.name.upper().removesuffix("S" if takes_list(self.kind) else "")
 
     @property
     def usage(self) -> str:
-        return f"{self.metavar} [{self.metavar} ...]" if _takes_list(self.kind) else self.metavar
+        return f"{self.metavar} [{self.metavar} ...]" if takes_list(self.kind) else self.metavar
 
     def add_to(self, parser: Any) -> None:
         if self.is_positional:
@@ -411,15 +441,11 @@ def _as_typed(kind: Any) -> Any:
         return list[_as_typed(parts[0])]  # type: ignore[misc]
     if get_origin(kind) not in (Union, UnionType):
         return kind
-    lists = [part for part in parts if _takes_list(part)]
+    lists = [part for part in parts if takes_list(part)]
     if str in parts and any(part is Foreign or part is Path or _holds_objects(part) for part in parts):
-        several = [part for part in lists if str in _members(get_args(part)[0])]
+        several = [part for part in lists if str in members_of(get_args(part)[0])]
         return list[str] | str if several else str
     return kind
-
-
-def _members(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def _holds_objects(kind: Any) -> bool:
@@ -490,8 +516,6 @@ _DATA_NAMES = ("scenes", "cifar10", "cifar100", "imagenet")
 
 def _check_values(options: dict[str, Any], parser: Any) -> None:
     """Refuse what no command can use before anything is imported: empty words, and what is not there."""
-    from raptor.options import check_bounds
-
     words = {a.dest: f"--{a.dest}" if a.option_strings else a.metavar for a in parser._actions}
     for name, value in options.items():
         values = [str(v) for v in (value if isinstance(value, list | tuple) else [value]) if v is not None]
@@ -607,7 +631,7 @@ def completion(words: Sequence[str]) -> str:
         arguments = [] if name == "reproduce" else list(read_arguments(COMMANDS[name][0]))
         flags = [f"--{a.name}" for a in arguments if not a.is_positional]
         options.append(f"    {name}) words='{' '.join([*flags, '--config', '--json', '--help'])}' ;;")
-        choices |= {f"--{a.name}": _choices(a.kind) for a in arguments if _choices(a.kind)}
+        choices |= {f"--{a.name}": choices_of(a.kind) for a in arguments if choices_of(a.kind)}
     lines = [
         "_raptor() {",
         "  local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words=",
@@ -628,27 +652,14 @@ def completion(words: Sequence[str]) -> str:
     return "\n".join(["autoload -U +X bashcompinit && bashcompinit"] * (words[0] == "zsh") + lines)
 
 
-def _choices(kind: Any) -> tuple[str, ...]:
-    return next((get_args(part) for part in _members(kind) if get_origin(part) is Literal), ())
-
-
 def _list_options(parser: Any) -> tuple[list[str], bool]:
     """Options that take several values, and whether the positional argument does."""
     names, positional = [], False
     for action in parser._actions:
-        if _takes_list(getattr(action, "_typehint", None)):
+        if takes_list(getattr(action, "_typehint", None)):
             names += [o for o in action.option_strings if o.startswith("--")]
             positional = positional or not action.option_strings
     return names, positional
-
-
-def _takes_list(kind: Any) -> bool:
-    """Whether a type is a list, a list or None, or one word or a list of words, and nothing else."""
-    if get_origin(kind) in (list, tuple, Sequence):
-        return True
-    inner = [k for k in get_args(kind) if k is not type(None)] if get_origin(kind) in (Union, UnionType) else []
-    inner = [k for k in inner if k is not str or list[str] not in inner]
-    return bool(inner) and all(_takes_list(k) for k in inner)
 
 
 def join_lists(words: list[str], parser: Any) -> list[str]:
@@ -658,6 +669,7 @@ def join_lists(words: list[str], parser: Any) -> list[str]:
     switches = [o for a in parser._actions if _is_switch(getattr(a, "_typehint", None)) for o in a.option_strings]
     alone = [o for a in parser._actions if a.nargs == 0 for o in a.option_strings]
     of_words = [o for a in parser._actions if _is_words(getattr(a, "_typehint", None)) for o in a.option_strings]
+    takes_word = any(not a.option_strings for a in parser._actions)
     positional: list[str] = []
     joined: list[str] = []
     i = 0
@@ -671,13 +683,13 @@ def join_lists(words: list[str], parser: Any) -> list[str]:
                 i += 1
             if not values:
                 raise ValueError(f"{word} has no value: give one, or leave it out")
-            takes_one = not several and any(not a.option_strings for a in parser._actions)
+            takes_one = not several and takes_word
             if word in ("--data", "--val") and len(values) > 1 and takes_one and not positional and i == len(words):
                 positional.append(values.pop())  # `--data photos/ MODEL`
             joined.append(f"{word}={json.dumps(values)}" if word in of_words else f"{word}=[{','.join(values)}]")
         elif not _is_option(word):
             positional.append(word)
-        elif word in switches and not follows:
+        elif word in switches and (not follows or (takes_word and not positional and not _is_truth(words[i]))):
             joined.append(f"{word}=true")
         elif follows and "=" not in word and word not in alone:
             joined += [word, words[i]]
@@ -687,6 +699,10 @@ def join_lists(words: list[str], parser: Any) -> list[str]:
             is_list = name in names and name not in of_words and value and value[0] != "["
             joined.append(f"{name}=[{value}]" if is_list else word)  # `--k=2,3`
     return [json.dumps(positional)] * bool(positional) + joined if several else positional + joined
+
+
+def _is_truth(word: str) -> bool:
+    return word.lower() in ("true", "false", "yes", "no", "on", "off")
 
 
 def _is_words(kind: Any) -> bool:
@@ -746,20 +762,17 @@ def _explain_unknown(line: str, parser: Any) -> str:
     options = [o for action in parser._actions for o in action.option_strings if o.startswith("--")]
     name = unknown.split("=")[0]
     alike = [_ALIKE[name]] if _ALIKE.get(name) in options else []
-    close = alike or difflib.get_close_matches(name, options, n=1)
+    others = [] if alike else _commands_with(name)
+    if others:
+        return f"unknown option {unknown}: it is an option of {', '.join(others)}; see {parser.prog} --help"
+    close = alike or [f"--{o}" for o in difflib.get_close_matches(name[2:], [o[2:] for o in options], n=1)]
     return f"unknown option {unknown}" + (f": did you mean {close[0]}?" if close else f"; see {parser.prog} --help")
 
 
-def in_words(kind: Any) -> str:
-    """What values an option of this type takes."""
-    if _takes_list(kind):
-        inner = get_args(kind) if get_origin(kind) not in (Union, UnionType) else get_args(get_args(kind)[0])
-        return {int: "whole numbers", float: "numbers"}.get(inner[0], "words")
-    if _choices(kind):
-        return f"one of {', '.join(_choices(kind))}"
-    members = set(get_args(kind) or (kind,)) - {type(None)}
-    named = {int: "a whole number", float: "a number", bool: "true or false"}
-    return " or ".join(named.get(member, "a word") for member in sorted(members, key=str))
+def _commands_with(option: str) -> list[str]:
+    """The commands that have an option."""
+    places = {name: where for name, (where, _) in COMMANDS.items() if name != "reproduce"}
+    return [name for name, where in places.items() if option[2:] in {a.name for a in read_arguments(where)}]
 
 
 if __name__ == "__main__":

@@ -433,7 +433,7 @@ def save_vit(vit: ViT, folder: str | Path) -> Path:
     A fault leaves what was there before, or no model, never a part of one: both files are written beside the folder and
     synced first. Other files in the folder stay.
     """
-    folder = Path(folder)
+    folder = Path(folder).expanduser()
     check_weights(vit.model.state_dict(), f"{vit.name} cannot be saved")
     config = _described(vit)
     config["teacher"] = _with_relative_paths(config["teacher"], folder)

@@ -15,12 +15,30 @@ its `--help` shows that text instead.
 from __future__ import annotations
 
 import difflib
+import functools
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypedDict, TypeVar, cast, get_type_hints
+from pathlib import Path
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 Group = TypeVar("Group", bound=Mapping[str, Any])
+Arguments = ParamSpec("Arguments")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -78,6 +96,69 @@ def check_bounds(options: Mapping[str, Any]) -> None:
             if not low <= number <= high:
                 side = f"at least {low:g}" if not number >= low else f"at most {int(high)}"
                 raise ValueError(f"--{name} must be {side}, got {number}")
+
+
+def takes_list(kind: Any) -> bool:
+    """Whether a type is a list, a list or None, or one word or a list of words, and nothing else."""
+    if get_origin(kind) in (list, tuple, Sequence):
+        return True
+    inner = [k for k in get_args(kind) if k is not type(None)] if get_origin(kind) in (Union, UnionType) else []
+    inner = [k for k in inner if k is not str or list[str] not in inner]
+    return bool(inner) and all(takes_list(k) for k in inner)
+
+
+def choices_of(kind: Any) -> tuple[str, ...]:
+    return next((get_args(part) for part in members_of(kind) if get_origin(part) is Literal), ())
+
+
+def members_of(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def in_words(kind: Any) -> str:
+    """What values an option of this type takes."""
+    if takes_list(kind):
+        inner = get_args(kind) if get_origin(kind) not in (Union, UnionType) else get_args(get_args(kind)[0])
+        return {int: "whole numbers", float: "numbers"}.get(inner[0], "words")
+    if choices_of(kind):
+        return f"one of {', '.join(choices_of(kind))}"
+    members = set(get_args(kind) or (kind,)) - {type(None)}
+    named = {int: "a whole number", float: "a number", bool: "true or false"}
+    return " or ".join(named.get(member, "a word") for member in sorted(members, key=str))
+
+
+def check_numbers(kinds: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Raise for text where an option of these types is a number: Python does not read `"2"` as one."""
+    for name, value in options.items():
+        given = value if isinstance(value, list | tuple) else [value]
+        is_number = _leaves(kinds.get(name)) - {type(None)} <= {int, float, bool}
+        if is_number and kinds.get(name) is not None and any(isinstance(one, str) for one in given):
+            raise ValueError(f"--{name} must be {in_words(kinds[name])}, got {value!r}")
+
+
+def _leaves(kind: Any) -> set[Any]:
+    """The types that a union, or a list, is made of."""
+    parts = get_args(kind)
+    return set().union(*map(_leaves, parts)) if parts else {kind}
+
+
+def expand_home(value: Any) -> Any:
+    """An option, or a list or mapping of them, with `~` expanded: a word that begins with it is a path."""
+    if isinstance(value, str | Path):
+        return type(value)(os.path.expanduser(value)) if str(value).startswith("~") else value
+    if type(value) in (list, tuple):
+        return type(value)(map(expand_home, value))
+    return {name: expand_home(entry) for name, entry in value.items()} if type(value) is dict else value
+
+
+def takes_paths(function: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
+    """A command whose arguments are expanded by `expand_home`, as those of a terminal are."""
+
+    @functools.wraps(function)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
+        return function(*map(expand_home, args), **expand_home(kwargs))  # type: ignore[arg-type]
+
+    return run
 
 
 def with_defaults(kind: type[Group], given: Group) -> Group:

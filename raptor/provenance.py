@@ -19,19 +19,17 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar, get_args
+from typing import Any, Protocol, get_args, get_type_hints
 
 import torch
 
 from raptor.devices import device_name
-from raptor.options import Option, declared
+from raptor.options import Arguments, Option, Value, check_numbers, declared, takes_paths
 from raptor.streaming import Record, jsonable
 
 _PACKAGES = {"numpy": "numpy", "raptor": "raptor-vit", "timm": "timm"}
 _NOT_DECISIVE = ("out", "device", "num_workers", "resume", "track", "jobs", "cells", "max_seconds", "teacher_folder")
 """Options that do not decide the numbers of a result."""
-Arguments = ParamSpec("Arguments")
-Value = TypeVar("Value")
 
 
 class Images(Protocol):
@@ -119,6 +117,7 @@ def recorded(function: Callable[Arguments, Value]) -> Callable[Arguments, Value]
     rest = next((p.name for p in signature.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
     shared = _shared(function, signature.parameters[rest]) if rest is not None else {}
 
+    @takes_paths
     @functools.wraps(function)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
         try:
@@ -129,6 +128,7 @@ def recorded(function: Callable[Arguments, Value]) -> Callable[Arguments, Value]
         options = dict(bound.arguments)
         if rest is not None:
             options |= {name: option.default for name, option in shared.items()} | options.pop(rest)
+        check_numbers(_kinds(function, rest), options)
         with recording(f"{function.__module__}.{function.__name__}", options):
             return function(*args, **kwargs)
 
@@ -149,6 +149,13 @@ def _shared(function: Callable[..., Any], rest: inspect.Parameter) -> dict[str, 
     kind = rest.annotation
     group = get_args(eval(kind, function.__globals__) if isinstance(kind, str) else kind)
     return declared(group[0]) if group else {}
+
+
+def _kinds(function: Callable[..., Any], rest: str | None) -> dict[str, Any]:
+    """The types of a command's options, also of those that it shares with others: of its `**given`."""
+    kinds = get_type_hints(function)
+    group = get_args(kinds.pop(rest)) if rest is not None else ()
+    return {**kinds, **(get_type_hints(group[0]) if group else {})}
 
 
 def note_images(images: Images, num_images: int | None = None) -> None:

@@ -33,6 +33,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from raptor.devices import Ranks
+from raptor.options import expand_home
 from raptor.provenance import stamped
 from raptor.streaming import Record
 
@@ -589,7 +590,7 @@ def _way_out(folder: str | Path, path: Path) -> str:
 
 def _adds_leg(path: Path, config: Mapping[str, Any]) -> bool:
     """Whether the only change to the config at `path` is one more budget at the end of `legs`; others are refused."""
-    old, new = _flat(read_config(path.parent)), _flat(json.loads(json.dumps(config)))
+    old, new = expand_home(_flat(read_config(path.parent))), _flat(json.loads(json.dumps(config)))
     known = any(name.startswith("images.") for name in old)  # earlier versions did not remember them
     differing = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and (known or not k.startswith("images."))]
     if isinstance(old.get("classes"), str):  # earlier versions remembered the name of the file

@@ -36,6 +36,14 @@ def test_help_and_version_import_nothing_heavy():
         (["phaess"], "did you mean phases?"),
         (["phases", "scenes", "--num-imges", "3"], "did you mean --num_images?"),
         (["phases"], "give MODEL; see raptor phases --help"),
+        (["phases", "--data", "tests", "scenes"], "raptor phases --help; put MODEL before the options"),
+        (["states", "--layers", "3", "scenes"], "--layers must be whole numbers, got 3 scenes; put MODEL before the"),
+        (["phases", "scenes", "--data", "a b", "--data=c"], "--data is given twice: write --data a b c"),
+        (["distill", "scenes", "--k", "2", "--k=3"], "--k is given twice: leave out one of them"),
+        (["phases", "scenes", "--skip-bad", "--skip_bad"], "--skip_bad is given twice: leave out one of them"),
+        (["phases", "scenes", "--budget", "3s"], "unknown option --budget: it is an option of demo, distill"),
+        (["phases", "scenes", "--seed", "3"], "unknown option --seed: it is an option of "),
+        (["phases", "scenes", "--zeal", "3"], "unknown option --zeal; see raptor phases --help"),
         (["reproduce", "table1"], "give --data; see raptor reproduce table1 --help"),
         (["phases", "scenes", "--k", "two"], "--k must be whole numbers, got two"),
         (["phases", "scenes", "--size", "20.5"], "--size must be a whole number, got 20.5"),
@@ -178,6 +186,34 @@ def test_options_may_stand_before_the_words_and_switches_alone():
     assert joined == ['["scenes", "other"]', "--num_images", "8", "--skip_bad=true", "--json", "--k=[2,3]"]
     distill = build_parser("distill", find_function("distill", [])[0])
     assert join_lists(["--skip_bad", "false", "scenes"], distill) == ["scenes", "--skip_bad", "false"]
+    assert join_lists(["--skip_bad", "scenes", "--json"], distill) == ["scenes", "--skip_bad=true", "--json"]
+
+
+def test_the_optional_word_of_models_may_stand_after_a_flag(monkeypatch, capsys):
+    monkeypatch.setattr(import_module("raptor.commands.models"), "models", lambda filter: {"filter": filter})
+    for words in (["--json", "dinov2"], ["dinov2", "--json"]):
+        assert main(["models", *words]) == 0
+        assert json.loads(capsys.readouterr().out) == {"filter": "dinov2"}
+
+
+def test_an_option_of_a_config_file_may_be_typed_too(tmp_path: Path, monkeypatch) -> None:
+    given: dict[str, object] = {}
+    monkeypatch.setattr(import_module("raptor.commands.models"), "models", lambda **options: given.update(options))
+    (tmp_path / "options.yaml").write_text("filter: deit\n")
+    assert main(["models", "--config", str(tmp_path / "options.yaml"), "--filter", "dinov2"]) == 0
+    assert given == {"filter": "dinov2"}
+
+
+def test_the_home_folder_is_expanded_in_every_option(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    given: dict[str, object] = {}
+    monkeypatch.setattr(import_module("raptor.commands.phases"), "phases", lambda **options: given.update(options))
+    (tmp_path / "file").write_text("")
+    assert main(["phases", "~/file", "--out=~/x", "--weights=~/file", "--data", "~/", "scenes"]) == 0
+    assert (given["out"], given["weights"]) == (f"{tmp_path}/x", f"{tmp_path}/file")
+    assert (given["models"], given["data"]) == ([f"{tmp_path}/file"], [f"{tmp_path}/", "scenes"])
+    assert main(["phases", "scenes", "--data", "~/", "--out=~/"]) == 2
+    assert "is the folder of the images" in capsys.readouterr().err
 
 
 def test_help_names_no_classes_of_the_library():

@@ -15,7 +15,7 @@ from raptor.commands.probe import Probed, probe
 from raptor.commands.report import Page, report
 from raptor.data import open_data
 from raptor.open import open_pair
-from raptor.options import OnDevice, with_defaults
+from raptor.options import OnDevice, takes_paths, with_defaults
 from raptor.phases import ModelPhases
 from raptor.progress import clock
 from raptor.report.figures_phases import SavedPhases
@@ -55,6 +55,7 @@ class Demo(Result):
         return "\n".join([*self.findings, f"the page: {self.page.path}"])
 
 
+@takes_paths
 def demo(
     out: str = "runs/demo",
     *,

@@ -14,7 +14,7 @@ from torch import nn
 from raptor.data import open_data
 from raptor.devices import pick_device, seeded
 from raptor.open import open_pair
-from raptor.options import OfTeacher, OnDevice, OpeningModel, part, with_defaults
+from raptor.options import OfTeacher, OnDevice, OpeningModel, part, takes_paths, with_defaults
 from raptor.report.perturbed_image import figure_perturbed, perturb_image, read_image
 from raptor.streaming import Result, folder_of
 from raptor.train import Distilled
@@ -25,6 +25,7 @@ class ExploreOptions(OpeningModel, OfTeacher, OnDevice, total=False):
     """The options that `explore` shares with other commands."""
 
 
+@takes_paths
 def explore(
     model: str | Path | nn.Module | ViT | Result,
     *,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from raptor.data import ImageData
+from raptor.options import takes_paths
 from raptor.run import read_metrics
 from raptor.streaming import Result
 from raptor.train import teacher as teachers
@@ -49,6 +50,7 @@ class TrainedTeacher(Result):
         return "\n".join([*lines, f"run folder {self.folder}"])
 
 
+@takes_paths
 def train_teacher(
     shape: str = "vit_tiny_patch16_224",
     data: list[str] | str | tuple[ImageData, ImageData] = "scenes",

@@ -48,6 +48,13 @@ def test_phases_checks_its_options_before_any_image(monkeypatch, capsys):
     assert "k=13" in capsys.readouterr().err
 
 
+def test_text_for_a_number_is_the_same_error_in_python(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--k must be whole numbers, got '2'"):
+        phases(["scenes"], k="2", out=str(tmp_path))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="--num_images must be a whole number, got '8'"):
+        phases(["scenes"], num_images="8", out=str(tmp_path))  # type: ignore[arg-type]
+
+
 def test_phases_writes_what_it_prints(tmp_path, capsys):
     out = str(tmp_path / "run")
     assert main(["phases", "scenes", "--num-images", "32", "--k", "2", "3", "--out", out, "--json"]) == 0
