@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess
 from raptor.options import OpeningModel, declared, with_defaults
-from raptor.run import RunError, read_config, read_json, sync, write_text
+from raptor.run import RunError, read_config, read_json, sync, unfinished, write_text
 from raptor.streaming import Result, folder_of
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.builders import (
@@ -46,7 +46,7 @@ from raptor.vit.builders import (
     is_half,
     model_preprocess,
 )
-from raptor.vit.structure import inspect_vit
+from raptor.vit.structure import WrongSize, inspect_vit
 from raptor.vit.view import ViT
 from raptor.vit.weights import (
     check_weights,
@@ -586,7 +586,7 @@ def _load_saved(
     known = base or {}
     if base is None and isinstance(teacher, ViT) and is_surrogate(teacher):
         known = teacher.source
-    with _reading(folder):
+    with _reading(folder, given_size=size is not None):
         images = _resized(Preprocess.from_dict(config["preprocess"]), size)
         check_size(images.size)
         structure = {k: v for k, v in config["structure"].items() if v is not None}
@@ -638,11 +638,16 @@ def _read_saved(folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _reading(folder: Path) -> Iterator[None]:
-    """Inside, what a damaged config.json leads to is one line that names it."""
+def _reading(folder: Path, given_size: bool = False) -> Iterator[None]:
+    """Inside, what a damaged config.json leads to is one line that names it.
+
+    given_size: the image size is the user's, so that the file is not at fault for it.
+    """
     try:
         yield
     except ValueError as error:
+        if given_size and isinstance(error, WrongSize):
+            raise
         raise ValueError(f"{folder}/config.json: {error}") from None
     except (TypeError, KeyError, AttributeError, IndexError, OverflowError, RuntimeError, MemoryError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
@@ -724,10 +729,24 @@ def list_models(filter: str = "") -> list[str]:
     return names + [f"timm/{n}" for n in known if "sam" not in n.split("_")[0]]
 
 
+def _is_of_transformers(folder: Path) -> bool:
+    """Whether a folder holds the config.json of a transformers model."""
+    try:
+        return not {"model_type", "architectures"}.isdisjoint(read_json(folder / "config.json"))
+    except ValueError:
+        return False
+
+
 def _unknown(text: str) -> str:
-    path = Path(text)
+    path = Path(text).expanduser()
     if path.is_dir():
+        if unfinished(path):
+            return unfinished(path)
+        if _is_of_transformers(path):
+            return f"{text} is a folder but holds no raptor model: write hf/{text} for a model of transformers"
         return f"{text} is a folder but holds no raptor model (no config.json of one): name the --out of distill"
+    if path.is_file() and path.suffix in (".pt", ".pth", ".bin", ".safetensors"):
+        return f"{text} is a file, not a model: write timm/NAME@{text} for weights of timm's model NAME"
     import timm
 
     known = ["scenes", *(f"timm/{n}" for n in timm.list_models(module=list(TIMM_MODULES)))]

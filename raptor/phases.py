@@ -715,6 +715,10 @@ def _check_counts(num_layers: int, k: int, min_length: int) -> None:
         raise ValueError(f"min_length must be at least 1, got {min_length}")
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
+    if min_length > num_layers:
+        raise ValueError(
+            f"a phase of at least {min_length} layers does not fit into {num_layers}: give a smaller --min_length"
+        )
     if k > num_layers // min_length:
         raise ValueError(
             f"k={k} phases of at least {min_length} layers need {k * min_length} layers, but there are {num_layers}: "

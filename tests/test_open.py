@@ -56,6 +56,20 @@ def test_a_folder_that_holds_no_model(tmp_path: Path) -> None:
         open_vit(tmp_path)
 
 
+def test_a_folder_or_file_of_another_kind_says_how_it_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "vit", "architectures": ["ViTModel"]}')
+    with pytest.raises(ValueError, match=f"write hf/{tmp_path} for a model of transformers"):
+        open_vit(tmp_path)
+    (tmp_path / "w.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match=rf"write timm/NAME@{tmp_path}/w\.pt for weights of timm's model NAME"):
+        open_vit(tmp_path / "w.pt")
+
+
+def test_a_size_that_the_model_cannot_take_is_not_blamed_on_its_file() -> None:
+    with pytest.raises(ValueError, match=r"^scenes does not run on 50 px images: give another --size"):
+        open_vit("scenes", size=50)
+
+
 def test_opening_leaves_random_state_and_gradients_alone() -> None:
     model = torchvision_vit()
     model.encoder.layers[0].requires_grad_(False)

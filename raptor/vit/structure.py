@@ -29,6 +29,10 @@ class NotAViT(ValueError):
     """The model has no single residual stream of blocks; the message names the condition that failed."""
 
 
+class WrongSize(NotAViT):
+    """The model does not run on images of this size."""
+
+
 @dataclass
 class _Call:
     """A call of a module: what it was given and what it returned, as they were at that time."""
@@ -230,7 +234,7 @@ def _probe_forward(
             output = model(images, **per_batch(kwargs, images))
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise NotAViT(
+        raise WrongSize(
             f"{name} does not run on {images.shape[-1]} px images: give another --size, or another model ({reason})"
         ) from error
     finally:

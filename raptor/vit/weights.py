@@ -8,6 +8,7 @@ import pickle
 import re
 import sys
 import warnings
+import zipfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,16 +38,23 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         raise ValueError(f"weights file {path} {what}: give a .safetensors or .pth file")
     try:
         state = load_tensors(path)
+    except OtherObjects as error:
+        raise ValueError(
+            f"{path} cannot be read as a weights-only file: {error}: save only its tensors, in the program that made "
+            "it, with torch.save(model.state_dict(), FILE)"
+        ) from None
     except ValueError as error:
         kind = "safetensors" if path.suffix == ".safetensors" else "weights-only"
-        raise ValueError(
-            f"{path} cannot be read as a {kind} file: {error}: fetch it again, or save only its tensors"
-        ) from None
+        raise ValueError(f"{path} cannot be read as a {kind} file: {error}: fetch it again") from None
     tensors = _unwrap(state, path)
     for name, tensor in tensors.items():
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise ValueError(f"{path}: {name} has more values than the file holds: save it contiguous")
     return {k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}
+
+
+class OtherObjects(ValueError):
+    """A file that holds more than tensors."""
 
 
 def load_tensors(path: Path) -> Any:
@@ -59,9 +67,20 @@ def load_tensors(path: Path) -> Any:
     except Exception as error:  # whatever the bytes of a file that holds no tensors lead to
         other = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if other:
-            raise ValueError(f"it holds {other[1]}, which is no tensor and is not read, as it could run code") from None
+            raise OtherObjects(
+                f"it holds {other[1]}, which is no tensor and is not read, as it could run code"
+            ) from None
+        if _is_cut_off(path, error):
+            raise ValueError("it is damaged or not complete") from None
         told = isinstance(error, OSError | RuntimeError | SafetensorError) and str(error).strip()
         raise ValueError(str(error).strip().splitlines()[0][:200] if told else "it holds no tensors") from None
+
+
+def _is_cut_off(path: Path, error: Exception) -> bool:
+    """Whether a file begins as one of torch's and is not whole."""
+    with path.open("rb") as file:
+        is_archive = file.read(4) == b"PK\x03\x04"
+    return "unexpected EOF" in str(error) or (is_archive and not zipfile.is_zipfile(path))
 
 
 def fingerprint(model: nn.Module) -> str:

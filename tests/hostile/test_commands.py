@@ -76,7 +76,7 @@ phases teacher --data images --dtype int8 :: --dtype :: one of fp32
 phases teacher --data images --method nope :: --method :: one of maxcut, dp
 phases teacher --data images --score nope :: --score :: one of weighted
 phases teacher --data images --min_length 0 :: --min_length :: at least 1
-phases teacher --data images --min_length 99 :: 99 layers :: smaller --k
+phases teacher --data images --min_length 99 :: 99 layers :: smaller --min_length
 phases teacher --data images --tokens nope :: 'nope' tokens :: choose from all
 phases teacher --data images --tokens registers :: 'registers' tokens :: choose from all
 phases teacher --data images --standardise maybe :: --standardise :: true or false

@@ -173,8 +173,9 @@ def test_a_whole_pickled_module_is_refused(tmp_path: Path) -> None:
 def test_the_object_beside_the_tensors_is_named(tmp_path: Path) -> None:
     """As in the checkpoints of DeiT's and MAE's code, which keep their arguments."""
     torch.save({"model": tiny().state_dict(), "args": argparse.Namespace(lr=1)}, tmp_path / "w.pth")
-    with pytest.raises(ValueError, match=r"it holds argparse\.Namespace.*save only its tensors"):
+    with pytest.raises(ValueError, match=r"it holds argparse\.Namespace.*save only its tensors") as error:
         open_with(tmp_path / "w.pth")
+    assert "torch.save(model.state_dict(), FILE)" in str(error.value) and "fetch" not in str(error.value)
 
 
 def test_missing_file(tmp_path: Path) -> None:
@@ -193,6 +194,17 @@ def test_truncated_file(tmp_path: Path, suffix: str, keep: float) -> None:
     with pytest.raises(ValueError, match=str(path)) as error:
         open_with(path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("as_archive", [True, False])
+def test_an_incomplete_file_of_torch_is_called_so(tmp_path: Path, as_archive: bool) -> None:
+    path = tmp_path / "w.pt"
+    torch.save(tiny().state_dict(), path, _use_new_zipfile_serialization=as_archive)
+    content = path.read_bytes()
+    for share in (0.1, 0.5, 0.99) if as_archive else (0.5, 0.99):
+        path.write_bytes(content[: int(share * len(content))])
+        with pytest.raises(ValueError, match=r"it is damaged or not complete: fetch it again$"):
+            open_with(path)
 
 
 @pytest.mark.parametrize("content", [[1, 2], {"epoch": 3}, {}, torch.ones(3)])
