@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from raptor.devices import Ranks, join_ranks, pick_device, pick_precision, seede
 from raptor.open import open_pair, open_vit
 from raptor.options import HeadClasses, OfTeacher, OnData, OpeningModel, Running, part, with_defaults
 from raptor.provenance import Provenance, recorded
-from raptor.run import ResultFile, WriteError, result_folder, sync
+from raptor.run import ResultFile, WriteError, read_json, result_folder, sync
 from raptor.streaming import Result, folder_of
 from raptor.train import Distilled
 from raptor.vit.trajectory import NonFiniteStates, Trajectories
@@ -306,9 +307,24 @@ def _reserve(path: Path, num_bytes: int) -> None:
         raise WriteError(path, error.strerror or "no space") from None
 
 
+_OWN_FILE = re.compile(r"layer\d+\.\w+\.npy|states\.safetensors")
+
+
+def _earlier_files(folder: Path) -> set[str]:
+    """The arrays that the states.json of `folder` describes; a damaged one describes none."""
+    try:
+        arrays = read_json(folder / StatesFile.FILE)["arrays"].values()
+        return {str(file) for file, _ in arrays if _OWN_FILE.fullmatch(str(file))}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return set()
+
+
 def _put_in_place(folder: Path, files: Iterable[str]) -> None:
-    """Whole arrays take the place of older ones, which states.json no longer describes then."""
+    """Whole arrays take the place of all that an earlier states.json describes."""
+    earlier = _earlier_files(folder)
     (folder / StatesFile.FILE).unlink(missing_ok=True)
+    for file in earlier - set(files):
+        (folder / file).unlink(missing_ok=True)
     for file in set(files):
         sync(folder / f"{file}.tmp")
         os.replace(folder / f"{file}.tmp", folder / file)

@@ -40,6 +40,23 @@ def test_rows_are_the_states_of_the_images(format: str, pool: bool, tmp_path: Pa
     assert len(found.plot().axes[0].collections[0].get_offsets()) == 6 and len(repr(found)) < 420
 
 
+def test_arrays_of_an_earlier_command_go_and_files_of_others_stay(tmp_path: Path) -> None:
+    states("scenes", layers=[0, 3], limit=4, out=str(tmp_path))
+    (tmp_path / "layer9.cls.npy").write_bytes(b"mine")
+    saved = json.loads((tmp_path / "states.json").read_text())
+    outside = tmp_path.parent / "outside.npy"
+    outside.write_bytes(b"mine")
+    saved["arrays"]["layer1.cls"] = ["../outside.npy", [4, 8]]
+    (tmp_path / "states.json").write_text(json.dumps(saved))
+    found = states("scenes", layers=[12], limit=4, out=str(tmp_path))
+    files = {file for file, _ in found.saved.arrays.values()}
+    assert {path.name for path in tmp_path.iterdir()} == {*files, "states.json", "layer9.cls.npy"}
+    assert outside.read_bytes() == b"mine"
+    (tmp_path / "states.json").write_text("{")
+    states("scenes", layers=[12], limit=4, format="safetensors", out=str(tmp_path))
+    assert (tmp_path / "states.safetensors").exists()
+
+
 def test_the_command_takes_a_module_of_your_own(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(
