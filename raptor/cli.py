@@ -235,6 +235,8 @@ def run_command(name: str, words: list[str]) -> int:
     _check_values(options, parser)
     if own is not None:
         options |= _place_module(own, is_named, parser)
+        if name in _MEASURING and not is_named and options["out"] is None:
+            options["out"] = _folder_of_module(name, own)
     module, _, function_name = where.partition(":")
     function = getattr(import_module(module), function_name)
     result = function(**{k: v for k, v in options.items() if k != "config"})
@@ -305,6 +307,7 @@ def find_function(name: str, words: list[str]) -> tuple[Callable[..., Any] | Non
     return import_module(module).experiment(words[0]), words[1:]
 
 
+_MEASURING = ("phases", "probe", "dynamics", "states")
 _MODEL_WORDS = ("model", "models", "run")
 
 
@@ -318,6 +321,14 @@ def _place_module(where: str, is_named: bool, parser: Any) -> dict[str, Any]:
         return {"teacher": model}
     name = next(word for word in _MODEL_WORDS if word in dests)
     return {name: [model] if name == "models" else model}
+
+
+def _folder_of_module(command: str, where: str) -> str:
+    """Where results about the user's own model go: models of one class are told apart by file and function."""
+    from raptor.run import slug
+
+    file, _, function = where.rpartition(":")
+    return f"runs/{command}-{slug(f'{Path(file).stem}-{function}')}"
 
 
 def load_module(where: str) -> Any:

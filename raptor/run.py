@@ -241,7 +241,9 @@ class ResultFile(Record):
         return self.write_file(Path(folder) / self.FILE)
 
     def write_file(self, path: Path) -> Path:
-        write_text(path, json.dumps(stamped(self.to_dict()), allow_nan=False))
+        saved = stamped(self.to_dict())
+        _tell_of_replaced(path, saved)
+        write_text(path, json.dumps(saved, allow_nan=False))
         return path
 
     @classmethod
@@ -256,6 +258,41 @@ class ResultFile(Record):
             return cls.from_dict(saved)
         except (ValueError, RecursionError) as error:
             raise RunError(f"{path} cannot be read ({error}): run the command that made it again") from None
+
+
+def _tell_of_replaced(path: Path, saved: dict[str, Any]) -> None:
+    """Say where a result of another model, or on other data, is at the place of the one that is written."""
+    try:
+        old = _subject(parse_json(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return
+    new = _subject(json.loads(json.dumps(saved)))
+    if any(was and now and was != now for was, now in zip(old, new)):
+        told = [" and ".join(sorted(part)) for part in (old[0], new[0], old[1], new[1])]
+        another = "another " if old[0].keys() == new[0].keys() and old[0] != new[0] else ""
+        print(f"{path} is replaced: {told[0]} on {told[2]} by {another}{told[1]} on {told[3]}", file=sys.stderr)
+
+
+def _subject(saved: Any, depth: int = 0) -> tuple[dict[str, Any], set[str]]:
+    """The models that a result is about, by name, with what it says about each, and its data."""
+    models: dict[str, Any] = {}
+    data: set[str] = set()
+    entries = saved.items() if isinstance(saved, dict) else [("", entry) for entry in saved]
+    for key, entry in entries:
+        if key == "model" and isinstance(entry, dict):
+            models[str(entry.get("name"))] = entry
+        elif key in ("model", "teacher", "surrogate") and isinstance(entry, str):
+            models[entry] = entry
+        elif key == "data" and isinstance(entry, str):
+            data.add(entry)
+        elif isinstance(entry, dict | list) and depth < 3 and key in _SUBJECTS:
+            inner = _subject(entry, depth + 1)
+            models, data = models | inner[0], data | inner[1]
+    return models, data
+
+
+_SUBJECTS = ("", "models", "results", "teacher", "surrogate")
+"""Entries of a result below which it says what it is about."""
 
 
 def _latest_checkpoint(folder: str | Path) -> Path | None:
@@ -401,6 +438,17 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
         except ValueError as error:
             raise RunError(f"{path} cannot be read (line {number}: {error}): delete that line") from None
     return rows
+
+
+def unfinished(folder: Path) -> str:
+    """What to say of a run folder whose training has not ended; empty for other folders."""
+    if not (folder / "config.yaml").is_file() or (folder / "summary.json").is_file():
+        return ""
+    lines = [line for line in read_metrics(folder) if {"stage", "step", "num_steps"} <= line.keys()]
+    where = "no step is logged yet"
+    if lines and isinstance(lines[-1]["step"], int):
+        where = f"{lines[-1]['stage']}: step {lines[-1]['step'] + 1} of {lines[-1]['num_steps']}"
+    return f"{folder} is not finished ({where}): the same command that began it goes on"
 
 
 def slug(name: str) -> str:
@@ -609,7 +657,10 @@ def _adds_leg(path: Path, config: Mapping[str, Any]) -> bool:
         earlier = old.get("legs") or [old.get("recipe.budget")]
         if (new.get("legs") or [])[:-1] == earlier:
             return True
-    changed = [f"{k}: {old.get(k)} -> {new.get(k)}" for k in differing]
+    changed = [
+        "the weights of the teacher differ" if k == "fingerprint" else f"{k}: {old.get(k)} -> {new.get(k)}"
+        for k in differing
+    ]
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise RunError(

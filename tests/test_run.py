@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from raptor import run as run_module
+from raptor.cli import main
 from raptor.data import Preprocess, iterate, open_data
 from raptor.provenance import versions
 from raptor.run import (
@@ -39,6 +40,7 @@ from raptor.run import (
     read_summary,
     replacing,
     slug,
+    unfinished,
     write_text,
 )
 from raptor.streaming import NOT_SAVED, Record
@@ -509,3 +511,42 @@ def test_a_failed_write_names_the_file_and_keeps_the_old_one(tmp_path):
             partial.write_text("ne")
             raise OSError(errno.ENOSPC, "No space left on device")
     assert path.read_text() == "old" and [entry.name for entry in tmp_path.iterdir()] == ["phases.json"]
+
+
+def test_a_run_that_is_not_finished_says_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert unfinished(tmp_path) == ""
+    (tmp_path / "config.yaml").write_text("model: scenes\n")
+    assert unfinished(tmp_path) == (
+        f"{tmp_path} is not finished (no step is logged yet): the same command that began it goes on"
+    )
+    lines = [{"stage": "stage1", "step": 53, "num_steps": 600, "loss": 1.0}, {"stage": "stage1", "step": 53, "r2": 0.1}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "is not finished (stage1: step 54 of 600): the same command" in unfinished(tmp_path)
+    for command in ("phases", "probe", "evaluate", "states", "report"):
+        assert main([command, str(tmp_path)]) == 2
+        assert "is not finished (stage1: step 54 of 600)" in capsys.readouterr().err
+    (tmp_path / "summary.json").write_text("{}")
+    assert unfinished(tmp_path) == ""
+
+
+def test_a_result_of_another_model_or_on_other_data_is_not_replaced_silently(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @dataclass
+    class Found(ResultFile):
+        FILE: ClassVar[str] = "found.json"
+        results: dict[str, Any]
+        data: str
+        num_images: int = 3
+
+    def write(model: Any, data: str, num_images: int = 3) -> str:
+        Found({"teacher": {"model": model}}, data, num_images).write(tmp_path)
+        return capsys.readouterr().err
+
+    assert write("a", "x") == write("a", "x", 4) == ""
+    assert write("b", "x") == f"{tmp_path}/found.json is replaced: a on x by b on x\n"
+    assert write("b", "y") == f"{tmp_path}/found.json is replaced: b on x by b on y\n"
+    assert "b on y by c on y" in write({"name": "c", "dim": 8}, "y")
+    assert "c on y by another c on y" in write({"name": "c", "dim": 16}, "y")
+    (tmp_path / "found.json").write_text("{")
+    assert write("a", "x") == ""

@@ -26,7 +26,7 @@ from raptor.provenance import Provenance, recorded
 from raptor.report.page import build_page
 from raptor.report.results import Results, read_results
 from raptor.report.strips import NO_IMAGES, ImagesFile, measure_strips, open_run, shown_images
-from raptor.run import RunError, WriteError, check_folder, write_text
+from raptor.run import RunError, WriteError, check_folder, unfinished, write_text
 from raptor.streaming import Result, folder_of
 
 
@@ -84,7 +84,10 @@ def report(
     """
     options = with_defaults(ReportOptions, given)
     check_bounds({"images": images})
-    results = read_results(Path(folder_of(run)))
+    folder = Path(folder_of(run))
+    if unfinished(folder) and not any(folder.glob("*.json")):
+        raise RunError(unfinished(folder))
+    results = read_results(folder)
     path = Path(out) if out else results.folder / "report.html"
     if path.is_dir():
         raise RunError(f"{path} is a folder: give the page's own name with --out, such as {path / 'report.html'}")

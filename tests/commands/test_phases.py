@@ -48,6 +48,24 @@ def test_phases_checks_its_options_before_any_image(monkeypatch, capsys):
     assert "k=13" in capsys.readouterr().err
 
 
+def test_results_of_two_modules_of_one_class_are_kept_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my2.py").write_text(
+        "import timm\n\ndef make(depth):\n    return timm.create_model('vit_tiny_patch16_224', img_size=32, "
+        "depth=depth, embed_dim=48, num_heads=3)\n\ndef a():\n    return make(4)\n\ndef b():\n    return make(6)\n"
+    )
+    few = ["--data", "scenes", "--num_images", "4", "--k", "2", "--twin", "false", "--device", "cpu"]
+    for function, num_layers in (("a", 4), ("b", 6)):
+        assert main(["phases", "--module", f"my2.py:{function}", *few]) == 0
+        assert PhasesFile.read(f"runs/phases-my2-{function}").models[0].model.num_layers == num_layers
+    assert "is replaced" not in capsys.readouterr().err
+    assert main(["phases", "--module", "my2.py:b", *few, "--out", "runs/phases-my2-a"]) == 0
+    told = "VisionTransformer on scenes by another VisionTransformer on scenes"
+    assert f"runs/phases-my2-a/phases.json is replaced: {told}\n" in capsys.readouterr().err
+
+
 def test_text_for_a_number_is_the_same_error_in_python(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--k must be whole numbers, got '2'"):
         phases(["scenes"], k="2", out=str(tmp_path))  # type: ignore[arg-type]
