@@ -300,48 +300,70 @@ def check_apart(train: ImageData, judged: ImageData) -> None:
     names where both are of the same set. Files and what is no file are not compared, which is said.
     """
     rows = [(i, judged.file_size(i)) for i in judged.sample(_NUM_COMPARED)]
-    files = _num_shared_files(train, judged, [row for row in rows if row[1]])
+    files = _shared_files(train, judged, [row for row in rows if row[1]])
     has_files = any(size for _, size in rows)  # then one of no size may be empty or gone
     readable = [i for i, size in rows if size or judged.digest(i, pixels=has_files) is not None]
-    others = _num_shared_pixels(train, judged, [i for i in readable if not judged.file_size(i)])
-    num, num_looked_at = files[0] + others[0], files[1] + others[1]
+    others = _shared_pixels(train, judged, [i for i in readable if not judged.file_size(i)])
+    pairs, num_looked_at = [*files[0], *others[0]], files[1] + others[1]
     if num_looked_at < len(readable):
         some = f"{len(readable) - num_looked_at} of {len(readable)} images" if num_looked_at else "the images"
         with_which = f"the training images of {train.name}"
         print(f"{some} of {judged.name} were not compared with {with_which}: only one side is files", file=sys.stderr)
-    if not num:
+    if not pairs:
         return
-    found = f"{num} of {num_looked_at} images of {judged.name} that were compared are also in the training images"
-    if 2 * num >= len(readable):
-        raise ValueError(f"{found} of {train.name}: judge on others with --val, or leave it out for held-out ones")
-    print(f"{found} of {train.name}", file=sys.stderr)
+    pair = " and ".join(dict.fromkeys(pairs[0]))
+    found = (
+        f"{len(pairs)} of {num_looked_at} images of {judged.name} that were compared are also in the training images "
+        f"of {train.name} (such as {pair})"
+    )
+    if 2 * len(pairs) >= len(readable):
+        is_one_set = _places(judged.specs) <= _places(train.specs)
+        own = "remove the copies, or judge on others with --val"
+        other = "judge on others with --val, or leave it out for held-out ones"
+        raise ValueError(f"{found}: {own if is_one_set else other}")
+    print(found, file=sys.stderr)
 
 
-def _num_shared_files(train: ImageData, judged: ImageData, rows: list[tuple[int, int]]) -> tuple[int, int]:
-    """How many of `rows` (image, bytes) of the judged files are training files, and how many were compared."""
+_Pairs = list[tuple[str, str]]
+"""Names of a judged image and of the training image that is the same."""
+
+
+def _shared_files(train: ImageData, judged: ImageData, rows: list[tuple[int, int]]) -> tuple[_Pairs, int]:
+    """Which of `rows` (image, bytes) of the judged files are training files, and how many were compared."""
     sizes, keys = {size for _, size in rows}, {judged.keys[i] for i, _ in rows}
     if not rows:
-        return 0, 0
+        return [], 0
     by_size = {i: train.file_size(i) for i in _looked_at(train, NUM_SIZES, keys)}
     if not any(by_size.values()):
-        return 0, 0
+        return [], 0
     alike = [i for i, size in by_size.items() if size in sizes]
-    known = {train.digest(i) for i in alike[:_MAX_READ]}
-    found = [judged.digest(i) for i, _ in rows]
-    return sum(digest is not None and digest in known for digest in found), len(found)
+    known = {train.digest(i): i for i in alike[:_MAX_READ]}
+    return _pairs(train, judged, known, [(i, judged.digest(i)) for i, _ in rows]), len(rows)
 
 
-def _num_shared_pixels(train: ImageData, judged: ImageData, rows: list[int]) -> tuple[int, int]:
+def _pairs(
+    train: ImageData, judged: ImageData, known: dict[bytes | None, int], found: list[tuple[int, bytes | None]]
+) -> _Pairs:
+    """Judged images and their digests, as far as a training image has the same one."""
+    return [
+        (judged.names[i], train.names[known[digest]]) for i, digest in found if digest is not None and digest in known
+    ]
+
+
+def _shared_pixels(train: ImageData, judged: ImageData, rows: list[int]) -> tuple[_Pairs, int]:
     """The same of judged images that are no files."""
     if not rows:
-        return 0, 0
+        return [], 0
     if set(judged.specs) <= set(train.specs):
         names = set(train.names)
-        found = [judged.names[i] in names or f"{judged.name}: {judged.names[i]}" in names for i in rows]
-        return sum(found), len(found)
+        shown = [judged.names[i] for i in rows]
+        same = [name for name in shown if name in names or f"{judged.name}: {name}" in names]
+        return [(name, name) for name in same], len(rows)
     looked_at = _looked_at(train, _MAX_DECODED, {judged.keys[i] for i in rows})
-    known = {train.digest(i, pixels=True) for i in looked_at[: 2 * _MAX_DECODED] if not train.file_size(i)} - {None}
-    return sum(judged.digest(i, pixels=True) in known for i in rows), len(rows) if known else 0
+    known = {train.digest(i, pixels=True): i for i in looked_at[: 2 * _MAX_DECODED] if not train.file_size(i)}
+    known.pop(None, None)
+    found = [(i, judged.digest(i, pixels=True)) for i in rows] if known else []
+    return _pairs(train, judged, known, found), len(found)
 
 
 def _looked_at(train: ImageData, limit: int, keys: set[str]) -> list[int]:

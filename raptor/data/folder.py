@@ -6,6 +6,7 @@ import os
 import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from raptor.data.names import PackedNames
 from raptor.data.split import TRAIN_NAMES, VAL_NAMES, is_split_name, split_keys
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".jp2", ".avif")
+_ARCHIVES = {".zip": "{}/*.zip", ".tar": "wds/{}/*.tar", ".parquet": "hf/{}"}
+_TABLES = ("metadata.csv", "labels.csv", "metadata.jsonl", "train.csv")
 _MAX_LINKS = 8  # links to folders on the way to a file
 
 
@@ -107,23 +110,47 @@ class FolderImages(FileImages):
 
 
 def _list_folder(root: Path) -> Listing:
-    folders, paths = _list_images(root)
+    folders, paths, others = _list_images(root)
     entries = arrange(paths)
+    archives = _how_to_read(root, others)
     if not entries:
-        raise ValueError(f"no images in folder {root}; expected files such as {', '.join(SUFFIXES[:4])}")
+        hint = f"; {archives}" if archives else ""
+        raise ValueError(f"no images in folder {root}; expected files such as {', '.join(SUFFIXES[:4])}{hint}")
+    if archives:
+        _tell_once(f"archives in {root} are not read beside its images: {archives}")
+    tables = [path for path in others if path.rpartition("/")[2].lower() in _TABLES]
+    if tables:
+        _tell_once(f"{root / tables[0]} is not read: the classes of images are their folders")
     labels, classes = label_entries([entry.class_name for entry in entries])
     names = [entry.path for entry in entries]
     keys = PackedNames.pack(split_keys(names))
     return Listing(PackedNames.pack(names), keys, labels, classes, [entry.part for entry in entries], folders)
 
 
-def _list_images(root: Path) -> tuple[list[str], list[str]]:
-    """The folders below `root`, and the relative paths of their images."""
-    folders, found = [], []
+def _list_images(root: Path) -> tuple[list[str], list[str], list[str]]:
+    """The folders below `root`, the relative paths of their images, and those of archives and tables of labels."""
+    folders, found, others = [], [], []
     for prefix, names in walk_folders(root):
         folders.append(str(root / prefix))
         found += [prefix + name for name in names if is_image_path(prefix + name)]
-    return folders, found
+        others += [prefix + name for name in names if name.lower().endswith((*_ARCHIVES, *_TABLES))]
+    return folders, found, others
+
+
+def _how_to_read(root: Path, paths: Sequence[str]) -> str:
+    """How the first kind of archive among these files is given as data; empty where there is none."""
+    for suffix, pattern in _ARCHIVES.items():
+        inside = [path for path in paths if path.lower().endswith(suffix) and not path.startswith(".")]
+        if inside:
+            folder = root / inside[0].rpartition("/")[0]
+            return f"'{pattern.format(folder)}' reads the {suffix} files in it"
+    return ""
+
+
+@cache
+def _tell_once(line: str) -> None:
+    """Print a line about a folder, which is listed for each of its splits."""
+    print(line, file=sys.stderr)
 
 
 def walk_folders(root: Path) -> Iterator[tuple[str, list[str]]]:

@@ -130,6 +130,17 @@ def test_a_few_images_that_are_also_trained_on_are_told_of(tmp_path: Path, capsy
     assert f"1 of 17 images of {root} that were compared are also in the training images" in capsys.readouterr().err
 
 
+def test_copies_within_one_folder_are_named_with_what_to_do(tmp_path: Path) -> None:
+    root = _write(tmp_path / "mess", [f"{i}.png" for i in range(6)])
+    chosen = ChosenData(str(root))
+    held_out = chosen.judged().names[0]
+    shutil.copy(root / held_out, root / "copy.png")
+    with pytest.raises(ValueError, match=r"1 of 1 images of .* are also in the training images of") as error:
+        chosen.judged(like=chosen.training())
+    pair = f"(such as {held_out} and copy.png)"
+    assert str(error.value).endswith(f"{pair}: remove the copies, or judge on others with --val")
+
+
 class _Given(ImageData):
     """Images in memory, as a user of Python may give them: no files."""
 
@@ -148,7 +159,8 @@ def test_images_that_are_no_files_are_compared_too(tmp_path: Path, capsys: pytes
     check_apart(train, _Given("some", range(30, 70)))
     assert (
         capsys.readouterr().err
-        == "10 of 40 images of some that were compared are also in the training images of train\n"
+        == "10 of 40 images of some that were compared are also in the training images of train "
+        "(such as some-30 and train-30)\n"
     )
     with pytest.raises(ValueError, match="40 of 40 images of same that were compared"):
         check_apart(train, _Given("same", range(40)))

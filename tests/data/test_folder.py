@@ -93,3 +93,35 @@ def test_folders_beside_splits_are_left_out_and_told_of(tmp_path: Path, capsys: 
     assert "folders named test and train are taken as splits: 2 images in others are left out (bus)" in (
         capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    ("file", "hint"),
+    [
+        ("a.zip", "'{}/*.zip' reads the .zip files in it"),
+        ("b/a.tar", "'wds/{}/b/*.tar' reads the .tar files in it"),
+        ("a.parquet", "'hf/{}' reads the .parquet files in it"),
+    ],
+)
+def test_archives_in_a_folder_are_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, hint: str
+) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_bytes(b"")
+    with pytest.raises(ValueError, match="no images in folder") as error:
+        open_data(str(tmp_path), "all")
+    assert str(error.value).endswith(f"; {hint.format(tmp_path)}")
+    write_tree(tmp_path, ["a/1.png", "b/2.png"])
+    for split in ("train", "val"):
+        open_data(str(tmp_path), split)
+    told = f"archives in {tmp_path} are not read beside its images: {hint.format(tmp_path)}\n"
+    assert capsys.readouterr().err == told
+
+
+def test_a_table_of_labels_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tree(tmp_path, ["images/1.png", "images/2.png"])
+    (tmp_path / "images" / "metadata.csv").write_text("file_name,label\n1.png,cat\n")
+    (tmp_path / "notes.csv").write_text("")
+    open_data(str(tmp_path), "all")
+    told = f"{tmp_path}/images/metadata.csv is not read: the classes of images are their folders\n"
+    assert capsys.readouterr().err == told
