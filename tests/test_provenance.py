@@ -103,3 +103,13 @@ def test_help_shows_the_options_that_a_command_shares_with_others() -> None:
     assert found.parameters["data"].default is None and found.parameters["precision"].default == "auto"
     assert not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in found.parameters.values())
     assert "skip_bad: skip unreadable images" in (states.__doc__ or "")
+
+
+def test_paths_of_the_home_folder_are_expanded_in_python_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+
+    @recorded
+    def command(model: str, *, out: str | None = None) -> tuple[str, str | None]:
+        return model, out
+
+    assert command("~/run", out="~/x") == ("/home/me/run", "/home/me/x")
