@@ -27,7 +27,10 @@ from raptor.fidelity import certificate
 
 # 13 images in batches of 4: the ranks have unequal shares, and the last batch is short.
 MEASURED = ["--data", "scenes", "--num_images", "13", "--batch_size", "4", "--device", "cpu"]
+ONE = ["--data", "scenes", "--num_images", "1", "--batch_size", "4", "--device", "cpu"]
+ODD = ["--data", "scenes", "--num_images", "13", "--batch_size", "3", "--device", "cpu"]
 PROBED = ["probe", "MODEL", "--data", "scenes", "--limit", "14", "--val_images", "5", "--device", "cpu"]
+FEW_PROBED = ["probe", "MODEL", "--data", "scenes", "--limit", "4", "--val_images", "5", "--device", "cpu"]
 DENSE = ["--size", "24", "--lrs", "0.01", "--epochs", "2"]
 # At such a learning rate the weights stay as they are, and only what is measured can differ.
 STILL = ["--data", "scenes", "--limit", "64", "--val_images", "13", "--batch_size", "8", "--budget", "2steps"]
@@ -35,20 +38,20 @@ STILL += ["--lr", "1e-12", "--device", "cpu"]
 COMMANDS = {
     "phases": ["phases", "MODEL", *MEASURED, "--k", "2", "--twin", "true"],
     "standardised": ["phases", "MODEL", *MEASURED, "--k", "2", "--standardise", "true", "--tokens", "all"],
-    "one-image": ["phases", "MODEL", *MEASURED, "--num_images", "1", "--k", "2", "--twin", "true"],
+    "one-image": ["phases", "MODEL", *ONE, "--k", "2", "--twin", "true"],
     "distill": ["distill", "MODEL", *STILL, "--k", "2", "--phase_images", "70"],
     "evaluate": ["evaluate", "RUN", *MEASURED, "--train_images", "9", "--bootstrap", "20"],
-    "one-certified": ["evaluate", "RUN", *MEASURED, "--num_images", "1", "--train_images", "5", "--bootstrap", "20"],
+    "one-certified": ["evaluate", "RUN", *ONE, "--train_images", "5", "--bootstrap", "20"],
     "dynamics": [
-        *("dynamics", "RUN", *MEASURED, "--batch_size", "3", "--rank_images", "5", "--stability_images", "5"),
+        *("dynamics", "RUN", *ODD, "--rank_images", "5", "--stability_images", "5"),
         *("--num_classes", "2", "--intervention_images", "3"),
     ],
-    "one-followed": ["dynamics", "MODEL", *MEASURED, "--num_images", "1", "--k", "2"],
+    "one-followed": ["dynamics", "MODEL", *ONE, "--k", "2"],
     "classify": [*PROBED, "--lrs", "0.01", "0.1", "--epochs", "2", "--batch_size", "5"],
     "closed-form": [*PROBED, "--closed_form", "ridge", "--batch_size", "5"],
     "segment": [*PROBED, "--task", "segment", *DENSE, "--batch_size", "5"],
     "depth": [*PROBED, "--task", "depth", *DENSE, "--batch_size", "5"],
-    "one-by-one": [*PROBED, "--task", "depth", *DENSE, "--limit", "4", "--batch_size", "1"],
+    "one-by-one": [*FEW_PROBED, "--task", "depth", *DENSE, "--batch_size", "1"],
     "states": ["states", "MODEL", "--data", "scenes", "--limit", "9", "--batch_size", "2", "--device", "cpu"],
 }
 PLANNED = ["--limit", "64", "--val_images", "13", "--batch_size", "8", "--device", "cpu", "--dry_run", "--json"]
