@@ -267,22 +267,24 @@ def _tell_of_replaced(path: Path, saved: dict[str, Any]) -> None:
     except (OSError, ValueError):
         return
     new = _subject(json.loads(json.dumps(saved)))
-    if any(was and now and was != now for was, now in zip(old, new)):
+    both = [(was, new[0][name]) for name, was in old[0].items() if name in new[0]]
+    has_other_weights = any(was and now and was != now for was, now in both)
+    if has_other_weights or any(was and now and set(was) != set(now) for was, now in zip(old, new)):
         told = [" and ".join(sorted(part)) for part in (old[0], new[0], old[1], new[1])]
-        another = "another " if old[0].keys() == new[0].keys() and old[0] != new[0] else ""
+        another = "another " if has_other_weights else ""
         print(f"{path} is replaced: {told[0]} on {told[2]} by {another}{told[1]} on {told[3]}", file=sys.stderr)
 
 
-def _subject(saved: Any, depth: int = 0) -> tuple[dict[str, Any], set[str]]:
-    """The models that a result is about, by name, with what it says about each, and its data."""
-    models: dict[str, Any] = {}
+def _subject(saved: Any, depth: int = 0) -> tuple[dict[str, str | None], set[str]]:
+    """The models that a result is about, by name, with the fingerprint of their weights where it has one; its data."""
+    models: dict[str, str | None] = {}
     data: set[str] = set()
     entries = saved.items() if isinstance(saved, dict) else [("", entry) for entry in saved]
     for key, entry in entries:
         if key == "model" and isinstance(entry, dict):
-            models[str(entry.get("name"))] = entry
+            models[str(entry.get("name"))] = entry.get("fingerprint")
         elif key in ("model", "teacher", "surrogate") and isinstance(entry, str):
-            models[entry] = entry
+            models[entry] = saved.get("fingerprint")
         elif key == "data" and isinstance(entry, str):
             data.add(entry)
         elif isinstance(entry, dict | list) and depth < 3 and key in _SUBJECTS:

@@ -546,7 +546,8 @@ def test_a_result_of_another_model_or_on_other_data_is_not_replaced_silently(
     assert write("a", "x") == write("a", "x", 4) == ""
     assert write("b", "x") == f"{tmp_path}/found.json is replaced: a on x by b on x\n"
     assert write("b", "y") == f"{tmp_path}/found.json is replaced: b on x by b on y\n"
-    assert "b on y by c on y" in write({"name": "c", "dim": 8}, "y")
-    assert "c on y by another c on y" in write({"name": "c", "dim": 16}, "y")
+    assert "b on y by c on y" in write({"name": "c"}, "y")
+    assert write({"name": "c", "fingerprint": "1"}, "y") == ""  # earlier files have no fingerprint
+    assert "c on y by another c on y" in write({"name": "c", "fingerprint": "2"}, "y")
     (tmp_path / "found.json").write_text("{")
     assert write("a", "x") == ""
