@@ -67,6 +67,7 @@ class Certificate(ResultFile):
         notes: what a reader must know: the head, what the null models were fitted on, what was left out.
         data, split, bad_images, provenance: where it came from.
         verdict: what a reader must know first.
+        fingerprints: of the weights of `surrogate` and `teacher`, where they are known; empty in older files.
     """
 
     FILE: ClassVar[str] = "certificate.json"
@@ -91,6 +92,7 @@ class Certificate(ResultFile):
     bad_images: list[str] = field(default_factory=list)
     provenance: Provenance = field(default_factory=Provenance)
     verdict: Verdict | None = None
+    fingerprints: dict[str, str] = field(default_factory=dict)
 
     @property
     def judged(self) -> Verdict:
@@ -146,6 +148,7 @@ class Certificate(ResultFile):
             "data": self.data,
             "split": self.split,
             "bad_images": self.bad_images,
+            "fingerprints": self.fingerprints,
             "provenance": self.provenance.to_dict(),
         }
 
@@ -259,6 +262,7 @@ class _SavedCertificate(Record):
     bad_images: list[str] = field(default_factory=list)
     provenance: Provenance = field(default_factory=Provenance)
     verdict: Verdict | None = None
+    fingerprints: dict[str, str] = field(default_factory=dict)
 
 
 def _stacked(by_group: dict[str, Array], groups: tuple[str, ...]) -> Array:
@@ -348,6 +352,7 @@ def _certificate(
     curves = measured.curves["surrogate"].result()
     null_curves = {name: measured.curves[name].result() for name in NULL_NAMES if name in measured.curves}
     intervals = _curve_intervals(curves, bootstrap, seed)
+    weights = {"surrogate": surrogate.fingerprint(), "teacher": teacher.fingerprint()}
     return Certificate(
         surrogate=surrogate.name,
         teacher=teacher.name,
@@ -366,6 +371,7 @@ def _certificate(
         notes=notes + measured.notes + _few_coordinates(curves),
         verdict=judge(curves, null_curves, intervals, training, bootstrap, seed, split),
         split=split,
+        fingerprints={side: known for side, known in weights.items() if known},
     )
 
 

@@ -230,7 +230,11 @@ def _models_of(results: Results) -> dict[str, tuple[list[_Model], list[_Model]]]
         sides = {side: [_Model.of(measured.model)] for side, measured in results.dynamics.sides().items()}
         found["dynamics"] = (sides["teacher"], sides.get("surrogate", []))
     if results.certificate is not None:
-        found["certificate"] = ([_Model(results.certificate.teacher)], [_Model(results.certificate.surrogate)])
+        names, known = results.certificate, results.certificate.fingerprints
+        found["certificate"] = (
+            [_Model(names.teacher, known.get("teacher"))],
+            [_Model(names.surrogate, known.get("surrogate"))],
+        )
     for task, report in results.probes.items():
         probed = {side: [_Model(result.model, result.fingerprint)] for side, result in report.results.items()}
         found[f"probe-{task}"] = (probed.get("teacher", []), probed.get("surrogate", []))

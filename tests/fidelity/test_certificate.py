@@ -120,11 +120,12 @@ def test_bf16_is_close_to_fp32(teacher: ViT, surrogate: ViT, certificate: Certif
     np.testing.assert_allclose(rounded.curves.relative["all"], certificate.curves.relative["all"], atol=0.02)
 
 
-def test_json_and_table(certificate: Certificate) -> None:
+def test_json_and_table(teacher: ViT, surrogate: ViT, certificate: Certificate) -> None:
     from rich.console import Console
 
     text = json.loads(json.dumps(certificate.to_dict(), allow_nan=False))
     assert Certificate.from_dict(text).to_dict() == text
+    assert text["fingerprints"] == {"surrogate": surrogate.fingerprint(), "teacher": teacher.fingerprint()}
     assert text["curves"]["cls"]["r2"] == pytest.approx(certificate.curves.r2["cls"].tolist())
     assert set(text["nulls"]) == {"identity", "mean", "tied", "linear"}
     median = text["quantiles"]["relative"]["q50"]

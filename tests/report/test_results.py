@@ -223,3 +223,14 @@ def test_results_of_another_model_are_left_out_of_a_folder_that_is_no_run(
     del saved["models"][0]["model"]["fingerprint"]  # as an earlier version wrote it: names decide
     (folder / "phases.json").write_text(json.dumps(saved))
     assert read_results(folder).notes == found.notes
+
+
+def test_a_certificate_of_other_weights_by_the_same_name_is_left_out(run_of: RunOf) -> None:
+    folder = run_of("phases.json", "certificate.json")
+    results = read_results(folder)
+    assert results.facts is not None and results.certificate is not None
+    own = {"teacher": results.facts.fingerprint, "surrogate": results.certificate.fingerprints["surrogate"]}
+    assert results.certificate.fingerprints == own
+    replace(results.certificate, fingerprints={**own, "teacher": "another"}).write(folder)
+    found = read_results(folder)
+    assert found.certificate is None and "is of other weights of" in found.notes["certificate"]
