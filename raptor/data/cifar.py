@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from raptor.data.images import ImageData
+from raptor.data.images import ImageData, open_image
 from raptor.data.index import cache_folder
 
 _CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -215,5 +215,5 @@ def _from_sheets(files: dict[str, bytes], source: Path) -> tuple[list[np.ndarray
 
 def _sheet_to_pixels(content: bytes) -> np.ndarray:
     """A sheet has one image per row: 32 x 32 pixels of RGB laid end to end."""
-    rows = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+    rows = np.asarray(open_image(content).convert("RGB"))
     return rows.reshape(len(rows), 32, 32, 3)

@@ -23,7 +23,11 @@ class HubImages(ImageData):
         parts, first_rows = _load_parts(name, split)
         first = next(iter(parts.values()))
         image_column, label_column = _find_columns(first.features, name)
-        self.tables = [table.select_columns([image_column]) for table in parts.values()]
+        # The bytes are decoded here, as those of every reader: `datasets` would open any format that Pillow knows.
+        stored = type(first.features[image_column])(decode=False)
+        self.tables = [
+            table.select_columns([image_column]).cast_column(image_column, stored) for table in parts.values()
+        ]
         self.ends = list(accumulate(len(table) for table in self.tables))
         self.image_column = image_column
         rows = [(part, first_rows.get(part, 0) + i) for part, table in parts.items() for i in range(len(table))]
@@ -39,9 +43,7 @@ class HubImages(ImageData):
         table = bisect_right(self.ends, position)
         start = self.ends[table - 1] if table else 0
         value = self.tables[table][position - start][self.image_column]
-        if isinstance(value, dict):
-            return open_image(value["bytes"] or Path(value["path"]).read_bytes())
-        return value
+        return open_image(value["bytes"] or Path(value["path"]).read_bytes())
 
 
 def _split_spec(spec: str) -> tuple[str, str | None]:

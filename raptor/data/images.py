@@ -76,12 +76,16 @@ def numbered_classes(labels: Sequence[int], source: str) -> list[str]:
     return [str(i) for i in range(max(labels) + 1)]
 
 
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+"""The formats that are decoded, by Pillow's names. Others, such as EPS, make Pillow start another program."""
+
+
 def open_image(data: bytes, side: int | None = None) -> Image.Image:
-    """Decode the bytes of an image file completely.
+    """Decode the bytes of an image file completely, if it has one of `FORMATS`.
 
     side: decode a JPEG at 1/2, 1/4 or 1/8 of its size as long as neither of its sides falls below this.
     """
-    image = Image.open(BytesIO(data))
+    image = Image.open(BytesIO(data), formats=FORMATS)
     if side is not None:
         image.draft(None, (side, side))  # other formats ignore it
     image.load()

@@ -11,6 +11,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from raptor.data.images import FORMATS
 from raptor.data.preprocess import as_rgb
 from raptor.dynamics.states import angle, unit
 from raptor.vit.trajectory import perturb
@@ -43,7 +44,7 @@ def read_image(path: str | Path | None) -> Image.Image:
     if not path:
         raise ValueError("choose an image first")
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             if image.width * image.height > _MAX_PIXELS:
                 raise ValueError(
                     f"the image has {image.width}x{image.height} pixels: at most {_MAX_PIXELS:,} are taken"

@@ -29,6 +29,9 @@ UNTRUSTED_ARGUMENTS = {
 # Families of transformers that are normalised otherwise than for ImageNet, by how their model types start.
 _HALF_FAMILIES = ("siglip", "beit", "data2vec-vision", "dpt", "idefics3", "smolvlm", "phi4_multimodal")
 _CLIP_FAMILIES = ("blip", "git", "owlvit", "owlv2", "flava", "mlcd", "aimv2")
+# Implementations of attention that a configuration file may ask for. Others are kernels, which transformers fetches
+# from the hub and runs.
+_OWN_ATTENTION = (None, "eager", "sdpa", "flex_attention")
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -155,6 +158,7 @@ def _build_transformers(repo: str, base: dict[str, Any], fetch: bool) -> nn.Modu
         config = transformers.AutoConfig.for_model(**_plain_config(base["config"]))
     else:
         config = transformers.AutoConfig.from_pretrained(repo, trust_remote_code=False, **base["kwargs"])
+    _check_attention(config, repo)
     classifier = any("ForImageClassification" in a for a in config.architectures or [])
     if not classifier:
         config = getattr(config, "vision_config", config)
@@ -177,6 +181,17 @@ def _build_transformers(repo: str, base: dict[str, Any], fetch: bool) -> nn.Modu
         model = auto.from_config(config, trust_remote_code=False, **options)
     base["config"] = config.to_dict()
     return model
+
+
+def _check_attention(config: Any, repo: str) -> None:
+    """Raise where a configuration, or one inside it, asks for attention that is fetched from the hub."""
+    for part in [config, *(getattr(config, name) for name in config.sub_configs)]:
+        asked = getattr(part, "_attn_implementation", None)
+        if asked not in _OWN_ATTENTION:
+            raise ValueError(
+                f"config.json of hf/{repo} asks for attention {asked!r}, which is code from the hub and never run: "
+                "remove attn_implementation from it"
+            )
 
 
 def _plain_config(config: dict[str, Any]) -> dict[str, Any]:

@@ -15,11 +15,15 @@ from typing import Any
 
 import pytest
 from hostile_world import DISTIL, copied, run_words, write_tar, write_zip
+from PIL import Image
 from tiny_images import encoded
 
 from raptor.cli import COMMANDS, read_arguments
 from raptor.commands.reproduce import EXPERIMENTS, locate_experiment
-from raptor.data import open_data
+from raptor.data import BadImage, open_data
+from raptor.data.ade20k import Ade20k
+from raptor.open import open_vit
+from raptor.report.perturbed_image import read_image
 
 
 class Evil:
@@ -152,6 +156,83 @@ def test_a_pickle_in_a_checkpoint(file: str, world: Path, capsys: Any) -> None:
     words = ["distill", str(world / "teacher"), "--data", str(world / "images"), "--out", str(folder)]
     found = run_words([*words, *DISTIL.split()], capsys)
     assert found.code == 2 and not (world / "canary").exists()
+
+
+def eps() -> bytes:
+    """A picture that Pillow draws by starting Ghostscript."""
+    written = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(written, "EPS")
+    return written.getvalue()
+
+
+def hub_folder(folder: Path) -> str:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image()})
+    rows = [{"bytes": eps(), "path": "cat.jpg"}]
+    datasets.Dataset.from_dict({"image": rows}, features=features).save_to_disk(str(folder / "hub"))
+    return f"hf/{folder / 'hub'}"
+
+
+def frames_folder(folder: Path) -> str:
+    for part in ("training", "validation"):
+        for kind, name in (("images", "a.jpg"), ("annotations", "a.png")):
+            path = folder / "ade" / kind / part / name
+            path.parent.mkdir(parents=True)
+            path.write_bytes(eps())
+    return f"ade20k:{folder / 'ade'}"
+
+
+def image_folder(folder: Path) -> str:
+    (folder / "photos").mkdir()
+    (folder / "photos" / "cat.jpg").write_bytes(eps())
+    return str(folder / "photos")
+
+
+EPS_PLACES = {
+    "folder": image_folder,
+    "zip": lambda folder: str(write_zip(folder / "x.zip", {"cat.jpg": eps()})),
+    "tar": lambda folder: str(write_tar(folder / "x.tar", {"cat.jpg": eps()})),
+    "webdataset": lambda folder: f"wds/{write_tar(folder / 'x.tar', {'cat.jpg': eps()})}",
+    "hub": hub_folder,
+    "frames": frames_folder,
+}
+
+
+@pytest.mark.parametrize("place", EPS_PLACES)
+def test_no_reader_starts_ghostscript(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: started.append(place))
+    spec = EPS_PLACES[place](tmp_path)
+    data: Any = Ade20k(spec.partition(":")[2]) if place == "frames" else open_data(spec, "all")
+    with pytest.raises(BadImage):
+        data.load(0)
+    assert not started
+
+
+def test_no_sheet_and_no_picture_starts_ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: started.append("sheet"))
+    (tmp_path / "cat.jpg").write_bytes(eps())
+    with pytest.raises(ValueError, match="not an image"):
+        read_image(tmp_path / "cat.jpg")
+    for name in (*(f"data_batch_{i}.png" for i in range(1, 6)), "test_batch.png"):
+        (tmp_path / name).write_bytes(eps())
+    for name in ("train_lables.json", "test_lables.json"):
+        (tmp_path / name).write_text("[0]")
+    with pytest.raises(ValueError, match="cannot read the sheets"):
+        open_data(f"cifar10:{tmp_path}", "all")
+    assert not started
+
+
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
+def test_a_configuration_cannot_ask_for_a_kernel(name: str, tmp_path: Path) -> None:
+    """transformers fetches an attention called `owner/repository` from the hub and runs it."""
+    transformers = pytest.importorskip("transformers")
+    transformers.ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, name: "evil/kernel"}))
+    with pytest.raises(ValueError, match="attention 'evil/kernel'"):
+        open_vit(f"hf/{tmp_path}", pretrained=False)
 
 
 OUTSIDE = ["../evil.png", "/tmp/evil-of-raptor.png", "a/../../evil.png", "..\\evil.png"]
