@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from evidence import of_counts
 from torch import Tensor
 
 from raptor.data import iterate, open_data
 from raptor.data.images import ImageData
 from raptor.devices import device_name, pick_precision
-from raptor.experiments.evidence import of_counts
 from raptor.open import check_teacher, open_pair
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 import yaml
+from evidence import of_counts
 
-from raptor.experiments.evidence import of_counts
 from raptor.report.style import BLACK, BLUE, GREY, ORANGE, VERMILION, use_style
 
 COLOURS = {2: ORANGE, 3: VERMILION, 4: BLUE}

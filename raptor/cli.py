@@ -37,7 +37,6 @@ COMMANDS = {
     "states": ("raptor.commands.states:states", "save features of every image, per layer and token group"),
     "explore": ("raptor.commands.explore:explore", "a local page to try images and perturbations"),
     "train-teacher": ("raptor.commands.train_teacher:train_teacher", "train a small ViT to study"),
-    "reproduce": ("raptor.commands.reproduce:reproduce", "a table or figure of the paper, by name"),
 }
 
 _IN_PARALLEL = ("phases", "distill", "evaluate", "probe", "dynamics", "states", "train-teacher")
@@ -60,7 +59,6 @@ EXAMPLES = {
     "states": ["raptor states timm/vit_base_patch14_reg4_dinov2.lvd142m --data photos/ --layers 3 6 9"],
     "explore": ["raptor explore runs/scenes-k3"],
     "train-teacher": ["raptor train-teacher --data scenes --size 48 --patch 8 --dim 128 --depth 12 --heads 4"],
-    "reproduce": ["raptor reproduce figure1 --data photos/", "raptor reproduce list"],
 }
 
 
@@ -205,14 +203,8 @@ def run_command(name: str, words: list[str]) -> int:
         raise ValueError(f"unknown command {name!r}{hint}")
     if started_processes()[1] > 1 and name not in _IN_PARALLEL:
         raise ValueError(f"raptor {name} is one process: start it without torchrun, and with srun --ntasks=1")
-    experiment = words[0] if name == "reproduce" and words else None
-    if name == "reproduce" and (not words or words[0] in ("list", "-h", "--help")):
-        print("usage: raptor reproduce EXPERIMENT [OPTIONS]\n")
-        find_function(name, words)
-        print("\nraptor reproduce EXPERIMENT --help shows an experiment's options with examples.")
-        return 0
-    where, words = locate(name, words)
-    parser = build_parser(name, where, experiment)
+    where = COMMANDS[name][0]
+    parser = build_parser(name, where)
     words = [_with_underscores(w) for w in words]
     _check_repeated(words, parser)
     joined = join_lists(words, parser)
@@ -296,15 +288,10 @@ def _check_config_files(words: Sequence[str]) -> None:
                 raise ValueError(f"{path} gives --{key}, which is not taken from a file: type it yourself")
 
 
-def find_function(name: str, words: list[str]) -> tuple[Callable[..., Any] | None, list[str]]:
-    """The function of a command and its words; for `reproduce`, the function of the named experiment."""
+def find_function(name: str) -> Callable[..., Any]:
     module, _, function_name = COMMANDS[name][0].partition(":")
-    function = getattr(import_module(module), function_name)
-    if name != "reproduce":
-        return function, words
-    if not words or words[0] in ("list", "-h", "--help"):
-        return function("list"), []
-    return import_module(module).experiment(words[0]), words[1:]
+    function: Callable[..., Any] = getattr(import_module(module), function_name)
+    return function
 
 
 _MEASURING = ("phases", "probe", "dynamics", "states")
@@ -375,15 +362,6 @@ def _code_of(where: str, path: Path) -> Iterator[None]:
         traceback.print_exception(type(error), error, frames)
         reason = (str(error).strip() or "no message").splitlines()[0][:200]
         raise ValueError(f"--module {where} raised {type(error).__name__}: {reason}") from None
-
-
-def locate(name: str, words: list[str]) -> tuple[str, list[str]]:
-    """Where a command's function is, as `module:function`, and the rest of its words; nothing is imported."""
-    if name != "reproduce":
-        return COMMANDS[name][0], words
-    from raptor.commands.reproduce import locate_experiment
-
-    return locate_experiment(words[0]), words[1:]
 
 
 OPTIONAL_FIRST_WORD = {"models": "filter"}
@@ -466,11 +444,10 @@ def _holds_objects(kind: Any) -> bool:
     return kind is Foreign or any(_holds_objects(part) for part in get_args(kind))
 
 
-def build_parser(name: str, function: Callable[..., Any] | str, experiment: str | None = None) -> Any:
+def build_parser(name: str, function: Callable[..., Any] | str) -> Any:
     """A parser whose options are the function's arguments; their help is in its docstring.
 
     function: the function itself, or where it is, as `module:function`; then it is not imported.
-    experiment: which one, for `reproduce`.
     """
     from argparse import RawDescriptionHelpFormatter
 
@@ -483,7 +460,7 @@ def build_parser(name: str, function: Callable[..., Any] | str, experiment: str 
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # type: ignore[override]
             raise ValueError(explain(str(message), self))
 
-    title = f"raptor {name}" if experiment is None else f"raptor {name} {experiment}"
+    title = f"raptor {name}"
     arguments = list(read_arguments(function))
     words = [argument.usage for argument in arguments if argument.is_positional]
     if name in OPTIONAL_FIRST_WORD:
@@ -495,7 +472,7 @@ def build_parser(name: str, function: Callable[..., Any] | str, experiment: str 
         formatter_class=Formatter,
         usage=" ".join([title, *words, "[OPTIONS]"]),
         prog=title,
-        description="\n".join([summary, "", "examples:", *(f"  {e}" for e in _find_examples(name, experiment))]),
+        description="\n".join([summary, "", "examples:", *(f"  {e}" for e in EXAMPLES[name])]),
         exit_on_error=True,
     )
     parser.add_argument("--config", action="config", help="a YAML file of options; those on the command line win")
@@ -509,14 +486,6 @@ def build_parser(name: str, function: Callable[..., Any] | str, experiment: str 
         parser.add_argument("--module", type=str, help=told)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
-
-
-def _find_examples(name: str, experiment: str | None) -> list[str]:
-    if experiment is None:
-        return EXAMPLES[name]
-    title = f"raptor {name} {experiment}"
-    recipe = Path(__file__).parent / "recipes" / f"{experiment}.yaml"
-    return [f"{title} --config {recipe} --data DATA" if recipe.exists() else f"{title} --out runs/{experiment}"]
 
 
 # Options that name a file, with the words that they take instead.
@@ -634,12 +603,10 @@ def completion(words: Sequence[str]) -> str:
     """A script that completes commands, options and their choices: `eval "$(raptor completion bash)"`."""
     if list(words) not in (["bash"], ["zsh"]):
         raise ValueError("say which shell: raptor completion bash, or raptor completion zsh")
-    from raptor.commands.reproduce import EXPERIMENTS
-
     options: list[str] = []
     choices: dict[str, tuple[str, ...]] = {}
     for name in COMMANDS:
-        arguments = [] if name == "reproduce" else list(read_arguments(COMMANDS[name][0]))
+        arguments = list(read_arguments(COMMANDS[name][0]))
         flags = [f"--{a.name}" for a in arguments if not a.is_positional]
         options.append(f"    {name}) words='{' '.join([*flags, '--config', '--json', '--help'])}' ;;")
         choices |= {f"--{a.name}": choices_of(a.kind) for a in arguments if choices_of(a.kind)}
@@ -652,7 +619,6 @@ def completion(words: Sequence[str]) -> str:
         *options,
         "  esac",
         '  case "$before" in',
-        f"    reproduce) words='list {' '.join(EXPERIMENTS)}' ;;",
         *(f"    {flag}) words='{' '.join(values)}' ;;" for flag, values in choices.items()),
         '    *) [[ $current == -* ]] || { COMPREPLY=($(compgen -f -W scenes -- "$current")); return; } ;;',
         "  esac",
@@ -782,7 +748,7 @@ def _explain_unknown(line: str, parser: Any) -> str:
 
 def _commands_with(option: str) -> list[str]:
     """The commands that have an option."""
-    places = {name: where for name, (where, _) in COMMANDS.items() if name != "reproduce"}
+    places = {name: where for name, (where, _) in COMMANDS.items()}
     return [name for name, where in places.items() if option[2:] in {a.name for a in read_arguments(where)}]
 
 

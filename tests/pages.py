@@ -32,9 +32,9 @@ class Block:
 
 
 def pages() -> list[str]:
-    """README and every page of the site, relative to the repository. Fragments of the page of claims are left out."""
-    docs = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.parent.name != "experiments")
-    return ["README.md", *(str(path.relative_to(ROOT)) for path in docs if path.name != "reading.md")]
+    """README and every page of the site, relative to the repository."""
+    found = sorted((ROOT / "docs").rglob("*.md"))
+    return ["README.md", *(str(path.relative_to(ROOT)) for path in found), "paper/results/experiments.md"]
 
 
 def read(page: str) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from raptor.cli import COMMANDS, EXAMPLES, build_parser, find_function, join_lists, main, read_arguments, run_command
-from raptor.commands.reproduce import EXPERIMENTS
 from raptor.run import Interrupted
 
 
@@ -44,7 +43,6 @@ def test_help_and_version_import_nothing_heavy():
         (["phases", "scenes", "--budget", "3s"], "unknown option --budget: it is an option of demo, distill"),
         (["phases", "scenes", "--seed", "3"], "unknown option --seed: it is an option of "),
         (["phases", "scenes", "--zeal", "3"], "unknown option --zeal; see raptor phases --help"),
-        (["reproduce", "table1"], "give --data; see raptor reproduce table1 --help"),
         (["phases", "scenes", "--k", "two"], "--k must be whole numbers, got two"),
         (["phases", "scenes", "--size", "20.5"], "--size must be a whole number, got 20.5"),
         (["phases", "scenes", "--standardise", "maybe"], "--standardise must be true or false, got maybe"),
@@ -68,7 +66,6 @@ def test_help_and_version_import_nothing_heavy():
         (["phases", "scenes", "--data", "tests/jorneys"], "unknown data 'tests/jorneys': did you mean tests/journeys?"),
         (["probe", "scenes", "--task", "dream"], "--task must be one of classify, segment, depth, got dream"),
         (["probe", "scenes", "--max_seconds", "0"], "--max_seconds must be more than 0"),
-        (["reproduce", "budgts"], "did you mean budgets?"),
         (["models", "zzz"], "no model matches"),
         (["train-teacher", "--smoothing", "-1"], "--smoothing must be at least 0 and less than 1, got -1"),
         (["train-teacher", "--smoothing", "2"], "--smoothing must be at least 0"),
@@ -79,18 +76,12 @@ def test_help_and_version_import_nothing_heavy():
         (["train-teacher", "--shape", "resnet50"], "--shape resnet50 is no plain timm ViT"),
         (["distill", "scenes", "--lr", "0"], "--lr must be more than 0"),
         (["evaluate", "scenes-k3", "--num_images", "4", "--head_file", "/etc/passwd"], "is no linear head"),
-        (["reproduce", "swaps", "--data", "scenes", "--models", "scenes", "X"], "unknown model 'X'"),
         (["phases", "scenes", "--tokens", "pixels"], "has no 'pixels' tokens"),
         (["phases", "scenes", "--k", "2", "13"], "k=13 phases"),
         (["phases", "scenes", "--method", "guess"], "--method must be one of maxcut, dp"),
         (["phases", "scenes", "--registers", "2"], "registers cannot be given"),
         (["train-teacher", "--dim", "32", "--heads", "3"], "could not be built"),
         (["train-teacher", "--dim", "32", "--heads", "0"], "--heads must be at least 1"),
-        (["reproduce", "stochastic-depth", "--data", "nowhere"], "unknown data 'nowhere'"),
-        (["reproduce", "stochastic-depth", "--data", "scenes", "--k", "13"], "k must be from 1 to"),
-        (["reproduce", "stochastic-depth", "--data", "scenes", "--p", "1.5"], "must be in [0, 1)"),
-        (["reproduce", "untrained", "--data", "scenes", "--heads", "5"], "must be a multiple of --heads"),
-        (["reproduce", "claims", "--results", "raptor"], "no results in raptor"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(words, message, capsys):
@@ -181,10 +172,10 @@ def test_lists_are_written_as_words():
 
 
 def test_options_may_stand_before_the_words_and_switches_alone():
-    phases = build_parser("phases", find_function("phases", [])[0])
+    phases = build_parser("phases", find_function("phases"))
     joined = join_lists(["--num_images", "8", "scenes", "other", "--skip_bad", "--json", "--k", "2", "3"], phases)
     assert joined == ['["scenes", "other"]', "--num_images", "8", "--skip_bad=true", "--json", "--k=[2,3]"]
-    distill = build_parser("distill", find_function("distill", [])[0])
+    distill = build_parser("distill", find_function("distill"))
     assert join_lists(["--skip_bad", "false", "scenes"], distill) == ["scenes", "--skip_bad", "false"]
     assert join_lists(["--skip_bad", "scenes", "--json"], distill) == ["scenes", "--skip_bad=true", "--json"]
 
@@ -218,7 +209,7 @@ def test_the_home_folder_is_expanded_in_every_option(tmp_path: Path, monkeypatch
 
 def test_help_names_no_classes_of_the_library():
     for name in ("distill", "train-teacher"):
-        text = build_parser(name, find_function(name, [])[0]).format_help()
+        text = build_parser(name, find_function(name)).format_help()
         assert "subclass" not in text and "ImageData" not in text and "Module" not in text
 
 
@@ -296,8 +287,6 @@ SLOW_MODULES = "('torch', 'timm', 'numpy')"
         ["phases", "./nowhere"],
         ["phases", "scenes", "--data", "nowhere"],
         ["evaluate", "runs/nowhere"],
-        ["reproduce", "table1"],
-        ["reproduce", "budgts"],
         ["distill", "scenes", "--lr", "high"],
         ["train-teacher", "--drop", "much"],
         ["completion", "bash"],
@@ -337,7 +326,6 @@ def test_without_a_network_the_hub_is_not_asked_again_and_again(monkeypatch) -> 
         ("raptor ph", ["phases"]),
         ("raptor phases scenes --st", ["--standardise"]),
         ("raptor phases scenes --score ", ["weighted", "mean", "cut"]),
-        ("raptor reproduce tab", ["table1"]),
     ],
 )
 def test_the_shell_completes_commands_options_and_choices(line: str, expected: list[str], capsys) -> None:
@@ -371,28 +359,22 @@ def test_python_has_the_same_verbs_as_functions():
         assert inspect.isfunction(getattr(commands, name.replace("-", "_"))), name
 
 
-def every_command() -> list[tuple[str, str | None]]:
-    return [(name, None) for name in COMMANDS if name != "reproduce"] + [("reproduce", name) for name in EXPERIMENTS]
-
-
-@pytest.mark.parametrize(("name", "experiment"), every_command())
-def test_every_option_says_what_it_is(name: str, experiment: str | None) -> None:
-    function, _ = find_function(name, [experiment] if experiment else [])
-    parser = build_parser(name, function, experiment)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_says_what_it_is(name: str) -> None:
+    parser = build_parser(name, find_function(name))
     assert [action.dest for action in parser._actions if not action.help] == []
-    assert f"usage: raptor {name} {experiment or ''}".rstrip() in parser.format_help()
+    assert f"usage: raptor {name}" in parser.format_help()
 
 
 # Command -> option -> default, as of version 0.1.0. Options may be added to it, none may go or change its default.
 FLAGS = json.loads((Path(__file__).parent / "flags.json").read_text())
 
 
-@pytest.mark.parametrize(("name", "experiment"), every_command())
-def test_no_option_is_lost_and_no_default_changes(name: str, experiment: str | None) -> None:
-    function, _ = find_function(name, [experiment] if experiment else [])
-    parser = build_parser(name, function, experiment)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_option_is_lost_and_no_default_changes(name: str) -> None:
+    parser = build_parser(name, find_function(name))
     found = {f"--{a.dest}" if a.option_strings else a.dest: a.default for a in parser._actions}
-    for flag, default in FLAGS.get(f"{name} {experiment}" if experiment else name, {}).items():
+    for flag, default in FLAGS.get(name, {}).items():
         assert flag in found
         assert json.loads(json.dumps(found[flag])) == default, flag
 
@@ -407,7 +389,7 @@ def test_no_option_is_lost_and_no_default_changes(name: str, experiment: str | N
     ],
 )
 def test_usage_shows_the_words_that_come_first(name: str, usage: str) -> None:
-    help_text = build_parser(name, find_function(name, [])[0]).format_help()
+    help_text = build_parser(name, find_function(name)).format_help()
     assert help_text.startswith(f"usage: {usage}\n")
 
 

@@ -27,7 +27,6 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("train", "recipes"),
     ("probes", "dynamics"),
     ("report",),
-    ("experiments",),
     ("commands",),
     ("cli",),
     ("__init__", "__main__"),

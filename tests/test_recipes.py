@@ -8,36 +8,21 @@ import pytest
 import yaml
 
 from raptor.cli import read_arguments
-from raptor.commands.reproduce import EXPERIMENTS, experiment
 from raptor.recipes import FOLDER, Header, read_header, recipe_names
 from raptor.train.distill import distill
 from raptor.train.recipe import resolve_recipe
 
 
-def test_recipes_are_those_of_a_distillation_or_options_of_an_experiment() -> None:
+def test_named_recipes_resolve() -> None:
     assert set(recipe_names()) >= {"paper", "authors", "default"}
     for name in recipe_names():
         resolve_recipe(name, {})
-    others = [path for path in FOLDER.glob("*.yaml") if "raptor reproduce" in path.read_text()]
-    assert len(others) >= 10 and not {path.stem for path in others} & set(recipe_names())
-    for path in others:
-        command = next(line for line in path.read_text().splitlines() if "raptor reproduce" in line)
-        name = command.split("raptor reproduce ")[1].split()[0]
-        assert name in EXPERIMENTS and f"--config raptor/recipes/{path.name}" in command
-        known = {argument.name for argument in read_arguments(experiment(name))}
-        unknown = set(yaml.safe_load(path.read_text())) - known
-        assert not unknown, f"{path.name}: {unknown}"
 
 
-def test_what_was_recorded_with_adamw_and_what_is_compared_with_it_has_adamw() -> None:
-    """Whatever the default recipe is. Table 1 at two minutes was recorded with Muon, and at ten it has not been run."""
-    found = {path.stem: yaml.safe_load(path.read_text()) for path in FOLDER.glob("*.yaml")}
-    named = {stem: entries.get("recipe") or entries.get("base") for stem, entries in found.items()}
-    for stem in {stem for stem in found if re.match("table1|ablation|partitions|stochastic|untrained(?!-twin)", stem)}:
-        expected = ("muon", 2e-3) if stem in ("table1-two-minutes", "table1-ten-minutes") else ("adamw", None)
-        recipe = resolve_recipe(named[stem], {"optimizer": found[stem].get("optimizer")})
-        assert (recipe.optimizer, recipe.lr if recipe.optimizer == "muon" else None) == expected, stem
-    for name in ("adamw", "authors", "paper", "quick", "vitb16", found["scenes-surrogate"]["recipe"]):
+def test_recipes_that_are_compared_with_adamw_have_adamw() -> None:
+    """Whatever the default recipe is."""
+    of_assets = yaml.safe_load((FOLDER / "scenes-surrogate.yaml").read_text())["recipe"]
+    for name in ("adamw", "authors", "paper", "quick", "vitb16", of_assets):
         assert resolve_recipe(name, {}).optimizer == "adamw", name
 
 
@@ -97,16 +82,6 @@ def test_recipes_of_imagenet_say_what_was_measured() -> None:
         assert f"takes {rows[f'{size}:8']['step_peak_gib']:.1f} GiB" in text
     for size in ("small", "giant"):
         assert "not measured yet" in (FOLDER / f"imagenet-{size}.yaml").read_text().lower()
-
-
-def test_a_recipe_that_cuts_names_the_tokens_and_the_teacher() -> None:
-    """Whatever is cut by default, and whichever teacher of a sweep is the best: both decide what a run measures."""
-    for path in FOLDER.glob("*.yaml"):
-        entries = yaml.safe_load(path.read_text())
-        if re.match("table1|ablation|partitions|swaps|stochastic|untrained-(?!twin)|untrained$", path.stem):
-            assert entries.get("tokens") in ("all", "pooled"), path.stem
-        if re.match("table1|ablation|partitions|swaps", path.stem):
-            assert {"model", "models"} & entries.keys() or path.stem in ("swaps", "swaps-small"), path.stem
 
 
 def test_the_help_names_every_recipe() -> None:

@@ -8,15 +8,13 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from raptor.cli import COMMANDS, locate
-from raptor.commands.reproduce import EXPERIMENTS
+from raptor.cli import COMMANDS
 from raptor.options import declared
 from raptor.signatures import Foreign, read_signature
 
 
 def every_function() -> list[str]:
-    plain = [locate(name, [])[0] for name in COMMANDS if name != "reproduce"]
-    return [*plain, *(locate("reproduce", [name])[0] for name in EXPERIMENTS)]
+    return [where for where, _ in COMMANDS.values()]
 
 
 @pytest.mark.parametrize("where", every_function())

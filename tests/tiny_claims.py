@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raptor.experiments.evidence import Claim, Verdict
+from evidence import Claim, Verdict
 
 
 def verdicts(claims: list[Claim]) -> list[Verdict]:

@@ -23,7 +23,6 @@ COMMANDS = (
     "phases",
     "probe",
     "report",
-    "reproduce",
     "states",
     "train_teacher",
 )

@@ -7,13 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 from pages import ROOT, all_commands, command_lines, fenced, pages, read
 
 from raptor import cli
-from raptor.commands.reproduce import EXPERIMENTS
 
 PLACEHOLDERS = {"K": "3", "N": "3", "COMMAND": "phases", "$SLURM_ARRAY_TASK_ID": "1"}
+
+
+# The other pages show commands as they were recorded, some by earlier versions.
+WRITTEN = [page for page in pages() if page not in ("docs/results/claims.md", "paper/results/experiments.md")]
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def parse_only(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return called
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if all_commands(page)])
+@pytest.mark.parametrize("page", [page for page in WRITTEN if all_commands(page)])
 def test_every_command_is_one(page: str, parse_only: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
     """No command or option is misspelt or gone, and every value has the type of its option."""
     for words in all_commands(page):
@@ -43,7 +45,7 @@ def test_every_command_is_one(page: str, parse_only: list[dict[str, Any]], capsy
 
 
 def test_the_check_sees_what_is_wrong(parse_only: list[dict[str, Any]]) -> None:
-    for wrong in ("phases scenes --imges 3", "fases scenes", "reproduce tabel1", "distill scenes --k"):
+    for wrong in ("phases scenes --imges 3", "fases scenes", "distill scenes --k"):
         assert cli.main(wrong.split()) == 2, wrong
 
 
@@ -85,13 +87,10 @@ def test_torchrun_takes_its_options() -> None:
         assert options.module and options.training_script == "raptor"
 
 
-def test_named_experiments_and_recipes_exist() -> None:
-    recipes = {path.name for path in (ROOT / "raptor" / "recipes").glob("*.yaml")}
-    for page in pages():
-        assert set(re.findall(r"recipes/([\w-]+\.yaml)", read(page))) <= recipes, page
-    for page in pages():
-        assert set(re.findall(r"raptor reproduce ([a-z][\w-]*)", read(page))) <= {*EXPERIMENTS, "list"}, page
-    assert all(isinstance(yaml.safe_load((ROOT / "raptor" / "recipes" / name).read_text()), dict) for name in recipes)
+def test_named_scripts_and_recipes_exist() -> None:
+    for page in WRITTEN:
+        named = re.findall(r"(?:paper|raptor)/recipes/[\w-]+\.yaml|paper/\w+\.py", read(page))
+        assert all((ROOT / name).exists() for name in named), page
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:

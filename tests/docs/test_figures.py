@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from pages import ROOT, read
 
-from raptor.commands.reproduce import EXPERIMENTS
 from raptor.report.figures_dynamics import FIGURES
 from raptor.report.figures_interventions import INTERVENTION_FIGURES
 from raptor.report.section_dynamics import PANELS
@@ -40,8 +39,3 @@ def test_every_saved_figure_is_named() -> None:
     names = (*FIGURES, *INTERVENTION_FIGURES, "phases", "certificate")
     missing = [name for name in names if f"`{name}`" not in text]
     assert not missing, missing
-
-
-def test_every_experiment_with_a_figure_is_named() -> None:
-    drawn = set(EXPERIMENTS) - {"claims", "table1"}  # tables
-    assert all(f"`{name}`" in read("docs/figures.md") for name in drawn), drawn

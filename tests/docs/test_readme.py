@@ -8,7 +8,7 @@ from statistics import fmean
 
 from pages import ROOT, read
 
-FOLDER = ROOT / "docs" / "results" / "experiments" / "table1-two-minutes"
+FOLDER = ROOT / "paper" / "results" / "table1-two-minutes"
 PAGE = " ".join(read("README.md").split())
 
 

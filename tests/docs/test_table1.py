@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 from pages import ROOT, read
 
-EXPERIMENTS = ROOT / "docs" / "results" / "experiments"
+EXPERIMENTS = ROOT / "paper" / "results"
 FOLDER = EXPERIMENTS / "table1-five-minutes"
 TWO_MINUTES = EXPERIMENTS / "table1-two-minutes"
 ROWS = json.loads((FOLDER / "other-images.json").read_text())["rows"]

@@ -346,45 +346,6 @@ train-teacher --data images --batch_size 4 --out classes.txt :: classes.txt :: c
 """
 
 REPRODUCE = """
-reproduce nope :: 'nope' :: choose from
-reproduce tabel1 :: 'tabel1' :: did you mean table1
-reproduce figure1 :: --data :: --help
-reproduce figure1 --data nope :: 'nope' :: give a folder
-reproduce figure1 --data images --models X --out OUT :: 'X' :: write timm/NAME
-reproduce figure1 --data images --models teacher --k 0 --out OUT :: --k :: at least 1
-reproduce figure1 --data images --models teacher --out classes.txt :: classes.txt :: choose another --out
-reproduce table1 --data nope --out OUT :: 'nope' :: give a folder
-reproduce table1 --data images --model X --out OUT :: 'X' :: write timm/NAME
-reproduce table1 --data images --model teacher --jobs 0 --out OUT :: --jobs :: at least 1
-reproduce table1 --data images --model teacher --budget x --out OUT :: 'x' :: write 120s
-reproduce table1 --data images --model teacher --recipe nope --out OUT :: 'nope' :: choose from adamw
-reproduce table1 --data images --model teacher --cells nope --out OUT :: 'nope' :: choose from
-reproduce table1 --data images --model teacher --seeds -1 --out OUT :: --seeds :: at least 0
-reproduce table1 --data images --model teacher --out classes.txt :: classes.txt :: choose another --out
-reproduce figure5 --table nope :: nope :: raptor reproduce table1
-reproduce stochastic-depth --data nope :: 'nope' :: give a folder
-reproduce stochastic-depth --data images --p 1.5 --out OUT :: 1.5 :: in [0, 1)
-reproduce stochastic-depth --data images --k 13 --out OUT :: k :: from 1 to
-reproduce stochastic-depth --data images --heads 5 --out OUT :: --heads :: multiple
-reproduce stochastic-depth --data images --teacher_budget x --out OUT :: 'x' :: write 120s
-reproduce stochastic-depth --data images --depth 0 --out OUT :: --depth :: at least 2
-reproduce partitions --data images --teachers nope --out OUT :: nope :: raptor reproduce stochastic-depth
-reproduce partitions --data images --model X --out OUT :: 'X' :: write timm/NAME
-reproduce partitions --data images --model teacher --num_random 0 --out OUT :: --num_random :: at least 1
-reproduce untrained --data images --heads 5 --out OUT :: --heads :: multiple
-reproduce swaps --data images --models X --out OUT :: 'X' :: write timm/NAME
-reproduce swaps --data images --models teacher X --out OUT :: 'X' :: write timm/NAME
-reproduce swaps --data images --teachers nope --out OUT :: nope :: raptor reproduce stochastic-depth
-reproduce swaps --data images --models teacher --k 9 --out OUT :: k=9 :: smaller --k
-reproduce swaps --data images --models teacher --max_seconds -1 --out OUT :: --max_seconds :: more than 0
-reproduce ablation --data images --model X --out OUT :: 'X' :: write timm/NAME
-reproduce ablation --data images --model teacher --base nope --out OUT :: 'nope' :: choose from adamw
-reproduce claims --results images :: images :: no results
-reproduce claims --results nope :: nope :: give --results
-reproduce budgets --model X --out OUT :: 'X' :: write timm/NAME
-reproduce budgets --model teacher --data images --budget x --out OUT :: 'x' :: write 120s
-reproduce budgets --model teacher --data images --k 0 --out OUT :: --k :: at least 1
-reproduce list
 """
 
 

@@ -19,7 +19,6 @@ from PIL import Image
 from tiny_images import encoded
 
 from raptor.cli import COMMANDS, read_arguments
-from raptor.commands.reproduce import EXPERIMENTS, locate_experiment
 from raptor.data import BadImage, open_data
 from raptor.data.ade20k import Ade20k
 from raptor.open import open_vit
@@ -58,23 +57,15 @@ FILES = {
     "classes": ("probe teacher --data images --classes FILE", ".txt"),
     "config": ("phases teacher --config FILE", ".yaml"),
     "recipe": ("distill teacher --data images --recipe FILE", ".yaml"),
-    "base": ("reproduce ablation --data images --model teacher --base FILE", ".yaml"),
     "model": ("phases FILE --data images", ".pth"),
-    "models": ("reproduce swaps --data images --models FILE", ".pth"),
+    "models": ("phases teacher FILE --data images", ".pth"),
     "run": ("evaluate FILE", ""),
     "teacher": ("evaluate run --teacher FILE", ""),
     "start": ("distill teacher --data images --phases 2 2 --batch_size 4 --start FILE", ""),
     "data": ("phases teacher --data FILE", ".zip"),
-    "more_data": ("reproduce table1 --data images --model teacher --more_data FILE", ".zip"),
     "val": ("phases teacher --data images --val FILE", ".tar"),
     "segment": ("probe teacher --task segment --data ade20k:FILE", ".zip"),
     "depth": ("probe teacher --task depth --data nyuv2:FILE", ".mat"),
-    "teachers": ("reproduce swaps --data images --teachers FILE", ""),
-    "table": ("reproduce figure5 --table FILE", ""),
-    "results": ("reproduce claims --results FILE", ""),
-    "dynamics": ("reproduce claims --results FILE --dynamics FILE", ""),
-    "reference": ("reproduce claims --results FILE --reference FILE", ""),
-    "certificates": ("reproduce claims --results FILE --certificates FILE", ""),
 }
 NO_FILES = {
     *("out", "name", "blocks", "norm", "device", "precision", "dtype", "split", "tokens", "k", "phases", "target"),
@@ -98,8 +89,7 @@ NO_FILES = {
 
 
 def text_options() -> Iterator[str]:
-    places = [where for name, (where, _) in COMMANDS.items() if name != "reproduce"]
-    for place in [*places, *map(locate_experiment, EXPERIMENTS)]:
+    for place, _ in COMMANDS.values():
         yield from (argument.name for argument in read_arguments(place) if "str" in str(argument.kind))
 
 

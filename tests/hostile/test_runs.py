@@ -14,9 +14,6 @@ import torch
 from hostile_world import DISTIL, Outcome, check_refusal, copied, edit_json, noise, run_words
 from safetensors.torch import load_file, save_file
 
-from raptor.experiments.cells import Cell, Sweep
-from raptor.run import RunError
-
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(9)
 )
@@ -302,41 +299,3 @@ def test_a_finished_run_repairs_its_surrogate(world: Path, capsys: Any) -> None:
     found = resume(folder, world, capsys)
     assert found.code == 0, found.err
     assert (folder / "surrogate" / "model.safetensors").is_file()
-
-
-# Sweeps.
-
-CELLS: dict[str, bytes] = {
-    "empty": b"",
-    "noise": noise(),
-    "a list": b"[]",
-    "no options": b'{"result": {}, "seconds": 1}',
-    "no result": b'{"options": {}, "seconds": 1}',
-    "no time": b'{"options": {}, "result": {}}',
-    "a result of another kind": b'{"options": {}, "result": 7, "seconds": 1}',
-    "options of another kind": b'{"options": 7, "result": {}, "seconds": 1}',
-    "versions of another kind": b'{"options": {}, "result": {}, "seconds": 1, "versions": 7}',
-    "images of another kind": b'{"options": {}, "result": {}, "seconds": 1, "images": 7}',
-}
-
-
-@pytest.mark.parametrize("name", CELLS)
-def test_damaged_cells(name: str, tmp_path: Path) -> None:
-    sweep = Sweep(tmp_path, (Cell("a", {}),))
-    (tmp_path / "cells").mkdir()
-    sweep.path("a").write_bytes(CELLS[name])
-    for ask in (sweep.results, sweep.seconds, sweep.made, sweep.check_options, sweep.check_images):
-        with pytest.raises(RunError, match=r"a\.json .*delete it") as error:
-            ask()
-        assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("described", [7, {"train": 7}, {"train": {}}, {"train": {"num_images": 1, "fingerprint": 7}}])
-def test_damaged_images_of_cells(described: Any, tmp_path: Path) -> None:
-    images = {"data": {"train": {"num_images": 1, "fingerprint": "a"}}}
-    sweep = Sweep(tmp_path, (Cell("a", {"data": "photos"}),), images=images)
-    (tmp_path / "cells").mkdir()
-    saved = {"options": {"data": "photos"}, "result": {}, "seconds": 1, "images": {"data": described}}
-    sweep.path("a").write_text(json.dumps(saved))
-    with pytest.raises(RunError, match=r"a\.json has no whole images: delete it"):
-        sweep.check_images()

@@ -27,8 +27,6 @@ LINES = [
     f"dynamics run --num_images 6 {CPU}",
     "report run --device cpu",
     f"states run --limit 4 {CPU}",
-    f"reproduce figure1 --data images --models teacher --k 2 --num_images 6 --out figure1 {CPU}",
-    f"reproduce swaps --models teacher --data images --num_images 6 --out swaps {CPU}",
 ]
 NO_JSON = {"demo": "runs the commands above one after the other", "models": "only prints", "explore": "serves a page"}
 TIME = re.compile(r"seconds|images_per_s|run_time")
@@ -91,8 +89,6 @@ def _kinds(kind: type) -> set[type]:
 def test_every_kind_of_result_keeps_its_provenance() -> None:
     """What is written is stamped by one rule (`raptor.provenance.stamped`); what is read must give it back."""
     import raptor.commands.states
-    import raptor.experiments.claims
-    import raptor.experiments.records
     import raptor.report.results  # noqa: F401
 
     kinds = [kind for kind in _kinds(ResultFile) if kind.__module__.startswith("raptor.") and hasattr(kind, "FILE")]

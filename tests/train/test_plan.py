@@ -11,19 +11,15 @@ import torch
 from tiny_run import tiny_run, tiny_teacher
 
 from raptor.cli import main
-from raptor.commands import probe, reproduce
+from raptor.commands import probe
 from raptor.data.stream import TrainStream
 from raptor.devices import Ranks
-from raptor.experiments import raptors
 from raptor.run import RunError
 from raptor.surrogate.surrogate import shared_blocks
 from raptor.train import job, loop, plan
 from raptor.train.job import Job
 from raptor.train.optimizer import is_matrix
 from raptor.train.plan import Plan, PlannedPart
-
-SWEEP = dict(data="scenes", p=[0.0, 0.5], more_seeds=[], size=24, dim=32, depth=3, heads=2, limit=64, val_images=16)
-SWEEP |= dict(k=2, teacher_budget="5steps", teacher_batch=8, device="cpu")
 
 
 def files(folder: Path) -> list[Path]:
@@ -168,24 +164,3 @@ def test_a_plan_measured_with_cuda_graphs_says_that_several_devices_have_none(tm
     assert tiny_run(tmp_path / "run", dry_run=True).notes == []
     monkeypatch.setattr(Job, "graphed", lambda job: True)
     assert "several devices run it without" in tiny_run(tmp_path / "run", dry_run=True).notes[0]
-
-
-def test_phases_of_a_planned_sweep_are_cut_from_few_images(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(loop, "mean_seconds", lambda *_: (0.5, 3))
-    limits, iterate = [], raptors.iterate
-    monkeypatch.setattr(
-        raptors, "iterate", lambda *args, **few: (limits.append(few["limit"]), iterate(*args, **few))[1]
-    )
-    options = dict(model="scenes", data="scenes", k=[2], seeds=[0], limit=64, val_images=16, budget="4steps")
-    found = reproduce("table1", **options, cells="k2-s0", device="cpu", out=str(tmp_path / "out"), dry_run=True)
-    assert found.command == "reproduce (distill of k2-s0)" and limits == [16] and files(tmp_path) == []
-
-
-def test_a_sweep_is_planned_by_its_first_cell(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(loop, "mean_seconds", lambda *_: (0.5, 3))
-    out = str(tmp_path / "sweep")
-    found = reproduce("stochastic-depth", **SWEEP, out=out, dry_run=True)
-    assert isinstance(found, Plan) and found.num_runs == 2
-    assert found.command == "reproduce (train-teacher of p0-s0)" and found.parts[0].num_steps == 5
-    assert "2 of 2 cells have no result; each is planned as p0-s0's first training" in found.notes[0]
-    assert found.on(1).seconds == pytest.approx(2 * (2.5 + found.other_seconds)) and files(tmp_path) == []
