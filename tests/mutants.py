@@ -1,0 +1,161 @@
+"""Small faults put into the numerical modules one at a time, and how many of them the tests notice.
+
+    python tests/mutants.py                          # every module below, twelve faults in each
+    python tests/mutants.py raptor/phases/cut.py --num 30 --seed 1
+
+A fault changes one operator, comparison or number. The tests named beside the module run on a copy of the tree; a fault
+that they all pass survives and is printed. A fault takes about fifteen seconds, so this runs on demand and not in CI.
+The exit code is 1 if fewer than 95 % of the faults are noticed, not counting the equivalents named below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TIMEOUT_SECONDS = 300
+WANTED_RATE = 0.95
+
+TESTS = {
+    "raptor/phases.py": ["tests/test_phases.py"],
+    "raptor/similarity/cosine.py": ["tests/similarity"],
+    "raptor/similarity/cka.py": ["tests/similarity"],
+    "raptor/fidelity/error_curves.py": ["tests/fidelity"],
+    "raptor/fidelity/bootstrap.py": ["tests/fidelity"],
+    "raptor/train/losses.py": ["tests/train"],
+    "raptor/train/schedule.py": ["tests/train"],
+    "raptor/dynamics/modes.py": ["tests/dynamics"],
+    "raptor/dynamics/rank.py": ["tests/dynamics"],
+}
+
+EQUIVALENT: dict[tuple[str, str], str] = {}
+"""Faults that change no result, by module and by `line: before -> after`, with the reason."""
+
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+}
+OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.Pow: ast.Mult,
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One changed line of a module."""
+
+    module: str
+    line: int
+    before: str
+    after: str
+    source: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.before} -> {self.after}"
+
+
+def faults_of(module: str) -> list[Fault]:
+    """All faults that can be put into a module, in the order of its lines."""
+    text = (ROOT / module).read_text(encoding="utf-8")
+    found = []
+    for place in range(sum(1 for _ in _places(ast.parse(text)))):
+        tree = ast.parse(text)
+        node = list(_places(tree))[place]
+        before = ast.unparse(node)
+        _change(node)
+        found.append(Fault(module, node.lineno, before, ast.unparse(node), ast.unparse(tree)))
+    return found
+
+
+def _places(tree: ast.AST) -> Iterator[ast.expr]:
+    """Expressions that can be changed; annotations and texts are not."""
+    for node in ast.walk(tree):
+        is_comparison = isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS
+        is_operation = isinstance(node, ast.BinOp) and type(node.op) in OPERATORS and not _joins_text(node)
+        is_number = isinstance(node, ast.Constant) and type(node.value) in (int, float)
+        if is_comparison or is_operation or is_number:
+            assert isinstance(node, ast.expr)
+            yield node
+
+
+def _joins_text(node: ast.BinOp) -> bool:
+    """Whether an addition joins texts; changing it would only end in an error."""
+    return _is_text(node.left) or _is_text(node.right)
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def _change(node: ast.expr) -> None:
+    if isinstance(node, ast.Compare):
+        node.ops[0] = COMPARISONS[type(node.ops[0])]()
+    elif isinstance(node, ast.BinOp):
+        node.op = OPERATORS[type(node.op)]()
+    elif isinstance(node, ast.Constant):
+        assert isinstance(node.value, int | float)
+        node.value = node.value + 1 if isinstance(node.value, int) else node.value * 1.25 + 0.01
+
+
+def is_noticed(fault: Fault, tree: Path) -> bool:
+    """Whether the tests of the module fail with the fault in it."""
+    path = tree / fault.module
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(fault.source, encoding="utf-8")
+    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *TESTS[fault.module]]
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(words, cwd=tree, env=environment, capture_output=True, timeout=TIMEOUT_SECONDS)
+        return done.returncode != 0
+    except subprocess.TimeoutExpired:
+        return True  # a loop that no longer ends is noticed
+    finally:
+        path.write_text(whole, encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modules", nargs="*", default=list(TESTS))
+    parser.add_argument("--num", type=int, default=12, help="faults per module, drawn at random")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    num_noticed = num_counted = 0
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "site", "__pycache__"))
+        for module in args.modules:
+            faults = [fault for fault in faults_of(module) if (module, fault.name) not in EQUIVALENT]
+            chosen = random.Random(args.seed).sample(faults, min(args.num, len(faults)))
+            for fault in chosen:
+                noticed = is_noticed(fault, tree)
+                num_noticed += noticed
+                num_counted += 1
+                if not noticed:
+                    print(f"survived: {module}:{fault.line}: {fault.name}", flush=True)
+            print(f"{module}: {num_noticed} of {num_counted} noticed so far", flush=True)
+    rate = num_noticed / num_counted
+    print(f"{num_noticed} of {num_counted} faults noticed: {rate:.0%}")
+    return 0 if rate >= WANTED_RATE else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
