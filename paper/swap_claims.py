@@ -10,7 +10,8 @@ import numpy as np
 from evidence import Basis, Claim, Evidence, over_seeds
 from records import SwapRow, Swaps
 
-from raptor.dynamics.interventions import WITHOUT, InterventionsFile, compare_pairs
+from raptor.dynamics.interventions import InterventionsFile
+from raptor.dynamics.swaps import WITHOUT, compare_pairs
 from raptor.phases import Phases
 
 SWAPS = "Section 2 (camera-ready)"

@@ -29,7 +29,7 @@ from surrogates import (
 from raptor.data import ImageData, iterate
 from raptor.data.by_name import as_spec
 from raptor.data.classes import for_head
-from raptor.dynamics.interventions import WITHOUT, compare_pairs, measure_swaps
+from raptor.dynamics.swaps import WITHOUT, compare_pairs, measure_swaps
 from raptor.fidelity.heads import Head
 from raptor.options import Limited, Trusting, WeightFile, part, with_defaults
 from raptor.provenance import recorded

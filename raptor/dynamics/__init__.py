@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from raptor.dynamics.attraction import PhaseAttraction, measure_attraction
 from raptor.dynamics.basins import Basins, BasinsResult
-from raptor.dynamics.direction import Direction, DirectionResult
+from raptor.dynamics.direction import Direction, DirectionResult, Gathering, GatheringResult
+from raptor.dynamics.dmd import BatchedDMD, PooledDMD, fit_dmd
 from raptor.dynamics.findings import find
-from raptor.dynamics.gathering import Gathering, GatheringResult
-from raptor.dynamics.interventions import (
-    Extrapolation,
-    Repetition,
-    Swaps,
-    measure_extrapolation,
-    measure_repetition,
-    measure_swaps,
-)
 from raptor.dynamics.measure import DynamicsResult, measure_dynamics
-from raptor.dynamics.modes import DMD, BatchedDMD, fit_dmd, rank_sweep
+from raptor.dynamics.modes import Modes, ModesResult
 from raptor.dynamics.rank import Rank, RankResult
-from raptor.dynamics.spectra import Modes, ModesResult, PooledDMD
-from raptor.dynamics.stability import Stability, StabilityResult
+from raptor.dynamics.repetition import Extrapolation, Repetition, measure_extrapolation, measure_repetition
+from raptor.dynamics.stability import PhaseAttraction, Stability, StabilityResult, measure_attraction
 from raptor.dynamics.states import group_means
+from raptor.dynamics.swaps import Swaps, measure_swaps
 from raptor.streaming import QUANTILES, ImageMoments, Spread, jsonable
 
 __all__ = [
-    "DMD",
     "QUANTILES",
     "Basins",
     "BasinsResult",
@@ -56,5 +47,4 @@ __all__ = [
     "measure_extrapolation",
     "measure_repetition",
     "measure_swaps",
-    "rank_sweep",
 ]

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from raptor.devices import Ranks
-from raptor.dynamics.parallel import on_host_if_small, parallel_map
-from raptor.dynamics.states import group_means, places_of, take_rows
+from raptor.dynamics.states import group_means, on_host_if_small, parallel_map, places_of, take_rows
 from raptor.streaming import NOT_SAVED, Record, Rows, reduce_all
 from raptor.vit.trajectory import check_states
 from raptor.vit.view import TokenGroups
@@ -78,16 +77,16 @@ class Basins:
     ) -> None:
         """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`, and its labels `(B,)`, preferably on the CPU.
 
-        means: the batch's `group_means`, if known. places: of its images in the stream, by default those that follow.
+        means: its `group_means`, if known. places: positions of its images in the stream, by default the next ones.
         """
         check_states(states, num_tokens=self.groups.num_tokens)
-        numbers = labels.tolist() if isinstance(labels, Tensor) else [int(label) for label in labels]
-        rows = self._choose(numbers)
+        labels = torch.as_tensor(labels).cpu()
+        rows = self._choose(labels.tolist())
         if not rows:
             return
         if means is None:
             means = group_means(states, self.groups)
-        self._labels.add(torch.tensor([numbers[row] for row in rows]), places_of(rows, places))
+        self._labels.add(take_rows(labels, rows), places_of(rows, places))
         for name, kept in self._kept.items():
             kept.add(take_rows(means[name], rows), places_of(rows, places))
 
@@ -115,13 +114,18 @@ class Basins:
         if len(classes) < 2:
             raise ValueError(f"fewer than two of the classes {self.classes} had two images: choose others or add data")
         missing = [c for c in self.classes if c not in classes]
-        note = f"left out, with fewer than two images: classes {missing}" if missing else None
-        numbers = self._labels.values().tolist()
-        rows = [i for i, label in enumerate(numbers) if label in classes]
-        labels = torch.tensor([classes.index(numbers[i]) for i in rows])
-        found = parallel_map(lambda kept: group_basins(take_rows(kept.values(), rows), labels), self._kept.values())
-        groups = dict(zip(self._kept, found))
-        counts = [int(n) for n in torch.bincount(labels, minlength=len(classes))]
+        note = None
+        if missing:
+            note = f"left out, with fewer than two images: classes {missing}"
+        positions = [classes.index(c) if c in classes else -1 for c in self._labels.values().tolist()]
+        rows = [row for row, position in enumerate(positions) if position >= 0]
+        labels = take_rows(torch.tensor(positions), rows)
+
+        def fit(kept: Rows) -> GroupBasins:
+            return group_basins(take_rows(kept.values(), rows), labels)
+
+        groups = dict(zip(self._kept, parallel_map(fit, self._kept.values())))
+        counts = torch.bincount(labels, minlength=len(classes)).tolist()
         return BasinsResult(classes, counts, note, 1 / len(classes), groups, labels.numpy())
 
 
@@ -153,8 +157,9 @@ def _principal_paths(x_nld: Tensor) -> tuple[Tensor, Tensor]:
     """
     points = x_nld.flatten(0, 1)
     points = points - points.mean(0)
-    variances, vectors = (t.to(points.device) for t in torch.linalg.eigh(on_host_if_small(points.mT @ points)))
-    axes = vectors.flip(1)[:, :3]
+    variances, vectors = torch.linalg.eigh(on_host_if_small(points.mT @ points))
+    variances = variances.to(points.device)
+    axes = vectors.to(points.device).flip(1)[:, :3]
     largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
     paths = (points @ (axes * largest.sign())).unflatten(0, x_nld.shape[:2])
     return paths, variances.flip(0)[:3] / variances.sum()
@@ -168,13 +173,12 @@ def scatter_ratio(x_nld: Tensor, means_cld: Tensor, labels: Tensor) -> Tensor:
 
 
 def centroid_accuracy(x_nld: Tensor, means_cld: Tensor, labels: Tensor) -> Tensor:
-    """Leave-one-out accuracy of the nearest class mean, by layer: `(L+1,)`.
-
-    Without its image, a class mean of n images stands n / (n - 1) times as far from that image.
-    """
-    x_lnd, means_lcd = x_nld.transpose(0, 1), means_cld.transpose(0, 1)
+    """Leave-one-out accuracy of the nearest class mean, by layer: `(L+1,)`."""
+    x_lnd = x_nld.transpose(0, 1)
+    means_lcd = means_cld.transpose(0, 1)
     distance_lnc = torch.cdist(x_lnd, means_lcd, compute_mode="donot_use_mm_for_euclid_dist")
     counts = torch.bincount(labels).to(x_nld.dtype)
     own = torch.nn.functional.one_hot(labels).to(x_nld.dtype)
+    # Without its image, a class mean of n images stands n / (n - 1) times as far from that image.
     distance_lnc = distance_lnc * (1 + own / (counts - 1))
     return (distance_lnc.argmin(2) == labels).double().mean(1)

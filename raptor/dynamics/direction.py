@@ -1,7 +1,13 @@
-"""Norms, directional convergence and angular speed along depth.
+"""Direction along depth: norms, convergence and speed of tokens, and whether they turn toward their mean.
 
-Per token, then averaged over the tokens of a group: `|x_l|`, `gamma_l = <x̂_l, x̂_L>` and the angle `s_l` between
-`x̂_l` and `x̂_(l+1)`. The variance of the speed over tokens and images has two parts: within images and between them.
+Per token, then averaged over the tokens of a group: the norm `|x_l|`, `gamma_l = <x̂_l, x̂_L>` and the angle `s_l`
+between `x̂_l` and `x̂_(l+1)`. The variance of the speed over tokens and images has two parts: within images and between
+them.
+
+Gathering, for the patches (or registers) of one image: the mean direction `m_l` of a group is the normalised mean of
+its unit states. `alignment` is the mean cosine of the tokens with it. `toward` is the mean cosine of a token's update
+`x̂_(l+1) - x̂_l` with the direction in which it would have to turn to reach `m_l`: `m_l` without its part along `x̂_l`.
+Positive values mean that tokens gather.
 """
 
 from __future__ import annotations
@@ -14,10 +20,13 @@ import torch
 from torch import Tensor
 
 from raptor.devices import Ranks
-from raptor.dynamics.states import chord_angle, measured_groups, unit
-from raptor.streaming import NOT_SAVED, ImageMoments, Record, Spread
+from raptor.dynamics.states import EvenSubset, chord_angle, measured_groups, places_of, take_rows, unit
+from raptor.streaming import NOT_SAVED, ImageMoments, Record, Spread, reduce_all
 from raptor.vit.trajectory import at_least_float32, check_states
 from raptor.vit.view import TokenGroups
+
+GATHERING_IMAGES = 256
+Bounds = tuple[tuple[int, int], ...]
 
 
 @dataclass
@@ -50,26 +59,6 @@ class DirectionResult(Record):
     values: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
 
 
-Bounds = tuple[tuple[int, int], ...]
-
-
-def _direction_means(state_btd: Tensor, before_btd: Tensor, last_btd: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
-    """One step: means over tokens of the norm, the cosine with `last`, the angle from `before` and its square; and the
-    unit state.
-
-    A pure function, so that one compiled graph serves every layer. `before` and `last` are unit states; `bounds` are
-    the first token of each group and the one after its last. Means are `(B, 4, groups)`, the unit state `(B, T, D)` in
-    float32 or better. Compiled it reads three states and writes one; in eager mode it makes eleven passes.
-    """
-    x_btd = at_least_float32(state_btd)
-    norm_bt = torch.linalg.vector_norm(x_btd, dim=-1)
-    now_btd = x_btd / norm_bt.clamp_min(torch.finfo(x_btd.dtype).tiny)[..., None]
-    gamma_bt = torch.linalg.vecdot(now_btd, last_btd)
-    speed_bt = chord_angle(torch.linalg.vector_norm(now_btd - before_btd, dim=-1))
-    values_b4t = torch.stack([norm_bt, gamma_bt, speed_bt, speed_bt.square()], 1)
-    return torch.stack([values_b4t[..., start:stop].mean(-1) for start, stop in bounds], -1), now_btd
-
-
 class Direction:
     """Streaming norms, gamma and speed by token group.
 
@@ -89,12 +78,17 @@ class Direction:
     def update(self, states: Sequence[Tensor], places: Sequence[int] | None = None) -> None:
         """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`, of the images at `places` of the stream."""
         check_states(states, num_tokens=self.groups.num_tokens)
-        self._batch_size = self._batch_size or len(states[0])
-        step = self._compiled if self._compiled is not None and len(states[0]) == self._batch_size else _direction_means
-        last = unit(states[-1])
-        now, means = unit(states[0]), []  # the first state has none before it: its speed of 0 is dropped at the end
+        if self._batch_size is None:
+            self._batch_size = len(states[0])
+        step = _direction_means
+        if self._compiled is not None and len(states[0]) == self._batch_size:
+            step = self._compiled
+        last_btd = unit(states[-1])
+        # No state comes before the first one. Its speed of 0 is dropped in the result.
+        now_btd = unit(states[0])
+        means = []
         for state in states:
-            mean_b4g, now = step(state, now, last, self._bounds)
+            mean_b4g, now_btd = step(state, now_btd, last_btd, self._bounds)
             means.append(mean_b4g)
         self._moments.update(torch.stack(means, -1), places)
 
@@ -103,14 +97,105 @@ class Direction:
 
     def result(self) -> DirectionResult:
         spread = self._moments.result()  # (4, groups, L+1)
-        norm, gamma, speed, squared = ({name: spread[m, g] for g, name in enumerate(self._spans)} for m in range(4))
-        speed = {name: part[1:] for name, part in speed.items()}
-        variance = {name: _variance(speed[name], squared[name].mean[1:]) for name in self._spans}
-        return DirectionResult(norm, gamma, speed, variance, self._moments.kept())
+        result = DirectionResult({}, {}, {}, {}, self._moments.kept())
+        for g, name in enumerate(self._spans):
+            result.norm[name] = spread[0, g]
+            result.gamma[name] = spread[1, g]
+            result.speed[name] = spread[2, g][1:]
+            mean_square = spread[3, g].mean[1:]
+            result.speed_variance[name] = _speed_variance(result.speed[name], mean_square)
+        return result
 
 
-def _variance(speed: Spread, mean_square: np.ndarray) -> SpeedVariance:
+def _direction_means(state_btd: Tensor, before_btd: Tensor, last_btd: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
+    """Means `(B, 4, groups)` of norm, gamma, speed and squared speed at one layer, and its unit state `(B, T, D)`.
+
+    `before` and `last` are unit states; `bounds` are the first token of each group and the one after its last.
+    """
+    # A pure function, so that one compiled graph serves every layer: it reads three states and writes one, where eager
+    # mode makes eleven passes over memory.
+    x_btd = at_least_float32(state_btd)
+    norm_bt = torch.linalg.vector_norm(x_btd, dim=-1)
+    now_btd = x_btd / norm_bt.clamp_min(torch.finfo(x_btd.dtype).tiny)[..., None]
+    gamma_bt = torch.linalg.vecdot(now_btd, last_btd)
+    speed_bt = chord_angle(torch.linalg.vector_norm(now_btd - before_btd, dim=-1))
+    values_b4t = torch.stack([norm_bt, gamma_bt, speed_bt, speed_bt.square()], 1)
+    return torch.stack([values_b4t[..., start:stop].mean(-1) for start, stop in bounds], -1), now_btd
+
+
+def _speed_variance(speed: Spread, mean_square: np.ndarray) -> SpeedVariance:
     """From the images' mean speeds and the mean of the squared speeds."""
     assert speed.std is not None
     images = speed.std**2
     return SpeedVariance(np.maximum(mean_square - speed.mean**2 - images, 0.0), images)
+
+
+@dataclass
+class GatheringResult(Record):
+    """By group of two tokens or more: `alignment` has `L+1` values, `toward` has `L` (step l to l+1, at index l).
+
+    alignments, towards: `(N, groups, L+1)` and `(N, groups, L)` of single images, for bootstraps; not saved.
+    """
+
+    alignment: dict[str, Spread]
+    toward: dict[str, Spread]
+    alignments: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
+    towards: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
+
+
+class Gathering:
+    """Streaming alignment of tokens with their mean direction, on at most `num_keep` images spread over the set."""
+
+    def __init__(self, groups: TokenGroups, num_keep: int = GATHERING_IMAGES, num_images: int | None = None) -> None:
+        self.groups = groups
+        self._subset = EvenSubset(num_keep, num_images)
+        # A single token is its own mean.
+        self._spans = {name: s for name, s in measured_groups(groups).items() if s.stop - s.start > 1}
+        self._alignment = ImageMoments()
+        self._toward = ImageMoments()
+
+    @torch.no_grad()
+    def update(self, states: Sequence[Tensor], places: Sequence[int] | None = None) -> None:
+        """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`, of the images at `places` of the stream."""
+        check_states(states, num_tokens=self.groups.num_tokens)
+        rows = self._subset.pick(len(states[0]), places)
+        if not rows or not self._spans:
+            return
+        unit_states = [unit(take_rows(state, rows)) for state in states]
+        alignment_bgl = []
+        toward_bgl = []
+        for span in self._spans.values():
+            tokens = [x_btd[:, span] for x_btd in unit_states]
+            means = [x_btd.mean(1) for x_btd in tokens]
+            # The mean of the cosines with the mean direction is the length of the mean.
+            alignment_bgl.append(torch.stack([torch.linalg.vector_norm(mean_bd, dim=-1) for mean_bd in means], -1))
+            steps = zip(tokens, tokens[1:], means)
+            toward_bgl.append(torch.stack([toward(before, after, unit(mean)) for before, after, mean in steps], -1))
+        self._alignment.update(torch.stack(alignment_bgl, 1), places_of(rows, places))
+        self._toward.update(torch.stack(toward_bgl, 1), places_of(rows, places))
+
+    def reduce(self, ranks: Ranks) -> None:
+        reduce_all(ranks, self._alignment, self._toward)
+
+    def result(self) -> GatheringResult:
+        result = GatheringResult({}, {})
+        if not self._spans:
+            return result
+        alignment, towards = self._alignment.result(), self._toward.result()
+        for g, name in enumerate(self._spans):
+            result.alignment[name] = alignment[g]
+            result.toward[name] = towards[g]
+        result.alignments = self._alignment.kept()
+        result.towards = self._toward.kept()
+        return result
+
+
+def toward(before_btd: Tensor, after_btd: Tensor, target_bd: Tensor) -> Tensor:
+    """Mean cosine `(B,)` of the updates of unit states with the direction from each state to `target` on the sphere.
+
+    A token that does not move, or that already points to the target, counts as 0.
+    """
+    update_btd = after_btd - before_btd
+    cosine_bt = torch.linalg.vecdot(before_btd, target_bd[:, None])
+    wanted_btd = target_bd[:, None] - cosine_bt[..., None] * before_btd
+    return torch.linalg.vecdot(unit(update_btd), unit(wanted_btd)).mean(1)

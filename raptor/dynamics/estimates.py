@@ -17,13 +17,11 @@ from scipy import stats
 from torch import Tensor
 
 from raptor.devices import Ranks, full_precision
-from raptor.dynamics.attraction import contraction, phase_spans
-from raptor.dynamics.direction import DirectionResult
-from raptor.dynamics.gathering import GatheringResult
-from raptor.dynamics.modes import NUMBERS, eigenvalue_numbers
+from raptor.dynamics.direction import DirectionResult, GatheringResult
+from raptor.dynamics.dmd import NUMBERS, eigenvalue_numbers
+from raptor.dynamics.modes import GroupModes, ModesResult
 from raptor.dynamics.rank import RankResult
-from raptor.dynamics.spectra import GroupModes, ModesResult
-from raptor.dynamics.stability import StabilityResult
+from raptor.dynamics.stability import StabilityResult, contraction, phase_spans
 from raptor.fidelity.bootstrap import interval, jackknife_interval, resampled_means
 from raptor.fidelity.verdict import Estimate
 from raptor.phases import Phases, num_partitions, sample_partitions
@@ -42,6 +40,21 @@ class ImageEstimate(Estimate):
     num_images: int = 0
 
 
+def estimate_all(
+    direction: DirectionResult,
+    rank: RankResult,
+    modes: ModesResult,
+    gathering: GatheringResult,
+    stability: StabilityResult | None,
+    phases: Phases | None,
+) -> Estimates:
+    """Every number whose measure still holds single images; numbers about phases only where these are given."""
+    found = _direction(direction, phases) | _rank(rank) | _modes(modes) | _gathering(gathering)
+    if stability is not None:
+        found |= _stability(stability, phases)
+    return found
+
+
 class _Resampled:
     """Means of per-image values `(N, ...)` over the images (first), and over images drawn with replacement: `means`."""
 
@@ -52,29 +65,19 @@ class _Resampled:
         drawn[:, np.isnan(flat).any(0)] = np.nan
         self.means = np.concatenate([flat.mean(0, keepdims=True), drawn]).reshape(-1, *values.shape[1:])
 
-    def estimate(self, found: Array) -> ImageEstimate:
+    def estimate(self, quantity: Array) -> ImageEstimate:
         """From a quantity of each of `means`, `(1 + R,)`."""
-        drawn = found[1:][np.isfinite(found[1:])]
-        lower, upper = interval(drawn)
-        return _finite(found[0], lower, upper, self.num_images)
+        drawn = quantity[1:]
+        lower, upper = interval(drawn[np.isfinite(drawn)])
+        return _estimate(quantity[0], lower, upper, self.num_images)
+
+    def estimates(self, quantities: dict[str, Array]) -> Estimates:
+        return {name: self.estimate(quantity) for name, quantity in quantities.items()}
 
 
-def _finite(value: float, lower: float, upper: float, num_images: int) -> ImageEstimate:
+def _estimate(value: float, lower: float, upper: float, num_images: int) -> ImageEstimate:
     known = [float(v) if np.isfinite(v) else None for v in (value, lower, upper)]
     return ImageEstimate(known[0], known[1], known[2], num_images)
-
-
-def estimate_all(
-    direction: DirectionResult,
-    rank: RankResult,
-    modes: ModesResult,
-    gathering: GatheringResult,
-    stability: StabilityResult | None,
-    phases: Phases | None,
-) -> Estimates:
-    """Every number whose measure still holds single images; those about phases where these are given."""
-    found = _direction(direction, phases) | _rank(rank) | _modes(modes) | _gathering(gathering)
-    return found | ({} if stability is None else _stability(stability, phases))
 
 
 def _late(curve: Array) -> Array:
@@ -92,42 +95,48 @@ def _before_late(curve: Array) -> Array:
 def _direction(direction: DirectionResult, phases: Phases | None) -> Estimates:
     if direction.values is None:
         return {}
-    resampled, groups = _Resampled(direction.values), list(direction.norm)
-    by_group = dict(zip(groups, np.moveaxis(resampled.means, 2, 0)))  # (1 + R, 4, L+1) each
-    speeds = {g: curves[:, 2, 1:] for g, curves in by_group.items()}
-    variance = {g: (curves[:, 3, 1:] - speeds[g] ** 2) for g, curves in by_group.items()}
-    late_variance = {g: v[:, max(1, v.shape[1] // 3) :].mean(1) for g, v in variance.items()}
+    resampled = _Resampled(direction.values)
     found: dict[str, Array] = {}
-    for g, curves in by_group.items():
-        norm, gamma = curves[:, 0], curves[:, 1]
+    # Of each group: gamma over the inner layers, mean speed, and late variance of the speed.
+    arrival: dict[str, Array] = {}
+    mean_speed: dict[str, Array] = {}
+    late_variance: dict[str, Array] = {}
+    for i, g in enumerate(direction.norm):
+        curves = resampled.means[:, :, i]  # (1 + R, 4, L+1)
+        norm = curves[:, 0]
+        gamma = curves[:, 1]
+        speed = curves[:, 2, 1:]
+        variance = curves[:, 3, 1:] - speed**2
+        arrival[g] = gamma[:, 1:-1].mean(1)
+        mean_speed[g] = speed.mean(1)
+        late_variance[g] = variance[:, max(1, variance.shape[1] // 3) :].mean(1)
         found[f"norm.ratio.{g}"] = norm[:, -1] / norm[:, 0]
         found[f"norm.smallest_step.{g}"] = (norm[:, 1:] / norm[:, :-1]).min(1)
         found[f"gamma.before_last.{g}"] = gamma[:, -2]
         found[f"gamma.inner_rise.{g}"] = _inner_rise(gamma)
         found[f"gamma.late_acceleration.{g}"] = _late_acceleration(gamma)
-        found[f"speed.mean.{g}"] = speeds[g].mean(1)
-        found[f"speed.late_turn.{g}"] = _late_turn(speeds[g])
-        found[f"speed.late_turn_after_first.{g}"] = _late_turn(speeds[g], skip=1)
+        found[f"speed.mean.{g}"] = mean_speed[g]
+        found[f"speed.late_turn.{g}"] = _late_turn(speed)
+        found[f"speed.late_turn_after_first.{g}"] = _late_turn(speed, skip=1)
         found[f"speed_variance.late.{g}"] = late_variance[g]
-    order = [g for g in ("registers", "patches", "cls") if g in groups]
-    arrived = {g: by_group[g][:, 1, 1:-1].mean(1) for g in order}
-    if "patches" in arrived and "cls" in arrived:
-        found["gamma.patches_minus_cls"] = arrived["patches"] - arrived["cls"]
-    if "registers" in groups:
-        others = [g for g in order if g != "registers"]
-        earliest = np.max([arrived[g] for g in others], axis=0)
-        found["gamma.registers_minus_earliest_other"] = arrived["registers"] - earliest
-        slowest = np.min([speeds[g].mean(1) for g in others], axis=0)
+    if "patches" in arrival and "cls" in arrival:
+        found["gamma.patches_minus_cls"] = arrival["patches"] - arrival["cls"]
+    if "registers" in arrival:
+        others = [g for g in ("patches", "cls") if g in arrival]
+        earliest = np.max([arrival[g] for g in others], axis=0)
+        slowest = np.min([mean_speed[g] for g in others], axis=0)
         least = np.min([late_variance[g] for g in others], axis=0)
-        found["speed.registers_minus_slowest_other"] = speeds["registers"].mean(1) - slowest
+        found["gamma.registers_minus_earliest_other"] = arrival["registers"] - earliest
+        found["speed.registers_minus_slowest_other"] = mean_speed["registers"] - slowest
         found["speed_variance.registers_minus_least_other"] = late_variance["registers"] - least
     if phases is not None and 1 < len(phases) < phases.num_layers:
-        speed, own = speeds["all"], between_share(speeds["all"], phases.lengths)
+        speed = resampled.means[:, 2, list(direction.norm).index("all"), 1:]
+        share = between_share(speed, phases.lengths)
+        random_shares = [between_share(speed, other) for other in _other_partitions(phases)]
         found["speed.jump_at_boundaries"] = boundary_jump(speed, phases.lengths)
-        found["speed.between_phases"] = own
-        random = np.mean([between_share(speed, other) for other in _other_partitions(phases)], axis=0)
-        found["speed.between_phases_minus_random"] = own - random
-    return {name: resampled.estimate(values) for name, values in found.items()}
+        found["speed.between_phases"] = share
+        found["speed.between_phases_minus_random"] = share - np.mean(random_shares, axis=0)
+    return resampled.estimates(found)
 
 
 def _inner_rise(gamma: Array) -> Array:
@@ -139,7 +148,8 @@ def _inner_rise(gamma: Array) -> Array:
 def _late_acceleration(gamma: Array) -> Array:
     """Mean rise of gamma per step over the last third of the steps, minus that before."""
     rise = np.diff(gamma, axis=1)
-    return _late(rise).mean(1) - (_before_late(rise) if rise.shape[1] > 1 else rise).mean(1)
+    before = _before_late(rise) if rise.shape[1] > 1 else rise
+    return _late(rise).mean(1) - before.mean(1)
 
 
 def _late_turn(speed: Array, skip: int = 0) -> Array:
@@ -166,61 +176,75 @@ def between_share(speed: Array, lengths: Sequence[int]) -> Array:
 
 def _other_partitions(phases: Phases) -> list[tuple[int, ...]]:
     """The other contiguous partitions into as many phases, or a sample of them."""
-    num_layers, k = phases.num_layers, len(phases)
+    num_layers = phases.num_layers
+    k = len(phases)
     if num_partitions(num_layers, k) > _NUM_PARTITIONS:
         return [p.lengths for p in sample_partitions(num_layers, k, _NUM_PARTITIONS, seed=0, exclude=[phases])]
-    cuts = ((0, *inner, num_layers) for inner in combinations(range(1, num_layers), k - 1))
-    found = [tuple(np.diff(cut).tolist()) for cut in cuts]
-    return [lengths for lengths in found if lengths != phases.lengths]
+    partitions = []
+    for inner in combinations(range(1, num_layers), k - 1):
+        lengths = tuple(np.diff([0, *inner, num_layers]).tolist())
+        if lengths != phases.lengths:
+            partitions.append(lengths)
+    return partitions
 
 
 def _gathering(gathering: GatheringResult) -> Estimates:
     if gathering.alignments is None or gathering.towards is None:
         return {}
-    aligned, turned = _Resampled(gathering.alignments), _Resampled(gathering.towards)
+    alignment = _Resampled(gathering.alignments)
+    toward = _Resampled(gathering.towards)
     found: Estimates = {}
     for i, g in enumerate(gathering.alignment):
-        curve = aligned.means[:, i]
+        curve = alignment.means[:, i]
         late = curve[:, -1 - max(1, (curve.shape[1] - 1) // 3)]
-        found[f"gathering.alignment_late_rise.{g}"] = aligned.estimate(curve[:, -1] - late)
-        found[f"gathering.alignment_last.{g}"] = aligned.estimate(curve[:, -1])
-        found[f"gathering.toward_late.{g}"] = turned.estimate(_late(turned.means[:, i]).mean(1))
+        found[f"gathering.alignment_late_rise.{g}"] = alignment.estimate(curve[:, -1] - late)
+        found[f"gathering.alignment_last.{g}"] = alignment.estimate(curve[:, -1])
+        found[f"gathering.toward_late.{g}"] = toward.estimate(_late(toward.means[:, i]).mean(1))
     return found
 
 
 def _stability(stability: StabilityResult, phases: Phases | None) -> Estimates:
     if stability.angles is None or stability.paths is None:
         return {}
-    last, paths = _Resampled(stability.angles), _Resampled(stability.paths)
+    last = _Resampled(stability.angles)
+    paths = _Resampled(stability.paths)
     layers = np.array(stability.layers, dtype=float)
+    spans = [] if phases is None else phase_spans(stability, phases.lengths)
     found: Estimates = {}
     for i, g in enumerate(stability.groups):
-        own = {"own_": stability.targets.index(g)} if g in stability.targets[1:] else {}
-        for prefix, target in {"": 0, **own}.items():
+        # All tokens are perturbed, then (own_) the measured group alone.
+        targets = {"": 0}
+        if g in stability.targets[1:]:
+            targets["own_"] = stability.targets.index(g)
+        for prefix, target in targets.items():
             if len(layers) > 2:
-                found |= _sensitivity(last, layers, np.log(last.means[:, target, i, 0]), f"sensitivity.{prefix}", g)
+                log_angle = np.log(last.means[:, target, i, 0])
+                for name, quantity in _sensitivity(layers, log_angle).items():
+                    found[f"sensitivity.{prefix}{name}.{g}"] = last.estimate(quantity)
         found[f"path.kept_angle.{g}"] = paths.estimate(_kept_angle(paths.means[:, i], stability.layers))
-        spans = phase_spans(stability, phases.lengths) if phases is not None else []
-        rates = [contraction(paths.means[:, i, place, first : end + 1]) for place, first, end in spans]
-        for (_, first, end), rate in zip(spans, rates):
+        rates = []
+        for place, first, end in spans:
+            rate = contraction(paths.means[:, i, place, first : end + 1])
             found[f"attraction.layers_{first}_{end}.{g}"] = paths.estimate(rate)
+            rates.append(rate)
         if len(rates) > 1:
             least = np.min(rates[:-1], axis=0)
             found[f"attraction.last_minus_least_before.{g}"] = paths.estimate(rates[-1] - least)
     return found
 
 
-def _sensitivity(last: _Resampled, layers: Array, log_angle: Array, prefix: str, group: str) -> Estimates:
+def _sensitivity(layers: Array, log_angle: Array) -> dict[str, Array]:
     """Slope and R2 of the line through the log angles `(1 + R, n)` against the injection layer, and the late slope."""
     slope, r2 = _line(layers, log_angle)
     late = slice(-max(2, len(layers) // 3), None)
-    numbers = {"slope": slope, "r2": r2, "late_slope": _line(layers[late], log_angle[:, late])[0]}
-    return {f"{prefix}{name}.{group}": last.estimate(values) for name, values in numbers.items()}
+    late_slope, _ = _line(layers[late], log_angle[:, late])
+    return {"slope": slope, "r2": r2, "late_slope": late_slope}
 
 
 def _line(x: Array, y: Array) -> tuple[Array, Array]:
     """Slope and R2 of the least-squares line through `(R, n)` values."""
-    centred, spread = x - x.mean(), y - y.mean(1, keepdims=True)
+    centred = x - x.mean()
+    spread = y - y.mean(1, keepdims=True)
     slope = spread @ centred / (centred @ centred)
     with np.errstate(divide="ignore", invalid="ignore"):
         return slope, slope**2 * (centred @ centred) / (spread**2).sum(1)
@@ -229,10 +253,12 @@ def _line(x: Array, y: Array) -> tuple[Array, Array]:
 def _kept_angle(path: Array, layers: Sequence[int]) -> Array:
     """Angle at the end over that at the injection, geometric mean over injections in the first half of depth."""
     num_blocks = path.shape[-1] - 1
-    early = [(i, layer) for i, layer in enumerate(layers) if layer <= num_blocks // 2]
-    if not early:
+    log_ratios = [
+        np.log(path[:, i, -1] / path[:, i, layer]) for i, layer in enumerate(layers) if layer <= num_blocks // 2
+    ]
+    if not log_ratios:
         return np.full(len(path), np.nan)
-    return np.exp(np.mean([np.log(path[:, i, -1] / path[:, i, layer]) for i, layer in early], axis=0))
+    return np.exp(np.mean(log_ratios, axis=0))
 
 
 def _rank(rank: RankResult) -> Estimates:
@@ -245,20 +271,22 @@ def _rank(rank: RankResult) -> Estimates:
             curve = resampled.means[:, j, i]
             found[f"rank.{name}_late.{g}"] = _late(curve).mean(1)
             found[f"rank.{name}_late_over_early.{g}"] = _late(curve).mean(1) / _early(curve).mean(1)
-        coherent = resampled.means[:, 2, i]
-        found[f"rank.coherence_late_peak.{g}"] = _late(coherent).max(1) - _before_late(coherent).max(1, initial=-1.0)
-        found[f"rank.coherence_last.{g}"] = coherent[:, -1]
-    return {name: resampled.estimate(values) for name, values in found.items()}
+        coherence = resampled.means[:, 2, i]
+        found[f"rank.coherence_late_peak.{g}"] = _late(coherence).max(1) - _before_late(coherence).max(1, initial=-1.0)
+        found[f"rank.coherence_last.{g}"] = coherence[:, -1]
+    return resampled.estimates(found)
 
 
 def _modes(modes: ModesResult) -> Estimates:
     named = {name: group for name, group in modes.groups.items() if name != "all" or len(modes.groups) == 1}
-    groups, parts = list(named), list(named.values())
+    groups = list(named)
+    parts = list(named.values())
     per_image = [part.ratio.values for part in parts if part.ratio is not None and part.ratio.values is not None]
     fits = [part.fits for part in parts if part.fits is not None]
     found: Estimates = {}
     if len(per_image) == len(parts):
-        found |= _mode_numbers("dmd.ratio", groups, per_image) | _pooled(groups, parts)
+        found |= _mode_numbers("dmd.ratio", groups, per_image)
+        found |= _pooled(groups, parts)
     if len(fits) == len(parts):
         found |= _mode_numbers("dmd.rank10", groups, [eigenvalue_numbers(fit.eigenvalues) for fit in fits])
         found |= _singular(groups, [fit.singular_values for fit in fits])
@@ -275,26 +303,31 @@ def _compared(
     prefix: str, groups: Sequence[str], numbers: Array, estimate: Callable[[Array], ImageEstimate]
 ) -> Estimates:
     """The numbers `(R, G, 5)` of each group, and the differences that the paper's order of groups is about."""
-    found = {
-        f"{prefix}.{name}.{g}": estimate(numbers[:, i, j])
-        for i, g in enumerate(groups)
-        for j, name in enumerate(NUMBERS)
-    }
-    claims = (
+    found: Estimates = {}
+    for i, g in enumerate(groups):
+        for j, name in enumerate(NUMBERS):
+            found[f"{prefix}.{name}.{g}"] = estimate(numbers[:, i, j])
+    for g, number, name, extreme in (
         ("cls", "distance", "distance_minus_least_other", np.min),
         ("patches", "weighted_angle", "angle_minus_widest_other", np.max),
         ("patches", "median_modulus", "modulus_minus_least_other", np.min),
-    )
-    for g, number, name, extreme in claims:
-        others = [i for i, other in enumerate(groups) if other != g]
-        if g in groups and others:
-            values = numbers[:, :, NUMBERS.index(number)]
-            found[f"{prefix}.{g}_{name}"] = estimate(values[:, groups.index(g)] - extreme(values[:, others], axis=1))
+    ):
+        difference = _minus_others(numbers[:, :, NUMBERS.index(number)], groups, g, extreme)
+        if difference is not None:
+            found[f"{prefix}.{g}_{name}"] = estimate(difference)
     return found
 
 
+def _minus_others(values: Array, groups: Sequence[str], group: str, extreme: Callable[..., Array]) -> Array | None:
+    """The values `(R, G)` of `group` minus the least or largest of the other groups; None where one is missing."""
+    others = [i for i, other in enumerate(groups) if other != group]
+    if group not in groups or not others:
+        return None
+    return values[:, groups.index(group)] - extreme(values[:, others], axis=1)
+
+
 def _pooled(groups: Sequence[str], parts: Sequence[GroupModes]) -> Estimates:
-    """The same of the pooled fit: its interval is that of a jackknife over parts of the images."""
+    """The numbers of the pooled fit; their interval is that of a jackknife over parts of the images."""
     ratios = [part.ratio for part in parts if part.ratio is not None]
     folds = [ratio.folds for ratio in ratios if ratio.folds is not None]
     if len(folds) < len(parts):
@@ -302,8 +335,9 @@ def _pooled(groups: Sequence[str], parts: Sequence[GroupModes]) -> Estimates:
     whole = np.array([[ratio.pooled[name] for name in NUMBERS] for ratio in ratios])
     num_images = parts[0].pooled.reconstruction_error.num_images
 
-    def estimate(found: Array) -> ImageEstimate:
-        return _finite(found[0], *jackknife_interval(found[0], found[1:]), num_images)
+    def estimate(quantity: Array) -> ImageEstimate:
+        lower, upper = jackknife_interval(quantity[0], quantity[1:])
+        return _estimate(quantity[0], lower, upper, num_images)
 
     return _compared("dmd.pooled", groups, np.concatenate([whole[None], np.stack(folds, 1)]), estimate)
 
@@ -314,11 +348,10 @@ def _singular(groups: Sequence[str], singular_values: Sequence[Array]) -> Estima
     resampled = _Resampled(np.exp(stats.entropy(shares, axis=-1)))
     found = {f"dmd.singular.{g}": resampled.means[:, i] for i, g in enumerate(groups)}
     for g, name, extreme in (("cls", "largest", np.max), ("patches", "least", np.min)):
-        others = [i for i, other in enumerate(groups) if other != g]
-        if g in groups and others:
-            own = resampled.means[:, groups.index(g)]
-            found[f"dmd.singular.{g}_minus_{name}_other"] = own - extreme(resampled.means[:, others], axis=1)
-    return {name: resampled.estimate(values) for name, values in found.items()}
+        difference = _minus_others(resampled.means, groups, g, extreme)
+        if difference is not None:
+            found[f"dmd.singular.{g}_minus_{name}_other"] = difference
+    return resampled.estimates(found)
 
 
 class BlockContrast:
@@ -330,8 +363,9 @@ class BlockContrast:
         same = (layers[:, None] == layers).fill_diagonal_(False)
         other = layers[:, None] != layers
         pairs = same | other
-        within, across, everywhere = (mask / mask.sum() for mask in (same, other, pairs))
-        self._weight_qll = torch.stack([within - across, within, everywhere])
+        within = same / same.sum()
+        across = other / other.sum()
+        self._weight_qll = torch.stack([within - across, within, pairs / pairs.sum()])
         self._moments = ImageMoments()
 
     @torch.no_grad()
@@ -349,4 +383,4 @@ class BlockContrast:
     def result(self) -> Estimates:
         resampled = _Resampled(self._moments.kept())
         names = ("within_minus_across", "within_phases", "all_pairs")
-        return {f"similarity.{name}": resampled.estimate(values) for name, values in zip(names, resampled.means.T)}
+        return resampled.estimates({f"similarity.{name}": resampled.means[:, q] for q, name in enumerate(names)})

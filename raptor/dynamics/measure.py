@@ -17,23 +17,21 @@ Memory does not grow with the number of images.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from raptor.data.stream import Batch, sharing
 from raptor.devices import Ranks, full_precision
-from raptor.dynamics.attraction import PhaseAttraction, measure_attraction
 from raptor.dynamics.basins import Basins, BasinsResult
-from raptor.dynamics.direction import Direction, DirectionResult
+from raptor.dynamics.direction import Direction, DirectionResult, Gathering, GatheringResult
 from raptor.dynamics.estimates import BlockContrast, ImageEstimate, estimate_all
-from raptor.dynamics.gathering import Gathering, GatheringResult
+from raptor.dynamics.modes import Modes, ModesResult
 from raptor.dynamics.rank import RANK_IMAGES, Rank, RankResult
-from raptor.dynamics.spectra import Modes, ModesResult
-from raptor.dynamics.stability import EPS, Stability, StabilityResult
+from raptor.dynamics.stability import EPS, PhaseAttraction, Stability, StabilityResult, measure_attraction
 from raptor.dynamics.states import EvenSubset, group_means, places_of, take_rows
 from raptor.fidelity.verdict import named_images
 from raptor.phases import Phases, few_images
@@ -43,7 +41,6 @@ from raptor.streaming import Record, Rows, reduce_all
 from raptor.vit.trajectory import NonFiniteStates, Trajectories
 from raptor.vit.view import ModelFacts, ViT
 
-T = TypeVar("T")
 _STABILITY_IMAGES = 64
 STABILITY_BATCH = 32  # the random directions depend on it
 _COMPILE_IMAGES = 10_000
@@ -118,7 +115,9 @@ class DynamicsFile(ResultFile):
 
     def sides(self) -> dict[str, DynamicsResult]:
         """The sides that were measured, the teacher first."""
-        return {"teacher": self.teacher} | ({} if self.surrogate is None else {"surrogate": self.surrogate})
+        if self.surrogate is None:
+            return {"teacher": self.teacher}
+        return {"teacher": self.teacher, "surrogate": self.surrogate}
 
 
 def measure_dynamics(
@@ -158,13 +157,20 @@ def measure_dynamics(
     if compile is None:
         compile = vit.device.type == "cuda" and num_images >= _COMPILE_IMAGES
     cut = None if phases is None else Phases.from_lengths(phases)
-    direction, gathering = Direction(vit.groups, compile=compile), Gathering(vit.groups, num_images=num_images)
-    contrast = BlockContrast(cut) if cut is not None and 1 < len(cut) < cut.num_layers else None
+    direction = Direction(vit.groups, compile=compile)
+    gathering = Gathering(vit.groups, num_images=num_images)
     rank = Rank(vit.groups, rank_images, num_images)
     modes = Modes(vit.groups, num_images=num_images)
-    basins = Basins(vit.groups, classes) if classes is not None else None
-    stability = Stability(vit.groups, eps, kind=perturbation, seed=seed) if stability_images else None
-    subset = EvenSubset(stability_images, num_images) if stability is not None else None
+    contrast = None
+    if cut is not None and 1 < len(cut) < cut.num_layers:
+        contrast = BlockContrast(cut)
+    basins = None
+    if classes is not None:
+        basins = Basins(vit.groups, classes)
+    stability = None
+    if stability_images:
+        stability = Stability(vit.groups, eps, kind=perturbation, seed=seed)
+    subset = EvenSubset(max(1, stability_images), num_images)
     ranks = sharing(batches)
     count = _PassCount(vit, stability, num_images, min(stability_images, num_images), progress, ranks.size)
     to_perturb = Rows()
@@ -179,7 +185,8 @@ def measure_dynamics(
         modes.update(states, means, batch.places)
         if basins is not None:
             basins.update(states, _host_labels(batches, batch), means, batch.places)
-        if subset is not None and (rows := subset.pick(len(batch.images), batch.places)):
+        if stability is not None:
+            rows = subset.pick(len(batch.images), batch.places)
             to_perturb.add(take_rows(batch.images, rows), places_of(rows, batch.places))
         num_seen += len(batch.images)
         count.add(len(batch.images))
@@ -189,32 +196,47 @@ def measure_dynamics(
     reduce_all(ranks, direction, gathering, contrast, rank, modes, basins, to_perturb)
     ranks.first(lambda: _check_finite(vit, direction.result()))
     with ThreadPoolExecutor(1) as pool:
-        finish = _on_first(ranks, pool, lambda: (rank.result(), modes.result(), *_basins_or_note(basins)))
-        if vit.device.type == "cpu" and finish is not None:
-            finish.result()  # on a CPU both would use the same cores; with a GPU the host factorises in parallel
+        # The factorisations, on rank 0 only. With a GPU the host makes them while perturbations are followed; on a CPU
+        # both would use the same cores.
+        factorised = None
+        if ranks.is_first:
+            factorised = pool.submit(lambda: (rank.result(), modes.result(), *_basins_or_note(basins)))
+            if vit.device.type == "cpu":
+                factorised.result()
         if stability is not None:
             _follow_perturbed(vit, stability, _shared_images(to_perturb, ranks), ranks, count)
 
     def result() -> DynamicsResult:
-        assert finish is not None
-        measured, (rank_fits, mode_fits, found, notes) = direction.result(), finish.result()
-        gathered, stable = gathering.result(), None if stability is None else stability.result()
-        estimates = estimate_all(measured, rank_fits, mode_fits, gathered, stable, cut)
+        assert factorised is not None
+        rank_result, modes_result, basins_result, notes = factorised.result()
+        direction_result = direction.result()
+        gathering_result = gathering.result()
+        stability_result = None
+        attraction: list[PhaseAttraction] = []
+        perturbation_passes = 0.0
+        if stability is not None:
+            stability_result = stability.result()
+            perturbation_passes = stability.num_block_calls / vit.num_layers
+            if cut is not None:
+                attraction = measure_attraction(stability_result, cut)
+        estimates = estimate_all(direction_result, rank_result, modes_result, gathering_result, stability_result, cut)
+        if contrast is not None:
+            estimates |= contrast.result()
         return DynamicsResult(
             model=vit.facts(),
             num_images=num_seen,
-            direction=measured,
-            rank=rank_fits,
-            modes=mode_fits,
-            basins=found,
-            stability=stable,
+            direction=direction_result,
+            rank=rank_result,
+            modes=modes_result,
+            basins=basins_result,
+            stability=stability_result,
             num_stability_images=len(to_perturb),
-            perturbation_passes=0.0 if stability is None else stability.num_block_calls / vit.num_layers,
+            perturbation_passes=perturbation_passes,
             precision=Precision(precision),
             notes=notes,
-            gathering=gathered,
-            attraction=[] if stable is None or cut is None else measure_attraction(stable, cut),
-            estimates=estimates | ({} if contrast is None else contrast.result()),
+            gathering=gathering_result,
+            attraction=attraction,
+            estimates=estimates,
         )
 
     return ranks.first(result)
@@ -229,13 +251,11 @@ def check_perturbable(vit: ViT) -> None:
         )
 
 
-def _on_first(ranks: Ranks, pool: ThreadPoolExecutor, function: Callable[[], T]) -> Future[T] | None:
-    return pool.submit(function) if ranks.is_first else None
-
-
 def _shared_images(rows: Rows, ranks: Ranks) -> Tensor:
     """The images collected on rank 0, on every rank."""
-    return rows.values() if ranks.size == 1 else ranks.first(lambda: rows.values().cpu())
+    if ranks.size == 1:
+        return rows.values()
+    return ranks.first(lambda: rows.values().cpu())
 
 
 def _follow_perturbed(vit: ViT, stability: Stability, images: Tensor, ranks: Ranks, count: _PassCount) -> None:
@@ -264,9 +284,12 @@ class _PassCount:
         num_ranks: int = 1,
     ) -> None:
         self.num_ranks = num_ranks
-        passes = 0 if stability is None else 1 + stability.count_block_calls(vit.num_layers) / vit.num_layers
-        floor = 0 if stability is None else min(num_perturbed, STABILITY_BATCH)
-        self.total = round(num_images + num_perturbed * passes + floor)
+        total = float(num_images)
+        if stability is not None:
+            # A clean pass of each image beside the perturbed ones, and one of the first batch for the noise floor.
+            passes = 1 + stability.count_block_calls(vit.num_layers) / vit.num_layers
+            total += num_perturbed * passes + min(num_perturbed, STABILITY_BATCH)
+        self.total = round(total)
         self.done = 0.0
         self.progress = progress
 

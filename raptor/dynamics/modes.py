@@ -1,293 +1,254 @@
-"""Exact dynamic mode decomposition of trajectories, without an affine term, in float64.
+"""DMD along depth by token group: one fit per image, and one pooled over all images.
 
-A trajectory is `x_0..x_L`. With `X1 = [x_0..x_(L-1)]` and `X2 = [x_1..x_L]` the operator `A = X2 X1^+`, truncated to
-the first r' singular directions of X1, has the eigenvalues `lambda_i`, the exact modes `phi_i = X2 V S^-1 w_i` and the
-amplitudes `b = Phi^+ x_0`; step t is rebuilt as `Phi diag(lambda)^t b`. r' is the asked rank or the numerical rank of
-X1 (singular values above `tolerance` times the largest), whichever is less.
-
-Many trajectories are fitted at once from their `(L+1) x (L+1)` Gram matrices (the method of snapshots). Squaring costs
-half the digits, so a trajectory whose r-th singular value is below `_GRAM_LIMIT` of the largest goes through a QR
-factorisation instead.
+A state is the raw mean over a group's tokens, then normalised. Per-image fits use a stated number of images spread
+evenly over the set; the pooled fit uses every image, through two running `D x D` matrices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from raptor.dynamics.parallel import parallel_map
+from raptor.devices import Ranks
+from raptor.dynamics.dmd import NUMBERS, TOLERANCE, BatchedDMD, PooledDMD, eigenvalue_numbers, fit_dmd
+from raptor.dynamics.states import EvenSubset, group_means, measured_groups, parallel_map, places_of, take_rows
+from raptor.streaming import NOT_SAVED, ImageMoments, Record, Rows, Spread, jsonable, reduce_all
+from raptor.vit.trajectory import check_states
+from raptor.vit.view import TokenGroups
 
-TOLERANCE = 1e-6
-_GRAM_LIMIT = 3e-3
-CHUNK = 200  # trajectories fitted together: few enough to stay in the cache
+_Complex = NDArray[np.complex128]
+_TRAJECTORIES = 256
+_SHOWN = 64  # trajectories that are swept over ranks and whose eigenvalues go into the JSON
+_LAYERS_PER_MODE = 4  # the paper's ratio: 10 modes of 40 layers
+_NUM_FOLDS = 8  # parts of the images whose left-out fits give the interval of a pooled fit
 
 
 @dataclass
-class BatchedDMD:
-    """Fits of N trajectories. Eigenvalues are sorted by falling modulus; entries past r' are NaN.
+class PooledModes(Record):
+    """The DMD of all images at once: the attributes of `PooledDMD` (50 singular values at most), and its error.
 
-    eigenvalues, amplitudes: `(N, r)` complex, r the asked rank or the most that L and D allow.
-    ranks: `(N,)`, the r' used. singular_values: `(N, L)` of X1.
-    gap: `(N,)`, the singular value r' over the next one (infinite when there is none).
-    reconstruction_error: `(N, L+1)`, `|x_t - x̃_t| / |x_t|`; values below about 1e-7 are rounding.
-    coefficients: `(N, L, r)` complex, the modes in terms of the columns of X2.
+    gap: None when it is infinite. reconstruction_error: over images, `(L+1,)`.
     """
 
-    eigenvalues: np.ndarray
-    amplitudes: np.ndarray
-    ranks: np.ndarray
+    rank_used: int
+    eigenvalues: _Complex
+    spectral_radius: float | None
+    median_modulus: float | None
+    gap: float | None
+    note: str | None
+    num_pairs: int
     singular_values: np.ndarray
-    reconstruction_error: np.ndarray
-    coefficients: np.ndarray
+    reconstruction_error: Spread
+
+
+@dataclass
+class RankFit(Record):
+    """Spreads over images of the DMD at one rank."""
+
+    spectral_radius: Spread
+    median_modulus: Spread
+    reconstruction_error: Spread
+
+
+@dataclass
+class RatioModes(Record):
+    """DMD at the paper's ratio of rank to depth, 10 of 40: one fit per image, and one pooled over all images.
+
+    eigenvalues: of the pooled fit. pooled: its `NUMBERS`.
+    values: `(N, 5)`, the numbers of each image. folds: `(8, 5)`, of pooled fits of the kept trajectories, each without
+    one part of the images. Both are for intervals and not saved.
+    """
+
     rank: int
-    asked_rank: int
-
-    @property
-    def spectral_radius(self) -> np.ndarray:
-        return np.nanmax(np.abs(self.eigenvalues), axis=1)
-
-    @property
-    def median_modulus(self) -> np.ndarray:
-        return np.nanmedian(np.abs(self.eigenvalues), axis=1)
-
-    @property
-    def gap(self) -> np.ndarray:
-        s = np.concatenate([self.singular_values, np.zeros((len(self.ranks), 1))], axis=1)
-        rows = np.arange(len(self.ranks))
-        with np.errstate(divide="ignore"):
-            return s[rows, self.ranks - 1] / s[rows, self.ranks]
-
-    @property
-    def note(self) -> str | None:
-        """Says how many trajectories were truncated below the asked rank, if any."""
-        short = self.ranks[self.ranks < self.asked_rank]
-        if len(short) == 0:
-            return None
-        total = len(self.ranks)
-        return f"{len(short)} of {total} trajectories truncated below rank {self.asked_rank}, down to {short.min()}"
-
-    def modes(self, x_nld: Tensor) -> np.ndarray:
-        """Exact modes `(N, D, r)` of the trajectories that were fitted."""
-        after = x_nld[:, 1:].detach().cpu()
-        modes = torch.empty((len(after), after.shape[2], self.rank), dtype=torch.complex128)
-        chunks = [slice(start, start + CHUNK) for start in range(0, len(after), CHUNK)]
-
-        def expand(rows: slice) -> None:
-            # Real and imaginary parts side by side, as complex numbers lie in memory: one real product gives both.
-            both = torch.view_as_real(torch.from_numpy(self.coefficients[rows])).flatten(2)
-            torch.bmm(after[rows].double().mT, both, out=torch.view_as_real(modes[rows]).flatten(2))
-
-        parallel_map(expand, chunks)
-        return modes.numpy()
+    spectral_radius: Spread
+    median_modulus: Spread
+    distance: Spread
+    angle: Spread
+    weighted_angle: Spread
+    eigenvalues: _Complex
+    pooled: dict[str, float]
+    values: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
+    folds: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
 
 
-NUMBERS = ("spectral_radius", "median_modulus", "distance", "angle", "weighted_angle")
+@dataclass
+class GroupModes(Record):
+    """DMD of one token group: spreads over images, the fits behind them, the pooled fit and the rank sweep.
 
-
-def eigenvalue_numbers(eigenvalues: np.ndarray) -> np.ndarray:
-    """What the claims are about, of complex `(..., r)`: `(..., 5)` in the order of `NUMBERS`; NaN entries are left out.
-
-    distance: mean distance from +1. angle: the largest one, in radians; an eigenvalue near 0 may have any angle, so the
-    weighted angle is the mean one weighted by the modulus.
-    """
-    modulus, angle = np.abs(eigenvalues), np.abs(np.angle(eigenvalues))
-    return np.stack(
-        [
-            np.nanmax(modulus, -1),
-            np.nanmedian(modulus, -1),
-            np.nanmean(np.abs(eigenvalues - 1), -1),
-            np.nanmax(angle, -1),
-            np.nansum(modulus * angle, -1) / np.nansum(modulus, -1),
-        ],
-        -1,
-    )
-
-
-def fit_dmd(
-    x_nld: Tensor,
-    rank: int = 10,
-    tolerance: float = TOLERANCE,
-    gram_limit: float = _GRAM_LIMIT,
-    with_modes: bool = True,
-) -> BatchedDMD:
-    """Fit every trajectory of `(N, L+1, D)` on the CPU in float64.
-
-    with_modes: False leaves out modes and amplitudes (NaN); eigenvalues and errors are the same.
-    gram_limit: trajectories with a smaller relative r-th singular value use QR; infinity sends all there.
-    """
-    if x_nld.ndim != 3 or x_nld.shape[1] < 2:
-        raise ValueError(f"trajectories must be (N, L+1, D) with at least two states, got {tuple(x_nld.shape)}")
-    if rank < 1:
-        raise ValueError(f"the rank must be at least 1, got {rank}")
-    x_nld = x_nld.detach().cpu()
-    fit = _empty(x_nld, rank)
-    limit = max(gram_limit, tolerance)
-    rows, chunks = torch.arange(len(x_nld)).split(CHUNK), x_nld.split(CHUNK)
-    parallel_map(lambda index, x: _fit_chunk(fit, index, x, tolerance, limit, with_modes), rows, chunks)
-    return _sorted(fit, with_modes)
-
-
-def _fit_chunk(fit: BatchedDMD, rows: Tensor, x_nld: Tensor, tolerance: float, limit: float, with_modes: bool) -> None:
-    x_nld = x_nld.double()
-    gram = x_nld @ x_nld.mT
-    norms = gram.diagonal(dim1=1, dim2=2)
-    if not bool((torch.isfinite(norms) & (norms > 0)).all()):
-        raise ValueError("a trajectory holds a state that is zero or not finite: check the model's states")
-    good = torch.zeros(len(rows), dtype=torch.bool)
-    if np.isfinite(limit):
-        good = _fit_grams(fit, rows, gram, limit, with_modes)
-    if not bool(good.all()):
-        _fit_qr(fit, rows[~good], x_nld[~good], tolerance)
-
-
-def _empty(x_nld: Tensor, asked_rank: int) -> BatchedDMD:
-    num, num_steps = len(x_nld), x_nld.shape[1] - 1
-    rank = min(asked_rank, num_steps, x_nld.shape[2])
-    nan = complex(np.nan, np.nan)
-    return BatchedDMD(
-        eigenvalues=np.full((num, rank), nan),
-        amplitudes=np.full((num, rank), nan),
-        ranks=np.full(num, rank),
-        singular_values=np.zeros((num, num_steps)),
-        reconstruction_error=np.zeros((num, num_steps + 1)),
-        coefficients=np.full((num, num_steps, rank), nan),
-        rank=rank,
-        asked_rank=asked_rank,
-    )
-
-
-def _sorted(fit: BatchedDMD, with_modes: bool) -> BatchedDMD:
-    modulus = np.nan_to_num(np.abs(fit.eigenvalues), nan=-1.0)
-    # Conjugate pairs have equal moduli up to rounding: the positive imaginary part comes first.
-    order = np.lexsort((-np.nan_to_num(fit.eigenvalues.imag), -np.round(modulus, 10)), axis=1)
-    eigenvalues = np.take_along_axis(fit.eigenvalues, order, 1)
-    if not with_modes:
-        return replace(fit, eigenvalues=eigenvalues)
-    return replace(
-        fit,
-        eigenvalues=eigenvalues,
-        amplitudes=np.take_along_axis(fit.amplitudes, order, 1),
-        coefficients=np.take_along_axis(fit.coefficients, order[:, None], 2),
-    )
-
-
-def _store(fit: BatchedDMD, rows: Tensor, eigenvalues: Tensor, error: Tensor) -> None:
-    index, r = rows.numpy(), eigenvalues.shape[1]
-    fit.eigenvalues[index, :r] = eigenvalues.numpy()
-    fit.reconstruction_error[index] = error.numpy()
-    fit.ranks[index] = r
-
-
-def _store_modes(fit: BatchedDMD, rows: Tensor, amplitudes: Tensor, coefficients: Tensor) -> None:
-    index, r = rows.numpy(), amplitudes.shape[1]
-    fit.amplitudes[index, :r] = amplitudes.numpy()
-    fit.coefficients[index, :, :r] = coefficients.numpy()
-
-
-def _fit_grams(fit: BatchedDMD, rows: Tensor, gram: Tensor, limit: float, with_modes: bool) -> Tensor:
-    """Fit what the Gram matrices `(n, L+1, L+1)` can carry; returns the mask of those."""
-    rank = fit.rank
-    squares, vectors = torch.linalg.eigh(gram[:, :-1, :-1])
-    sigma = squares.clamp_min(0).sqrt().flip(1)
-    fit.singular_values[rows.numpy()] = sigma.numpy()
-    good = sigma[:, rank - 1] > limit * sigma[:, 0]
-    if not bool(good.any()):
-        return good
-    if not bool(good.all()):
-        rows, gram, sigma, vectors = rows[good], gram[good], sigma[good], vectors[good]
-    scaled = vectors.flip(2)[:, :, :rank] / sigma[:, None, :rank]  # V S^-1
-    after = gram[:, 1:, 1:] @ scaled
-    operator = scaled.mT @ (gram[:, :-1, 1:] @ scaled)
-    first = torch.linalg.solve_ex(scaled.mT @ after, scaled.mT @ gram[:, 1:, :1]).result  # B^+ x_0, B = X2 V S^-1
-    weights = (scaled @ _path(operator, first, gram.shape[1])).mT  # of the columns of X2, by step
-    inner = torch.linalg.vecdot(weights, gram[:, :, 1:])
-    own = torch.linalg.vecdot(weights @ gram[:, 1:, 1:], weights)
-    norms = gram.diagonal(dim1=1, dim2=2)
-    error = ((norms - 2 * inner + own).clamp_min(0) / norms).sqrt()
-    if with_modes:
-        eigenvalues, w = torch.linalg.eig(operator)
-        amplitudes = torch.linalg.solve_ex(w, first.to(w.dtype)).result[:, :, 0]
-        _store_modes(fit, rows, amplitudes, _times(scaled, w))
-    else:
-        eigenvalues = torch.linalg.eigvals(operator)
-    _store(fit, rows, eigenvalues, error)
-    return good
-
-
-def _fit_qr(fit: BatchedDMD, rows: Tensor, x_nld: Tensor, tolerance: float) -> None:
-    """Fit through QR and SVD, to full precision, in groups of equal r'."""
-    r_factor = torch.linalg.qr(x_nld.mT, mode="r").R
-    u, sigma, vh = torch.linalg.svd(r_factor[:, :, :-1], full_matrices=False)
-    num_steps = x_nld.shape[1] - 1
-    fit.singular_values[rows.numpy()] = torch.nn.functional.pad(sigma, (0, num_steps - sigma.shape[1])).numpy()
-    ranks = (sigma > tolerance * sigma[:, :1]).sum(1).clamp(1, fit.rank)
-    for r in ranks.unique().tolist():
-        same = ranks == r
-        points = r_factor[same]
-        scaled = vh[same, :r].mT / sigma[same, None, :r]
-        after = points[:, :, 1:] @ scaled
-        operator = u[same, :, :r].mT @ after
-        eigenvalues, w = torch.linalg.eig(operator)
-        first = torch.linalg.lstsq(after, points[:, :, :1], driver="gelsd").solution
-        phi = _times(after, w)
-        amplitudes = torch.linalg.lstsq(phi, points[:, :, :1].to(w.dtype), driver="gelsd").solution[:, :, 0]
-        rebuilt = after @ _path(operator, first, num_steps + 1)
-        error = torch.linalg.vector_norm(points - rebuilt, dim=1) / torch.linalg.vector_norm(points, dim=1)
-        _store(fit, rows[same], eigenvalues, error)
-        _store_modes(fit, rows[same], amplitudes, _times(scaled, w))
-
-
-def _path(operator: Tensor, first: Tensor, num: int) -> Tensor:
-    """`A^t z` for t = 0..num-1, of operators `(n, r, r)` and vectors `(n, r, 1)`: `(n, r, num)`."""
-    steps = [first]
-    for _ in range(num - 1):
-        steps.append(operator @ steps[-1])
-    return torch.cat(steps, 2)
-
-
-def _times(real: Tensor, w: Tensor) -> Tensor:
-    """A real matrix times a complex one."""
-    return torch.complex(real @ w.real, real @ w.imag)
-
-
-class DMD:
-    """Exact DMD of one trajectory; results are attributes after `fit`.
-
-    eigenvalues, amplitudes: `(r',)`. modes: `(D, r')`. singular_values: `(L,)`. reconstruction_error: `(L+1,)`.
-    rank_used: r'. spectral_radius, median_modulus, gap: numbers. note: why r' is less than the asked rank, or None.
+    rank: the rank that was asked for. ranks_used: how many images were fitted at rank 0, 1, ...
+    eigenvalues, amplitudes: `(N, rank)` of at most 64 images, NaN where the rank is lower.
+    sweep: by rank, on at most 64 trajectories. ratio: at the paper's ratio of rank to depth.
+    fits: the fits of all images; not saved.
     """
 
-    def __init__(self, rank: int = 10, tolerance: float = TOLERANCE) -> None:
+    spectral_radius: Spread
+    median_modulus: Spread
+    gap: Spread
+    singular_values: Spread
+    reconstruction_error: Spread
+    rank: int
+    ranks_used: list[int]
+    note: str | None
+    eigenvalues: _Complex
+    amplitudes: np.ndarray
+    pooled: PooledModes
+    sweep: dict[int, RankFit] = field(default_factory=dict)
+    ratio: RatioModes | None = None
+    fits: BatchedDMD | None = field(default=None, metadata=NOT_SAVED)
+
+
+@dataclass
+class ModesResult(Record):
+    """DMD by token group. In JSON the groups stand beside `tolerance`."""
+
+    groups: dict[str, GroupModes]
+    tolerance: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"tolerance": self.tolerance} | jsonable(self.groups)
+
+    @classmethod
+    def from_dict(cls, saved: Any, where: str = "") -> ModesResult:
+        rest = dict(saved) if isinstance(saved, dict) else saved
+        tolerance = rest.pop("tolerance", TOLERANCE) if isinstance(rest, dict) else None
+        return super().from_dict({"tolerance": tolerance, "groups": rest}, where)
+
+
+class Modes:
+    """Streaming DMD of the group means of every image.
+
+    `num_trajectories` images are fitted one by one, spread evenly over `num_images` if that is given, else the first.
+    """
+
+    def __init__(
+        self,
+        groups: TokenGroups,
+        rank: int = 10,
+        num_trajectories: int = _TRAJECTORIES,
+        num_images: int | None = None,
+        tolerance: float = TOLERANCE,
+        sweep: Sequence[int] | None = None,
+    ) -> None:
+        self.groups = groups
         self.rank = rank
         self.tolerance = tolerance
+        self.sweep = range(1, rank + 1) if sweep is None else sweep
+        self._subset = EvenSubset(num_trajectories, num_images)
+        self._kept = {name: Rows() for name in measured_groups(groups)}
+        self._pooled = {name: PooledDMD(rank, tolerance) for name in self._kept}
 
-    def fit(self, x_ld: Tensor) -> DMD:
-        """Fit the trajectory `(L+1, D)`, through QR."""
-        x_nld = x_ld[None]
-        fit = fit_dmd(x_nld, self.rank, self.tolerance, gram_limit=np.inf)
-        r = int(fit.ranks[0])
-        self.rank_used = r
-        self.eigenvalues = fit.eigenvalues[0, :r]
-        self.amplitudes = fit.amplitudes[0, :r]
-        self.modes = fit.modes(x_nld)[0, :, :r]
-        self.singular_values = fit.singular_values[0]
-        self.reconstruction_error = fit.reconstruction_error[0]
-        self.spectral_radius = float(fit.spectral_radius[0])
-        self.median_modulus = float(fit.median_modulus[0])
-        self.gap = float(fit.gap[0])
-        self.note = None
-        if r < self.rank:
-            self.note = (
-                f"truncated to rank {r} of {self.rank}: {x_ld.shape[0] - 1} snapshot pairs, "
-                f"{r} singular values above {self.tolerance:g} of the largest"
-            )
-        return self
+    @torch.no_grad()
+    def update(
+        self,
+        states: Sequence[Tensor],
+        means: dict[str, Tensor] | None = None,
+        places: Sequence[int] | None = None,
+    ) -> None:
+        """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`.
+
+        means: its `group_means`, if known. places: positions of its images in the stream, by default the next ones.
+        """
+        check_states(states, num_tokens=self.groups.num_tokens)
+        rows = self._subset.pick(len(states[0]), places)
+        if means is None:
+            means = group_means(states, self.groups)
+        for name, x_bld in means.items():
+            self._pooled[name].update(x_bld)
+            if rows:
+                self._kept[name].add(take_rows(x_bld, rows), places_of(rows, places))
+
+    def reduce(self, ranks: Ranks) -> None:
+        reduce_all(ranks, *self._kept.values(), *self._pooled.values())
+
+    def result(self) -> ModesResult:
+        if not all(map(len, self._kept.values())):
+            raise ValueError("no images were measured: call update with at least one batch first")
+        return ModesResult(dict(zip(self._kept, parallel_map(self._fit, self._kept))), self.tolerance)
+
+    def _fit(self, name: str) -> GroupModes:
+        x_nld = self._kept[name].values().cpu()
+        fits = fit_dmd(x_nld, self.rank, self.tolerance)
+        few = _evenly_few(len(x_nld))
+        sweep: dict[int, RankFit] = {}
+        for rank in self.sweep:
+            if rank < x_nld.shape[1]:
+                fit = fit_dmd(x_nld[few], rank, self.tolerance, with_modes=False)
+                sweep[rank] = RankFit(
+                    _spread(fit.spectral_radius), _spread(fit.median_modulus), _spread(fit.reconstruction_error)
+                )
+        return GroupModes(
+            spectral_radius=_spread(fits.spectral_radius),
+            median_modulus=_spread(fits.median_modulus),
+            gap=_spread(fits.gap),
+            singular_values=_spread(fits.singular_values),
+            reconstruction_error=_spread(fits.reconstruction_error),
+            rank=fits.asked_rank,
+            ranks_used=np.bincount(fits.ranks, minlength=fits.rank + 1).tolist(),
+            note=fits.note,
+            eigenvalues=fits.eigenvalues[few],
+            amplitudes=np.abs(fits.amplitudes[few]),
+            pooled=_pooled_modes(self._pooled[name].fit(), x_nld),
+            sweep=sweep,
+            ratio=self._fit_ratio(name, x_nld),
+            fits=fits,
+        )
+
+    def _fit_ratio(self, name: str, x_nld: Tensor) -> RatioModes:
+        rank = max(1, round((x_nld.shape[1] - 1) / _LAYERS_PER_MODE))
+        fits = fit_dmd(x_nld, rank, self.tolerance, with_modes=False)
+        values = eigenvalue_numbers(fits.eigenvalues)
+        eigenvalues = self._pooled[name].fit(rank).eigenvalues
+        return RatioModes(
+            rank=rank,
+            **{number: _spread(values[:, i]) for i, number in enumerate(NUMBERS)},
+            eigenvalues=eigenvalues,
+            pooled=dict(zip(NUMBERS, eigenvalue_numbers(eigenvalues).tolist())),
+            values=values,
+            folds=_jackknife(x_nld, rank, self.tolerance),
+        )
 
 
-def rank_sweep(x_nld: Tensor, ranks: Sequence[int], tolerance: float = TOLERANCE) -> dict[int, BatchedDMD]:
-    """Fits of the same trajectories at several ranks, without modes."""
-    return {rank: fit_dmd(x_nld, rank, tolerance, with_modes=False) for rank in ranks}
+def _pooled_modes(pooled: PooledDMD, x_nld: Tensor) -> PooledModes:
+    """The record of a fit, tested on the trajectories `x_nld`."""
+    return PooledModes(
+        rank_used=pooled.rank_used,
+        eigenvalues=pooled.eigenvalues,
+        spectral_radius=pooled.spectral_radius,
+        median_modulus=pooled.median_modulus,
+        gap=pooled.gap,
+        note=pooled.note,
+        num_pairs=pooled.num_pairs,
+        singular_values=pooled.singular_values[:50],
+        reconstruction_error=_spread(pooled.reconstruction_error(x_nld)),
+    )
+
+
+def _jackknife(x_nld: Tensor, rank: int, tolerance: float) -> np.ndarray | None:
+    """Numbers of pooled fits without each part of the trajectories, `(parts, 5)`; None for fewer than two of them."""
+    if len(x_nld) < 2:
+        return None
+    parts = torch.arange(len(x_nld)) % min(_NUM_FOLDS, len(x_nld))
+    numbers = []
+    for left_out in parts.unique():
+        pooled = PooledDMD(rank, tolerance)
+        pooled.update(x_nld[parts != left_out])
+        numbers.append(eigenvalue_numbers(pooled.fit().eigenvalues))
+    return np.stack(numbers)
+
+
+def _evenly_few(num: int) -> slice:
+    """At most 64 of `num` trajectories, evenly spaced."""
+    return slice(None, None, -(-num // _SHOWN))
+
+
+def _spread(values: np.ndarray) -> Spread:
+    """The spread of `(N, ...)` values over their first axis."""
+    moments = ImageMoments(reservoir=len(values))
+    moments.update(torch.from_numpy(np.ascontiguousarray(values)))
+    return moments.result()

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from raptor.devices import Ranks
-from raptor.dynamics.parallel import eigenvalues
-from raptor.dynamics.states import EvenSubset, measured_groups, places_of, take_rows, unit
+from raptor.dynamics.states import EvenSubset, eigenvalues, measured_groups, places_of, take_rows, unit
 from raptor.streaming import NOT_SAVED, ImageMoments, Record, Spread, reduce_all
 from raptor.vit.trajectory import check_states
 from raptor.vit.view import TokenGroups
@@ -61,7 +60,9 @@ def ranks_from_squares(squares: Tensor) -> tuple[Tensor, Tensor]:
 def small_gram(updates: Tensor) -> Tensor:
     """The smaller Gram matrix of matrices `(..., T, D)`, in float64: its eigenvalues are squared singular values."""
     updates = updates.double()
-    return updates @ updates.mT if updates.shape[-2] <= updates.shape[-1] else updates.mT @ updates
+    if updates.shape[-2] <= updates.shape[-1]:
+        return updates @ updates.mT
+    return updates.mT @ updates
 
 
 def coherence(updates: Tensor) -> Tensor:
@@ -79,13 +80,16 @@ class Rank:
     def __init__(self, groups: TokenGroups, num_rank_images: int = RANK_IMAGES, num_images: int | None = None) -> None:
         self.groups = groups
         self._subset = EvenSubset(num_rank_images, num_images)
-        spans = measured_groups(groups)
-        self._spans = {name: span for name, span in spans.items() if name == "all" or span.stop - span.start > 1}
-        single = {name: span.start for name, span in spans.items() if name not in self._spans}
-        self._single = {name: (token, _UpdatesOverImages()) for name, token in single.items()}
-        self._coherence, self._ranks = ImageMoments(), ImageMoments()
-        self._pending: list[tuple[list[Tensor], list[int] | None]] = []
-        self._num_pending = 0
+        self._spans: dict[str, slice] = {}
+        self._single: dict[str, tuple[int, _UpdatesOverImages]] = {}
+        for name, span in measured_groups(groups).items():
+            if name == "all" or span.stop - span.start > 1:
+                self._spans[name] = span
+            else:
+                self._single[name] = (span.start, _UpdatesOverImages())
+        self._coherence = ImageMoments()
+        self._ranks = ImageMoments()
+        self._pending: list[_Pending] = []
         self._worker: ThreadPoolExecutor | None = None
         self._jobs: list[Future[None]] = []
 
@@ -100,8 +104,7 @@ class Rank:
         for start in range(0, len(rows), _PENDING):
             some = rows[start : start + _PENDING]
             self._measure([take_rows(a, some) for a in states], places_of(some, places))
-            self._num_pending += len(some)
-            if self._num_pending >= _PENDING:
+            if sum(pending.num_images for pending in self._pending) >= _PENDING:
                 self._factorise()
 
     def _measure(self, states: Sequence[Tensor], places: list[int] | None) -> None:
@@ -110,53 +113,78 @@ class Rank:
         update_bltd = (x_lbtd[1:] - x_lbtd[:-1]).transpose(0, 1)
         parts = [update_bltd[:, :, span] for span in self._spans.values()]
         self._coherence.update(torch.stack([coherence(part) for part in parts], 1), places)
-        self._pending.append(([small_gram(part) for part in parts], places))
+        self._pending.append(_Pending([small_gram(part) for part in parts], places))
 
     def _factorise(self) -> None:
         """Ranks of the kept Gram matrices: computed now, or in the worker thread when they are on a GPU."""
-        pending, self._pending, self._num_pending = self._pending, [], 0
+        pending = self._pending
+        self._pending = []
         if not pending:
             return
-        if pending[0][0][0].device.type == "cpu":
-            return self._take_ranks(pending)
-        self._worker = self._worker or ThreadPoolExecutor(1)  # one thread, so that images stay in order
+        if pending[0].grams[0].device.type == "cpu":
+            self._take_ranks(pending)
+            return
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1)  # one thread, so that images stay in order
         self._jobs.append(self._worker.submit(self._take_ranks, pending))
 
-    def _take_ranks(self, pending: list[tuple[list[Tensor], list[int] | None]]) -> None:
+    def _take_ranks(self, pending: list[_Pending]) -> None:
         by_group = []
-        for grams in zip(*(grams for grams, _ in pending)):
-            gram_bl = torch.cat(grams).cpu()
+        for g in range(len(self._spans)):
+            gram_bl = torch.cat([some.grams[g] for some in pending]).cpu()
             if not bool(gram_bl.isfinite().all()):
                 raise ValueError("an update along depth is not finite: check the model's weights, or use fp32")
             squares = eigenvalues(gram_bl.flatten(0, 1))
             by_group.append(torch.stack(ranks_from_squares(squares.unflatten(0, gram_bl.shape[:2])), 1))
-        known = [places for _, places in pending if places is not None]
-        places = [place for some in known for place in some] if len(known) == len(pending) else None
+        places: list[int] | None = []
+        for some in pending:
+            places = None if places is None or some.places is None else places + some.places
         self._ranks.update(torch.stack(by_group, 2), places)  # (B, 2, groups, L)
 
     def reduce(self, ranks: Ranks) -> None:
         self._finish()
-        reduce_all(ranks, self._ranks, self._coherence, *(over_images for _, over_images in self._single.values()))
+        reduce_all(ranks, self._ranks, self._coherence)
+        for _, over_images in self._single.values():
+            over_images.reduce(ranks)
 
     def _finish(self) -> None:
-        """Factorise what is left, and wait for what is under way."""
+        """Factorise what is left, and wait for the worker."""
         self._factorise()
         for job in self._jobs:
             job.result()
         if self._worker is not None:
             self._worker.shutdown()
-        self._jobs, self._worker = [], None
+        self._jobs = []
+        self._worker = None
 
     def result(self) -> RankResult:
         self._finish()
-        ranks, coherences = self._ranks.result(), self._coherence.result()
-        stable, effective, coherent = (
-            {name: spread[i] for i, name in enumerate(self._spans)} for spread in (ranks[0], ranks[1], coherences)
-        )
-        for name, (_, over_images) in self._single.items():
-            stable[name], effective[name], coherent[name] = over_images.result()
+        ranks = self._ranks.result()  # (2, groups, L)
+        coherences = self._coherence.result()
         values = np.concatenate([self._ranks.kept(), self._coherence.kept()[:, None]], 1)
-        return RankResult(stable, effective, coherent, ranks.num_images, values)
+        result = RankResult({}, {}, {}, ranks.num_images, values)
+        for g, name in enumerate(self._spans):
+            result.stable_rank[name] = ranks[0, g]
+            result.effective_rank[name] = ranks[1, g]
+            result.coherence[name] = coherences[g]
+        for name, (_, over_images) in self._single.items():
+            stable, effective, coherent = over_images.result()
+            result.stable_rank[name] = stable
+            result.effective_rank[name] = effective
+            result.coherence[name] = coherent
+        return result
+
+
+@dataclass
+class _Pending:
+    """Gram matrices `(B, L, n, n)` of each group that wait to be factorised, and the places of their images."""
+
+    grams: list[Tensor]
+    places: list[int] | None
+
+    @property
+    def num_images(self) -> int:
+        return len(self.grams[0])
 
 
 class _UpdatesOverImages:
@@ -174,14 +202,21 @@ class _UpdatesOverImages:
     def update(self, update_lbd: Tensor) -> None:
         """Add a batch of updates `(L, B, D)`."""
         wide = update_lbd.double()
-        self._second = _add_gram(self._second, wide)
-        total, unit_total = wide.sum(1), unit(wide).sum(1)
-        self._sum = total if self._sum is None else self._sum + total
-        self._unit_sum = unit_total if self._unit_sum is None else self._unit_sum + unit_total
+        total = wide.sum(1)
+        unit_total = unit(wide).sum(1)
+        if self._second is None or self._sum is None or self._unit_sum is None:
+            self._second = wide.mT @ wide
+            self._sum = total
+            self._unit_sum = unit_total
+        else:
+            self._second.baddbmm_(wide.mT, wide)
+            self._sum = self._sum + total
+            self._unit_sum = self._unit_sum + unit_total
         self.num_images += wide.shape[1]
 
     def reduce(self, ranks: Ranks) -> None:
-        self._second, self._sum = ranks.sum(self._second), ranks.sum(self._sum)
+        self._second = ranks.sum(self._second)
+        self._sum = ranks.sum(self._sum)
         self._unit_sum = ranks.sum(self._unit_sum)
         self.num_images = sum(ranks.gather(self.num_images))
 
@@ -196,9 +231,3 @@ class _UpdatesOverImages:
 
     def _spread(self, values: Tensor) -> Spread:
         return Spread(values.cpu().numpy(), num_images=self.num_images)
-
-
-def _add_gram(total: Tensor | None, rows_lbd: Tensor) -> Tensor:
-    if total is None:
-        return rows_lbd.mT @ rows_lbd
-    return total.baddbmm_(rows_lbd.mT, rows_lbd)

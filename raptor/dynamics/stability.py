@@ -3,6 +3,10 @@
 A perturbation has a uniform direction. Its size is `eps` times each token's norm (`relative`), or it is the paper's
 `eps u` with `u ~ N(0, I)` (`paper`). `d = 1 - <x̂_L', x̂_L>` is quadratic in eps, so `d / eps` depends on eps and is
 reported with it; the main figure is `angle / eps`, which does not.
+
+Attraction within a phase: a state perturbed where the phase begins, followed to its end beside the clean one. The angle
+between the two shrinks by `rate` a step, in the mean over the steps of the phase; below 1 the phase attracts. With the
+paper's perturbation, whose size does not grow with the state, growing norms alone lower the rate.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ import torch
 from torch import Tensor
 
 from raptor.devices import ONE_PROCESS, Ranks
-from raptor.dynamics.states import measured_groups, unit, unit_angle
+from raptor.dynamics.states import mean_by_group, measured_groups, unit, unit_angle
+from raptor.phases import Phases
 from raptor.streaming import NOT_SAVED, ImageMoments, Record, Reservoir, Spread, jsonable
 from raptor.vit.trajectory import at_least_float32, check_states
 from raptor.vit.view import TokenGroups
@@ -26,6 +31,7 @@ KINDS = ("relative", "paper")
 _KEPT = 256  # images whose single paths are kept for bootstraps
 
 _RunFrom = Callable[[int, Tensor], Sequence[Tensor]]
+"""Injection layer l and a state `(B, T, D)` to the list of states l..L, the given one first."""
 
 
 @dataclass
@@ -66,38 +72,6 @@ class StabilityResult(Record):
         return super().to_dict() | {"log_slope": jsonable(self.log_slope())}
 
 
-def perturbation(
-    state_btd: Tensor, eps: float, span: slice, generator: torch.Generator, kind: str = "relative"
-) -> Tensor:
-    """What to add to `(B, T, D)` to perturb the tokens of `span`; zero elsewhere. The draw covers all tokens."""
-    if kind not in KINDS:
-        raise ValueError(f"unknown kind of perturbation {kind!r}: choose from {', '.join(KINDS)}")
-    x_btd = at_least_float32(state_btd)
-    noise = torch.randn(x_btd.shape, generator=generator, device=x_btd.device, dtype=x_btd.dtype)
-    if kind == "relative":
-        norm = torch.linalg.vector_norm(x_btd, dim=-1, keepdim=True)
-        noise = noise * (norm / torch.linalg.vector_norm(noise, dim=-1, keepdim=True))
-    mask = torch.zeros(x_btd.shape[1], 1, device=x_btd.device, dtype=x_btd.dtype)
-    mask[span] = eps
-    return noise * mask
-
-
-def seeded_generator(device: torch.device, *key: int) -> torch.Generator:
-    """A generator that depends only on the key."""
-    state = np.random.SeedSequence(key).generate_state(2)
-    return torch.Generator(device).manual_seed((int(state[0]) << 31) ^ int(state[1]))
-
-
-def _path_angles(path: Sequence[Tensor], units: Sequence[Tensor], spans: Sequence[slice]) -> Tensor:
-    """Angle and `1 - cos` between a path and unit states, averaged over each span's tokens: `(B, 2, spans, layers)`."""
-    by_layer = []
-    for perturbed, clean in zip(path, units, strict=True):
-        angle_bt = unit_angle(unit(perturbed), clean)
-        both_b2t = torch.stack([angle_bt, 2 * torch.sin(angle_bt / 2).square()], 1)
-        by_layer.append(torch.stack([both_b2t[..., span].mean(-1) for span in spans], -1))
-    return torch.stack(by_layer, -1)
-
-
 class Stability:
     """Streaming sensitivity by injection layer, size and token group.
 
@@ -114,17 +88,19 @@ class Stability:
         kind: str = "relative",
         seed: int = 0,
     ) -> None:
-        self._spans = measured_groups(groups)
         self.groups = groups
-        self.eps = sorted({float(e) for e in eps})  # claims rest on the smallest, which comes first
-        self.targets = list(targets) if targets is not None else list(self._spans)
-        self.layers = list(layers) if layers is not None else None
+        # Claims rest on the smallest size, which comes first.
+        self.eps = sorted({float(e) for e in eps})
         self.kind = kind
         self.seed = seed
+        self._spans = measured_groups(groups)
+        self.targets = list(self._spans if targets is None else targets)
+        self._layers = layers
+        self._check()
         self.num_batches = 0
         self.num_block_calls = 0
-        self._check()
-        self._last, self._path = ImageMoments(), ImageMoments(reservoir=0)
+        self._last = ImageMoments()
+        self._path = ImageMoments(reservoir=0)
         self._paths = Reservoir(_KEPT)
         self._floor: Tensor | None = None
 
@@ -134,51 +110,54 @@ class Stability:
             raise ValueError(f"cannot perturb {', '.join(absent)}: this model has {', '.join(self._spans)}")
         if not self.eps or min(self.eps) <= 0:
             raise ValueError(f"perturbation sizes must be positive, got {self.eps}")
-        if self.kind not in KINDS:
-            raise ValueError(f"unknown kind of perturbation {self.kind!r}: choose from {', '.join(KINDS)}")
+        check_kind(self.kind)
 
     @torch.no_grad()
     def update(self, states: Sequence[Tensor], run_from: _RunFrom, ranks: Ranks = ONE_PROCESS) -> None:
         """Perturb a batch with every target, size and layer, and follow each path to the last layer.
 
-        states: `a_0..a_L` in fp32, from the same code as `run_from`. run_from: layer l and a state `(B, T, D)` to the
-        list of states l..L, the given one first. ranks: they share the paths; each gives the same batch, and has the
-        response to all of them in the end.
+        states: `a_0..a_L` in fp32, from the same code as `run_from`. ranks: they share the paths; each gives the same
+        batch, and has the response to all of them in the end.
         """
         check_states(states, num_tokens=self.groups.num_tokens)
-        if self.layers is None:
-            self.layers = list(range(len(states) - 1))
-        if not all(0 <= layer < len(states) for layer in self.layers):
-            raise ValueError(f"injection layers {self.layers} do not fit a model of {len(states) - 1} blocks")
+        num_blocks = len(states) - 1
+        self.layers = self._injection_layers(num_blocks)
+        if not all(0 <= layer <= num_blocks for layer in self.layers):
+            raise ValueError(f"injection layers {self.layers} do not fit a model of {num_blocks} blocks")
         units = [unit(state) for state in states]
         if self._floor is None:
-            first = at_least_float32(states[0])
-            generator = seeded_generator(first.device, self.seed)
-            ends = run_from(0, first + perturbation(first, torch.finfo(first.dtype).eps, slice(None), generator))[-1:]
-            self._floor = _path_angles(ends, units[-1:], list(self._spans.values()))[:, 0].mean(0)[:, 0]
+            self._floor = self._noise_floor(states[0], units[-1], run_from)
         both = self._respond(states, units, run_from, ranks)
         self._last.update(both[..., -1])
         self._path.update(both[:, 0])
         self._paths.add(both[:, 0, 0, :, 0].clone())
-        self.num_block_calls = self.count_block_calls(len(states) - 1)
+        self.num_block_calls = self.count_block_calls(num_blocks)
         self.num_batches += 1
+
+    def _injection_layers(self, num_blocks: int) -> list[int]:
+        return list(range(num_blocks) if self._layers is None else self._layers)
 
     def count_block_calls(self, num_blocks: int) -> int:
         """Blocks run on perturbed states for each batch of a model of `num_blocks`."""
-        layers = range(num_blocks) if self.layers is None else self.layers
-        return sum(num_blocks - layer for layer in layers) * len(self.eps) * len(self.targets)
+        blocks_of_all_layers = sum(num_blocks - layer for layer in self._injection_layers(num_blocks))
+        return blocks_of_all_layers * len(self.eps) * len(self.targets)
+
+    def _noise_floor(self, first_btd: Tensor, last_unit_btd: Tensor, run_from: _RunFrom) -> Tensor:
+        """Angle `(groups,)` at the last layer when the first state moves by one unit of rounding."""
+        first_btd = at_least_float32(first_btd)
+        generator = seeded_generator(first_btd.device, self.seed)
+        rounding = perturbation(first_btd, torch.finfo(first_btd.dtype).eps, slice(None), generator)
+        end = run_from(0, first_btd + rounding)[-1]
+        return _path_angles([end], [last_unit_btd], self._spans)[:, 0].mean(0)[:, 0]
 
     def _respond(self, states: Sequence[Tensor], units: list[Tensor], run_from: _RunFrom, ranks: Ranks) -> Tensor:
-        """Response of every image to each target, size and layer: `(B, 2, targets, groups, eps, layers, L+1)`.
-
-        A rank follows its share of the paths; the others are 0 there, and the sum over ranks has all of them.
-        """
-        assert self.layers is not None
+        """Response of every image to each target, size and layer: `(B, 2, targets, groups, eps, layers, L+1)`."""
         shape = (len(states[0]), 2, len(self.targets), len(self._spans), len(self.eps), len(self.layers), len(states))
         both = torch.zeros(shape, dtype=units[0].dtype, device=units[0].device)
         for t, target in enumerate(self.targets):
             for e in range(len(self.eps)):
                 for i, layer in enumerate(self.layers):
+                    # A rank leaves 0 where another one follows the path, so the sum over ranks has every path.
                     if (t + e + i) % ranks.size == ranks.rank:
                         both[:, :, t, :, e, i] = self._follow(states, units, run_from, target, e, layer)
         return ranks.add_(both)
@@ -194,12 +173,12 @@ class Stability:
         path = run_from(layer, state_btd + added)
         if len(path) != len(states) - layer:
             raise ValueError(f"run_from({layer}, ·) gave {len(path)} states, expected {len(states) - layer}")
-        angles = _path_angles(path, units[layer:], list(self._spans.values()))
+        angles = _path_angles(path, units[layer:], self._spans)
         return torch.nn.functional.pad(angles, (layer, 0), value=float("nan"))
 
     def result(self) -> StabilityResult:
         last = self._last.result()
-        assert self.layers is not None and self._floor is not None
+        assert self._floor is not None
         per_eps = np.array(self.eps)[:, None]
         return StabilityResult(
             targets=self.targets,
@@ -218,6 +197,79 @@ class Stability:
 
 
 def _divided(spread: Spread, by: np.ndarray) -> Spread:
-    std = None if spread.std is None else spread.std / by
-    quantiles = None if spread.quantiles is None else spread.quantiles / by
-    return Spread(spread.mean / by, std, quantiles, spread.num_images)
+    assert spread.std is not None and spread.quantiles is not None
+    return Spread(spread.mean / by, spread.std / by, spread.quantiles / by, spread.num_images)
+
+
+def perturbation(
+    state_btd: Tensor, eps: float, span: slice, generator: torch.Generator, kind: str = "relative"
+) -> Tensor:
+    """The perturbation `(B, T, D)` of the tokens of `span`, zero elsewhere."""
+    check_kind(kind)
+    x_btd = at_least_float32(state_btd)
+    # Drawn for all tokens, so that a token gets the same direction whatever else is perturbed.
+    noise = torch.randn(x_btd.shape, generator=generator, device=x_btd.device, dtype=x_btd.dtype)
+    if kind == "relative":
+        norm = torch.linalg.vector_norm(x_btd, dim=-1, keepdim=True)
+        noise = noise * (norm / torch.linalg.vector_norm(noise, dim=-1, keepdim=True))
+    mask = torch.zeros(x_btd.shape[1], 1, device=x_btd.device, dtype=x_btd.dtype)
+    mask[span] = eps
+    return noise * mask
+
+
+def check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise ValueError(f"unknown kind of perturbation {kind!r}: choose from {', '.join(KINDS)}")
+
+
+def seeded_generator(device: torch.device, *key: int) -> torch.Generator:
+    """A generator that depends only on the key."""
+    state = np.random.SeedSequence(key).generate_state(2)
+    return torch.Generator(device).manual_seed((int(state[0]) << 31) ^ int(state[1]))
+
+
+def _path_angles(path: Sequence[Tensor], units: Sequence[Tensor], spans: dict[str, slice]) -> Tensor:
+    """Angle and `1 - cos` between a path and unit states, averaged over each group: `(B, 2, groups, layers)`."""
+    by_layer = []
+    for perturbed, clean in zip(path, units, strict=True):
+        angle_bt = unit_angle(unit(perturbed), clean)
+        both_b2t = torch.stack([angle_bt, 2 * torch.sin(angle_bt / 2).square()], 1)
+        by_layer.append(mean_by_group(both_b2t, spans))
+    return torch.stack(by_layer, -1)
+
+
+@dataclass
+class PhaseAttraction(Record):
+    """One phase, from the state at layer `first` to that at layer `last`.
+
+    angle: by group, mean angle in radians at layers first..last. rate: by group, its mean factor per step.
+    """
+
+    first: int
+    last: int
+    angle: dict[str, list[float]]
+    rate: dict[str, float]
+
+
+def measure_attraction(stability: StabilityResult, phases: Sequence[int]) -> list[PhaseAttraction]:
+    """The attraction of each phase, with all tokens perturbed at the smallest size."""
+    attraction = []
+    for place, first, last in phase_spans(stability, Phases.from_lengths(phases).lengths):
+        path_gl = stability.path[0, :, 0, place, first : last + 1]
+        angle = dict(zip(stability.groups, path_gl.tolist()))
+        rate = dict(zip(stability.groups, contraction(path_gl).tolist()))
+        attraction.append(PhaseAttraction(first, last, angle, rate))
+    return attraction
+
+
+def phase_spans(stability: StabilityResult, phases: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Position among the injection layers, first and last layer of each phase whose start was perturbed."""
+    ends = np.cumsum(phases).tolist()
+    spans = zip([0, *ends[:-1]], ends)
+    return [(stability.layers.index(first), first, last) for first, last in spans if first in stability.layers]
+
+
+def contraction(path: np.ndarray) -> np.ndarray:
+    """Mean factor per step along paths of angles `(..., n+1)`: the n-th root of the last over the first."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return (path[..., -1] / path[..., 0]) ** (1 / (path.shape[-1] - 1))

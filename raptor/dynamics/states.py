@@ -1,4 +1,4 @@
-"""What every measure takes from states: unit vectors, angles, token groups, a subset of the images.
+"""Building blocks that the measures share: unit vectors, angles, group means, subsets of images, host factorisations.
 
 Angles stay accurate for nearly parallel vectors. `arccos` of a float32 cosine cannot see angles below about 3e-4 rad;
 from the distance between the unit vectors the relative error stays near 1e-5 at 1e-4 rad in float32.
@@ -6,7 +6,10 @@ from the distance between the unit vectors the relative error stays near 1e-5 at
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,15 +17,19 @@ from torch import Tensor
 from raptor.vit.trajectory import at_least_float32, float_type
 from raptor.vit.view import TokenGroups
 
+Result = TypeVar("Result")
+_HOST_SIZE = 1024
+
 
 def unit(x: Tensor) -> Tensor:
     """`x / |x|` along the last axis, in float32 or better; a zero vector stays zero."""
     x = at_least_float32(x)
-    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / norm.clamp_min(torch.finfo(x.dtype).tiny)
 
 
 def chord_angle(chord: Tensor) -> Tensor:
-    """Angle between unit vectors at distance `chord`."""
+    """Angle between two unit vectors at distance `chord`."""
     return 2 * torch.asin((chord / 2).clamp(max=1))
 
 
@@ -41,11 +48,20 @@ def measured_groups(groups: TokenGroups) -> dict[str, slice]:
     return {"all": groups.slice("all"), **dict(groups.present())}
 
 
+def mean_by_group(values_bt: Tensor, spans: dict[str, slice]) -> Tensor:
+    """Mean over the tokens of each group, of values per token `(..., T)`: `(..., groups)`."""
+    return torch.stack([values_bt[..., span].mean(-1) for span in spans.values()], -1)
+
+
 def group_means(states: Sequence[Tensor], groups: TokenGroups) -> dict[str, Tensor]:
     """Raw mean over the tokens of each group and of all, then normalised: `(B, L+1, D)` in float32 or better."""
     dtype = float_type(states[0])
-    means = {name: torch.stack([a[:, s].mean(1, dtype=dtype) for a in states], 1) for name, s in groups.present()}
-    total = sum(mean * (getattr(groups, name) / groups.num_tokens) for name, mean in means.items())
+    means: dict[str, Tensor] = {}
+    total: Tensor | int = 0
+    for name, span in groups.present():
+        means[name] = torch.stack([a[:, span].mean(1, dtype=dtype) for a in states], 1)
+        # The mean over all tokens from those over the groups: the states are read once.
+        total = total + means[name] * (getattr(groups, name) / groups.num_tokens)
     assert isinstance(total, Tensor)
     return {name: unit(mean) for name, mean in {"all": total, **means}.items()}
 
@@ -60,13 +76,14 @@ class EvenSubset:
         if num_keep < 1:
             raise ValueError(f"at least one image must be kept, got {num_keep}")
         self.num_keep = num_keep
-        self.num_images = num_images if num_images is not None and num_images > num_keep else None
+        self.num_images = num_images
         self.num_seen = 0
         self.num_kept = 0
 
     def pick(self, batch_size: int, places: Sequence[int] | None = None) -> list[int]:
-        """Positions in a batch of the images to keep; `places`: of its images in the stream, by default the next."""
-        places = range(self.num_seen, self.num_seen + batch_size) if places is None else places
+        """Rows of a batch to keep; `places` are the positions of its images in the stream, by default the next ones."""
+        if places is None:
+            places = range(self.num_seen, self.num_seen + batch_size)
         rows = [row for row, place in enumerate(places) if self._keeps(place)]
         rows = rows[: self.num_keep - self.num_kept]
         self.num_seen += batch_size
@@ -74,14 +91,16 @@ class EvenSubset:
         return rows
 
     def _keeps(self, image: int) -> bool:
-        if self.num_images is None:
+        if self.num_images is None or self.num_images <= self.num_keep:
             return image < self.num_keep
         return (image + 1) * self.num_keep // self.num_images > image * self.num_keep // self.num_images
 
 
 def places_of(rows: Sequence[int], places: Sequence[int] | None) -> list[int] | None:
-    """The places in the stream of some rows of a batch; None where those of the batch are not known."""
-    return None if places is None else [places[row] for row in rows]
+    """Positions in the stream of some rows of a batch; None where the batch has no positions."""
+    if places is None:
+        return None
+    return [places[row] for row in rows]
 
 
 def take_rows(x: Tensor, rows: Sequence[int]) -> Tensor:
@@ -89,3 +108,32 @@ def take_rows(x: Tensor, rows: Sequence[int]) -> Tensor:
     if len(rows) == len(x):
         return x
     return x.index_select(0, torch.tensor(rows, dtype=torch.long).to(x.device, non_blocking=True))
+
+
+def on_host_if_small(matrix: Tensor) -> Tensor:
+    """`matrix` on the device that factorises it fastest: up to 1,024 rows the CPU, which handles several at once."""
+    if matrix.shape[-1] > _HOST_SIZE:
+        return matrix
+    return matrix.cpu()
+
+
+def parallel_map(function: Callable[..., Result], *arguments: Iterable[Any]) -> list[Result]:
+    """`map` on as many threads as torch may use, each with one core for its own linear algebra.
+
+    LAPACK factorises small matrices one by one on one core, and torch releases the GIL during each call.
+    """
+    num_threads = torch.get_num_threads()
+    if num_threads == 1:
+        return list(map(function, *arguments))
+    try:
+        with ThreadPoolExecutor(num_threads, initializer=partial(torch.set_num_threads, 1)) as pool:
+            return list(pool.map(function, *arguments))
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def eigenvalues(matrices: Tensor) -> Tensor:
+    """Eigenvalues of symmetric matrices `(n, D, D)` on the host, ascending: `(n, D)`."""
+    # Few large calls, because a thread that often takes the GIL delays the one that feeds a GPU.
+    chunks = matrices.cpu().chunk(torch.get_num_threads())
+    return torch.cat(parallel_map(torch.linalg.eigvalsh, chunks))

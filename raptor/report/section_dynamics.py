@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult
-from raptor.dynamics.spectra import GroupModes
+from raptor.dynamics.modes import GroupModes
 from raptor.dynamics.stability import StabilityResult
 from raptor.report.charts import (
     EVERY,

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from raptor.dynamics.interventions import Extrapolation, Repetition, Swaps
+from raptor.dynamics.repetition import Extrapolation, Repetition
+from raptor.dynamics.swaps import Swaps
 from raptor.report.charts import GROUP_NAMES, Chart, Control, Section, Series, finite_values, number
 from raptor.report.markup import bullet_list, paragraph
 from raptor.report.results import Results

@@ -12,9 +12,9 @@ from tiny_models import noise_images, tiny_timm
 
 from raptor.data.stream import Batch
 from raptor.dynamics.direction import DirectionResult
+from raptor.dynamics.dmd import eigenvalue_numbers
 from raptor.dynamics.estimates import BlockContrast, between_share, boundary_jump
 from raptor.dynamics.measure import DynamicsResult, measure_dynamics
-from raptor.dynamics.modes import eigenvalue_numbers
 from raptor.phases import Phases, within_and_across
 from raptor.vit.view import ViT
 

@@ -9,17 +9,15 @@ import torch
 from tiny_models import noise_images, shake
 from torch import Tensor
 
-from raptor.dynamics.interventions import (
+from raptor.dynamics.interventions import InterventionsFile
+from raptor.dynamics.repetition import (
     Extrapolation,
-    InterventionsFile,
     Repetition,
-    Swaps,
     measure_extrapolation,
     measure_repetition,
-    measure_swaps,
     repetition_plan,
-    swap_plan,
 )
+from raptor.dynamics.swaps import Swaps, measure_swaps, swap_plan
 from raptor.phases import Phases
 from raptor.streaming import Spread
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks

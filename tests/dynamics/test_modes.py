@@ -1,117 +1,33 @@
+"""DMD by token group over batches, against direct fits."""
+
 from __future__ import annotations
 
+import json
+
 import numpy as np
-import pytest
 import torch
-from pydmd import DMD as PyDMD
-from tiny_trajectories import match, trajectories
+from tiny_trajectories import GROUPS, trajectories
 
-from raptor.dynamics.modes import DMD, fit_dmd, rank_sweep
-
-
-def assert_equals_pydmd(x_ld: np.ndarray, eigenvalues: np.ndarray, modes: np.ndarray, amplitudes: np.ndarray) -> None:
-    reference = PyDMD(svd_rank=len(eigenvalues), exact=True).fit(x_ld.T)
-    order = match(eigenvalues, reference.eigs)
-    np.testing.assert_allclose(eigenvalues[order], reference.eigs, atol=1e-8, rtol=0)
-    # An eigenvector is defined up to a phase; mode times amplitude is not.
-    ours, theirs = (modes * amplitudes)[:, order], reference.modes * reference.amplitudes
-    np.testing.assert_allclose(ours, theirs, atol=1e-8 * np.abs(theirs).max(), rtol=0)
+from raptor.dynamics.dmd import BatchedDMD, fit_dmd
+from raptor.dynamics.modes import Modes, ModesResult
+from raptor.dynamics.states import group_means
 
 
-@pytest.mark.parametrize("name", ["cls", "registers", "patches"])
-def test_equals_pydmd_on_a_real_trajectory(states: list[torch.Tensor], name: str) -> None:
-    x_nld = trajectories(states, name)
-    for rank in (3, 10):
-        for x_ld in x_nld[:3]:
-            dmd = DMD(rank=rank).fit(x_ld)
-            assert dmd.rank_used == rank and dmd.note is None
-            assert_equals_pydmd(x_ld.numpy(), dmd.eigenvalues, dmd.modes, dmd.amplitudes)
-            reference = PyDMD(svd_rank=rank, exact=True).fit(x_ld.numpy().T)
-            error = np.linalg.norm(reference.reconstructed_data.real.T - x_ld.numpy(), axis=1)
-            np.testing.assert_allclose(dmd.reconstruction_error, error, atol=1e-8)
-
-
-@pytest.mark.parametrize("gram_limit", [0.0, 3e-3])
-@pytest.mark.parametrize("name", ["cls", "patches"])
-def test_batched_equals_pydmd(states: list[torch.Tensor], name: str, gram_limit: float) -> None:
-    x_nld = trajectories(states, name)
-    fit = fit_dmd(x_nld, rank=10, gram_limit=gram_limit)
-    modes = fit.modes(x_nld)
-    for n, x_ld in enumerate(x_nld.numpy()):
-        assert_equals_pydmd(x_ld, fit.eigenvalues[n], modes[n], fit.amplitudes[n])
-
-
-def rotation(angles: list[float], dim: int, num_steps: int) -> torch.Tensor:
-    """A trajectory of a rotation by each angle in its own plane: (L+1, dim)."""
-    basis = torch.linalg.qr(torch.randn(dim, 2 * len(angles), dtype=torch.float64)).Q
-    t = torch.arange(num_steps + 1, dtype=torch.float64)[:, None]
-    angle = torch.tensor(angles, dtype=torch.float64)
-    return torch.cat([torch.cos(t * angle), torch.sin(t * angle)], 1) @ basis.mT
-
-
-def test_rotation_has_eigenvalues_on_the_unit_circle() -> None:
-    angles = [0.3, 0.9, 1.7]
-    dmd = DMD(rank=6).fit(rotation(angles, dim=32, num_steps=12))
-    np.testing.assert_allclose(np.abs(dmd.eigenvalues), np.ones(6), atol=1e-10)
-    np.testing.assert_allclose(np.sort(np.angle(dmd.eigenvalues))[3:], angles, atol=1e-9)
-    np.testing.assert_allclose(dmd.reconstruction_error, np.zeros(13), atol=1e-9)
-
-
-def test_contraction_has_its_moduli() -> None:
-    rates = np.array([0.95, 0.7, 0.4])
-    basis = np.linalg.qr(np.random.default_rng(0).normal(size=(20, 3)))[0]
-    x_ld = torch.from_numpy((rates[None] ** np.arange(9)[:, None]) @ basis.T)
-    dmd = DMD(rank=3).fit(x_ld)
-    np.testing.assert_allclose(dmd.eigenvalues, rates, atol=1e-10)
-    assert dmd.spectral_radius == pytest.approx(0.95, abs=1e-10)
-    assert dmd.median_modulus == pytest.approx(0.7, abs=1e-10)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_rank_deficient_trajectory_truncates_with_a_note(dtype: torch.dtype) -> None:
-    x_ld = rotation([0.3, 0.9], dim=32, num_steps=12).to(dtype)
-    dmd = DMD(rank=10).fit(x_ld)
-    assert dmd.rank_used == 4
-    assert dmd.note is not None and "truncated to rank 4 of 10" in dmd.note
-    np.testing.assert_allclose(np.abs(dmd.eigenvalues), np.ones(4), atol=1e-4 if dtype == torch.float32 else 1e-10)
-    full = rotation([0.3, 0.9, 1.2, 1.7, 2.3], dim=32, num_steps=12).to(dtype)
-    fit = fit_dmd(torch.stack([x_ld, full]), rank=10)
-    assert fit.ranks.tolist() == [4, 10]
-    assert np.isnan(fit.eigenvalues[0, 4:]).all() and np.isfinite(fit.eigenvalues[1]).all()
-    assert fit.note == "1 of 2 trajectories truncated below rank 10, down to 4"
-    assert np.isfinite(fit.spectral_radius).all()
-
-
-def test_ill_conditioned_trajectory_goes_through_qr() -> None:
-    """Singular values down to 1e-5: the squared form by itself would lose the eigenvalues."""
-    rng = np.random.default_rng(1)
-    rates = np.array([0.99, 0.9, 0.8, 0.6])
-    basis = np.linalg.qr(rng.normal(size=(64, 4)))[0] * np.array([1, 1e-1, 1e-3, 1e-4])
-    x_ld = torch.from_numpy((rates[None] ** np.arange(13)[:, None]) @ basis.T)
-    fit = fit_dmd(x_ld[None], rank=4)
-    assert fit.singular_values[0, 3] < 1e-4 * fit.singular_values[0, 0]
-    np.testing.assert_allclose(fit.eigenvalues[0], rates, atol=1e-8)
-
-
-def test_truncation_below_the_dimension() -> None:
-    x_nld = torch.randn(3, 13, 4, dtype=torch.float64)
-    fit = fit_dmd(x_nld, rank=10)
-    assert fit.ranks.tolist() == [4, 4, 4]
-    assert fit.note is not None and "3 of 3" in fit.note
-    for n in range(3):
-        assert_equals_pydmd(x_nld[n].numpy(), fit.eigenvalues[n], fit.modes(x_nld)[n], fit.amplitudes[n])
-
-
-def test_rank_sweep_is_the_fit_at_each_rank(states: list[torch.Tensor]) -> None:
-    x_nld = trajectories(states, "cls")
-    swept = rank_sweep(x_nld, [2, 5])
-    fit = fit_dmd(x_nld, 5)
-    np.testing.assert_allclose(swept[5].eigenvalues, fit.eigenvalues, atol=1e-9)
-    np.testing.assert_allclose(swept[5].reconstruction_error, fit.reconstruction_error, atol=1e-9)
-
-
-def test_bad_input_is_refused() -> None:
-    with pytest.raises(ValueError, match="not finite"):
-        fit_dmd(torch.full((1, 4, 3), float("nan")))
-    with pytest.raises(ValueError, match="at least two states"):
-        fit_dmd(torch.ones(1, 1, 3))
+def test_modes_accumulator(states: list[torch.Tensor]) -> None:
+    measure = Modes(GROUPS, rank=10, num_trajectories=4, sweep=(2, 10))
+    measure.update([a[:3] for a in states])
+    measure.update([a[3:] for a in states])
+    result = measure.result()
+    assert set(result.groups) == {"all", "cls", "registers", "patches"}
+    cls = result.groups["cls"]
+    direct = fit_dmd(trajectories(states, "cls")[:4].float(), rank=10)
+    assert isinstance(cls.fits, BatchedDMD) and len(cls.fits.ranks) == 4
+    np.testing.assert_allclose(cls.spectral_radius.mean, direct.spectral_radius.mean(), rtol=1e-4)
+    assert cls.pooled.num_pairs == 6 * 12
+    assert cls.sweep[2].reconstruction_error.mean.mean() > cls.sweep[10].reconstruction_error.mean.mean()
+    shared = Modes(GROUPS, rank=10, num_trajectories=4, sweep=())
+    shared.update(states, group_means(states, GROUPS))
+    np.testing.assert_allclose(shared.result().groups["cls"].gap.mean, cls.gap.mean, rtol=1e-5)
+    text = json.dumps(result.to_dict(), allow_nan=False)
+    assert len(text) < 200_000
+    assert ModesResult.from_dict(json.loads(text)).to_dict() == json.loads(text)

@@ -12,7 +12,8 @@ from records import Compared, SwapRow, Swaps
 from swap_claims import claims_interventions, claims_swaps, prediction_claims
 from tiny_claims import verdicts
 
-from raptor.dynamics.interventions import InterventionsFile, compare_pairs
+from raptor.dynamics.interventions import InterventionsFile
+from raptor.dynamics.swaps import compare_pairs
 
 DYNAMICS = Path(__file__).parents[2] / "docs" / "results" / "dynamics"
 

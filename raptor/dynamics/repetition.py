@@ -1,0 +1,285 @@
+"""Phases run shorter and longer, and a surrogate run past its last layer.
+
+As for swaps, the model's own blocks run from the clean state where the intervention begins, in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raptor.devices import full_precision
+from raptor.dynamics.effects import Effects, Predict, by_group, clean_batches, default_predict, run_blocks
+from raptor.dynamics.states import mean_by_group, unit
+from raptor.phases import Phases, check_phases
+from raptor.streaming import ImageMoments, Record, Spread, decode, jsonable
+from raptor.surrogate.surrogate import Step, surrogate_spec
+from raptor.vit.trajectory import at_least_float32
+from raptor.vit.view import ViT, first_tensor
+
+
+@dataclass
+class Repetition(Record):
+    """Each phase run n-1, n, n+1 and 2n times, the phases after it as usual.
+
+    A teacher's phase is run n + m times by running its last m blocks once more; a surrogate's by repeating its last
+    step, at that step's depth. n - 1 leaves out the last.
+    counts: by phase. angle, exit_angle: by phase and group, the turn of the last state and of the state that leaves the
+    phase, `(counts,)`. agreement: by phase, or None.
+    """
+
+    phases: Phases
+    counts: list[list[int]]
+    angle: list[dict[str, Spread]]
+    exit_angle: list[dict[str, Spread]]
+    agreement: list[Spread] | None
+    num_images: int
+
+    def turn(self, phase: int, count: int, group: str = "all") -> float:
+        """The mean turn of the last state when `phase` (0..k-1) runs `count` times."""
+        return float(self.angle[phase][group].mean[self.counts[phase].index(count)])
+
+    def finding(self) -> str:
+        extra = [self.turn(j, n + 1) for j, n in enumerate(self.phases)]
+        fewer = [self.turn(j, n - 1) for j, n in enumerate(self.phases)]
+        twice = [self.turn(j, 2 * n) for j, n in enumerate(self.phases)]
+        text = f"One step more turns the last state by {_range(extra)} rad, one fewer by {_range(fewer)}"
+        text += f", twice as many by {_range(twice)}; phase {int(np.argmax(twice)) + 1} bears it least"
+        if self.agreement is not None:
+            doubled = [self.counts[j].index(2 * n) for j, n in enumerate(self.phases)]
+            kept = [spread.mean[c] for spread, c in zip(self.agreement, doubled)]
+            text += f". With a phase doubled {_range(kept, '.0%')} of predictions stay"
+        return text + "."
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each phase and count."""
+        rows = []
+        for j, counts in enumerate(self.counts):
+            for c, count in enumerate(counts):
+                row: dict[str, Any] = {"phase": j + 1, "length": self.phases[j], "times": count}
+                for name, spread in self.angle[j].items():
+                    row[f"turn_{name}"] = float(spread.mean[c])
+                row["exit_turn_all"] = float(self.exit_angle[j]["all"].mean[c])
+                if self.agreement is not None:
+                    row["agreement"] = float(self.agreement[j].mean[c])
+                rows.append(row)
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "finding": self.finding(),
+            "num_images": self.num_images,
+            "phases": list(self.phases),
+            "rows": self.rows(),
+            "spreads": {"turn": jsonable(self.angle), "exit_turn": jsonable(self.exit_angle)},
+        }
+
+    @classmethod
+    def from_dict(cls, saved: Any, where: str = "") -> Repetition:
+        found = _SavedRepetition.from_dict(saved, where)
+        by_phase = [[row for row in found.rows if row.phase == j + 1] for j in range(len(found.phases))]
+        agreement: list[Spread] | None = None
+        if found.rows and found.rows[0].agreement is not None:
+            kept = [decode(np.ndarray, [row.agreement for row in rows]) for rows in by_phase]
+            agreement = [Spread(values, num_images=found.num_images) for values in kept]
+        counts = [[row.times for row in rows] for rows in by_phase]
+        phases = Phases(found.phases)
+        return cls(phases, counts, found.spreads.turn, found.spreads.exit_turn, agreement, found.num_images)
+
+
+@dataclass
+class _SavedRow(Record):
+    phase: int
+    times: int
+    agreement: float | None = None
+
+
+@dataclass
+class _SavedTurns(Record):
+    turn: list[dict[str, Spread]]
+    exit_turn: list[dict[str, Spread]]
+
+
+@dataclass
+class _SavedRepetition(Record):
+    num_images: int
+    phases: tuple[int, ...]
+    rows: list[_SavedRow]
+    spreads: _SavedTurns
+
+
+def measure_repetition(vit: ViT, images: Tensor, phases: Sequence[int], predict: Predict | None = None) -> Repetition:
+    """Run each phase n-1, n, n+1 and 2n times on `images`."""
+    phases = check_phases(vit, phases)
+    counts = [sorted({n - 1, n, n + 1, 2 * n}) for n in phases]
+    predict = predict or default_predict(vit)
+    effects = [Effects(vit, predict) for _ in phases]
+    exits = [Effects(vit, None) for _ in phases]
+    with full_precision(vit.device):
+        for states, context in clean_batches(vit, images):
+            for j, (first, last) in enumerate(phases.spans):
+                effects[j].clean(states[-1])
+                exits[j].clean(states[last])
+                for count in counts[j]:
+                    plan = repetition_plan(vit, (first, last), count)
+                    out = run_blocks(vit, states[first - 1], context, plan)
+                    exits[j].add(out)
+                    effects[j].add(vit.unroll(out, context, start=last)[-1])
+                effects[j].end()
+                exits[j].end()
+    agreement = [spread for e in effects if (spread := e.agreement()) is not None]
+    turns = [e.angle() for e in effects]
+    exit_turns = [e.angle() for e in exits]
+    return Repetition(phases, counts, turns, exit_turns, agreement or None, len(images))
+
+
+def repetition_plan(vit: ViT, span: tuple[int, int], count: int) -> list[tuple[int, int]]:
+    """Blocks of a phase (first and last layer) when it runs `count` times."""
+    first, last = span
+    num = last - first + 1
+    layers = list(range(first, min(last, first + count - 1) + 1))
+    num_again = max(0, count - num)
+    if vit.phases is None:
+        layers += range(last - num_again + 1, last + 1)
+    else:
+        layers += [last] * num_again
+    return [(layer, layer) for layer in layers]
+
+
+@dataclass
+class Extrapolation(Record):
+    """A surrogate run past its last layer L with its last tied block: everything here is extrapolation.
+
+    layers: L..L+extra. By group: norm and angle to `a_L` at each of them; speed of each step, `(extra,)`.
+    agreement: with the prediction at L, or None. conditioning: what the depth does past L.
+    """
+
+    layers: list[int]
+    norm: dict[str, Spread]
+    angle: dict[str, Spread]
+    speed: dict[str, Spread]
+    agreement: Spread | None
+    conditioning: str
+    num_images: int
+
+    def finding(self) -> str:
+        speed = self.speed["all"].mean
+        norm = self.norm["all"].mean
+        text = f"Past layer {self.layers[0]} the state {_settling(speed)}: {speed[0]:.3f} rad at the first extra step, "
+        text += f"{speed[-1]:.3f} at layer {self.layers[-1]}, {self.angle['all'].mean[-1]:.2f} rad away in all, "
+        text += f"norm x{norm[-1] / norm[0]:.2f}"
+        if self.agreement is not None:
+            text += f"; {self.agreement.mean[-1]:.0%} of predictions stay"
+        return text + " (extrapolation)."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Means over all tokens layer by layer, L first (it has no speed); spreads by group."""
+        saved: dict[str, Any] = {
+            "finding": self.finding(),
+            "extrapolation": True,
+            "conditioning": self.conditioning,
+            "num_images": self.num_images,
+            "layers": self.layers,
+            "spreads": jsonable({"turn": self.angle, "norm": self.norm, "speed": self.speed}),
+            "turn": jsonable(self.angle["all"].mean),
+            "norm": jsonable(self.norm["all"].mean),
+            "speed": [None, *jsonable(self.speed["all"].mean)],
+        }
+        if self.agreement is not None:
+            saved["agreement"] = jsonable(self.agreement.mean)
+        return saved
+
+    @classmethod
+    def from_dict(cls, saved: Any, where: str = "") -> Extrapolation:
+        found = _SavedExtrapolation.from_dict(saved, where)
+        paths = found.spreads
+        agreement = None
+        if found.agreement is not None:
+            agreement = Spread(found.agreement, num_images=found.num_images)
+        return cls(found.layers, paths.norm, paths.turn, paths.speed, agreement, found.conditioning, found.num_images)
+
+
+@dataclass
+class _SavedPaths(Record):
+    turn: dict[str, Spread]
+    norm: dict[str, Spread]
+    speed: dict[str, Spread]
+
+
+@dataclass
+class _SavedExtrapolation(Record):
+    num_images: int
+    layers: list[int]
+    conditioning: str
+    spreads: _SavedPaths
+    agreement: np.ndarray | None = None
+
+
+def measure_extrapolation(
+    vit: ViT, images: Tensor, num_extra: int | None = None, predict: Predict | None = None
+) -> Extrapolation:
+    """Run a surrogate `num_extra` steps past its L layers (by default L more) on `images`."""
+    spec = surrogate_spec(vit)
+    num_extra = vit.num_layers if num_extra is None else num_extra
+    if num_extra < 1:
+        raise ValueError(f"extrapolation needs at least one extra step, got {num_extra}")
+    last = vit.blocks[-1]
+    assert isinstance(last, Step)
+    layers = list(range(vit.num_layers, vit.num_layers + num_extra + 1))
+    steps = [Step(last.tied, layer).to(vit.device) for layer in layers[1:]]
+    effects = Effects(vit, predict or default_predict(vit))
+    norms = ImageMoments()
+    speeds = ImageMoments()
+    with full_precision(vit.device):
+        for states, context in clean_batches(vit, images):
+            args, kwargs = context.calls[-1]
+            effects.clean(states[-1])
+            path = [states[-1]]
+            for step in steps:
+                path.append(first_tensor(step(path[-1], *args, **kwargs)))
+            for state in path:
+                effects.add(state)
+            effects.end()
+            norms.update(torch.stack([_mean_norm(state, effects.spans) for state in path], -1))
+            turns = [effects.turn(now, unit(before)) for before, now in pairwise(path)]
+            speeds.update(torch.stack(turns, -1))
+    conditioning = {
+        "table": "the table holds its last row",
+        "mlp": "the MLP is evaluated at depths past the last",
+        "none": "the block knows no depth",
+    }[spec.conditioning]
+    if spec.adapters:
+        conditioning += "; the adapters are those of the last depth"
+    return Extrapolation(
+        layers=layers,
+        norm=by_group(norms, effects.spans),
+        angle=effects.angle(),
+        speed=by_group(speeds, effects.spans),
+        agreement=effects.agreement(),
+        conditioning=conditioning,
+        num_images=len(images),
+    )
+
+
+def _settling(speed: np.ndarray) -> str:
+    if speed[-1] < speed[0] / 2:
+        return "settles"
+    if speed[-1] < 2 * speed[0]:
+        return "keeps turning"
+    return "turns faster"
+
+
+def _mean_norm(state_btd: Tensor, spans: dict[str, slice]) -> Tensor:
+    return mean_by_group(torch.linalg.vector_norm(at_least_float32(state_btd), dim=-1), spans)
+
+
+def _range(values: Sequence[float], form: str = ".2f") -> str:
+    low = format(min(values), form)
+    high = format(max(values), form)
+    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,203 @@
+"""Layer swaps: every pair of blocks exchanged, within a phase and across phases.
+
+A swap starts from the clean state before its first block and runs the model's own blocks, each with the arguments that
+the model passes at that place, in fp32. Its effect is the angle between the last state and the clean one, per token,
+averaged over each group, and the share of images whose predicted class stays the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from raptor.devices import ONE_PROCESS, Ranks, full_precision
+from raptor.dynamics.effects import Effects, Predict, clean_batches, default_predict, run_blocks
+from raptor.phases import Phases, check_phases
+from raptor.streaming import Record, Spread, decode, jsonable
+from raptor.vit.view import ViT
+
+_KINDS = {"within": "within a phase", "across": "across phases"}
+WITHOUT: tuple[tuple[int, ...], ...] = ((), (1,))
+"""Blocks whose pairs are left out: swaps are judged with all blocks, and without block 1, which hardly bears any."""
+
+
+@dataclass
+class Swaps(Record):
+    """Every pair of blocks (i < j) exchanged.
+
+    angle: by group, the turn of the last state in radians, of shape `(pairs,)`. agreement: `(pairs,)` or None.
+    matched_std: of `turn` (all tokens) and `agreement`, the deviation over images of across minus within at equal
+    distance, for each of `WITHOUT`.
+    """
+
+    pairs: list[tuple[int, int]]
+    phases: Phases
+    angle: dict[str, Spread]
+    agreement: Spread | None
+    num_images: int
+    matched_std: dict[str, list[float | None]] = field(default_factory=dict)
+
+    def compare(self, values: np.ndarray) -> dict[str, float]:
+        """Means of `(pairs,)` values within and across phases, plain and at equal distance."""
+        return compare_pairs(self.pairs, values, self.phases)
+
+    def finding(self) -> str:
+        turn = self.compare(self.angle["all"].mean)
+        # With one phase there is no pair across phases, with phases of one block none within.
+        kinds = {name: where for name, where in _KINDS.items() if np.isfinite(turn[name])}
+        turns = " and ".join(f"{turn[name]:.2f} rad {where}" for name, where in kinds.items())
+        text = f"Swapping two blocks turns the last state by {turns}"
+        if np.isfinite(turn["within_matched"]):
+            text += f" (at equal distance {turn['within_matched']:.2f} and {turn['across_matched']:.2f})"
+        if self.agreement is not None:
+            kept = self.compare(self.agreement.mean)
+            text += f"; {' and '.join(f'{kept[name]:.0%}' for name in kinds)} of predictions stay"
+        return text + "."
+
+    def matrix(self, values: np.ndarray) -> np.ndarray:
+        """`(pairs,)` values as a symmetric `(L, L)` matrix with NaN on its diagonal."""
+        num = self.phases.num_layers
+        square = np.full((num, num), np.nan)
+        for (i, j), value in zip(self.pairs, values):
+            square[i - 1, j - 1] = value
+            square[j - 1, i - 1] = value
+        return square
+
+    def to_dict(self) -> dict[str, Any]:
+        """Matrices of means, block against block; comparisons; deviations over images."""
+        means = {f"turn_{name}": spread.mean for name, spread in self.angle.items()}
+        if self.agreement is not None:
+            means["agreement"] = self.agreement.mean
+        saved: dict[str, Any] = {
+            "finding": self.finding(),
+            "num_images": self.num_images,
+            "phases": list(self.phases),
+            "compared": jsonable({name: self.compare(values) for name, values in means.items()}),
+            "deviations": {f"turn_{name}": jsonable(self.matrix(s.std)) for name, s in self.angle.items()},  # type: ignore[arg-type]
+        }
+        if self.matched_std:
+            saved["matched_std"] = self.matched_std
+        for name, values in means.items():
+            saved[name] = jsonable(self.matrix(values))
+        return saved
+
+    @classmethod
+    def from_dict(cls, saved: Any, where: str = "") -> Swaps:
+        head = _SavedSwaps.from_dict(saved, where)
+        pairs = list(combinations(range(1, sum(head.phases) + 1), 2))
+
+        def values(matrix: Any, name: str) -> np.ndarray:
+            square = decode(np.ndarray, matrix, f"{where}.{name}")
+            if square.shape != (sum(head.phases),) * 2:
+                raise ValueError(f"{where}.{name}: expected a matrix of the blocks, got shape {square.shape}")
+            return np.array([square[i - 1, j - 1] for i, j in pairs])
+
+        angle = {
+            name.removeprefix("turn_"): Spread(
+                values(saved.get(name), name), values(deviations, f"deviations.{name}"), num_images=head.num_images
+            )
+            for name, deviations in head.deviations.items()
+        }
+        agreement = None
+        if saved.get("agreement") is not None:
+            agreement = Spread(values(saved["agreement"], "agreement"), num_images=head.num_images)
+        return cls(pairs, Phases(head.phases), angle, agreement, head.num_images, head.matched_std)
+
+
+@dataclass
+class _SavedSwaps(Record):
+    """The keys of saved swaps whose names are fixed."""
+
+    num_images: int
+    phases: tuple[int, ...]
+    deviations: dict[str, Any]
+    matched_std: dict[str, list[float | None]] = field(default_factory=dict)
+
+
+def measure_swaps(
+    vit: ViT,
+    images: Tensor,
+    phases: Sequence[int],
+    predict: Predict | None = None,
+    advance: Callable[[], None] | None = None,
+    ranks: Ranks = ONE_PROCESS,
+) -> Swaps:
+    """Exchange every pair of blocks on `images` (N, 3, H, W).
+
+    Args:
+        phases: lengths, to separate pairs within a phase from pairs across phases.
+        predict: a head; by default the model's own.
+        advance: called after each of the `L (L - 1) / 2` pairs of each batch of 32 images.
+        ranks: they share the pairs; each gives the same images.
+    """
+    phases = check_phases(vit, phases)
+    pairs = list(combinations(range(1, vit.num_layers + 1), 2))
+    effects = Effects(vit, predict or default_predict(vit))
+    with full_precision(vit.device):
+        for states, context in clean_batches(vit, images):
+            effects.clean(states[-1])
+            for number, (i, j) in enumerate(pairs):
+                if number % ranks.size == ranks.rank:
+                    effects.add(run_blocks(vit, states[i - 1], context, swap_plan(i, j, vit.num_layers)))
+                else:
+                    effects.skip()
+                if advance is not None:
+                    advance()
+            effects.end(ranks)
+    matched_std = {"turn": [_matched_std(pairs, effects.turns(), phases, without) for without in WITHOUT]}
+    if effects.predict is not None:
+        matched_std["agreement"] = [_matched_std(pairs, effects.stayed(), phases, without) for without in WITHOUT]
+    return Swaps(pairs, phases, effects.angle(), effects.agreement(), len(images), matched_std)
+
+
+def swap_plan(first: int, second: int, num_layers: int) -> list[tuple[int, int]]:
+    """Blocks from layer `first` on, with `first` and `second` exchanged."""
+    exchanged = {first: second, second: first}
+    return [(exchanged.get(layer, layer), layer) for layer in range(first, num_layers + 1)]
+
+
+def compare_pairs(
+    pairs: Sequence[tuple[int, int]], values: np.ndarray, phases: Phases, without: Sequence[int] = ()
+) -> dict[str, float]:
+    """Means of `(pairs,)` values over pairs of blocks of the same phase and of different phases.
+
+    `within` and `across` are over all such pairs. `within_matched` and `across_matched` average over equal distances
+    j - i first, each distance weighted equally, because pairs in different phases are further apart. Pairs with a block
+    in `without` are left out. NaN where there is no such pair.
+    """
+    is_kept = np.array([not {i, j} & set(without) for i, j in pairs])
+    is_same = np.array([phases.phase_of(i) == phases.phase_of(j) for i, j in pairs])
+    within = is_same & is_kept
+    across = ~is_same & is_kept
+    distance = np.array([j - i for i, j in pairs])
+    both = [d for d in np.unique(distance) if within[distance == d].any() and across[distance == d].any()]
+    return {
+        "within": _mean(values[within]),
+        "across": _mean(values[across]),
+        "within_matched": _mean([values[(distance == d) & within].mean() for d in both]),
+        "across_matched": _mean([values[(distance == d) & across].mean() for d in both]),
+    }
+
+
+def _matched_std(
+    pairs: Sequence[tuple[int, int]], values: np.ndarray, phases: Phases, without: Sequence[int]
+) -> float | None:
+    """Deviation over images of across minus within at equal distance, from `(images, pairs)` values."""
+    # The comparison is linear in the values, so its weight of each pair is its answer for that pair alone.
+    weights = []
+    for one in np.eye(len(pairs)):
+        compared = compare_pairs(pairs, one, phases, without)
+        weights.append(compared["across_matched"] - compared["within_matched"])
+    differences = values @ np.array(weights)
+    if len(values) < 2 or not np.isfinite(differences).all():
+        return None
+    return float(differences.std(ddof=1))
+
+
+def _mean(values: Any) -> float:
+    return float(np.mean(values)) if len(values) else float("nan")
