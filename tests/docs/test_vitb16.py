@@ -52,33 +52,8 @@ def test_every_surrogate_is_a_row() -> None:
 def test_the_runs_before_are_rows_too() -> None:
     assert [row["k"] for row in VARIED["rows"]] == [2, 3, 4]
     for row in VARIED["rows"]:
-        r2, phases = row["r2_last"], "\\|".join(map(str, row["phases"]))
-        cells = [f"{row['block_parameters'] / 1e6:.1f} M", _interval(row["top1"])]
-        cells += [f"{100 * value:.1f}" for value in (row["kept"], row["agreement"]["value"])]
-        cells += [_short(r2["all"]["value"]), _short(r2["cls"]["value"]), _short(row["relative_error"]["all"]["value"])]
-        cells += [f"{row['levin_megabits']['int8']['surrogate']:.0f}"]
-        assert f"| {row['k']} ({phases}) | {' | '.join(cells)} |" in PAGE
+        assert f"| {row['k']} | {_interval(row['top1'])} | {100 * row['kept']:.1f} |" in PAGE
         assert row["layers_ahead_of_null_models"] == 12
-
-
-def test_every_point_of_the_curve_is_a_row() -> None:
-    curves = [row["curve"] for row in EIGHT["rows"]]
-    assert len(curves[0]) == 8
-    for points in zip(*curves, strict=True):
-        first = points[0]
-        cells = [f"{first['images'] / 1e6:.2f}", f"{first['gpu_seconds']:.0f}"]
-        cells += [f"{100 * point['top1']:.1f}" for point in points]
-        cells += [_short(point["r2_last"]["cls"]) for point in points]
-        assert f"| {first['stage'][-1]}, {first['step']:,} | {' | '.join(cells)} |" in PAGE
-
-
-def test_every_set_of_images_is_a_row() -> None:
-    for name, found in FOUND["gap"]["sets"].items():
-        low, high = found["agreement_interval"]
-        cells = [str(found["num_images"]), f"{100 * found['agreement']:.0f} [{100 * low:.0f}, {100 * high:.0f}]"]
-        right = [f"{100 * found[name]:.0f}" for name in ("top1", "teacher_top1") if name in found]
-        cells += [" / ".join(right) or "–", *(_short(found["r2"][group][-1]) for group in ("cls", "patches"))]
-        assert f"| {name} | {' | '.join(cells)} | {_short(found['loss']['weighted'][-1])} |" in PAGE
 
 
 def test_agreement_on_images_trained_on_and_not() -> None:
@@ -100,11 +75,6 @@ def test_agreement_on_images_trained_on_and_not() -> None:
     for row, of in ((seen, "of the diverse photographs"), (others, "of others")):
         low, high = (100 * end for end in row["interval"])
         assert f"on {100 * row['agreement']:.0f} % [{low:.0f}, {high:.0f}] {of}" in words
-    for name, found in json.loads((ROOT / "docs/results/vitb16/agreement.json").read_text())["sets"].items():
-        before = FOUND["gap"]["sets"][name]
-        cells = [cell(before["agreement"], before["agreement_interval"])]
-        cells += [cell(row["agreement"], row["interval"]) for row in found.values()]
-        assert f"| {name} | {' | '.join(cells)} |" in PAGE
 
 
 def test_agreement_is_measured_again_by_a_script(tmp_path: Path) -> None:
@@ -136,15 +106,11 @@ def test_agreement_is_measured_again_by_a_script(tmp_path: Path) -> None:
 def test_the_main_numbers() -> None:
     training, final = FOUND["training"], FOUND["final"]
     recipe = read("raptor/recipes/vitb16.yaml")
-    minutes = f"{training['gpu_seconds_alone'] / 60:.1f} minutes"
-    rate = f"{training['images_per_s']:,} images/s"
-    assert all(word in page for word in (minutes, rate) for page in (PAGE, recipe))
-    assert f"{FOUND['images']['distinct']:,} photographs" in PAGE
-    assert f"{100 * final['top1']:.1f} %" in PAGE and f"{100 * final['kept']:.1f} %" in PAGE
-    for together in (EIGHT["images_per_s"], VARIED["images_per_s"]):
-        assert all(f"{together[name]:,.0f}" in PAGE for name in ("all runs", "all runs, teacher forcing"))
-    for row in VARIED["rows"]:
-        assert f"{row['gpu_seconds'] / 60:.1f} GPU minutes" in PAGE and _short(row["levin_ratio"]["int8"]) in PAGE
+    assert f"{training['gpu_seconds_alone'] / 60:.1f} minutes" in recipe
+    assert f"{training['images_per_s']:,} images/s" in recipe
+    assert f"| {FOUND['images']['distinct']:,} |" in PAGE
+    assert f"| {100 * final['top1']:.1f} [" in PAGE and f"| {100 * final['kept']:.1f} |" in PAGE
+    assert all(f"{EIGHT['images_per_s'][name]:,.0f}" in PAGE for name in ("all runs", "all runs, teacher forcing"))
 
 
 @pytest.mark.parametrize("name", ["varied", "coordinates"])
