@@ -26,11 +26,14 @@ from raptor.data import InMemory, iterate, open_data
 from raptor.dynamics import measure_dynamics
 from raptor.fidelity.certificate import certify
 from raptor.phases import Phases
-from raptor.probes import grid, probe
+from raptor.probes import grid
+from raptor.probes.classify import Classify
+from raptor.probes.grid import grid_around, step_seconds
+from raptor.probes.protocol import DEFAULTS
 from raptor.similarity.cosine import measure_similarity
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train import distill, loop
-from raptor.train.plan import Plan, Planned, planning
+from raptor.train.plan import Plan
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
 
@@ -132,24 +135,22 @@ def measure(command: str, size: Size) -> float:
     if command == "dynamics":
         options: dict[str, Any] = dict(num_images=size.images, stability_images=STABILITY, rank_images=2, eps=(1e-2,))
         return seconds(lambda: measure_dynamics(vit, held_out, **options))
-    plan = partial(planned_step, phases=phases) if command == "distill" else planned_probe
-    return min(plan(vit, train, val).parts[0].seconds for _ in range(3)) * size.images / BATCH
+    step = partial(distill_step, phases=phases) if command == "distill" else probe_step
+    return min(step(vit, train, val) for _ in range(3)) * size.images / BATCH
 
 
-def planned_step(vit: ViT, train: InMemory, val: InMemory, phases: Phases) -> Plan:
+def distill_step(vit: ViT, train: InMemory, val: InMemory, phases: Phases) -> float:
+    """Seconds of a step of stage 2."""
     options: dict[str, Any] = dict(stage1_share=0.0, budget="1steps", batch_size=BATCH, device="cpu")
     plan = distill(vit, (train, val), phases=phases, dry_run=True, **options)
     assert isinstance(plan, Plan)
-    return plan
+    return plan.parts[0].seconds
 
 
-def planned_probe(vit: ViT, train: InMemory, val: InMemory) -> Plan:
-    try:
-        with planning():
-            probe(vit, "classify", train, val, batch_size=BATCH)
-    except Planned as planned:
-        return planned.plan
-    raise AssertionError("inside `planning` a probe is only planned")
+def probe_step(vit: ViT, train: InMemory, val: InMemory) -> float:
+    """Seconds of a step in which the heads of all learning rates are trained."""
+    made = Classify(vit, vit.num_layers, train, val, batch_size=BATCH, precision="fp32")
+    return step_seconds(made, grid_around(DEFAULTS["classify"].lr))[0]
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import yaml
-from cells import Cell, CellOptions, Sweep, TrainingSweepOptions, plannable, run_sweep
+from cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
 from estimates import spread
 from figures import figure_ablation
 from outcome import Outcome, markdown, write_outcome
@@ -68,7 +68,6 @@ class AblationOptions(CutBy, OneTeacher, TrainingSweepOptions, total=False):
     """The options that ablation shares with other experiments."""
 
 
-@plannable
 @recorded
 def run(
     *,

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
-from cells import Cell, CellOptions, Sweep, SweepOptions, plannable, run_sweep
+from cells import Cell, CellOptions, Sweep, SweepOptions, run_sweep
 from figures import figure_budgets
 from outcome import Outcome, markdown, sum_of, write_outcome
 from records import BudgetRow, Budgets
@@ -27,7 +27,6 @@ class BudgetsOptions(WeightFile, Trusting, SweepOptions, total=False):
     """The options that budgets shares with other experiments."""
 
 
-@plannable
 @recorded
 def run(
     model: str = "scenes",

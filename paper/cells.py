@@ -19,20 +19,16 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TextIO, TypeVar, Unpack
-
-import torch
+from typing import Annotated, Any, ParamSpec, TextIO, TypedDict, TypeVar, Unpack
 
 from raptor.data.chosen import Described, changed_images
 from raptor.devices import device_name
-from raptor.options import Compiling, Decoding, HeldOut, Limited, OnDevice, Option, Planning, with_defaults
+from raptor.options import Compiling, Decoding, HeldOut, Limited, OnDevice, Option, with_defaults
 from raptor.progress import clock
 from raptor.provenance import ImagesRead, Provenance, note_read, recording
 from raptor.run import Interrupted, RunError, check_folder, hold_alone, let_go, read_json, write_text
 from raptor.streaming import Record, jsonable
-from raptor.train.plan import Memory, Plan, Planned, PlannedPart, free_disk, planning
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -190,7 +186,7 @@ def check_same_images(path: Path, saved: DescribedImages, found: DescribedImages
         raise RunError(f"{path} was made on other images ({'; '.join(changed[:3])}): choose another --out")
 
 
-class CellOptions(Planning, total=False):
+class CellOptions(TypedDict, total=False):
     """Which cells are done, by how many processes and for how long."""
 
     jobs: Annotated[int, Option(1, "processes that run at the same time, each with its own num_workers.")]
@@ -224,8 +220,6 @@ def run_sweep(
     sweep.check_images()
     chosen = sweep.select(cells)
     check_folder(sweep.folder)
-    if options["dry_run"]:
-        raise Planned(_plan(chosen, work))
     (sweep.folder / "cells").mkdir(parents=True, exist_ok=True)
     deadline = None if max_seconds is None else time.monotonic() + max_seconds
     num_missing = len(chosen.missing())
@@ -251,60 +245,6 @@ def _describe(images: Callable[[], DescribedImages], is_finished: bool) -> Descr
         if is_finished and not isinstance(error, RunError):
             return {}
         raise
-
-
-def plannable(run: Callable[P, T]) -> Callable[P, T | Plan]:
-    """An experiment that returns its plan where `dry_run` is given."""
-
-    @wraps(run)
-    def run_or_plan(*args: P.args, **options: P.kwargs) -> T | Plan:
-        try:
-            return run(*args, **options)
-        except Planned as planned:
-            return planned.plan
-
-    return run_or_plan
-
-
-def _plan(sweep: Sweep, work: _Work) -> Plan:
-    """The plan of the first cell that has no result, for all of those."""
-    missing = sweep.missing()
-    if not missing:
-        raise RunError(f"every cell in {sweep.folder} has its result: without --dry_run they are put together")
-    check_folder(sweep.folder)
-    began, first = time.monotonic(), missing[0].name
-    try:
-        with planning():
-            work(missing[0])
-        raise Planned(_done_to_measure(sweep, first, time.monotonic() - began))
-    except Planned as planned:
-        plan = planned.plan
-    left = f"{len(missing)} of {len(sweep.cells)} cells have no result; each is planned as {first}'s first training"
-    finished = sweep.seconds()
-    known = [f"the {len(finished)} finished cells took {clock(sum(finished) / len(finished))} each"] if finished else []
-    notes = [f"{left}, and what follows that comes on top", *known, *plan.notes]
-    free_disk(sweep.folder, sum(plan.written_bytes.values()))
-    command = f"reproduce ({plan.command} of {first})"
-    return replace(plan, command=command, folder=str(sweep.folder), num_runs=len(missing), notes=notes)
-
-
-def _done_to_measure(sweep: Sweep, name: str, seconds: float) -> Plan:
-    """The plan of a cell that trains nothing: it was done, and its result is thrown away."""
-    memory = Memory(torch.device(sweep.device)).peak()
-    return Plan(
-        command="cell",
-        model=name,
-        data="its data",
-        folder=str(sweep.folder),
-        device=device_name(sweep.device),
-        checked=["it trains nothing, so it was done once to measure it"],
-        parts=[PlannedPart(name, 1, 1, seconds)],
-        other_seconds=0.0,
-        memory_bytes=memory,
-        fixed_bytes=memory,
-        written_bytes={"result": 1e5},
-        free_bytes=free_disk(sweep.folder, 1e5),
-    )
 
 
 def _report_failures(sweep: Sweep) -> None:

@@ -16,7 +16,6 @@ from cells import (
     Sweep,
     TrainingSweepOptions,
     check_same_images,
-    plannable,
     run_sweep,
 )
 from estimates import correlation, z_score
@@ -63,7 +62,6 @@ class PartitionsOptions(CutBy, OneTeacher, TrainingSweepOptions, total=False):
     """The options that partitions shares with other experiments."""
 
 
-@plannable
 @recorded
 def run(
     *,

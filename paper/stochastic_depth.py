@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
-from cells import Cell, CellOptions, Sweep, TrainingSweepOptions, plannable, run_sweep
+from cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
 from estimates import correlation, partial_correlation, trend
 from figures import figure_stochastic_depth
 from outcome import Outcome, markdown, sum_of, write_outcome
@@ -55,7 +55,6 @@ class StochasticDepthOptions(ScratchOptions, CutBy, TrainingSweepOptions, total=
     """The options that stochastic-depth shares with other experiments."""
 
 
-@plannable
 @recorded
 def run(
     *,

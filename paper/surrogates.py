@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Self, TypedDict
@@ -26,7 +26,6 @@ from raptor.run import drop_checkpoints
 from raptor.similarity.cosine import Array, measure_similarity
 from raptor.surrogate.surrogate import block_parameters
 from raptor.train import Distilled, DistillSummary, distill
-from raptor.train.plan import is_planning
 from raptor.train.recipe import resolve_recipe
 from raptor.train.schedule import Budget
 from raptor.vit.trajectory import Trajectories
@@ -99,7 +98,7 @@ def load_pair(options: Mapping[str, Any], preprocess: Preprocess, machine: Machi
         *limits,
         machine.device,
         machine.num_workers,
-        options.get("in_memory", True) and not is_planning(),
+        options.get("in_memory", True),
     )
 
 
@@ -209,7 +208,7 @@ def _recipe_of(options: Mapping[str, Any], machine: Machine) -> dict[str, str]:
     recipe = options.get("recipe", options.get("base"))
     with suppress(ValueError, OSError):
         if recipe is not None:
-            return {"recipe": hash_config(resolve_recipe(str(recipe), {}).recorded())}
+            return {"recipe": hash_config(asdict(resolve_recipe(str(recipe), {})))}
     return {}
 
 
@@ -240,8 +239,9 @@ def trained_by(recipe: str, optimizer: str | None = None) -> dict[str, str]:
 
 def layer_similarity(vit: ViT, data: ImageData, machine: Machine) -> dict[str, Array]:
     """Layer-layer similarity of training images, by token group: name -> (L, L)."""
-    limit = _PLANNED_IMAGES if is_planning() else _SIMILARITY_IMAGES
-    batches = iterate(data, vit.preprocess, 256, device=vit.device, limit=limit, num_workers=machine.num_workers)
+    batches = iterate(
+        data, vit.preprocess, 256, device=vit.device, limit=_SIMILARITY_IMAGES, num_workers=machine.num_workers
+    )
     states = (states for states, _, _ in Trajectories(vit, batches, machine.precision))
     return measure_similarity(states, vit.num_layers, vit.groups, cka_features=None).matrices
 

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 import numpy as np
 import torch
-from cells import Cell, CellOptions, Sweep, SweepOptions, plannable, run_sweep
+from cells import Cell, CellOptions, Sweep, SweepOptions, run_sweep
 from figures import figure_swaps
 from outcome import Outcome, markdown, sum_of, write_outcome
 from records import Compared, StochasticDepth, SwapRow, Swaps
@@ -44,7 +44,6 @@ class SwapsOptions(CutBy, SweptTeachers, WeightFile, Trusting, SweepOptions, Lim
     """The options that swaps shares with other experiments."""
 
 
-@plannable
 @recorded
 def run(
     *,

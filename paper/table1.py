@@ -14,7 +14,6 @@ from cells import (
     DescribedImages,
     Sweep,
     TrainingSweepOptions,
-    plannable,
     run_sweep,
 )
 from estimates import spread
@@ -81,7 +80,6 @@ class Table1Options(CutBy, WeightFile, Trusting, TrainingSweepOptions, total=Fal
     """The options that table1 shares with other experiments."""
 
 
-@plannable
 @recorded
 def run(
     *,

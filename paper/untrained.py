@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
-from cells import Cell, CellOptions, Sweep, TrainingSweepOptions, plannable, run_sweep
+from cells import Cell, CellOptions, Sweep, TrainingSweepOptions, run_sweep
 from figures import figure_untrained
 from outcome import Outcome, markdown, sum_of, write_outcome
 from records import Untrained, UntrainedRow
@@ -53,7 +53,6 @@ class UntrainedOptions(ScratchOptions, CutBy, SweptTeachers, TrainingSweepOption
     """The options that untrained shares with other experiments."""
 
 
-@plannable
 @recorded
 def run(
     *,

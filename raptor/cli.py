@@ -73,26 +73,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _fail(130, "stopped")
         except Exception as error:
             if not is_users(error):
-                _end_ranks(1)
                 raise
             return _fail(130 if type(error).__name__ == "Interrupted" else 2, _one_line(error))
 
 
 def _fail(code: int, line: str) -> int:
-    """Say why it ended, once for all ranks, and end the other ones."""
-    if _end_ranks(code):
-        rank = started_processes()[0]
-        print("raptor:", f"rank {rank} on {socket.gethostname()}: {line}" if rank else line, file=sys.stderr)
+    """Say why this process ended. torchrun or srun then ends the other ranks."""
+    rank = started_processes()[0]
+    print("raptor:", f"rank {rank} on {socket.gethostname()}: {line}" if rank else line, file=sys.stderr)
     return code
-
-
-def _end_ranks(code: int) -> bool:
-    """Whether this is the process that says why; the other ranks, where there are any, are told to end."""
-    if started_processes()[1] == 1:
-        return True
-    from raptor.devices import end_ranks
-
-    return end_ranks(code)
 
 
 def _run(words: list[str]) -> int:
@@ -167,7 +156,12 @@ class _Unbroken:
 def is_users(error: Exception) -> bool:
     """Whether the input or the machine is at fault, not the program. torch's error by name: it may not be imported."""
     is_machines = type(error).__name__ == "OutOfMemoryError" or _is_dead_worker(error)
-    return isinstance(error, (ValueError, OSError)) or is_machines
+    return isinstance(error, (ValueError, OSError)) or is_machines or _is_lost_rank(error)
+
+
+def _is_lost_rank(error: Exception) -> bool:
+    devices = sys.modules.get("raptor.devices")
+    return started_processes()[1] > 1 and devices is not None and devices.is_lost_rank(error)
 
 
 def _is_dead_worker(error: Exception) -> bool:
@@ -180,6 +174,8 @@ def _one_line(error: Exception) -> str:
     text = text or type(error).__name__
     if type(error).__name__ == "OutOfMemoryError":
         return f"the GPU's memory is full: lower --batch_size ({text[:120]})"
+    if _is_lost_rank(error):
+        return f"another process of this command ended ({text[:120]})"
     if _is_dead_worker(error):
         return f"a process that decodes images died: if memory is short, lower --num_workers ({text[:120]})"
     return text

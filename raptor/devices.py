@@ -10,8 +10,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import threading
-import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -30,10 +28,6 @@ from raptor.progress import started_processes
 
 _DEVICES = ("auto", "cpu", "cuda")
 COLLECTIVE_TIMEOUT = timedelta(hours=2)  # rank 0 finishes, validates and writes while the others wait
-_MEETING_TIMEOUT = timedelta(minutes=10)
-_WATCH_SECONDS = 0.5
-_LAST_SECONDS = 5.0  # that rank 0 waits for the others to see that one has failed
-_END_KEY = "raptor/end"
 _CPU = torch.device("cpu")
 _SHARED_MEMORY = Path("/dev/shm")
 T = TypeVar("T")
@@ -100,6 +94,15 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 def is_out_of_memory(error: Exception) -> bool:
     """Whether a device, or the host, had no memory left."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+# What torch says when it cannot reach another rank; neither gloo nor NCCL has an exception of its own for it.
+_LOST_RANK = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
+
+
+def is_lost_rank(error: Exception) -> bool:
+    """Whether another process of this command has ended while this one waited for it."""
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST_RANK)
 
 
 def free_bytes(device: torch.device) -> int:
@@ -321,8 +324,8 @@ def open_fabric(device: str, precision: str) -> Any:
         broadcast_buffers=False,
     )
     fabric = Fabric(accelerator=device, devices=1, num_nodes=num_nodes, strategy=strategy, precision=kind)
-    _watch_others()
     fabric.launch()
+    atexit.register(_leave_group)
     return fabric
 
 
@@ -339,96 +342,5 @@ def _processes_per_node(world: int) -> tuple[int, int]:
 
 def _leave_group() -> None:
     """Ranks leave together: a rank that ends while another one still waits for it would abort."""
-    if _watch is not None:
-        _watch.leave()
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-class _Watch:
-    """Ends this process when another rank has failed.
-
-    A rank that fails leaves the others waiting for it, in a collective or before they have all met, where nothing
-    reaches them. So it leaves a note in the store that they meet at, and a thread of each rank looks for one.
-    """
-
-    def __init__(self) -> None:
-        self.rank, self.size = started_processes()
-        self.host, self.port = _meeting_place()
-        self._over, self._failed = threading.Event(), False
-        self._store: Any = None
-        threading.Thread(target=self._look, daemon=True).start()
-
-    def _look(self) -> None:
-        with suppress(RuntimeError):  # the store is gone: the others have ended
-            self._store = self._connect()
-            while not self._over.wait(_WATCH_SECONDS):
-                if self._store.check([_END_KEY]):
-                    code = int(self._store.get(_END_KEY))
-                    self._acknowledge()
-                    os._exit(code)
-
-    def _connect(self, serve: bool = False) -> Any:
-        return dist.TCPStore(self.host, self.port, is_master=serve, wait_for_workers=False, timeout=_MEETING_TIMEOUT)
-
-    def end(self, code: int) -> bool:
-        """Leave a note to end with `code`; whether it is the first, and this rank the one to say why."""
-        self._over.set()
-        if not dist.is_initialized():  # where torchrun does not hold the store, rank 0 would have, from then on
-            by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-            self._store = self._connect(serve=self.rank == 0 and not by_agent)
-        self._store = self._store or self._connect()
-        is_first = self._store.add(f"{_END_KEY}/failed", 1) == 1
-        if is_first:
-            self._store.set(_END_KEY, str(code))
-        self._failed = True
-        return is_first
-
-    def leave(self) -> None:
-        """Look no more; after `end`, let the others see the note."""
-        self._over.set()
-        if self._failed:
-            with suppress(RuntimeError):
-                self._acknowledge()
-
-    def _acknowledge(self) -> None:
-        """Say that this rank has seen the note. Rank 0 waits for the others, because the store may go with it."""
-        num = self._store.add(f"{_END_KEY}/seen", 1)
-        until = time.monotonic() + _LAST_SECONDS
-        while self.rank == 0 and num < self.size and time.monotonic() < until:
-            time.sleep(_WATCH_SECONDS / 5)
-            num = self._store.add(f"{_END_KEY}/seen", 0)
-
-
-_watch: _Watch | None = None
-
-
-def _meeting_place() -> tuple[str, int]:
-    """Host and port at which the ranks meet, as torchrun or Slurm have set them."""
-    if "MASTER_ADDR" not in os.environ:
-        from lightning_fabric.plugins.environments import SLURMEnvironment
-
-        meeting = SLURMEnvironment()
-        return meeting.main_address, meeting.main_port
-    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-
-
-def _watch_others() -> None:
-    """Begin to look for ranks that have failed, and leave the group when this process ends."""
-    global _watch
-    if _watch is None:
-        _watch = _Watch()
-        atexit.register(_leave_group)
-
-
-def end_ranks(code: int) -> bool:
-    """Tell the other ranks to end with this exit code; whether this is the rank that says why (the first to fail)."""
-    rank, size = started_processes()
-    if size == 1:
-        return True
-    try:
-        _watch_others()
-        assert _watch is not None
-        return _watch.end(code)
-    except RuntimeError:  # there is no way to meet, which all ranks find alike, or rank 0 is gone
-        return rank == 0 or dist.is_initialized()

@@ -336,7 +336,9 @@ def check_config(folder: Path, config: Mapping[str, Any], resume: bool = True) -
         raise RunError(
             f"{folder} already holds a run: choose another --out, remove it to start over, or allow --resume"
         )
-    return not holds_work or _adds_leg(folder / "config.yaml", config)
+    if holds_work:
+        _check_same_config(folder, config)
+    return not holds_work
 
 
 def read_summary(folder: str | Path) -> dict[str, Any] | None:
@@ -638,38 +640,36 @@ def _way_out(folder: str | Path, path: Path) -> str:
     return f"{older}choose another --out"
 
 
-def _adds_leg(path: Path, config: Mapping[str, Any]) -> bool:
-    """Whether the only change to the config at `path` is one more budget at the end of `legs`; others are refused."""
-    old, new = expand_home(_flat(read_config(path.parent))), _flat(json.loads(json.dumps(config)))
-    known = any(name.startswith("images.") for name in old)  # earlier versions did not remember them
-    differing = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and (known or not k.startswith("images."))]
-    if isinstance(old.get("classes"), str):  # earlier versions remembered the name of the file
-        differing = [k for k in differing if k.partition(".")[0] != "classes"]
-    images = [k for k in differing if k.startswith("images.")]
-    if known and not images:  # the same images at another place
-        differing = [k for k in differing if k not in ("data", "val")]
-    elif images and set(differing) <= {*images, "data", "val"}:
+def _check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a folder whose work was made with another config, naming the entries that differ."""
+    old, new = expand_home(_flat(read_config(folder))), _flat(json.loads(json.dumps(config)))
+    differing = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+    images = [name for name in differing if name.startswith("images.")]
+    if not images:  # the same images at another place
+        differing = [name for name in differing if name not in ("data", "val")]
+    elif set(differing) <= {*images, "data", "val"}:
         part = images[0].split(".")[1]
         counts = " -> ".join(str(flat.get(f"images.{part}.num_images")) for flat in (old, new))
         raise RunError(
-            f"the {part} images changed since {path.parent} began ({counts} images, or other files): bring them back, "
+            f"the {part} images changed since {folder} began ({counts} images, or other files): bring them back, "
             "or choose another --out"
         )
-    if set(differing) == {"legs", "recipe.budget"}:
-        earlier = old.get("legs") or [old.get("recipe.budget")]
-        if (new.get("legs") or [])[:-1] == earlier:
-            return True
-    changed = [
-        "the weights of the teacher differ" if k == "fingerprint" else f"{k}: {old.get(k)} -> {new.get(k)}"
-        for k in differing
-    ]
-    if changed:
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+    if differing == ["recipe.budget"] and (folder / "summary.json").exists():
         raise RunError(
-            f"{path.parent} holds a run with another config ({'; '.join(changed[:3])}{more}): choose another --out, "
-            "or remove the folder to start over"
+            f"{folder} is finished with a budget of {old['recipe.budget']}: to go on from its weights add "
+            f"--start {folder} and choose another --out"
         )
-    return False
+    if not differing:
+        return
+    changed = [
+        "the weights of the teacher differ" if name == "fingerprint" else f"{name}: {old.get(name)} -> {new.get(name)}"
+        for name in differing[:3]
+    ]
+    more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+    raise RunError(
+        f"{folder} holds a run with another config ({'; '.join(changed)}{more}): choose another --out, "
+        "or remove the folder to start over"
+    )
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

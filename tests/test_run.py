@@ -434,27 +434,20 @@ def test_changed_images_are_refused_and_moved_ones_are_not(tmp_path: Path) -> No
     for num, print_ in ((63, "b"), (64, "b")):
         with pytest.raises(RunError, match=rf"the train images changed since .* began \(64 -> {num} images"):
             Run(tmp_path, config("photos", num, print_))
-    earlier = {"data": "photos", "seed": 0}  # of a version that did not remember the images
-    with Run(tmp_path / "old", earlier):
-        (tmp_path / "old" / "summary.json").write_text("{}")
-    with Run(tmp_path / "old", config("photos", 64, "a")):
-        pass
-    with pytest.raises(RunError, match="another config"):
-        Run(tmp_path / "old", config("others", 64, "a"))
 
 
-def test_a_config_takes_one_more_leg_and_nothing_else(tmp_path):
-    def config(*legs: str, lr: float = 1e-3) -> dict[str, Any]:
-        return {"recipe": {"budget": legs[-1], "lr": lr}} | ({"legs": list(legs)} if len(legs) > 1 else {})
+def test_a_finished_run_with_another_budget_names_the_way_on(tmp_path):
+    def config(budget: str, lr: float = 1e-3) -> dict[str, Any]:
+        return {"recipe": {"budget": budget, "lr": lr}}
 
     with Run(tmp_path, config("200steps")):
         (tmp_path / "summary.json").write_text("{}")
-    for other in (config("400steps"), config("200steps", "400steps", lr=1e-4), config("100steps", "400steps")):
-        with pytest.raises(RunError, match="another config"):
-            Run(tmp_path, other)
-    for legs in (("200steps", "400steps"), ("200steps", "400steps", "500steps")):
-        Run(tmp_path, config(*legs)).close()
-        assert read_config(tmp_path) == config(*legs)
+    with pytest.raises(RunError, match=r"finished with a budget of 200steps: .* --start .* another --out"):
+        Run(tmp_path, config("400steps"))
+    with pytest.raises(RunError, match="another config"):
+        Run(tmp_path, config("400steps", lr=1e-4))
+    with Run(tmp_path, config("200steps")):
+        assert read_config(tmp_path) == config("200steps")
 
 
 def test_a_forked_process_does_not_keep_the_folder(tmp_path):

@@ -89,7 +89,7 @@ def demo(
     probes: dict[str, Probed] = {}
     tasks: tuple[Literal["classify", "segment", "depth"], ...] = ("classify", "segment", "depth")
     for task in tasks:
-        done = probe(
+        probes[task] = probe(
             out,
             task=task,
             data="scenes",
@@ -100,8 +100,6 @@ def demo(
             batch_size=min(64, num_images),
             device=device,
         )
-        assert isinstance(done, Probed)
-        probes[task] = done
         print(probes[task].text().splitlines()[-2])
     _say("5 of 6: depth as a dynamical system")
     moved = dynamics(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -23,7 +22,6 @@ from raptor.options import (
     OfTeacher,
     OnData,
     OpeningModel,
-    Planning,
     Running,
     part,
     with_defaults,
@@ -35,7 +33,6 @@ from raptor.provenance import Provenance, recorded
 from raptor.report.results import check_results_of
 from raptor.run import result_folder
 from raptor.streaming import Result, folder_of
-from raptor.train.plan import Plan, Planned, free_disk, planning
 from raptor.vit.view import ViT
 
 
@@ -91,7 +88,7 @@ class Probed(Result):
         return "\n".join([*lines, f"written to {self.folder}/probe-{task}.json"])
 
 
-class ProbeOptions(OpeningModel, OfTeacher, Running, OnData, AnySplit, HeadClasses, Limited, Planning, total=False):
+class ProbeOptions(OpeningModel, OfTeacher, Running, OnData, AnySplit, HeadClasses, Limited, total=False):
     """The options that `probe` shares with other commands."""
 
 
@@ -110,7 +107,7 @@ def probe(
     max_seconds: float | None = None,
     out: str | None = None,
     **given: Unpack[ProbeOptions],
-) -> Probed | Plan:
+) -> Probed:
     """Train linear probes on a frozen model; given a run, on the surrogate and on its teacher alike.
 
     Args:
@@ -166,8 +163,6 @@ def probe(
         ranks=ranks,
     )
     sides = {"teacher": of_teacher} | ({} if surrogate is None else {"surrogate": surrogate})
-    if options["dry_run"]:
-        return _plan(train, list(sides.values()), result_folder(out, folder_of(model), "probe"))
     folder = ranks.first(lambda: result_folder(out, folder_of(model), "probe"))
     check_folder_of(folder, folder_of(model), surrogate, of_teacher)
     ranks.first(lambda: check_results_of(folder, surrogate, of_teacher, [f"probe-{task}"]))
@@ -181,27 +176,6 @@ def probe(
     report = ProbeReport(Provenance.since(started, device), chosen.name, task, results, chosen.split)
     ranks.first(lambda: report.write(folder))
     return Probed(report, folder)
-
-
-def _plan(train: Callable[[ViT], ProbeResult], sides: list[ViT], folder: Path) -> Plan:
-    """What the probes of all sides take together."""
-    plans = []
-    for vit in sides:
-        try:
-            with planning():
-                train(vit)
-        except Planned as planned:
-            plans.append(planned.plan)
-    written = {"heads": sum(plan.written_bytes["heads"] for plan in plans)}
-    return replace(
-        plans[0],
-        folder=str(folder),
-        parts=[part for plan in plans for part in plan.parts],
-        other_seconds=sum(plan.other_seconds for plan in plans),
-        memory_bytes=max(plan.memory_bytes for plan in plans),
-        written_bytes=written,
-        free_bytes=free_disk(folder, sum(written.values())),
-    )
 
 
 def _open_both(

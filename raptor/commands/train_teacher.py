@@ -11,6 +11,7 @@ from raptor.options import takes_paths
 from raptor.run import read_metrics
 from raptor.streaming import Result
 from raptor.train import teacher as teachers
+from raptor.train.plan import Plan
 from raptor.train.teacher import TeacherOptions, TeacherSummary
 from raptor.vit.view import ViT
 
@@ -57,7 +58,7 @@ def train_teacher(
     *,
     out: str = "runs/teacher",
     **given: Unpack[TeacherOptions],
-) -> TrainedTeacher:
+) -> TrainedTeacher | Plan:
     """Train a ViT classifier from scratch and save it to OUT/teacher, where the other commands find it.
 
     Args:
@@ -67,6 +68,8 @@ def train_teacher(
         out: run folder; continued when it already holds this run.
     """
     teacher = teachers.train_teacher(shape, data, out=out, **given)
+    if isinstance(teacher, Plan):
+        return teacher
     summary = TeacherSummary.read(Path(out))
     assert summary is not None
     return TrainedTeacher(teacher, Path(out), summary)

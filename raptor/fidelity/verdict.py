@@ -47,7 +47,7 @@ class Training(Record):
     """How a surrogate was trained.
 
     Attributes:
-        num_steps: per stage, and per leg that went on from it (`stage2-leg2`).
+        num_steps: per stage.
         batch_size: images per step.
         num_images: different training images; None where it is not known.
         start: the trained surrogate it started from; None for a start from the teacher's blocks.
@@ -64,10 +64,7 @@ class Training(Record):
         """The rules that say so: fewer than 100 steps in a stage, or a loss that still falls steeply."""
         found = []
         if self.start is None:
-            totals: dict[str, int] = {}
-            for name, num in self.num_steps.items():
-                totals[stage_of(name)] = totals.get(stage_of(name), 0) + num
-            few = [f"{num} in {stage}" for stage, num in totals.items() if num < MIN_STEPS]
+            few = [f"{num} in {stage}" for stage, num in self.num_steps.items() if num < MIN_STEPS]
             if few:
                 found.append(f"fewer than {MIN_STEPS} steps: {', '.join(few)}")
         if self.loss_fall is not None and self.loss_fall > STEEP:
@@ -82,11 +79,6 @@ class Training(Record):
         drawn = "" if self.num_images is None else f" from {self.num_images:,}"
         began = "" if self.start is None else f", starting from {self.start}"
         return f"trained {steps}{images}{drawn}{began}"
-
-
-def stage_of(name: str) -> str:
-    """The stage that a leg goes on with: `stage2` of `stage2-leg2`; a stage itself is its own."""
-    return name.partition("-leg")[0]
 
 
 @dataclass
@@ -257,7 +249,7 @@ def read_training(folder: Path) -> Training | None:
 
 
 def last_losses(path: Path, stages: Collection[str]) -> list[float]:
-    """The logged losses of the last of `stages`. A leg that is still being trained is not among them."""
+    """The logged losses of the last of `stages`."""
     rows = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
         try:

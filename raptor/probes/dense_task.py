@@ -14,7 +14,6 @@ from raptor.devices import ONE_PROCESS, Ranks
 from raptor.probes.classify import grid_logits
 from raptor.probes.features import check_finite, normed_tokens, view_at
 from raptor.probes.frames import Geometry, crop_images, draw_boxes
-from raptor.train.plan import is_planning
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
 
@@ -93,8 +92,7 @@ class DenseTask:
         return images
 
     def start(self, seed: int) -> None:
-        if not is_planning():  # which looks at few images
-            self._check_targets()
+        self._check_targets()
         self.seed = seed
         self._order: tuple[int, Tensor] | None = None
 

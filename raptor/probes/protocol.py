@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from raptor.data import DenseData, ImageData, open_data, open_dense
-from raptor.data.split import Split, choice_split
-from raptor.devices import ONE_PROCESS, Ranks, device_name
+from raptor.data.split import Split
+from raptor.devices import ONE_PROCESS, Ranks
 from raptor.fidelity.heads import LinearHead
 from raptor.probes.classify import CLOSED_FORMS, Classify, fit_closed_form, read_head
 from raptor.probes.depth import Depth
@@ -19,7 +19,6 @@ from raptor.probes.features import check_layer
 from raptor.probes.grid import grid_around, step_seconds, steps_that_fit, train_heads
 from raptor.probes.result import HeadTensors, ProbeResult, ProbeSettings
 from raptor.probes.segment import Segment
-from raptor.train.plan import Memory, Plan, PlannedPart, deliver, is_planning, measured_step
 from raptor.vit.view import ViT
 
 _AnyData = ImageData | DenseData
@@ -109,11 +108,6 @@ def probe(
     began = time.monotonic()
     options: dict[str, Any] = {"precision": precision, "size": size, "num_workers": num_workers, "ranks": ranks}
     options["batch_size"] = own.batch_size if batch_size is None else batch_size
-    if is_planning():
-        num_epochs, num_seeds = (1, 1) if closed_form else (epochs, len(seeds))
-        deliver(
-            _plan(task, vit, check_layer(vit, layer), (train, val), options, grid, num_epochs, num_seeds, max_seconds)
-        )
     made = _make(task, vit, check_layer(vit, layer), train, val, **options)
     init = None if closed_form else _start(init_head, made)
     if closed_form:
@@ -158,56 +152,6 @@ def probe(
         chance=1 / len(classes) if classes else None,
         fingerprint=vit.fingerprint(),
         classes=classes,
-    )
-
-
-def _plan(
-    task: str,
-    vit: ViT,
-    layer: int,
-    data: tuple[_AnyData, _AnyData],
-    options: dict[str, Any],
-    grid: Sequence[float],
-    epochs: int,
-    num_seeds: int,
-    max_seconds: float | None,
-) -> Plan:
-    """What a probe takes, from a few steps on a part of its data; `epochs` and `max_seconds` are those of each seed."""
-    train, val = data
-    num_fit = len(choice_split(train.keys)[0])
-    batch_size, memory = min(options["batch_size"], num_fit), Memory(vit.device)
-    few = [part.select(range(min(len(part), num))) for part, num in ((train, 2 * batch_size + 8), (val, _NUM_SCORED))]
-
-    def measure() -> tuple[Classify | Segment | Depth, float, int]:
-        made = _make(task, vit, layer, few[0], few[1], **options)
-        return made, *step_seconds(made, grid)
-
-    made, seconds, num_timed = measured_step(measure, batch_size)
-    num_steps, is_timed = epochs * (num_fit // batch_size), False
-    if max_seconds is not None and max_seconds / seconds < num_steps:
-        num_steps, is_timed = steps_that_fit(seconds, max_seconds), True
-    num_split = len(train) - num_fit
-    num_scored = num_split + len(val) if task == "classify" else num_seeds * (epochs * num_split + len(val))
-    heads = {"heads": 8.0 * made.num_outputs * (made.num_features + 1)}
-    return Plan(
-        command=f"probe {task}",
-        model=vit.name,
-        data=train.name,
-        folder="",
-        device=device_name(vit.device),
-        checked=[
-            f"{task}: {num_fit:,} images to fit on, {num_split:,} to choose on, {len(val):,} reported",
-            f"{made.num_outputs} outputs on {made.num_features} features, {len(grid)} learning rates at once",
-        ],
-        parts=[
-            PlannedPart(f"{task} probe of {vit.name}", num_seeds * num_steps, batch_size, seconds, is_timed, num_timed)
-        ],
-        other_seconds=num_scored * seconds / batch_size,
-        memory_bytes=memory.peak(),
-        fixed_bytes=memory.before,
-        written_bytes=heads,
-        free_bytes=0.0,
-        num_devices=options["ranks"].size,
     )
 
 

@@ -13,7 +13,7 @@ from raptor.dynamics.measure import DynamicsFile
 from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.complexity import Complexity
 from raptor.fidelity.error_curves import Curves
-from raptor.fidelity.verdict import Verdict, stage_of
+from raptor.fidelity.verdict import Verdict
 from raptor.open import OTHER_TEACHER, is_of_own_module, saved_folder
 from raptor.phases import PhasesFile
 from raptor.probes.result import ProbeReport
@@ -30,7 +30,7 @@ TASKS = ("classify", "segment", "depth")
 
 @dataclass
 class TrainingLoss:
-    """A line of metrics.jsonl that has a loss; `step` counts on through the legs of its stage."""
+    """A line of metrics.jsonl that has a loss."""
 
     stage: str
     step: int
@@ -314,13 +314,9 @@ def _read_config(path: Path) -> dict[str, Any]:
 def _read_training(path: Path) -> list[TrainingLoss]:
     """The losses of metrics.jsonl. A last line that an interruption cut off is skipped."""
     rows: list[TrainingLoss] = []
-    lengths: dict[str, int] = {}
     for row in read_metrics(path.parent):
         if _is_number(row.get("loss")) and _is_number(row.get("step")):
-            leg = str(row.get("stage", "training"))
-            lengths[leg] = row["num_steps"] if _is_number(row.get("num_steps")) else 0
-            before = sum(num for name, num in lengths.items() if name != leg and stage_of(name) == stage_of(leg))
-            rows.append(TrainingLoss(stage_of(leg), row["step"] + before, row["loss"]))
+            rows.append(TrainingLoss(str(row.get("stage", "training")), row["step"], row["loss"]))
     return rows
 
 

@@ -8,6 +8,7 @@ Reads top to bottom: `distill` (the typed surface), setup, one run, fit, plan.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 import time
@@ -43,7 +44,7 @@ from raptor.similarity.cosine import measure_similarity
 from raptor.surrogate.blocks import adapted_layers
 from raptor.train.distilled import Distilled, DistillSummary
 from raptor.train.graphs import StepGraphs
-from raptor.train.job import Job, Leg
+from raptor.train.job import Job
 from raptor.train.loop import (
     Checkpoint,
     Loop,
@@ -55,12 +56,12 @@ from raptor.train.loop import (
     read_finished,
 )
 from raptor.train.optimizer import is_matrix, num_moments
-from raptor.train.plan import NUM_DECODED, Memory, Plan, deliver, free_disk, is_planning, measured_step, num_bytes
+from raptor.train.plan import NUM_DECODED, Memory, Plan, free_disk, measured_step, num_bytes
 from raptor.train.recipe import Recipe, RecipeOptions, resolve_recipe
-from raptor.train.resume import keep_teacher, load_blocks, num_legs, resolved, set_aside, start_from, take_phases
-from raptor.train.schedule import Rates, teacher_forcing
+from raptor.train.resume import check_run_folder, keep_teacher, load_blocks, start_from
+from raptor.train.schedule import Budget, Rates, teacher_forcing
 from raptor.train.step import DistillStep, Parts, groups_at, state_variance
-from raptor.train.validation import Measured, Validator, shown_r2
+from raptor.train.validation import Validator, shown_r2
 from raptor.vit.trajectory import Trajectories, autocast
 from raptor.vit.view import ViT
 from raptor.vit.weights import check_weights, fingerprint
@@ -90,7 +91,6 @@ def distill(
     recipe: str = "default",
     out: str | None = None,
     stage: Literal["all", "1", "2"] = "all",
-    phase: int | None = None,
     start: str | None = None,
     allow_other_teacher: bool = False,
     limit: int | None = None,
@@ -120,11 +120,11 @@ def distill(
             scores of the k that is chosen are of the same images, so they flatter it a little.
         recipe: default, adamw, quick, long, paper, authors, vitb16, vitb16-varied, vitb16-coordinates, or a YAML file;
             options such as --lr override its entries.
-        out: run folder; continued when it already holds this run. A finished one goes on from its weights when --budget
-            is larger than before: the steps that are added are a leg with a warm-up of its own.
-        stage: `all`, `1` or `2`; a stage that runs without the other keeps its share of the budget.
-        phase: train only this phase (1..k) of stage 1, as an independent job; `--stage 2` then picks up all of them.
-        start: a surrogate folder or built-in to start from instead of the recipe's initial blocks.
+        out: run folder; continued when it already holds this run and is not finished.
+        stage: `all`, `1` or `2`; a stage that runs without the other keeps its share of the budget. Stage 2 by itself
+            goes on from a `start`.
+        start: a surrogate folder or built-in to start from instead of the recipe's initial blocks. With the folder of a
+            finished run it goes on from that run's weights, in another folder.
         allow_other_teacher: start from a surrogate of another teacher.
         limit: use only this many training images.
         phase_images: images for the similarity that the phases are cut from.
@@ -138,7 +138,7 @@ def distill(
     """
     options = with_defaults(DistillOptions, given)
     settings = resolve_recipe(recipe, part(RecipeOptions, options))
-    wanted = _check_options(k, phases, target, stage, phase)
+    wanted = _check_options(k, phases, target, stage, start)
     if phases is not None and tokens != DEFAULT_TOKENS:
         print(f"--tokens {tokens} has no effect: --phases says where depth is cut", file=sys.stderr)
     num_blocks = 3 if k is None else 1 if k == "auto" else int(k)  # auto begins with one
@@ -194,8 +194,7 @@ def distill(
         fabric,
         head_data,
         precision=precision,
-        stage="1" if phase is not None else stage,
-        phase=phase,
+        stage=stage,
         start=start,
         allow_other_teacher=allow_other_teacher,
         split=split,
@@ -217,12 +216,11 @@ def distill(
     name = str(model) if isinstance(model, str | Path) else teacher.name
     config = _config(job, name, opening, spec, val, limit, names, tokens)
     root = f"runs/{slug(name)}"
-    if options["dry_run"] or is_planning():
+    if options["dry_run"]:
         num_blocks = num_blocks if found is None else found.k
         folder = Path(out or f"{root}-k{num_blocks}")
-        there = _phases_there(folder) if is_planning() or found is None else None  # a sweep's plan cuts roughly
-        planned = there or found or _even_phases(teacher, num_blocks)
-        return deliver(_plan(job, planned, folder, config, 0 if found else phase_images))
+        planned = found or _phases_there(folder) or _even_phases(teacher, num_blocks)
+        return _plan(job, planned, folder, config, 0 if found else phase_images)
     if found is not None:
         return _distill_one(job, found, Path(out or f"{root}-k{found.k}"), config)
     matrix = _similarity_matrix(job, phase_images, tokens)
@@ -265,7 +263,7 @@ def _config(
         size=job.teacher.preprocess.size,
         seed=job.seed,
         start=job.start,
-        recipe=job.recipe.recorded(),
+        recipe=dataclasses.asdict(job.recipe),
         precision=job.precision,
     )
     structure = {key: value for key, value in opening.items() if key not in ("dtype", "trust_hub", "pretrained")}
@@ -278,13 +276,13 @@ def _config(
 
 
 def _check_options(
-    k: int | str | None, phases: Sequence[int] | None, target: str | None, stage: str, phase: int | None
+    k: int | str | None, phases: Sequence[int] | None, target: str | None, stage: str, start: str | None
 ) -> tuple[str, float] | None:
     """The target of `k="auto"` (its name and value), None for a fixed k; what does not go together is refused."""
     if stage not in ("all", "1", "2"):
         raise ValueError(f"unknown --stage {stage!r}: choose from all, 1, 2")
-    if phase is not None and stage == "2":
-        raise ValueError("--phase is a job of stage 1: leave out --stage 2")
+    if stage == "2" and start is None:
+        raise ValueError("--stage 2 goes on from a surrogate: give --start, such as the run folder of --stage 1")
     if k != "auto":
         if target is not None:
             raise ValueError("--target goes with --k auto")
@@ -293,10 +291,8 @@ def _check_options(
         if k is not None and phases is not None and int(k) != len(phases):
             raise ValueError(f"--k {k} contradicts the {len(phases)} phases of --phases: leave out one of them")
         return None
-    if phases is not None or phase is not None or stage == "2":
-        raise ValueError(
-            "--k auto cuts its own phases and trains each k whole: leave out --phases, --phase and --stage 2"
-        )
+    if phases is not None or stage == "2":
+        raise ValueError("--k auto cuts its own phases and trains each k whole: leave out --phases and --stage 2")
     name, _, value = (target or "").partition("=")
     try:
         # No surrogate passes NaN, or 95 for .95; a recovery may be a little above 1.
@@ -331,38 +327,31 @@ def _smallest_k(job: Job, name: str, value: float, matrix: Any, root: Path, conf
 @StopSignal()
 def _distill_one(job: Job, phases: Phases, folder: Path, config: dict[str, Any]) -> Distilled:
     """One surrogate with these phases, in its run folder: a finished one, or one that is trained (on) here."""
-    job, run_folder, config = resolved(job, phases, folder, config)
-    budgets = job.budgets
-    check_shared(run_folder, job.ranks)
-    run = Run(run_folder, config, resume=job.resume, writer=job.fabric.is_global_zero)
+    config = {**config, "phases": list(phases), "stage": job.stage}
+    check_run_folder(job.teacher, folder)
+    check_shared(folder, job.ranks)
+    run = Run(folder, config, resume=job.resume, writer=job.fabric.is_global_zero)
     with run, deaths_explained(run, job.fabric):
         student = job.student(phases)
-        done, saved = read_finished(DistillSummary, run_folder), run.load_checkpoint()
-        if done is not None and num_legs(done.num_steps) < len(budgets):
-            done = None
+        done, saved = read_finished(DistillSummary, folder), run.load_checkpoint()
         if saved is not None:
             load_blocks(student, saved[0])
         elif done is not None:
-            start_from(student, str(run_folder), job.teacher, job.allow_other_teacher)
+            start_from(student, str(folder), job.teacher, job.allow_other_teacher)
         elif job.start is not None:
             start_from(student, job.start, job.teacher, job.allow_other_teacher)
-        elif job.stage == "2":
-            take_phases(student, job.teacher, folder, config)
         if done is not None:
-            if saved is not None and job.phase is None and job.fabric.is_global_zero:
+            if saved is not None and job.fabric.is_global_zero:
                 with run.writing():
-                    repair_saved(student, run_folder / "surrogate")
-            return Distilled(student, job.teacher, run_folder, done)
+                    repair_saved(student, folder / "surrogate")
+            return Distilled(student, job.teacher, folder, done)
         summary = job.fabric.broadcast(_fit(job, run, student, phases, saved))
         if job.fabric.is_global_zero:
             with run.writing():
-                if len(budgets) > 1:
-                    set_aside(run_folder, f"leg{len(budgets) - 1}")
-                if job.phase is None:
-                    keep_teacher(job.teacher, student, run_folder)
-                    save_vit(student, run_folder / "surrogate")
-                summary.write(run_folder)
-    return Distilled(student, job.teacher, run_folder, summary)
+                keep_teacher(job.teacher, student, folder)
+                save_vit(student, folder / "surrogate")
+                summary.write(folder)
+    return Distilled(student, job.teacher, folder, summary)
 
 
 @StopSignal()
@@ -397,16 +386,15 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
         if job.fabric.is_global_zero and job.recipe.normalise in ("layer", "group"):
             _tell_of_large_coordinates(*measured_variance.concentration())
     module = job.step(student, phases, variance)
-    measured = Measured(validator, student, job.teacher, phases, job.phase)
     loop = Loop(run, job.fabric, saved, [job.train_data, job.val_data], job.track, job.checkpoint_minutes)
-    stages = [DistillStage(job, leg, module, stream, measured) for leg in job.legs()]
+    stages = [DistillStage(job, name, module, stream, validator, student) for name in job.stages()]
     loop.check(stages)
     if job.fabric.is_global_zero:
         print(_estimate(job, validator), file=sys.stderr)
     loop.fit(stages)
     bad_images = loop.bad_images()
     try:
-        validation = measured.final()
+        validation = validator.final(student)
     except torch.OutOfMemoryError as error:
         what = f"the trained surrogate cannot be measured ({error})"
         raise RunError(f"{what}: free memory on the device, then give the same command") from None
@@ -435,8 +423,8 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
 
 def _estimate(job: Job, validator: Validator) -> str:
     """How long the run takes, from the time of one forward pass: a step is about four of them."""
-    seconds, legs = _image_seconds(job, validator) / job.ranks.size, job.open_legs()
-    budget, share = legs[0].budget, sum(leg.share for leg in legs)
+    seconds = _image_seconds(job, validator) / job.ranks.size
+    budget, share = Budget.parse(job.recipe.budget), sum(job.stages().values())
     per_unit = 1.0 if budget.unit == "s" else 4 * seconds * job.recipe.batch_size
     training = budget.amount * share * per_unit * (job.steps_per_epoch() if budget.unit == "epochs" else 1)
     measured = _num_measured(job, validator) * seconds
@@ -456,7 +444,7 @@ def _image_seconds(job: Job, validator: Validator) -> float:
 
 def _num_measured(job: Job, validator: Validator) -> int:
     """Images that teacher or surrogate see in all validations and for the ridge probes."""
-    num = (2 * _NUM_VALIDATIONS * len(job.open_legs()) + 2) * validator.val.num_images  # and once more at the end
+    num = (2 * _NUM_VALIDATIONS * len(job.stages()) + 2) * validator.val.num_images  # and once more at the end
     return num + (2 * (validator.train.num_images + validator.val.num_images) if validator.labelled else 0)
 
 
@@ -490,29 +478,33 @@ def _parameter_groups(named: list[tuple[str, nn.Parameter]], recipe: Recipe) -> 
 
 
 class DistillStage:
-    """`stage1` or `stage2` of a distillation, or a later leg of it; see `raptor.train.loop.Stage`."""
+    """`stage1` or `stage2` of a distillation; see `raptor.train.loop.Stage`."""
 
     betas = (0.9, 0.999)
 
-    def __init__(self, job: Job, leg: Leg, module: DistillStep, stream: TrainStream, measured: Measured):
+    def __init__(
+        self, job: Job, name: str, module: DistillStep, stream: TrainStream, validator: Validator, student: ViT
+    ):
         recipe = job.recipe
-        self.leg, self.name, self.title = leg, leg.name, f"distil {leg.name}"
-        self.budget, self.share, self.before = leg.budget, leg.share, leg.before
-        self.module, self.stream, self.measured, self.recipe = module, stream, measured, recipe
-        self.graphs = StepGraphs(module, leg.stage, job.precision, job.graphed())
+        self.name, self.title = name, f"distil {name}"
+        self.budget, self.share = Budget.parse(recipe.budget), job.stages()[name]
+        self.before = recipe.stage1_share if name == "stage2" else 0.0
+        self.module, self.stream, self.recipe = module, stream, recipe
+        self.validator, self.student = validator, student
+        self.graphs = StepGraphs(module, name, job.precision, job.graphed())
         self.groups = _parameter_groups(module.trained_parameters(), recipe)
         self.clip, self.rates = recipe.clip, Rates(recipe.lr, recipe.min_lr, recipe.warmup)
         self.batch_size = recipe.batch_size
         self.steps_per_epoch = job.steps_per_epoch()
         self.num_validations = _NUM_VALIDATIONS
-        self.refines = job.start is not None or leg.goes_on
+        self.refines = job.start is not None
 
     def losses(self, wrapped: Any, step: int, num_steps: int, propagate: Callable[[Tensor], None]) -> Tensor:
         """The loss of every trained layer, on the device."""
         images, lam = self.stream.batch(step, stage=self.name), self._lam(step, num_steps)
         layer_losses = self.graphs.run(images, lam)
         if layer_losses is None:
-            loss, layer_losses = wrapped(images, self.leg.stage, lam)
+            loss, layer_losses = wrapped(images, self.name, lam)
             propagate(loss)
         return layer_losses
 
@@ -521,13 +513,12 @@ class DistillStage:
 
     def _lam(self, step: int, num_steps: int) -> float:
         """The share of teacher forcing at a step."""
-        if self.leg.stage != "stage1":
+        if self.name != "stage1":
             return 0.0
-        step = num_steps if self.leg.goes_on else step  # a leg keeps what the stage ended with
         return teacher_forcing(step, num_steps, self.recipe.lam, self.recipe.lam_until)
 
     def clip_groups(self) -> list[list[nn.Parameter]]:
-        return self.module.clip_groups(self.leg.stage)
+        return self.module.clip_groups(self.name)
 
     def tensors(self) -> dict[str, Tensor]:
         tensors = {f"block.{n}": v for n, v in self.module.shared_blocks.state_dict().items()}
@@ -540,10 +531,10 @@ class DistillStage:
         }
 
     def where(self, column: int | None = None) -> str:
-        return f" of {self.name}" + ("" if column is None else f", layer {self.measured.layers[column]}")
+        return f" of {self.name}" + ("" if column is None else f", layer {column + 1}")
 
     def validate(self) -> tuple[dict[str, Any], str]:
-        scores = self.measured.validate()
+        scores = self.validator.validate(self.student)
         note = f"R2 {shown_r2(scores.r2_last)} (lowest {shown_r2(scores.r2_lowest)})"
         if scores.agreement is not None:
             note += f", agreement {scores.agreement:.1%}"
@@ -571,15 +562,15 @@ def _plan(job: Job, phases: Phases, folder: Path, config: dict[str, Any], num_si
 
     num_similarity: images that its phases are cut from.
     """
-    job, run_folder, config = resolved(job, phases, folder, config)
-    check_folder(run_folder)
-    check_config(run_folder, config, job.resume)
+    config = {**config, "phases": list(phases), "stage": job.stage}
+    check_run_folder(job.teacher, folder)
+    check_folder(folder)
+    check_config(folder, config, job.resume)
     memory, student, stream = Memory(job.fabric.device), job.student(phases), job.stream(NUM_DECODED)
-    validator = job.validator(run_folder)
+    validator = job.validator(folder)
     ones_lt = torch.ones(job.teacher.num_layers, job.teacher.groups.num_tokens, device=job.fabric.device)
     module = job.step(student, phases, ones_lt)
-    measured = Measured(validator, student, job.teacher, phases, job.phase)
-    stages = [DistillStage(job, leg, module, stream, measured) for leg in job.open_legs()]
+    stages = [DistillStage(job, name, module, stream, validator, student) for name in job.stages()]
     trained = num_bytes([parameter for _, parameter in module.trained_parameters()])
     moments = sum(num_moments(group.optimizer) * num_bytes([p for _, p in group.named]) for group in stages[0].groups)
     fixed = memory.peak() + trained + moments  # and a gradient of each weight
@@ -595,7 +586,7 @@ def _plan(job: Job, phases: Phases, folder: Path, config: dict[str, Any], num_si
         command="distill",
         model=job.teacher.name,
         data=job.train_data.name,
-        folder=str(run_folder),
+        folder=str(folder),
         device=device_name(job.fabric.device),
         checked=_checked(job, phases, validator),
         parts=parts,
@@ -603,23 +594,23 @@ def _plan(job: Job, phases: Phases, folder: Path, config: dict[str, Any], num_si
         memory_bytes=max(job.ranks.gather(memory.peak())),
         fixed_bytes=fixed,
         written_bytes=written,
-        free_bytes=free_disk(run_folder, sum(written.values())),
+        free_bytes=free_disk(folder, sum(written.values())),
         num_devices=job.ranks.size,
         exchanged_bytes=trained,
-        notes=_plan_notes(job, run_folder),
+        notes=_plan_notes(job, folder),
     )
 
 
-def _plan_notes(job: Job, run_folder: Path) -> list[str]:
+def _plan_notes(job: Job, folder: Path) -> list[str]:
     """What of the run is there already, and what the measured steps do not show."""
     notes = ["the first steps also compile the blocks, about a minute"] if job.compile_blocks else []
     if job.graphed():
         notes.append("each measured step is a CUDA graph; several devices run it without, so small batches take longer")
-    done = read_finished(DistillSummary, run_folder)
-    if done is not None and num_legs(done.num_steps) == len(job.budgets):
-        return [*notes, f"{run_folder} holds this run, finished: the command gives it back at once"]
-    there = (run_folder / "checkpoint" / "latest").exists()
-    return [*notes, *([f"{run_folder} holds a part of this run: it goes on from its last checkpoint"] if there else [])]
+    if read_finished(DistillSummary, folder) is not None:
+        return [*notes, f"{folder} holds this run, finished: the command gives it back at once"]
+    if (folder / "checkpoint" / "latest").exists():
+        notes.append(f"{folder} holds a part of this run: it goes on from its last checkpoint")
+    return notes
 
 
 def _checked(job: Job, phases: Phases, validator: Validator) -> list[str]:

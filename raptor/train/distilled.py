@@ -23,7 +23,7 @@ class DistillSummary(ResultFile):
 
     Attributes:
         phases: on disk their lengths.
-        num_steps: per stage, and per leg that a larger budget added (`stage2-leg2`).
+        num_steps: per stage.
         seconds: of training, without validation and checkpoints.
         data, num_images: what was trained on, and how many images; val, split: what was judged on.
         bad_images: names of the unreadable images that were skipped.

@@ -1,11 +1,10 @@
-"""One distillation: its models, data, device and options, and the legs that it trains in."""
+"""One distillation: its models, data, device and options, and the stages that it trains in."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -21,33 +20,11 @@ from raptor.train.validation import Validator
 from raptor.vit.view import ViT
 
 
-class Leg(NamedTuple):
-    """Training in one go: a stage, or the steps that a larger budget adds to a finished run.
-
-    Attributes:
-        name: in metrics.jsonl and in the summary: `stage1`, `stage2`, `stage2-leg2`.
-        stage: whose losses are trained: `stage1` or `stage2`.
-        budget, share, before: as in `raptor.train.loop.Stage`.
-    """
-
-    name: str
-    stage: str
-    budget: Budget
-    share: float
-    before: float
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether it starts from the weights of a finished run."""
-        return self.name != self.stage
-
-
 @dataclass(frozen=True)
 class Job:
     """The models, the data, the device and the options of one distillation; options as in `distill`, resolved.
 
     head_data: images that heads are fitted on; by default the training images.
-    budgets: that of each leg of the run in its order; the last is the recipe's.
     """
 
     teacher: ViT
@@ -58,7 +35,6 @@ class Job:
     head_data: ImageData | None = None
     precision: str = "fp32"
     stage: str = "all"
-    phase: int | None = None
     start: str | None = None
     allow_other_teacher: bool = False
     split: str = "val"
@@ -72,7 +48,6 @@ class Job:
     resume: bool = True
     track: str | None = None
     checkpoint_minutes: float = 10.0
-    budgets: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> Ranks:
@@ -91,21 +66,6 @@ class Job:
         if len(plan) > 1 and budget.unit == "steps" and round(budget.amount) < len(plan):
             raise ValueError("one step cannot be shared by two stages: give --budget 2steps or more")
         return plan
-
-    def legs(self) -> list[Leg]:
-        """The stages, then what each later budget adds to the last of them."""
-        plan = self.stages()
-        budgets = [Budget.parse(text) for text in self.budgets or (self.recipe.budget,)]
-        shares_before = {"stage1": 0.0, "stage2": self.recipe.stage1_share}
-        legs = [Leg(name, name, budgets[0], share, shares_before[name]) for name, share in plan.items()]
-        for number, (old, new) in enumerate(pairwise(budgets), start=2):
-            added = Budget(new.amount - old.amount, new.unit)
-            legs.append(Leg(f"{legs[-1].stage}-leg{number}", legs[-1].stage, added, sum(plan.values()), 0.0))
-        return legs
-
-    def open_legs(self) -> list[Leg]:
-        """The legs that are not finished when the run starts."""
-        return [leg for leg in self.legs() if leg.goes_on][-1:] or self.legs()
 
     def steps_per_epoch(self) -> float:
         return (self.recipe.epoch_images or len(self.train_data)) / self.recipe.batch_size
@@ -170,7 +130,6 @@ class Job:
             self.recipe.cosine,
             self.compile_blocks,
             self.checkpointing,
-            self.phase,
             half_teacher=self.precision == "bf16" and self.fabric.device.type == "cuda",
             sizes=self.recipe.sizes or (),
         )

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from raptor.data import ImageData
 from raptor.data.images import is_dead_worker
-from raptor.devices import COLLECTIVE_TIMEOUT, ONE_PROCESS, Ranks, is_out_of_memory, ranks_of
+from raptor.devices import COLLECTIVE_TIMEOUT, ONE_PROCESS, Ranks, is_lost_rank, is_out_of_memory, ranks_of
 from raptor.fidelity.verdict import MIN_STEPS
 from raptor.progress import Progress
 from raptor.run import Interrupted, Record, ResultFile, Run, RunError, StopSignal
@@ -39,9 +39,6 @@ _TIMED_RUN = 64
 # Steps of each kind when timing: first the untimed ones (compilation, capture, caches, start of the loader), then the
 # timed ones.
 _NUM_TIMED = {"cuda": (4, 16), "cpu": (1, 2)}
-
-# What torch says when it cannot reach another rank; neither gloo nor NCCL has an exception of its own for it.
-_LOST_RANK = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]
 """Tensors and state, as `Run.load_checkpoint` returns them."""
@@ -128,13 +125,6 @@ class LoopState(Record):
     bad_images: list[str] = field(default_factory=list)
     num_logged: int = 0
     unvalidated: bool = False  # whether the validation after `step` is still to be done
-
-    @classmethod
-    def from_dict(cls, saved: Any, where: str = "") -> Self:
-        # A teacher's checkpoint of an earlier version has only one number.
-        if isinstance(saved, dict) and isinstance(saved.get("num_steps"), int):
-            saved = {**saved, "stage": "teacher", "num_steps": {"teacher": saved["num_steps"]}}
-        return super().from_dict(saved, where)
 
 
 class Loop:
@@ -534,7 +524,7 @@ def deaths_explained(run: Run, fabric: Any) -> Iterator[None]:
         text = " ".join(str(error).split())[:160]
         if is_dead_worker(error):
             what = f"a process that decodes images died ({text}); if memory is short, lower --num_workers"
-        elif fabric.world_size > 1 and any(sign in text for sign in _LOST_RANK):
+        elif fabric.world_size > 1 and is_lost_rank(error):
             what = f"another process of this run died ({text})"
         else:
             raise

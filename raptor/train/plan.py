@@ -1,16 +1,11 @@
-"""Plans: what a run would take, measured on a few of its steps. Nothing is written.
-
-A command plans its own run with `dry_run`. A sweep plans its first cell: inside `planning()` a training raises
-`Planned` with its plan as soon as that is known, through whatever called it.
-"""
+"""Plans: what a run would take, measured on a few of its steps. Nothing is written."""
 
 from __future__ import annotations
 
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -77,7 +72,6 @@ class Plan(Result, Record):
         memory_bytes: peak of each device, on a CPU of the process; fixed_bytes: the part that any batch needs.
         written_bytes: what it writes, by name; free_bytes: on the disk of its folder.
         exchanged_bytes: gradients that devices exchange in each step.
-        num_runs: how often it is done, as the cells of a sweep.
     """
 
     command: str
@@ -94,7 +88,6 @@ class Plan(Result, Record):
     free_bytes: float
     num_devices: int = 1
     exchanged_bytes: float = 0.0
-    num_runs: int = 1
     notes: list[str] = field(default_factory=list)
 
     def on(self, num_devices: int) -> Estimate:
@@ -106,7 +99,7 @@ class Plan(Result, Record):
         seconds = sum(p.num_steps * p.seconds * (1 if p.is_timed else share) for p in self.parts)
         step = sum(p.num_steps * p.seconds for p in self.parts) / sum(p.num_steps * p.batch_size for p in self.parts)
         memory = self.fixed_bytes + max(0.0, self.memory_bytes - self.fixed_bytes) * share
-        total = self.num_runs * (seconds + self.other_seconds * share)
+        total = seconds + self.other_seconds * share
         return Estimate(num_devices, size // num_devices, 1 / (step * share), memory, total, num_devices == here)
 
     def estimates(self) -> list[Estimate]:
@@ -128,7 +121,7 @@ class Plan(Result, Record):
             *(_steps(part) for part in self.parts),
             f"{'devices':>16} {'batch each':>10} {'images/s':>9} {'memory':>9}  time",
             *(_row(estimate) for estimate in self.estimates()),
-            f"would write {_size(self.num_runs * sum(self.written_bytes.values()))} to {self.folder} ({written}); "
+            f"would write {_size(sum(self.written_bytes.values()))} to {self.folder} ({written}); "
             f"{_size(self.free_bytes)} are free",
         ]
         if self.exchanged_bytes:
@@ -230,36 +223,3 @@ def free_disk(folder: Path, needed: float) -> float:
     if free < needed:
         raise RunError(f"{folder} needs {_size(needed)} and has {_size(free)} free: choose another --out")
     return free
-
-
-class Planned(Exception):
-    """Carries the plan of a training out of the work that would do it."""
-
-    def __init__(self, plan: Plan):
-        super().__init__("planned")
-        self.plan = plan
-
-
-_is_planning = False
-
-
-@contextmanager
-def planning() -> Iterator[None]:
-    """Inside, trainings and probes raise `Planned` instead of running."""
-    global _is_planning
-    before, _is_planning = _is_planning, True
-    try:
-        yield
-    finally:
-        _is_planning = before
-
-
-def is_planning() -> bool:
-    return _is_planning
-
-
-def deliver(plan: Plan) -> Plan:
-    """The plan as a result; inside `planning()` it is raised."""
-    if _is_planning:
-        raise Planned(plan)
-    return plan

@@ -28,7 +28,7 @@ class Recipe:
     adapters: int = 0
     table_start: str = "plain"
     batch_size: int = 64
-    optimizer: str = "adamw"  # what a recipe or a run's config without the entry means; the default recipe has muon
+    optimizer: str = "adamw"  # what a recipe without the entry means; the default recipe has muon
     lr: float = 1e-3
     min_lr: float = 1e-6
     weight_decay: float = 1e-4
@@ -48,14 +48,6 @@ class Recipe:
     sizes: list[int] | None = None
     epoch_images: int = 0
     budget: str = "120s"
-
-    def recorded(self) -> dict[str, Any]:
-        """As a run's config holds it: runs of earlier versions, which lack the later entries, go on with defaults."""
-        entries = dataclasses.asdict(self)
-        for name in _LATER:
-            if entries[name] == getattr(Recipe, name):
-                del entries[name]
-        return entries
 
 
 class RecipeOptions(TypedDict, total=False):
@@ -122,14 +114,6 @@ class RecipeOptions(TypedDict, total=False):
     stage1_share: Annotated[float | None, Option(None, "share of the budget that stage 1 gets.")]
 
 
-_LATER = (
-    "adapters",
-    "table_start",
-    "stage1_weights",
-    "mixup",
-    "sizes",
-    "optimizer",
-)  # entries that came after version 0.1.0
 _RANGES = {
     "batch_size": (1, 10**6),
     "adapters": (0, 10**5),

@@ -22,7 +22,7 @@ from raptor.data.stream import AUGMENTATIONS, TrainStream, check_stream, stable_
 from raptor.devices import ONE_PROCESS, Ranks, device_name, open_fabric, pick_device, pick_precision, ranks_of, seeded
 from raptor.fidelity.heads import is_right
 from raptor.open import open_vit, repair_saved, save_vit
-from raptor.options import Compiling, HeldOut, Limited, Option, Resuming, Running, part, with_defaults
+from raptor.options import Compiling, HeldOut, Limited, Option, Planning, Resuming, Running, part, with_defaults
 from raptor.provenance import Provenance, recorded
 from raptor.run import ResultFile, Run, StopSignal, check_config, check_folder, check_shared
 from raptor.train.loop import (
@@ -34,7 +34,7 @@ from raptor.train.loop import (
     plan_stages,
     read_finished,
 )
-from raptor.train.plan import NUM_DECODED, Memory, Plan, deliver, free_disk, is_planning, measured_step, num_bytes
+from raptor.train.plan import NUM_DECODED, Memory, Plan, free_disk, measured_step, num_bytes
 from raptor.train.schedule import Budget, Rates
 from raptor.train.stochastic import StochasticDepth, check_drop
 from raptor.vit.builders import IMAGENET, build_base, check_size
@@ -83,7 +83,9 @@ class TeacherTraining(TypedDict, total=False):
     seed: Annotated[int, Option(0, "of initialisation, order, augmentation and drops.")]
 
 
-class TeacherOptions(ShapeOptions, TeacherTraining, HeldOut, Limited, Running, Compiling, Resuming, total=False):
+class TeacherOptions(
+    ShapeOptions, TeacherTraining, HeldOut, Limited, Running, Compiling, Resuming, Planning, total=False
+):
     """The options of `train_teacher`."""
 
 
@@ -94,8 +96,9 @@ def train_teacher(
     *,
     out: str = "runs/teacher",
     **given: Unpack[TeacherOptions],
-) -> ViT:
-    """Train a ViT classifier from scratch and save it to OUT/teacher, where open_vit finds it.
+) -> ViT | Plan:
+    """Train a ViT classifier from scratch and save it to OUT/teacher, where open_vit finds it; with `dry_run`, only say
+    what that would take.
 
     Args:
         shape: a timm model name that gives the architecture.
@@ -152,9 +155,9 @@ def train_teacher(
         "limit": options["limit"],
         "precision": precision,
     }
-    if is_planning():
+    if options["dry_run"]:
         check_config(Path(out), config, options["resume"])
-        deliver(_plan(vit, _stage(vit, train_data, config, options, fabric), len(val_data), Path(out), fabric))
+        return _plan(vit, _stage(vit, train_data, config, options, fabric), len(val_data), Path(out), fabric)
     check_shared(out, ranks_of(fabric))
     run = Run(out, config, resume=options["resume"], writer=fabric.is_global_zero)
     with run, deaths_explained(run, fabric):
@@ -220,7 +223,7 @@ def _stage(
         rank=fabric.global_rank,
         world_size=fabric.world_size,
         num_workers=options["num_workers"],
-        num_decoded=NUM_DECODED if is_planning() else None,
+        num_decoded=NUM_DECODED if options["dry_run"] else None,
         ranks=ranks_of(fabric),
     )
     compiled = fabric.device.type == "cuda" if options["compile"] is None else options["compile"]

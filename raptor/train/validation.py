@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -27,12 +26,11 @@ from raptor.fidelity.heads import (
     resolve_head,
     share_kept,
 )
-from raptor.phases import Phases
 from raptor.progress import track
 from raptor.run import Record
 from raptor.streaming import jsonable
 from raptor.vit.trajectory import NonFiniteStates, autocast
-from raptor.vit.view import ViT, replaced_blocks
+from raptor.vit.view import ViT
 
 _VALIDATION_BATCH = 128
 T = TypeVar("T")
@@ -226,35 +224,6 @@ class Validator:
         fitted = fit_ridge_head(vit, self.train, len(self.classes), self.precision)
         assert fitted is not None
         return head_accuracy(vit, fitted[0], self.val, self.precision)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a run measures: its surrogate or, when only one phase is trained, that phase among the teacher's blocks."""
-
-    validator: Validator
-    student: ViT
-    teacher: ViT
-    phases: Phases
-    phase: int | None = None
-
-    @property
-    def layers(self) -> range:
-        """The layers that are trained: all, or those of the one phase."""
-        first, last = (1, self.phases.num_layers) if self.phase is None else self.phases.spans[self.phase - 1]
-        return range(first, last + 1)
-
-    def validate(self) -> Scores:
-        with self._other_layers_of_teacher():
-            return self.validator.validate(self.student)
-
-    def final(self) -> Scores:
-        with self._other_layers_of_teacher():
-            return self.validator.final(self.student)
-
-    def _other_layers_of_teacher(self) -> AbstractContextManager[None]:
-        others = set(range(1, self.phases.num_layers + 1)) - set(self.layers)
-        return replaced_blocks(self.student, {layer: self.teacher.blocks[layer - 1] for layer in others})
 
 
 def shown_r2(r2: float) -> str:

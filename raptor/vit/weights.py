@@ -92,18 +92,13 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def same_weights(model: nn.Module, saved: str) -> bool:
-    """Whether `saved` is the fingerprint of this model; earlier versions hashed only the ends of each parameter."""
-    return saved == (_fingerprint_of_ends(model) if len(saved) == 16 else fingerprint(model))
+    """Whether `saved` is the fingerprint of this model."""
+    return saved == fingerprint(model)
 
 
 def _digest(tensor: Tensor) -> bytes:
     values = tensor.float().cpu().contiguous()
     return hashlib.blake2b(values.numpy(), key=str(tuple(values.shape)).encode()[:64], digest_size=16).digest()
-
-
-def _fingerprint_of_ends(model: nn.Module) -> str:
-    ends = [p.detach().flatten()[part].float() for p in model.parameters() for part in (slice(8), slice(-8, None))]
-    return hashlib.blake2b(torch.cat(ends).cpu().numpy().tobytes(), digest_size=8).hexdigest()
 
 
 def check_weights(state: Mapping[str, Tensor], what: str | Path) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from PIL import Image
 from quick import blank_figures
 from tiny_images import write_tree
@@ -28,7 +27,7 @@ from raptor.fidelity.certificate import certify
 from raptor.fidelity.complexity import quantised
 from raptor.fidelity.heads import LinearHead
 from raptor.open import open_pair, open_vit, save_vit
-from raptor.run import RunError, read_config
+from raptor.run import RunError
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train import distill
 
@@ -174,9 +173,6 @@ def test_a_run_keeps_the_classes_it_was_given(tmp_path: Path, monkeypatch: pytes
     assert looked_at.count(12) == 1
     with pytest.raises(RunError, match=r"another config \(classes\.fingerprint"):
         distill(str(tmp_path / "tiny"), str(photos), classes="names.txt", **options)
-    config = read_config(run)  # as earlier versions wrote it
-    (run / "config.yaml").write_text(yaml.safe_dump({**config, "classes": "names.txt"}))
-    distill(str(tmp_path / "tiny"), str(photos), classes=str(tmp_path / "here/names.txt"), **options)
 
 
 def test_copies_of_training_images_are_told_of_once(run: Path, tmp_path: Path, capsys: Any) -> None:

@@ -81,7 +81,7 @@ def test_torchrun_takes_its_options() -> None:
 
     lines = [line for block in fenced("docs/cluster.md", "bash") for line in command_lines(block.code)]
     launched = [line[line.index("torchrun ") :].strip("'") for line in lines if "torchrun" in line]
-    assert len(launched) == 4
+    assert len(launched) == 3
     for line in launched:
         options = get_args_parser().parse_args(line.split()[1:])
         assert options.module and options.training_script == "raptor"

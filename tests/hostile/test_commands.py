@@ -121,9 +121,7 @@ distill teacher --data images --phases 0 4 --out OUT :: [0, 4] :: positive
 distill teacher --data images --phases 4 --k 2 --out OUT :: --k 2 :: leave out one
 distill teacher --data images --phases x --out OUT :: --phases :: whole numbers
 distill teacher --data images --stage 3 --out OUT :: --stage :: one of all
-distill teacher --data images --phases 2 2 --phase 0 --batch_size 4 --out OUT :: --phase 0 :: one of 1..2
-distill teacher --data images --phases 2 2 --phase 9 --batch_size 4 --out OUT :: --phase 9 :: one of 1..2
-distill teacher --data images --phase 1 --stage 2 --out OUT :: --phase :: leave out --stage 2
+distill teacher --data images --phases 2 2 --stage 2 --batch_size 4 --out OUT :: --stage 2 :: give --start
 distill teacher --data images --target r2=.6 --out OUT :: --target :: --k auto
 distill teacher --data images --k auto --out OUT :: --target :: recovery=.95
 distill teacher --data images --k auto --target x=1 --out OUT :: --target :: recovery=.95
@@ -153,7 +151,7 @@ distill teacher --data images --normalise nope --out OUT :: --normalise :: one o
 distill teacher --data images --augment nope --out OUT :: --augment :: one of none
 distill teacher --data images --stage1_share 2 --out OUT :: --stage1_share :: from 0 to 1
 distill teacher --data images --stage1_share -1 --out OUT :: --stage1_share :: from 0 to 1
-distill teacher --data images --phases 4 --batch_size 4 --stage1_share 1 --stage 2 --out OUT :: _share 1 :: change one
+distill teacher --data images --phases 4 --batch_size 4 --stage1_share 0 --stage 1 --out OUT :: _share 0 :: change one
 distill teacher --data images --limit 0 --out OUT :: --limit :: at least 1
 distill teacher --data images --phase_images 0 --out OUT :: --phase_images :: at least 1
 distill teacher --data images --val_images 0 --out OUT :: --val_images :: at least 1
@@ -173,8 +171,8 @@ distill teacher --data images --val nope --out OUT :: 'nope' :: give a folder
 distill teacher --data images --split nope --out OUT :: 'nope' :: use train, val, all
 distill teacher --data images --dtype bf16 --out OUT :: bfloat16 :: leave out --dtype
 distill teacher --data images --phases 2 2 --batch_size 4 --out teacher :: teacher holds :: choose another --out
-distill teacher --data images --phases 2 2 --batch_size 4 --out run :: run is finished :: choose another --out
-distill teacher --data images --phases 2 2 --batch_size 4 --out run --resume false :: finished :: choose another --out
+distill teacher --data images --phases 2 2 --batch_size 4 --out run :: another config :: choose another --out
+distill teacher --data images --phases 2 2 --batch_size 4 --out run --resume false :: already :: choose another --out
 distill teacher --data images --out classes.txt :: classes.txt :: choose another --out
 distill teacher --data images --out /proc/x :: /proc/x :: choose another --out
 """

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,7 +58,6 @@ COMMANDS = {
 PLANNED = ["--limit", "64", "--val_images", "13", "--batch_size", "8", "--device", "cpu", "--dry_run", "--json"]
 PLANS = {
     "distill": ["distill", "MODEL", "--data", "scenes", *PLANNED, "--k", "2", "--budget", "6steps"],
-    "probe": ["probe", "MODEL", "--data", "scenes", *PLANNED, "--lrs", "0.01", "--epochs", "1"],
 }
 DIFFERENT = ("provenance", "seconds", "folder", "num_processes")
 """Keys that hold times and places."""
@@ -190,9 +190,7 @@ def test_a_dry_run_on_two_processes_plans_once_and_writes_nothing(place: Place, 
     assert codes == [0, 0], said[-3000:]
     first, second = ((tmp_path / f"rank-{rank}.out").read_text() for rank in (0, 1))
     plans = [json.loads(line) for line in first.splitlines()]
-    assert (
-        [plan["command"] for plan in plans] == ["distill", "probe classify"] and not second and "deprecated" not in said
-    )
+    assert [plan["command"] for plan in plans] == ["distill"] and not second and "deprecated" not in said
     for plan in plans:
         rows = {row["num_devices"]: row for row in plan["estimates"]}
         assert plan["num_devices"] == 2 and rows[2]["is_measured"] and rows[2]["batch"] == 4 and rows[1]["batch"] == 8
@@ -208,13 +206,18 @@ def test_srun_without_torchrun(outs: tuple[Path, Path], place: Place, tmp_path: 
 
 
 def test_a_rank_that_fails_ends_the_other_with_one_line(place: Place, tmp_path: Path) -> None:
-    """Rank 0 waits for the second rank, which has no such data."""
-    lines = [words(["phases", "MODEL", *MEASURED], place, tmp_path / "out")] * 2
-    other = [word if word != "scenes" else "/nowhere" for word in lines[1]]
-    codes, said = on_two(torchrun_variables, [lines[:1], [other]], tmp_path)
-    assert codes == [2, 2]
-    assert [line for line in said.splitlines() if line.startswith("raptor:")] == [said.strip().splitlines()[-1]]
-    assert f"raptor: rank 1 on {socket.gethostname()}: " in said and "/nowhere" in said and "Traceback" not in said
+    """Rank 0 waits for the second rank, which has no such data, until torchrun ends it."""
+    script = tmp_path / "ranks.py"
+    script.write_text(
+        "import os, sys\nfrom raptor.cli import main\nplace = {'0': 'scenes', '1': '/nowhere'}[os.environ['RANK']]\n"
+        "sys.exit(main([word.replace('scenes', place) for word in sys.argv[1:]]))\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
+    line = words(["phases", "MODEL", *MEASURED], place, tmp_path / "out")
+    done = subprocess.run([*command, *line], capture_output=True, text=True, timeout=120)
+    told = [line for line in done.stderr.splitlines() if line.startswith("raptor:")]
+    assert done.returncode and len(told) == 1 and "exitcode  : 2" in done.stderr
+    assert told[0].startswith(f"raptor: rank 1 on {socket.gethostname()}: ") and "/nowhere" in told[0]
 
 
 def test_a_run_folder_that_ranks_do_not_share_is_refused(place: Place, tmp_path: Path) -> None:
@@ -222,5 +225,6 @@ def test_a_run_folder_that_ranks_do_not_share_is_refused(place: Place, tmp_path:
     codes, said = on_two(torchrun_variables, lines, tmp_path)
     assert codes == [2, 2]
     told = [line for line in said.splitlines() if line.startswith("raptor:")]
-    assert len(told) == 1 and "put --out on a file system that all nodes share" in told[0]
+    assert len({line.rpartition("0 on ")[2] for line in told}) == 1  # each rank says the same
+    assert "put --out on a file system that all nodes share" in told[0]
     assert socket.gethostname() in told[0] and "run-" in told[0]

@@ -32,12 +32,3 @@ def test_one_step_cannot_be_shared_by_two_stages(tmp_path):
     with pytest.raises(ValueError, match="give --budget 2steps or more"):
         tiny_run(tmp_path / "run", budget="1steps")
     assert tiny_run(tmp_path / "run", budget="1steps", stage1_share=0.0).summary.num_steps == {"stage2": 1}
-
-
-def test_legs_of_seconds_and_of_stage_1(tmp_path):
-    for budget in ("0.2s", "0.4s"):
-        done = tiny_run(tmp_path / "timed", budget=budget, stage1_share=0.0)
-    assert list(done.summary.num_steps) == ["stage2", "stage2-leg2"] and min(done.summary.num_steps.values()) >= 1
-    for budget in ("8steps", "12steps"):
-        done = tiny_run(tmp_path / "first", budget=budget, stage="1")
-    assert done.summary.num_steps == {"stage1": 4, "stage1-leg2": 2}

@@ -79,14 +79,6 @@ def test_options_go_over_the_recipe():
     assert (recipe.lr, recipe.batch_size, recipe.budget) == (5e-4, 64, "10steps")
 
 
-def test_a_config_has_later_entries_only_where_they_are_given():
-    plain = resolve_recipe("default", {})
-    assert "stage1_weights" not in plain.recorded() and plain.recorded()["cosine"] == 0.0
-    assert plain.recorded()["optimizer"] == "muon" and "optimizer" not in resolve_recipe("adamw", {}).recorded()
-    weights = {"cls": 1, "patches": 1}
-    assert resolve_recipe("default", {"stage1_weights": weights}).recorded()["stage1_weights"] == weights
-
-
 def test_numbers_that_yaml_takes_for_words(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("lr: 1e-3\nbatch_size: 32.0\nlam_until: .inf\nsizes: [224, 2.8e2]\n")

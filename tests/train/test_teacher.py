@@ -188,20 +188,6 @@ def test_a_budget_of_seconds_is_turned_into_steps_and_what_was_timed_is_undone(t
     assert same(weights(tmp_path / "timed"), weights(tmp_path / "exact"))
 
 
-def test_a_checkpoint_of_an_earlier_version_is_continued(tmp_path, monkeypatch):
-    """Its state had the number of steps as one number and no stage."""
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        before_step(patch, 7, kill)
-        train(tmp_path / "run", checkpoint_minutes=0)
-    path = next((tmp_path / "run" / "checkpoint").glob("step-6/state.json"))
-    state = json.loads(path.read_text())
-    kept = {name: state[name] for name in ("step", "seconds", "num_logged", "tensor_bytes")}
-    path.write_text(json.dumps({**kept, "num_steps": 12}))
-    train(tmp_path / "run")
-    train(tmp_path / "whole")
-    assert same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
-
-
 def test_opened_images_of_other_classes_are_refused(tmp_path: Path) -> None:
     for place, names in (("train", "abc"), ("other", "bcd")):
         for i, name in enumerate(names):

@@ -11,15 +11,6 @@ from raptor.train import Validator, distill
 from raptor.vit.trajectory import NonFiniteStates
 
 
-def test_a_phase_job_is_measured_amid_the_teachers_other_blocks(tmp_path):
-    job = tiny_run(tmp_path / "run", phase=2)
-    r2 = job.summary.validation.r2
-    assert r2[:2] == pytest.approx([1.0, 1.0], abs=1e-6)
-    assert max(r2[2:]) < 1 - 1e-4
-    teacher_blocks = list(job.teacher.blocks)
-    assert not any(block in teacher_blocks for block in job.surrogate.blocks)
-
-
 def test_labels_of_the_judged_images_give_accuracy_where_the_training_images_have_none(tmp_path):
     train = open_data("scenes", "train", limit=32, size=24).without_labels()
     val = open_data("scenes", "val", limit=12, size=24)
