@@ -34,6 +34,7 @@ from raptor.options import OpeningModel, declared, with_defaults
 from raptor.run import RunError, read_config, read_json, sync, unfinished, write_text
 from raptor.streaming import Result, folder_of
 from raptor.surrogate.surrogate import make_surrogate
+from raptor.vit.block_list import WrongSize
 from raptor.vit.builders import (
     MAX_COUNT,
     TIMM_MODULES,
@@ -46,7 +47,7 @@ from raptor.vit.builders import (
     is_half,
     model_preprocess,
 )
-from raptor.vit.structure import WrongSize, inspect_vit
+from raptor.vit.structure import inspect_vit
 from raptor.vit.view import ViT
 from raptor.vit.weights import (
     check_weights,

@@ -25,6 +25,10 @@ POOLED = ("cls", "patches")  # the groups that `image_vectors` are of
 GROUP_NAMES = ("cls", "registers", "patches")
 
 
+class NotAViT(ValueError):
+    """The model has no single residual stream of blocks; the message names the condition that failed."""
+
+
 @dataclass(frozen=True)
 class TokenGroups(Record):
     """How many tokens of one image are `cls` (0 or 1), `registers` and `patches`; any may be absent.

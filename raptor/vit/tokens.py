@@ -1,0 +1,124 @@
+"""Which tokens are patches, cls and registers: found by what moves when the image, a patch or a parameter does."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from raptor.vit.view import NotAViT, TokenGroups, ViT
+
+_CLS_NAMES = ("cls_token", "class_token", "class_embedding", "cls_embed", "cls")
+
+
+def place_tokens(vit: ViT, images: Tensor, first_btd: Tensor, cls: int | None, registers: int | None) -> None:
+    """Find the patches among the tokens: those that depend on the image. Sets `groups`, `grid` and `patch_size`."""
+    num_tokens, size = first_btd.shape[1], vit.preprocess.size
+    depends_t = (first_btd[0] - first_btd[1]).abs().amax(-1) > 1e-6 * first_btd.abs().max()
+    found = depends_t.nonzero().flatten().tolist()
+    if not found:
+        raise NotAViT(f"{vit.name}: no token depends on the image")
+    start, stop = found[0], found[-1] + 1
+    if len(found) != stop - start:
+        raise NotAViT(f"{vit.name}: the tokens that depend on the image do not stand together, which is not supported")
+    stated = _stated_grid(vit.model, size)
+    if cls is not None and registers is not None:
+        num_patches = num_tokens - cls - registers
+    else:
+        num_patches = len(found) if math.isqrt(len(found)) ** 2 == len(found) else stated**2 or len(found)
+    if num_patches < 1 or cls not in (None, 0, 1) or (registers or 0) < 0:
+        raise ValueError(f"{vit.name}: cls={cls}, registers={registers} do not fit {num_tokens} tokens")
+    if num_patches > len(found):
+        raise NotAViT(
+            f"{vit.name}: {len(found)} of {num_tokens} tokens depend on the image, not {num_patches}: "
+            "correct cls= and registers="
+        )
+    start = stop - num_patches  # tokens before the patches may depend on the image too
+    side = math.isqrt(num_patches)
+    if side**2 != num_patches:
+        raise NotAViT(f"{vit.name}: {num_patches} patches are no square grid: give cls= and registers=")
+    vit.grid = (side, side)
+    vit.patch_size = _patch_size(vit.model) if stated == side else max(1, size // side)
+    vit.groups = _token_groups(vit, images, num_patches, start, num_tokens - stop, cls, registers)
+    _check_order(vit, images, start)
+
+
+def _token_groups(
+    vit: ViT, images: Tensor, num_patches: int, before: int, after: int, cls: int | None, registers: int | None
+) -> TokenGroups:
+    """cls is 1 when a parameter of such a name is a token; every other token beside the patches is a register."""
+    if cls is None:
+        place = _cls_place(vit, images) if before + after > 0 and registers != before + after else None
+        if place is not None and place != (0 if before else num_patches):
+            raise NotAViT(
+                f"{vit.name}: its cls token is number {place + 1} of {before + after + num_patches} tokens: put it "
+                "first, or give cls=0 to take it for a register"
+            )
+        cls = int(place is not None)
+    if registers is None:
+        registers = before + after - cls
+    if registers < 0 or cls + registers != before + after:
+        raise ValueError(
+            f"{vit.name}: cls={cls}, registers={registers} do not fit {before + after + num_patches} tokens, "
+            f"{num_patches} of them patches"
+        )
+    if after == 0:
+        return TokenGroups(cls, registers, num_patches)
+    if before == cls:
+        return TokenGroups(cls, registers, num_patches, ("cls", "patches", "registers"))
+    if before == 0 and registers == 0:
+        return TokenGroups(cls, registers, num_patches, ("patches", "cls", "registers"))
+    raise NotAViT(
+        f"{vit.name}: {before} tokens stand before the patches and {after} after them, which cannot be told apart"
+    )
+
+
+def _cls_place(vit: ViT, images: Tensor) -> int | None:
+    """Which token moves when the parameter that is named as a cls token does; None where none does, or none is named.
+
+    A model may have one that is used only after its blocks, such as the query of a pooling layer.
+    """
+    for name, parameter in vit.model.named_parameters():
+        if name.rsplit(".", 1)[-1] in _CLS_NAMES:
+            before_btd, kept = vit.embed(images[:1])[0], parameter.data
+            parameter.data = kept + torch.linspace(0.1, 1, kept.numel()).to(kept).view_as(kept)
+            try:
+                moved_t = (vit.embed(images[:1])[0] - before_btd).abs().amax((0, 2)) > 0
+            finally:
+                parameter.data = kept
+            if moved_t.any():
+                return int(moved_t.nonzero()[0])
+    return None
+
+
+def _check_order(vit: ViT, images: Tensor, start: int) -> None:
+    """Refuse a model whose patches do not stand in reading order: a changed patch changes its own token most."""
+    rows, columns = vit.grid
+    cells = list(dict.fromkeys([(0, 0), (0, columns - 1), (rows - 1, 0), (rows - 1, columns - 1)]))
+    changed = images[:1].repeat(len(cells) + 1, 1, 1, 1)
+    side = min(vit.patch_size, vit.preprocess.size // rows)
+    for i, (row, column) in enumerate(cells, start=1):
+        changed[i, :, row * side : (row + 1) * side, column * side : (column + 1) * side] += images[1, :, :side, :side]
+    states, _ = vit.embed(changed)
+    moved = (states[1:] - states[:1]).float().norm(dim=-1).argmax(-1).tolist()
+    for (row, column), token in zip(cells, moved):
+        if token != start + row * columns + column:
+            raise NotAViT(
+                f"{vit.name}: its patches do not stand row by row: the patch in row {row + 1}, column {column + 1} "
+                f"is token {token + 1} of {vit.groups.num_tokens}"
+            )
+
+
+def _patch_size(model: nn.Module) -> int:
+    """The side of the patches of the model's first convolution that cuts an image into pieces; 0 where it has none."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d) and module.stride[0] > 1 and module.stride == module.kernel_size:
+            return int(module.stride[0])
+    return 0
+
+
+def _stated_grid(model: nn.Module, size: int) -> int:
+    """Patches along a side as the model's patch embedding has them; 0 where it does not say."""
+    patch_size = _patch_size(model)
+    return size // patch_size if patch_size else 0
