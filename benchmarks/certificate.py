@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from raptor.data.stream import Batch
-from raptor.fidelity.certificate import _measure
+from raptor.fidelity.measure import _measure
 from raptor.fidelity.null_models import fit_null_models
 from raptor.open import open_vit
 from raptor.surrogate.blocks import CopiedBlock

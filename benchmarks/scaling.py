@@ -24,7 +24,7 @@ import torch
 from raptor import open_vit
 from raptor.data import InMemory, iterate, open_data
 from raptor.dynamics import measure_dynamics
-from raptor.fidelity.certificate import certify
+from raptor.fidelity.measure import certify
 from raptor.phases import Phases
 from raptor.probes import grid
 from raptor.probes.classify import Classify

@@ -583,7 +583,7 @@ def claims_certificate(certificate: Certificate | None, complexity: Complexity |
     if certificate is not None:
         r2 = certificate.curves.r2["all"]
         layer = int(np.argmin(r2))
-        ends = certificate.intervals["r2"][:, layer, certificate.curves.groups.index("all")]
+        ends = certificate.intervals["r2"]["all"][:, layer]
         eps = certificate.eps["relative"]["all"]
         cut = sum_of(certificate.phases.lengths)
         text = f"phases {cut}, at layer {layer + 1}; relative error at most {eps.value:.3f} (layer {eps.layer})"

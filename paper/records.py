@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
-from raptor.streaming import Record
+from raptor.streaming import Record, decode
 
 Numbers = list[float | None]
 """A curve over layers; None where a value is not finite."""
@@ -239,9 +239,10 @@ class Ways(Record):
         return {**self.chosen, "random": self.random}
 
     @classmethod
-    def from_dict(cls, saved: Any, where: str = "") -> Self:
-        chosen = {way: lengths for way, lengths in saved.items() if way != "random"}
-        return super().from_dict({"chosen": chosen, "random": saved["random"]}, where)
+    def from_dict(cls, saved: Any) -> Self:
+        ways = dict(decode(dict[str, Any], saved))
+        random = decode(list[list[int]], ways.pop("random", None))
+        return cls(chosen=decode(dict[str, list[int]], ways), random=random)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raptor.data import Preprocess, iterate, open_data
     from raptor.dynamics.measure import measure_dynamics
-    from raptor.fidelity.certificate import certify
+    from raptor.fidelity.measure import certify
     from raptor.open import SharedViT, list_models, open_pair, open_vit, save_vit
     from raptor.phases import Phases, choose_k, find_phases, random_phases, study_phases
     from raptor.similarity.cosine import measure_similarity
@@ -55,7 +55,7 @@ __all__ = [
 _PLACES = {
     "raptor.data": ("Preprocess", "iterate", "open_data"),
     "raptor.dynamics.measure": ("measure_dynamics",),
-    "raptor.fidelity.certificate": ("certify",),
+    "raptor.fidelity.measure": ("certify",),
     "raptor.open": ("SharedViT", "list_models", "open_pair", "open_vit", "save_vit"),
     "raptor.phases": ("Phases", "choose_k", "find_phases", "random_phases", "study_phases"),
     "raptor.similarity.cosine": ("measure_similarity",),

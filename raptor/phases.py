@@ -12,23 +12,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, combinations, pairwise
 from math import comb
-from typing import Any, ClassVar, NamedTuple, overload
+from typing import Annotated, Any, ClassVar, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import PlainValidator
 
 from raptor.data.stream import ImageStream
 from raptor.devices import seeded
 from raptor.provenance import Provenance
-from raptor.run import Record, ResultFile
+from raptor.run import ResultFile
 from raptor.similarity.cosine import Blocks, CoordinateStatistics, SimilarityResult, measure_similarity
 from raptor.similarity.outliers import Outliers
+from raptor.streaming import Array, Record, decode
 from raptor.vit.builders import build_base, forward_arguments
 from raptor.vit.structure import inspect_vit
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import POOLED, ModelFacts, ViT
 
-Array = NDArray[np.float64]
 NUM_RESAMPLES = 200  # of images, and of orders of the layers
 TWIN_IMAGES, TWIN_SECONDS, TWIN_MARGIN = 64, 20, 1.25
 DEFAULT_CUTS = (2, 3, 4)
@@ -108,6 +109,10 @@ class Phases(Record, Sequence[int]):
 
     def __str__(self) -> str:
         return " | ".join(str(n) for n in self.lengths)
+
+
+PhaseLengths = Annotated[Phases, PlainValidator(lambda saved: Phases(decode(tuple[int, ...], saved)))]
+"""Phases that JSON holds as their lengths only."""
 
 
 @dataclass

@@ -253,11 +253,13 @@ class ResultFile(Record):
 
     @classmethod
     def read_file(cls, path: Path) -> Self:
-        saved = read_json(path)
+        remedy = "run the command that made it again"
         try:
-            return cls.from_dict(saved)
-        except (ValueError, RecursionError) as error:
-            raise RunError(f"{path} cannot be read ({error}): run the command that made it again") from None
+            return cls.from_json(read_text(path, remedy))
+        except RunError:
+            raise
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path} cannot be read ({' '.join(str(error).split())}): {remedy}") from None
 
 
 def _tell_of_replaced(path: Path, saved: dict[str, Any]) -> None:

@@ -11,16 +11,27 @@ the stream, keep the very rows that one process would keep, and `reduce(ranks)` 
 from __future__ import annotations
 
 import html
+import json
 import math
 import random
-import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from typing import Any, Protocol, Self, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Protocol, Self, TypeVar, get_type_hints
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    PlainValidator,
+    SkipValidation,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import CoreSchema, core_schema
 from torch import Tensor
 
 from raptor.devices import Ranks
@@ -188,7 +199,36 @@ class Reservoir:
         self._keys = [self._keys[i] for i in order]
 
 
-NOT_SAVED = {"saved": False}  # metadata of a field of a record that is not written
+def _float_array(saved: Any) -> NDArray[np.float64]:
+    """Nested lists as an array; null becomes NaN."""
+    try:
+        return np.array(saved, dtype=np.float64)
+    except (ValueError, TypeError, OverflowError):
+        raise ValueError("Input should be an array of numbers") from None
+
+
+def _complex_array(saved: Any) -> NDArray[np.complex128]:
+    """Nested lists of pairs (real, imaginary) as an array."""
+    pairs = _float_array(saved)
+    if pairs.size == 0:
+        return pairs.astype(np.complex128)
+    if pairs.shape[-1:] != (2,):
+        raise ValueError("Input should be an array of pairs (real, imaginary)")
+    return pairs[..., 0] + 1j * pairs[..., 1]
+
+
+def _nan_of_null(saved: Any) -> Any:
+    return math.nan if saved is None else saved
+
+
+T = TypeVar("T")
+_NOT_SAVED = "not saved"
+Array = Annotated[NDArray[np.float64], PlainValidator(_float_array)]
+ComplexArray = Annotated[NDArray[np.complex128], PlainValidator(_complex_array)]
+Number = Annotated[float, BeforeValidator(_nan_of_null)]
+"""A float that JSON holds as null where it is not finite."""
+NotSaved = Annotated[T, SkipValidation, _NOT_SAVED]
+"""A field of a record that is not written."""
 
 
 class Result:
@@ -269,10 +309,12 @@ def _short(value: Any) -> str:
 class Record:
     """Base of a dataclass that is written as JSON and read back: its fields are the keys.
 
-    Types are taken from the annotations: numbers, strings, lists, tuples, dicts, numpy arrays, other records, and
-    `X | None`. Reading ignores unknown keys, uses the default of a field that is missing, and raises a ValueError
-    that names the key where a type is wrong. A field with `metadata=NOT_SAVED` is not written.
+    Reading checks the annotated types, ignores unknown keys and uses the default of a field that is missing. An array
+    is annotated as `Array` or `ComplexArray`. A field that is annotated as `NotSaved` is not written.
     """
+
+    # A number is not read from text, nor an integer from a fraction or a truth value.
+    __pydantic_config__ = ConfigDict(strict=True, arbitrary_types_allowed=True)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -280,22 +322,40 @@ class Record:
             cls.__repr__ = _short_repr  # type: ignore[assignment]
 
     def to_dict(self) -> dict[str, Any]:
-        return {f.name: jsonable(getattr(self, f.name)) for f in _saved_fields(type(self))}
+        return {name: jsonable(getattr(self, name)) for name in _saved_names(type(self))}  # type: ignore[arg-type]
 
     @classmethod
-    def from_dict(cls, saved: Any, where: str = "") -> Self:
-        """The record of parsed JSON; `where` is the path of its key, for error messages."""
-        if not isinstance(saved, dict):
-            raise _wrong(where, "an object", saved)
-        hints: dict[str, Any] = _hints(cls)  # type: ignore[arg-type]
-        values = {}
-        for f in _saved_fields(cls):
-            path = f"{where}.{f.name}" if where else f.name
-            if f.name in saved:
-                values[f.name] = decode(hints[f.name], saved[f.name], path)
-            elif f.default is MISSING and f.default_factory is MISSING:
-                raise ValueError(f"{path} is missing")
-        return cls(**values)
+    def from_dict(cls, saved: Any) -> Self:
+        """The record of parsed JSON; ValueError that names the key where a type is wrong."""
+        return decode(cls, saved)  # type: ignore[no-any-return]
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The record of JSON text."""
+        return decode_text(cls, text)  # type: ignore[no-any-return]
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        if cls.from_dict.__func__ is Record.from_dict.__func__:  # type: ignore[attr-defined]
+            return handler(source)
+        # The JSON of such a record has another shape than the record: it is read by its own method.
+        return core_schema.no_info_plain_validator_function(cls.from_dict)
+
+
+@cache
+def _saved_names(kind: Any) -> list[str]:
+    """The fields of a record that are written."""
+    hints = get_type_hints(kind, include_extras=True)
+    names = [f.name for f in fields(kind)]
+    return [name for name in names if _NOT_SAVED not in getattr(hints[name], "__metadata__", ())]
+
+
+def _quantile_rows(saved: Any) -> Array:
+    """Quantiles by key, as JSON holds them, in the order of `QUANTILES`."""
+    rows: dict[str, Array] = decode(dict[str, Array], saved)
+    if rows.keys() != set(QUANTILE_KEYS):
+        raise ValueError(f"expected {', '.join(QUANTILE_KEYS)}, got {', '.join(rows)}")
+    return np.stack([rows[key] for key in QUANTILE_KEYS])
 
 
 @dataclass
@@ -306,9 +366,9 @@ class Spread(Record):
     `QUANTILES`. A quantity that is one number for the whole set has no `std` and no `quantiles`.
     """
 
-    mean: np.ndarray
-    std: np.ndarray | None = None
-    quantiles: np.ndarray | None = None
+    mean: Array
+    std: Array | None = None
+    quantiles: Annotated[NDArray[np.float64], PlainValidator(_quantile_rows)] | None = None
     num_images: int = 0
 
     def __getitem__(self, index: Any) -> Spread:
@@ -317,24 +377,13 @@ class Spread(Record):
         quantiles = None if self.quantiles is None else np.stack([q[index] for q in self.quantiles])
         return Spread(self.mean[index], std, quantiles, self.num_images)
 
-    def quantile(self, q: float) -> np.ndarray | None:
+    def quantile(self, q: float) -> Array | None:
         """The quantile `q` of `QUANTILES`, of the quantity's shape; None when there are none."""
         return None if self.quantiles is None else self.quantiles[QUANTILES.index(q)]
 
     def to_dict(self) -> dict[str, Any]:
         rows = None if self.quantiles is None else dict(zip(QUANTILE_KEYS, jsonable(self.quantiles)))
         return super().to_dict() | {"quantiles": rows}
-
-    @classmethod
-    def from_dict(cls, saved: Any, where: str = "") -> Spread:
-        rows = saved.get("quantiles") if isinstance(saved, dict) else None
-        if rows is None:
-            return super().from_dict(saved, where)
-        named = decode(dict[str, np.ndarray], rows, f"{where}.quantiles")
-        if named.keys() != set(QUANTILE_KEYS):
-            raise ValueError(f"{where}.quantiles: expected {', '.join(QUANTILE_KEYS)}, got {', '.join(named)}")
-        quantiles = np.stack([named[key] for key in QUANTILE_KEYS])
-        return replace(super().from_dict({**saved, "quantiles": None}, where), quantiles=quantiles)
 
 
 class ImageMoments:
@@ -411,89 +460,25 @@ def _json_float(value: float, digits: int | None) -> float | None:
     return value if digits is None else float(f"{value:.{digits}g}")
 
 
-def decode(kind: Any, value: Any, where: str = "") -> Any:
-    """Parsed JSON as an object of type `kind`; ValueError that begins with the key `where` when it has another type."""
-    origin, args = get_origin(kind), get_args(kind)
-    if hasattr(origin, "__value__"):  # a `type` statement, as NDArray is from NumPy 2.5 on
-        return decode(origin.__value__[args], value, where)
-    if kind is Any:
-        return value
-    if origin in (Union, types.UnionType):
-        return _decode_union(args, value, where)
-    if isinstance(kind, type) and issubclass(kind, Record):
-        return kind.from_dict(value, where)
-    if kind is np.ndarray or origin is np.ndarray:
-        return _decode_array(args, value, where)
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise _wrong(where, "an object", value)
-        return {_key(args[0], key, where): decode(args[1], entry, f"{where}.{key}") for key, entry in value.items()}
-    if origin in (list, tuple):
-        return _decode_list(origin, args, value, where)
-    if kind in (int, float, str, bool) and _is_plain(kind, value):
-        return value
-    raise _wrong(where, getattr(kind, "__name__", str(kind)), value)
-
-
-def _decode_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
-    if value is None and type(None) in kinds:
-        return None
-    *others, last = [kind for kind in kinds if kind is not type(None)]
-    for kind in others:
-        try:
-            return decode(kind, value, where)
-        except ValueError:
-            continue
-    return decode(last, value, where)
-
-
-def _decode_list(origin: Any, args: tuple[Any, ...], value: Any, where: str) -> Any:
-    if not isinstance(value, list):
-        raise _wrong(where, "a list", value)
-    if origin is tuple and args[-1] is not Ellipsis:
-        if len(args) != len(value):
-            raise ValueError(f"{where}: expected {len(args)} entries, got {len(value)}")
-        return tuple(decode(kind, entry, f"{where}[{i}]") for i, (kind, entry) in enumerate(zip(args, value)))
-    return origin(decode(args[0], entry, f"{where}[{i}]") for i, entry in enumerate(value))
-
-
-def _decode_array(args: tuple[Any, ...], value: Any, where: str) -> np.ndarray:
-    """Nested lists as an array; float64 unless the annotation names another type. None becomes NaN."""
-    dtype = get_args(args[1])[0] if args else np.float64
+def decode(kind: Any, saved: Any) -> Any:
+    """Parsed JSON as an object of type `kind`; ValueError with the path and the fault of the first wrong entry."""
     try:
-        if np.issubdtype(dtype, np.complexfloating):
-            pairs = np.array(value, dtype=np.float64)
-            if not pairs.size:
-                return pairs.astype(dtype)
-            return pairs[..., 0] + 1j * pairs[..., 1]
-        return np.array(value, dtype=dtype)
-    except (ValueError, TypeError, IndexError):
-        raise _wrong(where, "an array of numbers", value) from None
+        return decode_text(kind, json.dumps(saved, default=str))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
-def _is_plain(kind: type, value: Any) -> bool:
-    if kind in (int, float):
-        return not isinstance(value, bool) and isinstance(value, int if kind is int else int | float)
-    return isinstance(value, kind)
-
-
-def _key(kind: Any, key: str, where: str) -> Any:
-    if kind is not int:
-        return key
-    if not key.lstrip("-").isdigit():
-        raise ValueError(f"{where}: expected whole numbers as keys, got {key!r}")
-    return int(key)
-
-
-def _wrong(where: str, expected: str, value: Any) -> ValueError:
-    words = {dict: "an object", list: "a list", str: "a string", type(None): "null", bool: "true or false"}
-    return ValueError(f"{where or 'the file'}: expected {expected}, got {words.get(type(value), 'a number')}")
+def decode_text(kind: Any, text: str) -> Any:
+    """JSON text as an object of type `kind`; ValueError as by `decode`."""
+    try:
+        return _adapter(kind).validate_json(text)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    path = ".".join(str(part) for part in fault["loc"])
+    words = fault["msg"].removeprefix("Value error, ")
+    raise ValueError(f"{path}: {words}" if path else words)
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _saved_fields(kind: type[Record]) -> list[Field[Any]]:
-    return [f for f in fields(kind) if f.metadata.get("saved", True)]  # type: ignore[arg-type]
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any, TypeVar
+import math
+import re
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tiny_models import on_ranks
-from typing_extensions import TypeAliasType
 
 from raptor.devices import Ranks
-from raptor.streaming import QUANTILES, ImageMoments, Moments, Reservoir, Spread, decode, jsonable
+from raptor.streaming import (
+    QUANTILES,
+    Array,
+    ComplexArray,
+    ImageMoments,
+    Moments,
+    NotSaved,
+    Number,
+    Record,
+    Reservoir,
+    Spread,
+    jsonable,
+)
 
 
 def test_moments_do_not_cancel_where_the_mean_is_far_larger_than_the_deviation() -> None:
@@ -147,11 +161,72 @@ def test_jsonable_rounds_to_significant_digits() -> None:
     ]
 
 
-def test_an_array_may_be_annotated_by_a_type_alias() -> None:
-    """As by NumPy 2.5 on Python 3.12: its NDArray is a `type` statement."""
-    scalar = TypeVar("scalar", bound=np.generic)
-    alias = TypeAliasType("alias", np.ndarray[tuple[Any, ...], np.dtype[scalar]], type_params=(scalar,))
-    found = decode(alias[np.complex128], [[1.0, 2.0]], "values")
-    assert found.dtype == np.complex128 and found.tolist() == [1 + 2j]
-    with pytest.raises(ValueError, match="values: expected an array of numbers"):
-        decode(alias[np.float64], {"a": 1}, "values")
+@dataclass
+class Measured(Record):
+    name: str
+    num: int
+    values: Array
+    roots: ComplexArray | None = None
+    score: Number = 0.0
+    ends: tuple[float, float] | None = None
+    by_k: dict[int, Found] = field(default_factory=dict)
+    cache: NotSaved[np.ndarray | None] = None
+
+
+def test_a_record_comes_back() -> None:
+    inner = Found(Spread(np.array([2.0, 1.0]), quantiles=np.arange(10.0).reshape(5, 2)), "model")
+    values = np.array([[1.0, np.nan], [0.0, 2.5]])
+    roots, nothing = np.array([1 + 2j, -0.5j]), np.ones(3)
+    record = Measured("a", 3, values, roots, math.nan, (1, 2.5), {2: inner}, nothing)
+    saved = record.to_dict()
+    assert saved["values"] == [[1.0, None], [0.0, 2.5]] and saved["roots"] == [[1.0, 2.0], [0.0, -0.5]]
+    assert saved["score"] is None and "cache" not in saved
+    again = Measured.from_json(json.dumps({**saved, "unknown": 1}, allow_nan=False))
+    assert again.to_dict() == saved and again.cache is None and again.ends == (1.0, 2.5)
+    assert math.isnan(again.score) and again.roots is not None and again.roots.dtype == np.complex128
+    np.testing.assert_array_equal(again.values, values)
+    assert again.by_k[2].spread.quantiles is not None
+    np.testing.assert_array_equal(again.by_k[2].spread.quantiles, np.arange(10.0).reshape(5, 2))
+
+
+@pytest.mark.parametrize(
+    ("changed", "path"),
+    [
+        ({"num": "3"}, "num: "),
+        ({"num": True}, "num: "),
+        ({"num": 2.5}, "num: "),
+        ({"num": int("9" * 4000)}, None),
+        ({"score": int("9" * 400)}, None),
+        ({"values": [1, "x"]}, "values: "),
+        ({"values": [[1], [1, 2]]}, "values: "),
+        ({"values": {"a": 1}}, "values: "),
+        ({"values": [int("9" * 400)]}, "values: "),
+        ({"roots": [[1.0, 2.0, 3.0]]}, "roots: "),
+        ({"ends": [1.0]}, "ends"),
+        ({"by_k": {"two": {}}}, "by_k.two"),
+        ({"by_k": {"2": {"name": "x"}}}, "by_k.2.spread: "),
+        (
+            {"by_k": {"2": {"name": "x", "spread": {"mean": [1.0], "quantiles": {"q05": [1]}}}}},
+            "by_k.2.spread.quantiles",
+        ),
+        ({"name": None}, "name: "),
+        ({"values": json.loads("[" * 400 + "]" * 400)}, None),
+    ],
+)
+def test_a_wrong_entry_is_named_in_one_line(changed: dict[str, Any], path: str | None) -> None:
+    saved = {"name": "a", "num": 3, "values": [1.0], **changed}
+    if path is None:
+        with suppress(ValueError):  # whether so large a number is taken is left to the parser, but it never crashes
+            Measured.from_dict(saved)
+        return
+    with pytest.raises(ValueError, match=re.escape(path)) as error:
+        Measured.from_dict(saved)
+    assert "\n" not in str(error.value)
+    assert type(error.value) is ValueError
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"name": ', "[]", "null", '{"name": "\\ud800"}', "{'a': 1}", ""])
+def test_text_that_is_not_such_a_record_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".") as error:
+        Measured.from_json(text)
+    assert "\n" not in str(error.value)

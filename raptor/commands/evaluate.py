@@ -13,10 +13,11 @@ from torch import Tensor
 
 from raptor.data import ChosenData, ImageData, ImageStream, iterate
 from raptor.devices import join_ranks, pick_device, pick_precision
-from raptor.fidelity.certificate import Certificate, certify
+from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.complexity import PRECISIONS, Complexity, Rounding, cost_of_rounding, levin_bounds, quantised
 from raptor.fidelity.error_curves import ErrorCurves
 from raptor.fidelity.heads import head_batches, head_outputs, resolve_head
+from raptor.fidelity.measure import certify
 from raptor.fidelity.verdict import read_training
 from raptor.open import check_folder_of, open_pair
 from raptor.options import AnySplit, GivenHead, HeadClasses, Measuring, OfTeacher, Opening, part, with_defaults

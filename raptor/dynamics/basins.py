@@ -6,7 +6,7 @@ A state is the raw mean over a group's tokens, then normalised. At most `per_cla
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raptor.devices import Ranks
 from raptor.dynamics.states import group_means, on_host_if_small, parallel_map, places_of, take_rows
-from raptor.streaming import NOT_SAVED, Record, Rows, reduce_all
+from raptor.streaming import Array, NotSaved, Record, Rows, reduce_all
 from raptor.vit.trajectory import check_states
 from raptor.vit.view import TokenGroups
 
@@ -31,11 +31,11 @@ class GroupBasins(Record):
     accuracy: `(L+1,)`, nearest class mean, where the image is left out of its class's mean.
     """
 
-    class_paths: np.ndarray
-    explained: np.ndarray
-    scatter_ratio: np.ndarray
-    accuracy: np.ndarray
-    paths: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
+    class_paths: Array
+    explained: Array
+    scatter_ratio: Array
+    accuracy: Array
+    paths: NotSaved[np.ndarray | None] = None
 
 
 @dataclass
@@ -51,7 +51,7 @@ class BasinsResult(Record):
     note: str | None
     chance: float
     groups: dict[str, GroupBasins]
-    labels: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
+    labels: NotSaved[np.ndarray | None] = None
 
 
 class Basins:

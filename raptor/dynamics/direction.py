@@ -21,7 +21,7 @@ from torch import Tensor
 
 from raptor.devices import Ranks
 from raptor.dynamics.states import EvenSubset, chord_angle, measured_groups, places_of, take_rows, unit
-from raptor.streaming import NOT_SAVED, ImageMoments, Record, Spread, reduce_all
+from raptor.streaming import Array, ImageMoments, NotSaved, Record, Spread, reduce_all
 from raptor.vit.trajectory import at_least_float32, check_states
 from raptor.vit.view import TokenGroups
 
@@ -36,8 +36,8 @@ class SpeedVariance(Record):
     tokens: within an image, mean over images. images: of the images' mean speeds.
     """
 
-    tokens: np.ndarray
-    images: np.ndarray
+    tokens: Array
+    images: Array
 
     @property
     def total(self) -> np.ndarray:
@@ -56,7 +56,7 @@ class DirectionResult(Record):
     gamma: dict[str, Spread]
     speed: dict[str, Spread]
     speed_variance: dict[str, SpeedVariance] = field(default_factory=dict)
-    values: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
+    values: NotSaved[np.ndarray | None] = None
 
 
 class Direction:
@@ -139,8 +139,8 @@ class GatheringResult(Record):
 
     alignment: dict[str, Spread]
     toward: dict[str, Spread]
-    alignments: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
-    towards: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
+    alignments: NotSaved[np.ndarray | None] = None
+    towards: NotSaved[np.ndarray | None] = None
 
 
 class Gathering:

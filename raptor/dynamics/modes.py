@@ -12,17 +12,26 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from raptor.devices import Ranks
 from raptor.dynamics.dmd import NUMBERS, TOLERANCE, BatchedDMD, PooledDMD, eigenvalue_numbers, fit_dmd
 from raptor.dynamics.states import EvenSubset, group_means, measured_groups, parallel_map, places_of, take_rows
-from raptor.streaming import NOT_SAVED, ImageMoments, Record, Rows, Spread, jsonable, reduce_all
+from raptor.streaming import (
+    Array,
+    ComplexArray,
+    ImageMoments,
+    NotSaved,
+    Record,
+    Rows,
+    Spread,
+    decode,
+    jsonable,
+    reduce_all,
+)
 from raptor.vit.trajectory import check_states
 from raptor.vit.view import TokenGroups
 
-_Complex = NDArray[np.complex128]
 _TRAJECTORIES = 256
 _SHOWN = 64  # trajectories that are swept over ranks and whose eigenvalues go into the JSON
 _LAYERS_PER_MODE = 4  # the paper's ratio: 10 modes of 40 layers
@@ -37,13 +46,13 @@ class PooledModes(Record):
     """
 
     rank_used: int
-    eigenvalues: _Complex
+    eigenvalues: ComplexArray
     spectral_radius: float | None
     median_modulus: float | None
     gap: float | None
     note: str | None
     num_pairs: int
-    singular_values: np.ndarray
+    singular_values: Array
     reconstruction_error: Spread
 
 
@@ -71,10 +80,10 @@ class RatioModes(Record):
     distance: Spread
     angle: Spread
     weighted_angle: Spread
-    eigenvalues: _Complex
+    eigenvalues: ComplexArray
     pooled: dict[str, float]
-    values: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
-    folds: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
+    values: NotSaved[np.ndarray | None] = None
+    folds: NotSaved[np.ndarray | None] = None
 
 
 @dataclass
@@ -95,12 +104,12 @@ class GroupModes(Record):
     rank: int
     ranks_used: list[int]
     note: str | None
-    eigenvalues: _Complex
-    amplitudes: np.ndarray
+    eigenvalues: ComplexArray
+    amplitudes: Array
     pooled: PooledModes
     sweep: dict[int, RankFit] = field(default_factory=dict)
     ratio: RatioModes | None = None
-    fits: BatchedDMD | None = field(default=None, metadata=NOT_SAVED)
+    fits: NotSaved[BatchedDMD | None] = None
 
 
 @dataclass
@@ -114,10 +123,10 @@ class ModesResult(Record):
         return {"tolerance": self.tolerance} | jsonable(self.groups)
 
     @classmethod
-    def from_dict(cls, saved: Any, where: str = "") -> ModesResult:
-        rest = dict(saved) if isinstance(saved, dict) else saved
-        tolerance = rest.pop("tolerance", TOLERANCE) if isinstance(rest, dict) else None
-        return super().from_dict({"tolerance": tolerance, "groups": rest}, where)
+    def from_dict(cls, saved: Any) -> ModesResult:
+        groups = dict(decode(dict[str, Any], saved))
+        tolerance = decode(dict[str, float], {"tolerance": groups.pop("tolerance", TOLERANCE)})["tolerance"]
+        return cls(decode(dict[str, GroupModes], groups), tolerance)
 
 
 class Modes:

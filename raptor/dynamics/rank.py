@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from raptor.devices import Ranks
 from raptor.dynamics.states import EvenSubset, eigenvalues, measured_groups, places_of, take_rows, unit
-from raptor.streaming import NOT_SAVED, ImageMoments, Record, Spread, reduce_all
+from raptor.streaming import ImageMoments, NotSaved, Record, Spread, reduce_all
 from raptor.vit.trajectory import check_states
 from raptor.vit.view import TokenGroups
 
@@ -41,7 +41,7 @@ class RankResult(Record):
     effective_rank: dict[str, Spread]
     coherence: dict[str, Spread]
     num_rank_images: int
-    values: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
+    values: NotSaved[np.ndarray | None] = None
 
 
 def ranks_from_squares(squares: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from raptor.devices import full_precision
 from raptor.dynamics.effects import Effects, Predict, by_group, clean_batches, default_predict, run_blocks
 from raptor.dynamics.states import mean_by_group, unit
 from raptor.phases import Phases, check_phases
-from raptor.streaming import ImageMoments, Record, Spread, decode, jsonable
+from raptor.streaming import Array, ImageMoments, Record, Spread, decode, jsonable
 from raptor.surrogate.surrogate import Step, surrogate_spec
 from raptor.vit.trajectory import at_least_float32
 from raptor.vit.view import ViT, first_tensor
@@ -81,12 +81,12 @@ class Repetition(Record):
         }
 
     @classmethod
-    def from_dict(cls, saved: Any, where: str = "") -> Repetition:
-        found = _SavedRepetition.from_dict(saved, where)
+    def from_dict(cls, saved: Any) -> Repetition:
+        found = _SavedRepetition.from_dict(saved)
         by_phase = [[row for row in found.rows if row.phase == j + 1] for j in range(len(found.phases))]
         agreement: list[Spread] | None = None
         if found.rows and found.rows[0].agreement is not None:
-            kept = [decode(np.ndarray, [row.agreement for row in rows]) for rows in by_phase]
+            kept = [decode(Array, [row.agreement for row in rows]) for rows in by_phase]
             agreement = [Spread(values, num_images=found.num_images) for values in kept]
         counts = [[row.times for row in rows] for rows in by_phase]
         phases = Phases(found.phases)
@@ -196,8 +196,8 @@ class Extrapolation(Record):
         return saved
 
     @classmethod
-    def from_dict(cls, saved: Any, where: str = "") -> Extrapolation:
-        found = _SavedExtrapolation.from_dict(saved, where)
+    def from_dict(cls, saved: Any) -> Extrapolation:
+        found = _SavedExtrapolation.from_dict(saved)
         paths = found.spreads
         agreement = None
         if found.agreement is not None:
@@ -218,7 +218,7 @@ class _SavedExtrapolation(Record):
     layers: list[int]
     conditioning: str
     spreads: _SavedPaths
-    agreement: np.ndarray | None = None
+    agreement: Array | None = None
 
 
 def measure_extrapolation(

@@ -12,7 +12,7 @@ paper's perturbation, whose size does not grow with the state, growing norms alo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from torch import Tensor
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.dynamics.states import mean_by_group, measured_groups, unit, unit_angle
 from raptor.phases import Phases
-from raptor.streaming import NOT_SAVED, ImageMoments, Record, Reservoir, Spread, jsonable
+from raptor.streaming import Array, ImageMoments, NotSaved, Record, Reservoir, Spread, jsonable
 from raptor.vit.trajectory import at_least_float32, check_states
 from raptor.vit.view import TokenGroups
 
@@ -56,11 +56,11 @@ class StabilityResult(Record):
     kind: str
     angle_per_eps: Spread
     d_per_eps: Spread
-    path: np.ndarray
+    path: Array
     num_block_calls: int
-    noise_floor: np.ndarray
-    angles: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
-    paths: np.ndarray | None = field(default=None, metadata=NOT_SAVED)
+    noise_floor: Array
+    angles: NotSaved[np.ndarray | None] = None
+    paths: NotSaved[np.ndarray | None] = None
 
     def log_slope(self) -> np.ndarray:
         """Slope of log(angle / eps) against the injection layer, least squares: `(targets, groups, eps)`."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from raptor.devices import ONE_PROCESS, Ranks, full_precision
 from raptor.dynamics.effects import Effects, Predict, clean_batches, default_predict, run_blocks
 from raptor.phases import Phases, check_phases
-from raptor.streaming import Record, Spread, decode, jsonable
+from raptor.streaming import Array, Record, Spread, decode, jsonable
 from raptor.vit.view import ViT
 
 _KINDS = {"within": "within a phase", "across": "across phases"}
@@ -87,14 +87,14 @@ class Swaps(Record):
         return saved
 
     @classmethod
-    def from_dict(cls, saved: Any, where: str = "") -> Swaps:
-        head = _SavedSwaps.from_dict(saved, where)
+    def from_dict(cls, saved: Any) -> Swaps:
+        head = _SavedSwaps.from_dict(saved)
         pairs = list(combinations(range(1, sum(head.phases) + 1), 2))
 
         def values(matrix: Any, name: str) -> np.ndarray:
-            square = decode(np.ndarray, matrix, f"{where}.{name}")
+            square = decode(dict[str, Array], {name: matrix})[name]
             if square.shape != (sum(head.phases),) * 2:
-                raise ValueError(f"{where}.{name}: expected a matrix of the blocks, got shape {square.shape}")
+                raise ValueError(f"{name}: expected a matrix of the blocks, got shape {square.shape}")
             return np.array([square[i - 1, j - 1] for i, j in pairs])
 
         angle = {

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
-Array = NDArray[np.float64]
+from raptor.streaming import Array
+
 LEVEL = 0.95
 _ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 CHUNK = 100  # resamples made at once

@@ -13,14 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from raptor.devices import Ranks, free_bytes, full_precision
-from raptor.streaming import Moments, Reservoir, decode, jsonable
+from raptor.streaming import Array, Moments, Record, Reservoir, decode, jsonable
 from raptor.vit.view import TokenGroups
 
-Array = NDArray[np.float64]
 Bounds = tuple[tuple[int, int], ...]
 _RESERVOIR_IMAGES = 10_000
 METRICS = ("r2", "r2_uniform", "absolute", "relative", "cosine", "bounded_r2", "pearson")
@@ -32,7 +30,7 @@ _TINY = 1e-30
 
 
 @dataclass
-class Curves:
+class Curves(Record):
     """Error curves over the layers 1..L, one array (L,) for each group: `all` and the groups that are present.
 
     Attributes:
@@ -74,20 +72,22 @@ class Curves:
         return {group: {metric: jsonable(getattr(self, metric)[group]) for metric in METRICS} for group in self.groups}
 
     @classmethod
-    def from_dict(cls, saved: Any, where: str = "curves", num_images: int = 0) -> Curves:
+    def from_dict(cls, saved: Any) -> Curves:
         """The curves of parsed JSON, with no per-image values."""
-        found: dict[str, dict[str, Array]] = decode(dict[str, dict[str, Array]], saved, where)
-        for group in found:
-            missing = [metric for metric in METRICS if metric not in found[group]]
-            if missing:
-                raise ValueError(f"{where}.{group}.{missing[0]} is missing")
-        num_layers = len(next(iter(found.values()))["r2"]) if found else 0
+        found: dict[str, dict[str, Array]] = decode(dict[str, dict[str, Array]], saved)
+        curves: dict[str, dict[str, Array]] = {metric: {} for metric in METRICS}
+        for group, of_group in found.items():
+            for metric in METRICS:
+                if metric not in of_group:
+                    raise ValueError(f"{group}.{metric}: Field required")
+                curves[metric][group] = of_group[metric]
+        num_layers = len(next(iter(curves["r2"].values()))) if found else 0
         none = np.zeros((0, num_layers, len(found)))
         return cls(
             tuple(found),
             num_layers,
-            num_images,
-            **{metric: {group: curves[metric] for group, curves in found.items()} for metric in METRICS},
+            0,
+            **curves,
             image_error=none,
             image_norm=none,
             image_deviation=none,

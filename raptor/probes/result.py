@@ -16,7 +16,7 @@ from raptor.fidelity.heads import classes_metadata, share_kept
 from raptor.fidelity.verdict import named_images
 from raptor.provenance import Provenance
 from raptor.run import ResultFile, replacing
-from raptor.streaming import NOT_SAVED, Record
+from raptor.streaming import NotSaved, Record
 
 _FEW_IMAGES, _FEW_STEPS = 64, 10  # below which a recovery is told to say little
 HeadTensors = tuple[Tensor, Tensor]
@@ -34,7 +34,7 @@ class Pick(Record):
     epoch: int
     split_score: Score
     reported: dict[str, Score] = field(default_factory=dict)
-    head: HeadTensors | None = field(default=None, metadata=NOT_SAVED)
+    head: NotSaved[HeadTensors | None] = None
 
 
 @dataclass
@@ -109,7 +109,7 @@ class ProbeResult(ResultFile):
     seconds: float = 0.0
     chance: float | None = None
     fingerprint: str | None = None
-    classes: list[str] | None = field(default=None, metadata=NOT_SAVED)  # that the head's outputs stand for
+    classes: NotSaved[list[str] | None] = None  # that the head's outputs stand for
 
     @property
     def chosen(self) -> Scores:

@@ -84,7 +84,7 @@ def _layers(curves: Curves) -> Array:
 def _draw_groups(axes: Axes, certificate: Certificate, metric: str) -> None:
     curves = certificate.curves
     ends = certificate.intervals.get(metric)
-    for g, group in enumerate(curves.groups):
+    for group in curves.groups:
         colour, marker = _GROUP_STYLES[group]
         name = "all tokens" if group == "all" else group
         axes.plot(
@@ -96,8 +96,8 @@ def _draw_groups(axes: Axes, certificate: Certificate, metric: str) -> None:
             label=name,
             zorder=3,
         )
-        if ends is not None and np.isfinite(ends[..., g]).all():
-            axes.fill_between(_layers(curves), ends[0, :, g], ends[1, :, g], color=colour, alpha=0.15, linewidth=0)
+        if ends is not None and np.isfinite(ends[group]).all():
+            axes.fill_between(_layers(curves), *ends[group], color=colour, alpha=0.15, linewidth=0)
 
 
 def _draw_nulls(axes: Axes, certificate: Certificate, metric: str) -> None:

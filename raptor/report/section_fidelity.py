@@ -94,8 +94,8 @@ def _curve(
     ends = None if certificate is None else certificate.intervals.get(metric)
     nulls = {} if certificate is None else certificate.nulls
     layers = list(range(1, curves.num_layers + 1))
-    for g, (group, values) in enumerate(by_group.items()):
-        lower, upper = (None, None) if ends is None else ends[..., g]
+    for group, values in by_group.items():
+        lower, upper = (None, None) if ends is None else ends[group]
         series.append(
             {
                 "name": GROUP_NAMES.get(group, group),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 from raptor.devices import ONE_PROCESS, Ranks, full_precision
 from raptor.similarity.cka import LinearCKA
 from raptor.similarity.outliers import Outliers, OutlierShares
-from raptor.streaming import Moments, Result, reduce_all
+from raptor.streaming import Array, Moments, Result, reduce_all
 from raptor.vit.trajectory import (
     NonFiniteStates,
     Trajectories,
@@ -32,7 +31,6 @@ from raptor.vit.trajectory import (
 )
 from raptor.vit.view import POOLED, TokenGroups
 
-Array = NDArray[np.float64]
 _CHECK_EVERY = 50  # batches
 NUM_BLOCKS = 64  # of images, for the bootstrap: memory does not grow with the number of images
 MAX_CHUNK = 2**27  # how many numbers of the stacked states are held at once
@@ -218,21 +216,7 @@ class SimilarityResult(Result):
     cka: Array | None
     outliers: Outliers
     num_images: int
-    blocks: Blocks | None = None  # not saved
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "matrices": {name: matrix.tolist() for name, matrix in self.matrices.items()},
-            "cka": None if self.cka is None else self.cka.tolist(),
-            "outliers": self.outliers.to_dict(),
-            "num_images": self.num_images,
-        }
-
-    @classmethod
-    def from_dict(cls, saved: dict[str, Any]) -> SimilarityResult:
-        matrices = {name: np.asarray(matrix) for name, matrix in saved["matrices"].items()}
-        cka = None if saved["cka"] is None else np.asarray(saved["cka"])
-        return cls(matrices, cka, Outliers.from_dict(saved["outliers"]), saved["num_images"])
+    blocks: Blocks | None = None
 
 
 def measure_similarity(

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from raptor.devices import Ranks
-from raptor.run import Record
+from raptor.streaming import Array, Record
 from raptor.vit.trajectory import check_states, double, float_type
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

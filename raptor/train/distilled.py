@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 from raptor.fidelity.error_curves import Curves
 from raptor.fidelity.verdict import Training, Verdict, judge, last_losses, loss_fall
-from raptor.phases import Phases
+from raptor.phases import PhaseLengths
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.streaming import Result
@@ -32,7 +32,7 @@ class DistillSummary(ResultFile):
 
     FILE: ClassVar[str] = "summary.json"
 
-    phases: Phases
+    phases: PhaseLengths
     teacher: ModelFacts
     surrogate: ModelFacts
     num_steps: dict[str, int]
@@ -55,16 +55,12 @@ class DistillSummary(ResultFile):
         """With the verdict on the validation curves."""
         fall = loss_fall(last_losses(folder / "metrics.jsonl", self.num_steps))
         training = Training(self.num_steps, batch_size, self.train_images, start, fall)
-        curves = Curves.from_dict(self.validation.curves, num_images=self.validation.num_images)
+        curves = dataclasses.replace(Curves.from_dict(self.validation.curves), num_images=self.validation.num_images)
         verdict = judge(curves, {}, training=training, split=self.split)
         return dataclasses.replace(self, verdict=dataclasses.replace(verdict, data=self.val))
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "phases": list(self.phases)}
-
-    @classmethod
-    def from_dict(cls, saved: Any, where: str = "") -> Self:
-        return super().from_dict({**saved, "phases": {"lengths": saved.get("phases")}}, where)
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -27,8 +27,7 @@ from raptor.fidelity.heads import (
     share_kept,
 )
 from raptor.progress import track
-from raptor.run import Record
-from raptor.streaming import jsonable
+from raptor.streaming import Number, Record, jsonable
 from raptor.vit.trajectory import NonFiniteStates, autocast
 from raptor.vit.view import ViT
 
@@ -50,8 +49,8 @@ class Scores(Record):
     """
 
     r2: list[float | None]
-    r2_last: float
-    r2_lowest: float
+    r2_last: Number
+    r2_lowest: Number
     cosine: list[float | None]
     curves: dict[str, dict[str, list[float | None]]]
     num_images: int
@@ -63,12 +62,6 @@ class Scores(Record):
     teacher_probe: float | None = None
     probe: float | None = None
     recovery: float | None = None
-
-    @classmethod
-    def from_dict(cls, saved: Any, where: str = "") -> Self:
-        if isinstance(saved, dict):  # JSON has null for NaN
-            saved = saved | {name: math.nan for name in ("r2_last", "r2_lowest") if saved.get(name, 0) is None}
-        return super().from_dict(saved, where)
 
 
 class Validator:

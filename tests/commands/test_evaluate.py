@@ -23,9 +23,9 @@ from raptor.cli import main
 from raptor.commands.evaluate import evaluate
 from raptor.data import iterate, open_data
 from raptor.data.images import Items
-from raptor.fidelity.certificate import certify
 from raptor.fidelity.complexity import quantised
 from raptor.fidelity.heads import LinearHead
+from raptor.fidelity.measure import certify
 from raptor.open import open_pair, open_vit, save_vit
 from raptor.run import RunError
 from raptor.surrogate.surrogate import make_surrogate

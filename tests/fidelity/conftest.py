@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from tiny_certified import PHASES, image_batches, tiny_vit
 
-from raptor.fidelity.certificate import Certificate, certify
+from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.heads import resolve_head
+from raptor.fidelity.measure import certify
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.view import ViT
 

@@ -21,7 +21,6 @@ from raptor.data import ImageData, open_data
 from raptor.data.split import choice_split
 from raptor.data.stream import Batch, iterate
 from raptor.fidelity import heads
-from raptor.fidelity.certificate import certify
 from raptor.fidelity.heads import (
     LinearHead,
     accuracy,
@@ -32,6 +31,7 @@ from raptor.fidelity.heads import (
     prediction_hits,
     resolve_head,
 )
+from raptor.fidelity.measure import certify
 from raptor.open import open_vit
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.view import ViT

@@ -10,7 +10,8 @@ import pytest
 import torch
 from tiny_certified import PHASES, image_batches, tiny_vit
 
-from raptor.fidelity.certificate import Certificate, certify
+from raptor.fidelity.certificate import Certificate
+from raptor.fidelity.measure import certify
 from raptor.fidelity.verdict import Training, judge, loss_fall, read_training
 from raptor.report.figures_fidelity import figure_certificate
 from raptor.surrogate.surrogate import make_surrogate
@@ -41,8 +42,6 @@ def test_an_untrained_surrogate_is_no_better_than_the_data_mean_and_says_so(tmp_
     saved = json.loads((tmp_path / "certificate.json").read_text())
     assert next(iter(saved)) == "verdict" and saved["verdict"]["lines"] == verdict.lines()
     assert Certificate.read(tmp_path).judged.lines() == verdict.lines()
-    del saved["verdict"]  # as an earlier version wrote it
-    assert "not known" in Certificate.from_dict(saved).judged.lines()[0]
 
 
 def test_a_perfect_surrogate_beats_every_null_model() -> None:

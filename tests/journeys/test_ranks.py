@@ -24,7 +24,7 @@ from forked import start
 from tiny_run import train_tiny
 
 from raptor.cli import main
-from raptor.fidelity import certificate
+from raptor.fidelity import measure
 
 # 13 images in batches of 4: the ranks have unequal shares, and the last batch is short.
 MEASURED = ["--data", "scenes", "--num_images", "13", "--batch_size", "4", "--device", "cpu"]
@@ -111,7 +111,7 @@ def check_same(one: Path, two: Path) -> None:
 def save_time(patch: pytest.MonkeyPatch) -> None:
     """No figures are drawn, and run times are not measured for a second each."""
     patch.setattr("matplotlib.figure.Figure.savefig", lambda _figure, path, **_options: Path(path).touch())
-    patch.setattr(certificate, "run_times", lambda models, *_: dict.fromkeys(models, 1.0))
+    patch.setattr(measure, "run_times", lambda models, *_: dict.fromkeys(models, 1.0))
 
 
 def torchrun_variables(rank: int, port: int) -> dict[str, str]:

@@ -179,7 +179,7 @@ def test_two_runs_of_an_experiment_on_the_same_data_are_told_apart(sweep_folder:
 
 def test_a_damaged_result_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "swaps.json").write_text(json.dumps({"experiment": "swaps", "rows": [{"phases": 3}]}))
-    with pytest.raises(RunError, match=r"swaps.json cannot be read .*rows.0..phases.*run the command that made it"):
+    with pytest.raises(RunError, match=r"swaps.json cannot be read .*rows.0.phases.*run the command that made it"):
         claims.run(results=str(tmp_path), dynamics=str(tmp_path), certificates=str(tmp_path))
 
 

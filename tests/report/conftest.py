@@ -15,8 +15,8 @@ from raptor.commands.report import report
 from raptor.data import iterate, open_data
 from raptor.dynamics.interventions import InterventionsFile, intervene
 from raptor.dynamics.measure import DynamicsFile, measure_dynamics
-from raptor.fidelity.certificate import certify
 from raptor.fidelity.complexity import Complexity, levin_bounds
+from raptor.fidelity.measure import certify
 from raptor.open import open_vit, save_vit
 from raptor.phases import PhasesFile, study_phases
 from raptor.probes import probe

@@ -135,7 +135,9 @@ def test_a_wrong_type_names_the_file_and_the_key(run_of: RunOf) -> None:
     saved = json.loads(path.read_text())
     saved["teacher"]["direction"]["norm"] = [1, 2]
     path.write_text(json.dumps(saved))
-    with pytest.raises(RunError, match=r"dynamics\.json cannot be read \(teacher\.direction\.norm: expected an object"):
+    with pytest.raises(
+        RunError, match=r"dynamics\.json cannot be read \(teacher\.direction\.norm: Input should be an object"
+    ):
         read_results(folder)
 
 

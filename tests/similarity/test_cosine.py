@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,6 @@ from raptor.similarity import cosine as module
 from raptor.similarity.cosine import (
     CoordinateStatistics,
     CosineSimilarity,
-    SimilarityResult,
     measure_similarity,
 )
 from raptor.vit.trajectory import NonFiniteStates
@@ -180,16 +177,6 @@ def test_bad_input_is_refused() -> None:
         measure_similarity([states], NUM_LAYERS, TokenGroups(1, 1, 5))
     with pytest.raises(ValueError, match="no images"):
         measure_similarity([], NUM_LAYERS, GROUPS)
-
-
-def test_result_survives_json() -> None:
-    result = measure_similarity([make_states(6)], NUM_LAYERS, GROUPS)
-    again = SimilarityResult.from_dict(json.loads(json.dumps(result.to_dict())))
-    assert_close(again.matrices, result.matrices, 0)
-    np.testing.assert_array_equal(again.cka, result.cka)
-    np.testing.assert_array_equal(again.outliers.tokens, result.outliers.tokens)
-    np.testing.assert_array_equal(again.outliers.coordinates, result.outliers.coordinates)
-    assert (again.num_images, again.outliers.even_tokens) == (6, result.outliers.even_tokens)
 
 
 @pytest.mark.parametrize("variant", ["all", "patches", "pooled"])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 from raptor.data.stream import Batch
-from raptor.fidelity.certificate import certify
+from raptor.fidelity.measure import certify
 from raptor.phases import Phases
 from raptor.probes.features import normed_tokens
 from raptor.surrogate import attention
