@@ -25,7 +25,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("open",),
     ("fidelity",),
     ("train", "recipes"),
-    ("probes", "dynamics"),
+    ("probes", "dynamics", "recurrence"),
     ("report",),
     ("commands",),
     ("cli",),
