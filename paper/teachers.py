@@ -23,7 +23,7 @@ from raptor.train.recipe import resolve_recipe
 from raptor.train.schedule import Budget
 from raptor.train.stochastic import check_drop
 from raptor.train.teacher import check_labelled, evaluate, separate_registers, train_teacher
-from raptor.vit.builders import IMAGENET
+from raptor.vit.stated import IMAGENET
 from raptor.vit.view import ViT
 
 SHAPE = "vit_tiny_patch16_224"

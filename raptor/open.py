@@ -35,24 +35,15 @@ from raptor.run import RunError, read_config, read_json, sync, unfinished, write
 from raptor.streaming import Result, folder_of
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.block_list import WrongSize
-from raptor.vit.builders import (
-    MAX_COUNT,
-    TIMM_MODULES,
-    build_base,
-    check_memory,
-    check_recorded,
-    check_size,
-    default_preprocess,
-    forward_arguments,
-    is_half,
-    model_preprocess,
-)
+from raptor.vit.builders import MAX_COUNT, TIMM_MODULES, build_base, check_memory, check_recorded, is_half
+from raptor.vit.stated import check_size, default_preprocess, forward_arguments, model_preprocess
 from raptor.vit.structure import inspect_vit
 from raptor.vit.view import ViT
 from raptor.vit.weights import (
     check_weights,
     classes_in_file,
     fingerprint,
+    is_weight_file,
     load_weights,
     read_weights,
     same_weights,
@@ -99,7 +90,8 @@ def open_vit(
 
     Args:
         source: `timm/NAME`, `hf/REPO`, `hub/REPO:ENTRY`, `scenes`, a folder, or a module (see the module's docstring).
-            `timm/NAME@FILE` is `timm/NAME` with the weight file FILE.
+            `timm/NAME@FILE` is `timm/NAME` with the weight file FILE; `timm/NAME@REVISION`, `hf/REPO@REVISION` and
+            `hub/REPO@REVISION:ENTRY` name a commit, tag or branch of the hub.
         weights: a local weight file (safetensors or weights-only .pth) instead of the hub's.
         pretrained: with no `weights`, whether to fetch the published ones; False gives random weights.
         layer_scale: what every LayerScale of a model with random weights starts from, instead of its own value.
@@ -147,7 +139,7 @@ def open_vit(
         return _as_dtype(view, dtype).to(device or view.device)
     device = device or "cpu"
     text = str(source)
-    if "@" in text and text.startswith(("timm/", "hf/")):
+    if text.startswith(("timm/", "hf/")) and is_weight_file(text.partition("@")[2]):
         if weights is not None:
             raise ValueError(f"{text} names its weight file: leave out --weights")
         text, _, weights = text.partition("@")
@@ -169,6 +161,8 @@ def open_vit(
     if state is not None and num_classes is None:
         num_classes = classes_in_file(state)
     fetch = pretrained and weights is None
+    if kind == "timm" and "@" in text and not fetch:
+        raise ValueError(f"{text} names a revision of published weights: leave out --weights and --pretrained false")
     base: dict[str, Any] = {"source": text, "kwargs": dict(model_kwargs), "num_classes": num_classes}
     model = build_base(base, fetch=fetch, trust_hub=trust_hub)
     if state is not None:

@@ -25,7 +25,8 @@ from raptor.run import ResultFile
 from raptor.similarity.cosine import Blocks, CoordinateStatistics, SimilarityResult, measure_similarity
 from raptor.similarity.outliers import Outliers
 from raptor.streaming import Array, Record, decode
-from raptor.vit.builders import build_base, forward_arguments
+from raptor.vit.builders import build_base
+from raptor.vit.stated import forward_arguments
 from raptor.vit.structure import inspect_vit
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import POOLED, ModelFacts, ViT

@@ -37,7 +37,8 @@ from raptor.train.loop import (
 from raptor.train.plan import NUM_DECODED, Memory, Plan, free_disk, measured_step, num_bytes
 from raptor.train.schedule import Budget, Rates
 from raptor.train.stochastic import StochasticDepth, check_drop
-from raptor.vit.builders import IMAGENET, build_base, check_size
+from raptor.vit.builders import build_base
+from raptor.vit.stated import IMAGENET, check_size
 from raptor.vit.structure import inspect_vit
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ModelFacts, ViT

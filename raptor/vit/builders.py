@@ -1,4 +1,4 @@
-"""Build the plain model a name stands for, and read off it how images are prepared."""
+"""Build the plain model that a name stands for, by timm, transformers or torch.hub."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
-from raptor.data.preprocess import Preprocess
-from raptor.run import read_json
+from raptor.vit.stated import processor_settings, split_revision
 
 TIMM_MODULES = ("vision_transformer", "eva", "beit", "deit")
-MAX_SIZE = 4096
 MAX_DEPTH = 1024
 MAX_COUNT = 2**20  # the largest number in a recorded configuration: tokens, widths, classes
 # What a file may not give a model: it would fetch or run something, or belongs to whoever opens it.
@@ -26,19 +25,16 @@ UNTRUSTED_ARGUMENTS = {
     *("attn_implementation", "_attn_implementation", "cache_dir", "token", "proxies", "checkpoint_path"),
     *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "device", "source", "teacher", "trust_hub"),
 }
-# Families of transformers that are normalised otherwise than for ImageNet, by how their model types start.
-_HALF_FAMILIES = ("siglip", "beit", "data2vec-vision", "dpt", "idefics3", "smolvlm", "phi4_multimodal")
-_CLIP_FAMILIES = ("blip", "git", "owlvit", "owlv2", "flava", "mlcd", "aimv2")
 # Implementations of attention that a configuration file may ask for. Others are kernels, which transformers fetches
 # from the hub and runs.
 _OWN_ATTENTION = (None, "eager", "sdpa", "flex_attention")
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def build_base(base: dict[str, Any], fetch: bool = False, trust_hub: bool = False) -> nn.Module:
     """The plain model named by `base` (source, arguments, class count), with published weights if `fetch`.
 
     Half-precision weights are widened to fp32. `trust_hub` allows a torch.hub entry, which runs code of its repository.
+    A source may end in `@REVISION`, a commit, tag or branch of the hub's repository.
     """
     kind, _, rest = base["source"].partition("/")
     try:
@@ -53,7 +49,7 @@ def build_base(base: dict[str, Any], fetch: bool = False, trust_hub: bool = Fals
         return model.float() if is_half(model) else model
     except ValueError:
         raise
-    except (OSError, RuntimeError, AssertionError, ZeroDivisionError, TypeError) as error:
+    except (OSError, RuntimeError, AssertionError, ZeroDivisionError, TypeError, SafetensorError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
         if not fetch:
             raise ValueError(f"{base['source']} could not be built ({reason}): change its shape") from None
@@ -130,39 +126,54 @@ def _is_plain(value: Any) -> bool:
 def _build_timm(name: str, base: dict[str, Any], fetch: bool) -> nn.Module:
     import timm
 
-    if not timm.is_model(name.split(".")[0]):
-        close = difflib.get_close_matches(name.split(".")[0], timm.list_models(module=list(TIMM_MODULES)), n=1)
-        raise ValueError(
-            f"timm has no model {name!r}" + (f": did you mean timm/{close[0]}?" if close else ": see raptor models")
-        )
-    if "." in name and not timm.is_model_pretrained(name):
-        tags = sorted(n.split(".", 1)[1] for n in timm.list_pretrained(name.split(".")[0] + ".*"))
-        raise ValueError(f"timm has no weights {name!r}" + (f": its tags are {', '.join(tags)}" if tags else ""))
+    name, _, revision = name.partition("@")
+    architecture, _, tag = name.partition(".")
+    _check_timm_name(architecture, tag)
     kwargs = dict(base["kwargs"])
     if base.get("num_classes") is not None:
         kwargs["num_classes"] = base["num_classes"]
-    module = timm.model_entrypoint(name.split(".")[0]).__module__.rsplit(".", 1)[-1]
+    module = timm.model_entrypoint(architecture).__module__.rsplit(".", 1)[-1]
     if module in ("vision_transformer", "eva", "deit"):
         kwargs.setdefault("dynamic_img_size", True)
+    if revision and fetch:
+        repository = getattr(timm.get_pretrained_cfg(name), "hf_hub_id", None)
+        if not repository:
+            raise ValueError(f"timm has no weights of {name!r} on the hub: leave out @{revision}")
+        kwargs["pretrained_cfg_overlay"] = {"hf_hub_id": f"{repository}@{revision}", "url": ""}
     return timm.create_model(name, pretrained=fetch, **kwargs)
 
 
-def _build_transformers(repo: str, base: dict[str, Any], fetch: bool) -> nn.Module:
+def _check_timm_name(architecture: str, tag: str) -> None:
+    """Raise for a name that timm does not know, with the nearest one, or the tags that there are."""
+    import timm
+
+    if not timm.is_model(architecture):
+        close = difflib.get_close_matches(architecture, timm.list_models(module=list(TIMM_MODULES)), n=1)
+        hint = f"did you mean timm/{close[0]}?" if close else "see raptor models"
+        raise ValueError(f"timm has no model {architecture!r}: {hint}")
+    if tag and not timm.is_model_pretrained(f"{architecture}.{tag}"):
+        tags = sorted(name.split(".", 1)[1] for name in timm.list_pretrained(f"{architecture}.*"))
+        hint = f": its tags are {', '.join(tags)}" if tags else ""
+        raise ValueError(f"timm has no weights {f'{architecture}.{tag}'!r}{hint}")
+
+
+def _build_transformers(name: str, base: dict[str, Any], fetch: bool) -> nn.Module:
     try:
         import transformers
     except ImportError:
         raise ValueError("hf/ models need the extra: pip install 'raptor-vit[hf]'") from None
     if "trust_remote_code" in base["kwargs"]:
         raise ValueError("code from a repository is never run: load the model yourself and pass the module to open_vit")
+    repo, revision = split_revision(name)
     if "config" in base:
         config = transformers.AutoConfig.for_model(**_plain_config(base["config"]))
     else:
-        config = transformers.AutoConfig.from_pretrained(repo, trust_remote_code=False, **base["kwargs"])
-    _check_attention(config, repo)
-    classifier = any("ForImageClassification" in a for a in config.architectures or [])
+        options = dict(revision=revision, trust_remote_code=False, **base["kwargs"])
+        config = transformers.AutoConfig.from_pretrained(repo, **options)
+    _check_config(config, repo)
+    classifier = any("ForImageClassification" in name for name in config.architectures or [])
     if not classifier:
         config = getattr(config, "vision_config", config)
-    config._name_or_path = repo
     if hasattr(config, "mask_ratio"):
         config.mask_ratio = 0.0
     if base.get("num_classes"):
@@ -174,17 +185,21 @@ def _build_transformers(repo: str, base: dict[str, Any], fetch: bool) -> nn.Modu
             f"transformers has no {auto.__name__} for {kind}: load the model in Python and give the module"
         )
     if fetch:
-        model, missing = _fetch_transformers(auto, repo, config)
+        model, missing = _fetch_transformers(auto, repo, config, revision)
         base["add_pooling_layer"] = not missing
     else:
         options = {} if base.get("add_pooling_layer", True) else {"add_pooling_layer": False}
         model = auto.from_config(config, trust_remote_code=False, **options)
+    model.config._name_or_path = name  # with its revision, for the settings of the image processor
+    if fetch:
+        processor_settings(name, fetch=True)
     base["config"] = config.to_dict()
     return model
 
 
-def _check_attention(config: Any, repo: str) -> None:
-    """Raise where a configuration, or one inside it, asks for attention that is fetched from the hub."""
+def _check_config(config: Any, repo: str) -> None:
+    """Raise where a configuration, or one inside it, asks for attention that is fetched from the hub, or for weights of
+    whole numbers."""
     for part in [config, *(getattr(config, name) for name in config.sub_configs)]:
         asked = getattr(part, "_attn_implementation", None)
         if asked not in _OWN_ATTENTION:
@@ -192,6 +207,8 @@ def _check_attention(config: Any, repo: str) -> None:
                 f"config.json of hf/{repo} asks for attention {asked!r}, which is code from the hub and never run: "
                 "remove attn_implementation from it"
             )
+        if getattr(part, "quantization_config", None):
+            raise ValueError(f"the weights of hf/{repo} are quantised: name a repository with fp32, fp16 or bf16 ones")
 
 
 def _plain_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -203,16 +220,13 @@ def _plain_config(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _fetch_transformers(auto: Any, repo: str, config: Any) -> tuple[nn.Module, list[str]]:
+def _fetch_transformers(auto: Any, repo: str, config: Any, revision: str | None) -> tuple[nn.Module, list[str]]:
     """The model with its published weights, and the keys of a pooler it was left without for want of weights."""
-    _processor_file(repo, fetch=True)
-    model, info = auto.from_pretrained(
-        repo, config=config, output_loading_info=True, dtype=torch.float32, trust_remote_code=False
-    )
+    options: dict[str, Any] = dict(config=config, revision=revision, dtype=torch.float32, trust_remote_code=False)
+    model, info = auto.from_pretrained(repo, output_loading_info=True, **options)
     missing = sorted(info["missing_keys"])
-    if missing and all(k.startswith("pooler.") for k in missing):
-        options = dict(add_pooling_layer=False, dtype=torch.float32, trust_remote_code=False)
-        return auto.from_pretrained(repo, config=config, **options), missing
+    if missing and all(key.startswith("pooler.") for key in missing):
+        return auto.from_pretrained(repo, add_pooling_layer=False, **options), missing
     if missing:
         raise ValueError(f"the weights of hf/{repo} lack {', '.join(missing[:6])}: they would be random")
     return model, missing
@@ -225,154 +239,10 @@ def _build_hub(rest: str, base: dict[str, Any], fetch: bool, trust_hub: bool) ->
     if not trust_hub:
         raise ValueError(f"hub/{rest} runs the code of {repo}: add --trust_hub (trust_hub=True) if you trust it")
     where = "local" if Path(repo).is_dir() else "github"
-    kwargs = dict(base["kwargs"])
-    signature = "pretrained" not in kwargs
+    if where == "github":
+        repo = repo.replace("@", ":")  # torch.hub's own way to name a revision
+    kwargs = {"pretrained": fetch, **base["kwargs"]}
     try:
-        return torch.hub.load(
-            repo, entry, source=where, trust_repo=True, **({"pretrained": fetch} if signature else {}), **kwargs
-        )
-    except TypeError:
         return torch.hub.load(repo, entry, source=where, trust_repo=True, **kwargs)
-
-
-def model_preprocess(model: nn.Module, size: int | None = None, blocks: str | None = None) -> Preprocess:
-    """Mean, deviation and image size as the model states them, at the default size of docs/method.md.
-
-    A module of one's own around a model of timm or transformers is prepared for as that model is: the first one, or the
-    one that holds the block list at `blocks`.
-    """
-    modules = list(model.modules()) if blocks is None else _around(model, blocks)
-    configs = [getattr(module, "config", None) for module in modules]
-    stated = (getattr(one, "pretrained_cfg", None) for pair in zip(modules, configs) for one in pair)
-    published: dict[str, Any] = next((found for found in stated if found), {})
-    mean, std = (tuple(published.get(name, value)) for name, value in zip(("mean", "std"), IMAGENET))
-    hf_config = next((config for config in configs if hasattr(config, "model_type")), None)
-    if hf_config is not None:
-        mean, std = _processor_statistics(hf_config, mean, std)
-    return default_preprocess(model, size, mean, std)
-
-
-def default_preprocess(
-    model: nn.Module, size: int | None = None, mean: Any = IMAGENET[0], std: Any = IMAGENET[1]
-) -> Preprocess:
-    """Images at the default size for this model, or at `size`, normalised by ImageNet's statistics or by others."""
-    check_size(size)
-    return Preprocess.for_native(_native_size(model), mean, std, size=size)
-
-
-def _around(model: nn.Module, blocks: str) -> list[nn.Module]:
-    """The modules around the block list at `blocks`, from the outside in."""
-    names = blocks.split(".")
-    return [model.get_submodule(".".join(names[:end])) for end in range(len(names))]
-
-
-def check_size(size: int | None) -> None:
-    """Raise for an image size that no model takes; the memory of attention grows as its fourth power."""
-    if size is not None and (not isinstance(size, int) or not 1 <= size <= MAX_SIZE):
-        raise ValueError(f"images of {size} px are not possible: give a --size of 1..{MAX_SIZE}")
-
-
-def _processor_statistics(config: Any, mean: Any, std: Any) -> tuple[Any, Any]:
-    """Mean and deviation of a transformers model: its image processor's file, else the family's published ones.
-
-    Images here are in 0..1: a processor that scales pixels in another way has its statistics scaled to that.
-    """
-    mean, std = _family_statistics(getattr(config, "model_type", ""), mean, std)
-    file = _processor_file(getattr(config, "_name_or_path", ""))
-    if file is None:
-        return mean, std
-    values = read_json(file, "fetch the model again")
-    if values.get("do_normalize") is False:
-        mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    else:
-        mean, std = values.get("image_mean") or mean, values.get("image_std") or std
-    factor = 1.0 if values.get("do_rescale") is False else values.get("rescale_factor") or 1 / 255
-    scale = round(255 * factor, 9)
-    return tuple(value / scale for value in mean), tuple(value / scale for value in std)
-
-
-def _family_statistics(family: str, mean: Any, std: Any) -> tuple[Any, Any]:
-    """The published mean and deviation of a family of transformers models; the given ones where there are none."""
-    if family == "vit" or family.startswith(_HALF_FAMILIES):
-        return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-    if "clip" in family or family.startswith(_CLIP_FAMILIES):
-        return (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-    return mean, std
-
-
-def _processor_file(repo: str, fetch: bool = False) -> Path | None:
-    """The image processor's settings of a local folder or of a repository: fetched, or as fetched before."""
-    if not repo:
-        return None
-    from transformers.utils import cached_file
-
-    quiet = ("missing_entries", "connection_errors", "gated_repo")
-    try:
-        found = cached_file(
-            repo,
-            "preprocessor_config.json",
-            local_files_only=not fetch,
-            **{f"_raise_exceptions_for_{name}": False for name in quiet},
-        )
-    except (OSError, ValueError):
-        return None
-    return None if found is None else Path(found)
-
-
-def _native_size(model: nn.Module) -> int:
-    """The image size that the model, or the first part of it that says so, was made for; 224 when none says."""
-    for module in model.modules():
-        config: Any = getattr(module, "config", None)
-        candidates = [
-            getattr(getattr(module, "patch_embed", None), "img_size", None),
-            _size_of(getattr(module, "pretrained_cfg", None)) or _size_of(getattr(config, "pretrained_cfg", None)),
-            getattr(config, "image_size", None),
-            getattr(getattr(config, "vision_config", None), "image_size", None),
-            getattr(module, "image_size", None),
-        ]
-        for value in candidates:
-            if isinstance(value, int):
-                return value
-            if isinstance(value, tuple | list) and value:
-                return int(value[-1])
-    return 224
-
-
-def _size_of(published: Any) -> Any:
-    return published.get("input_size") if isinstance(published, dict) else None
-
-
-def forward_arguments(model: nn.Module, size: int) -> dict[str, Any]:
-    """Arguments of every call: position interpolation where the model wants it said, patch order for MAE."""
-    accepted = inspect.signature(model.forward).parameters
-    kwargs: dict[str, Any] = {}
-    if "interpolate_pos_encoding" in accepted and size != _native_size(model):
-        kwargs["interpolate_pos_encoding"] = True
-    config: Any = getattr(model, "config", None)
-    if "noise" in accepted and hasattr(config, "mask_ratio"):
-        if config.mask_ratio:
-            hides = f"{type(model).__name__} hides {config.mask_ratio:.0%} of the patches"
-            raise ValueError(f"{hides}: set its config.mask_ratio to 0")
-        num_patches = (size // config.patch_size) ** 2
-        kwargs["noise"] = torch.arange(num_patches, dtype=torch.float32)[None]
-    return kwargs
-
-
-def stated_classes(model: nn.Module) -> int:
-    """Number of classes that the model's own configuration gives its output; 0 where it states none.
-
-    transformers: the labels of a model for image classification. Others: `num_classes`, except where timm publishes a
-    head of that width for no label set that it knows, as for CLIP's projections.
-    """
-    config: Any = getattr(model, "config", None)
-    if hasattr(config, "id2label"):
-        return int(config.num_labels) if "ForImageClassification" in type(model).__name__ else 0
-    stated = getattr(model, "num_classes", None)
-    published = getattr(model, "pretrained_cfg", None) or {}
-    if not isinstance(stated, int) or isinstance(stated, bool):
-        return 0
-    if stated == published.get("num_classes") and not published.get("label_names"):
-        from timm.data.imagenet_info import infer_imagenet_subset
-
-        return 0 if infer_imagenet_subset({"num_classes": stated}) is None else stated
-    return stated
+    except TypeError:  # an entry without such an argument
+        return torch.hub.load(repo, entry, source=where, trust_repo=True, **base["kwargs"])

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess
 from raptor.vit.block_list import NUM_PROBED, Call, choose, find_candidates, is_norm, reason_of, watch_forward
-from raptor.vit.builders import stated_classes
+from raptor.vit.stated import stated_classes
 from raptor.vit.tokens import place_tokens
 from raptor.vit.view import NotAViT, StandIn, TokenGroups, ViT
 from raptor.vit.weights import check_weights

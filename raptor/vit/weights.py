@@ -26,6 +26,14 @@ _POSITIONS = ("pos_embed", "visual.positional_embedding", "visual.trunk.pos_embe
 _HEAD_KEYS = ("head.weight", "classifier.weight", "fc.weight", "heads.head.weight")
 
 
+_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+
+
+def is_weight_file(text: str) -> bool:
+    """Whether `text` is a file, or is written like the name of a weight file."""
+    return text.endswith(_SUFFIXES) or (bool(text) and Path(text).expanduser().is_file())
+
+
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a weight file in float32, by their name in the file.
 

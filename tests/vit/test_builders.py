@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from families import (
     AT_16,
     HF_MODELS,
 )
+from safetensors.torch import save_file
 from tiny_models import noise_images, shake, tiny_timm
 from torch import Tensor, nn
 
 from raptor.open import open_vit, save_vit
-from raptor.vit import builders
+from raptor.vit import stated
 from raptor.vit.view import TokenGroups
 
 
@@ -46,20 +48,20 @@ def test_statistics_of_a_hub_model_are_its_processors_not_its_familys(tmp_path: 
     """DINO's ViTs are of the family `vit`, but were trained with ImageNet's mean and deviation."""
     asked = []
 
-    def cached(repo: str, name: str, local_files_only: bool = False, **_quiet: bool) -> str | None:
+    def cached(repo: str, name: str, local_files_only: bool = False, **_options: object) -> str | None:
         asked.append((repo, local_files_only))
-        return str(tmp_path / name) if repo == "someone/dino" else None
+        return str(tmp_path / name) if repo == "someone/dino" and (tmp_path / name).exists() else None
 
     monkeypatch.setattr("transformers.utils.cached_file", cached)
-    mean, std = builders.IMAGENET
+    mean, std = stated.IMAGENET
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": mean, "image_std": std}))
     half = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-    for repo, statistics in (("someone/dino", builders.IMAGENET), ("someone/vit", half), ("", half)):
+    for repo, statistics in (("someone/dino", stated.IMAGENET), ("someone/vit", half), ("", half)):
         model = transformers.ViTModel(transformers.ViTConfig(**AT_16))
         model.config._name_or_path = repo
         preprocess = open_vit(model).preprocess
         assert (preprocess.mean, preprocess.std) == statistics
-    assert asked == [("someone/dino", True), ("someone/vit", True)]  # what was fetched before, and nothing new
+    assert asked == 2 * [("someone/dino", True)] + 2 * [("someone/vit", True)]  # nothing new is fetched
 
 
 @pytest.mark.parametrize(
@@ -70,17 +72,107 @@ def test_statistics_of_a_hub_model_are_its_processors_not_its_familys(tmp_path: 
         {"do_normalize": False},
         {"rescale_factor": 1 / 127.5, "image_mean": [1.0, 1.0, 1.0], "image_std": [1.0, 1.0, 1.0]},
         {"do_rescale": False, "image_mean": [127.5, 120.0, 100.0], "image_std": [50.0, 60.0, 70.0]},
+        {"image_mean": 0.4, "image_std": 0.2},
     ],
 )
-def test_images_are_prepared_as_by_the_processor_of_a_folder(tmp_path: Path, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("file", ["preprocessor_config.json", "processor_config.json"])
+def test_images_are_prepared_as_by_the_processor_of_a_folder(
+    tmp_path: Path, settings: dict[str, Any], file: str
+) -> None:
+    """transformers 5 writes one entry of `processor_config.json`, and reads it before the older file."""
     transformers.ViTModel(transformers.ViTConfig(**AT_16)).save_pretrained(tmp_path)
     entries = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}, **settings}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(entries))
+    if file == "processor_config.json":
+        older = {**entries, "image_mean": [0.9, 0.9, 0.9]}
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(older))
+        entries = {"image_processor": entries}
+    (tmp_path / file).write_text(json.dumps(entries))
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     expected = transformers.ViTImageProcessor.from_pretrained(tmp_path)(pixels, return_tensors="pt")["pixel_values"][0]
     preprocess = open_vit(f"hf/{tmp_path}").preprocess
     ours = preprocess.normalise(torch.from_numpy(pixels).permute(2, 0, 1)[None])[0]
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("weights", r"the weights of hf/.* could not be fetched"),
+        ("mean", r"preprocessor_config\.json has image_mean='half', not one number or three"),
+        ("config", r"the weights of hf/.* are quantised"),
+    ],
+)
+def test_a_damaged_transformers_folder_gets_one_line(tmp_path: Path, damage: str, message: str) -> None:
+    transformers.ViTModel(transformers.ViTConfig(**AT_16)).save_pretrained(tmp_path)
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    if damage == "weights":
+        weights.write_bytes(weights.read_bytes()[:1000])
+    if damage == "mean":
+        (tmp_path / "preprocessor_config.json").write_text('{"image_mean": "half"}')
+    if damage == "config":
+        quantised = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+        config.write_text(json.dumps({**json.loads(config.read_text()), "quantization_config": quantised}))
+    with pytest.raises(ValueError, match=message) as error:
+        open_vit(f"hf/{tmp_path}")
+    assert "\n" not in str(error.value)
+
+
+def publish(cache: Path, repository: str, revisions: dict[str, Callable[[Path], None]]) -> None:
+    """Write a hub cache in which each revision of a repository holds what its function writes into a folder."""
+    folder = cache / f"models--{repository.replace('/', '--')}"
+    for number, (name, write) in enumerate(revisions.items()):
+        commit = f"{number:040x}"
+        (folder / "refs").mkdir(parents=True, exist_ok=True)
+        (folder / "refs" / name).write_text(commit)
+        (folder / "snapshots" / commit).mkdir(parents=True)
+        write(folder / "snapshots" / commit)
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the Hugging Face hub, which cannot be reached."""
+    cache = tmp_path / "cache"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return cache
+
+
+@torch.no_grad()
+def test_a_revision_of_the_hub_is_opened_and_recorded(hub_cache: Path, tmp_path: Path) -> None:
+    config = transformers.ViTConfig(**AT_16)
+    models = {name: shake(transformers.ViTModel(config), seed) for seed, name in enumerate(("main", "v1"))}
+
+    def writer(name: str, mean: float) -> Callable[[Path], None]:
+        def write(folder: Path) -> None:
+            models[name].save_pretrained(folder)
+            (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [mean] * 3}))
+
+        return write
+
+    publish(hub_cache, "me/vit", {"main": writer("main", 0.1), "v1": writer("v1", 0.2)})
+    for source, name, mean in (("hf/me/vit", "main", 0.1), ("hf/me/vit@v1", "v1", 0.2)):
+        vit = open_vit(source)
+        assert torch.equal(vit.model.embeddings.cls_token, models[name].embeddings.cls_token)
+        assert vit.preprocess.mean == pytest.approx((mean,) * 3)
+        assert vit.source["source"] == vit.opened["model"] == vit.name == source
+        again = open_vit(save_vit(vit, tmp_path / name))
+        assert torch.equal(again.model.embeddings.cls_token, models[name].embeddings.cls_token)
+
+
+@torch.no_grad()
+def test_a_revision_of_timms_weights_is_opened(hub_cache: Path) -> None:
+    models = {name: shake(timm.create_model("test_vit"), seed) for seed, name in enumerate(("main", "v1"))}
+    repository = timm.get_pretrained_cfg("test_vit").hf_hub_id
+
+    def writer(name: str) -> Callable[[Path], None]:
+        return lambda folder: save_file(models[name].state_dict(), folder / "model.safetensors")
+
+    publish(hub_cache, repository, {name: writer(name) for name in models})
+    vit = open_vit("timm/test_vit@v1")
+    assert torch.equal(vit.model.cls_token, models["v1"].cls_token) and vit.source["source"] == "timm/test_vit@v1"
+    assert torch.equal(open_vit("timm/test_vit").model.cls_token, models["main"].cls_token)
+    with pytest.raises(ValueError, match="names a revision of published weights"):
+        open_vit("timm/test_vit@v1", pretrained=False)
 
 
 def test_masked_transformers_folder_sees_every_patch(tmp_path: Path) -> None:
@@ -170,7 +262,7 @@ def test_a_module_around_a_model_is_given_images_as_that_model_is(wrap: type[nn.
         HF_MODELS["ViT"][0](),
         HF_MODELS["SiglipVision"][0](),
     ):
-        assert builders.model_preprocess(wrap(inner)) == builders.model_preprocess(inner)
+        assert stated.model_preprocess(wrap(inner)) == stated.model_preprocess(inner)
         assert open_vit(Around(inner)).preprocess.size == 32
 
 
