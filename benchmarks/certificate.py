@@ -25,7 +25,7 @@ from raptor.data.stream import Batch
 from raptor.fidelity.measure import _measure
 from raptor.fidelity.null_models import fit_null_models
 from raptor.open import open_vit
-from raptor.surrogate.blocks import CopiedBlock
+from raptor.surrogate import fast
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
@@ -39,12 +39,8 @@ def bare_passes(surrogate: ViT, teacher: ViT, batches: list[Batch], precision: s
 
 
 def one_by_one(surrogate: ViT, images: torch.Tensor) -> None:
-    folding = CopiedBlock.plain
-    CopiedBlock.plain = property(lambda _: None)  # type: ignore[assignment, method-assign]
-    try:
+    with fast.switched(False):
         surrogate(images)
-    finally:
-        CopiedBlock.plain = folding  # type: ignore[method-assign]
 
 
 def passes(surrogate: ViT, teacher: ViT, images: torch.Tensor, precision: str) -> dict[str, Callable[[], None]]:

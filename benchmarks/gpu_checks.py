@@ -36,12 +36,13 @@ from raptor.phases import Phases
 from raptor.probes.frames import Geometry
 from raptor.probes.segment import fused_gradient
 from raptor.run import Interrupted
+from raptor.surrogate.kernels.activations import SwiGLU
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
-from raptor.surrogate.swiglu import SwiGLU
 from raptor.train import distill, loop
+from raptor.train.frozen import half_copy
 from raptor.train.graphs import GraphedStep
 from raptor.train.plan import Plan
-from raptor.train.step import DistillStep, Parts, half_copy
+from raptor.train.step import DistillStep, Parts
 from raptor.train.validation import Validator
 from raptor.vit.view import ViT
 

@@ -33,8 +33,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from raptor.open import open_vit
 from raptor.phases import Phases
-from raptor.surrogate import attention
+from raptor.surrogate import fast
+from raptor.surrogate.kernels import attention
 from raptor.surrogate.surrogate import make_surrogate
+from raptor.train import frozen
 from raptor.train import step as train_step
 from raptor.train.graphs import GraphedStep
 from raptor.train.step import DistillStep, Parts
@@ -42,12 +44,11 @@ from raptor.vit.view import ViT
 
 STARTED = time.monotonic()
 WEIGHTS = {"cls": 0.45, "registers": 0.10, "patches": 0.45}
-SWITCHES: dict[str, dict[str, Any]] = {  # name: functions of the step, and what replaces them
-    "copies": {"_blocks": lambda tied: [one.block for one in tied], "frozen_blocks": lambda teacher: []},  # none folds
-    "own teacher": {"frozen_blocks": lambda teacher: []},  # its blocks run as they are
-    "torch attention": {"takes_kernel": lambda *_: False},
+SWITCHES: dict[str, tuple[Any, str, Any]] = {  # name: module, its function, and what replaces that
+    "own teacher": (frozen, "frozen_blocks", lambda teacher: []),  # its blocks run as they are
+    "torch attention": (train_step, "takes_kernel", lambda *_: False),
 }
-PRODUCT = {name: getattr(train_step, name) for functions in SWITCHES.values() for name in functions}
+PRODUCT = {name: getattr(module, function) for name, (module, function, _) in SWITCHES.items()}
 TILES = {  # of our attention kernels
     "FORWARD": [(128, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 2)],
     "BACKWARD": [(128, 64, 8, 2), (64, 64, 4, 2), (128, 32, 8, 2), (64, 32, 4, 2)],
@@ -88,12 +89,10 @@ def say(text: str) -> None:
 @contextmanager
 def switched(variant: Variant) -> Iterator[None]:
     """Inside the context the variant's switches are on, the others off."""
-    functions = dict(PRODUCT)
-    for name in variant.on:
-        functions |= SWITCHES[name]
-    for name, function in functions.items():
-        setattr(train_step, name, function)
-    yield
+    for name, (module, function, replacement) in SWITCHES.items():
+        setattr(module, function, replacement if name in variant.on else PRODUCT[name])
+    with fast.switched("copies" not in variant.on):  # with copies no block folds, of teacher or student
+        yield
 
 
 class Eager:
@@ -199,10 +198,10 @@ def tune_attention(bench: Bench) -> dict[str, float]:
 
     def both() -> None:
         leaf = qkv.detach().requires_grad_()
-        torch.autograd.grad(attention.attend(leaf, heads), leaf, grad)
+        torch.autograd.grad(fast.attend(leaf, heads, kernel=False), leaf, grad)
 
     times = {
-        "torch forward": microseconds(partial(attention.attend, qkv, heads), bench.device),
+        "torch forward": microseconds(partial(fast.attend, qkv, heads, False), bench.device),
         "torch forward and backward": microseconds(both, bench.device),
     }
     for name, tiles in TILES.items():

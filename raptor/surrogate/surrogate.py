@@ -18,16 +18,17 @@ from torch import Tensor, nn
 
 from raptor.devices import seeded
 from raptor.phases import Phases, check_phases
+from raptor.surrogate import fast
 from raptor.surrogate.adapters import DepthAdapters, Weights
-from raptor.surrogate.blocks import (
-    CopiedBlock,
-    DepthMLP,
-    DepthTable,
-    PaperBlock,
+from raptor.surrogate.block import CopiedBlock, DepthMLP, DepthTable, PaperBlock
+from raptor.surrogate.fast import FastBlock
+from raptor.surrogate.teacher_blocks import (
     adapted_layers,
+    is_norm_of_width,
+    linear_layers,
+    modulation_points,
     num_heads_of,
-    own_layers,
-    start_table,
+    own_copy,
     uses_places,
 )
 from raptor.vit.view import ViT
@@ -76,27 +77,51 @@ class SurrogateSpec:
 
 
 class TiedBlock(nn.Module):
-    """One phase's shared block: `block` modulated by `conditioning` at the depth it is asked to produce.
+    """The shared block of one phase, modulated by `conditioning` at the depth that is asked for.
 
-    With `adapters`, its matrices are those of that depth too.
+    With `adapters` the depth also changes its matrices. `view` computes the block with fewer passes, if there is one.
     """
 
-    def __init__(self, block: nn.Module, conditioning: nn.Module | None, adapters: DepthAdapters | None = None):
+    def __init__(
+        self,
+        block: nn.Module,
+        conditioning: nn.Module | None,
+        adapters: DepthAdapters | None = None,
+        view: FastBlock | None = None,
+    ):
         super().__init__()
         self.block = block
         self.conditioning = conditioning
         self.adapters = adapters
+        self._view = (view,)  # in a tuple, so that its modules are not registered a second time
+
+    @property
+    def fast(self) -> FastBlock | None:
+        """The block's fast view, unless fast views are switched off or somebody has changed the block."""
+        view = self._view[0]
+        return view if view is not None and fast.is_on() and view.stands_for(self.block) else None
 
     def weights(self, depth: Tensor) -> Weights | None:
         """The weights of the block's layers at the depths `(n,)`, or at one, a 0-d tensor; None without adapters."""
         return None if self.adapters is None else self.adapters(self.block.layers, depth)
 
     def forward(self, x_btd: Tensor, depth: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """State after the layer `depth`: one number as a 0-d tensor, or one a row, `(B,)`."""
+        """State after the layer `depth`: one number as a 0-d tensor, or one per row, `(B,)`."""
         modulation = None if self.conditioning is None else self.conditioning(depth)
-        if self.adapters is not None:
-            kwargs["weights"] = self.weights(depth)
+        weights = self.weights(depth)
+        # A compiler fuses the formula by itself. With a gradient the formula is differentiable as often as one likes.
+        if depth.ndim == 0 and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            view = self.fast
+            if view is not None and (not view.is_copy or _only_state(args, kwargs)):
+                return view.infer(x_btd, modulation, weights)
+        if weights is not None:
+            kwargs["weights"] = weights
         return self.block(x_btd, modulation, *args, **kwargs)
+
+
+def _only_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a block is called with nothing but the state."""
+    return all(value is None or value is False for value in (*args, *kwargs.values()))
 
 
 class Step(nn.Module):
@@ -205,29 +230,75 @@ def block_parameters(vit: ViT) -> int:
 
 def _tied_block(teacher: ViT, spec: SurrogateSpec, span: tuple[int, int]) -> TiedBlock:
     first, last = span
+    adapters = None
     if spec.block == "paper":
-        block: nn.Module = PaperBlock(teacher.dim, num_heads_of(teacher.blocks[0], teacher.dim))
+        paper = PaperBlock(teacher.dim, num_heads_of(teacher.blocks[0], teacher.dim))
+        block: nn.Module = paper
+        view: FastBlock | None = FastBlock(paper)
     else:
         layer = {"first": first, "middle": (first + last) // 2, "last": last}[spec.copy]
-        names = adapted_layers(teacher, layer, spec.adapters) if spec.adapters else []
-        block = CopiedBlock(teacher, layer, modulated=spec.conditioning != "none", adapted=names)
-    adapters = DepthAdapters(block.layers, spec.adapters, first, last) if spec.adapters else None  # type: ignore[arg-type]
+        adapted = adapted_layers(teacher, layer, spec.adapters) if spec.adapters else []
+        copied = copied_block(teacher, layer, spec.conditioning != "none", adapted)
+        block, view = copied, fast.view_of_copy(copied, teacher)
+        if spec.adapters:
+            adapters = DepthAdapters(copied.layers, spec.adapters, first, last)
+    conditioning: nn.Module | None = None
     if spec.conditioning == "mlp":
-        return TiedBlock(block, DepthMLP(teacher.dim), adapters)
-    if spec.conditioning == "table":
-        return TiedBlock(block, DepthTable(teacher.dim, first, last), adapters)
-    return TiedBlock(block, None, adapters)
+        conditioning = DepthMLP(teacher.dim)
+    elif spec.conditioning == "table":
+        conditioning = DepthTable(teacher.dim, first, last)
+    return TiedBlock(block, conditioning, adapters, view)
 
 
+def copied_block(teacher: ViT, layer: int, modulated: bool, adapted: Sequence[str] = ()) -> CopiedBlock:
+    """A copy of the teacher's block of a layer."""
+    points = modulation_points(teacher, layer) if modulated else []
+    return CopiedBlock(own_copy(teacher.blocks[layer - 1]), points, adapted)
+
+
+@torch.no_grad()
 def _start(tied: TiedBlock, teacher: ViT, layers: range) -> None:
     """Start the table and the adapters from each depth's own block of the teacher.
 
     Both or neither: matrices near a depth's own with another depth's norms are further from it than the copied block.
     """
+    block, table = tied.block, tied.conditioning
+    assert isinstance(block, CopiedBlock) and isinstance(table, DepthTable)
+    own = [own_copy(teacher.blocks[layer - 1]) for layer in layers]
     if tied.adapters is not None:
-        block: CopiedBlock = tied.block  # type: ignore[assignment]
-        tied.adapters.start(block.layers, [own_layers(teacher, layer, block.adapted) for layer in layers])
-    start_table(tied.conditioning, tied.block, teacher, layers[0])  # type: ignore[arg-type]
+        tied.adapters.start(block.layers, [linear_layers(one, block.adapted) for one in own])
+    if not block.points:
+        raise ValueError(f"the blocks of {teacher.name} have no two norms for a table: take table_start plain")
+    between = [
+        _factors_between(getattr(block.block, name).inner, [getattr(one, name) for one in own], teacher.dim)
+        for name in block.points
+    ]
+    (scale1, shift1), (t1, _), (scale2, shift2), (t2, _) = between
+    none = torch.zeros_like(shift1)
+    table.rows.copy_(torch.cat([t1 - 1, t2 - 1, none, scale1 - 1, shift1, scale2 - 1, shift2, none], dim=1))
+
+
+def _factors_between(shared: nn.Module, own: Sequence[nn.Module], dim: int) -> tuple[Tensor, Tensor]:
+    """Scales and shifts (n, D) that make a norm or LayerScale each of `own`; ones and zeros for other modules.
+
+    The shared gain becomes the root mean square over the depths, so that no scale is above sqrt(n).
+    """
+    gains, offsets = zip(*(_gain_and_offset(module, dim) for module in own))
+    gain_nd, offset_nd = torch.stack(gains), torch.stack(offsets)
+    gain, offset = _gain_and_offset(shared, dim)
+    gain.copy_(gain_nd.square().mean(0).sqrt())
+    scale_nd = (gain_nd / gain).nan_to_num(1.0)
+    return scale_nd, offset_nd - scale_nd * offset
+
+
+def _gain_and_offset(module: nn.Module, dim: int) -> tuple[Tensor, Tensor]:
+    """The gain and bias (D,) of a norm or LayerScale; new ones and zeros for another module."""
+    found = list(module.parameters())
+    if len(found) == 1 and found[0].shape == (dim,):  # LayerScale, or a norm without bias
+        return found[0], torch.zeros_like(found[0])
+    if is_norm_of_width(module, dim):
+        return module.weight, module.bias  # type: ignore[return-value]
+    return torch.ones(dim).to(found[0]), torch.zeros(dim).to(found[0])
 
 
 def check_parts(block: str, conditioning: str, adapters: int, table_start: str) -> None:

@@ -41,7 +41,7 @@ from raptor.progress import clock
 from raptor.provenance import Provenance, recorded
 from raptor.run import Run, RunError, StopSignal, check_config, check_folder, check_shared, read_config, slug
 from raptor.similarity.cosine import measure_similarity
-from raptor.surrogate.blocks import adapted_layers
+from raptor.surrogate.teacher_blocks import adapted_layers
 from raptor.train.distilled import Distilled, DistillSummary
 from raptor.train.graphs import StepGraphs
 from raptor.train.job import Job
@@ -55,12 +55,13 @@ from raptor.train.loop import (
     plan_stages,
     read_finished,
 )
+from raptor.train.losses import groups_at, state_variance
 from raptor.train.optimizer import is_matrix, num_moments
 from raptor.train.plan import NUM_DECODED, Memory, Plan, free_disk, measured_step, num_bytes
 from raptor.train.recipe import Recipe, RecipeOptions, resolve_recipe
 from raptor.train.resume import check_run_folder, keep_teacher, load_blocks, start_from
 from raptor.train.schedule import Budget, Rates, teacher_forcing
-from raptor.train.step import DistillStep, Parts, groups_at, state_variance
+from raptor.train.step import DistillStep, Parts
 from raptor.train.validation import Validator, shown_r2
 from raptor.vit.trajectory import Trajectories, autocast
 from raptor.vit.view import ViT

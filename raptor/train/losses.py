@@ -1,17 +1,21 @@
-"""Distillation losses: a mean over images, a weighted mean over tokens and a mean over coordinates."""
+"""The weights of tokens in the distillation losses, and the variances by which squared errors are divided."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from raptor.devices import Ranks
+from raptor.data.stream import TrainStream
+from raptor.devices import ONE_PROCESS, Ranks
 from raptor.streaming import Moments
-from raptor.vit.view import GROUP_NAMES, TokenGroups
+from raptor.vit.trajectory import NonFiniteStates, autocast
+from raptor.vit.view import GROUP_NAMES, TokenGroups, ViT
 
 NORMALISATIONS = ("none", "layer", "group", "coordinate")
+_VARIANCE_BATCHES = 8
 _FLOOR = 0.01  # of the median coordinate's variance: smaller ones count as this
 
 
@@ -34,20 +38,6 @@ def token_weights(groups: TokenGroups, weights: Mapping[str, float] | None) -> T
     for name, where in groups.present():
         w_t[where] = given[name] / total / (where.stop - where.start)
     return w_t
-
-
-def weighted_error(student_btd: Tensor, teacher_btd: Tensor, weights: Tensor, cosine_t: Tensor | None = None) -> Tensor:
-    """Mean over images of the sum over tokens of the squared error's weighted mean over coordinates.
-
-    `weights` are (T,), or (T, D) where each coordinate has its own. `cosine_t` (T,) is the weight of an additional
-    `1 - cos` per token.
-    """
-    s_btd, t_btd = student_btd.float(), teacher_btd.float()
-    error_btd = (s_btd - t_btd).square()
-    error_bt = error_btd.mean(dim=-1) * weights if weights.ndim == 1 else (error_btd * weights).mean(dim=-1)
-    if cosine_t is not None:
-        error_bt = error_bt + (1 - torch.cosine_similarity(s_btd, t_btd, dim=-1)) * cosine_t
-    return error_bt.sum(dim=-1).mean()
 
 
 class StateVariance:
@@ -118,3 +108,53 @@ class StateVariance:
         for name, where in self.groups.present():
             v_td[where] = by_name[name]
         return v_td
+
+
+def state_variance(
+    teacher: ViT, stream: TrainStream, normalise: str, precision: str, ranks: Ranks = ONE_PROCESS
+) -> StateVariance:
+    """The variance of the teacher's states on a few batches of all ranks; on one where nothing is divided by it.
+
+    Raises `NonFiniteStates` where the teacher's states are not finite, or their variance is beyond float32.
+    """
+    device = teacher.device
+    variance = StateVariance(teacher.num_layers, teacher.groups)
+    for step in range(1 if normalise == "none" else _VARIANCE_BATCHES):
+        images = stream.batch(step, stage="variance", size=teacher.preprocess.size)
+        with torch.no_grad(), autocast(precision, device):
+            variance.update(teacher.unroll(*teacher.embed(images))[1:])
+    variance.reduce(ranks)
+    for layer in range(1, teacher.num_layers + 1):
+        if not variance.variance(layer, "all") <= torch.finfo(torch.float32).max:
+            raise NonFiniteStates.of(teacher.name, f"at layer {layer} on training images")
+    return variance
+
+
+@torch.no_grad()
+def groups_at(teacher: ViT, size: int) -> TokenGroups:
+    """The token groups of images of another size; ValueError where the teacher does not take them."""
+    groups = dataclasses.replace(teacher.groups, patches=(size // teacher.patch_size) ** 2)
+    weight = next(teacher.model.parameters())
+    images = torch.zeros(1, 3, size, size).to(weight)
+    try:
+        x_btd, context = teacher.embed(images)
+        taken = size % teacher.patch_size == 0 and x_btd.shape[1] == groups.num_tokens
+        teacher.unroll(x_btd, context)
+    except (AssertionError, RuntimeError, ValueError):
+        taken = False
+    if not taken:
+        raise ValueError(
+            f"{teacher.name} does not take images of {size} px beside {teacher.preprocess.size}: give sizes that are "
+            f"multiples of {teacher.patch_size} to a model with dynamic position embeddings, or no --sizes"
+        )
+    return groups
+
+
+def at_groups(v_lt: Tensor, old: TokenGroups, new: TokenGroups) -> Tensor:
+    """Values (L, T) or (L, T, D), equal within each token group, for another number of patches."""
+    if new == old:
+        return v_lt
+    w_lt = v_lt.new_empty(len(v_lt), new.num_tokens, *v_lt.shape[2:])
+    for name, where in new.present():
+        w_lt[:, where] = v_lt[:, old.slice(name)][:, :1]
+    return w_lt

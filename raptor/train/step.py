@@ -5,34 +5,25 @@ Nothing trainable is called outside this module, so a data-parallel wrapper sees
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from raptor.data.stream import TrainStream
-from raptor.devices import ONE_PROCESS, Ranks
 from raptor.phases import Phases
 from raptor.surrogate.adapters import at_each_depth
-from raptor.surrogate.attention import takes_kernel
-from raptor.surrogate.blocks import CopiedBlock, Modulation, PaperBlock, PlainBlock
-from raptor.surrogate.folding import FoldedDepths
-from raptor.surrogate.gelu import ShortGELU
+from raptor.surrogate.block import Modulation
+from raptor.surrogate.fast import FastBlock, FoldedDepths
+from raptor.surrogate.kernels.attention import takes_kernel
 from raptor.surrogate.surrogate import shared_blocks
-from raptor.train.frozen import FrozenBlock, frozen_blocks
-from raptor.train.losses import StateVariance, token_weights, weighted_error
-from raptor.vit.trajectory import NonFiniteStates, autocast
-from raptor.vit.view import Context, TokenGroups, ViT, first_tensor
+from raptor.train.frozen import FrozenBlock, half_copy
+from raptor.train.losses import at_groups, groups_at, token_weights
+from raptor.vit.view import Context, ViT, first_tensor
 
-_VARIANCE_BATCHES = 8
 _MAX_SHAPES = 64  # graphs of one function that a process may compile, two for each batch size
-_ALIGNED = 8  # bf16 matrix products are slow when the row length is not a multiple of this
 
 
 class Parts(NamedTuple):
@@ -47,18 +38,31 @@ class Parts(NamedTuple):
         return cls(lam < 1, lam > 0)
 
 
+class Depth(NamedTuple):
+    """How a phase's block is called at one of its layers.
+
+    Attributes:
+        modulation: its factors as vectors (D,).
+        weights: keyword arguments: the weights of that depth, where it has its own, or its folded layers.
+    """
+
+    layer: int
+    modulation: Modulation | None
+    weights: dict[str, Any]
+
+
 class DistillStep(nn.Module):
-    """Losses of one batch.
+    """The losses of one batch.
 
     Args:
         teacher, student: views; only the student's shared blocks are trained.
         phases: where depth is cut.
-        variance: what each squared error is divided by, (L, T), or (L, T, D) where coordinates have their own.
+        variance: the divisor of each squared error, (L, T), or (L, T, D) where each coordinate has its own.
         stage1_weights: token-group weights of the phases before the last in stage 1; None takes the plain mean.
         last_phase_weights: the same of the last phase in stage 1.
         stage2_weights: token-group weights of every layer in stage 2.
         cosine: how much of `1 - cos` is added to each squared error.
-        compile_blocks: compile the teacher's block and the student's block together with its loss.
+        compile_blocks: compile the teacher's block, and the student's block together with its loss.
         checkpointing: recompute the student's activations in the backward pass.
         phase: train only this phase (1..k).
         half_teacher: take the targets from a bf16 copy of the teacher (half the memory traffic), for autocast runs.
@@ -86,29 +90,33 @@ class DistillStep(nn.Module):
         self.shared_blocks = shared_blocks(student)
         # In a tuple, so that this module does not register it.
         self._teacher = (half_copy(teacher) if half_teacher else teacher,)
-        self.phases = phases
         self.checkpointing = checkpointing
+        self.spans = phases.spans
         self.trained = list(range(phases.k)) if phase is None else [phase - 1]
-        for j, block in enumerate(self.shared_blocks):
-            block.requires_grad_(j in self.trained)
+        for j, tied in enumerate(self.shared_blocks):
+            tied.requires_grad_(j in self.trained)
+        self.depths = torch.arange(1, phases.num_layers + 1, dtype=torch.float32, device=teacher.device)
         self.variance = variance.to(teacher.device)
-        self.weights: dict[tuple[str, int], tuple[Tensor, ...]] = {}  # by stage and number of tokens
-        self.cosine: dict[tuple[str, int], tuple[Tensor, ...] | None] = {}
+        # For each stage and number of tokens, one entry per layer: the weights of the squared error and of the cosine.
+        self.targets: dict[tuple[str, int], list[tuple[Tensor, Tensor | None]]] = {}
         for groups in (teacher.groups, *(groups_at(teacher, size) for size in sizes)):
             early, last, joint = (
                 token_weights(groups, weights).to(teacher.device)
                 for weights in (stage1_weights, last_phase_weights, stage2_weights)
             )
-            v_lt, first_of_last = at_groups(self.variance, teacher.groups, groups), phases.spans[-1][0]
-            stage1 = torch.stack([last if n >= first_of_last else early for n in range(1, phases.num_layers + 1)])
+            v_lt = at_groups(self.variance, teacher.groups, groups)
+            num_early = self.spans[-1][0] - 1
+            stage1 = torch.stack([early] * num_early + [last] * (phases.num_layers - num_early))
             for stage, w_lt in (("stage1", stage1), ("stage2", joint.expand_as(stage1))):
                 w_like_v = w_lt if v_lt.ndim == 2 else w_lt[..., None]
-                self.weights[stage, groups.num_tokens] = (w_like_v / v_lt).unbind()
-                self.cosine[stage, groups.num_tokens] = (cosine * w_lt).unbind() if cosine else None
-        self.one_call = not teacher.depth_conditioned and not _image_arguments(self._teacher[0])
+                squared = (w_like_v / v_lt).unbind()
+                angles: Sequence[Tensor | None] = (cosine * w_lt).unbind() if cosine else [None] * len(squared)
+                self.targets[stage, groups.num_tokens] = list(zip(squared, angles))
         self._blocks = _blocks(self.shared_blocks)  # a list: nothing in it is registered a second time
-        self._choose_attention({num for _, num in self.weights} if half_teacher else set())
-        self.depths = torch.arange(1, phases.num_layers + 1, dtype=torch.float32, device=teacher.device)
+        self._choose_attention({num for _, num in self.targets} if half_teacher else set())
+        # Teacher forcing takes all depths of a phase in one call, unless they differ in more than rows.
+        only_rows = not teacher.depth_conditioned and not _image_arguments(self._teacher[0])
+        self._one_call = [only_rows and not getattr(block, "is_copy", False) for block in self._blocks]
         self._run_block, self._advance = _run_block, _advance
         self._run_depths, self._fold = _run_depths, FoldedDepths(compile_blocks)
         if compile_blocks:
@@ -121,38 +129,29 @@ class DistillStep(nn.Module):
     def forward(
         self, images: Tensor, stage: str, lam: float | Tensor = 0.0, parts: Parts | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The loss to minimise and the loss of every trained layer: (L,), or the layers of one phase.
+        """The loss to minimise, and the loss of every trained layer: (L,), or the layers of one phase.
 
-        Autoregressive, or mixed with teacher forcing. When `lam` is a tensor its value stays on the device, so `parts`
-        says what to compute.
+        Args:
+            stage: `stage1` trains each phase on its own, `stage2` all of them end to end.
+            lam: the share of teacher forcing in stage 1.
+            parts: which losses to compute, where `lam` is a tensor, whose value stays on the device.
         """
-        if parts is None:
-            parts = Parts(True, True) if isinstance(lam, Tensor) else Parts.of(lam)
         states, context = self.teacher_states(images)
         if stage == "stage2":
             return self._joint(states, context)
+        if parts is None:
+            parts = Parts(True, True) if isinstance(lam, Tensor) else Parts.of(lam)
         return self._separate(states, context, lam, parts)
 
     @torch.no_grad()
     def teacher_states(self, images: Tensor) -> tuple[list[Tensor], Context]:
-        """`a_0..a_L` of the teacher and what its blocks were called with."""
+        """`a_0..a_L` of the teacher, and the arguments of its blocks."""
         teacher = self._teacher[0]
         x_btd, context = teacher.embed(images)
         states = [x_btd]
         for block, (args, kwargs) in zip(teacher.blocks, context.calls):
             states.append(self._run_block(block, states[-1], args, kwargs))
         return states, context
-
-    def _choose_attention(self, token_counts: set[int]) -> None:
-        """Tell each block that can at which numbers of tokens it takes attention by our kernels.
-
-        Known before anything is compiled or captured, because the kernels are checked by running them.
-        """
-        for block in (*self._blocks, *self._teacher[0].blocks):
-            if isinstance(block, PaperBlock | FrozenBlock):
-                shape = block.num_heads, block.qkv.in_features // block.num_heads
-                device = block.qkv.weight.device
-                block.kernel_tokens = tuple(num for num in sorted(token_counts) if takes_kernel(device, num, *shape))
 
     def trained_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Name and parameter of everything that is trained."""
@@ -164,16 +163,19 @@ class DistillStep(nn.Module):
         return groups if stage == "stage1" else [[p for group in groups for p in group]]
 
     def _joint(self, states: list[Tensor], context: Context) -> tuple[Tensor, Tensor]:
-        losses = self._autoregress(states, context, range(self.phases.k), "stage2")
+        """Stage 2: the blocks run from `a_0` to the last layer; the mean over all layers."""
+        losses = self._autoregress(states, context, range(len(self.spans)), "stage2")
         layer_losses = torch.stack(losses)
         return layer_losses.mean(), layer_losses
 
     def _separate(
         self, states: list[Tensor], context: Context, lam: float | Tensor, parts: Parts
     ) -> tuple[Tensor, Tensor]:
+        """Stage 1: the sum over phases of the mean over a phase's layers, mixed with teacher forcing by `lam`."""
         mixed = []
         for j in self.trained:
-            weighted, known = [], None
+            weighted = []
+            known = None
             if parts.autoregressive:
                 losses = self._autoregress(states, context, [j], "stage1")
                 known = losses[0]
@@ -184,143 +186,145 @@ class DistillStep(nn.Module):
         return torch.stack([losses.mean() for losses in mixed]).sum(), torch.cat(mixed)
 
     def _autoregress(self, states: list[Tensor], context: Context, phases: Sequence[int], stage: str) -> list[Tensor]:
-        """Loss of each layer of `phases`, run on from the teacher's state at the first one's start.
+        """The loss of each layer of `phases`, run on from the teacher's state at the start of the first one.
 
         The student's own stream is fp32, whatever the teacher's states are.
         """
-        x_btd, losses = states[self.phases.start(phases[0])].float(), []
+        first_layer = self.spans[phases[0]][0]
+        x_btd = states[first_layer - 1].float()
         normed_btd: Tensor | None = None
-        for layer, modulation, folded in (depth for j in phases for depth in self._depths(j)):
-            if "folded" in folded and not self.checkpointing:  # checkpointing would keep it in memory
-                folded = {**folded, "normed_btd": normed_btd}
-            x_btd, normed_btd, loss = self._step(states, context, stage, layer, x_btd, modulation, folded)
-            losses.append(loss)
+        losses = []
+        for j in phases:
+            for depth in self._depths(j):
+                if "folded" in depth.weights and not self.checkpointing:  # checkpointing would keep it in memory
+                    depth.weights["normed_btd"] = normed_btd
+                x_btd, normed_btd, loss = self._step(states, context, stage, j, depth, x_btd)
+                losses.append(loss)
         return losses
 
     def _teacher_forced(self, states: list[Tensor], context: Context, j: int, known: Tensor | None) -> Tensor:
-        """Loss of each layer of phase `j`, one step from the teacher's state before it.
+        """The loss of each layer of phase `j`, one step from the teacher's state before it.
 
-        All depths are one call, except where they differ in more than rows. `known` is the loss of the first layer, if
-        it was computed already: it is the same as the autoregressive one.
+        `known` is the loss of the first layer, if it was computed already: the autoregressive one is the same.
         """
-        first, last = self.phases.spans[j]
-        done = [] if known is None else [known]
-        if not self.one_call or isinstance(self._blocks[j], PlainBlock):
-            depths = self._depths(j)[len(done) :]
-            steps = [self._step(states, context, "stage1", n, states[n - 1].float(), m, f) for n, m, f in depths]
-            return torch.stack([*done, *(loss for _, _, loss in steps)])
-        first += len(done)
-        if first > last:
-            return torch.stack(done)
-        layers, batch = range(first, last + 1), states[0].shape[0]
+        first, last = self.spans[j]
+        losses = []
+        if known is not None:
+            losses.append(known)
+            first += 1
+        if self._one_call[j] and first <= last:
+            outs = self._all_depths(states, context, j, first)
+            for layer, out_btd in zip(range(first, last + 1), outs):
+                target_btd = states[layer]
+                weights, cosine_t = self._target(target_btd, layer, "stage1")
+                losses.append(weighted_error(out_btd, target_btd, weights, cosine_t))
+        elif first <= last:
+            for depth in self._depths(j)[len(losses) :]:
+                start_btd = states[depth.layer - 1].float()
+                losses.append(self._step(states, context, "stage1", j, depth, start_btd)[2])
+        return torch.stack(losses)
+
+    def _all_depths(self, states: list[Tensor], context: Context, j: int, first: int) -> Sequence[Tensor]:
+        """The state after each layer of phase `j` from `first` on, from the teacher's state before it, in one call."""
+        tied, last = self.shared_blocks[j], self.spans[j][1]
+        batch = states[0].shape[0]
         args, kwargs = context.calls[first - 1]
         depth_n = self.depths[first - 1 : last]
-        modulation = _modulation(self.shared_blocks[j], depth_n.repeat_interleave(batch))
-        weights = self.shared_blocks[j].weights(depth_n)  # type: ignore[operator]
-        kwargs = kwargs if weights is None else {**kwargs, "weights": weights}
+        modulation = _modulation(tied, depth_n.repeat_interleave(batch))
+        weights = tied.weights(depth_n)  # type: ignore[operator]
+        if weights is not None:
+            kwargs = {**kwargs, "weights": weights}
         x_ntd = torch.cat(states[first - 1 : last]).float()
-        out_ntd = self._run_depths(self.shared_blocks[j].block, x_ntd, modulation, args, kwargs)  # type: ignore[arg-type]
-        outs = out_ntd.unflatten(0, (len(layers), batch)).unbind(0)
-        targets = [(states[layer], *self._target(states[layer], layer, "stage1")) for layer in layers]
-        return torch.stack([*done, *(weighted_error(out, *target) for out, target in zip(outs, targets))])
+        out_ntd = self._run_depths(tied.block, x_ntd, modulation, args, kwargs)  # type: ignore[arg-type]
+        return out_ntd.unflatten(0, (len(depth_n), batch)).unbind(0)
 
     def _step(
-        self,
-        states: list[Tensor],
-        context: Context,
-        stage: str,
-        layer: int,
-        x_btd: Tensor,
-        modulation: Modulation | None,
-        folded: Mapping[str, Any],
+        self, states: list[Tensor], context: Context, stage: str, j: int, depth: Depth, x_btd: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The state after `layer` from `x_btd`, the one before it, what the next block can begin with, and its loss."""
-        block = self._blocks[self.phases.phase_of(layer)]
-        args, kwargs = context.calls[layer - 1]
-        target = (states[layer], *self._target(states[layer], layer, stage))
-        inputs = (block, x_btd, modulation, args, {**kwargs, **folded}, *target)
+        """The state after a layer from `x_btd`, the state before it; the start of the next block; and the loss."""
+        args, kwargs = context.calls[depth.layer - 1]
+        target_btd = states[depth.layer]
+        weights, cosine_t = self._target(target_btd, depth.layer, stage)
+        kwargs = {**kwargs, **depth.weights}
+        inputs = (self._blocks[j], x_btd, depth.modulation, args, kwargs, target_btd, weights, cosine_t)
         if self.checkpointing:
             return checkpoint(self._advance, *inputs, use_reentrant=False, preserve_rng_state=False)
-        return self._advance(*inputs)  # type: ignore[arg-type]
-
-    def _depths(self, j: int) -> list[tuple[int, Modulation | None, dict[str, Any]]]:
-        """Each layer of phase `j` with its modulation, vectors (D,), and its weights where it has adapters.
-
-        Or with its layers as a block that folds makes them.
-
-        It is looked up here for the whole phase, because a compiled block that read a table would be compiled again
-        for each phase.
-        """
-        first, last = self.phases.spans[j]
-        layers, block = range(first, last + 1), self._blocks[j]
-        modulation = _modulation(self.shared_blocks[j], self.depths[first - 1 : last])
-        if modulation is not None:
-            modulation = modulation.flattened(1)
-        weights = self.shared_blocks[j].weights(self.depths[first - 1 : last])  # type: ignore[operator]
-        if isinstance(block, PaperBlock):
-            folded = self._fold(block, modulation, len(layers), weights)
-            return [(layer, None, {"folded": one}) for layer, one in zip(layers, folded)]
-        given = [{}] * len(layers) if weights is None else [{"weights": w} for w in at_each_depth(weights)]
-        if modulation is None:
-            return [(layer, None, one) for layer, one in zip(layers, given)]
-        parts = [[None] * len(layers) if part is None else part.unbind() for part in modulation]
-        return [(layer, Modulation(*row), one) for layer, row, one in zip(layers, zip(*parts), given)]
+        return self._advance(*inputs)
 
     def _target(self, state_btd: Tensor, layer: int, stage: str) -> tuple[Tensor, Tensor | None]:
-        """The weights of the squared error, (T,) or (T, D), and of the cosine, (T,)."""
-        key = (stage, state_btd.shape[1])
-        cosine = self.cosine[key]
-        return self.weights[key][layer - 1], None if cosine is None else cosine[layer - 1]
+        """The weights of a layer's squared error, (T,) or (T, D), and of its cosine, (T,)."""
+        return self.targets[stage, state_btd.shape[1]][layer - 1]
+
+    def _depths(self, j: int) -> list[Depth]:
+        """How the block of phase `j` is called at each of its layers.
+
+        Its modulation and weights are made here for the whole phase, because a compiled block that read a table would
+        be compiled again for each phase.
+        """
+        first, last = self.spans[j]
+        layers = range(first, last + 1)
+        tied, block = self.shared_blocks[j], self._blocks[j]
+        depth_n = self.depths[first - 1 : last]
+        modulation = _modulation(tied, depth_n)
+        if modulation is not None:
+            modulation = modulation.flattened(1)
+        weights = tied.weights(depth_n)  # type: ignore[operator]
+        if isinstance(block, FastBlock):
+            folded = self._fold(block, modulation, len(layers), weights)
+            return [Depth(layer, None, {"folded": one}) for layer, one in zip(layers, folded)]
+        given: list[dict[str, Any]] = [{} for _ in layers]
+        if weights is not None:
+            given = [{"weights": one} for one in at_each_depth(weights)]
+        rows: Sequence[Modulation | None] = [None] * len(layers) if modulation is None else modulation.unbind()
+        return [Depth(*one) for one in zip(layers, rows, given)]
+
+    def _choose_attention(self, token_counts: set[int]) -> None:
+        """Tell each block that can at which numbers of tokens it takes attention by our kernels.
+
+        Known before anything is compiled or captured, because the kernels are checked by running them.
+        """
+        for block in (*self._blocks, *self._teacher[0].blocks):
+            if isinstance(block, FastBlock | FrozenBlock):
+                head_dim = block.qkv.in_features // block.num_heads
+                device = block.qkv.weight.device
+                fits = [num for num in sorted(token_counts) if takes_kernel(device, num, block.num_heads, head_dim)]
+                block.kernel_tokens = tuple(fits)
 
 
-def state_variance(
-    teacher: ViT, stream: TrainStream, normalise: str, precision: str, ranks: Ranks = ONE_PROCESS
-) -> StateVariance:
-    """The variance of the teacher's states on a few batches of all ranks; on one where nothing is divided by it.
+def weighted_error(student_btd: Tensor, teacher_btd: Tensor, weights: Tensor, cosine_t: Tensor | None = None) -> Tensor:
+    """Mean over images of the sum over tokens of the squared error's weighted mean over coordinates.
 
-    Raises `NonFiniteStates` where the teacher's states are not finite, or their variance is beyond float32.
+    `weights` are (T,), or (T, D) where each coordinate has its own. `cosine_t` (T,) is the weight of an additional
+    `1 - cos` per token.
     """
-    device = teacher.device
-    variance = StateVariance(teacher.num_layers, teacher.groups)
-    for step in range(1 if normalise == "none" else _VARIANCE_BATCHES):
-        images = stream.batch(step, stage="variance", size=teacher.preprocess.size)
-        with torch.no_grad(), autocast(precision, device):
-            variance.update(teacher.unroll(*teacher.embed(images))[1:])
-    variance.reduce(ranks)
-    for layer in range(1, teacher.num_layers + 1):
-        if not variance.variance(layer, "all") <= torch.finfo(torch.float32).max:
-            raise NonFiniteStates.of(teacher.name, f"at layer {layer} on training images")
-    return variance
+    s_btd, t_btd = student_btd.float(), teacher_btd.float()  # bf16 cosines gave 1.0 where the truth was .99875
+    error_btd = (s_btd - t_btd).square()
+    error_bt = error_btd.mean(dim=-1) * weights if weights.ndim == 1 else (error_btd * weights).mean(dim=-1)
+    if cosine_t is not None:
+        error_bt = error_bt + (1 - torch.cosine_similarity(s_btd, t_btd, dim=-1)) * cosine_t
+    return error_bt.sum(dim=-1).mean()
 
 
-@torch.no_grad()
-def groups_at(teacher: ViT, size: int) -> TokenGroups:
-    """The token groups of images of another size; ValueError where the teacher does not take them."""
-    groups = dataclasses.replace(teacher.groups, patches=(size // teacher.patch_size) ** 2)
-    weight = next(teacher.model.parameters())
-    images = torch.zeros(1, 3, size, size).to(weight)
-    try:
-        x_btd, context = teacher.embed(images)
-        taken = size % teacher.patch_size == 0 and x_btd.shape[1] == groups.num_tokens
-        teacher.unroll(x_btd, context)
-    except (AssertionError, RuntimeError, ValueError):
-        taken = False
-    if not taken:
-        raise ValueError(
-            f"{teacher.name} does not take images of {size} px beside {teacher.preprocess.size}: give sizes that are "
-            f"multiples of {teacher.patch_size} to a model with dynamic position embeddings, or no --sizes"
-        )
-    return groups
+# Functions that a run compiles.
 
 
-def at_groups(v_lt: Tensor, old: TokenGroups, new: TokenGroups) -> Tensor:
-    """Values (L, T) or (L, T, D), equal within each token group, for another number of patches."""
-    if new == old:
-        return v_lt
-    w_lt = v_lt.new_empty(len(v_lt), new.num_tokens, *v_lt.shape[2:])
-    for name, where in new.present():
-        w_lt[:, where] = v_lt[:, old.slice(name)][:, :1]
-    return w_lt
+def _advance(
+    block: nn.Module,
+    x_btd: Tensor,
+    modulation: Modulation | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    target_btd: Tensor,
+    weights: Tensor,
+    cosine_t: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The next state, that state normed for the next fast block, and its loss.
+
+    One function, so that one compiled graph holds both and the loss costs no further pass over the state.
+    """
+    out_btd = block(x_btd, modulation, *args, **kwargs)
+    normed_btd = block.norm_ahead(out_btd) if "normed_btd" in kwargs else None  # type: ignore[operator]
+    return out_btd, normed_btd, weighted_error(out_btd, target_btd, weights, cosine_t)
 
 
 def _run_block(block: nn.Module, x_btd: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -338,33 +342,10 @@ def _modulation(tied: nn.Module, depth_n: Tensor) -> Modulation | None:
     return None if tied.conditioning is None else tied.conditioning(depth_n)  # type: ignore[operator]
 
 
-def _advance(
-    block: nn.Module,
-    x_btd: Tensor,
-    modulation: Modulation | None,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    target_btd: Tensor,
-    weights: Tensor,
-    cosine_t: Tensor | None,
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The next state, that state normed for the next paper block, and its loss.
-
-    This is one function so that it compiles to one graph.
-    """
-    out_btd = block(x_btd, modulation, *args, **kwargs)
-    normed_btd = block.norm_ahead(out_btd) if "normed_btd" in kwargs else None  # type: ignore[operator]
-    return out_btd, normed_btd, weighted_error(out_btd, target_btd, weights, cosine_t)
-
-
 def _blocks(tied: nn.ModuleList) -> list[Any]:
-    """What runs each phase's block: a view of it that folds, or the block itself.
-
-    Rotary, gated or windowed blocks and those with further norms or another GELU compute something else than the view.
-    """
-    blocks: list[Any] = [one.block for one in tied]
-    plain = [block.plain if isinstance(block, CopiedBlock) else None for block in blocks]
-    return blocks if None in plain else plain
+    """The module that runs each phase: the fast views of the blocks if all have one, otherwise the blocks."""
+    views: list[Any] = [one.fast for one in tied]
+    return [one.block for one in tied] if None in views else views
 
 
 @torch.no_grad()
@@ -376,42 +357,3 @@ def _image_arguments(teacher: ViT) -> bool:
         _, context = teacher.embed(torch.zeros(batch, 3, size, size).to(weight))
         shapes.append([leaf.shape for leaf in tree_leaves(context.calls) if isinstance(leaf, Tensor)])
     return shapes[0] != shapes[1]
-
-
-def half_copy(vit: ViT) -> ViT:
-    """A bf16 copy of the teacher that the targets of a step are taken from, with its blocks folded if they can be."""
-    model = copy.deepcopy(vit.model).bfloat16()
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if type(child) is nn.Conv2d and _cuts_patches(child):  # a subclass may do more than convolve
-                setattr(parent, name, PatchProduct(child))
-            if type(child) is nn.GELU and child.approximate == "none":
-                setattr(parent, name, ShortGELU())
-    half = dataclasses.replace(vit, model=model).to(vit.device)
-    for n, block in enumerate(frozen_blocks(vit)):
-        half.blocks[n] = block
-    return half
-
-
-def _cuts_patches(conv: nn.Conv2d) -> bool:
-    plain = conv.groups == 1 and conv.padding in (0, (0, 0), "valid") and conv.dilation == (1, 1)
-    return plain and conv.kernel_size == conv.stride and conv.kernel_size != (1, 1)
-
-
-class PatchProduct(nn.Module):
-    """A convolution whose windows do not overlap, as one matrix product: several times faster than cuDNN's."""
-
-    def __init__(self, conv: nn.Conv2d):
-        super().__init__()
-        self.patch_size: tuple[int, int] = conv.kernel_size  # type: ignore[assignment]
-        weight = conv.weight.detach().flatten(1)
-        self.weight = nn.Parameter(F.pad(weight, (0, -weight.shape[1] % _ALIGNED)), requires_grad=False)
-        self.bias = conv.bias
-
-    def forward(self, images: Tensor) -> Tensor:
-        p, q = self.patch_size
-        height, width = images.shape[-2] // p * p, images.shape[-1] // q * q
-        cut = images[..., :height, :width].to(self.weight.dtype)
-        patches = cut.unflatten(-1, (-1, q)).unflatten(-3, (-1, p)).permute(0, 2, 4, 1, 3, 5).flatten(3)  # (B, h, w, f)
-        rows = F.pad(patches, (0, self.weight.shape[1] - patches.shape[-1]))
-        return F.linear(rows, self.weight, self.bias).permute(0, 3, 1, 2)

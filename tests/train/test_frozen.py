@@ -16,7 +16,8 @@ from raptor.data.stream import Batch
 from raptor.fidelity.measure import certify
 from raptor.phases import Phases
 from raptor.probes.features import normed_tokens
-from raptor.surrogate import attention
+from raptor.surrogate.fast import attend
+from raptor.surrogate.kernels import attention
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train import frozen
 from raptor.train import step as train_step
@@ -47,7 +48,7 @@ def test_its_targets_are_as_near_as_those_of_its_own_blocks(monkeypatch: Any, la
     step = step_of(teacher)
     assert all(type(block) is FrozenBlock for block in step._teacher[0].blocks)
     ours = step.teacher_states(images.bfloat16())[0]
-    monkeypatch.setattr(train_step, "frozen_blocks", lambda teacher: [])
+    monkeypatch.setattr(frozen, "frozen_blocks", lambda teacher: [])
     half = step_of(teacher).teacher_states(images.bfloat16())[0]
     for state, theirs, true in zip(ours[1:], half[1:], exact[1:], strict=True):
         assert state.dtype == torch.bfloat16
@@ -65,7 +66,7 @@ def test_a_teacher_with_a_block_of_another_make_trains_as_before(monkeypatch: An
         assert [type(block) for block in step._teacher[0].blocks] == [type(block) for block in teacher.blocks]
         loss = loss_of(step, images)
         with monkeypatch.context() as patched:
-            patched.setattr(train_step, "frozen_blocks", lambda teacher: [])
+            patched.setattr(frozen, "frozen_blocks", lambda teacher: [])
             assert torch.equal(loss, loss_of(step_of(teacher), images))
 
 
@@ -81,7 +82,7 @@ def calls(monkeypatch: Any) -> Iterator[list[str]]:
 
     def kernel(qkv_btf: Tensor, num_heads: int) -> tuple[Tensor, None]:
         seen.append("kernel")
-        return attention.attend(qkv_btf, num_heads), None
+        return attend(qkv_btf, num_heads, kernel=False), None
 
     def linear_gelu(x_btd: Tensor, weight_fd: Tensor, bias_f: Tensor) -> Tensor:
         seen.append("linear_gelu")
@@ -131,7 +132,7 @@ def test_the_kernel_is_chosen_for_each_number_of_tokens(monkeypatch: Any, calls:
 
 def test_compiled_blocks_take_the_kernel_too(monkeypatch: Any) -> None:
     """In as many graphs as they are without it. The kernel here gives twice the attention, so that it is noticed."""
-    monkeypatch.setattr(attention, "attention", lambda qkv, num_heads: (2 * attention.attend(qkv, num_heads), None))
+    monkeypatch.setattr(attention, "attention", lambda qkv, num_heads: (2 * attend(qkv, num_heads, kernel=False), None))
     teacher, plain_compile = tiny_teacher(), torch.compile
     images, losses, frames = noise_images(teacher), [], []
     for kernel in (True, False):

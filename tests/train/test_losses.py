@@ -7,7 +7,8 @@ import pytest
 import torch
 from tiny_models import on_ranks
 
-from raptor.train.losses import StateVariance, token_weights, weighted_error
+from raptor.train.losses import StateVariance, token_weights
+from raptor.train.step import weighted_error
 from raptor.vit.view import TokenGroups
 
 FULL = TokenGroups(cls=1, registers=3, patches=5)

@@ -17,9 +17,13 @@ from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 
 from raptor.open import open_vit
 from raptor.phases import Phases
-from raptor.surrogate.blocks import CopiedBlock, PlainBlock
+from raptor.surrogate import fast
+from raptor.surrogate.block import CopiedBlock, PaperBlock
+from raptor.surrogate.fast import FastBlock
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
-from raptor.train.step import DistillStep, Parts, PatchProduct, at_groups, groups_at, half_copy, state_variance
+from raptor.train.frozen import PatchProduct, half_copy
+from raptor.train.losses import at_groups, groups_at, state_variance
+from raptor.train.step import DistillStep, Parts
 from raptor.vit.view import ViT
 
 LAST = {"cls": 0.34, "registers": 0.33, "patches": 0.33}
@@ -380,13 +384,12 @@ def test_compiled_steps_do_not_recompile_by_depth_or_phase(monkeypatch, block, c
     """At most eight graphs without a break: the teacher's block; a state without and with a gradient; the layers of a
     block that folds in phases of one depth, of the first length, of any; where teacher forcing is one call, that at its
     first size and at any other, and that of adapted layers at one depth."""
-    if not folds:
-        monkeypatch.setattr("raptor.train.step._blocks", lambda tied: [one.block for one in tied])
     for lengths in ((1, 4, 2, 5), (3, 1, 1, 1, 1, 2, 1, 1, 1)):
         counter = CompileCounter()
         compiled_with(monkeypatch, counter)
         teacher = tiny_teacher(depth=12)
-        step = make_step(teacher, student_of(teacher, lengths, block, conditioning), compile_blocks=True)
+        with fast.switched(folds):
+            step = make_step(teacher, student_of(teacher, lengths, block, conditioning), compile_blocks=True)
         images = images_for(teacher)
         for stage, lam in (("stage1", 0.5), ("stage1", 0.0), ("stage2", 0.0), ("stage2", 0.0)):
             step(images, stage, lam)[0].backward()
@@ -395,29 +398,31 @@ def test_compiled_steps_do_not_recompile_by_depth_or_phase(monkeypatch, block, c
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("conditioning", ["none", "mlp", "table"])
-def test_weights_folded_once_a_phase_give_the_same_gradient(monkeypatch, conditioning, checkpointing):
+def test_weights_folded_once_a_phase_give_the_same_gradient(conditioning, checkpointing):
     teacher = tiny_teacher()
     student = student_of(teacher, (1, 3), "paper", conditioning)
     images = images_for(teacher)
-    once = gradients(make_step(teacher, student, checkpointing=checkpointing), images, "stage2", 0.0)
-    assert all(folded for j in (0, 1) for _, _, folded in make_step(teacher, student)._depths(j))
-    monkeypatch.setattr("raptor.train.step.PaperBlock", type(None))  # so that each depth folds its own
-    assert not any(folded for j in (0, 1) for _, _, folded in make_step(teacher, student)._depths(j))
-    for name, grad in gradients(make_step(teacher, student), images, "stage2", 0.0).items():
+    folded = make_step(teacher, student, checkpointing=checkpointing)
+    assert all(type(block) is FastBlock for block in folded._blocks)
+    once = gradients(folded, images, "stage2", 0.0)
+    with fast.switched(False):
+        plain = make_step(teacher, student)
+    assert all(type(block) is PaperBlock for block in plain._blocks)
+    for name, grad in gradients(plain, images, "stage2", 0.0).items():
         torch.testing.assert_close(once[name], grad, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("block", ["teacher", "adapted"])
 @pytest.mark.parametrize("conditioning", ["none", "mlp", "table"])
 @pytest.mark.parametrize("layer_scale", [None, 1e-3])
-def test_a_copied_block_that_folds_gives_the_same_losses_and_gradients(monkeypatch, block, conditioning, layer_scale):
+def test_a_copied_block_that_folds_gives_the_same_losses_and_gradients(block, conditioning, layer_scale):
     teacher = tiny_teacher(init_values=layer_scale)
     student = student_of(teacher, (1, 3), block, conditioning)
     images, v_lt = images_for(teacher), some_variance(teacher)
     folded = make_step(teacher, student, variance=v_lt)
-    assert all(type(block) is PlainBlock for block in folded._blocks)
-    monkeypatch.setattr("raptor.train.step._blocks", lambda tied: [one.block for one in tied])
-    plain = make_step(teacher, student, variance=v_lt)
+    assert all(type(block) is FastBlock for block in folded._blocks)
+    with fast.switched(False):
+        plain = make_step(teacher, student, variance=v_lt)
     assert all(type(block) is CopiedBlock for block in plain._blocks)
     for stage, lam in (("stage1", 0.4), ("stage1", 1.0), ("stage2", 0.0)):
         grads = gradients(folded, images, stage, lam)

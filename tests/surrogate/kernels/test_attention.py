@@ -10,8 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from raptor.surrogate import attention as module
-from raptor.surrogate.attention import _tail, attend, attention, attention_backward, kernel_is_right, takes_kernel
+from raptor.surrogate.fast import attend
+from raptor.surrogate.kernels import attention as module
+from raptor.surrogate.kernels.attention import (
+    _tail,
+    attention,
+    attention_backward,
+    kernel_is_right,
+    takes_kernel,
+)
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -57,7 +64,7 @@ class StandIn:
         factor = torch.ones(3, 1)
         factor[self.part] = self.gradient
         qkv_btf.register_hook(lambda grad: (grad.unflatten(-1, (3, -1)) * factor).flatten(-2).to(grad.dtype))
-        return self.output * attend(qkv_btf, num_heads), None
+        return self.output * attend(qkv_btf, num_heads, kernel=False), None
 
 
 def test_a_right_kernel_is_compared_once_for_each_shape(monkeypatch: Any, capsys: Any) -> None:

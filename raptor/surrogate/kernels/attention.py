@@ -15,10 +15,10 @@ import sys
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from raptor.devices import HAS_TRITON
+from raptor.surrogate.block import attend
 
 FORWARD = (64, 64, 4, 3)  # rows and columns of a tile, warps, stages of loading
 BACKWARD = (64, 32, 4, 2)  # tokens of a program's tile, of the tiles it goes through, warps, stages of loading
@@ -27,18 +27,6 @@ _CAPABILITY = (9, 0)
 _HEAD_DIMS = (32, 64)
 _MAX_TOKENS = 512  # of longer sequences whole tiles leave little
 _TOLERANCE = 2e-2  # of the norm; rounding to bf16 is 3e-3
-
-
-def attend(qkv_btf: Tensor, num_heads: int, kernel: bool = False) -> Tensor:
-    """Attention over queries, keys and values stacked along the last axis, `(B, T, 3 D)`.
-
-    kernel: in bf16 take our kernels; the result is then once differentiable. `takes_kernel` says where they may be.
-    """
-    if kernel and qkv_btf.dtype == torch.bfloat16:
-        return attention(qkv_btf, num_heads)[0]
-    b, t, f = qkv_btf.shape
-    q, k, v = qkv_btf.view(b, t, 3, num_heads, f // 3 // num_heads).permute(2, 0, 3, 1, 4).unbind(0)
-    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, f // 3)
 
 
 def takes_kernel(device: torch.device, num_tokens: int, num_heads: int, head_dim: int) -> bool:
@@ -75,15 +63,17 @@ def _output_and_gradients(qkv_btf: Tensor, grad_btd: Tensor, num_heads: int, ker
     """Output and the gradients of queries, keys and values, each (B, T, D) in fp32."""
     leaf_btf = qkv_btf.detach().requires_grad_()
     with torch.autocast(qkv_btf.device.type, enabled=False):
-        out_btd = attend(leaf_btf, num_heads, kernel)
+        out_btd = attention(leaf_btf, num_heads)[0] if kernel else attend(leaf_btf, num_heads)
         (dqkv_btf,) = torch.autograd.grad(out_btd, leaf_btf, grad_btd)
     return [part.float() for part in (out_btd.detach(), *dqkv_btf.chunk(3, dim=-1))]
 
 
 @torch.library.custom_op("raptor::attention", mutates_args=())
 def attention(qkv_btf: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
-    """The same by our kernel, and the base-2 logarithm of each softmax's denominator, (B, H, T)."""
-    from raptor.surrogate.attention_kernel import forward
+    """Softmax attention over packed queries, keys and values, (B, T, 3 D), and the base-2 logarithm of each softmax's
+    denominator, (B, H, T). Once differentiable.
+    """
+    from raptor.surrogate.kernels.attention_triton import forward
 
     qkv_btf = qkv_btf.contiguous()
     out_btd, lse_bht = _empty(qkv_btf, num_heads)
@@ -105,7 +95,7 @@ def _(qkv_btf: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("raptor::attention_backward", mutates_args=())
 def attention_backward(qkv_btf: Tensor, grad_btd: Tensor, lse_bht: Tensor, delta_bht: Tensor) -> Tensor:
     """Gradient of `qkv_btf`; `delta_bht` are the products of output and gradient."""
-    from raptor.surrogate.attention_kernel import backward
+    from raptor.surrogate.kernels.attention_triton import backward
 
     qkv_btf, grad_btd, delta_bht = qkv_btf.contiguous(), grad_btd.contiguous(), delta_bht.contiguous()
     (b, h, t), dim = lse_bht.shape, grad_btd.shape[-1] // lse_bht.shape[1]

@@ -1,4 +1,4 @@
-"""The kernels of raptor.surrogate.attention_kernel against torch's attention, in Triton's interpreter."""
+"""The kernels of raptor.surrogate.kernels.attention_triton against torch's attention, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from interpreted import check_interpreted
 
 KERNEL = """
 import torch
-from raptor.surrogate import attention
+from raptor.surrogate.kernels import attention
 
 generator = torch.Generator().manual_seed(0)
 small, product = ((32, 16, 4, 1), (32, 16, 4, 1)), (attention.FORWARD, attention.BACKWARD)

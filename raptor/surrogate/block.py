@@ -1,0 +1,223 @@
+"""The blocks that a surrogate ties: the paper's own, and a copy of one of the teacher's. Depth modulates both.
+
+These are the formulas as they are meant to be read. `raptor.surrogate.fast` computes the same with fewer passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raptor.surrogate.adapters import DepthLinear, Weights, adapt
+from raptor.vit.view import first_tensor, with_state
+
+_NUM_FACTORS = 8
+
+
+class Modulation(NamedTuple):
+    """Factors that multiply and shift the parts of a block, each (D,), (1, 1, D), or (B, 1, D) with one depth per row.
+
+    `t1` and `t2` scale the two branches and `t3` the output, as the paper names them. A table adds scales and shifts
+    after the two norms, and a shift of the output; the paper's depth scaling leaves these None.
+    """
+
+    t1: Any
+    t2: Any
+    t3: Any
+    scale1: Tensor | None = None
+    shift1: Tensor | None = None
+    scale2: Tensor | None = None
+    shift2: Tensor | None = None
+    shift3: Tensor | None = None
+
+    def flattened(self, start: int) -> Modulation:
+        """The axes from `start` on made one: vectors (D,) of a single depth with 0, rows (n, D) of n depths with 1."""
+        if self.t1.ndim == start + 1:
+            return self
+        return Modulation(*(None if part is None else part.flatten(start) for part in self))
+
+    def unbind(self) -> list[Modulation]:
+        """Factors (n, D) of n depths as those of one depth each."""
+        rows = [[None] * len(self.t1) if part is None else part.unbind() for part in self]
+        return [Modulation(*row) for row in zip(*rows)]
+
+
+UNMODULATED = Modulation(1.0, 1.0, 1.0)
+
+
+class DepthMLP(nn.Module):
+    """The paper's depth scaling: `(t1, t2, t3) = W2 SiLU(W1 l + b1) + b2 + 1`, with the layer l as a plain float."""
+
+    def __init__(self, dim: int, hidden: int = 16):
+        super().__init__()
+        self.w1 = nn.Linear(1, hidden)
+        self.w2 = nn.Linear(hidden, 3 * dim)
+        nn.init.normal_(self.w2.weight, std=1e-4)
+        nn.init.normal_(self.w2.bias, std=1e-4)
+
+    def forward(self, depth: Tensor) -> Modulation:
+        # Never in bf16, which has no number closer to 1 than 1/256: depths would share their factors.
+        with torch.autocast(depth.device.type, enabled=False):
+            t = self.w2(F.silu(self.w1(depth.reshape(-1, 1, 1)))) + 1
+        return Modulation(*t.chunk(3, dim=-1))
+
+
+class DepthTable(nn.Module):
+    """A learned row of scales and shifts for each depth `first..last`; deeper layers take the last row."""
+
+    first: Tensor
+    last: Tensor
+    plain: Tensor  # the factors that a row of zeros stands for
+
+    def __init__(self, dim: int, first: int, last: int):
+        super().__init__()
+        # Buffers rather than numbers: a compiled block would be compiled again for the numbers of each phase.
+        self.register_buffer("first", torch.tensor(float(first)), persistent=False)
+        self.register_buffer("last", torch.tensor(float(last)), persistent=False)
+        self.rows = nn.Parameter(torch.zeros(last - first + 1, _NUM_FACTORS * dim))
+        plain = torch.tensor([0.0 if name.startswith("shift") else 1.0 for name in Modulation._fields])
+        self.register_buffer("plain", plain.repeat_interleave(dim), persistent=False)
+
+    def forward(self, depth: Tensor) -> Modulation:
+        """Vectors (D,) for one depth given as a 0-d tensor, otherwise rows (n, 1, D)."""
+        row = (depth.reshape(-1).clamp(self.first, self.last) - self.first).long()
+        factors = self.rows[row] + self.plain
+        factors = factors.flatten() if depth.ndim == 0 else factors[:, None]
+        return Modulation(*factors.chunk(_NUM_FACTORS, dim=-1))
+
+
+class PaperBlock(nn.Module):
+    """The paper's block: pre-norm attention and SwiGLU, LayerScale `g1` and `g2`, biases everywhere.
+
+        u = x + t1 g1 MHA(LN1(x))
+        v = u + t2 g2 M(LN2(u)),   M(y) = Wo (SiLU(p) q) + bo,   [p, q] = Wi y + bi
+        output = t3 v
+
+    With a table the norms and the output are scaled and shifted as well (docs/method.md).
+    """
+
+    def __init__(self, dim: int, num_heads: int, mlp_ratio: int = 4, layer_scale: float = 1e-5):
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm1 = nn.LayerNorm(dim, eps=1e-5)
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+        self.norm2 = nn.LayerNorm(dim, eps=1e-5)
+        self.wi = nn.Linear(dim, 2 * mlp_ratio * dim)
+        self.wo = nn.Linear(mlp_ratio * dim, dim)
+        self.g1 = nn.Parameter(torch.full((dim,), layer_scale))
+        self.g2 = nn.Parameter(torch.full((dim,), layer_scale))
+        # The defaults of torch's nn.MultiheadAttention.
+        nn.init.xavier_uniform_(self.qkv.weight)
+        nn.init.zeros_(self.qkv.bias)
+        nn.init.zeros_(self.proj.bias)
+
+    def forward(self, x_btd: Tensor, modulation: Modulation | None = None, *_args: Any, **_kwargs: Any) -> Tensor:
+        """The next state. Whatever else the teacher passes to its blocks is ignored."""
+        m = UNMODULATED if modulation is None else modulation
+        y_btd = film(self.norm1(x_btd), m.scale1, m.shift1)
+        u_btd = x_btd + (m.t1 * self.g1) * self.proj(attend(self.qkv(y_btd), self.num_heads))
+        z_btd = film(self.norm2(u_btd), m.scale2, m.shift2)
+        v_btd = u_btd + (m.t2 * self.g2) * self.wo(swiglu(self.wi(z_btd)))
+        return film(v_btd, m.t3, m.shift3)
+
+
+def attend(qkv_btf: Tensor, num_heads: int) -> Tensor:
+    """Softmax attention over queries, keys and values stacked along the last axis, (B, T, 3 D)."""
+    b, t, f = qkv_btf.shape
+    q, k, v = qkv_btf.view(b, t, 3, num_heads, f // 3 // num_heads).permute(2, 0, 3, 1, 4).unbind(0)
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, f // 3)
+
+
+def swiglu(pq_btf: Tensor) -> Tensor:
+    """`SiLU(p) q` of the two halves p and q of the last axis."""
+    p, q = pq_btf.chunk(2, dim=-1)
+    return F.silu(p) * q
+
+
+def film(x: Tensor, scale: Any, shift: Tensor | None) -> Tensor:
+    """`scale x + shift`. A bf16 x is promoted, because bf16 factors near 1 would be off by up to 1/256."""
+    if scale is not None:
+        x = x * scale
+    return x if shift is None else x + shift
+
+
+class CopiedBlock(nn.Module):
+    """A copy of one of the teacher's blocks, always in eval mode (no dropout, no drop-path), modulated by depth.
+
+    Args:
+        block: the copy itself.
+        points: names of its (first norm, end of first branch, second norm, end of second branch). `t1` and `t2` act at
+            the ends of the branches, the other scales and shifts after the norms. Without points the block is
+            modulated as a whole: `t1` scales its update.
+        adapted: names of its linear layers that take the weights of a depth.
+    """
+
+    def __init__(self, block: nn.Module, points: Sequence[str] = (), adapted: Sequence[str] = ()):
+        super().__init__()
+        self.block = block
+        self.block.requires_grad_(True)
+        self.adapted = list(adapted)
+        self.layers: list[DepthLinear] = adapt(self.block, adapted)
+        self.points = list(points)
+        for name in self.points:
+            setattr(self.block, name, Modulated(getattr(self.block, name)))
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> CopiedBlock:
+        super().train(mode)
+        self.block.eval()
+        return self
+
+    def forward(
+        self,
+        x_btd: Tensor,
+        modulation: Modulation | None = None,
+        *args: Any,
+        weights: Weights | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """The next state. `weights` are those of the adapted layers at one depth, or at n, whose rows then follow each
+        other. The other arguments are what the teacher passes to its blocks.
+        """
+        m = modulation
+        self._set(m, weights)
+        try:
+            state = first_tensor(self.block(x_btd, *args, **kwargs))
+        finally:
+            self._set(None, None)
+        if m is None:
+            return state
+        if not self.points:
+            state = x_btd + m.t1 * (state - x_btd)
+        return film(state, m.t3, m.shift3)
+
+    def _set(self, m: Modulation | None, weights: Weights | None) -> None:
+        """Hand each part of the copy its factors and weights for the next call."""
+        if m is None:
+            factors: Sequence[Any] = (None,) * 4
+        else:
+            factors = ((m.scale1, m.shift1), (m.t1, None), (m.scale2, m.shift2), (m.t2, None))
+        for name, factor in zip(self.points, factors):
+            getattr(self.block, name).factor = factor
+        for i, layer in enumerate(self.layers):
+            layer.now = None if weights is None else weights[i]
+
+
+class Modulated(nn.Module):
+    """A module whose output is scaled and shifted by whatever `factor` holds at the time of the call."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner = inner
+        self.factor: tuple[Tensor | None, Tensor | None] | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = self.inner(*args, **kwargs)
+        if self.factor is None:
+            return output
+        return with_state(output, film(first_tensor(output), *self.factor))

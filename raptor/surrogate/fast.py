@@ -1,0 +1,381 @@
+"""The blocks of `raptor.surrogate.block`, computed with fewer passes over the states.
+
+Scales and shifts along the features are folded into the linear layers beside them, activations and attention run with
+fused gradients, and a phase's layers are made once for all of its depths. `FastBlock` is such a view of a block; it is
+used unless one switch is off:
+
+    with fast.switched(False):
+        ...
+
+Then every block runs as its formula is written. Tests compare the two. The view exists for the paper's block and for
+copied blocks of the most common make: pre-norm, packed attention, an MLP with GELU, biases everywhere, with or without
+LayerScale. Any other copied block runs as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raptor.devices import HAS_TRITON
+from raptor.surrogate import block as plain
+from raptor.surrogate.adapters import Weights
+from raptor.surrogate.block import UNMODULATED, CopiedBlock, Modulated, Modulation, PaperBlock, film
+from raptor.surrogate.kernels import activations, attention
+from raptor.surrogate.teacher_blocks import double_device, first_state, in_double, num_heads_of
+from raptor.vit.view import ViT
+
+_PAPER_LAYERS = ("norm1", "qkv", "proj", "norm2", "wi", "wo")
+_COPIED_LAYERS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+_COPIED_MATRICES = [path for path in _COPIED_LAYERS if "." in path]
+_SAME = 1e-6  # how far the view of a copied block may be from it in float64, relative to its update
+
+_on = True
+
+
+def is_on() -> bool:
+    """Whether blocks run through their fast views."""
+    return _on
+
+
+@contextmanager
+def switched(on: bool) -> Iterator[None]:
+    """Inside the context blocks run through their fast views, or exactly as written. Training steps keep what was set
+    when they were made.
+    """
+    global _on
+    before, _on = _on, on
+    try:
+        yield
+    finally:
+        _on = before
+
+
+class Folded(NamedTuple):
+    """A block with everything that scales or shifts beside its linear layers moved into them.
+
+    `layers` has weight and bias of qkv, proj, wi and wo, with the norms' gains and biases, LayerScale and the depth's
+    factors in them; `t3` and `shift3` are left for the sum.
+    """
+
+    layers: tuple[tuple[Tensor, Tensor], ...]
+    t3: Any
+    shift3: Any
+
+
+class FastBlock(nn.Module):
+    """A view of a paper's or copied block, on that block's own modules.
+
+    `kernel_tokens` are the numbers of tokens at which training takes attention by our kernels; a training step sets
+    them.
+    """
+
+    kernel_tokens: tuple[int, ...] = ()
+
+    def __init__(self, block: PaperBlock | CopiedBlock):
+        super().__init__()
+        self.is_copy = isinstance(block, CopiedBlock)
+        if isinstance(block, CopiedBlock):
+            layers = [_part(block.block, path) for path in _COPIED_LAYERS]
+            self.scale1, self.scale2 = _part(block.block, "ls1"), _part(block.block, "ls2")
+            self.gain_names = ("gamma", "gamma")
+            self.num_heads = num_heads_of(block.block, layers[2].out_features)
+        else:
+            layers = [_part(block, path) for path in _PAPER_LAYERS]
+            self.scale1 = self.scale2 = block
+            self.gain_names = ("g1", "g2")
+            self.num_heads = block.num_heads
+        self.norm1, self.qkv, self.proj, self.norm2, self.wi, self.wo = layers
+        self._seen = [(module, tuple(module._modules.values())) for module in block.modules()]
+
+    def stands_for(self, block: nn.Module) -> bool:
+        """Whether `block` is still as it was when this view was made: no module exchanged or hooked into, and the
+        weights of the same kind (not quantised).
+        """
+        if block is not self._seen[0][0]:
+            return False
+        for module, children in self._seen:  # written for speed: it is asked before every step
+            if module._forward_hooks or module._forward_pre_hooks or tuple(module._modules.values()) != children:
+                return False
+        return all(type(layer.weight) in (nn.Parameter, Tensor) for layer in (self.proj, self.wo))
+
+    def forward(
+        self, x_btd: Tensor, _modulation: None, *_args: Any, folded: Folded, normed_btd: Tensor | None = None, **_: Any
+    ) -> Tensor:
+        """The next state, for training. `folded` and `normed_btd` are the results of `fold` and of `norm_ahead`."""
+        qkv, proj, wi, wo = folded.layers
+        y_btd = F.linear(_bare_norm(x_btd, self.norm1) if normed_btd is None else normed_btd, *qkv)
+        # Biases are added to the stream on their own: their gradients are then sums of its gradient, which are taken
+        # where that gradient is made.
+        u_btd = x_btd + proj[1] + F.linear(attend(y_btd, self.num_heads, y_btd.shape[1] in self.kernel_tokens), proj[0])
+        activate = fused_gelu if self.is_copy else fused_swiglu
+        h_btf = activate(_bare_norm(u_btd, self.norm2), *wi)
+        return folded.t3 * u_btd + (wo[1] + folded.shift3) + F.linear(h_btf, wo[0])
+
+    def norm_ahead(self, x_btd: Tensor) -> Tensor:
+        """The first thing that the next block of this kind makes of its input, in the precision of the products.
+
+        Taken together with the loss on that input, neither it nor its gradient costs a further pass over memory.
+        """
+        normed_btd = _bare_norm(x_btd, self.norm1)
+        return normed_btd.to(product_dtype(normed_btd))
+
+    def fold(self, modulation: Modulation | None = None, weights: Weights | None = None) -> Folded:
+        """The block's layers at a depth whose factors are vectors (D,).
+
+        Or at n depths, with factors (n, D): whatever differs between depths then has a first axis of n, the rest has
+        none. `weights` stand for those of qkv, proj, wi and wo.
+        """
+        m = _with_numbers(modulation)
+        qkv, proj, wi, wo = self._own_weights() if weights is None else weights
+        g1, g2 = (gain if isinstance(gain, Tensor) else torch.ones_like(self.norm1.weight) for gain in self._gains())
+        qkv = _folded_norm(self.norm1, qkv, m.scale1, m.shift1)
+        wi = _folded_norm(self.norm2, wi, m.scale2, m.shift2)
+        proj, wo = _scaled(proj, m.t1 * g1), _scaled(wo, m.t3 * m.t2 * g2)
+        return Folded((qkv, proj, wi, wo), m.t3, m.shift3)
+
+    def infer(self, x_btd: Tensor, modulation: Modulation | None, weights: Weights | None = None) -> Tensor:
+        """The next state at one depth, for no gradient: as many passes over the states as without any modulation.
+
+        The norms take the depth's gains and offsets, and only proj and wo are scaled. Scaling all four layers, as
+        `fold` does, costs a sixth to a third of the forward pass of a single image on a CPU.
+        """
+        m = _with_numbers(None if modulation is None else modulation.flattened(0))
+        qkv, proj, wi, wo = self._own_weights() if weights is None else weights
+        gain1, gain2 = self._gains()
+        y_btd = F.linear(_modulated_norm(x_btd, self.norm1, m.scale1, m.shift1), *qkv)
+        u_btd = x_btd + _modulated_linear(plain.attend(y_btd, self.num_heads), proj, _product(m.t1, gain1))
+        z_btf = F.linear(_modulated_norm(u_btd, self.norm2, m.scale2, m.shift2), *wi)
+        h_btf = F.gelu(z_btf) if self.is_copy else plain.swiglu(z_btf)
+        v_btd = _modulated_linear(h_btf, wo, _product(m.t3, m.t2, gain2), m.shift3)
+        if modulation is None:
+            return u_btd + v_btd
+        with torch.autocast(x_btd.device.type, enabled=False):  # which would write v_btd in fp32 first
+            return torch.addcmul(v_btd, u_btd, m.t3)
+
+    def _own_weights(self) -> list[Any]:
+        return [(layer.weight, layer.bias) for layer in (self.qkv, self.proj, self.wi, self.wo)]
+
+    def _gains(self) -> tuple[Any, Any]:
+        """LayerScale of the two branches; the number 1 where there is none."""
+        first, second = self.gain_names
+        return getattr(self.scale1, first, 1.0), getattr(self.scale2, second, 1.0)
+
+
+def attend(qkv_btf: Tensor, num_heads: int, kernel: bool) -> Tensor:
+    """Attention over packed queries, keys and values; in bf16 by our kernels where they may be taken."""
+    if kernel and qkv_btf.dtype == torch.bfloat16:
+        return attention.attention(qkv_btf, num_heads)[0]
+    return plain.attend(qkv_btf, num_heads)
+
+
+def fused_swiglu(x_btd: Tensor, weight_fd: Tensor, bias_f: Tensor) -> Tensor:
+    """SwiGLU of a linear layer's output. On a GPU its gradient takes one pass, and is once differentiable."""
+    if x_btd.is_cuda and HAS_TRITON and weight_fd.dtype != torch.float64:
+        return activations.SwiGLU.apply(F.linear(x_btd, weight_fd), bias_f)
+    return plain.swiglu(F.linear(x_btd, weight_fd, bias_f))
+
+
+def fused_gelu(x_btd: Tensor, weight_fd: Tensor, bias_f: Tensor) -> Tensor:
+    """GELU of a linear layer's output. In bf16 on a GPU its gradient takes one pass, and is once differentiable."""
+    if x_btd.is_cuda and HAS_TRITON and weight_fd.dtype == torch.bfloat16:
+        return activations.GELU.apply(F.linear(x_btd, weight_fd, bias_f.detach()), bias_f)
+    return F.gelu(F.linear(x_btd, weight_fd, bias_f))
+
+
+def product_dtype(tensor: Tensor) -> torch.dtype:
+    """The precision in which a matrix product takes `tensor`: autocast's, or its own."""
+    kind = tensor.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
+
+
+# Folding: gradients of scales and shifts come out of the weights' gradients, without a sum over all tokens for each.
+
+
+def _with_numbers(m: Modulation | None) -> Modulation:
+    """The factors, with the number 1 for scales and 0 for shifts that are missing: a number costs no operation, and on
+    a GPU the many small operations of a depth take longer to launch than to run.
+    """
+    m = UNMODULATED if m is None else m
+    missing: dict[str, Any] = {
+        name: 0.0 if name.startswith("shift") else 1.0 for name in m._fields if getattr(m, name) is None
+    }
+    return m._replace(**missing)
+
+
+def _folded_norm(norm: nn.LayerNorm, linear: Any, scale: Any, shift: Any) -> tuple[Tensor, Tensor]:
+    """Weight and bias that make `linear(scale * norm(x) + shift)` of `_bare_norm(x, norm)`."""
+    weight, bias = linear
+    gain = (scale * norm.weight)[..., None, :]
+    offset = (scale * norm.bias + shift)[..., None, :]
+    return weight * gain, bias + (weight * offset).sum(dim=-1)
+
+
+def _scaled(linear: Any, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight and bias that make `scale * linear(x)`."""
+    weight, bias = linear
+    return scale[..., None] * weight, scale * bias
+
+
+def _bare_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """LayerNorm without gain and bias."""
+    return F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
+
+
+def _product(*factors: Any) -> Any:
+    """The product of the factors that are tensors; the number 1 where there is none."""
+    tensors = [factor for factor in factors if isinstance(factor, Tensor)]
+    return math.prod(tensors[1:], start=tensors[0]) if tensors else 1.0
+
+
+def _affine(values: Tensor, scale: Any, shift: Any) -> Tensor:
+    """`scale * values + shift` in one operation."""
+    if not isinstance(shift, Tensor):
+        return scale * values if isinstance(scale, Tensor) else values
+    return torch.addcmul(shift, scale, values) if isinstance(scale, Tensor) else values + shift
+
+
+def _modulated_norm(x: Tensor, norm: nn.LayerNorm, scale: Any, shift: Any) -> Tensor:
+    """`scale * norm(x) + shift` in one pass."""
+    gain, offset = _affine(norm.weight, scale, 0.0), _affine(norm.bias, scale, shift)
+    return F.layer_norm(x, norm.normalized_shape, gain, offset, norm.eps)
+
+
+def _modulated_linear(x: Tensor, linear: Any, scale: Any, shift: Any = 0.0) -> Tensor:
+    """`scale * linear(x) + shift`, with the smaller of weight and output scaled."""
+    weight, bias = linear
+    if not isinstance(scale, Tensor):
+        return F.linear(x, weight, _affine(bias, scale, shift))
+    if x.shape[:-1].numel() < x.shape[-1]:
+        return film(F.linear(x, weight, bias), scale, shift if isinstance(shift, Tensor) else None)
+    return F.linear(x, scale[:, None] * weight, _affine(bias, scale, shift))
+
+
+# All depths of a phase at once. Each depth on its own would scale and round the tied weights again, and its gradients
+# would be taken apart and added to the others' one by one.
+
+
+class FoldedDepths:
+    """The layers of one phase's depths; with `compiled`, scaled and rounded in fused kernels."""
+
+    def __init__(self, compiled: bool):
+        self._fold: Callable[..., Folded] = torch.compile(_fold) if compiled else _fold
+
+    def __call__(
+        self, block: FastBlock, modulation: Modulation | None, num_depths: int, weights: Weights | None = None
+    ) -> list[Folded]:
+        """One `Folded` per depth, in the precision of the products.
+
+        `modulation` has factors (num_depths, D); `weights` are those of the layers at each depth, if they differ.
+        """
+        dtype = product_dtype(block.norm1.weight)
+        folded = self._fold(block, modulation, weights, dtype)
+        tensors = [tensor for layer in folded.layers for tensor in layer]
+        differs = _have_depths(folded.layers)
+        tied = [tensor for tensor, own in zip(tensors, differs) if not own]
+        copies = iter(Spread.apply(num_depths, dtype, *tied))
+        each = [
+            tensor.unbind() if own else [next(copies) for _ in range(num_depths)]
+            for tensor, own in zip(tensors, differs)
+        ]
+        t3 = _per_depth(folded.t3, num_depths)
+        shift3 = _per_depth(folded.shift3, num_depths)
+        made = []
+        for n in range(num_depths):
+            here = [depths[n] for depths in each]
+            made.append(Folded(tuple(zip(here[0::2], here[1::2])), t3[n], shift3[n]))
+        return made
+
+
+def _fold(block: FastBlock, modulation: Modulation | None, weights: Weights | None, dtype: torch.dtype) -> Folded:
+    """All depths' layers. Tensors that differ between them are rounded here, tensors that they share by `Spread`."""
+    layers, t3, shift3 = block.fold(modulation, weights)
+    tensors = [tensor for layer in layers for tensor in layer]
+    rounded = [tensor.to(dtype) if own else tensor for tensor, own in zip(tensors, _have_depths(layers))]
+    return Folded(tuple(zip(rounded[0::2], rounded[1::2])), t3, shift3)
+
+
+def _have_depths(layers: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
+    """Whether each layer's weight and bias have a first axis of depths, in this order."""
+    return [has for weight, bias in layers for has in (weight.ndim == 3, bias.ndim == 2)]
+
+
+def _per_depth(values: Any, num_depths: int) -> Sequence[Any]:
+    return values.unbind() if isinstance(values, Tensor) else [values] * num_depths
+
+
+class Spread(torch.autograd.Function):
+    """`num` copies of each tensor in another precision; their gradients are added up at once in the tensor's own."""
+
+    @staticmethod
+    def forward(ctx: Any, num: int, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        ctx.num = num
+        ctx.dtypes = [tensor.dtype for tensor in tensors]
+        rounded = [tensor.to(dtype) for tensor in tensors]
+        return tuple(tensor.detach() for tensor in rounded for _ in range(num))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        parts = [grads[n : n + ctx.num] for n in range(0, len(grads), ctx.num)]
+        return None, None, *(torch.stack(part).sum(0, dtype=dtype) for part, dtype in zip(parts, ctx.dtypes))
+
+
+# Whether a copied block is of the common make.
+
+
+@torch.no_grad()
+def view_of_copy(copied: CopiedBlock, teacher: ViT) -> FastBlock | None:
+    """The view of a copied block, or None where the block computes something else.
+
+    Both are compared on an image with the arguments of all the teacher's blocks, because a tied block runs at several
+    depths. Random weights stand in for its own, which may not be loaded yet and may hide a difference: a position bias
+    of zeros, inputs of an activation near 0. With adapters, the adapted layers must be the view's four.
+    """
+    if copied.adapted not in ([], _COPIED_MATRICES) or not _has_the_layers(copied):
+        return None
+    x_btd, context = first_state(teacher)
+    wide = double_device(x_btd.device)
+    x_btd = x_btd.to(wide, torch.float64)
+    exact = copy.deepcopy(copied).to(wide, torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in exact.parameters():
+        scale = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 1.0
+        parameter.copy_(scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    factors = torch.linspace(0.5, 1.5, 8 * x_btd.shape[-1], dtype=torch.float64, device=wide).view(8, -1)
+    modulation = Modulation(*factors) if copied.points else None
+    try:
+        ours = FastBlock(exact).infer(x_btd, modulation) - x_btd
+        for n in context.distinct():
+            args, kwargs = in_double(context.calls[n], wide)
+            update = exact(x_btd, modulation, *args, **kwargs) - x_btd
+            if not (ours - update).norm() <= _SAME * update.norm():  # also if they are NaN
+                return None
+    except (RuntimeError, TypeError):  # its layers or arguments do not fit together
+        return None
+    return FastBlock(copied)
+
+
+def _has_the_layers(copied: CopiedBlock) -> bool:
+    """Whether the block has norms and linear layers of the usual names, all with weight and bias."""
+    for path in _COPIED_LAYERS:
+        layer = _part(copied.block, path)
+        if not isinstance(layer, nn.Linear if "." in path else nn.LayerNorm):
+            return False
+        if layer.weight is None or layer.bias is None:
+            return False
+    return True
+
+
+def _part(module: Any, path: str) -> Any:
+    """The module at `path`, without the wrapper of modulated ones; None if there is no such module."""
+    for name in path.split("."):
+        module = getattr(module, name, None)
+        module = module.inner if isinstance(module, Modulated) else module
+    return module

@@ -1,0 +1,160 @@
+"""What has to be known of a teacher's blocks before one is copied or replaced; found by running them on one image."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raptor.surrogate.adapters import matrix_names
+from raptor.vit.view import Context, ViT, first_tensor, with_state
+
+_DIM_PER_HEAD = 64
+
+
+def own_copy(block: nn.Module) -> nn.Module:
+    """A copy that holds its own weights, also of a surrogate's step, whose weights its model holds."""
+    copied = copy.deepcopy(block)
+    own = getattr(copied, "own", None)
+    if own is not None:
+        own()
+    return copied
+
+
+@torch.no_grad()
+def first_state(teacher: ViT) -> tuple[Tensor, Context]:
+    """`a_0` of one image, and the arguments of the teacher's blocks."""
+    size = teacher.preprocess.size
+    image = torch.linspace(-1, 1, 3 * size * size).view(1, 3, size, size)
+    return teacher.embed(image.to(next(teacher.model.parameters())))
+
+
+def num_heads_of(block: nn.Module, dim: int) -> int:
+    """Attention heads of a teacher's block, as it states them; one per 64 coordinates when it does not."""
+    for module in block.modules():
+        for name in ("num_heads", "num_attention_heads"):
+            value = getattr(module, name, None)
+            if isinstance(value, int) and value > 0 and dim % value == 0:
+                return value
+    return max(1, dim // _DIM_PER_HEAD)
+
+
+def adapted_layers(teacher: ViT, layer: int, rank: int) -> list[str]:
+    """Names of the linear layers of a teacher's block that adapters of this rank change; ValueError if none can."""
+    block = own_copy(teacher.blocks[layer - 1])
+    x_btd, context = first_state(teacher)
+    names = matrix_names(block, x_btd, *context.calls[layer - 1])
+    if not names:
+        raise ValueError(
+            f"the blocks of {teacher.name} do not call linear layers that hold their matrices: leave out --adapters"
+        )
+    most = min(min(layer.weight.shape) for layer in linear_layers(block, names))
+    if rank > most:
+        raise ValueError(f"adapters of rank {rank} are larger than the matrices of {teacher.name}: at most {most}")
+    return names
+
+
+def linear_layers(block: nn.Module, names: Sequence[str]) -> list[nn.Linear]:
+    """The linear layers of a block with these names."""
+    return [block.get_submodule(name) for name in names]  # type: ignore[misc]
+
+
+def is_norm_of_width(module: nn.Module, dim: int) -> bool:
+    """Whether a module is a norm over `dim` coordinates with a gain or a bias."""
+    shapes = {tuple(p.shape) for p in module.parameters()}
+    return "norm" in type(module).__name__.lower() and shapes == {(dim,)}
+
+
+def modulation_points(teacher: ViT, layer: int) -> list[str]:
+    """Names of (first norm, end of first branch, second norm, end of second branch) among the block's children.
+
+    A branch ends at the last child with parameters called before the second norm, or before the block returns. Blocks
+    that do not go norm, branch, norm, branch, or whose branches end in more than their own update, give an empty list.
+    """
+    block = teacher.blocks[layer - 1]
+    if isinstance(block, nn.TransformerEncoderLayer):  # its fast path reads its children's weights and never calls them
+        return []
+    x_btd, context = first_state(teacher)
+    args, kwargs = context.calls[layer - 1]
+    called = _children_called(block, x_btd, args, kwargs)
+    norms = [i for i, name in enumerate(called) if is_norm_of_width(getattr(block, name), teacher.dim)]
+    each_once = len(set(called)) == len(called)
+    if not each_once or len(norms) != 2 or norms[0] != 0 or norms[1] < 2 or norms[1] == len(called) - 1:
+        return []
+    ends = called[norms[1] - 1], called[-1]
+    handles = [getattr(block, name).register_forward_hook(_no_update) for name in ends]
+    try:
+        with torch.no_grad():
+            left = first_tensor(block(x_btd, *args, **kwargs))
+    finally:
+        for handle in handles:
+            handle.remove()
+    # Without its updates a block returns the state, unless a child that adds the state itself has taken it along.
+    return [called[0], ends[0], called[norms[1]], ends[1]] if torch.equal(left.to(x_btd), x_btd) else []
+
+
+def _children_called(block: nn.Module, x_btd: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """Names of the children with parameters, in the order in which a call of the block runs them."""
+    called: list[str] = []
+    handles = []
+    for name, child in block.named_children():
+        if any(True for _ in child.parameters()):
+            handles.append(child.register_forward_hook(lambda *_, name=name: called.append(name)))
+    try:
+        with torch.no_grad():
+            block(x_btd, *args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return called
+
+
+def _no_update(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+    return with_state(output, torch.zeros_like(first_tensor(output)))
+
+
+@torch.no_grad()
+def uses_places(teacher: ViT) -> bool:
+    """Whether a block of the teacher treats patches by their place: rotary embedding, position bias, window or mask.
+
+    Such a block does not commute with a permutation of the patches while its other arguments stay. The paper's block
+    takes only the state, so it would lose what the arguments say. The first, middle and last block are tried, and one
+    for each kind of arguments.
+    """
+    size, num = teacher.preprocess.size, teacher.num_layers
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(1, 3, size, size, generator=generator).to(teacher.device)
+    x_btd, context = teacher.embed(image)
+    where = teacher.groups.slice("patches")
+    order = torch.arange(x_btd.shape[1], device=x_btd.device)
+    order[where] = order[where].roll(1)
+    wide = double_device(x_btd.device)
+    x_btd, order = x_btd.to(wide, torch.float64), order.to(wide)
+    for layer in sorted({1, (num + 1) // 2, num, *(n + 1 for n in context.distinct())}):
+        # In float64: with a LayerScale of 1e-5 a block's update is lost in the rounding of float32.
+        block = own_copy(teacher.blocks[layer - 1]).to(wide, torch.float64)
+        args, kwargs = in_double(context.calls[layer - 1], wide)
+        update = first_tensor(block(x_btd, *args, **kwargs)) - x_btd
+        moved = first_tensor(block(x_btd[:, order], *args, **kwargs)) - x_btd[:, order]
+        if not (moved - update[:, order]).norm() <= 1e-5 * update.norm():  # also if they are NaN
+            return True
+    return False
+
+
+def double_device(device: torch.device) -> torch.device:
+    """Where float64 can be computed: the device itself, unless it is Apple's."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def in_double(value: Any, device: torch.device) -> Any:
+    """All tensors in nested tuples, lists and dictionaries on `device`, real ones as float64."""
+    if isinstance(value, Tensor):
+        return value.to(device, torch.float64 if value.is_floating_point() else value.dtype)
+    if isinstance(value, dict):
+        return {name: in_double(item, device) for name, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(in_double(item, device) for item in value)
+    return value
