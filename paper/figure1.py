@@ -12,7 +12,7 @@ from raptor.open import open_vit, tell_apart
 from raptor.options import HeldOut, Trusting, with_defaults
 from raptor.phases import PhasesFile, check_cuts, study_phases
 from raptor.provenance import Provenance, recorded
-from raptor.report.figures_phases import SavedPhases, save_phases
+from raptor.report.phases import SavedPhases, save_phases
 from raptor.run import check_folder
 
 MODELS = [

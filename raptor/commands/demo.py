@@ -18,7 +18,7 @@ from raptor.open import open_pair
 from raptor.options import OnDevice, takes_paths, with_defaults
 from raptor.phases import ModelPhases
 from raptor.progress import clock
-from raptor.report.figures_phases import SavedPhases
+from raptor.report.phases import SavedPhases
 from raptor.run import check_folder
 from raptor.streaming import Result
 from raptor.train import Distilled, Scores, Validator

@@ -64,9 +64,10 @@ class Dynamics(Result):
 
     def plot(self) -> Any:
         """The angle of each step over layers; the other figures are in `folder`/figures."""
-        from raptor.report.figures_dynamics import figure_speed
+        from raptor.report.dynamics import figure_panel
+        from raptor.report.paper import draw
 
-        return figure_speed(self.measured)
+        return draw(figure_panel("speed", self.measured))
 
     def text(self) -> str:
         lines = []
@@ -225,7 +226,7 @@ def _write(measured: DynamicsFile, folder: Path) -> None:
 
 def _write_rest(measured: DynamicsFile, changed: InterventionsFile | None, folder: Path) -> list[str]:
     """Write interventions.json and the figures; the names of the figures."""
-    from raptor.report.figures_dynamics import save_figures
+    from raptor.report.dynamics import save_figures
 
     if changed is not None:
         changed.write(folder)

@@ -49,9 +49,10 @@ class Evaluation(Result):
 
     def plot(self) -> Any:
         """The error curves over layers."""
-        from raptor.report.figures_fidelity import figure_certificate
+        from raptor.report.fidelity import figure_certificate
+        from raptor.report.paper import draw
 
-        return figure_certificate(self.certificate)
+        return draw(figure_certificate(self.certificate))
 
     def text(self) -> str:
         from rich.console import Console
@@ -175,12 +176,13 @@ def evaluate(
 
 
 def _write(found: Evaluation) -> None:
-    from raptor.report.figures_fidelity import figure_certificate
+    from raptor.report.fidelity import figure_certificate
+    from raptor.report.paper import draw
     from raptor.report.style import save_figure
 
     found.certificate.write(found.folder)
     found.complexity.write(found.folder)
-    save_figure(figure_certificate(found.certificate), found.folder / "figures" / "certificate")
+    save_figure(draw(figure_certificate(found.certificate)), found.folder / "figures" / "certificate")
 
 
 def _cost_of_rounding(

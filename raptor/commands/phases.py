@@ -15,7 +15,7 @@ from raptor.open import check_folder_of, is_surrogate, open_pair, tell_apart
 from raptor.options import AnySplit, Measuring, OfTeacher, OpeningModel, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, PhasesFile, check_cuts, study_phases
 from raptor.provenance import Provenance, recorded
-from raptor.report.figures_phases import SavedPhases, save_phases
+from raptor.report.phases import SavedPhases, save_phases
 from raptor.report.results import check_results_of
 from raptor.run import check_folder, result_folder
 from raptor.streaming import Result, folder_of

@@ -107,8 +107,8 @@ function drawLines(chart, series) {
   Object.assign(layout, { xaxis: axis(chart.x, xs), yaxis: axis(y), hovermode: "x unified" });
   if (chart.y.clip) layout.yaxis.range = clipped(chart.y.clip, series);
   layout.shapes = phaseBands(chart, xs);
-  if (chart.extra.line != null) layout.shapes.push(rule("y", chart.extra.line));
-  if (chart.extra.mark != null) layout.shapes.push(rule("x", chart.extra.mark));
+  if (chart.level != null) layout.shapes.push(rule("y", chart.level));
+  if (chart.mark != null) layout.shapes.push(rule("x", chart.mark));
   return { traces: [...bands, ...series.map(lineTrace)], layout };
 }
 
@@ -134,7 +134,7 @@ function drawBars(chart, series) {
   Object.assign(layout, { xaxis: axis(chart.x), yaxis: axis(chart.y), barmode: "group", bargap: Math.max(0.45, 1 - 0.2 * series[0].x.length), bargroupgap: 0.12 });
   layout.xaxis.showgrid = false;
   layout.xaxis.type = "category";
-  if (chart.extra.line != null) layout.shapes.push({ ...rule("y", chart.extra.line), layer: "above" });
+  if (chart.level != null) layout.shapes.push({ ...rule("y", chart.level), layer: "above" });
   const traces = series.map((s) => ({
     type: "bar", name: plain(s.name), x: s.x.map(plain), y: s.y, marker: { color: colourOf(s.colour), cornerradius: 5 },
     text: s.y.map((v) => (v == null ? "–" : String(+v.toPrecision(3)))), textposition: "outside", textangle: 0, cliponaxis: false,
@@ -143,25 +143,37 @@ function drawBars(chart, series) {
   return { traces, layout };
 }
 
+// Points of one fit per image: more than these lie on top of each other.
+function thinned(s) {
+  const step = Math.ceil(s.x.length / 96);
+  const few = (list) => list.filter((_, i) => i % step === 0);
+  return step > 1 ? { ...s, x: few(s.x), y: few(s.y) } : s;
+}
+
+function pointSymbol(s) {
+  if (s.large) return s.side === "surrogate" ? "diamond-open-dot" : "diamond-open";
+  return (SYMBOLS[s.colour] || "circle") + (s.side === "surrogate" ? "-open" : "");
+}
+
 function drawPoints(chart, series) {
   const layout = baseLayout();
   Object.assign(layout, { xaxis: axis(chart.x), yaxis: axis(chart.y), hovermode: "closest" });
-  if (chart.extra.circle) {
+  if (chart.circle) {
     layout.shapes = [{ type: "circle", x0: -1, x1: 1, y0: -1, y1: 1, line: { color: css("soft"), width: 1.2, dash: "dot" }, layer: "below" }];
-    Object.assign(layout.xaxis, { range: [-1.25, 1.25], dtick: 0.5, constrain: "domain" });
-    Object.assign(layout.yaxis, { range: [-1.25, 1.25], dtick: 0.5, scaleanchor: "x" });
+    Object.assign(layout.xaxis, { dtick: 0.5, constrain: "domain" });
+    Object.assign(layout.yaxis, { dtick: 0.5, scaleanchor: "x" });
   }
-  if (chart.extra.large) {
+  if (chart.labelled) {
     layout.xaxis.range = [0, 1.3 * Math.max(...series.flatMap((s) => s.x))];
     layout.yaxis.range = [0, 1.25 * Math.max(...series.flatMap((s) => s.y))];
   }
-  const traces = series.map((s) => ({
-    type: "scatter", mode: chart.extra.large ? "markers+text" : "markers", name: plain(s.name), x: s.x, y: s.y,
-    text: chart.extra.large ? s.x.map(() => plain(s.name)) : undefined, textposition: "top center",
+  const traces = series.map(thinned).map((s) => ({
+    type: "scatter", mode: chart.labelled ? "markers+text" : "markers", name: plain(s.name), x: s.x, y: s.y,
+    text: chart.labelled ? s.x.map(() => plain(s.name)) : undefined, textposition: "top center",
     customdata: (s.text || s.x.map(() => "")).map(plain),
     marker: {
-      color: colourOf(s.colour), opacity: chart.extra.large ? 1 : 0.6, size: chart.extra.large ? 18 : 6,
-      symbol: (SYMBOLS[s.colour] || "circle") + (s.side === "surrogate" ? "-open" : ""), line: { width: s.side === "surrogate" ? 2 : 0 },
+      color: colourOf(s.colour), opacity: chart.labelled || s.large ? 1 : 0.6, size: chart.labelled ? 18 : s.large ? 10 : 6,
+      symbol: pointSymbol(s), line: { width: s.side === "surrogate" || s.large ? 2 : 0 },
     },
     hovertemplate: "%{x:.4~g}, %{y:.4~g} %{customdata}<extra>%{fullData.name}</extra>",
   }));
@@ -176,13 +188,12 @@ function drawHeatmap(chart, series, values) {
   Object.assign(layout, { xaxis: axis(chart.x, labels), yaxis: axis(chart.y, labels) });
   Object.assign(layout.xaxis, { constrain: "domain", side: "bottom" });
   Object.assign(layout.yaxis, { scaleanchor: "x", constrain: "domain", range: [map.z.length + 0.5, 0.5] });
-  layout.shapes = outlines(map.cuts[values.k]);
+  layout.shapes = outlines(map.cuts?.[values.k]);
   layout.margin.b = 104; // the axis, and the colour bar below it
-  const unit = map.unit || chart.extra.unit, what = chart.extra.what || "layers";
-  const traces = [{
+    const traces = [{
     type: "heatmap", z: map.z, x: map.z[0].map((_, i) => i + 1), y: labels, colorscale: scale, xgap: 1, ygap: 1,
-    colorbar: { orientation: "h", thickness: 9, len: 0.9, yref: "container", y: 0.01, yanchor: "bottom", outlinewidth: 0, nticks: 6, tickfont: { size: 11, color: css("soft") }, title: { text: plain(unit), side: "bottom", font: { size: 12, color: css("soft") } } },
-    hovertemplate: `${what} %{y} and %{x}<br>${plain(unit)} %{z:.4f}<extra></extra>`,
+    colorbar: { orientation: "h", thickness: 9, len: 0.9, yref: "container", y: 0.01, yanchor: "bottom", outlinewidth: 0, nticks: 6, tickfont: { size: 11, color: css("soft") }, title: { text: plain(map.unit), side: "bottom", font: { size: 12, color: css("soft") } } },
+    hovertemplate: `${chart.cells} %{y} and %{x}<br>${plain(map.unit)} %{z:.4f}<extra></extra>`,
   }];
   return { traces, layout };
 }

@@ -33,7 +33,7 @@ function draw(id) {
 
 function readoutOf(chart, values) {
   if (chart.kind === "paths") return `Layer ${values.depth} of ${chart.series[0].x.length - 1}`;
-  const map = shown(chart.series, values)[0], lengths = map && map.cuts[values.k];
+  const map = shown(chart.series, values)[0], lengths = map?.cuts?.[values.k];
   if (!lengths) return "No cut at this k for this model.";
   const phase = lengths.flatMap((n, j) => Array(n).fill(j)), sums = { within: [0, 0], across: [0, 0] };
   map.z.forEach((row, i) => row.forEach((v, j) => {
@@ -56,7 +56,7 @@ function drawLegend(id, series) {
   const key = names.map((s) => s.key).join("\n") + theme();
   if (legend.dataset.key === key) return;
   legend.dataset.key = key;
-  legend.hidden = names.length < 2 || page.charts[id].extra.large === true;
+  legend.hidden = names.length < 2 || page.charts[id].labelled;
   legend.replaceChildren(...names.map((s) => legendButton(id, s)));
 }
 
@@ -173,7 +173,7 @@ async function download(id, kind) {
   const chart = page.charts[id];
   if (kind === "csv") return save(`${id}.csv`, new Blob([toCsv(longRows(chart))], { type: "text/csv" }));
   const { traces, layout } = figureOf(chart, valuesOf(id), state.hidden[id]);
-  const square = chart.kind === "heatmap" || chart.extra.circle;
+  const square = chart.kind === "heatmap" || chart.circle;
   const size = { width: square ? 760 : 960, height: square ? 720 : chart.kind === "paths" ? 760 : 560 };
   Object.assign(layout, {
     ...size, showlegend: chart.kind !== "heatmap" && traces.length > 1, paper_bgcolor: css("paper"), margin: { l: 70, r: 30, t: 60, b: 60 },

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import gzip
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import lru_cache
 from html import escape
 from pathlib import Path
-from typing import Any
 
-from raptor.report.charts import Chart, Control, Section, rounded
+from raptor.report.charts import Chart, Section, rounded
 from raptor.report.markup import command, paragraph, safe_json
 from raptor.report.results import Results
 from raptor.report.sections import SECTIONS
@@ -34,7 +34,7 @@ def build_page(results: Results) -> str:
         {
             "charts": charts,
             "sections": {s.id: [c.id for c in s.charts] for s in sections},
-            "controls": {s.id: [_control(c) for c in s.controls] for s in sections},
+            "controls": {s.id: [asdict(control) for control in s.controls] for s in sections},
             "images": rounded(results.images),
             "phases": results.phase_lengths,
             "name": results.folder.resolve().name,
@@ -109,9 +109,7 @@ def _chart(chart: Chart) -> str:
         for kind in ("png", "svg", "csv")
     )
     wide = " wide" if chart.wide else ""
-    readout = (
-        '<p class="readout" aria-live="polite"></p>' if chart.extra.get("readout") or chart.kind == "paths" else ""
-    )
+    readout = '<p class="readout" aria-live="polite"></p>' if chart.kind in ("heatmap", "paths") else ""
     return (
         f'<figure class="chart{wide}" id="chart-{chart.id}" data-chart="{chart.id}"><div class="chart-head">'
         f'<h3>{escape(chart.title)}</h3><div class="downloads">{buttons}</div></div>'
@@ -120,16 +118,6 @@ def _chart(chart: Chart) -> str:
         f"<figcaption>{escape(chart.caption)}</figcaption>"
         '<details class="data"><summary>Data table</summary><div class="scroll" tabindex="0"></div></details></figure>'
     )
-
-
-def _control(control: Control) -> dict[str, Any]:
-    return {
-        "name": control.name,
-        "label": control.label,
-        "options": control.options,
-        "start": control.start,
-        "slider": control.slider,
-    }
 
 
 def _text(name: str) -> str:

@@ -14,10 +14,13 @@ from torch import Tensor
 from raptor.data.images import FORMATS
 from raptor.data.preprocess import as_rgb
 from raptor.dynamics.states import angle, unit
+from raptor.report.charts import Axis, Chart, Figure, Series
+from raptor.report.paper import draw
 from raptor.vit.trajectory import perturb
 from raptor.vit.view import ViT, recording
 
 _MAX_PIXELS = 50_000_000
+_SMALLEST_ANGLE = 1e-8  # a logarithmic axis has no zero
 
 
 @dataclass
@@ -84,42 +87,67 @@ def perturb_image(vit: ViT, image: Image.Image, layer: int, group: str, eps: flo
 
 
 def figure_perturbed(results: dict[str, PerturbedImage], layer: int, group: str) -> Any:
-    """Three panels: the paths in the plane of the teacher's two main directions, the speed, the deviation."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    from raptor.report.style import STYLE
-
-    large = {"font.size": 11, "axes.titlesize": 12, "legend.fontsize": 10}
-    with rc_context(STYLE | large):  # type: ignore[arg-type]
-        # pyplot would keep every figure for as long as the page is served
-        figure = Figure(figsize=(12, 7.5), layout="constrained")
-        panels = figure.subplot_mosaic([["path", "speed"], ["path", "deviation"]])
-        _draw(list(panels.values()), results, layer, group)
-    return figure
+    """Three panels: the paths in the plane of the first model's two main directions, the speed, the deviation."""
+    panels = [_paths(results, group), _speeds(results), _deviations(results, layer)]
+    return draw(Figure([panels], size=(4.6, 4.2)))
 
 
-def _draw(axes: Any, results: dict[str, PerturbedImage], layer: int, group: str) -> None:
-    from raptor.report.style import PALETTE
-
+def _paths(results: dict[str, PerturbedImage], group: str) -> Chart:
     first = next(iter(results.values()))
     centre = first.path.mean(0)
     plane = np.linalg.svd(first.path - centre, full_matrices=False)[2][:2]
-    for (name, found), colour in zip(results.items(), PALETTE):
-        for path, style, label in ((found.path, "-", name), (found.perturbed_path, ":", f"{name}, perturbed")):
-            xy = (path - centre) @ plane.T
-            axes[0].plot(xy[:, 0], xy[:, 1], style, color=colour, label=label, marker=".", markersize=4)
-        axes[1].plot(np.arange(1, len(found.speed) + 1), found.speed, color=colour, label=name)
-        after = np.arange(layer, len(found.deviation))
-        axes[2].semilogy(after, np.maximum(found.deviation[layer:], 1e-8), color=colour, marker=".", label=name)
-    axes[0].set(title=f"path of {group} tokens through depth", xlabel="first direction", ylabel="second direction")
-    axes[1].set(title="angular speed", xlabel="layer", ylabel="radians per layer")
-    axes[2].set(title=f"deviation after a perturbation at layer {layer}", xlabel="layer", ylabel="radians")
-    for panel in axes[1:]:
-        panel.set_xlim(0, len(first.deviation) - 1)
-    axes[2].axvline(layer, color="0.6", linestyle=":")
-    axes[0].legend(loc="best")
-    axes[1].legend()
+    series = []
+    for i, (name, found) in enumerate(results.items()):
+        x, y = plane @ (found.path - centre).T
+        series.append(Series(name, x, y, colour=f"palette-{i}"))
+        x, y = plane @ (found.perturbed_path - centre).T
+        series.append(Series(f"{name}, perturbed", x, y, colour=f"palette-{i}", side="null"))
+    return Chart(
+        id="perturbed-image-paths",
+        kind="lines",
+        title=f"Path of {group} tokens through depth",
+        caption="Look for the layer where the perturbed path comes back to the plain one.",
+        alt="Plain and perturbed path of the group's mean state, on the first model's two main directions.",
+        series=series,
+        x=Axis("first direction"),
+        y=Axis("second direction"),
+    )
+
+
+def _speeds(results: dict[str, PerturbedImage]) -> Chart:
+    series = []
+    for i, (name, found) in enumerate(results.items()):
+        blocks = list(range(1, len(found.speed) + 1))
+        series.append(Series(name, blocks, found.speed, colour=f"palette-{i}"))
+    return Chart(
+        id="perturbed-image-speed",
+        kind="lines",
+        title="Angular speed",
+        caption="Look for jumps where a phase ends.",
+        alt="Turn of the group's tokens in each block.",
+        series=series,
+        x=Axis("block l", integer=True),
+        y=Axis("turn in one block (rad)"),
+    )
+
+
+def _deviations(results: dict[str, PerturbedImage], layer: int) -> Chart:
+    series = []
+    for i, (name, found) in enumerate(results.items()):
+        layers = list(range(layer, len(found.deviation)))
+        after = np.maximum(found.deviation[layer:], _SMALLEST_ANGLE)
+        series.append(Series(name, layers, after, colour=f"palette-{i}"))
+    return Chart(
+        id="perturbed-image-deviation",
+        kind="lines",
+        title=f"Deviation after a perturbation at layer {layer}",
+        caption="Look for a fall: depth forgets what was added.",
+        alt="Angle between plain and perturbed states of the group's tokens, from the perturbed layer on.",
+        series=series,
+        x=Axis("layer l", integer=True),
+        y=Axis("angle to the plain path (rad)", log=True),
+        mark=layer,
+    )
 
 
 def _prediction(vit: ViT, output: Tensor) -> tuple[int, float] | None:

@@ -21,9 +21,9 @@ from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile
 from raptor.open import open_vit, save_vit
 from raptor.recipes import load_recipe
-from raptor.report import figures_dynamics
-from raptor.report.figures_dynamics import FIGURES
-from raptor.report.figures_interventions import INTERVENTION_FIGURES
+from raptor.report import dynamics as report_of_dynamics
+from raptor.report.dynamics import FIGURES
+from raptor.report.interventions import INTERVENTION_FIGURES
 from raptor.report.style import save_figure
 from raptor.surrogate.surrogate import make_surrogate
 
@@ -44,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_vit(make_surrogate(open_vit(folder / "tiny"), (1, 3)), folder / "surrogate")
     with pytest.MonkeyPatch.context() as patch:
         one_format = functools.partial(save_figure, formats=("svg",))
-        patch.setattr("raptor.report.figures_dynamics.save_figure", one_format)
+        patch.setattr("raptor.report.dynamics.save_figure", one_format)
         result = dynamics(str(folder), **SMALL, device="cpu")
     assert result.folder == folder
     return folder
@@ -78,8 +78,8 @@ def test_every_panel_is_drawn(run: Path) -> None:
 
 def test_figures_are_saved_as_two_files_and_twice_with_the_same_bytes(run: Path, tmp_path: Path, monkeypatch) -> None:
     speed = "dynamics-speed"
-    monkeypatch.setattr(figures_dynamics, "FIGURES", {speed: FIGURES[speed]})
-    assert figures_dynamics.save_figures(DynamicsFile.read(run), None, tmp_path) == [speed]
+    monkeypatch.setattr(report_of_dynamics, "FIGURES", {speed: FIGURES[speed]})
+    assert report_of_dynamics.save_figures(DynamicsFile.read(run), None, tmp_path) == [speed]
     files = [tmp_path / f"{speed}.png", tmp_path / f"{speed}.svg"]
     assert all(file.stat().st_size > 1000 for file in files)
     assert files[1].read_bytes() == (run / "figures" / files[1].name).read_bytes()
@@ -88,27 +88,27 @@ def test_figures_are_saved_as_two_files_and_twice_with_the_same_bytes(run: Path,
 def test_figures_that_a_new_result_lacks_are_removed(run: Path, tmp_path: Path, monkeypatch) -> None:
     blank_figures(monkeypatch)
     found, changed = DynamicsFile.read(run), InterventionsFile.read(run)
-    names = figures_dynamics.save_figures(found, changed, tmp_path)
+    names = report_of_dynamics.save_figures(found, changed, tmp_path)
     assert {"dynamics-basins", "interventions-extrapolation"} <= {*names}
     (tmp_path / "certificate.png").write_text("of another command")
     teacher = replace(found.teacher, basins=None)
-    again = figures_dynamics.save_figures(replace(found, teacher=teacher), replace(changed, surrogate=None), tmp_path)
+    again = report_of_dynamics.save_figures(replace(found, teacher=teacher), replace(changed, surrogate=None), tmp_path)
     assert "dynamics-basins" not in again and "interventions-extrapolation" not in again
     kept = {f"{name}.{kind}" for name in again for kind in ("png", "svg")}
     assert {file.name for file in tmp_path.iterdir()} == {*kept, "certificate.png"}
-    figures_dynamics.save_figures(found, None, tmp_path)  # interventions.json stays, and so do its figures
+    report_of_dynamics.save_figures(found, None, tmp_path)  # interventions.json stays, and so do its figures
     assert (tmp_path / "interventions-swaps.png").exists() and (tmp_path / "dynamics-basins.png").exists()
 
 
 def test_the_same_command_twice_gives_the_same_numbers(run: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("raptor.report.figures_dynamics.save_figures", lambda *_: [])
+    monkeypatch.setattr("raptor.report.dynamics.save_figures", lambda *_: [])
     dynamics(str(run), **SMALL, device="cpu", out=str(tmp_path))
     for name in ("dynamics.json", "interventions.json"):
         assert without_provenance(run / name) == without_provenance(tmp_path / name)
 
 
 def test_a_model_alone_through_the_command_line(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("raptor.report.figures_dynamics.save_figures", lambda *_: [])
+    monkeypatch.setattr("raptor.report.dynamics.save_figures", lambda *_: [])
     options = "--num-images 8 --stability-images 0 --rank-images 2 --eps 1e-2 1e-1 --k 2 --num_classes 0 --device cpu"
     code = main(["dynamics", "scenes", *options.split(), "--interventions", "false", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
@@ -121,7 +121,7 @@ def test_a_model_alone_through_the_command_line(tmp_path: Path, monkeypatch, cap
 
 
 def test_the_weights_of_an_untrained_model_depend_on_the_seed_only(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("raptor.report.figures_dynamics.save_figures", lambda *_: [])
+    monkeypatch.setattr("raptor.report.dynamics.save_figures", lambda *_: [])
     options = dict(num_images=4, stability_images=0, rank_images=2, num_classes=0, k=2, interventions=False)
 
     def norms(seed: int) -> list[float]:
@@ -165,7 +165,7 @@ def test_recipe_names_options_of_the_command() -> None:
 
 
 def test_labels_follow_a_file_of_class_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures_dynamics, "save_figures", lambda *_: [])
+    monkeypatch.setattr(report_of_dynamics, "save_figures", lambda *_: [])
     vit = tiny_timm("vit_small_patch14_reg4_dinov2", reg_tokens=2, num_classes=3)
     for i in range(6):
         path = tmp_path / "pets" / "val" / ("cat", "dog")[i % 2] / f"{i}.png"

@@ -34,7 +34,7 @@ from raptor.train import distill
 
 @pytest.fixture(autouse=True)
 def not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The figure is that of tests/report/test_figures_fidelity.py."""
+    """The figure is that of tests/report/test_fidelity.py."""
     blank_figures(monkeypatch)
 
 

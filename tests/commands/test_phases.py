@@ -18,10 +18,11 @@ import raptor
 from raptor.cli import main
 from raptor.commands.phases import phases
 from raptor.phases import PhasesFile
-from raptor.report.figures_phases import figure_phases
 from raptor.report.page import build_section
+from raptor.report.paper import draw
+from raptor.report.phases import figure_phases
+from raptor.report.phases import phases as show_phases
 from raptor.report.results import read_results
-from raptor.report.section_phases import phases as show_phases
 from raptor.vit.trajectory import Trajectories
 
 
@@ -111,11 +112,11 @@ def test_a_run_folder_gives_teacher_and_surrogate_each_by_name(tmp_path, capsys)
         ("surrogate", "surrogate: raptor k=3 of scenes"),
     ]
     assert [m["side"] for m in json.loads((tmp_path / "phases.json").read_text())["models"]] == ["teacher", "surrogate"]
-    titles = [axes.get_title() for axes in figure_phases(done.models).axes]
+    titles = [axes.get_title() for axes in draw(figure_phases(done.models)).axes]
     assert titles[0].startswith("teacher: scenes") and titles[1].startswith("surrogate: raptor k=3 of scenes")
     section = build_section(show_phases, read_results(tmp_path))
     assert "surrogate: raptor k=3 of scenes" in section.html and "(--twin false)" in section.html
-    assert section.charts[0].series[0]["name"] == "teacher: scenes"
+    assert section.charts[0].series[0].name == "teacher: scenes"
 
 
 def test_by_default_as_many_phases_as_there_is_room_for(tmp_path, capsys) -> None:

@@ -13,7 +13,8 @@ from tiny_certified import PHASES, image_batches, tiny_vit
 from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.measure import certify
 from raptor.fidelity.verdict import Training, judge, loss_fall, read_training
-from raptor.report.figures_fidelity import figure_certificate
+from raptor.report.fidelity import figure_certificate
+from raptor.report.paper import draw
 from raptor.surrogate.surrogate import make_surrogate
 
 
@@ -69,7 +70,7 @@ def test_one_image_decides_nothing() -> None:
 def test_the_r2_axis_is_clipped_with_a_note() -> None:
     found = certify(tiny_vit(), tiny_vit(), image_batches(0), bootstrap=0)
     found.curves.r2["cls"][0] = -470.0
-    axes = figure_certificate(found).axes[0]
+    axes = draw(figure_certificate(found)).axes[0]
     assert axes.get_ylim()[0] > -1.2 and [text.get_text() for text in axes.texts] == ["off the axis: cls to -470"]
     found.notes.append("head: the head of scenes itself")
     assert found.head == "the head of scenes itself"

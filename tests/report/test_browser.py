@@ -177,7 +177,7 @@ def test_downloads_arrive(desktop: Opened, full_run: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(text)))
     saved = json.loads((full_run / "dynamics.json").read_text())
     own = [r for r in rows if r["series"] == "cls, surrogate"]
-    assert [float(r["radians per layer"]) for r in own] == pytest.approx(
+    assert [float(r["turn in one block (rad)"]) for r in own] == pytest.approx(
         saved["surrogate"]["direction"]["speed"]["cls"]["mean"], rel=1e-4
     )
     picture = Image.open(io.BytesIO(desktop.download("#chart-similarity [data-download=png]")))
@@ -194,7 +194,7 @@ def test_data_table_holds_what_is_on_view(desktop: Opened, full_run: Path) -> No
     desktop.page.wait_for_selector(first)  # filled by an event that comes after the click
     cells = desktop.page.eval_on_selector_all(first, "all => all.map(c => c.textContent)")
     saved = json.loads((full_run / "dynamics.json").read_text())["teacher"]["rank"]["coherence"]["all"]["mean"][0]
-    assert cells[0] == "0" and float(cells[1]) == pytest.approx(saved, rel=1e-3)
+    assert cells[0] == "1" and float(cells[1]) == pytest.approx(saved, rel=1e-3)
 
 
 def test_theme_toggle_recolours(browser: Any, page_file: Path) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from raptor.report.charts import Chart, number, rounded
+from raptor.report.charts import Chart, Series, number, rounded
 
 
 def test_numbers_for_text_and_pages() -> None:
@@ -18,6 +18,15 @@ def test_numbers_for_text_and_pages() -> None:
 
 
 def test_a_chart_holds_arrays_as_lists_that_json_can_hold() -> None:
-    series = {"name": "a", "y": np.array([1.23456789, np.nan]), "cuts": {3: (1, 2)}}
-    saved = Chart("id", "lines", "title", "caption", "alt", [series]).to_dict()
-    assert saved["series"] == [{"name": "a", "y": [1.2346, None], "cuts": {"3": [1, 2]}}]
+    series = Series("a", y=np.array([1.23456789, np.nan]), cuts={3: (1, 2)})
+    (saved,) = Chart("id", "lines", "title", "caption", "alt", [series]).to_dict()["series"]
+    assert saved["y"] == [1.2346, None] and saved["cuts"] == {"3": [1, 2]}
+    assert {"x", "z", "lower", "plain", "when"}.isdisjoint(saved)  # what it does not have takes no place
+
+
+def test_a_choice_keeps_the_series_that_are_on_view_with_it() -> None:
+    series = [Series("a", when={"tokens": ["cls", "every"]}), Series("b", when={"tokens": ["all"]}), Series("c")]
+    chart = Chart("id", "lines", "title", "caption", "alt", series)
+    assert [s.name for s in chart.only(tokens="every", measure="x").series] == ["a", "c"]
+    assert [s.name for s in chart.only(tokens=("cls", "all")).series] == ["a", "b", "c"]
+    assert chart.only(title="new").title == "new" and len(chart.series) == 3

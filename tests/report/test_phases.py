@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from raptor.phases import PhasesFile
+from raptor.report.paper import draw
+from raptor.report.phases import figure_phases, phases
 from raptor.report.results import Results
-from raptor.report.section_phases import phases
 
 
 def test_charts_hold_the_saved_numbers(committed: Results) -> None:
@@ -18,16 +19,16 @@ def test_charts_hold_the_saved_numbers(committed: Results) -> None:
     entry = committed.phases.models[0]
     charts = {chart.id: chart for chart in phases(committed).charts}
     for series in charts["similarity"].series:
-        (group,) = series["when"]["tokens"]
+        (group,) = series.when["tokens"]
         expected = entry.cka if group == "cka" else entry.similarity[group]
-        np.testing.assert_array_equal(series["z"], expected)
-        assert {k: cut for k, cut in series["cuts"].items() if k != "run"} == {
+        np.testing.assert_array_equal(series.z, expected)
+        assert {k: cut for k, cut in series.cuts.items() if k != "run"} == {
             k: cut.lengths for k, cut in entry.phases.items()
         }
-    assert {s["when"]["tokens"][0] for s in charts["similarity"].series} >= set(entry.similarity)
+    assert {s.when["tokens"][0] for s in charts["similarity"].series} >= set(entry.similarity)
     gains = charts["gains"].series[0]
-    assert list(gains["y"]) == list(entry.gains) and gains["x"][0] == 2
-    shares = [np.asarray(s["y"], dtype=float) for s in charts["outliers"].series]
+    assert list(gains.y) == list(entry.gains) and gains.x[0] == 2
+    shares = [np.asarray(s.y, dtype=float) for s in charts["outliers"].series]
     np.testing.assert_array_equal(shares, [entry.outliers.coordinates, entry.outliers.tokens])
 
 
@@ -35,7 +36,7 @@ def _started(results: Results) -> tuple[str, list[int], list[str], str]:
     """Label and phases that the page starts at, all labels of the slider, and the figure in words."""
     chart = next(chart for chart in phases(results).charts if chart.id == "similarity")
     control = next(control for control in chart.controls if control.name == "k")
-    cuts = {str(key): list(cut) for key, cut in chart.series[0]["cuts"].items()}
+    cuts = {str(key): list(cut) for key, cut in chart.series[0].cuts.items()}
     return dict(control.options)[control.start], cuts[control.start], [label for _, label in control.options], chart.alt
 
 
@@ -76,3 +77,20 @@ def test_very_few_images_are_told_of(committed: Results) -> None:
     few = PhasesFile([replace(entry, num_images=1, split="val", data="photos")])
     html = phases(Results(committed.folder, phases=few)).html
     assert "very few images (1)" in html and "--split all reads more than the held-out ones" in html
+
+
+def test_every_phase_of_every_k_is_outlined(committed: Results) -> None:
+    assert committed.phases is not None
+    (entry,) = committed.phases.models
+    figure = draw(figure_phases([entry]))
+    ax = figure.axes[0]
+    np.testing.assert_array_equal(ax.get_images()[0].get_array(), entry.similarity[entry.tokens])
+    # Each further k is drawn a little inside the one before.
+    widths = [round(p.get_width() + 2 * 0.09 * i) for i, p in zip(_ks(entry.phases), ax.patches)]
+    assert widths == [length for cut in entry.phases.values() for length in cut.lengths]
+    assert ax.get_legend_handles_labels()[1] == [f"k = {k}: {cut}" for k, cut in entry.phases.items()]
+
+
+def _ks(phases: dict) -> list[int]:
+    """For each outline, the position of its k."""
+    return [i for i, cut in enumerate(phases.values()) for _ in cut.lengths]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from raptor.report.probes import probes
 from raptor.report.results import Results, read_results
-from raptor.report.section_probes import probes
 
 
 def test_recovery_is_surrogate_over_teacher(full_run: Path) -> None:
@@ -16,7 +16,7 @@ def test_recovery_is_surrogate_over_teacher(full_run: Path) -> None:
     teacher, surrogate = (entry.results[side].chosen.mean["accuracy"] for side in ("teacher", "surrogate"))
     section = probes(results)
     (bars,) = section.charts[0].series
-    assert bars["x"] == ["classify"] and bars["y"] == pytest.approx([100 * surrogate / teacher])
+    assert bars.x == ["classify"] and bars.y == pytest.approx([100 * surrogate / teacher])
     assert f"{teacher:.3g}" in section.after and f"{surrogate:.3g}" in section.after
     assert "Not probed yet: segment, depth." in section.hint_reason
     assert section.hint == f"raptor probe {full_run} --task segment"

@@ -1,0 +1,351 @@
+"""The drawer of figures for papers: a `Figure` as a matplotlib figure, saved as PNG and SVG.
+
+Every chart is drawn from its description alone. Colours, dashes and markers are chosen here, those of the page in
+`draw.js`.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from raptor.phases import Phases
+from raptor.report.charts import Axis, Chart, Figure, Series
+from raptor.report.style import (
+    BLUE,
+    CLASS_COLOURS,
+    GROUP_COLOURS,
+    GROUP_MARKERS,
+    LINE_COLOUR,
+    PALETTE,
+    STYLE,
+    VERMILION,
+    phase_lines,
+    whole_numbers,
+)
+
+_GREY = "#777777"
+_DASHED = (0, (4, 2))
+_NULLS: dict[str, tuple[str, Any]] = {
+    "null-identity": ("#999999", ":"),
+    "null-mean": ("#CC79A7", "-."),
+    "null-tied": ("#8C6D31", "--"),
+    "null-linear": ("#56B4E9", (0, (5, 1, 1, 1, 1, 1))),
+    "null-shuffled": ("#999999", ":"),
+    "null-smooth": ("#E69F00", "--"),
+    "null-twin": ("#CC79A7", "-."),
+}
+_SIDE_COLOURS = {"side-teacher": BLUE, "side-surrogate": VERMILION}
+_MANY_POINTS = 24  # markers of longer curves would touch
+_MAX_COLUMNS = 8  # of a legend
+_OUTLINE_STEP = 0.09  # each further cut is outlined a little inside the one before
+_TICKS = 8
+
+
+def draw(figure: Figure) -> Any:
+    """The matplotlib figure. pyplot does not know of it, so that it need not be closed."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure as Canvas
+
+    num_columns = max(len(row) for row in figure.panels)
+    width, height = figure.size
+    heights = figure.heights or [height] * len(figure.panels)
+    legend = _Legend(figure)
+    with rc_context(STYLE):  # type: ignore[arg-type]
+        canvas = Canvas(figsize=(width * num_columns, sum(heights)), layout="constrained")
+        axes = canvas.subplots(
+            len(heights), num_columns, squeeze=False, height_ratios=heights, sharey="row" if figure.same_y else False
+        )
+        maps = _Maps(figure)
+        for row, charts in zip(axes, figure.panels):
+            for ax, chart in zip_longest(row, charts):
+                if chart is None:
+                    ax.set_axis_off()
+                elif chart.kind == "heatmap":
+                    maps.draw(ax, chart)
+                else:
+                    _DRAWERS[chart.kind](ax, chart, legend)
+        maps.draw_colour_bars(canvas)
+        _write_title(canvas, figure)
+        legend.draw(canvas)
+    return canvas
+
+
+def _write_title(canvas: Any, figure: Figure) -> None:
+    """The title, and below it what was measured on, small and grey where it stands alone."""
+    size = 10 if figure.title else 6
+    letters = int(canvas.bbox.width / canvas.dpi * 72 / (0.55 * size))  # a letter is about .55 of its size wide
+    lines = [figure.title, textwrap.fill(figure.source, letters)]
+    text = "\n".join(line for line in lines if line)
+    if text:
+        canvas.suptitle(text, fontsize=size, color="black" if figure.title else "grey")
+
+
+def _draw_lines(ax: Any, chart: Chart, legend: _Legend) -> None:
+    for series in chart.series:
+        style = _curve_style(series)
+        (line,) = ax.plot(series.x, series.y, **style)
+        legend.add(series, line)
+        if series.lower is not None:
+            alpha = 0.08 if series.side == "surrogate" else 0.18
+            ax.fill_between(series.x, series.lower, series.upper, color=style["color"], alpha=alpha, linewidth=0)
+        _write_texts(ax, series)
+    _mark(ax, chart)
+    _set_axes(ax, chart)
+    ax.grid(axis="y")
+
+
+def _draw_points(ax: Any, chart: Chart, legend: _Legend) -> None:
+    for series in chart.series:
+        colour = _colour(series.colour)
+        marker, size = ("D", 5.0) if series.large else (".", 3.0)
+        face, alpha = ("white", 1.0) if series.large else (colour, 0.35)
+        style = {"marker": marker, "markersize": size, "markerfacecolor": face, "markeredgecolor": colour}
+        (points,) = ax.plot(series.x, series.y, linestyle="none", alpha=alpha, **style)
+        if not series.large:
+            points.set_markeredgewidth(0)
+        legend.add(series, points)
+    if chart.circle:
+        turn = np.linspace(0, 2 * np.pi, 400)
+        ax.plot(np.cos(turn), np.sin(turn), color=LINE_COLOUR, linewidth=1, zorder=1)
+        ax.axhline(0, color="#EEEEEE", zorder=0)
+        ax.axvline(0, color="#EEEEEE", zorder=0)
+        ax.set_aspect("equal")
+    _set_axes(ax, chart)
+
+
+def _draw_paths(ax: Any, chart: Chart, legend: _Legend) -> None:
+    """Paths on their first two components; a circle where they start, a star where they end, bars at phase ends."""
+    ends = _boundaries(chart)
+    for series in chart.series:
+        colour = _colour(series.colour)
+        x, y = np.asarray(series.x), np.asarray(series.y)
+        (line,) = ax.plot(x, y, color=colour, marker=".", linewidth=1.2, zorder=2)
+        ax.plot(x[0], y[0], "o", color="white", markeredgecolor=colour, markersize=5, zorder=3)
+        ax.plot(x[-1], y[-1], "*", color=colour, markersize=10, markeredgecolor="white", zorder=4)
+        ax.plot(x[ends], y[ends], "|", color="black", markersize=7, linestyle="none", zorder=3)
+        legend.add(series, line)
+    across, upward, *_ = chart.series[0].axes or ["", "", ""]
+    ax.set(title=chart.title, xlabel=across, ylabel=upward)
+
+
+_DRAWERS = {"lines": _draw_lines, "points": _draw_points, "paths": _draw_paths}
+
+
+class _Maps:
+    """The heat maps of a figure: those of one unit share a colour scale and a colour bar."""
+
+    def __init__(self, figure: Figure) -> None:
+        self._values: dict[str, list[np.ndarray]] = {}
+        self._drawn: dict[str, list[tuple[Any, Any]]] = {}
+        for row in figure.panels:
+            for chart in row:
+                if chart is not None and chart.kind == "heatmap":
+                    self._values.setdefault(chart.series[0].unit, []).append(np.asarray(chart.series[0].z))
+
+    def draw(self, ax: Any, chart: Chart) -> None:
+        """The matrix of the chart's first series, with an outline per phase for every cut."""
+        series = chart.series[0]
+        matrices = self._values[series.unit]
+        low = min(np.nanmin(matrix) for matrix in matrices)
+        high = max(np.nanmax(matrix) for matrix in matrices)
+        num = len(series.z)
+        # several cuts have outlines of several colours, which only stand out from grey
+        colours = "Greys_r" if len(series.cuts) > 1 else "viridis"
+        image = ax.imshow(series.z, cmap=colours, vmin=low, vmax=high, extent=(0.5, num + 0.5, num + 0.5, 0.5))
+        self._drawn.setdefault(series.unit, []).append((ax, image))
+        for place, key in enumerate(series.cuts):
+            _outline_cut(ax, series, key, place)
+        ax.set_title(chart.title, fontsize=9)
+        ax.set(xlabel=chart.x.label, ylabel=chart.y.label)
+        ticks = np.arange(1, num + 1, -(-num // _TICKS))
+        ax.set_xticks(ticks)
+        ax.set_yticks(ticks)
+        ax.spines[:].set_visible(False)
+        labelled = dict(zip(*reversed(ax.get_legend_handles_labels())))
+        if labelled:
+            below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "fontsize": 7, "ncols": 2}
+            ax.legend(labelled.values(), labelled, columnspacing=1.0, **below)
+
+    def draw_colour_bars(self, canvas: Any) -> None:
+        for unit, drawn in self._drawn.items():
+            axes = [ax for ax, _ in drawn]
+            _, image = drawn[0]
+            canvas.colorbar(image, ax=axes, shrink=0.7, label=unit)
+
+
+def _outline_cut(ax: Any, series: Series, key: Any, place: int) -> None:
+    """A square per phase of the cut, and on the diagonal the intervals of its boundaries."""
+    from matplotlib.patches import Rectangle
+
+    lengths = series.cuts[key]
+    colour = PALETTE[(place + 1) % len(PALETTE)]
+    inset = _OUTLINE_STEP * place
+    label = f"k = {key}: {' | '.join(map(str, lengths))}" if isinstance(key, int) else None
+    start = 0.5
+    for length in lengths:
+        corner, side = start + inset, length - 2 * inset
+        square = Rectangle((corner, corner), side, side, fill=False, edgecolor=colour, linewidth=1.8, label=label)
+        ax.add_patch(square)
+        label = None  # one entry of the legend for all phases of the cut
+        start += length
+    for lower, upper in series.intervals.get(key, []):
+        if upper > lower:
+            ends = (lower + 0.5, upper + 0.5)
+            ax.plot(ends, ends, color=colour, linewidth=3, solid_capstyle="butt", label="boundary, 95 %")
+
+
+class _Legend:
+    """One legend for all panels. Of two sides, those of one colour stand above each other."""
+
+    def __init__(self, figure: Figure) -> None:
+        charts = [chart for row in figure.panels for chart in row if chart is not None]
+        sides = {series.side for chart in charts for series in chart.series}
+        self._names_sides = {"teacher", "surrogate"} <= sides
+        self._entries: dict[str, tuple[Series, Any]] = {}
+
+    def add(self, series: Series, handle: Any) -> None:
+        label = series.name
+        if self._names_sides and series.side in ("teacher", "surrogate"):
+            label = ", ".join(part for part in (series.base, series.side) if part)
+        handle.set_label(label)
+        if not label:
+            return
+        known = self._entries.setdefault(label, (series, handle))[0]
+        if known.colour != series.colour:  # panels of several colours
+            self._entries[label] = (Series(label, base=known.base, side=known.side), handle)
+
+    def draw(self, canvas: Any) -> None:
+        entries = list(self._entries.items())
+        if len(entries) < 2:
+            return
+        own = [entry for entry in entries if entry[1][0].side != "null"]
+        bases = list(dict.fromkeys(series.base for _, (series, _) in own))
+        own.sort(key=lambda entry: bases.index(entry[1][0].base))
+        entries = own + [entry for entry in entries if entry[1][0].side == "null"]
+        columns = min(len(entries), _MAX_COLUMNS)
+        if len(entries) == 2 * len(bases):
+            columns = len(bases)
+        legend = _place(canvas, entries, columns)
+        while columns > 1 and legend.get_window_extent().width > canvas.bbox.width:
+            legend.remove()
+            columns = (columns + 1) // 2
+            legend = _place(canvas, entries, columns)
+
+
+def _place(canvas: Any, entries: list[tuple[str, tuple[Series, Any]]], columns: int) -> Any:
+    handles = [handle for _, (_, handle) in entries]
+    labels = [label for label, _ in entries]
+    legend = canvas.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.6)
+    for handle, (_, (series, _)) in zip(legend.legend_handles, entries):
+        if series.colour == "soft":
+            handle.set(color=_GREY, alpha=1)
+            if series.large:
+                handle.set_markerfacecolor("white")
+    return legend
+
+
+def _curve_style(series: Series) -> dict[str, Any]:
+    """Colour, dashes and markers; those of a null model are its own."""
+    colour = _colour(series.colour)
+    if series.side == "null":
+        _, dashes = _NULLS.get(series.colour, ("", ":"))
+        return {"color": colour, "linestyle": dashes, "zorder": 2}
+    style: dict[str, Any] = {"color": colour, "linestyle": "-", "zorder": 3}
+    if not series.plain:
+        style["marker"] = GROUP_MARKERS.get(series.colour, "o")
+        style["markersize"] = 3.5 if len(series.x) <= _MANY_POINTS else 2
+    if series.side == "surrogate":
+        style.update(linestyle=_DASHED, markerfacecolor="white")
+    return style
+
+
+def _colour(key: str) -> Any:
+    """The colour that a series is said to have."""
+    kind, _, index = key.rpartition("-")
+    if key in GROUP_COLOURS:
+        return GROUP_COLOURS[key]
+    if key in _NULLS:
+        return _NULLS[key][0]
+    if kind == "palette":
+        return CLASS_COLOURS[int(index) % len(CLASS_COLOURS)]
+    if kind == "ramp":
+        from matplotlib import colormaps
+
+        return colormaps["viridis"](0.85 * float(index))
+    return _SIDE_COLOURS.get(key, _GREY)
+
+
+def _boundaries(chart: Chart) -> list[int]:
+    return list(Phases.from_lengths(chart.phases).boundaries) if chart.phases else []
+
+
+def _mark(ax: Any, chart: Chart) -> None:
+    """Lines behind the curves: ends of phases, and the chart's own level and mark."""
+    phase_lines(ax, _boundaries(chart), chart.offset)
+    if chart.level is not None:
+        ax.axhline(chart.level, color=_GREY, linestyle=":", linewidth=1)
+    if chart.mark is not None:
+        ax.axvline(chart.mark, color=LINE_COLOUR, linewidth=1, zorder=1)
+
+
+def _write_texts(ax: Any, series: Series) -> None:
+    """The words beside points."""
+    if series.text is not None:
+        for x, y, text in zip(series.x, series.y, series.text):
+            ax.text(x, y, text, ha="center", va="bottom")
+
+
+def _set_axes(ax: Any, chart: Chart) -> None:
+    ax.set(title=chart.title, xlabel=chart.x.label, ylabel=chart.y.label or chart.series[0].unit)
+    if chart.x.integer:
+        whole_numbers(ax)
+    _scale(ax, chart.y)
+    if chart.x.range is not None:
+        ax.set_xlim(chart.x.range)
+    if chart.y.range is not None:
+        ax.set_ylim(chart.y.range)
+    if chart.y.clip is not None:
+        _clip(ax, chart, chart.y.clip)
+
+
+def _scale(ax: Any, axis: Axis) -> None:
+    """The vertical axis: logarithmic with numbers such as 2, 5 and 10, or from zero."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    if axis.log:
+        ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.yaxis.set_minor_formatter(NullFormatter())
+    elif axis.symlog and ax.get_ylim()[1] > 10:
+        ax.set_yscale("symlog")
+    elif axis.from_zero:
+        ax.set_ylim(bottom=min(0, ax.dataLim.y0))
+
+
+def _clip(ax: Any, chart: Chart, limits: tuple[float, float]) -> None:
+    """The scale of the values within the limits. A note says how far curves that are not null models lie beyond."""
+    floor, ceiling = limits
+    drawn = np.concatenate([np.asarray(series.y, float) for series in chart.series])
+    drawn = drawn[np.isfinite(drawn)]
+    low = max(drawn.min(initial=0), floor)
+    high = min(drawn.max(initial=1 if ceiling == 1 else 0), ceiling)
+    below, above = [], []
+    for series in chart.series:
+        if series.side != "null":
+            lowest, highest = np.nanmin(series.y), np.nanmax(series.y)
+            if lowest < low:
+                below.append(f"{series.name} to {lowest:.3g}")
+            if highest > high:
+                above.append(f"{series.name} to {highest:.3g}")
+    if below or above:
+        height, edge = (0.02, "bottom") if below else (0.98, "top")
+        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+        note = f"off the axis: {', '.join(below + above)}"
+        ax.text(0.02, height, note, transform=ax.transAxes, va=edge, fontsize=7, color="#555555", bbox=box, zorder=5)
+    margin = 0.05 * (high - low)
+    ax.set_ylim(low - (margin if low < 0 else 0), high + margin)

@@ -1,0 +1,299 @@
+"""Phases: the similarity of layers with the cuts outlined, what each cut gains, and how large a few values are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from raptor.phases import CutEvidence, ModelPhases, Phases, PhasesFile
+from raptor.report.charts import GROUP_NAMES, Axis, Chart, Control, Figure, Section, Series, finite_values, number
+from raptor.report.markup import bullet_list, table
+from raptor.report.paper import draw
+from raptor.report.results import Results
+from raptor.report.style import data_title, save_figure
+from raptor.streaming import Result
+
+_OWN = "run"  # the phases of the run, where they are not among those cut from the similarity
+_NULL_NAMES = {"shuffled": "null: layers shuffled", "smooth": "null: smooth", "twin": "untrained twin"}
+_MAX_COLUMNS = 4
+LEAD = (
+    "Each cell compares the same token after two blocks. Squares along the diagonal are stretches of depth that do "
+    "much the same thing: the phases."
+)
+
+
+def phases(results: Results) -> Section:
+    section = Section("similarity", "Phases", "Phases of depth", LEAD)
+    entries = results.phases.models if results.phases else []
+    if not entries:
+        section.hint, section.hint_reason = results.adds("phases"), results.notes.get("phases", "")
+        return section
+    section.html = bullet_list([_remarks(entry) for entry in entries])
+    section.after = _evidence_table(entries)
+    charts = [
+        similarity(entries, results.phase_lengths),
+        gains(entries),
+        outliers(entries, results.phase_lengths),
+    ]
+    section.charts = [chart for chart in charts if chart.series]
+    return section
+
+
+def figure_phases(entries: Sequence[ModelPhases]) -> Figure:
+    """On paper: one heat map per model, with the phases of each k outlined; under it what each cut gains."""
+    panels: list[list[Chart | None]] = []
+    for start in range(0, len(entries), _MAX_COLUMNS):
+        row = entries[start : start + _MAX_COLUMNS]
+        panels.append([_map_on_paper(entry) for entry in row])
+        panels.append([_gains_on_paper(entry) for entry in row])
+    return Figure(panels, size=(3.6, 4.1), heights=[4.1, 2.1] * (len(panels) // 2))
+
+
+def _map_on_paper(entry: ModelPhases) -> Chart:
+    name = entry.whose.replace("timm/", "")
+    title = f"{name}\n{data_title(entry.data, entry.split)}"
+    return similarity([entry], None).only(tokens=entry.tokens, title=title)
+
+
+def _gains_on_paper(entry: ModelPhases) -> Chart:
+    title = "no k is suggested" if entry.structure else f"suggested k = {entry.chosen_k}"
+    chart = gains([entry])
+    series = [replace(found, name="measured") if found.side != "null" else found for found in chart.series]
+    return replace(chart, title=title, series=series)
+
+
+def similarity(entries: Sequence[ModelPhases], lengths: Sequence[int] | None) -> Chart:
+    """Every matrix of every model. lengths: the phases of the run, which the page starts at."""
+    names, first = _names(entries), entries[0]
+    cut = list(first.chosen or [])
+    if lengths and sum(lengths) == first.model.num_layers:
+        cut = list(lengths)
+    is_found = cut in [list(found.lengths) for found in first.phases.values()]
+    own = [] if is_found else cut
+    maps: list[Series] = []
+    tokens: dict[str, str] = {}
+    for name, entry in zip(names, entries):
+        found = _maps(name, entry, own if sum(own) == entry.model.num_layers else [])
+        maps += found
+        for series in found:
+            (group,) = series.when["tokens"]
+            tokens[group] = "linear CKA" if group == "cka" else GROUP_NAMES.get(group, group)
+    controls = [Control("tokens", "Tokens", list(tokens.items()), first.tokens)]
+    if len(entries) > 1:
+        controls.insert(0, Control("model", "Model", [(name, name) for name in names], names[0]))
+    cuts = {key: len(found) for series in maps for key, found in series.cuts.items()}
+    if cuts:
+        start = _OWN if own else str(len(cut))
+        controls.append(Control("k", "Phases k", _cut_options(cuts), start, slider=True))
+    images = f"{number(first.num_images)} images of {first.data} at {first.image_size} px"
+    return Chart(
+        id="similarity",
+        kind="heatmap",
+        title=f"Similarity between layers: states of {names[0]}" if len(names) == 1 else "Similarity between layers",
+        caption=f"Look for squares: move k and see where depth is cut. Mean over {images}.",
+        alt=f"Layer by layer similarity of {names[0]}, {len(first.similarity['all'])} layers, values from "
+        f"{number(float(first.similarity[first.tokens].min()))} to 1; cut into phases {' | '.join(map(str, cut))}.",
+        series=maps,
+        x=Axis("layer l", integer=True),
+        y=Axis("layer m", integer=True),
+        controls=controls,
+    )
+
+
+def _maps(name: str, entry: ModelPhases, own: Sequence[int]) -> list[Series]:
+    """The matrices of one model, each with all cuts."""
+    cuts: dict[int | str, Sequence[int]] = {k: found.lengths for k, found in entry.phases.items()}
+    if own:
+        cuts[_OWN] = own
+    intervals: dict[Any, list[tuple[int, int]]] = {k: found.boundaries for k, found in entry.evidence.items()}
+    matrices = dict(entry.similarity)
+    if entry.cka is not None:
+        matrices["cka"] = entry.cka
+    maps = []
+    for group, matrix in matrices.items():
+        unit = "linear CKA" if group == "cka" else "cosine of the same token at two layers"
+        when = {"model": [name], "tokens": [group]}
+        maps.append(Series(name, z=matrix, cuts=cuts, intervals=intervals, unit=unit, when=when))
+    return maps
+
+
+def _cut_options(cuts: dict[Any, int]) -> list[tuple[str, str]]:
+    """The cuts by their number of phases, the run's own after those that were found."""
+    options = []
+    for key in sorted(cuts, key=lambda key: (cuts[key], key == _OWN)):
+        count = "1 phase" if cuts[key] == 1 else f"{cuts[key]} phases"
+        options.append((str(key), f"{count} of the run" if key == _OWN else count))
+    return options
+
+
+def gains(entries: Sequence[ModelPhases]) -> Chart:
+    """The gain of each further cut, of the models and, for the first, of matrices without phases."""
+    series: list[Series] = []
+    for i, (name, entry) in enumerate(zip(_names(entries), entries)):
+        if entry.gains:
+            series.append(Series(name, _ks(entry.gains), entry.gains, colour=f"palette-{i}"))
+    first = entries[0]
+    for name, values in first.null_gains.items():
+        label = _NULL_NAMES.get(name, name)
+        series.append(Series(label, _ks(values), values, colour=f"null-{name}", side="null"))
+    shown = first.gains or [0]
+    return Chart(
+        id="gains",
+        kind="lines",
+        title="What each further cut gains",
+        caption="Look for the bend: later cuts separate layers that were alike. The vertical line is the suggested k.",
+        alt=f"The first cut gains {number(shown[0])}, the last {number(shown[-1])}; {first.suggestion}.",
+        series=series,
+        x=Axis("number of phases k", integer=True),
+        y=Axis("distance across the cut", from_zero=True, symlog=True),
+        mark=None if first.structure else first.chosen_k,
+    )
+
+
+def _ks(values: Sequence[float]) -> list[int]:
+    return list(range(2, len(values) + 2))
+
+
+def outliers(entries: Sequence[ModelPhases], lengths: list[int] | None) -> Chart:
+    """The share of the squared norm in the largest coordinates and tokens, layer by layer."""
+    series: list[Series] = []
+    for i, (name, entry) in enumerate(zip(_names(entries), entries)):
+        prefix = f"{name}: " if len(entries) > 1 else ""
+        layers = list(range(1, len(entry.outliers.tokens) + 1))
+        series += [
+            Series(f"{prefix}top 1 % of coordinates", layers, entry.outliers.coordinates, colour=f"palette-{2 * i}"),
+            Series(
+                f"{prefix}top 1 % of tokens",
+                layers,
+                entry.outliers.tokens,
+                colour=f"palette-{2 * i + 1}",
+                side="surrogate",
+            ),
+        ]
+    highest = max((value for one in series for value in finite_values(one.y)), default=0.0)
+    return Chart(
+        id="outliers",
+        kind="lines",
+        title="Do a few values rule the cosines?",
+        caption="Near 0 is healthy; near 1 the similarity is that of a few huge coordinates or tokens.",
+        alt=f"Share of the squared norm in the top 1 % of coordinates and of tokens, at most {number(highest)}.",
+        series=series,
+        x=Axis("layer", integer=True),
+        y=Axis("share of squared norm", range=(0, 1)),
+        phases=lengths if len(entries) == 1 else None,
+        offset=0.5,
+    )
+
+
+def _names(entries: Sequence[ModelPhases]) -> list[str]:
+    """Names of the models, told apart by a number where two are the same."""
+    names: list[str] = []
+    for entry in entries:
+        name = entry.whose
+        names.append(f"{name} ({len(names) + 1})" if name in names else name)
+    return names
+
+
+def _remarks(entry: ModelPhases) -> str:
+    remarks = [remark for remark in (entry.suggestion, entry.twin, entry.few_images) if remark]
+    return f"{entry.whose}: {'; '.join(remarks)}."
+
+
+def _evidence_table(entries: Sequence[ModelPhases]) -> str:
+    """Every cut with the interval of its boundaries, and its contrast beside that of matrices without phases."""
+    rows = []
+    for name, entry in zip(_names(entries), entries):
+        for k, found in entry.phases.items():
+            cut = entry.evidence.get(k)
+            if cut is not None:
+                rows.append((name, str(found), *_evidence_cells(found, cut)))
+    head = ("states of", "phases", "boundaries, 95 % interval, share of resamples", "contrast")
+    return table((*head, "shuffled (95 % below)", "smooth", "twin"), rows) if rows else ""
+
+
+def _evidence_cells(found: Phases, cut: CutEvidence) -> tuple[str, ...]:
+    edges = []
+    for edge, (low, high), share in zip(found.boundaries, cut.boundaries, cut.stability):
+        edges.append(f"{edge} [{low}, {high}], {100 * share:.0f} %")
+    contrast, shuffled = number(cut.contrast), number(cut.shuffled)
+    if cut.interval is not None:
+        contrast += f" [{number(cut.interval[0])}, {number(cut.interval[1])}]"
+    if cut.shuffled_upper is not None:
+        shuffled += f" ({number(cut.shuffled_upper)})"
+    return "; ".join(edges) or "–", contrast, shuffled, number(cut.smooth), number(cut.twin)
+
+
+# What the command gives back ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class SavedPhases(Result):
+    """What was found, one entry per model as in phases.json, and the folder it was written to."""
+
+    models: list[ModelPhases]
+    folder: Path
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"models": [entry.to_dict() for entry in self.models], "folder": str(self.folder)}
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """One row per model and k."""
+        rows = []
+        for entry in self.models:
+            for k, found in entry.phases.items():
+                within, across = entry.within[k]
+                row = {"model": entry.model.name, "k": k, "phases": str(found), "within": within, "across": across}
+                rows.append({**row, "suggested": k == entry.chosen_k and not entry.structure})
+        return rows
+
+    def plot(self) -> Any:
+        """The heat maps."""
+        return draw(figure_phases(self.models))
+
+    def text(self) -> str:
+        lines = []
+        for entry in self.models:
+            facts = entry.model
+            groups = ", ".join(f"{where.stop - where.start} {name}" for name, where in facts.groups.present())
+            lines.append(
+                f"{entry.whose}: {facts.num_layers} blocks, dim {facts.dim}, {groups}; "
+                f"{entry.num_images} images of {entry.data} at {entry.image_size} px"
+            )
+            for k, found in entry.phases.items():
+                within, across = ("none" if mean is None else f"{mean:.3f}" for mean in entry.within[k])
+                lines.append(f"  k={k:>2}  {found!s:<24} similarity within {within}, across {across}")
+                lines += [f"        {line}" for line in _evidence_lines(found, entry.evidence.get(k))]
+            lines += [f"  {line}" for line in (entry.suggestion, entry.twin, entry.few_images) if line]
+            if entry.bad_images:
+                lines.append(f"  {len(entry.bad_images)} unreadable images were skipped: see bad_images in phases.json")
+        return "\n".join([*lines, f"written to {self.folder}/phases.json and {self.folder}/figures/phases.png"])
+
+
+def _evidence_lines(found: Phases, cut: CutEvidence | None) -> list[str]:
+    """Boundaries with their 95 % intervals, and the contrast beside that of matrices without phases."""
+    if cut is None:
+        return []
+    lines = []
+    if cut.boundaries:
+        ends = [
+            f"{edge} [{low}, {high}] in {share:.0%} of resamples"
+            for edge, (low, high), share in zip(found.boundaries, cut.boundaries, cut.stability)
+        ]
+        lines.append(f"boundary after layer {'; '.join(ends)}")
+    if cut.contrast is not None:
+        interval = "" if cut.interval is None else f" [{cut.interval[0]:.3f}, {cut.interval[1]:.3f}]"
+        nulls = {"shuffled": cut.shuffled, "smooth": cut.smooth, "untrained twin": cut.twin}
+        upper = {"shuffled": "" if cut.shuffled_upper is None else f" (95 % below {cut.shuffled_upper:.3f})"}
+        known = ", ".join(f"{name} {v:.3f}{upper.get(name, '')}" for name, v in nulls.items() if v is not None)
+        lines.append(f"contrast (within less across) {cut.contrast:.3f}{interval}; {known}")
+    return lines
+
+
+def save_phases(found: PhasesFile, folder: Path) -> SavedPhases:
+    """Write phases.json and figures/phases into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found.write(folder)
+    save_figure(draw(figure_phases(found.models)), folder / "figures" / "phases")
+    return SavedPhases(found.models, folder)

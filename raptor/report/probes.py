@@ -1,0 +1,98 @@
+"""Linear probes: what a frozen surrogate is good for, beside its teacher."""
+
+from __future__ import annotations
+
+from raptor.data.by_name import DENSE_KINDS
+from raptor.probes.result import ProbeReport, Scores
+from raptor.report.charts import Axis, Chart, Section, Series, number, percent
+from raptor.report.markup import bullet_list, table
+from raptor.report.results import TASKS, Results
+
+LEAD = (
+    "One linear head on frozen features, trained alike on both sides: do the surrogate's states still hold the answers?"
+)
+_HEAD = ("task", "metric", "teacher", "surrogate", "recovery", "last epoch (teacher, surrogate)", "images scored")
+
+
+def probes(results: Results) -> Section:
+    section = Section("probes", "Probes", "Linear probes", LEAD)
+    found = results.probes
+    missing = [task for task in TASKS if task not in found]
+    if missing:
+        section.hint = results.adds("probe", _task_options(missing[0], results))
+        reasons = [results.notes[f"probe-{task}"] for task in missing if f"probe-{task}" in results.notes]
+        if found:
+            reasons.append(f"Not probed yet: {', '.join(missing)}.")
+        section.hint_reason = " ".join(reasons)
+    if not found:
+        return section
+    kept = {task: report.recovery for task, report in found.items() if report.recovery is not None}
+    if kept:
+        section.charts = [recovery(kept)]
+    num_layers = results.facts.num_layers if results.facts else None
+    section.after = table(_HEAD, [_row(task, report, num_layers) for task, report in found.items()])
+    remarks = []
+    for task, report in found.items():
+        remarks += [f"{task}: {remark}." for remark in (report.caution, report.unequal) if remark]
+    if remarks:
+        section.after += bullet_list(remarks)
+    return section
+
+
+def _task_options(task: str, results: Results) -> str:
+    """The options of `raptor probe`; a run whose images have no target per pixel needs other ones for dense tasks."""
+    kind = str(results.config.get("data", "")).partition(":")[0]
+    needs_other = task != "classify" and results.has_model and kind not in DENSE_KINDS
+    return f"--task {task} --data nyuv2:PATH" if needs_other else f"--task {task}"
+
+
+def recovery(kept: dict[str, float]) -> Chart:
+    """The share of the teacher's score that the surrogate keeps, task by task."""
+    words = ", ".join(f"{task} {percent(value)}" for task, value in kept.items())
+    shares = [100 * value for value in kept.values()]
+    return Chart(
+        id="recovery",
+        kind="bars",
+        title="Recovery",
+        caption="100 % is the teacher. For errors, recovery is teacher over surrogate.",
+        alt=f"Share of the teacher's score that the surrogate keeps: {words}.",
+        series=[Series("surrogate / teacher", list(kept), shares, colour="side-surrogate")],
+        x=Axis("task"),
+        y=Axis("recovery (%)", from_zero=True),
+        level=100,
+        wide=True,
+    )
+
+
+def _row(task: str, report: ProbeReport, num_layers: int | None) -> tuple[str, ...]:
+    """A line of the table; states before the last layer, a closed form and the images are named.
+
+    num_layers: of the model, where it is known.
+    """
+    known = next(iter(report.results.values()))
+    direction = "higher is better" if known.higher_is_better else "lower is better"
+    chosen, last = [], []
+    for side in ("teacher", "surrogate"):
+        result = report.results.get(side)
+        if result is None:
+            chosen.append("–")
+            last.append("–")
+            continue
+        unfinished = f" ({result.unfinished})" if result.unfinished else ""
+        chosen.append(_score(result.chosen, known.metric) + unfinished)
+        last.append(_score(result.last, known.metric))
+    what = [task]
+    if known.layer != num_layers:
+        what.append(f"layer {known.layer}")
+    if known.closed_form:
+        what.append(f"{known.closed_form} in closed form")
+    metric = f"{known.metric.replace('_', ' ')}, {direction}"
+    return ", ".join(what), metric, *chosen, percent(report.recovery), ", ".join(last), report.images
+
+
+def _score(scores: Scores | None, metric: str) -> str:
+    if scores is None:
+        return "–"
+    deviation = scores.deviation.get(metric)
+    spread = "" if deviation is None else f" ± {number(deviation, 2)}"
+    return number(scores.mean[metric]) + spread

@@ -1,0 +1,70 @@
+"""Fidelity: curves, null models, costs and tables are those of the certificate or the summary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from raptor.fidelity.certificate import Certificate, Eps
+from raptor.report.fidelity import fidelity, figure_certificate
+from raptor.report.paper import draw
+from raptor.report.results import Results, read_results
+
+
+def test_the_certificate_gives_curves_null_models_and_costs(full_run: Path) -> None:
+    results = read_results(full_run)
+    certificate = results.certificate
+    assert certificate is not None
+    section = fidelity(results)
+    charts = {chart.id: chart for chart in section.charts}
+    series = charts["fidelity-r2"].series
+    nulls = [s for s in series if s.side == "null"]
+    assert len(series) - len(nulls) == len(certificate.curves.groups)
+    assert len(nulls) == len(certificate.nulls) * len(certificate.curves.groups)
+    (cls,) = (s for s in series if s.colour == "cls")
+    np.testing.assert_array_equal(cls.y, certificate.curves.r2["cls"])
+    costs = {s.side: (s.x[0], s.y[0]) for s in charts["costs"].series}
+    for side, cost in certificate.costs.items():
+        assert costs[side] == (cost.flops / 1e9, cost.block_parameters / 1e6)
+    assert "GFLOPs per image" in section.after and section.hint is None
+    size = f"{certificate.image_size} px"
+    assert f"measured on 24 held-out images of the data at {size}, against scenes" in section.after
+
+
+def test_a_summary_gives_curves_and_asks_for_the_certificate(committed: Results) -> None:
+    section = fidelity(committed)
+    assert committed.curves is not None
+    chart = next(chart for chart in section.charts if chart.id == "fidelity-relative")
+    (every,) = (s for s in chart.series if s.colour == "all")
+    np.testing.assert_array_equal(every.y, committed.curves.relative["all"])
+    assert section.hint == f"raptor evaluate {committed.folder}"
+
+
+def test_without_a_surrogate_there_is_a_hint(committed: Results) -> None:
+    section = fidelity(Results(committed.folder))
+    assert section.charts == [] and section.hint is not None and section.hint.startswith("raptor distill")
+
+
+def test_the_curves_of_the_certificate_are_drawn(full_run: Path, tmp_path: Path) -> None:
+    certificate = Certificate.read(full_run)
+    figure = draw(figure_certificate(certificate))
+    axes = figure.axes[0]
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    np.testing.assert_allclose(lines["cls"].get_ydata(), certificate.curves.r2["cls"])
+    np.testing.assert_allclose(lines["null: linear map per phase"].get_ydata(), certificate.nulls["linear"].r2["all"])
+    assert [line.get_xdata()[0] for line in axes.get_lines() if len(line.get_xdata()) == 2] == [3.5, 6.5]
+    figure.savefig(tmp_path / "certificate.png")
+    assert (tmp_path / "certificate.png").stat().st_size > 10_000
+
+
+def test_the_title_gives_the_error_of_all_tokens_and_of_groups_where_it_is_larger(full_run: Path) -> None:
+    certificate = Certificate.read(full_run)
+    relative = {"all": Eps(0.5731, 12), "cls": Eps(0.7304, 12), "registers": Eps(None, 1), "patches": Eps(0.5734, 12)}
+    certificate.eps["relative"] = relative
+    title = figure_certificate(certificate).title
+    assert "\nrelative error at most 0.573 over all tokens (cls 0.730) at every layer" in title
+    relative["cls"] = Eps(0.2, 12)
+    assert figure_certificate(certificate).title.split("\n")[1].endswith("at most 0.573 at every layer")
+    relative["all"] = Eps(None, 12)
+    assert "relative error" not in figure_certificate(certificate).title
