@@ -184,6 +184,7 @@ def _build_transformers(name: str, base: dict[str, Any], fetch: bool) -> nn.Modu
         raise ValueError(
             f"transformers has no {auto.__name__} for {kind}: load the model in Python and give the module"
         )
+    model: Any
     if fetch:
         model, missing = _fetch_transformers(auto, repo, config, revision)
         base["add_pooling_layer"] = not missing
