@@ -1,0 +1,195 @@
+"""What a tied block does when it goes on: each phase's block is repeated past its n_j steps.
+
+The block is iterated from the state that ends its phase, with the depth's row held at the last one of the phase, and
+with the depth continuing where the conditioning extends past it (the paper's depth MLP). A path is judged by the turn
+per step of the state after the final norm, which is what a head reads:
+
+- `settled`: the turn dies out, at least twice as much as on the same path of the untrained twin. The residual stream of
+  any ViT grows, so its direction turns ever less without any attractor: the twin shows how much of that there is.
+- `periodic`: the state keeps turning and returns to where it was some steps before.
+- `diverging`: the turn grows, or the state is not finite.
+- `drifting`: none of these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raptor.data.stream import Batch
+from raptor.devices import full_precision
+from raptor.dynamics.states import unit, unit_angle
+from raptor.streaming import ImageMoments, Record, Spread
+from raptor.surrogate.surrogate import Step, surrogate_spec
+from raptor.vit.trajectory import at_least_float32
+from raptor.vit.view import ViT, first_tensor
+
+KINDS = ("settled", "periodic", "drifting", "diverging")
+_SETTLED = 0.1  # of the first turn, below which the last turns count as settled
+_STILL = 1e-4  # radians a step, below which a turn may be rounding
+_RETURNED = 0.1  # of a step's turn, by which a returning state may miss its earlier place
+_GROWN = 2.0  # times the first turn, above which the last turns count as diverging
+
+
+@dataclass
+class PhaseContinuation(Record):
+    """One phase, its block iterated on with the depth `held` or `continuing`.
+
+    turn: `(num_extra,)`, mean angle over all tokens between successive states after the final norm. norm:
+    `(num_extra + 1,)`, mean norm of the tokens before the final norm, from the end of the phase on. decay: the turn of
+    the last quarter of the steps over that of the first step. share: of the images, by kind.
+    """
+
+    phase: int
+    depth: str
+    turn: Spread
+    norm: Spread
+    decay: Spread
+    share: dict[str, float]
+
+
+@dataclass
+class FixedPointsResult(Record):
+    """Every phase's block iterated `num_extra` steps past its end; `has_twin`: settling was judged against a twin."""
+
+    phases: list[int]
+    num_extra: int
+    has_twin: bool
+    continuations: list[PhaseContinuation]
+    num_images: int
+
+    def of(self, phase: int, depth: str = "held") -> PhaseContinuation:
+        """The continuation of a phase (1..k)."""
+        return next(c for c in self.continuations if (c.phase, c.depth) == (phase, depth))
+
+
+def measure_fixed_points(
+    surrogate: ViT,
+    batches: Iterable[Batch],
+    *,
+    num_extra: int = 32,
+    twin: FixedPointsResult | None = None,
+) -> FixedPointsResult:
+    """Iterate each tied block of a surrogate past its phase and say whether it settles.
+
+    Args:
+        batches: such as `raptor.data.iterate(...)`; memory grows with their size, not with their number.
+        num_extra: steps past the end of each phase, at least 8. Periods up to half of it are found.
+        twin: the result for an untrained surrogate with the same phases. Without it a path is called settled by its own
+            turn alone.
+    """
+    spec = surrogate_spec(surrogate)
+    phases = list(spec.phases)
+    if num_extra < 8:
+        raise ValueError(f"at least eight further steps are needed to judge a path, got {num_extra}")
+    if twin is not None and twin.phases != phases:
+        raise ValueError(f"the untrained twin has the phases {twin.phases}, the surrogate {phases}")
+    # A table has no rows past the last depth, and without conditioning there is no depth to continue.
+    depths = ("held", "continuing") if spec.conditioning == "mlp" else ("held",)
+    keys = [(phase, depth) for phase in range(1, len(phases) + 1) for depth in depths]
+    continuations = {key: Continuation(num_extra) for key in keys}
+    if twin is not None:
+        for phase, depth in keys:
+            continuations[phase, depth].twin_decay = float(twin.of(phase, depth).decay.mean)
+    with torch.no_grad(), full_precision(surrogate.device):
+        for batch in batches:
+            a_0, context = surrogate.embed(batch.images.to(surrogate.device))
+            states = surrogate.unroll(a_0, context)
+            for (phase, depth), continuation in continuations.items():
+                _, last = spec.phases.spans[phase - 1]
+                path = _further_states(surrogate, last, depth, num_extra, states[last], context.calls[last - 1])
+                continuation.update(states[last], path, surrogate.norm)
+    found = [continuation.result(*key) for key, continuation in continuations.items()]
+    return FixedPointsResult(phases, num_extra, twin is not None, found, found[0].turn.num_images)
+
+
+def _further_states(
+    surrogate: ViT, last: int, depth: str, num_extra: int, state_btd: Tensor, call: tuple[tuple[Any, ...], Any]
+) -> Iterator[Tensor]:
+    """States of the block that produces layer `last`, applied again and again to the state at that layer."""
+    block = surrogate.blocks[last - 1]
+    assert isinstance(block, Step)
+    args, kwargs = call
+    for extra in range(1, num_extra + 1):
+        layer = last + extra if depth == "continuing" else last
+        step = Step(block.tied, layer).to(surrogate.device)
+        state_btd = first_tensor(step(state_btd, *args, **kwargs))
+        yield state_btd
+
+
+class Continuation:
+    """Paths of one repeated map over batches of images; `twin_decay` is the mean decay of the untrained twin."""
+
+    def __init__(self, num_extra: int, twin_decay: float | None = None) -> None:
+        self.num_extra = num_extra
+        self.twin_decay = twin_decay
+        self._turn = ImageMoments()
+        self._norm = ImageMoments()
+        self._decay = ImageMoments()
+        self._counts = dict.fromkeys(KINDS, 0)
+
+    def update(self, start_btd: Tensor, path: Iterable[Tensor], final_norm: Callable[[Tensor], Tensor]) -> None:
+        """Add the paths of a batch: `num_extra` states `(B, T, D)` that follow `start`."""
+        states = [unit(final_norm(start_btd))]
+        norms = [_mean_norm(start_btd)]
+        for state_btd in path:
+            states.append(unit(final_norm(state_btd)))
+            norms.append(_mean_norm(state_btd))
+        turn_be = torch.stack([_turn(before, now) for before, now in pairwise(states)], 1)
+        late_b = turn_be[:, -self._num_late :].mean(1)
+        decay_b = late_b / turn_be[:, 0].clamp_min(torch.finfo(turn_be.dtype).tiny)
+        self._turn.update(turn_be)
+        self._norm.update(torch.stack(norms, 1))
+        self._decay.update(decay_b)
+        miss_b = self._smallest_miss(states)
+        for late, decay, miss in zip(late_b.tolist(), decay_b.tolist(), miss_b.tolist()):
+            self._counts[self._kind(late, decay, miss)] += 1
+
+    @property
+    def _num_late(self) -> int:
+        return self.num_extra // 4
+
+    def _smallest_miss(self, states: list[Tensor]) -> Tensor:
+        """Mean angle `(B,)` over the last quarter of the steps to the state p steps before, for the best p >= 2."""
+        misses = []
+        for period in range(2, self.num_extra // 2 + 1):
+            late = range(len(states) - self._num_late, len(states))
+            misses.append(torch.stack([_turn(states[t - period], states[t]) for t in late]).mean(0))
+        return torch.stack(misses).amin(0)
+
+    def _kind(self, late: float, decay: float, miss: float) -> str:
+        if not math.isfinite(late):
+            return "diverging"
+        if late < _STILL:
+            return "settled"
+        # A twin that diverges is no control.
+        limit = _SETTLED
+        if self.twin_decay is not None and math.isfinite(self.twin_decay):
+            limit = min(_SETTLED, self.twin_decay / 2)
+        if decay < limit:
+            return "settled"
+        if miss < _RETURNED * late:
+            return "periodic"
+        if decay > _GROWN:
+            return "diverging"
+        return "drifting"
+
+    def result(self, phase: int, depth: str) -> PhaseContinuation:
+        turn = self._turn.result()
+        share = {kind: count / turn.num_images for kind, count in self._counts.items()}
+        return PhaseContinuation(phase, depth, turn, self._norm.result(), self._decay.result(), share)
+
+
+def _turn(before_btd: Tensor, now_btd: Tensor) -> Tensor:
+    """Mean angle `(B,)` over tokens between unit states."""
+    return unit_angle(before_btd, now_btd).mean(1)
+
+
+def _mean_norm(state_btd: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(at_least_float32(state_btd), dim=-1).mean(1)
