@@ -29,8 +29,6 @@ from raptor.streaming import ImageMoments, Record, Spread
 from raptor.vit.trajectory import at_least_float32
 from raptor.vit.view import Context, ViT
 
-_TOLERANCE = 1e-3
-
 
 @dataclass
 class JacobianResult(Record):
@@ -56,7 +54,8 @@ def measure_jacobians(
     batches: Iterable[Batch],
     phases: Sequence[int] | None = None,
     *,
-    max_iterations: int = 30,
+    max_iterations: int = 20,
+    tolerance: float = 0.01,
     num_random: int = 4,
     seed: int = 0,
 ) -> JacobianResult:
@@ -65,7 +64,8 @@ def measure_jacobians(
     Args:
         batches: such as `raptor.data.iterate(...)`; memory grows with their size, not with their number.
         phases: their lengths; by default those of a surrogate, else depth as one phase.
-        max_iterations: of each power iteration, which ends before when no value changes by more than a thousandth.
+        max_iterations: of each power iteration, which ends before when no value changes by more than `tolerance` of it.
+        tolerance: smaller ones give more exact values and take longer.
         num_random: random directions whose growth is averaged.
         seed: of the directions.
     """
@@ -82,7 +82,7 @@ def measure_jacobians(
             growths = []
             for first, last in spans:
                 random_b = path.random_growth(first, last, tokens, num_random, generator)
-                top_b, change = path.top_growth(first, last, tokens, max_iterations, generator)
+                top_b, change = path.top_growth(first, last, tokens, max_iterations, tolerance, generator)
                 growths.append(torch.stack([top_b, random_b], -1))
                 last_change = max(last_change, change)
             by_group.append(torch.stack(growths, 1))
@@ -188,7 +188,13 @@ class SpherePath:
         return torch.stack(growths).mean(0)
 
     def top_growth(
-        self, first: int, last: int, tokens: slice, max_iterations: int, generator: torch.Generator
+        self,
+        first: int,
+        last: int,
+        tokens: slice,
+        max_iterations: int,
+        tolerance: float,
+        generator: torch.Generator,
     ) -> tuple[Tensor, float]:
         """Largest singular value `(B,)` from layer `first` to layer `last`, and its last relative change."""
         pull = self.pull(first, last)
@@ -202,7 +208,7 @@ class SpherePath:
             top_b = length(pulled_btd)
             right_btd = normalised(pulled_btd)
             change = float(((top_b - before_b).abs() / top_b.clamp_min(torch.finfo(top_b.dtype).tiny)).max())
-            if change < _TOLERANCE:
+            if change < tolerance:
                 break
         return top_b, change
 

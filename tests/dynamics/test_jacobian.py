@@ -39,9 +39,9 @@ def test_leading_singular_values_are_those_of_the_dense_jacobian(kind: str) -> N
         vit = make_surrogate(vit, (1, 2), block="paper" if "paper" in kind else "teacher")
         shake(shared_blocks(vit), size=0.05)
     vit.model.double()
-    images = noise_images(vit, 3).double()
-    found = measure_jacobians(vit, in_batches(images), (1, 2), max_iterations=60)
-    assert found.phases == [1, 2] and found.num_images == 3
+    images = noise_images(vit, 2).double()
+    found = measure_jacobians(vit, in_batches(images, 1), (1, 2), max_iterations=40, tolerance=1e-3)
+    assert found.phases == [1, 2] and found.num_images == 2
     for name in ("all", "patches"):
         singular = {}
         for span in ((0, 1), (2, 3), (1, 3)):
@@ -59,11 +59,11 @@ def test_random_directions_grow_by_the_root_mean_square_of_the_singular_values()
     image = noise_images(vit, 1).double()
     (path,) = sphere_paths(vit, in_batches(image))
     tokens = vit.groups.slice("all")
-    growth_b = path.random_growth(0, 3, tokens, 300, torch.Generator().manual_seed(0))
+    growth_b = path.random_growth(0, 3, tokens, 100, torch.Generator().manual_seed(0))
     dense = dense_jacobian(vit, image[0], 0, 3, tokens)
     num_dimensions = vit.groups.num_tokens * (vit.dim - 1)
     expected = float(torch.linalg.matrix_norm(dense)) / math.sqrt(num_dimensions)
-    assert growth_b.item() == pytest.approx(expected, rel=0.05)
+    assert growth_b.item() == pytest.approx(expected, rel=0.1)
 
 
 def test_a_diagonal_map_grows_by_the_ratio_of_its_factors() -> None:
@@ -72,9 +72,9 @@ def test_a_diagonal_map_grows_by_the_ratio_of_its_factors() -> None:
     vit = LinearViT([torch.diag(factors)] * 3)
     start = torch.zeros(2, 1, 4, dtype=torch.float64)
     start[..., 0] = 5.0
-    found = measure_jacobians(vit, in_batches(start), (1, 2), max_iterations=100)  # type: ignore[arg-type]
-    np.testing.assert_allclose(found.step["patches"].mean, 1.5, rtol=1e-3)
-    np.testing.assert_allclose(found.phase["patches"].mean, [1.5, 1.5**2], rtol=1e-3)
+    found = measure_jacobians(vit, in_batches(start), (1, 2), max_iterations=100, tolerance=1e-6)  # type: ignore[arg-type]
+    np.testing.assert_allclose(found.step["patches"].mean, 1.5, rtol=1e-5)
+    np.testing.assert_allclose(found.phase["patches"].mean, [1.5, 1.5**2], rtol=1e-5)
 
 
 def test_weights_in_half_precision_are_refused() -> None:
