@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, combinations, pairwise
 from math import comb
 from typing import Annotated, Any, ClassVar, NamedTuple, overload
@@ -25,6 +25,7 @@ from raptor.run import ResultFile
 from raptor.similarity.cosine import Blocks, CoordinateStatistics, SimilarityResult, measure_similarity
 from raptor.similarity.outliers import Outliers
 from raptor.streaming import Array, Record, decode
+from raptor.subject import Subject
 from raptor.vit.builders import build_base
 from raptor.vit.stated import forward_arguments
 from raptor.vit.structure import inspect_vit
@@ -187,6 +188,7 @@ class ModelPhases(Record):
     null_gains: dict[str, list[float]] = field(default_factory=dict)
     twin: str = "its untrained twin was not measured"
     structure: str = ""
+    subject: Subject | None = None
 
     @property
     def suggestion(self) -> str:
@@ -240,6 +242,7 @@ class PhasesFile(ResultFile):
 
     models: list[ModelPhases]
     provenance: Provenance = field(default_factory=Provenance)
+    subject: Subject | None = None
 
 
 def study_phases(
@@ -280,7 +283,8 @@ def study_phases(
 
     def finish() -> ModelPhases:
         twin_found = _twin_matrix(vit, batches.whole(), tokens, precision, seconds, twin, standardise)
-        return _cut(vit, measured, twin_found, k, method, score, min_length, tokens, standardise)
+        found = _cut(vit, measured, twin_found, k, method, score, min_length, tokens, standardise)
+        return replace(found, subject=Subject.of(vit, batches.data))
 
     return batches.ranks.first(finish)
 

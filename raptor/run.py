@@ -36,6 +36,7 @@ from raptor.devices import Ranks
 from raptor.options import expand_home
 from raptor.provenance import stamped
 from raptor.streaming import Record
+from raptor.subject import Subject, differences
 
 _KEPT_CHECKPOINTS = 2
 _SHARED_SECONDS = 5.0  # that a network disk may take to show a new file on another node
@@ -233,7 +234,7 @@ def check_stop() -> None:
 
 
 class ResultFile(Record):
-    """A record that is a file of a run folder."""
+    """A record that is a file of a run folder. It begins with its `subject`, where it has one."""
 
     FILE: ClassVar[str]
 
@@ -242,7 +243,10 @@ class ResultFile(Record):
 
     def write_file(self, path: Path) -> Path:
         saved = stamped(self.to_dict())
-        _tell_of_replaced(path, saved)
+        subject: Subject | None = getattr(self, "subject", None)
+        _tell_of_replaced(path, subject)
+        if subject is not None:
+            saved = {"subject": subject.to_dict()} | saved
         write_text(path, json.dumps(saved, allow_nan=False))
         return path
 
@@ -262,41 +266,17 @@ class ResultFile(Record):
             raise RunError(f"{path} cannot be read ({' '.join(str(error).split())}): {remedy}") from None
 
 
-def _tell_of_replaced(path: Path, saved: dict[str, Any]) -> None:
-    """Say where a result of another model, or on other data, is at the place of the one that is written."""
-    try:
-        old = _subject(parse_json(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+def _tell_of_replaced(path: Path, subject: Subject | None) -> None:
+    """Say where a result about another subject is at the place of the one that is written."""
+    if subject is None or not path.is_file():
         return
-    new = _subject(json.loads(json.dumps(saved)))
-    both = [(was, new[0][name]) for name, was in old[0].items() if name in new[0]]
-    has_other_weights = any(was and now and was != now for was, now in both)
-    if has_other_weights or any(was and now and set(was) != set(now) for was, now in zip(old, new)):
-        told = [" and ".join(sorted(part)) for part in (old[0], new[0], old[1], new[1])]
-        another = "another " if has_other_weights else ""
-        print(f"{path} is replaced: {told[0]} on {told[2]} by {another}{told[1]} on {told[3]}", file=sys.stderr)
-
-
-def _subject(saved: Any, depth: int = 0) -> tuple[dict[str, str | None], set[str]]:
-    """The models that a result is about, by name, with the fingerprint of their weights where it has one; its data."""
-    models: dict[str, str | None] = {}
-    data: set[str] = set()
-    entries = saved.items() if isinstance(saved, dict) else [("", entry) for entry in saved]
-    for key, entry in entries:
-        if key == "model" and isinstance(entry, dict):
-            models[str(entry.get("name"))] = entry.get("fingerprint")
-        elif key in ("model", "teacher", "surrogate") and isinstance(entry, str):
-            models[entry] = saved.get("fingerprint")
-        elif key == "data" and isinstance(entry, str):
-            data.add(entry)
-        elif isinstance(entry, dict | list) and depth < 3 and key in _SUBJECTS:
-            inner = _subject(entry, depth + 1)
-            models, data = models | inner[0], data | inner[1]
-    return models, data
-
-
-_SUBJECTS = ("", "models", "results", "teacher", "surrogate")
-"""Entries of a result below which it says what it is about."""
+    try:
+        held = Subject.from_dict(parse_json(read_text(path)).get("subject"))
+    except (OSError, ValueError):  # it is damaged, or names no subject
+        return
+    words = differences(subject, held)
+    if words:
+        print(f"{path} is replaced: it was about {' and '.join(words)}", file=sys.stderr)
 
 
 def _latest_checkpoint(folder: str | Path) -> Path | None:

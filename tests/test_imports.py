@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1] / "raptor"
 
 # Left to right. The entries of one tuple may import each other, as long as there is no cycle between modules.
 ORDER: tuple[tuple[str, ...], ...] = (
-    ("options", "signatures", "run", "devices", "progress", "provenance", "streaming"),
+    ("options", "signatures", "run", "devices", "progress", "provenance", "streaming", "subject"),
     ("data",),
     ("vit",),
     ("similarity",),
@@ -32,7 +32,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("__init__", "__main__"),
 )
 RANK = {name: place for place, names in enumerate(ORDER) for name in names}
-MAX_ROOT_MODULES = 10
+MAX_ROOT_MODULES = 11
 
 
 def find_modules() -> dict[str, Path]:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,6 +43,7 @@ from raptor.run import (
     write_text,
 )
 from raptor.streaming import Array, ComplexArray, NotSaved, Record
+from raptor.subject import Subject
 
 CONFIG = {"model": "scenes", "recipe": {"lr": 1e-3, "crop_scale": (0.35, 1.0)}, "seed": 0}
 TENSORS = {"w": torch.arange(6.0).view(2, 3), "step": torch.tensor(3.0)}
@@ -521,25 +522,23 @@ def test_a_run_that_is_not_finished_says_how_far_it_is(tmp_path: Path, capsys: p
     assert unfinished(tmp_path) == ""
 
 
-def test_a_result_of_another_model_or_on_other_data_is_not_replaced_silently(
+def test_a_result_about_another_subject_is_not_replaced_silently(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     @dataclass
     class Found(ResultFile):
         FILE: ClassVar[str] = "found.json"
-        results: dict[str, Any]
-        data: str
-        num_images: int = 3
+        subject: Subject | None
 
-    def write(model: Any, data: str, num_images: int = 3) -> str:
-        Found({"teacher": {"model": model}}, data, num_images).write(tmp_path)
+    def write(subject: Subject | None) -> str:
+        Found(subject).write(tmp_path)
         return capsys.readouterr().err
 
-    assert write("a", "x") == write("a", "x", 4) == ""
-    assert write("b", "x") == f"{tmp_path}/found.json is replaced: a on x by b on x\n"
-    assert write("b", "y") == f"{tmp_path}/found.json is replaced: b on x by b on y\n"
-    assert "b on y by c on y" in write({"name": "c"}, "y")
-    assert write({"name": "c", "fingerprint": "1"}, "y") == ""  # earlier files have no fingerprint
-    assert "c on y by another c on y" in write({"name": "c", "fingerprint": "2"}, "y")
+    first = Subject("a", "1", 48, "x", 3, "f")
+    assert write(first) == write(first) == ""
+    assert next(iter(json.loads((tmp_path / "found.json").read_text()))) == "subject"
+    assert write(replace(first, weights="2")) == f"{tmp_path}/found.json is replaced: it was about other weights of a\n"
+    assert write(Subject("b", "3", 48, "y")).endswith("it was about another model, a and images of x\n")
+    assert write(None) == write(first) == ""  # a file without a subject
     (tmp_path / "found.json").write_text("{")
-    assert write("a", "x") == ""
+    assert write(first) == ""

@@ -29,6 +29,7 @@ from raptor.report.results import check_results_of
 from raptor.run import result_folder
 from raptor.similarity.cosine import measure_similarity
 from raptor.streaming import Result, folder_of
+from raptor.subject import Subject
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
 
@@ -189,6 +190,7 @@ def dynamics(
         phases=list(cut.lengths),
         class_names=_class_names(images, chosen),
         seed=seed,
+        subject=ranks.first(lambda: Subject.of(main, images, surrogate)),
     )
     measured = DynamicsFile(
         sides["teacher"],

@@ -169,6 +169,7 @@ def evaluate(
         data=chosen.name,
         split=chosen.split,
         provenance=about,
+        subject=certificate.subject,
     )
     found = Evaluation(certificate, complexity, folder)
     ranks.first(lambda: _write(found))

@@ -19,6 +19,7 @@ from raptor.report.phases import SavedPhases, save_phases
 from raptor.report.results import check_results_of
 from raptor.run import check_folder, result_folder
 from raptor.streaming import Result, folder_of
+from raptor.subject import Subject
 from raptor.vit.view import ViT
 
 
@@ -100,4 +101,7 @@ def phases(
         )
         entry = study_phases(vit, batches, k, method, score, min_length, tokens, standardise, precision, twin)
         entries.append(replace(entry, side=side, data=chosen.name, split=chosen.split, bad_images=batches.bad_images()))
-    return ranks.first(lambda: save_phases(PhasesFile(entries, Provenance.since(started, device)), folder))
+    about_one = len(models) == 1
+    subject = ranks.first(lambda: Subject.of(model, images, surrogate)) if about_one else None
+    found = PhasesFile(entries, Provenance.since(started, device), subject)
+    return ranks.first(lambda: save_phases(found, folder))

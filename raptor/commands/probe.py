@@ -33,6 +33,7 @@ from raptor.provenance import Provenance, recorded
 from raptor.report.results import check_results_of
 from raptor.run import result_folder
 from raptor.streaming import Result, folder_of
+from raptor.subject import Subject
 from raptor.vit.view import ViT
 
 
@@ -173,7 +174,8 @@ def probe(
         bar.finish()
         folder.mkdir(parents=True, exist_ok=True)
         ranks.first(partial(results[name].save, folder / f"probe-{task}-{name}"))
-    report = ProbeReport(Provenance.since(started, device), chosen.name, task, results, chosen.split)
+    subject = ranks.first(lambda: Subject.of(of_teacher, val_data, surrogate))
+    report = ProbeReport(Provenance.since(started, device), chosen.name, task, results, chosen.split, subject)
     ranks.first(lambda: report.write(folder))
     return Probed(report, folder)
 

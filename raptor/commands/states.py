@@ -23,6 +23,7 @@ from raptor.options import HeadClasses, OfTeacher, OnData, OpeningModel, Running
 from raptor.provenance import Provenance, recorded
 from raptor.run import ResultFile, WriteError, read_json, result_folder, sync
 from raptor.streaming import Result, folder_of
+from raptor.subject import Subject
 from raptor.train import Distilled
 from raptor.vit.trajectory import NonFiniteStates, Trajectories
 from raptor.vit.view import ModelFacts, ViT
@@ -54,6 +55,7 @@ class StatesFile(ResultFile):
     classes: list[str] | None
     bad_images: list[str] = field(default_factory=list)
     provenance: Provenance = field(default_factory=Provenance)
+    subject: Subject | None = None
 
 
 @dataclass
@@ -188,6 +190,7 @@ def states(
         classes=images.classes,
         bad_images=batches.bad_images(),
         provenance=Provenance.since(started, device),
+        subject=ranks.first(lambda: Subject.of(vit, images)),
     )
     ranks.first(lambda: saved.write(folder))
     return States(saved, folder)

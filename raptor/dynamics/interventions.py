@@ -19,6 +19,7 @@ from raptor.progress import Progress
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.streaming import Record
+from raptor.subject import Subject
 from raptor.vit.view import ViT
 
 
@@ -62,6 +63,7 @@ class InterventionsFile(ResultFile):
     class_names: dict[str, str] | None = None
     seed: int = 0
     provenance: Provenance = field(default_factory=Provenance)
+    subject: Subject | None = None
 
     @property
     def images(self) -> str:

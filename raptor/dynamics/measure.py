@@ -38,6 +38,7 @@ from raptor.phases import Phases, few_images
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.streaming import Record, Rows, reduce_all
+from raptor.subject import Subject
 from raptor.vit.trajectory import NonFiniteStates, Trajectories
 from raptor.vit.view import ModelFacts, ViT
 
@@ -102,6 +103,7 @@ class DynamicsFile(ResultFile):
     seed: int = 0
     bad_images: list[str] = field(default_factory=list)
     provenance: Provenance = field(default_factory=Provenance)
+    subject: Subject | None = None
 
     @property
     def images(self) -> str:

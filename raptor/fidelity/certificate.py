@@ -12,6 +12,7 @@ from raptor.phases import PhaseLengths
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.streaming import Array, Record
+from raptor.subject import Subject
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -60,7 +61,6 @@ class Certificate(ResultFile):
         costs: `surrogate` and `teacher`.
         notes: the head, what the null models were fitted on, what was left out.
         data, split, bad_images, provenance: where it came from.
-        fingerprints: of the weights of `surrogate` and `teacher`, where they are known.
     """
 
     FILE: ClassVar[str] = "certificate.json"
@@ -86,7 +86,7 @@ class Certificate(ResultFile):
     split: str = "val"
     bad_images: list[str] = field(default_factory=list)
     provenance: Provenance = field(default_factory=Provenance)
-    fingerprints: dict[str, str] = field(default_factory=dict)
+    subject: Subject | None = None
 
     def __post_init__(self) -> None:
         self.curves.num_images = self.num_images  # JSON has it once, beside the curves

@@ -23,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.streaming import Record
+from raptor.subject import Subject
 from raptor.surrogate.surrogate import shared_blocks
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
@@ -94,6 +95,7 @@ class Complexity(ResultFile):
     data: str = "the data"
     split: str = "val"
     provenance: Provenance = field(default_factory=Provenance)
+    subject: Subject | None = None
 
     @property
     def bounds(self) -> dict[str, LevinPair]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from raptor.fidelity.null_models import NULL_NAMES, NullModels, fit_null_models
 from raptor.fidelity.verdict import Estimate, Training, judge
 from raptor.phases import Phases
 from raptor.streaming import QUANTILE_KEYS, QUANTILES, Array, Rows, jsonable, reduce_all
+from raptor.subject import Subject
 from raptor.vit.trajectory import NonFiniteStates, Trajectories, autocast
 from raptor.vit.view import ViT
 
@@ -76,9 +77,12 @@ def certify(
     if head is None:
         notes.append("no accuracy or agreement: no head")
     measured = _measure(surrogate, teacher, batches, nulls, head, precision, null_every)
-    return sharing(batches).first(
-        lambda: _certificate(surrogate, teacher, phases, precision, measured, notes, bootstrap, seed, training, split)
-    )
+
+    def finish() -> Certificate:
+        found = _certificate(surrogate, teacher, phases, precision, measured, notes, bootstrap, seed, training, split)
+        return replace(found, subject=Subject.of(teacher, getattr(batches, "data", None), surrogate))
+
+    return sharing(batches).first(finish)
 
 
 def _certificate(
@@ -99,7 +103,6 @@ def _certificate(
     curves = measured.curves["surrogate"].result()
     null_curves = {name: measured.curves[name].result() for name in NULL_NAMES if name in measured.curves}
     intervals = _curve_intervals(curves, bootstrap, seed)
-    weights = {"surrogate": surrogate.fingerprint(), "teacher": teacher.fingerprint()}
     return Certificate(
         surrogate=surrogate.name,
         teacher=teacher.name,
@@ -119,7 +122,6 @@ def _certificate(
         notes=notes + measured.notes + _few_coordinates(curves),
         verdict=judge(curves, null_curves, intervals, training, bootstrap, seed, split),
         split=split,
-        fingerprints={side: known for side, known in weights.items() if known},
     )
 
 

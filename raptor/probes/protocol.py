@@ -19,6 +19,7 @@ from raptor.probes.features import check_layer
 from raptor.probes.grid import grid_around, step_seconds, steps_that_fit, train_heads
 from raptor.probes.result import HeadTensors, ProbeResult, ProbeSettings
 from raptor.probes.segment import Segment
+from raptor.subject import Subject
 from raptor.vit.view import ViT
 
 _AnyData = ImageData | DenseData
@@ -150,7 +151,7 @@ def probe(
         seeds=runs,
         seconds=time.monotonic() - began,
         chance=1 / len(classes) if classes else None,
-        fingerprint=vit.fingerprint(),
+        subject=Subject.of(vit, val),
         classes=classes,
     )
 

@@ -17,6 +17,7 @@ from raptor.fidelity.verdict import named_images
 from raptor.provenance import Provenance
 from raptor.run import ResultFile, replacing
 from raptor.streaming import NotSaved, Record
+from raptor.subject import Subject
 
 _FEW_IMAGES, _FEW_STEPS = 64, 10  # below which a recovery is told to say little
 HeadTensors = tuple[Tensor, Tensor]
@@ -89,8 +90,7 @@ class ProbeResult(ResultFile):
 
     `chosen` picks (learning rate, epoch) by the split of train; `last` picks only the learning rate, at the last epoch.
     With a closed form the grid holds penalties instead of learning rates, and the only epoch is 0. `chance` is the
-    accuracy of a guess among the classes; None of other tasks, and in older files. `fingerprint` is that of the model's
-    weights.
+    accuracy of a guess among the classes; None of other tasks, and in older files.
     """
 
     FILE = "probe.json"
@@ -108,7 +108,7 @@ class ProbeResult(ResultFile):
     seeds: list[SeedRun]
     seconds: float = 0.0
     chance: float | None = None
-    fingerprint: str | None = None
+    subject: Subject | None = None
     classes: NotSaved[list[str] | None] = None  # that the head's outputs stand for
 
     @property
@@ -182,6 +182,7 @@ class ProbeReport(ResultFile):
     task: str
     results: dict[str, ProbeResult]
     split: str = "val"
+    subject: Subject | None = None
 
     @property
     def recovery(self) -> float | None:

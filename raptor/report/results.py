@@ -20,6 +20,7 @@ from raptor.probes.result import ProbeReport
 from raptor.provenance import Provenance, module_option
 from raptor.report.strips import ImagesFile
 from raptor.run import ResultFile, RunError, read_metrics, read_summary, read_yaml
+from raptor.subject import Subject, other_models
 from raptor.train.distilled import DistillSummary
 from raptor.train.teacher import TeacherSummary
 from raptor.vit.view import ModelFacts, ViT
@@ -199,46 +200,15 @@ def _read_all(folder: Path) -> Results:
     return results
 
 
-@dataclass(frozen=True)
-class _Model:
-    """The model that a file is about, as far as the file says."""
-
-    name: str
-    fingerprint: str | None = None
-    shape: tuple[int, int] | None = None
-
-    @classmethod
-    def of(cls, facts: ModelFacts) -> _Model:
-        return cls(facts.name, facts.fingerprint, (facts.num_layers, facts.dim))
-
-    def is_other(self, held: _Model, by_name: bool = True) -> bool:
-        """Whether `held` is another model: by its weights where both are known, else by shape and name."""
-        if self.fingerprint and held.fingerprint:
-            return self.fingerprint != held.fingerprint
-        other_shape = None not in (self.shape, held.shape) and self.shape != held.shape
-        return other_shape or (by_name and self.name != held.name)
-
-
-def _models_of(results: Results) -> dict[str, tuple[list[_Model], list[_Model]]]:
-    """The models of each file that names them, by its name without `.json`: teachers or plain models, surrogates."""
-    found: dict[str, tuple[list[_Model], list[_Model]]] = {}
-    if results.phases is not None and results.phases.models:
-        facts = [entry.model for entry in results.phases.models]
-        plain, surrogates = ([_Model.of(f) for f in facts if bool(f.phases) is is_one] for is_one in (False, True))
-        found["phases"] = (plain, surrogates) if plain else (surrogates, [])
-    if results.dynamics is not None:
-        sides = {side: [_Model.of(measured.model)] for side, measured in results.dynamics.sides().items()}
-        found["dynamics"] = (sides["teacher"], sides.get("surrogate", []))
-    if results.certificate is not None:
-        names, known = results.certificate, results.certificate.fingerprints
-        found["certificate"] = (
-            [_Model(names.teacher, known.get("teacher"))],
-            [_Model(names.surrogate, known.get("surrogate"))],
-        )
-    for task, report in results.probes.items():
-        probed = {side: [_Model(result.model, result.fingerprint)] for side, result in report.results.items()}
-        found[f"probe-{task}"] = (probed.get("teacher", []), probed.get("surrogate", []))
-    return found
+def _subjects(results: Results) -> dict[str, Subject]:
+    """What each file is about, by its name without `.json`; files about several models are left out."""
+    files: dict[str, Any] = {
+        "phases": results.phases,
+        "dynamics": results.dynamics,
+        "certificate": results.certificate,
+        **{f"probe-{task}": report for task, report in results.probes.items()},
+    }
+    return {name: file.subject for name, file in files.items() if file is not None and file.subject is not None}
 
 
 def check_results_of(folder: Path, surrogate: ViT | None, model: ViT, replaced: Collection[str]) -> None:
@@ -248,41 +218,42 @@ def check_results_of(folder: Path, surrogate: ViT | None, model: ViT, replaced: 
     results that are written anew.
     """
     try:
-        held = {} if saved_folder(str(folder.absolute())) else _models_of(_read_all(folder))
+        held = {} if saved_folder(str(folder.absolute())) else _subjects(_read_all(folder))
     except RunError:  # no results yet, or a damaged file
         return
-    kept = {name: sides for name, sides in held.items() if name not in replaced}
-    ours = [None if vit is None or not kept else _Model.of(vit.facts()) for vit in (model, surrogate)]
-    for name, sides in kept.items():
-        for own, there in zip(ours, sides):
-            if own is not None and there and all(own.is_other(one) for one in there):
-                raise RunError(f"{folder} holds results of {_told(there[0], own)} ({name}.json): choose another --out")
-
-
-def _told(other: _Model, own: _Model) -> str:
-    """The name of another model, which may be that of the own one too."""
-    return f"another model, {other.name}" if other.name != own.name else f"other weights of {own.name}"
+    kept = {name: subject for name, subject in held.items() if name not in replaced}
+    if not kept:
+        return
+    own = Subject.of(model, surrogate=surrogate)
+    for name, subject in kept.items():
+        others = other_models(own, subject)
+        if others:
+            raise RunError(f"{folder} holds results of {' and '.join(others)} ({name}.json): choose another --out")
 
 
 def _leave_out_others(results: Results) -> None:
-    """Leave out what is of another model than the page, with a note: its numbers would stand under the wrong title.
+    """Leave out what is about another model than the page, with a note: its numbers would stand under the wrong title.
 
-    In a run folder names do not count, because the commands compare the weights with the run's; a teacher that was
-    allowed although it is another one says so itself.
+    In a run folder a teacher that was allowed although it is another one stays: the page says so.
     """
-    held = _models_of(results)
-    by_name = results.summary is None and not results.has_model
-    first = next((plain[0] for plain, _ in held.values() if plain), None)
-    own = first if results.facts is None else _Model.of(results.facts)
-    for name, (plain, _) in held.items():
-        others = [m for m in plain if own is not None and own.is_other(m, by_name)]
-        if own is None or not plain or len(others) < len(plain):
-            continue
-        if by_name or not others[0].name.endswith(OTHER_TEACHER):
+    held = _subjects(results)
+    own = next(iter(held.values()), None)
+    if results.summary is not None and results.summary.subject is not None:
+        own = results.summary.subject
+    if own is None:
+        return
+    whose = "this run's" if results.summary is not None or results.has_model else "the page's"
+    for name, subject in held.items():
+        others = other_models(own, subject)
+        is_allowed = whose == "this run's" and str(subject.teacher or subject.model).endswith(OTHER_TEACHER)
+        if others and not is_allowed:
             results.leave_out(name)
-            whose = "the page's" if by_name else "this run's"
-            told = _told(others[0], own).removeprefix("another model, ")
-            results.notes[name] = f"{name}.json is of {told}, not of {whose} {own.name}, and is left out."
+            told = others[0].removeprefix("another model, ")
+            results.notes[name] = f"{name}.json is of {told}, not of {whose} {_plain_name(own)}, and is left out."
+
+
+def _plain_name(subject: Subject) -> str:
+    return subject.teacher or subject.model
 
 
 def _joined(*words: str) -> str:

@@ -24,6 +24,7 @@ from raptor.options import OfTeacher
 from raptor.provenance import Provenance
 from raptor.run import ResultFile, RunError
 from raptor.streaming import Record
+from raptor.subject import Subject
 from raptor.vit.view import ViT
 from raptor.vit.weights import same_weights
 
@@ -74,6 +75,7 @@ class ImagesFile(ResultFile):
     images: list[ImageStrip]
     split: str = "val"
     provenance: Provenance = field(default_factory=Provenance)
+    subject: Subject | None = None
 
 
 def shown_images(data: ChosenData, num_images: int, size: int | None = None) -> ImageData:
@@ -117,6 +119,7 @@ def measure_strips(teacher: ViT, surrogate: ViT | None, data: ChosenData, num_im
         surrogate=None if surrogate is None else surrogate.name,
         explained=[float(share) for share in explained],
         images=rows,
+        subject=Subject.of(teacher, images, surrogate),
     )
 
 

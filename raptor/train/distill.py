@@ -41,6 +41,7 @@ from raptor.progress import clock
 from raptor.provenance import Provenance, recorded
 from raptor.run import Run, RunError, StopSignal, check_config, check_folder, check_shared, read_config, slug
 from raptor.similarity.cosine import measure_similarity
+from raptor.subject import Subject
 from raptor.surrogate.teacher_blocks import adapted_layers
 from raptor.train.distilled import Distilled, DistillSummary
 from raptor.train.graphs import StepGraphs
@@ -419,6 +420,7 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
         num_images=len(job.train_data),
         bad_images=bad_images,
         train_images=len(job.train_data),
+        subject=Subject.of(job.teacher, job.val_data, student),
     ).judged(run.folder, job.recipe.batch_size, job.start)
 
 

@@ -13,6 +13,7 @@ from raptor.phases import PhaseLengths
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.streaming import Result
+from raptor.subject import Subject
 from raptor.train.validation import Scores, shown_r2
 from raptor.vit.view import ModelFacts, ViT
 
@@ -39,6 +40,7 @@ class DistillSummary(ResultFile):
     seconds: float
     validation: Scores
     provenance: Provenance = field(default_factory=Provenance)
+    subject: Subject | None = None
     device: str = ""
     image_size: int | None = None
     data: str = "the data"

@@ -25,6 +25,7 @@ from raptor.open import open_vit, repair_saved, save_vit
 from raptor.options import Compiling, HeldOut, Limited, Option, Planning, Resuming, Running, part, with_defaults
 from raptor.provenance import Provenance, recorded
 from raptor.run import ResultFile, Run, StopSignal, check_config, check_folder, check_shared
+from raptor.subject import Subject
 from raptor.train.loop import (
     Checkpoint,
     Loop,
@@ -276,7 +277,8 @@ def _fit(
         with run.writing():
             save_vit(vit, run.folder / "teacher")
             about = Provenance.since(started, fabric.device)
-            TeacherSummary(vit.facts(), accuracy, seconds, device, bad_images, about).write(run.folder)
+            subject = Subject.of(vit, val_data)
+            TeacherSummary(vit.facts(), accuracy, seconds, device, bad_images, about, subject).write(run.folder)
     fabric.barrier()  # other ranks may read the summary after this
 
 
@@ -298,6 +300,7 @@ class TeacherSummary(ResultFile):
     device: str = ""
     bad_images: list[str] = field(default_factory=list)
     provenance: Provenance = field(default_factory=Provenance)
+    subject: Subject | None = None
 
 
 class TeacherStep(nn.Module):

@@ -16,7 +16,8 @@ def test_json_and_table(teacher: ViT, surrogate: ViT, certificate: Certificate) 
 
     text = json.loads(json.dumps(certificate.to_dict(), allow_nan=False))
     assert Certificate.from_dict(text).to_dict() == text
-    assert text["fingerprints"] == {"surrogate": surrogate.fingerprint(), "teacher": teacher.fingerprint()}
+    subject = {name: text["subject"][name] for name in ("model", "weights", "teacher", "teacher_weights")}
+    assert list(subject.values()) == [surrogate.name, surrogate.fingerprint(), teacher.name, teacher.fingerprint()]
     assert text["curves"]["cls"]["r2"] == pytest.approx(certificate.curves.r2["cls"].tolist())
     assert set(text["nulls"]) == {"identity", "mean", "tied", "linear"}
     median = text["quantiles"]["relative"]["q50"]

@@ -23,6 +23,7 @@ from raptor.probes import probe
 from raptor.probes.result import ProbeReport
 from raptor.provenance import Provenance
 from raptor.report.results import Results, read_results
+from raptor.subject import Subject
 from raptor.surrogate.surrogate import make_surrogate
 
 PHASES = (3, 3, 6)
@@ -42,14 +43,15 @@ def full_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     batches = iterate(val, teacher.preprocess, 24)
 
     entry = study_phases(teacher, batches, k=(2, 3, 4))
-    PhasesFile([replace(entry, data="scenes")], ABOUT).write(folder)
+    subject = Subject.of(teacher, val, surrogate)
+    PhasesFile([replace(entry, data="scenes")], ABOUT, subject).write(folder)
     replace(certify(surrogate, teacher, batches, bootstrap=20), provenance=ABOUT).write(folder)
     Complexity(**levin_bounds(surrogate, teacher), provenance=ABOUT).write(folder)
     found = {
         s: probe(v, "classify", train, val, closed_form="ridge")
         for s, v in (("teacher", teacher), ("surrogate", surrogate))
     }
-    ProbeReport(ABOUT, "scenes", "classify", found).write(folder)
+    ProbeReport(ABOUT, "scenes", "classify", found, subject=subject).write(folder)
     labels = sorted({c for c in val.labels if val.labels.count(c) > 1})[:3]
     sides = {
         side: measure_dynamics(
@@ -64,12 +66,13 @@ def full_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         phases=list(PHASES),
         class_names={str(c): val.classes[c] for c in labels},
         provenance=ABOUT,
+        subject=subject,
     ).write(folder)
     with torch.no_grad():
         images = next(iter(batches)).images[:1]
         changed = intervene(teacher, surrogate, images, PHASES, None)
     findings = [f"{side}: {line}" for side, parts in changed.items() for line in parts.findings()]
-    InterventionsFile(**changed, findings=findings, provenance=ABOUT).write(folder)
+    InterventionsFile(**changed, findings=findings, provenance=ABOUT, subject=subject).write(folder)
     return folder
 
 

@@ -148,20 +148,20 @@ def test_folder_without_results_says_how_to_start(tmp_path: Path) -> None:
         read_results(tmp_path / "nowhere")
 
 
-def test_what_is_of_a_model_of_another_shape_is_left_out(committed: Results, tmp_path: Path) -> None:
+def test_what_is_of_another_model_is_left_out(full_run: Path, tmp_path: Path) -> None:
     """Phases of one model on the similarity of another would look like a finding."""
     folder = tmp_path / "run"
-    shutil.copytree(committed.folder, folder)
-    for name, models in (("phases", lambda saved: saved["models"]), ("dynamics", lambda saved: [saved["teacher"]])):
+    shutil.copytree(full_run, folder)
+    assert not read_results(folder).notes
+    for name in ("dynamics", "probe-classify"):
         saved = json.loads((folder / f"{name}.json").read_text())
-        for entry in models(saved):
-            entry["model"] |= {"dim": 999, "name": "another"}
+        saved["subject"] |= {"teacher": "another", "teacher_weights": "0" * 32}
         (folder / f"{name}.json").write_text(json.dumps(saved))
     found = read_results(folder)
-    assert found.phases is None and found.dynamics is None
-    assert found.notes["phases"] == f"phases.json is of another, not of this run's {found.facts.name}, and is left out."
+    assert found.dynamics is None and found.interventions is None and not found.probes
+    assert found.notes["dynamics"] == "dynamics.json is of another, not of this run's scenes, and is left out."
     page = build_page(found)
-    assert all(found.notes[name].partition("'")[0] in page for name in ("phases", "dynamics"))
+    assert all(found.notes[name].partition("'")[0] in page for name in ("dynamics", "probe-classify"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -222,7 +222,7 @@ def test_results_of_another_model_are_left_out_of_a_folder_that_is_no_run(
         note = f"{name}.json is of m2, not of the page's m1, and is left out."
         assert found.notes[name] == note and note.partition("'")[0] in page
     saved = json.loads((folder / "phases.json").read_text())
-    del saved["models"][0]["model"]["fingerprint"]  # as an earlier version wrote it: names decide
+    saved["subject"]["weights"] = None  # of a model in half precision: names decide
     (folder / "phases.json").write_text(json.dumps(saved))
     assert read_results(folder).notes == found.notes
 
@@ -231,8 +231,8 @@ def test_a_certificate_of_other_weights_by_the_same_name_is_left_out(run_of: Run
     folder = run_of("phases.json", "certificate.json")
     results = read_results(folder)
     assert results.facts is not None and results.certificate is not None
-    own = {"teacher": results.facts.fingerprint, "surrogate": results.certificate.fingerprints["surrogate"]}
-    assert results.certificate.fingerprints == own
-    replace(results.certificate, fingerprints={**own, "teacher": "another"}).write(folder)
+    subject = results.certificate.subject
+    assert subject is not None and subject.teacher_weights == results.facts.fingerprint
+    replace(results.certificate, subject=replace(subject, teacher_weights="another")).write(folder)
     found = read_results(folder)
     assert found.certificate is None and "is of other weights of" in found.notes["certificate"]

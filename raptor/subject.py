@@ -1,0 +1,106 @@
+"""What a result is about: a model and images. One function says in what two subjects differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from raptor.provenance import Images
+from raptor.streaming import Record
+
+
+class Model(Protocol):
+    """A model, as far as a subject is concerned."""
+
+    name: str
+
+    @property
+    def preprocess(self) -> Any: ...
+
+    def fingerprint(self) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Subject(Record):
+    """The model and the images that a result is about.
+
+    Attributes:
+        model: name of the model, of a surrogate where there is a teacher beside it.
+        weights: fingerprint of its weights; None where it is not known, as of a module in half precision.
+        size: of the images, in pixels.
+        data, num_images, images: name of the images, their number and their fingerprint; None of images in memory.
+        teacher, teacher_weights: name of the teacher of a surrogate, and fingerprint of its weights.
+    """
+
+    model: str
+    weights: str | None
+    size: int
+    data: str | None = None
+    num_images: int | None = None
+    images: str | None = None
+    teacher: str | None = None
+    teacher_weights: str | None = None
+
+    @classmethod
+    def of(cls, model: Model, images: Images | None = None, surrogate: Model | None = None) -> Self:
+        """The subject of a result about `model` on `images`; with a `surrogate`, `model` is its teacher."""
+        name, weights = model.name, model.fingerprint()
+        return cls(
+            model=name if surrogate is None else surrogate.name,
+            weights=weights if surrogate is None else surrogate.fingerprint(),
+            size=model.preprocess.size,
+            data=None if images is None else images.name,
+            num_images=None if images is None else len(images),
+            images=None if images is None else images.fingerprint(),
+            teacher=None if surrogate is None else name,
+            teacher_weights=None if surrogate is None else weights,
+        )
+
+    def __str__(self) -> str:
+        against = "" if self.teacher is None else f" against {self.teacher}"
+        on = "" if self.data is None else f" on {self.data}"
+        return f"{self.model}{against}{on} at {self.size} px"
+
+
+def other_models(own: Subject, other: Subject) -> list[str]:
+    """The models of `other` that are not those of `own`, in words; empty where they are the same.
+
+    A result about a teacher alone may stand beside one about its surrogate: only what both name is compared.
+    """
+    found = _other_model(*_plain(own), *_plain(other))
+    if own.teacher is not None and other.teacher is not None:
+        found += _other_model(own.model, own.weights, other.model, other.weights)
+    return found
+
+
+def differences(own: Subject, other: Subject) -> list[str]:
+    """In what `other` is another subject than `own`, in words; empty where both are the same.
+
+    More or fewer images of the same data are not another subject.
+    """
+    found = other_models(own, other)
+    if own.data != other.data and None not in (own.data, other.data):
+        found.append(f"images of {other.data}")
+    elif own.num_images == other.num_images and own.images != other.images and None not in (own.images, other.images):
+        found.append(f"other images of {other.data}")
+    if own.size != other.size:
+        found.append(f"images of {other.size} px")
+    return found
+
+
+def _plain(subject: Subject) -> tuple[str, str | None]:
+    """Name and weights of the teacher, or of a model by itself."""
+    if subject.teacher is None:
+        return subject.model, subject.weights
+    return subject.teacher, subject.teacher_weights
+
+
+def _other_model(name: str, weights: str | None, other_name: str, other_weights: str | None) -> list[str]:
+    """Weights decide where both are known: one model may have two names, and two models one name."""
+    if weights is not None and other_weights is not None:
+        is_same = weights == other_weights
+    else:
+        is_same = name == other_name
+    if is_same:
+        return []
+    return [f"other weights of {other_name}" if name == other_name else f"another model, {other_name}"]
