@@ -1,0 +1,263 @@
+"""Editing a state at the end of a phase, so that the image is taken for another class.
+
+The edit adds a multiple of the difference between the mean states of two classes. Three others stand beside it: a step of
+equal norm in a random direction, the same edit at the last layer, and a step of equal norm along the gradient of the
+head, which knows the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raptor.data.stream import Batch
+from raptor.dynamics.effects import run_blocks
+from raptor.dynamics.repetition import repetition_plan
+from raptor.phases import check_phases
+from raptor.recurrence.rules import Logits
+from raptor.vit.view import Context, TokenGroups, ViT
+
+LARGEST_STEP = 4.0
+NUM_STEPS = 16
+NUM_BISECTIONS = 6
+FURTHER_STEPS = 4
+
+
+@dataclass(frozen=True)
+class EditResult:
+    """What an edit towards one class does to images of other classes, averaged over images.
+
+    Attributes:
+        flipped: share of images that some step of at most `LARGEST_STEP` differences turns into the class.
+        step: mean size of the smallest such step, in differences of class means, over the images that flip.
+        relative_norm: the norm of that step relative to the norm of the state.
+        stays: share of the flipped images that keep the class for four further steps of the last phase.
+        random: share that a step of equal norm in a random direction turns into the class.
+        at_the_end: share that the same step flips when it is made at the last layer.
+        gradient: share that a step of equal norm along the gradient of the head flips.
+        other_classes: KL of the probabilities of all other classes, before and after, in nats.
+        patches: relative change of the patches of the last state.
+    """
+
+    to: int
+    phase: int
+    flipped: float
+    step: float | None
+    relative_norm: float | None
+    stays: float | None
+    random: float | None
+    at_the_end: float | None
+    gradient: float | None
+    other_classes: float | None
+    patches: float | None
+    num_images: int
+
+
+@torch.no_grad()
+def class_means(
+    vit: ViT, batches: Iterable[Batch], layers: Sequence[int], logits: Logits | None = None
+) -> dict[int, Tensor]:
+    """Mean state of each class at some layers, (C, G, D): one mean for each token group that the model has.
+
+    An image counts for the class that the model gives it, because the edit moves what the model sees.
+    """
+    logits = logits or vit.finish
+    sums: dict[int, Tensor] = {}
+    num_c: Tensor | None = None
+    for batch in batches:
+        states, _ = vit.record(batch.images.to(vit.device))
+        logits_bc = logits(states[-1])
+        class_b = logits_bc.argmax(-1)
+        one_hot_bc = F.one_hot(class_b, logits_bc.shape[-1]).double()
+        num_c = one_hot_bc.sum(0) if num_c is None else num_c + one_hot_bc.sum(0)
+        for layer in layers:
+            means_bgd = _group_means(states[layer].double(), vit.groups)
+            found = torch.einsum("bc,bgd->cgd", one_hot_bc, means_bgd)
+            sums[layer] = sums[layer] + found if layer in sums else found
+    if num_c is None:
+        raise ValueError("there are no images to take class means from: check --data")
+    # A class that no image is given has no mean: NaN, which `edit` refuses by name.
+    return {layer: total / num_c[:, None, None] for layer, total in sums.items()}
+
+
+def _group_means(x_btd: Tensor, groups: TokenGroups) -> Tensor:
+    return torch.stack([x_btd[:, where].mean(1) for _, where in groups.present()], dim=1)
+
+
+def edit(
+    vit: ViT,
+    batches: Iterable[Batch],
+    means: dict[int, Tensor],
+    to: int,
+    phase: int,
+    phases: Sequence[int] | None = None,
+    logits: Logits | None = None,
+    seed: int = 0,
+) -> EditResult:
+    """Edit the state that leaves a phase (1..k) of every image that is not of the class `to` already.
+
+    means: `class_means` at the last layer of that phase and at the last layer of the model.
+    """
+    lengths = vit.phases if phases is None else phases
+    if lengths is None:
+        raise ValueError(f"{vit.name} is not a surrogate: say where its phases are with phases=")
+    found = check_phases(vit, lengths)
+    if not 1 <= phase <= found.k:
+        raise ValueError(f"there is no phase {phase}: phases are numbered 1 to {found.k}")
+    layer = found.spans[phase - 1][1]
+    for where in (layer, vit.num_layers):
+        if where not in means:
+            raise ValueError(f"the class means of layer {where} are missing: measure them with class_means")
+    if not 0 <= to < len(means[layer]) or not bool(means[layer][to].isfinite().all()):
+        raise ValueError(f"no image is taken for class {to}: give images of that class, or another --to")
+    editor = _Editor(vit, means, to, layer, found.spans[-1], logits or vit.finish, seed)
+    for batch in batches:
+        editor.add(batch.images.to(vit.device))
+    return editor.result(phase)
+
+
+class _Editor:
+    """Sums over images, one batch at a time."""
+
+    def __init__(
+        self,
+        vit: ViT,
+        means: dict[int, Tensor],
+        to: int,
+        layer: int,
+        last_span: tuple[int, int],
+        logits: Logits,
+        seed: int,
+    ):
+        self.vit = vit
+        self.means = means
+        self.to = to
+        self.layer = layer
+        self.logits = logits
+        first, last = last_span
+        plan = repetition_plan(vit, last_span, last - first + 1 + FURTHER_STEPS)
+        self._further = plan[last - first + 1 :]
+        self._generator = torch.Generator().manual_seed(seed)
+        self._rows: list[Tensor] = []
+        self._num_images = 0
+
+    def add(self, images: Tensor) -> None:
+        """Edit one batch; one row of numbers for each image that flips."""
+        with torch.no_grad():
+            a_0_btd, context = self.vit.embed(images)
+            state_btd = self.vit.unroll(a_0_btd, context, stop=self.layer)[-1]
+            last_btd = self._rest(state_btd, context)
+            class_b = self.logits(last_btd).argmax(-1)
+            direction_btd = self._direction(class_b, self.layer, state_btd)
+            # A class without a mean was not among the images that the means were taken from.
+            is_edited_b = (class_b != self.to) & direction_btd.isfinite().flatten(1).all(1)
+            step_b = self._smallest_step(state_btd, direction_btd, context)
+        self._num_images += int(is_edited_b.sum())
+        flips_b = is_edited_b & step_b.isfinite()
+        step_b = torch.where(flips_b, step_b, 0.0)
+        change_btd = step_b[:, None, None] * direction_btd.nan_to_num()
+        rows = self._effects(state_btd, last_btd, change_btd, step_b, class_b, context)
+        self._rows.append(rows[flips_b].double().cpu())
+
+    def _effects(
+        self,
+        state_btd: Tensor,
+        last_btd: Tensor,
+        change_btd: Tensor,
+        step_b: Tensor,
+        class_b: Tensor,
+        context: Context,
+    ) -> Tensor:
+        """Columns: step, relative norm, stays, random, at the end, gradient, other classes, patches."""
+        with torch.no_grad():
+            edited_btd = self._rest(state_btd + change_btd, context)
+            relative_b = change_btd.flatten(1).norm(dim=1) / state_btd.flatten(1).norm(dim=1)
+            further_btd = run_blocks(self.vit, edited_btd, context, self._further)
+            noise_btd = torch.randn(change_btd.shape, generator=self._generator).to(change_btd)
+            random_btd = self._rest(state_btd + _with_norm_of(noise_btd, change_btd), context)
+            at_end_btd = last_btd + step_b[:, None, None] * self._direction(class_b, self.vit.num_layers, last_btd)
+            patches = self.vit.groups.slice("patches")
+            difference_b = (edited_btd - last_btd)[:, patches].flatten(1).norm(dim=1)
+            patches_b = difference_b / last_btd[:, patches].flatten(1).norm(dim=1)
+            other_b = self._other_classes(last_btd, edited_btd, class_b)
+        gradient_btd = self._gradient(state_btd, class_b, context)
+        with torch.no_grad():
+            along_btd = self._rest(state_btd + _with_norm_of(gradient_btd, change_btd), context)
+            hits = [self._is_flipped(x) for x in (further_btd, random_btd, at_end_btd.nan_to_num(), along_btd)]
+        return torch.stack([step_b, relative_b, *(hit.to(step_b) for hit in hits), other_b, patches_b], dim=1)
+
+    def _rest(self, state_btd: Tensor, context: Context) -> Tensor:
+        return self.vit.unroll(state_btd, context, start=self.layer)[-1]
+
+    def _is_flipped(self, last_btd: Tensor) -> Tensor:
+        return self.logits(last_btd).argmax(-1) == self.to
+
+    def _direction(self, class_b: Tensor, layer: int, like_btd: Tensor) -> Tensor:
+        """From the mean of each image's class to the mean of the wanted one, at every token of its group."""
+        means_cgd = self.means[layer].to(like_btd.device)
+        difference_bgd = means_cgd[self.to] - means_cgd[class_b]
+        direction_btd = torch.zeros_like(like_btd)
+        for g, (_, where) in enumerate(self.vit.groups.present()):
+            direction_btd[:, where] = difference_bgd[:, g, None].to(like_btd.dtype)
+        return direction_btd
+
+    def _smallest_step(self, state_btd: Tensor, direction_btd: Tensor, context: Context) -> Tensor:
+        """The smallest step that flips each image: the first of a grid, refined by bisection; infinite if none does."""
+        direction_btd = direction_btd.nan_to_num()
+        num_images = len(state_btd)
+        low_b = torch.zeros(num_images, device=state_btd.device)
+        high_b = torch.full_like(low_b, torch.inf)
+        for step in torch.linspace(0, LARGEST_STEP, NUM_STEPS + 1)[1:].tolist():
+            flips_b = self._is_flipped(self._rest(state_btd + step * direction_btd, context))
+            is_first_b = flips_b & high_b.isinf()
+            high_b = torch.where(is_first_b, step, high_b)
+            low_b = torch.where(high_b.isinf(), step, low_b)
+        for _ in range(NUM_BISECTIONS):
+            middle_b = torch.where(high_b.isinf(), 0.0, (low_b + high_b) / 2)
+            flips_b = self._is_flipped(self._rest(state_btd + middle_b[:, None, None] * direction_btd, context))
+            high_b = torch.where(flips_b & high_b.isfinite(), middle_b, high_b)
+            low_b = torch.where(~flips_b & high_b.isfinite(), middle_b, low_b)
+        return high_b
+
+    def _gradient(self, state_btd: Tensor, class_b: Tensor, context: Context) -> Tensor:
+        """Of the wanted class' score minus that of the image's own class."""
+        with torch.enable_grad():
+            state_btd = state_btd.detach().requires_grad_()
+            logits_bc = self.logits(self._rest(state_btd, context))
+            own_b = logits_bc.gather(1, class_b[:, None])[:, 0]
+            margin = (logits_bc[:, self.to] - own_b).sum()
+            return torch.autograd.grad(margin, state_btd)[0]
+
+    def _other_classes(self, before_btd: Tensor, after_btd: Tensor, class_b: Tensor) -> Tensor:
+        """KL of the probabilities of the classes that are neither the image's own nor the wanted one."""
+        hidden = torch.zeros(len(class_b), self.logits(before_btd).shape[-1], dtype=torch.bool, device=class_b.device)
+        hidden[:, self.to] = True
+        hidden.scatter_(1, class_b[:, None], True)
+        if bool(hidden.all()):
+            return torch.zeros(len(class_b), device=class_b.device)
+        # Far below every score, but finite: 0 * inf would be NaN.
+        log_p_bc, log_q_bc = (
+            self.logits(x).float().masked_fill(hidden, -1e4).log_softmax(-1) for x in (before_btd, after_btd)
+        )
+        return (log_p_bc.exp() * (log_p_bc - log_q_bc)).sum(-1)
+
+    def result(self, phase: int) -> EditResult:
+        if self._num_images == 0:
+            raise ValueError(f"every image is of class {self.to} already, or of a class without a mean: give others")
+        rows = torch.cat(self._rows)
+        names = ("step", "relative_norm", "stays", "random", "at_the_end", "gradient", "other_classes", "patches")
+        means: dict[str, float | None] = dict.fromkeys(names)
+        if len(rows):
+            means = dict(zip(names, rows.mean(0).tolist()))
+        flipped = len(rows) / self._num_images
+        return EditResult(to=self.to, phase=phase, flipped=flipped, num_images=self._num_images, **means)
+
+
+def _with_norm_of(direction_btd: Tensor, change_btd: Tensor) -> Tensor:
+    """The direction scaled, for each image, to the norm of the change."""
+    norm_b = change_btd.flatten(1).norm(dim=1) / direction_btd.flatten(1).norm(dim=1).clamp_min(1e-30)
+    return norm_b[:, None, None] * direction_btd
