@@ -4,6 +4,7 @@ timm/NAME            any timm model, e.g. timm/vit_base_patch14_reg4_dinov2.lvd1
 hf/REPO              a transformers model, from the hub or a local folder
 hub/REPO:ENTRY       a torch.hub entry, e.g. hub/facebookresearch/dinov2:dinov2_vitb14_reg
 scenes               the built-in teacher; scenes-k2 and scenes-k3 are its shipped surrogates
+FILE                 a weight file that fits one model of timm
 FOLDER               a run folder or a saved model: a surrogate or a trained teacher
 an nn.Module         a model of your own
 """
@@ -31,11 +32,12 @@ from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess
 from raptor.options import OpeningModel, declared, with_defaults
-from raptor.run import RunError, read_config, read_json, sync, unfinished, write_text
+from raptor.run import RunError, read_config, read_json, sync, write_text
 from raptor.streaming import Result, folder_of
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.block_list import WrongSize
-from raptor.vit.builders import MAX_COUNT, TIMM_MODULES, build_base, check_memory, check_recorded, is_half
+from raptor.vit.builders import MAX_COUNT, build_base, check_memory, check_recorded, is_half
+from raptor.vit.names import ASSETS, named_for, unknown_model
 from raptor.vit.stated import check_size, default_preprocess, forward_arguments, model_preprocess
 from raptor.vit.structure import inspect_vit
 from raptor.vit.view import ViT
@@ -50,7 +52,6 @@ from raptor.vit.weights import (
     size_in_file,
 )
 
-_ASSETS = Path(__file__).parent / "assets"
 _FORMAT = "raptor-vit/1"
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _RECORDED_OPTIONS = {
@@ -139,6 +140,11 @@ def open_vit(
         return _as_dtype(view, dtype).to(device or view.device)
     device = device or "cpu"
     text = str(source)
+    if is_weight_file(text):
+        if weights is not None:
+            raise ValueError(f"{text} is a weight file already: leave out --weights")
+        file, text = text, named_for(text)
+        print(f"{file} fits {text.partition('@')[0]} alone: opened as that model", file=sys.stderr)
     if text.startswith(("timm/", "hf/")) and is_weight_file(text.partition("@")[2]):
         if weights is not None:
             raise ValueError(f"{text} names its weight file: leave out --weights")
@@ -152,7 +158,7 @@ def open_vit(
         return _as_dtype(view, dtype).to(device)
     kind, _, rest = text.partition("/")
     if kind not in ("timm", "hf", "hub") or not rest:
-        raise ValueError(_unknown(text))
+        raise ValueError(unknown_model(text))
     opened = {"model": text, "weights": weights, "size": size, "pretrained": pretrained, **model_kwargs}
     opened |= _given(
         num_classes=num_classes, preprocess=prepared and prepared.to_dict(), layer_scale=layer_scale, **structure
@@ -535,7 +541,7 @@ def _found_from(folder: Path, made_from: dict[str, Any]) -> dict[str, Any]:
 
 def _local(text: Any) -> Path | None:
     """A file or folder that a name stands for and that is there; None for a built-in or a model of a library."""
-    if not text or (str(text).isidentifier() and (_ASSETS / str(text)).is_dir()):
+    if not text or (str(text).isidentifier() and (ASSETS / str(text)).is_dir()):
         return None
     path = Path(str(text)).expanduser()
     return path if path.exists() else None
@@ -697,7 +703,7 @@ class SharedViT(
 
 def saved_folder(text: str) -> Path | None:
     """The folder with `config.json` that `text` names: a built-in, a saved model, or a run folder's surrogate."""
-    places = [_ASSETS / text] if text.replace("-", "").isalnum() else []
+    places = [ASSETS / text] if text.replace("-", "").isalnum() else []
     path = Path(text).expanduser()
     places += [path / "surrogate", path / "teacher", path]
     for place in places:
@@ -710,43 +716,3 @@ def saved_folder(text: str) -> Path | None:
 def _first_bytes(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(200)
-
-
-def list_models(filter: str = "") -> list[str]:
-    """Names that `open_vit` accepts and that contain `filter` (or match it, when it has a `*`)."""
-    import timm
-
-    pattern = filter if "*" in filter else f"*{filter}*"
-    pattern = pattern.removeprefix("timm/")
-    names = ["scenes", *(p.name for p in sorted(_ASSETS.glob("scenes-*")))]
-    names = [n for n in names if filter.strip("*") in n]
-    known = timm.list_models(pattern, module=list(TIMM_MODULES), pretrained=True)
-    return names + [f"timm/{n}" for n in known if "sam" not in n.split("_")[0]]
-
-
-def _is_of_transformers(folder: Path) -> bool:
-    """Whether a folder holds the config.json of a transformers model."""
-    try:
-        return not {"model_type", "architectures"}.isdisjoint(read_json(folder / "config.json"))
-    except ValueError:
-        return False
-
-
-def _unknown(text: str) -> str:
-    path = Path(text).expanduser()
-    if path.is_dir():
-        if unfinished(path):
-            return unfinished(path)
-        if _is_of_transformers(path):
-            return f"{text} is a folder but holds no raptor model: write hf/{text} for a model of transformers"
-        return f"{text} is a folder but holds no raptor model (no config.json of one): name the --out of distill"
-    if path.is_file() and path.suffix in (".pt", ".pth", ".bin", ".safetensors"):
-        return f"{text} is a file, not a model: write timm/NAME@{text} for weights of timm's model NAME"
-    import timm
-
-    known = ["scenes", *(f"timm/{n}" for n in timm.list_models(module=list(TIMM_MODULES)))]
-    close = [f"timm/{text}"] if timm.is_model(text.split(".")[0]) else difflib.get_close_matches(text, known, n=1)
-    hint = (
-        f": did you mean {close[0]!r}?" if close else ": write timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes or a folder"
-    )
-    return f"unknown model {text!r}{hint}"

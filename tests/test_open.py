@@ -24,45 +24,12 @@ from tiny_surrogates import AT_16, conditioned, every_kind, torchvision_vit
 from torch import nn
 
 from raptor.data.preprocess import Preprocess
-from raptor.open import OtherTeacher, SharedViT, list_models, open_pair, open_vit, save_vit
+from raptor.open import OtherTeacher, SharedViT, open_pair, open_vit, save_vit
 from raptor.phases import Phases
 from raptor.run import RunError
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks, surrogate_spec
 from raptor.vit.view import TokenGroups, ViT
 from raptor.vit.weights import fingerprint, same_weights
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("timm/vit_tiny_patch16_225", "did you mean timm/vit_tiny_patch16_224"),
-        ("timm/vit_tiny_patch16_224.nope", "augreg_in21k"),
-        ("vit_tiny_patch16_224", "did you mean 'timm/vit_tiny_patch16_224'"),
-        ("senes", "did you mean 'scenes'"),
-        ("nothing/like/it", "write timm/NAME"),
-        ("hub/owner-and-repo-only", "hub/REPO:ENTRY"),
-        ("hf/no-such-folder/no-such-model", "could not be built"),
-    ],
-)
-def test_unknown_names_get_one_line(name: str, message: str, monkeypatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match=message) as error:
-        open_vit(name, pretrained=False)
-    assert "\n" not in str(error.value)
-
-
-def test_a_folder_that_holds_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no raptor model"):
-        open_vit(tmp_path)
-
-
-def test_a_folder_or_file_of_another_kind_says_how_it_is_opened(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "vit", "architectures": ["ViTModel"]}')
-    with pytest.raises(ValueError, match=f"write hf/{tmp_path} for a model of transformers"):
-        open_vit(tmp_path)
-    (tmp_path / "w.pt").write_bytes(b"")
-    with pytest.raises(ValueError, match=rf"write timm/NAME@{tmp_path}/w\.pt for weights of timm's model NAME"):
-        open_vit(tmp_path / "w.pt")
 
 
 def test_a_size_that_the_model_cannot_take_is_not_blamed_on_its_file() -> None:
@@ -116,15 +83,6 @@ def test_saved_transformers_model_needs_its_first_folder_no_more(tmp_path: Path)
     shutil.rmtree(tmp_path / "hub")
     again = open_vit(tmp_path / "saved")
     assert torch.equal(again(noise_images(vit)), vit(noise_images(vit)))
-
-
-def test_list_models() -> None:
-    names = list_models("dinov2")
-    assert "timm/vit_base_patch14_reg4_dinov2.lvd142m" in names
-    assert all("dinov2" in n for n in names)
-    assert list_models("no such model") == []
-    assert "scenes" in list_models()
-    assert not [n for n in list_models() if n.startswith(("timm/resnet", "timm/swin", "timm/samvit"))]
 
 
 @pytest.mark.parametrize(

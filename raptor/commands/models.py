@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from raptor.open import list_models
 from raptor.streaming import Result
+from raptor.vit.names import list_models
 
 
 @dataclass

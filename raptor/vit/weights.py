@@ -23,6 +23,8 @@ _MAX_NESTED = 8
 _NESTED = ("state_dict", "model", "teacher", "model_ema", "state_dict_ema", "student")
 _PREFIXES = ("module.", "backbone.", "_orig_mod.", "model.", "encoder.")
 _POSITIONS = ("pos_embed", "visual.positional_embedding", "visual.trunk.pos_embed", "vision_encoder.pos_embed")
+_BLOCK_NUMBER = re.compile(r"(?:blocks|layers?)\.(\d+)\.")
+_WHICH_MODEL = "name the model that these weights are of (raptor models --for FILE lists those that fit)"
 _HEAD_KEYS = ("head.weight", "classifier.weight", "fc.weight", "heads.head.weight")
 
 
@@ -164,30 +166,34 @@ def size_in_file(model: nn.Module, state: Mapping[str, Tensor]) -> int | None:
 
 
 def load_weights(model: nn.Module, state: dict[str, Tensor], path: str | Path) -> None:
-    """Load `state` into `model`; any mismatch is an error.
+    """Load `state` into `model`; any mismatch is an error."""
+    fitted = fit_weights(model, state, path)
+    check_weights(fitted, path)
+    model.load_state_dict(fitted)
+
+
+def fit_weights(model: nn.Module, state: dict[str, Tensor], path: str | Path) -> dict[str, Tensor]:
+    """The tensors of `state` under the names of `model`; ValueError for a name or a shape that differs.
 
     Names that are the model's own are taken as they are; else wrappers' prefixes are removed and timm's own key filter
     applied.
     """
     own = model.state_dict()
-    if {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in own.items()}:
+    if {name: tensor.shape for name, tensor in state.items()} != {name: tensor.shape for name, tensor in own.items()}:
         state = _timm_filter(model, _strip_prefixes(state), path)
-    missing = sorted(set(own) - set(state))
-    unexpected = sorted(set(state) - set(own))
-    wrong = [k for k in own if k in state and own[k].shape != state[k].shape]
-    if missing or unexpected or wrong:
-        parts = [
-            f"missing: {_few(missing)}" if missing else "",
-            f"unexpected: {_few(unexpected)}" if unexpected else "",
-        ]
-        parts += [f"{k}: {tuple(state[k].shape)} in the file, {tuple(own[k].shape)} in the model" for k in wrong[:3]]
-        told = "; ".join(p for p in parts if p)
-        raise ValueError(
-            f"{path} does not fit {type(model).__name__}: {told}: name the model that these weights are of"
-        )
+    faults = []
+    missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    if missing:
+        faults.append(f"missing: {_few(missing)}")
+    if unexpected:
+        faults.append(f"unexpected: {_few(unexpected)}")
+    wrong = [name for name in own if name in state and own[name].shape != state[name].shape]
+    for name in wrong[:3]:
+        faults.append(f"{name}: {tuple(state[name].shape)} in the file, {tuple(own[name].shape)} in the model")
+    if faults:
+        raise ValueError(f"{path} does not fit {type(model).__name__}: {'; '.join(faults)}: {_WHICH_MODEL}")
     _check_kinds(state, own, path)
-    check_weights(state, path)
-    model.load_state_dict(state)
+    return state
 
 
 def _unwrap(state: Any, path: Path) -> dict[str, Tensor]:
@@ -234,30 +240,48 @@ def _timm_filter(model: nn.Module, state: dict[str, Tensor], path: str | Path) -
     _check_patches(model, state, path)
     filter_keys: Any = getattr(module, "checkpoint_filter_fn", vision_transformer.checkpoint_filter_fn)
     kwargs: dict[str, Any] = {}
-    if filter_keys is vision_transformer.checkpoint_filter_fn and any("gamma_" in k for k in state):
+    if filter_keys is vision_transformer.checkpoint_filter_fn and any("gamma_" in name for name in state):
         kwargs["adapt_layer_scale"] = True
     try:
         return dict(filter_keys(state, model, **kwargs))
-    except (RuntimeError, KeyError, AttributeError, AssertionError, IndexError, TypeError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:100]
-        raise ValueError(
-            f"{path} does not fit a {type(model).__name__} of this shape ({reason}): name the model it is of, "
-            "such as vit_small_patch14_reg4_dinov2 for weights with registers"
-        ) from None
+    except (RuntimeError, KeyError, AttributeError, AssertionError, IndexError, TypeError):
+        raise _of_another_model(model, state, path) from None
 
 
 def _check_patches(model: nn.Module, state: Mapping[str, Tensor], path: str | Path) -> None:
-    """Raise where the file's patches have another size, because timm's filter would resample their embedding."""
-    own = model.state_dict().get("patch_embed.proj.weight")
-    if own is None or own.ndim != 4:
+    """Raise where the file's patches or width are others, because timm's filter would resample or reshape them."""
+    own = patch_weight(model.state_dict())
+    if own is None or any(tensor.shape == own.shape for tensor in state.values()):  # whatever its name
         return
-    alike = [tensor for tensor in state.values() if tensor.ndim == 4 and tensor.shape[:2] == own.shape[:2]]
-    if not alike or any(tensor.shape == own.shape for tensor in alike):  # whatever its name: CLIP's is conv1.weight
-        return
-    of_file, of_model = (" x ".join(map(str, tensor.shape[2:])) for tensor in (alike[0], own))
-    raise ValueError(
-        f"{path} has patches of {of_file} px, the model has {of_model}: name the model that these weights are of"
-    )
+    if patch_weight(state) is not None:
+        raise _of_another_model(model, state, path)
+
+
+def _of_another_model(model: nn.Module, state: Mapping[str, Tensor], path: str | Path) -> ValueError:
+    return ValueError(f"{path} has {_shape_of(state)}; the model has {_shape_of(model.state_dict())}: {_WHICH_MODEL}")
+
+
+def _shape_of(state: Mapping[str, Tensor]) -> str:
+    """Width, patches, depth and registers of a ViT, as far as its weights show them."""
+    parts = []
+    patches = patch_weight(state)
+    if patches is not None:
+        parts.append(f"width {patches.shape[0]}, patches of {patches.shape[2]} x {patches.shape[3]} px")
+    numbers = {match[1] for match in map(_BLOCK_NUMBER.search, state) if match}
+    if numbers:
+        parts.append(f"{len(numbers)} blocks")
+    registers = [tensor for name, tensor in state.items() if name.endswith(("reg_token", "register_tokens"))]
+    if registers:
+        parts.append(f"{registers[0].shape[-2]} registers")
+    positions = next((tensor for name, tensor in state.items() if name.endswith(_POSITIONS)), None)
+    if positions is not None:
+        parts.append(f"{positions.shape[-2]} positions")
+    return ", ".join(parts) or "other names"
+
+
+def patch_weight(state: Mapping[str, Tensor]) -> Tensor | None:
+    """The convolution that cuts an image of three channels into patches; its name differs between libraries."""
+    return next((tensor for tensor in state.values() if tensor.ndim == 4 and tensor.shape[1] == 3), None)
 
 
 def _few(keys: list[str], most: int = 6) -> str:
