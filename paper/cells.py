@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TextIO, TypedDict, TypeVar, Unpack
 
-from raptor.data.chosen import Described, changed_images
+from raptor.data.apart import Described, changed_images
 from raptor.devices import device_name
 from raptor.options import Compiling, Decoding, HeldOut, Limited, OnDevice, Option, with_defaults
 from raptor.progress import clock

@@ -13,8 +13,8 @@ from cells import Cell, DescribedImages, Sweep
 from records import GroupCurves, NullCurves, RaptorScores, StochasticDepth
 
 from raptor.data import ChosenData, ImageData, InMemory, Preprocess, iterate
-from raptor.data.chosen import describe_images
-from raptor.data.images import JoinedInMemory
+from raptor.data.apart import describe_images
+from raptor.data.memory import JoinedInMemory
 from raptor.devices import pick_device, pick_precision
 from raptor.fidelity.error_curves import ErrorCurves
 from raptor.fidelity.null_models import NULL_NAMES, fit_null_models

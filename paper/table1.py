@@ -46,8 +46,8 @@ from surrogates import (
 )
 
 from raptor.data import open_dense
+from raptor.data.apart import describe_images
 from raptor.data.by_name import as_spec
-from raptor.data.chosen import describe_images
 from raptor.data.dense import DENSE_TASKS
 from raptor.fidelity.heads import share_kept
 from raptor.open import open_vit

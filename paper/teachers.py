@@ -11,7 +11,7 @@ from records import RaptorScores, SimilarityMeans, TeacherScores, TeacherSimilar
 from surrogates import Machine, Pair, layer_similarity, load_pair, make_raptor
 
 from raptor.data import ChosenData, Preprocess
-from raptor.data.chosen import changed_images, describe_images
+from raptor.data.apart import changed_images, describe_images
 from raptor.devices import seeded
 from raptor.open import open_vit
 from raptor.options import Option

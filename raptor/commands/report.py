@@ -113,7 +113,7 @@ def _is_measured(known: ImagesFile, chosen: ChosenData, num_images: int, options
         found = shown_images(chosen, num_images)
     except ValueError:  # they changed, or are gone: what was measured of the run stays
         return True
-    return any(found.has_fingerprint(entry.fingerprint) for entry in known.provenance.images)
+    return any(found.fingerprint() == entry.fingerprint for entry in known.provenance.images)
 
 
 def _add_strips(results: Results, num_images: int, options: ReportOptions) -> None:

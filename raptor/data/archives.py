@@ -11,7 +11,8 @@ import tarfile
 import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
 from io import FileIO
 from pathlib import Path
@@ -19,7 +20,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raptor.data.folder import SUFFIXES, arrange, is_image_path, label_entries
+from raptor.data.folder import (
+    SUFFIXES,
+    arrange,
+    count_unread,
+    is_hidden,
+    is_image_path,
+    label_entries,
+    tell_left_out,
+)
 from raptor.data.images import FileImages, check_file_size, numbered_classes
 from raptor.data.index import Listing, announced, indexed
 from raptor.data.names import PackedNames
@@ -30,6 +39,8 @@ _LABEL_KEYS = ("label", "cls", "class", "class_id", "class_name")
 _MAX_FILES = 1_000_000  # names that a brace pattern may stand for
 _MAX_BRACES = 32
 _MAX_LABEL_BYTES = 1 << 20
+_BLOCK = 1 << 20  # bytes of an archive that are looked at in one go
+_TAR_END = 2 * tarfile.BLOCKSIZE  # of zeros, which every program that writes tars puts at the end
 
 
 @lru_cache(maxsize=128)
@@ -55,7 +66,8 @@ def expand_braces(pattern: str) -> list[str]:
     if start < 0:
         return [pattern]
     end = _closing_brace(pattern, start)
-    head, body, tail = pattern[:start], pattern[start + 1 : end], pattern[end + 1 :]
+    head = pattern[:start]
+    body = pattern[start + 1 : end]
     numbers = re.fullmatch(r"([0-9]{1,18})\.\.([0-9]{1,18})", body)
     if numbers:
         first, last = numbers.groups()
@@ -64,8 +76,10 @@ def expand_braces(pattern: str) -> list[str]:
         _check_count(int(last) - int(first) + 1, pattern)
         middles = [str(i).zfill(len(first)) for i in range(int(first), int(last) + 1)]
     else:
-        middles = [name for piece in split_commas(body) for name in expand_braces(piece)]
-    rests = expand_braces(tail)
+        middles = []
+        for piece in split_commas(body):
+            middles += expand_braces(piece)
+    rests = expand_braces(pattern[end + 1 :])
     _check_count(len(middles) * len(rests), pattern)
     return [head + middle + rest for middle in middles for rest in rests]
 
@@ -86,7 +100,8 @@ def _closing_brace(pattern: str, start: int) -> int:
 
 def split_commas(text: str) -> list[str]:
     """Split at commas that are not inside braces."""
-    pieces, level = [""], 0
+    pieces = [""]
+    level = 0
     for letter in text:
         level += {"{": 1, "}": -1}.get(letter, 0)
         if letter == "," and level == 0:
@@ -99,16 +114,21 @@ def split_commas(text: str) -> list[str]:
 def list_files(pattern: str) -> list[str]:
     """Files of a comma-joined list of names, brace patterns and globs; a missing one is an error."""
     found: list[str] = []
-    for name in (name for piece in split_commas(pattern) for name in expand_braces(piece)):
-        name = os.path.expanduser(name)
-        matches = [name] if os.path.isfile(name) else sorted(filter(os.path.isfile, glob.glob(name)))
-        if not matches:
-            raise ValueError(f"no file {name}; check the path or the pattern {pattern!r}")
-        found += matches
+    for piece in split_commas(pattern):
+        for name in map(os.path.expanduser, expand_braces(piece)):
+            if os.path.isfile(name):
+                matches = [name]
+            else:
+                matches = sorted(filter(os.path.isfile, glob.glob(name)))
+            if not matches:
+                raise ValueError(f"no file {name}; check the path or the pattern {pattern!r}")
+            found += matches
     return list(dict.fromkeys(found))
 
 
 class ZipEntry(NamedTuple):
+    """Where a file lies in a zip: `size` compressed bytes at `offset`, `num_bytes` when they are unpacked."""
+
     archive: str
     path: str
     offset: int
@@ -116,6 +136,46 @@ class ZipEntry(NamedTuple):
     method: int
     crc: int
     num_bytes: int
+
+    @classmethod
+    def of(cls, archive: str, path: str, info: zipfile.ZipInfo) -> ZipEntry:
+        """The entry of a file that can be read in place; others raise ValueError."""
+        if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{archive} is encrypted or oddly compressed; make it with zip -0 or plain zip")
+        return cls(archive, path, info.header_offset, info.compress_size, info.compress_type, info.CRC, info.file_size)
+
+    def read(self) -> bytes:
+        """The content, checked against its CRC."""
+        header = _read_at(self.archive, self.offset, _ZIP_LOCAL_HEADER.size)
+        magic, name_size, extra_size = _ZIP_LOCAL_HEADER.unpack(header)
+        if magic != b"PK\x03\x04":
+            raise OSError(f"{self.archive} changed since it was opened")
+        check_file_size(max(self.size, self.num_bytes))
+        data = _read_at(self.archive, self.offset + _ZIP_LOCAL_HEADER.size + name_size + extra_size, self.size)
+        if self.method == zipfile.ZIP_DEFLATED:  # never more than the index says, whatever the stream holds
+            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, self.num_bytes + 1)
+        if zlib.crc32(data) != self.crc:
+            raise OSError("checksum mismatch")
+        return data
+
+
+def zip_files(archive: str) -> dict[str, zipfile.ZipInfo]:
+    """The files of a zip by their paths.
+
+    Names are read as when it is unpacked: `\\` between folders as `/`, `./a/x` as `a/x`; of two files of one name the
+    later one is taken.
+    """
+    try:
+        with zipfile.ZipFile(archive) as file:
+            infos = file.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise ValueError(f"cannot read {archive} as a zip: {error}; make it again") from error
+    return {_plain_path(info.filename): info for info in infos if not info.filename.endswith(("/", "\\"))}
+
+
+def _plain_path(name: str) -> str:
+    """The path of a file in an archive, below the folder that it is unpacked in."""
+    return "/".join(piece for piece in name.replace("\\", "/").split("/") if piece not in ("", ".", ".."))
 
 
 class ZipImages(FileImages):
@@ -126,14 +186,18 @@ class ZipImages(FileImages):
         _handle.cache_clear()  # an archive of that name may have been replaced
         found = indexed("zip", archives, lambda: _list_zips(archives, spec))
         super().__init__(spec, found.names, found.labels, found.classes, found.parts, found.keys)
-        self.archives, self.paths, self.where = archives, found.names, found.numbers
+        self.archives = archives
+        self.paths = found.names
+        self.where = found.numbers
+        self.left_out = found.left_out
+        tell_left_out(self.name, self.left_out)
 
     def num_bytes(self, position: int) -> int:
         return int(self.where["num_bytes"][position])
 
     def content(self, position: int) -> bytes:
         archive, *numbers = (int(self.where[name][position]) for name in _ZIP_COLUMNS)
-        return read_zip_entry(ZipEntry(self.archives[archive], self.paths[position], *numbers))
+        return ZipEntry(self.archives[archive], self.paths[position], *numbers).read()
 
 
 _ZIP_COLUMNS = ("archive", "offset", "size", "method", "crc", "num_bytes")
@@ -142,68 +206,39 @@ _ZIP_COLUMNS = ("archive", "offset", "size", "method", "crc", "num_bytes")
 def _list_zips(archives: list[str], spec: str) -> Listing:
     """The images of all archives. They are one folder, so the layout is read off all of their paths at once."""
     by_path: dict[str, list[ZipEntry]] = {}
-    for entry in (entry for archive in announced(archives) for entry in zip_entries(archive)):
-        by_path.setdefault(entry.path, []).append(entry)
-    places = [(place, entry) for place in arrange(list(by_path)) for entry in by_path[place.path]]
-    if not places:
-        raise ValueError(f"no images in {spec}; expected entries such as train/<class>/x.jpg")
-    labels, classes = label_entries([place.class_name for place, _ in places])
-    unique = len(by_path) == sum(map(len, by_path.values()))
-    names = [entry.path if unique else f"{Path(entry.archive).stem}/{entry.path}" for _, entry in places]
-    keys = PackedNames.pack(split_keys(entry.path for _, entry in places))
+    others = []
+    num_images = 0
+    for archive in announced(archives):
+        for path, info in zip_files(archive).items():
+            if is_image_path(path):
+                by_path.setdefault(path, []).append(ZipEntry.of(archive, path, info))
+                num_images += 1
+            elif not is_hidden(path):
+                others.append(path)
+    rows = []
+    names, paths, parts, class_names = [], [], [], []
+    is_unique = len(by_path) == num_images
     number = {archive: i for i, archive in enumerate(archives)}
-    rows = [(number[entry.archive], *entry[2:]) for _, entry in places]
-    columns = dict(zip(_ZIP_COLUMNS, np.array(rows, dtype=np.int64).T))
-    parts = [place.part for place, _ in places]
-    return Listing(PackedNames.pack(names), keys, labels, classes, parts, archives, numbers=columns)
-
-
-def zip_entries(archive: str, wanted: Callable[[str], bool] = is_image_path) -> Iterator[ZipEntry]:
-    """The files of a zip whose names are wanted, by where they lie in it.
-
-    Names are read as when it is unpacked: `\\` between folders as `/`, `./a/x` as `a/x`; of two files of one name the
-    later one is taken.
-    """
-    try:
-        with zipfile.ZipFile(archive) as file:
-            infos = file.infolist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise ValueError(f"cannot read {archive} as a zip: {error}; make it again") from error
-    by_path = {_plain_path(info.filename): info for info in infos if not info.filename.endswith(("/", "\\"))}
-    for path, info in by_path.items():
-        if wanted(path):
-            if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise ValueError(f"{archive} is encrypted or oddly compressed; make it with zip -0 or plain zip")
-            yield ZipEntry(
-                archive,
-                path,
-                info.header_offset,
-                info.compress_size,
-                info.compress_type,
-                info.CRC,
-                info.file_size,
-            )
-
-
-def _plain_path(name: str) -> str:
-    """The path of a file in an archive, below the folder that it is unpacked in."""
-    return "/".join(piece for piece in name.replace("\\", "/").split("/") if piece not in ("", ".", ".."))
-
-
-def read_zip_entry(entry: ZipEntry) -> bytes:
-    """The content of one entry, checked against its CRC."""
-    magic, name_size, extra_size = _ZIP_LOCAL_HEADER.unpack(
-        _read_at(entry.archive, entry.offset, _ZIP_LOCAL_HEADER.size)
+    for place in arrange(list(by_path)):
+        for entry in by_path[place.path]:
+            rows.append((number[entry.archive], *entry[2:]))
+            names.append(entry.path if is_unique else f"{Path(entry.archive).stem}/{entry.path}")
+            paths.append(entry.path)
+            parts.append(place.part)
+            class_names.append(place.class_name)
+    if not rows:
+        raise ValueError(f"no images in {spec}; expected entries such as train/<class>/x.jpg")
+    labels, classes = label_entries(class_names)
+    return Listing(
+        PackedNames.pack(names),
+        PackedNames.pack(split_keys(paths)),
+        labels,
+        classes,
+        parts,
+        archives,
+        dict(zip(_ZIP_COLUMNS, np.array(rows, dtype=np.int64).T)),
+        count_unread(others),
     )
-    if magic != b"PK\x03\x04":
-        raise OSError(f"{entry.archive} changed since it was opened")
-    check_file_size(max(entry.size, entry.num_bytes))
-    data = _read_at(entry.archive, entry.offset + _ZIP_LOCAL_HEADER.size + name_size + extra_size, entry.size)
-    if entry.method == zipfile.ZIP_DEFLATED:  # never more than the index says, whatever the stream holds
-        data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, entry.num_bytes + 1)
-    if zlib.crc32(data) != entry.crc:
-        raise OSError("checksum mismatch")
-    return data
 
 
 class _TarSample(NamedTuple):
@@ -226,7 +261,10 @@ class TarImages(FileImages):
         _handle.cache_clear()
         found = indexed("tar", archives, lambda: _list_tars(archives, pattern))
         super().__init__(f"wds/{pattern}", found.names, found.labels, found.classes, found.parts, found.keys)
-        self.archives, self.where = archives, found.numbers
+        self.archives = archives
+        self.where = found.numbers
+        self.left_out = found.left_out
+        tell_left_out(self.name, self.left_out)
 
     def num_bytes(self, position: int) -> int:
         return int(self.where["size"][position])
@@ -241,51 +279,117 @@ _TAR_COLUMNS = ("archive", "offset", "size")
 
 
 def _list_tars(archives: list[str], pattern: str) -> Listing:
-    samples = [sample for archive in announced(archives) for sample in _tar_samples(archive)]
+    left_out: Counter[str] = Counter()
+    samples = []
+    for archive in announced(archives):
+        samples += _tar_samples(archive, left_out)
     if not samples:
         raise ValueError(f"no images in {pattern}; expected entries key.jpg, key.png or key.webp")
     names = [sample.key for sample in samples]
     if len(set(names)) != len(names):
         names = [f"{Path(sample.archive).stem}/{sample.key}" for sample in samples]
-    keys = PackedNames.pack(split_keys(sample.file.removeprefix("./") for sample in samples))
+    if len(set(names)) != len(names):  # one archive holds a key twice, as concatenated ones may
+        names = [f"{Path(sample.archive).stem}/{sample.key}@{sample.offset}" for sample in samples]
     labels, classes = _tar_labels(samples)
     number = {archive: i for i, archive in enumerate(archives)}
     rows = [(number[sample.archive], sample.offset, sample.size) for sample in samples]
-    columns = dict(zip(_TAR_COLUMNS, np.array(rows, dtype=np.int64).T))
-    return Listing(PackedNames.pack(names), keys, labels, classes, _tar_parts(samples), archives, numbers=columns)
+    return Listing(
+        PackedNames.pack(names),
+        PackedNames.pack(split_keys(sample.file.removeprefix("./") for sample in samples)),
+        labels,
+        classes,
+        _tar_parts(samples),
+        archives,
+        dict(zip(_TAR_COLUMNS, np.array(rows, dtype=np.int64).T)),
+        dict(left_out),
+    )
 
 
 def _tar_parts(samples: list[_TarSample]) -> list[str | None]:
+    """The split that each archive is named after, if all of them are."""
     words = {archive: split_word(archive) for archive in {sample.archive for sample in samples}}
     if None in words.values():
         return [None] * len(samples)
     return [words[sample.archive] for sample in samples]
 
 
-def _tar_samples(archive: str) -> Iterator[_TarSample]:
+def _tar_samples(archive: str, left_out: Counter[str]) -> list[_TarSample]:
+    """The samples of one archive; what is not read is added to `left_out`."""
     images: dict[str, dict[str, tuple[int, int, str]]] = {}
     labels: dict[str, int | str] = {}
+    for member in _tar_members(archive, left_out):
+        path = _plain_path(member.name)
+        key, suffix = _key_and_suffix(member.name)
+        if member.issym() or member.islnk():
+            if is_image_path(path):  # it may lead out of the archive
+                left_out["links"] += 1
+        elif not member.isfile() or is_hidden(path):
+            continue
+        elif is_image_path(path):
+            images.setdefault(key, {})[suffix] = (member.offset_data, member.size, member.name)
+        elif suffix in (".cls", ".json") and member.size <= _MAX_LABEL_BYTES:
+            label = _parse_label(suffix, _read_at(archive, member.offset_data, member.size))
+            if label is not None and (suffix == ".cls" or key not in labels):
+                labels[key] = label
+        else:
+            left_out.update(count_unread([path]))
+    return [_choose_image(archive, key, found, labels.get(key)) for key, found in images.items()]
+
+
+def _tar_members(archive: str, left_out: Counter[str]) -> Iterator[tarfile.TarInfo]:
+    """The entries of a plain tar, also those behind a damaged header or of archives that were put end to end.
+
+    Stretches between two entries that hold anything but zeros are of damaged entries: they are counted.
+    """
+    end = 0
+    size = os.path.getsize(archive)
     try:
         with tarfile.open(archive, "r:") as tar:
+            tar.ignore_zeros = True  # otherwise a header that cannot be read would end the archive without a word
             for member in tar:
-                key, suffix = _key_and_suffix(member.name)
-                if member.isfile() and is_image_path(_plain_path(member.name)):
-                    images.setdefault(key, {})[suffix] = (member.offset_data, member.size, member.name)
-                elif member.isfile() and suffix in (".cls", ".json") and member.size <= _MAX_LABEL_BYTES:
-                    label = _parse_label(suffix, _read_at(archive, member.offset_data, member.size))
-                    if label is not None and (suffix == ".cls" or key not in labels):
-                        labels[key] = label
+                if member.offset > end and _holds_data(archive, end, member.offset):
+                    left_out["damaged stretches"] += 1
+                end = member.offset_data
+                if member.isreg() or member.type not in tarfile.SUPPORTED_TYPES:
+                    end += member.size + -member.size % tarfile.BLOCKSIZE
+                yield member
     except (tarfile.TarError, OSError, EOFError) as error:
         raise ValueError(f"cannot read {archive} as a plain tar: {error}; unpack a compressed one first") from error
-    for key, by_suffix in images.items():
-        suffixes = sorted(by_suffix, key=_suffix_rank)
-        if len(suffixes) > 1 and suffixes[0].count(".") > 1:
-            raise ValueError(
-                f"{archive} holds {key}{suffixes[0]} and {key}{suffixes[1]}, which are one sample of WebDataset: "
-                "rename such files without further dots"
-            )
-        offset, size, file = by_suffix[suffixes[0]]
-        yield _TarSample(archive, key, offset, size, labels.get(key), file)
+    if _holds_data(archive, end, size):
+        left_out["damaged stretches"] += 1
+    elif size - end < _TAR_END:
+        left_out["missing ends of archives"] += 1
+
+
+def _holds_data(archive: str, start: int, end: int) -> bool:
+    """Whether any byte from `start` to `end` of a tar is not zero, apart from a header for all entries."""
+    with open(archive, "rb") as file:
+        file.seek(start)
+        header = file.read(tarfile.BLOCKSIZE)
+        if header[156:157] == tarfile.XGLTYPE:  # as git writes it; tarfile reads it without listing it
+            num_bytes = int(header[124:136].strip(b"\0 ") or b"0", 8)
+            start += tarfile.BLOCKSIZE + num_bytes + -num_bytes % tarfile.BLOCKSIZE
+        file.seek(start)
+        while start < end:
+            block = file.read(min(_BLOCK, end - start))
+            if block.count(0) != len(block):
+                return True
+            start += max(1, len(block))
+    return False
+
+
+def _choose_image(
+    archive: str, key: str, by_suffix: dict[str, tuple[int, int, str]], label: int | str | None
+) -> _TarSample:
+    """The sample of one key: its image is that of the first suffix, the others are targets."""
+    first, *others = sorted(by_suffix, key=_suffix_rank)
+    if others and first.count(".") > 1:
+        raise ValueError(
+            f"{archive} holds {key}{first} and {key}{others[0]}, which are one sample of WebDataset: "
+            "rename such files without further dots"
+        )
+    offset, size, file = by_suffix[first]
+    return _TarSample(archive, key, offset, size, label, file)
 
 
 def _suffix_rank(suffix: str) -> tuple[int, int]:
@@ -300,20 +404,41 @@ def _key_and_suffix(name: str) -> tuple[str, str]:
 
 
 def _parse_label(suffix: str, content: bytes) -> int | str | None:
+    """What a label file says: a class number, a class name, or None if the sample has no class."""
     text = content.decode("utf-8", "replace").strip()
     if suffix == ".cls":
-        return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else text
+        return _as_label(text)
     try:
         values: Any = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    found = [values[key] for key in _LABEL_KEYS if key in values] if isinstance(values, dict) else [values]
-    return found[0] if found and isinstance(found[0], int | str) else None
+    if isinstance(values, dict):
+        values = next((values[key] for key in _LABEL_KEYS if key in values), None)
+    return _as_label(values)
+
+
+def _as_label(value: object) -> int | str | None:
+    """A class number or name; None for a negative number, which means that there is no label, and for anything else."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value):
+        value = int(value)
+    if isinstance(value, int):
+        return value if value >= 0 else None
+    return value if isinstance(value, str) and value else None
 
 
 def _tar_labels(samples: list[_TarSample]) -> tuple[list[int] | None, list[str] | None]:
-    labels = [sample.label for sample in samples]
-    numbers = [label for label in labels if isinstance(label, int)]
-    if len(numbers) == len(labels):
-        return numbers, numbered_classes(numbers, samples[0].archive)
-    return label_entries([None if label is None else str(label) for label in labels])
+    """Labels and classes. A sample without a label does not change the classes of the others."""
+    numbers: list[int] = []
+    names: list[str | None] = []
+    for sample in samples:
+        numbers.append(sample.label if isinstance(sample.label, int) else -1)
+        names.append(sample.label if isinstance(sample.label, str) else None)
+    if max(numbers) < 0:
+        return label_entries(names)
+    first_name = next((name for name in names if name is not None), None)
+    if first_name is not None:
+        both = f"numbers such as {max(numbers)} and names such as {first_name[:40]}"
+        raise ValueError(f"the labels in {samples[0].archive} are {both}: give all samples the same kind of label")
+    return numbers, numbered_classes(numbers, samples[0].archive)

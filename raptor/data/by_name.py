@@ -11,8 +11,10 @@ from PIL import Image
 
 from raptor.data.archives import TarImages, ZipImages, split_commas
 from raptor.data.dense import DENSE_TASKS, DenseData
-from raptor.data.folder import FolderImages
-from raptor.data.images import ImageData, JoinedImages
+from raptor.data.folder import FolderImages, tell_once
+from raptor.data.given import given_images
+from raptor.data.images import ImageData
+from raptor.data.memory import JoinedImages
 from raptor.data.split import Split, choose_sample, choose_split
 
 NAMED = ("scenes", "cifar10", "cifar100")
@@ -22,29 +24,31 @@ _ACCEPTED = "a folder, a .zip, scenes, cifar10[:PATH], cifar100[:PATH], imagenet
 
 
 def as_spec(given: Any) -> Any:
-    """Data as a terminal gives it: text instead of paths, and the word itself in place of a list of one."""
-    if isinstance(given, list) and len(given) == 1:
-        given = given[0]
-    return str(given) if isinstance(given, Path) else given
+    """Data as commands and `open_data` take it: a name, several names, or what a program holds as `ImageData`."""
+    if given is None or isinstance(given, str):
+        return given
+    if isinstance(given, Path):
+        return str(given)
+    if isinstance(given, list | tuple) and any(isinstance(one, ImageData) for one in given):
+        return given  # opened sets, such as the pair that a training takes
+    images = given_images(given)
+    if images is not None:
+        return images
+    names = list(map(str, given))
+    if not names:
+        raise ValueError(f"no data is given: name {_ACCEPTED}")
+    return names[0] if len(names) == 1 else names
 
 
-def check_spec(spec: object) -> None:
-    """Raise unless `spec` is a name or a list of names; a data set of torch's would be read as a list without end."""
-    if isinstance(spec, str) or (isinstance(spec, list | tuple) and all(isinstance(one, str) for one in spec)):
-        return
-    raise ValueError(
-        f"data must be a name, a folder or a list of them, got {type(spec).__name__}: write its images to a folder, or "
-        "give each batch of a DataLoader to vit.record"
-    )
-
-
-def spec_text(spec: str | Sequence[str]) -> str:
+def spec_text(spec: str | Sequence[str] | ImageData) -> str:
     """The name of data, or of several sets that are joined."""
+    if isinstance(spec, ImageData):
+        return spec.name
     return spec if isinstance(spec, str) else " ".join(spec)
 
 
 def open_data(
-    spec: str | Sequence[str],
+    spec: Any,
     split: Split = "train",
     *,
     limit: int | None = None,
@@ -59,8 +63,9 @@ def open_data(
         spec: a folder (`train/<class>/x.jpg`, `<class>/x.jpg` or flat), `scenes`, `cifar10[:PATH]`, `cifar100[:PATH]`,
             `imagenet:PATH` (also with a flat validation folder and the devkit's list), `hf/NAME[:SPLIT]`,
             `wds/PATTERN` (tar shards, `wds/shard-{0000..0009}.tar`), or zip archives of a folder (several joined by
-            commas, or a glob). Several specs are joined, with labels where all have the same classes; one that is given
-            twice is drawn twice as often and opened once. nyuv2:PATH and ade20k:PATH give their images.
+            commas, or a glob). Several specs are joined, with labels if all have the same classes; one that is given
+            twice is drawn twice as often and opened once. nyuv2:PATH and ade20k:PATH give their images. Also a list of
+            image files or pictures, a tensor, an array, a torch Dataset or a DataLoader (in its Dataset's own order).
         split: `train`, `val` (the data's own validation split, else 5 % by a hash of the file name) or `all`.
         limit: at most this many images: a fixed sample spread over the data.
         size: the side at which scenes are drawn; other data keep their own.
@@ -69,32 +74,31 @@ def open_data(
         download: fetch CIFAR if it is not there.
     """
     spec = as_spec(spec)
-    check_spec(spec)
-    if not isinstance(spec, str) and len(spec) != 1:
-        options: dict[str, Any] = dict(size=size, root=root, download=download)
-        opened = {one: open_data(one, split, **options) for one in dict.fromkeys(spec)}
-        joined = JoinedImages([opened[one] for one in spec])
-        chosen = joined if limit is None else joined.select(joined.sample(limit))
-        chosen.skip_bad = skip_bad
-        return chosen
-    spec = spec if isinstance(spec, str) else spec[0]
-    if spec == "scenes":
-        from raptor.data.scenes.drawn import DrawnScenes
-
-        data: ImageData = DrawnScenes(split, size)
-    else:
-        data = _open_reader(spec, root, download)
-        data = data.select(choose_split(data.keys, data.parts, split, data.name))
+    names = list(spec) if isinstance(spec, list | tuple) else [spec]
+    opened = {name: _open_one(name, split, size, root, download) for name in dict.fromkeys(names)}
+    data = opened[names[0]] if len(names) == 1 else JoinedImages([opened[name] for name in names])
     if limit is not None:
         data = data.select(data.sample(limit))
     data.skip_bad = skip_bad
     return data
 
 
+def _open_one(spec: str | ImageData, split: Split, size: int | None, root: str | None, download: bool) -> ImageData:
+    """One split of the data of one name, or of data that is opened."""
+    if spec == "scenes":
+        from raptor.data.scenes.drawn import DrawnScenes
+
+        return DrawnScenes(split, size)
+    whole = spec if isinstance(spec, ImageData) else _open_reader(spec, root, download)
+    chosen = whole.select(choose_split(whole.keys, whole.parts, split, whole.name))
+    if whole.labels is not None and chosen.labels is None:
+        num_missing = sum(label < 0 for label in whole.labels)
+        tell_once(f"the labels of {whole.name} ({split}) are not used: {num_missing:,} of its images have none")
+    return chosen
+
+
 class _FrameImages(ImageData):
     """The images of dense data, without labels."""
-
-    has_frames = True
 
     def __init__(self, frames: DenseData) -> None:
         super().__init__(frames.name, list(frames.names), parts=frames.parts, keys=list(frames.keys))
@@ -106,9 +110,9 @@ class _FrameImages(ImageData):
     def content(self, position: int) -> bytes:
         return self.frames.content(position)
 
-    def stamp(self, position: int, earlier: bool = False) -> int:
+    def stamp(self, position: int) -> int:
         """The size of the image's own file; targets do not matter."""
-        return 0 if earlier else self.num_bytes(position) or self.frames.stamp(position)
+        return self.num_bytes(position) or self.frames.stamp(position)
 
     def read(self, position: int) -> Image.Image:
         return self.frames.read(position)[0]
@@ -148,16 +152,15 @@ def _below(root: str | None, path: str) -> str:
 def _did_you_mean(spec: str, folder: Path) -> str:
     if spec in ("nyuv2", "ade20k", "imagenet"):
         return f", write {spec}:PATH"
-    named = {name: name for name in NAMED}
-    if folder.parent.is_dir():
-        named |= {str(path): str(path) for path in sorted(folder.parent.iterdir())[:1000]}
-    for prefix in ("hf", "wds"):
-        head, mark, tail = spec.replace(":", "/", 1).partition("/")
-        if mark and tail and head.lower() in (prefix, {"hf": "huggingface", "wds": "webdataset"}[prefix]):
-            return f", did you mean {prefix}/{tail}?"
-    heads = difflib.get_close_matches(spec.partition(":")[0].lower().replace("-", ""), list(named)[:3], 1, 0.7)
-    near = heads or difflib.get_close_matches(str(folder), list(named), 1, 0.8)
-    return f", did you mean {named[near[0]]}?" if near else ""
+    head, mark, tail = spec.replace(":", "/", 1).partition("/")
+    prefix = {"hf": "hf", "huggingface": "hf", "wds": "wds", "webdataset": "wds"}.get(head.lower())
+    if prefix and mark and tail:
+        return f", did you mean {prefix}/{tail}?"
+    near = difflib.get_close_matches(head.lower().replace("-", ""), NAMED, 1, 0.7)
+    if not near and folder.parent.is_dir():
+        siblings = [*NAMED, *map(str, sorted(folder.parent.iterdir())[:1000])]
+        near = difflib.get_close_matches(str(folder), siblings, 1, 0.8)
+    return f", did you mean {near[0]}?" if near else ""
 
 
 def open_dense(
@@ -197,5 +200,7 @@ def _open_dense_reader(spec: str, task: str) -> DenseData:
 
         return open_nyuv2(path, task)
     near = difflib.get_close_matches(kind.lower(), DENSE_KINDS, 1, 0.6)
-    hint = f", did you mean {near[0]}{':PATH' if near[0] != 'scenes' else ''}?" if near else ""
+    hint = ""
+    if near:
+        hint = f", did you mean {near[0] if near[0] == 'scenes' else near[0] + ':PATH'}?"
     raise ValueError(f"unknown dense data {spec!r}{hint}; give scenes, ade20k:PATH or nyuv2:PATH")

@@ -9,22 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raptor.data.by_name import NAMED, as_spec, check_spec, open_data, spec_text
+from raptor.data.apart import check_apart
+from raptor.data.archives import list_files
+from raptor.data.by_name import NAMED, as_spec, open_data, spec_text
 from raptor.data.classes import for_head, head_names, renumbered
-from raptor.data.images import NUM_SIZES, ImageData, Items
+from raptor.data.images import ImageData
 from raptor.data.split import is_train, own_validation
 from raptor.run import RunError, read_config
 
 DEFAULT_DATA = "scenes"
-Described = dict[str, dict[str, Any]]
-"""Number and fingerprint of images, by part: train and val."""
-_NUM_COMPARED = 128  # judged images that are compared with those trained on
-_MAX_READ = 2048  # training files that are read for it
-_MAX_DECODED = 512  # training images that are no files, and so are decoded for it
+Spec = str | Sequence[str] | ImageData
+"""Data by one name or several, or opened."""
 
 
 def tell_of_scenes(model: Any) -> None:
-    """Say that the images are the built-in scenes, where nobody chose them, unless the model was trained on those."""
+    """Say that the images are the built-in scenes if nobody chose them, unless the model was trained on those."""
     if not str(getattr(model, "name", model)).startswith(DEFAULT_DATA):
         print("the images are the built-in scenes, which are drawn: --data gives others", file=sys.stderr, flush=True)
 
@@ -37,14 +36,14 @@ class ChosenData:
         data, val: as `open_data` takes them.
         split: of what is judged: `val`, or another part. Of `val` data without a validation part, `val` is all of it.
         classes: of the model's head in its order, as `--classes` names them.
-        names: the same as the model keeps them, where it does: a saved model, and a run made with `--classes`.
+        names: the same as the model keeps them: a saved model, and a run made with `--classes`.
         num_classes: outputs of the head (the model's own, or one in a file), whose order labels then have; 0 leaves
             them as they are.
-        run: the run that `data` and `val` are of, where they were not given: other images than its are refused.
+        run: the run that `data` and `val` are of, if they were not given: other images than its are refused.
     """
 
-    data: str | Sequence[str]
-    val: str | Sequence[str] | None = None
+    data: Spec
+    val: Spec | None = None
     split: str = "val"
     classes: Sequence[str] | None = None
     skip_bad: bool = False
@@ -53,19 +52,19 @@ class ChosenData:
     run: _RunImages | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        for spec in (self.data, self.val):
-            if spec is not None:
-                check_spec(spec)
+        object.__setattr__(self, "data", as_spec(self.data))
+        if self.val is not None:
+            object.__setattr__(self, "val", as_spec(self.val))
 
     @classmethod
     def of(
         cls, model: Any, options: Mapping[str, Any], names: Sequence[str] | None = None, num_classes: int = 0
     ) -> ChosenData:
-        """What the options of a command choose; where they are silent, what the run of `model` was made with.
+        """What the options of a command choose; what they leave open is as the run of `model` was made.
 
         names, num_classes: of the model's head, as in the attributes.
         """
-        given = {key: as_spec(options.get(key)) for key in ("data", "val") if options.get(key) is not None}
+        given = {key: options[key] for key in ("data", "val") if options.get(key) is not None}
         chosen: dict[str, Any] = {"data": DEFAULT_DATA}
         if "data" not in given:
             kept = _remembered(model, with_val="val" not in given)
@@ -88,7 +87,12 @@ class ChosenData:
     @property
     def name(self) -> str:
         """The data that is judged, for results and titles."""
-        return spec_text(self.data if self.val is None else self.val)
+        return spec_text(self.judged_spec)
+
+    @property
+    def judged_spec(self) -> Spec:
+        """The data that is judged."""
+        return self.data if self.val is None else self.val
 
     @property
     def _known(self) -> Sequence[str] | None:
@@ -99,7 +103,7 @@ class ChosenData:
         """The images to train or fit on.
 
         any_class: whether they may be of other classes than the head's, because nothing is fitted to their labels;
-            those of such images are left out.
+            such images have no labels then.
         """
         self.check_same(self.data, "train")
         found = open_data(self.data, "train", limit=limit, size=size, skip_bad=self.skip_bad)
@@ -108,16 +112,18 @@ class ChosenData:
         return renumbered(found, self._known) or found.without_labels()
 
     def trained_on(self, model: Any, size: int | None = None) -> ImageData | None:
-        """The training images of the run that `model` names or lies in; None where it is of no run, or they are gone.
+        """The training images of the run that `model` names or lies in; None if there is no run, or they are gone.
 
-        Where they are gone, or its data holds other images by now, this is said.
+        If they are gone, or the run's data holds other images by now, this is said.
         """
         if self.run is not None:  # they are the run's, and compared with what it remembers
             return self.training(None, size, any_class=True)
         try:
             kept = _remembered(model)
-            of_run = ChosenData(**kept, names=self._known, num_classes=self.num_classes) if "data" in kept else None
-            return None if of_run is None else of_run.training(None, size, any_class=True)
+            if "data" not in kept:
+                return None
+            of_run = ChosenData(**kept, names=self._known, num_classes=self.num_classes)
+            return of_run.training(None, size, any_class=True)
         except ValueError as error:
             why = str(error).rpartition(": ")[0] or error
             print(f"what {model} was trained on is not compared with: {why}", file=sys.stderr)
@@ -138,28 +144,27 @@ class ChosenData:
     ) -> ImageData:
         """The images to judge on.
 
-        like: training images, whose numbers the classes get; without labels where a class is not among theirs. Most of
-            the judged images may not be among them.
-        also: further training images that most may not be among.
+        like: training images, whose numbers the classes get; without labels if a class is not among theirs. The judged
+            images must not be among them, see `check_apart`.
+        also: further training images that the judged ones must not be among.
         """
-        spec, split = self.data if self.val is None else self.val, self.judged_split
-        self.check_same(spec, self.split)
-        found = open_data(spec, split, limit=limit, size=size, skip_bad=self.skip_bad)
-        if split not in ("train", "all"):
-            for train in _without_parts([data for data in (like, also) if data is not None]):
+        self.check_same(self.judged_spec, self.split)
+        found = open_data(self.judged_spec, self.judged_split, limit=limit, size=size, skip_bad=self.skip_bad)
+        if self.judged_split not in ("train", "all"):
+            for train in _largest([data for data in (like, also) if data is not None]):
                 check_apart(train, found)
         found = self._for_head(found)
         return found if like is None else labelled_like(found, like)
 
-    def check_same(self, spec: str | Sequence[str], split: str) -> None:
-        """Raise where this is the data of a run and holds other images than the run was made with."""
+    def check_same(self, spec: Spec, split: str) -> None:
+        """Raise if this is the data of a run and holds other images than the run was made with."""
         if self.run is not None:
             self.run.check(spec, split)
 
     def labelled(self, train: ImageData, judged: ImageData, size: int | None = None) -> ImageData:
-        """The images that heads are fitted on: `train` or, where it has no labels, the training part of `val`.
+        """The images that heads are fitted on: `train` or, if it has no labels, the training part of `val`.
 
-        Only of a `val` that has a validation part too: of any other all images are judged.
+        Only of a `val` that has a validation part too: all images of any other one are judged.
         """
         if train.labels is not None or judged.labels is None or self.val is None:
             return train
@@ -184,20 +189,22 @@ class _RunImages:
     """
 
     folder: Path
-    data: str | Sequence[str]
-    val: str | Sequence[str] | None
+    data: Spec
+    val: Spec | None
     split: str
     images: dict[str, Any]
     has_classes: bool
 
-    def check(self, spec: str | Sequence[str], split: str) -> None:
-        """Raise where the part of `spec` that is read is the run's and holds other images by now."""
-        if self.val is None:
-            parts = {"train": ["train"], "all": ["train", "val"]}.get(split, ["val"])
-        else:
+    def check(self, spec: Spec, split: str) -> None:
+        """Raise if the part of `spec` that is read is the run's and holds other images by now."""
+        if spec not in (self.data, self.val):
+            return
+        if self.val is not None:
             parts = ["train" if spec == self.data else "val"]
-        for part in parts if spec in (self.data, self.val) else ():
-            if not self._is_same(part):
+        else:
+            parts = {"train": ["train"], "all": ["train", "val"]}.get(split, ["val"])
+        for part in parts:
+            if part in self.images and not self._is_same(part):
                 option = "--data" if spec == self.data else "--val"
                 raise RunError(
                     f"{spec_text(spec)} holds other images than those {self.folder} was made with: give {option}, or "
@@ -205,31 +212,33 @@ class _RunImages:
                 )
 
     def _is_same(self, part: str) -> bool:
-        """Whether the run's images are there; labels and sizes do not matter. Runs of earlier versions do not know."""
+        """Whether the run's images are there; labels and sizes do not matter."""
         try:
             num_images, saved = int(self.images[part]["num_images"]), str(self.images[part]["fingerprint"])
         except (KeyError, TypeError, ValueError, OverflowError):
-            return True
+            return False
         own = ChosenData(self.data, self.val, self.split)
         found = own.training(num_images) if part == "train" else own.judged(num_images)
-        if len(found) != num_images or not found.has_fingerprint(saved):
+        if len(found) != num_images or found.fingerprint() != saved:
             return False
         del self.images[part]  # once is enough
         return True
 
 
 def labelled_like(judged: ImageData, train: ImageData) -> ImageData:
-    """`judged` with the numbers that its classes have in `train`; without labels where one is not among them."""
+    """`judged` with the numbers that its classes have in `train`; without labels if one is not among them."""
     if train.classes is None or judged.classes in (None, train.classes):
         return judged
     same = renumbered(judged, train.classes)
-    if same is None:
-        print(
-            f"the labels of {judged.name} are not used: they are not of the classes of {train.name} "
-            f"({', '.join(train.classes[:3])}{', …' if train.classes[3:] else ''})",
-            file=sys.stderr,
-        )
-    return same or judged.without_labels()
+    if same is not None:
+        return same
+    more = ", …" if len(train.classes) > 3 else ""
+    print(
+        f"the labels of {judged.name} are not used: they are not of the classes of {train.name} "
+        f"({', '.join(train.classes[:3])}{more})",
+        file=sys.stderr,
+    )
+    return judged.without_labels()
 
 
 def tell_of_new_classes(train: ImageData, judged: ImageData) -> None:
@@ -237,54 +246,18 @@ def tell_of_new_classes(train: ImageData, judged: ImageData) -> None:
     if train.labels is None or judged.labels is None:
         return
     known = {(train.classes or ())[label] for label in train.present()}
-    names = [(judged.classes or ())[label] for label in sorted(judged.present())]
-    new = [name for name in names if name not in known]
-    if new and len(known) > 1:  # a probe of one class is refused
-        listed = ", ".join(new[:3]) + (f" and {len(new) - 3} more" if new[3:] else "")
+    if len(known) < 2:  # a probe of one class is refused
+        return
+    judged_names = [(judged.classes or ())[label] for label in sorted(judged.present())]
+    new = [name for name in judged_names if name not in known]
+    if new:
+        more = f" and {len(new) - 3} more" if len(new) > 3 else ""
+        listed = ", ".join(new[:3]) + more
         print(f"no training image is of class {listed}: a probe is wrong about those held-out images", file=sys.stderr)
 
 
-def describe_images(train: Items, val: Items) -> Described:
-    """What a run remembers of its images, to notice when they change."""
-    return {"train": _describe(train), "val": _describe(val)}
-
-
-def _describe(data: Items) -> dict[str, Any]:
-    found, earlier = {"num_images": len(data), "fingerprint": data.fingerprint()}, data.earlier_fingerprint()
-    return found if earlier is None else {**found, "earlier_fingerprint": earlier}
-
-
-def _is_same(saved: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
-    """Whether these images were remembered, by this version or an earlier one."""
-    known = (found["fingerprint"], found.get("earlier_fingerprint"))
-    return saved["num_images"] == found["num_images"] and saved["fingerprint"] in known
-
-
-def as_remembered(saved: object, found: Described) -> Described:
-    """`found`, each part of it as `saved`, which the config of a run holds, describes it where the images are these."""
-    kept = dict(found)
-    for part, new in found.items():
-        old = saved.get(part) if isinstance(saved, dict) else None
-        if isinstance(old, dict) and {"num_images", "fingerprint"} <= old.keys() and _is_same(old, new):
-            kept[part] = old
-    return kept
-
-
-def changed_images(saved: Described, found: Described) -> list[str]:
-    """The parts of what was remembered that differ from what is found, each as `train: 96 (0a1b2c3d) -> 97 (…)`."""
-    return [
-        f"{part}: {_count_text(old)} -> {_count_text(found[part])}"
-        for part, old in saved.items()
-        if part in found and not _is_same(old, found[part])
-    ]
-
-
-def _count_text(of: dict[str, Any]) -> str:
-    return f"{of['num_images']} ({of['fingerprint'][:8]})"
-
-
-def _without_parts(sets: list[ImageData]) -> list[ImageData]:
-    """Sets of training images without those of which a larger one holds all images."""
+def _largest(sets: list[ImageData]) -> list[ImageData]:
+    """These sets of training images without any that is a part of a larger one."""
     kept: list[ImageData] = []
     for data in sorted(sets, key=len, reverse=True):
         if not any(_places(data.specs) <= _places(larger.specs) for larger in kept):
@@ -292,122 +265,70 @@ def _without_parts(sets: list[ImageData]) -> list[ImageData]:
     return kept
 
 
-def check_apart(train: ImageData, judged: ImageData) -> None:
-    """Raise where half of the judged images, or more, are among those trained on; where fewer are, say so.
-
-    Those of a sample of the judged images are looked for: files byte for byte, of more than 10,000 training files in a
-    sample and among those of the same names; images that are no files by their pixels, in a sample too, or by their
-    names where both are of the same set. Files and what is no file are not compared, which is said.
-    """
-    rows = [(i, judged.file_size(i)) for i in judged.sample(_NUM_COMPARED)]
-    files = _shared_files(train, judged, [row for row in rows if row[1]])
-    has_files = any(size for _, size in rows)  # then one of no size may be empty or gone
-    readable = [i for i, size in rows if size or judged.digest(i, pixels=has_files) is not None]
-    others = _shared_pixels(train, judged, [i for i in readable if not judged.file_size(i)])
-    pairs, num_looked_at = [*files[0], *others[0]], files[1] + others[1]
-    if num_looked_at < len(readable):
-        some = f"{len(readable) - num_looked_at} of {len(readable)} images" if num_looked_at else "the images"
-        with_which = f"the training images of {train.name}"
-        print(f"{some} of {judged.name} were not compared with {with_which}: only one side is files", file=sys.stderr)
-    if not pairs:
-        return
-    pair = " and ".join(dict.fromkeys(pairs[0]))
-    found = (
-        f"{len(pairs)} of {num_looked_at} images of {judged.name} that were compared are also in the training images "
-        f"of {train.name} (such as {pair})"
-    )
-    if 2 * len(pairs) >= len(readable):
-        is_one_set = _places(judged.specs) <= _places(train.specs)
-        own = "remove the copies, or judge on others with --val"
-        other = "judge on others with --val, or leave it out for held-out ones"
-        raise ValueError(f"{found}: {own if is_one_set else other}")
-    print(found, file=sys.stderr)
-
-
-_Pairs = list[tuple[str, str]]
-"""Names of a judged image and of the training image that is the same."""
-
-
-def _shared_files(train: ImageData, judged: ImageData, rows: list[tuple[int, int]]) -> tuple[_Pairs, int]:
-    """Which of `rows` (image, bytes) of the judged files are training files, and how many were compared."""
-    sizes, keys = {size for _, size in rows}, {judged.keys[i] for i, _ in rows}
-    if not rows:
-        return [], 0
-    by_size = {i: train.file_size(i) for i in _looked_at(train, NUM_SIZES, keys)}
-    if not any(by_size.values()):
-        return [], 0
-    alike = [i for i, size in by_size.items() if size in sizes]
-    known = {train.digest(i): i for i in alike[:_MAX_READ]}
-    return _pairs(train, judged, known, [(i, judged.digest(i)) for i, _ in rows]), len(rows)
-
-
-def _pairs(
-    train: ImageData, judged: ImageData, known: dict[bytes | None, int], found: list[tuple[int, bytes | None]]
-) -> _Pairs:
-    """Judged images and their digests, as far as a training image has the same one."""
-    return [
-        (judged.names[i], train.names[known[digest]]) for i, digest in found if digest is not None and digest in known
-    ]
-
-
-def _shared_pixels(train: ImageData, judged: ImageData, rows: list[int]) -> tuple[_Pairs, int]:
-    """The same of judged images that are no files."""
-    if not rows:
-        return [], 0
-    if set(judged.specs) <= set(train.specs):
-        names = set(train.names)
-        shown = [judged.names[i] for i in rows]
-        same = [name for name in shown if name in names or f"{judged.name}: {name}" in names]
-        return [(name, name) for name in same], len(rows)
-    looked_at = _looked_at(train, _MAX_DECODED, {judged.keys[i] for i in rows})
-    known = {train.digest(i, pixels=True): i for i in looked_at[: 2 * _MAX_DECODED] if not train.file_size(i)}
-    known.pop(None, None)
-    found = [(i, judged.digest(i, pixels=True)) for i in rows] if known else []
-    return _pairs(train, judged, known, found), len(found)
-
-
-def _looked_at(train: ImageData, limit: int, keys: set[str]) -> list[int]:
-    """Training images that others are compared with: those with one of `keys`, then a sample of `limit`."""
-    same = [i for i, key in enumerate(train.keys) if key in keys]
-    return list(dict.fromkeys([*same, *train.sample(limit)]))
-
-
-def _places(spec: str | Sequence[str]) -> set[str]:
-    """Data as it was given, with paths as they really are: `photos/`, `./photos` and a link to it are one place."""
+def _places(spec: Spec) -> set[str]:
+    """The files and folders that data is read from: `photos/`, `./photos` and a link to it are one place."""
+    if isinstance(spec, ImageData):
+        return {spec.name}
     places = set()
     for one in [spec] if isinstance(spec, str) else spec:
-        kind, colon, path = one.rpartition(":")
-        places.add(f"{kind}{colon}{os.path.realpath(os.path.expanduser(path))}" if "/" in path or not colon else one)
+        kind, path = _kind_and_path(one)
+        try:
+            files = list_files(path) if path.lower().endswith((".zip", ".zip}", ".tar", ".tar}")) else [path]
+        except ValueError:  # it is reported when it is opened
+            files = [path]
+        for file in files:
+            real = os.path.realpath(os.path.expanduser(file))
+            places.add(kind + real if os.path.exists(real) else one)
     return places
 
 
+def _kind_and_path(spec: str) -> tuple[str, str]:
+    """`nyuv2:` and PATH, `hf/` and PATH, or no kind and the whole; a part of a hub set belongs to its kind."""
+    for prefix in ("hf/", "wds/"):
+        if spec.startswith(prefix):
+            path, colon, part = spec.removeprefix(prefix).partition(":")
+            return prefix + colon + part if prefix == "hf/" else "", path
+    if spec in NAMED:
+        return spec, ""
+    kind, colon, path = spec.partition(":")
+    return (kind + colon, path) if colon and not os.path.exists(spec) else ("", spec)
+
+
 def _remembered(model: Any, with_val: bool = True) -> dict[str, Any]:
-    """`data`, `val` and `run` of the run folder that `model` names or lies in; empty where it is of no run.
+    """`data`, `val` and `run` of the run folder that `model` names or lies in; empty if it is of no run.
 
     with_val: whether the run's `val` is wanted; otherwise only its `data` has to be there.
     """
     if not isinstance(model, str | Path):
         return {}
-    for folder in (Path(model).expanduser(), Path(model).expanduser().parent):
-        if (folder / "config.yaml").is_file():
-            config = read_config(folder)
-            wanted = ("data", "val") if with_val else ("data",)
-            kept = {key: config[key] for key in wanted if config.get(key) is not None}
-            for path in (kept.get("data"), kept.get("val")):
-                _check_there(path, folder)
-            known = config.get("images")
-            images = dict(known) if isinstance(known, dict) else {}
-            if not with_val:
-                images.pop("val", None)
-            if "data" in kept:
-                split, named = str(config.get("split") or "val"), config.get("classes") is not None
-                kept["run"] = _RunImages(folder, kept["data"], kept.get("val"), split, images, named)
-            return kept
-    return {}
+    own = Path(model).expanduser()
+    folder = next((place for place in (own, own.parent) if (place / "config.yaml").is_file()), None)
+    if folder is None:
+        return {}
+    config = read_config(folder)
+    wanted = ("data", "val") if with_val else ("data",)
+    kept = {key: config[key] for key in wanted if config.get(key) is not None}
+    for spec in kept.values():
+        _check_there(spec, folder)
+    if "data" in kept:
+        known = config.get("images")
+        images = dict(known) if isinstance(known, dict) else {}
+        if not with_val:
+            images.pop("val", None)
+        kept["run"] = _RunImages(
+            folder,
+            kept["data"],
+            kept.get("val"),
+            str(config.get("split") or "val"),
+            images,
+            has_classes=config.get("classes") is not None,
+        )
+    return kept
 
 
 def _check_there(spec: Any, folder: Path) -> None:
+    """Raise if a folder or file that a run read is gone. Patterns and names of sets are looked up later."""
     for path in [spec] if isinstance(spec, str) else spec or []:
-        is_path = path not in NAMED and ":" not in path and not path.startswith(("hf/", "wds/")) and "," not in path
-        if is_path and not any(letter in path for letter in "*{[") and not Path(path).expanduser().exists():
+        is_pattern = ":" in path or path.startswith(("hf/", "wds/")) or any(letter in path for letter in ",*{[")
+        if path not in NAMED and not is_pattern and not Path(path).expanduser().exists():
             raise RunError(f"{path}, the data of {folder}, is not there: give its new place with --data")

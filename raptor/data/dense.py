@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from raptor.data.archives import ZipEntry, list_files, read_zip_entry, zip_entries
+from raptor.data.archives import ZipEntry, list_files, zip_files
 from raptor.data.folder import walk_folders
 from raptor.data.images import Items, file_bytes, read_file
 from raptor.data.preprocess import as_rgb
@@ -58,9 +58,11 @@ class DenseData(Items):
         eigen_crop: bool = False,
     ) -> None:
         super().__init__(name, names, parts)
-        self.task, self.frame = task, frame
+        self.task = task
+        self.frame = frame
         self.classes = None if classes is None else list(classes)
-        self.max_depth, self.eigen_crop = max_depth, eigen_crop
+        self.max_depth = max_depth
+        self.eigen_crop = eigen_crop
         self._ahead: dict[tuple[int, Size], Future[tuple[np.ndarray, np.ndarray]]] = {}
 
     @property
@@ -84,6 +86,9 @@ class DenseData(Items):
         except Exception as error:  # image decoders raise almost anything
             raise self.unreadable(index, error) from error
 
+    def picture(self, index: int) -> Image.Image:
+        return self.load(index)[0]
+
     def select(self, indices: Sequence[int]) -> Self:
         """The same reader over some of its images."""
         chosen = super().select(indices)
@@ -96,9 +101,12 @@ class DenseData(Items):
 
     def batch(self, indices: Tensor, size: Size, device: torch.device) -> tuple[Tensor, Tensor]:
         """Images `indices` (B,) resized to uint8 (B, 3, *size) and targets (B, *frame), on `device`."""
-        ahead, self._ahead = self._ahead, {}
+        ahead = self._ahead
+        self._ahead = {}
         waiting = [ahead.get((i, size)) or self._submit(i, size) for i in indices.tolist()]
-        images, targets = (torch.from_numpy(np.stack(part)) for part in zip(*(pair.result() for pair in waiting)))
+        pairs = [pair.result() for pair in waiting]
+        images = torch.from_numpy(np.stack([image for image, _ in pairs]))
+        targets = torch.from_numpy(np.stack([target for _, target in pairs]))
         return images.permute(0, 3, 1, 2).to(device), targets.to(device, self.dtype)
 
     def prefetch(self, indices: Tensor, size: Size) -> None:
@@ -129,7 +137,6 @@ class DenseData(Items):
 class PairedFiles(DenseData):
     """Images and targets that are files: `pairs` are their paths in `files`."""
 
-    has_frames = True
     files: Files
     pairs: list[tuple[str, str]]
 
@@ -139,9 +146,9 @@ class PairedFiles(DenseData):
     def content(self, position: int) -> bytes:
         return self.files.read(self.pairs[position][0])
 
-    def stamp(self, position: int, earlier: bool = False) -> int:
+    def stamp(self, position: int) -> int:
         """The sizes of image and target together."""
-        return 0 if earlier else sum(map(self.files.num_bytes, self.pairs[position]))
+        return sum(map(self.files.num_bytes, self.pairs[position]))
 
 
 @cache
@@ -153,7 +160,9 @@ def _nearest(target: np.ndarray, frame: Size) -> np.ndarray:
     """`target` (H, W) resized to `frame` by nearest neighbour."""
     if target.shape == frame:
         return target
-    rows, columns = (((np.arange(n) + 0.5) * side / n).astype(np.int64) for n, side in zip(frame, target.shape))
+    height, width = frame
+    rows = ((np.arange(height) + 0.5) * target.shape[0] / height).astype(np.int64)
+    columns = ((np.arange(width) + 0.5) * target.shape[1] / width).astype(np.int64)
     return target[rows[:, None], columns[None, :]]
 
 
@@ -165,7 +174,9 @@ class FrameStore:
 
     def __init__(self, data: DenseData, size: Size, device: torch.device, copies: int = 1) -> None:
         note_images(data)
-        self.data, self.size, self.device = data, size, device
+        self.data = data
+        self.size = size
+        self.device = device
         self.images: Tensor | None = None
         self.targets: Tensor | None = None
         num_bytes = len(data) * (3 * size[0] * size[1] + data.dtype.itemsize * data.frame[0] * data.frame[1])
@@ -204,14 +215,14 @@ class Files:
         self.entries: dict[str, ZipEntry] = {}
         if self.root.is_dir():
             self.paths = sorted(prefix + name for prefix, names in walk_folders(self.root) for name in names)
-        else:
-            self.entries = {
-                entry.path: entry for archive in list_files(spec) for entry in zip_entries(archive, lambda _: True)
-            }
-            self.paths = sorted(self.entries)
+            return
+        for archive in list_files(spec):
+            for path, info in zip_files(archive).items():
+                self.entries[path] = ZipEntry.of(archive, path, info)
+        self.paths = sorted(self.entries)
 
     def num_bytes(self, path: str) -> int:
         return self.entries[path].num_bytes if self.entries else file_bytes(self.root / path)
 
     def read(self, path: str) -> bytes:
-        return read_zip_entry(self.entries[path]) if self.entries else read_file(self.root / path)
+        return self.entries[path].read() if self.entries else read_file(self.root / path)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,12 @@ from raptor.data.index import Listing, indexed
 from raptor.data.names import PackedNames
 from raptor.data.split import TRAIN_NAMES, VAL_NAMES, is_split_name, split_keys
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".jp2", ".avif")
+SUFFIXES = (
+    *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".jp2", ".avif"),
+    *(".jfif", ".jpe", ".pbm", ".pnm"),
+)
+_UNREAD_SUFFIXES = (".heic", ".heif", ".jxl", ".psd", ".svg", ".eps", ".dng", ".cr2", ".nef", ".arw", ".tga", ".ico")
+"""Pictures that no decoder here reads: they are counted, because their owner believes that they are in the data."""
 _ARCHIVES = {".zip": "{}/*.zip", ".tar": "wds/{}/*.tar", ".parquet": "hf/{}"}
 _TABLES = ("metadata.csv", "labels.csv", "metadata.jsonl", "train.csv")
 _MAX_LINKS = 8  # links to folders on the way to a file
@@ -29,10 +35,33 @@ class Entry(NamedTuple):
     class_name: str | None
 
 
+def is_hidden(path: str) -> bool:
+    """Whether a relative path is of a hidden file, or of a resource fork as macOS packs them."""
+    return any(piece.startswith(".") or piece == "__MACOSX" for piece in path.split("/"))
+
+
 def is_image_path(path: str) -> bool:
-    """Whether a relative path looks like an image, and not like a hidden or resource-fork file."""
-    pieces = path.split("/")
-    return path.lower().endswith(SUFFIXES) and not any(p.startswith(".") or p == "__MACOSX" for p in pieces)
+    """Whether a relative path looks like an image that can be read."""
+    return path.lower().endswith(SUFFIXES) and not is_hidden(path)
+
+
+def count_unread(paths: Iterable[str], unread: tuple[str, ...] = (*_UNREAD_SUFFIXES, *_ARCHIVES)) -> dict[str, int]:
+    """How many of these files hold images that are not read, by suffix: unknown formats, and archives in archives."""
+    suffixes = [os.path.splitext(path)[1].lower() for path in paths if path.lower().endswith(unread)]
+    return dict(sorted(Counter(suffixes).items()))
+
+
+def tell_left_out(name: str, left_out: dict[str, int]) -> None:
+    """Say how many files of each kind are not read."""
+    if left_out:
+        kinds = ", ".join(f"{number:,} {kind}" for kind, number in left_out.items())
+        tell_once(f"left out of {name}: {kinds}; convert, repair or unpack them to use them")
+
+
+@cache
+def tell_once(line: str) -> None:
+    """Print a line about data, which is opened once for each of its splits."""
+    print(line, file=sys.stderr)
 
 
 def arrange(paths: Sequence[str]) -> list[Entry]:
@@ -46,26 +75,31 @@ def arrange(paths: Sequence[str]) -> list[Entry]:
         rows = [(path, tail[1:]) for path, tail in rows]
     if not _has_splits([tail for _, tail in rows]):
         return [Entry(path, None, tail[0] if len(tail) > 1 else None) for path, tail in rows]
-    inside = [(path, tail) for path, tail in rows if len(tail) > 1 and is_split_name(tail[0])]
     _tell_of_others([tail for _, tail in rows])
-    return [Entry(path, tail[0].lower(), tail[1] if len(tail) > 2 else None) for path, tail in inside]
+    entries = []
+    for path, tail in rows:
+        if len(tail) > 1 and is_split_name(tail[0]):
+            class_name = tail[1] if len(tail) > 2 else None
+            entries.append(Entry(path, tail[0].lower(), class_name))
+    return entries
 
 
 def _tell_of_others(tails: list[list[str]]) -> None:
-    """Say which folders are left out because others are called as splits are."""
+    """Say which folders are left out because others have the names of splits."""
     splits = sorted({tail[0] for tail in tails if len(tail) > 1 and is_split_name(tail[0])})
     others = [tail[0] if len(tail) > 1 else "no folder" for tail in tails if tail[0] not in splits]
-    if others:
-        names = sorted(set(others))
-        shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-        print(
-            f"folders named {' and '.join(splits)} are taken as splits: {len(others)} images in others are left out "
-            f"({shown}); rename those folders if they are classes",
-            file=sys.stderr,
-        )
+    if not others:
+        return
+    names = sorted(set(others))
+    shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    tell_once(
+        f"folders named {' and '.join(splits)} are taken as splits: {len(others)} images in others are left out "
+        f"({shown}); rename those folders if they are classes"
+    )
 
 
 def _is_wrapped(tails: list[list[str]]) -> bool:
+    """Whether all images lie in one folder around the folders of splits or classes."""
     tops = {tail[0] for tail in tails if len(tail) > 1}
     inner = [tail[1:] for tail in tails]
     if len(tops) != 1 or is_split_name(min(tops)) or not all(inner):
@@ -74,23 +108,25 @@ def _is_wrapped(tails: list[list[str]]) -> bool:
 
 
 def _has_splits(tails: list[list[str]]) -> bool:
+    """Whether the outer folders are splits."""
     tops = {tail[0].lower() for tail in tails if len(tail) > 1}
-    flat = any(len(tail) == 1 for tail in tails)
-    both = bool(tops & set(TRAIN_NAMES)) and bool(tops & set(VAL_NAMES))
-    return both or (bool(tops) and not flat and all(map(is_split_name, tops)))
+    is_flat = any(len(tail) == 1 for tail in tails)
+    has_both = bool(tops & set(TRAIN_NAMES)) and bool(tops & set(VAL_NAMES))
+    return has_both or (bool(tops) and not is_flat and all(map(is_split_name, tops)))
 
 
 def label_entries(class_names: Sequence[str | None]) -> tuple[list[int] | None, list[str] | None]:
-    """Class names to indices in sorted order, -1 where there is none; (None, None) if no image has a class.
+    """Class names to indices in sorted order, -1 if there is none; (None, None) if no image has a class.
 
     A name may be written in two ways in Unicode, as macOS and others do: they are one class.
     """
-    class_names = [None if name is None else unicodedata.normalize("NFC", name) for name in class_names]
-    classes = sorted({name for name in class_names if name is not None})
-    if not classes:
+    written = {name for name in class_names if name is not None}
+    if not written:
         return None, None
-    index = {name: i for i, name in enumerate(classes)}
-    return [-1 if name is None else index[name] for name in class_names], classes
+    class_of = {name: unicodedata.normalize("NFC", name) for name in written}
+    classes = sorted(set(class_of.values()))
+    index = {name: number for number, name in enumerate(classes)}
+    return [-1 if name is None else index[class_of[name]] for name in class_names], classes
 
 
 class FolderImages(FileImages):
@@ -101,6 +137,8 @@ class FolderImages(FileImages):
         found = indexed("folder", [str(self.root)], lambda: _list_folder(self.root))
         super().__init__(str(root), found.names, found.labels, found.classes, found.parts, found.keys)
         self.paths = found.names
+        self.left_out = found.left_out
+        tell_left_out(self.name, self.left_out)
 
     def num_bytes(self, position: int) -> int:
         return file_bytes(self.root / self.paths[position])
@@ -110,47 +148,45 @@ class FolderImages(FileImages):
 
 
 def _list_folder(root: Path) -> Listing:
-    folders, paths, others = _list_images(root)
+    folders, paths, others = [], [], []
+    for prefix, names in walk_folders(root):
+        folders.append(str(root / prefix))
+        for path in (prefix + name for name in names):
+            if is_image_path(path):
+                paths.append(path)
+            elif not is_hidden(path):
+                others.append(path)
     entries = arrange(paths)
     archives = _how_to_read(root, others)
     if not entries:
         hint = f"; {archives}" if archives else ""
         raise ValueError(f"no images in folder {root}; expected files such as {', '.join(SUFFIXES[:4])}{hint}")
     if archives:
-        _tell_once(f"archives in {root} are not read beside its images: {archives}")
+        tell_once(f"archives in {root} are not read beside its images: {archives}")
     tables = [path for path in others if path.rpartition("/")[2].lower() in _TABLES]
     if tables:
-        _tell_once(f"{root / tables[0]} is not read: the classes of images are their folders")
+        tell_once(f"{root / tables[0]} is not read: the classes of images are their folders")
     labels, classes = label_entries([entry.class_name for entry in entries])
     names = [entry.path for entry in entries]
-    keys = PackedNames.pack(split_keys(names))
-    return Listing(PackedNames.pack(names), keys, labels, classes, [entry.part for entry in entries], folders)
-
-
-def _list_images(root: Path) -> tuple[list[str], list[str], list[str]]:
-    """The folders below `root`, the relative paths of their images, and those of archives and tables of labels."""
-    folders, found, others = [], [], []
-    for prefix, names in walk_folders(root):
-        folders.append(str(root / prefix))
-        found += [prefix + name for name in names if is_image_path(prefix + name)]
-        others += [prefix + name for name in names if name.lower().endswith((*_ARCHIVES, *_TABLES))]
-    return folders, found, others
+    return Listing(
+        PackedNames.pack(names),
+        PackedNames.pack(split_keys(names)),
+        labels,
+        classes,
+        [entry.part for entry in entries],
+        folders,
+        left_out=count_unread(others, _UNREAD_SUFFIXES),  # of archives there was a line
+    )
 
 
 def _how_to_read(root: Path, paths: Sequence[str]) -> str:
-    """How the first kind of archive among these files is given as data; empty where there is none."""
+    """How the first kind of archive among these files is given as data; empty if there is none."""
     for suffix, pattern in _ARCHIVES.items():
-        inside = [path for path in paths if path.lower().endswith(suffix) and not path.startswith(".")]
+        inside = [path for path in paths if path.lower().endswith(suffix)]
         if inside:
             folder = root / inside[0].rpartition("/")[0]
             return f"'{pattern.format(folder)}' reads the {suffix} files in it"
     return ""
-
-
-@cache
-def _tell_once(line: str) -> None:
-    """Print a line about a folder, which is listed for each of its splits."""
-    print(line, file=sys.stderr)
 
 
 def walk_folders(root: Path) -> Iterator[tuple[str, list[str]]]:

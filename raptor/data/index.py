@@ -1,7 +1,7 @@
-"""The index of a large set of images: listed once, kept in the cache folder, read in a moment by later processes.
+"""The listing of a large set of images: made once, kept in the cache folder, read in a moment by later processes.
 
-Listing a million images takes a minute and their names as Python strings take gigabytes. The index holds arrays that
-are mapped into memory, so processes on one machine share them.
+Listing a million images takes a minute, and their names as Python strings take gigabytes. The arrays of a kept
+listing are mapped into memory, so processes on one machine share them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from raptor.data.names import PackedNames
 from raptor.data.split import keep_shares
 
 MIN_IMAGES = 10_000  # smaller sets are listed each time
-_VERSION = 3  # raised where readers list the same files in another way
+_VERSION = 4  # raised when readers list the same files in another way
 _FRESH_S = 2.0  # a source that changed this shortly before may change again within the clock's tick
 _PATIENCE_S = 5.0
 
@@ -39,8 +39,8 @@ class Listing:
         labels: a class index per image, -1 for none, or None without classes.
         parts: the data's own split of each image, or None.
         sources: the files and folders it was listed from; another size or time of one makes it old.
-        words: further lists of names that a reader needs, such as its archives.
         numbers: further int64 columns (N,), such as where an image lies in its archive.
+        left_out: how many files of each kind were found and are not read.
     """
 
     names: PackedNames
@@ -49,14 +49,15 @@ class Listing:
     classes: list[str] | None
     parts: Sequence[str | None]
     sources: list[str] = field(default_factory=list)
-    words: dict[str, list[str]] = field(default_factory=dict)
     numbers: dict[str, np.ndarray] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
 
 
 def cache_folder() -> Path:
     """Where downloads and indexes are kept: $RAPTOR_CACHE, else `raptor` in the user's cache folder."""
-    own, shared = os.environ.get("RAPTOR_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    return Path(own).expanduser() if own else Path(shared or Path.home() / ".cache") / "raptor"
+    if own := os.environ.get("RAPTOR_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "raptor"
 
 
 def indexed(kind: str, addressed: Sequence[str], make: Callable[[], Listing]) -> Listing:
@@ -70,7 +71,8 @@ def indexed(kind: str, addressed: Sequence[str], make: Callable[[], Listing]) ->
     if len(listing.names) < MIN_IMAGES:
         return listing
     stamps = _stamps(listing.sources)
-    if max(stamp[1] for stamp in stamps) > time.time_ns() - _FRESH_S * 1e9:
+    newest_ns = max(changed_ns for _, changed_ns in stamps)
+    if newest_ns > time.time_ns() - _FRESH_S * 1e9:
         return listing
     try:
         _write(path, listing, stamps)
@@ -81,58 +83,63 @@ def indexed(kind: str, addressed: Sequence[str], make: Callable[[], Listing]) ->
             file=sys.stderr,
         )
         return listing
+    # Read back, so that the first process of many maps the file into memory as the others do.
     return _read(path) or listing
 
 
 def announced(archives: Iterable[str]) -> Iterator[str]:
     """The archives to list, with one line printed if that takes long."""
-    began, said = time.monotonic(), False
+    began = time.monotonic()
+    was_told = False
     for number, archive in enumerate(archives):
-        if not said and time.monotonic() - began > _PATIENCE_S:
+        if not was_told and time.monotonic() - began > _PATIENCE_S:
             print(f"listing images ({number} archives done); later runs read the index", file=sys.stderr)
-            said = True
+            was_told = True
         yield archive
 
 
 def _stamps(sources: Iterable[str]) -> list[tuple[int, int]]:
     """Size and time of each source; a folder's own time changes with what is in it, and its size says nothing."""
-    found = [os.stat(source) for source in sources]
-    return [(0 if os.path.isdir(source) else s.st_size, s.st_mtime_ns) for source, s in zip(sources, found)]
+    found = []
+    for source in sources:
+        status = os.stat(source)
+        size = 0 if os.path.isdir(source) else status.st_size
+        found.append((size, status.st_mtime_ns))
+    return found
 
 
 def _write(path: Path, listing: Listing, stamps: list[tuple[int, int]]) -> None:
     keep_shares(listing.keys)
     kinds = sorted({part for part in listing.parts if part is not None})
-    code: dict[str | None, int] = {kind: i for i, kind in enumerate(kinds)}
+    code: dict[str | None, int] = {kind: number for number, kind in enumerate(kinds)}
     code[None] = -1
-    arrays = {
-        **listing.names.arrays("names"),
-        **listing.keys.arrays("keys"),
-        "parts": np.fromiter((code[part] for part in listing.parts), np.int64, len(listing.parts)),
-        **{f"numbers.{name}": values for name, values in listing.numbers.items()},
-    }
+    arrays = listing.names.arrays("names") | listing.keys.arrays("keys")
+    arrays["parts"] = np.fromiter(map(code.__getitem__, listing.parts), np.int64, len(listing.parts))
+    for name, values in listing.numbers.items():
+        arrays[f"numbers.{name}"] = values
     if listing.labels is not None:
         arrays["labels"] = np.array(listing.labels, dtype=np.int64)
     about = {
         "classes": listing.classes,
         "kinds": kinds,
-        "sources": [os.path.abspath(source) for source in listing.sources],
+        "sources": list(map(os.path.abspath, listing.sources)),
         "stamps": stamps,
-        "words": listing.words,
+        "left_out": listing.left_out,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        save_file({k: np.ascontiguousarray(v) for k, v in arrays.items()}, part, {"about": json.dumps(about)})
-        os.replace(part, path)
+        contiguous = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
+        save_file(contiguous, unfinished, {"about": json.dumps(about)})
+        os.replace(unfinished, path)
     except SafetensorError as error:
         raise OSError(str(error)) from error
     finally:
-        part.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> Listing | None:
-    """The listing kept at `path`; None if there is none, if it is old, or if it is broken (it is then made again)."""
+    """The listing kept at `path`; None if there is none, or it is old or broken (it is then made again)."""
     try:
         if not path.is_file():
             return None
@@ -141,14 +148,25 @@ def _read(path: Path) -> Listing | None:
         if [tuple(stamp) for stamp in about["stamps"]] != _stamps(about["sources"]):
             return None
         arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in load_file(path).items()}
-        names, keys = PackedNames.from_arrays(arrays, "names"), PackedNames.from_arrays(arrays, "keys")
-        kinds: list[str | None] = [*about["kinds"], None]  # -1 is the last
+        names = PackedNames.from_arrays(arrays, "names")
+        keys = PackedNames.from_arrays(arrays, "keys")
+        labels = arrays.get("labels")
         numbers = {name.removeprefix("numbers."): v for name, v in arrays.items() if name.startswith("numbers.")}
-        columns = [keys, arrays["parts"], *numbers.values()] + ([arrays["labels"]] if "labels" in arrays else [])
+        columns = [keys, arrays["parts"], *numbers.values()]
+        if labels is not None:
+            columns.append(labels)
         if any(len(column) != len(names) for column in columns):
             return None
-        labels = arrays["labels"].tolist() if "labels" in arrays else None
-        parts = [kinds[code] for code in arrays["parts"].tolist()]
-        return Listing(names, keys, labels, about["classes"], parts, about["sources"], about["words"], numbers)
+        kinds: list[str | None] = [*about["kinds"], None]  # -1 is the last
+        return Listing(
+            names,
+            keys,
+            None if labels is None else labels.tolist(),
+            about["classes"],
+            [kinds[code] for code in arrays["parts"].tolist()],
+            about["sources"],
+            numbers,
+            about["left_out"],
+        )
     except (OSError, SafetensorError, KeyError, IndexError, TypeError, ValueError):
         return None

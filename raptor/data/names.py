@@ -17,7 +17,7 @@ class PackedNames(Sequence[str]):
         text: uint8, the UTF-8 bytes of all names end to end.
         ends: int64 (M,), where each name ends in `text`.
         rows: int64 (N,), which of them this sequence holds, in its order; None for all.
-        columns: numbers per name of `text`, (M,) each, known by what they are computed from.
+        columns: float64 (M,) each, numbers computed from every name of `text`, by the name of the computation.
     """
 
     def __init__(
@@ -27,8 +27,10 @@ class PackedNames(Sequence[str]):
         rows: np.ndarray | None = None,
         columns: dict[str, np.ndarray] | None = None,
     ) -> None:
-        self.text, self.ends, self.rows = text, ends, rows
-        self.columns = {} if columns is None else columns
+        self.text = text
+        self.ends = ends
+        self.rows = rows
+        self.columns = columns or {}
 
     @classmethod
     def pack(cls, names: Iterable[str]) -> PackedNames:
@@ -36,8 +38,8 @@ class PackedNames(Sequence[str]):
         if isinstance(names, PackedNames):
             return names
         encoded = [name.encode("utf-8", "surrogateescape") for name in names]
-        ends = np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)), dtype=np.int64)
-        return cls(np.frombuffer(b"".join(encoded), dtype=np.uint8), ends)
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        return cls(np.frombuffer(b"".join(encoded), dtype=np.uint8), np.cumsum(lengths, dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.ends if self.rows is None else self.rows)
@@ -51,8 +53,9 @@ class PackedNames(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
             return list(self.take(range(len(self))[index]))
-        place = range(len(self))[index]  # checks the bounds, counts from the end
-        row = place if self.rows is None else int(self.rows[place])
+        row = range(len(self))[index]  # checks the bounds, counts from the end
+        if self.rows is not None:
+            row = int(self.rows[row])
         start = int(self.ends[row - 1]) if row else 0
         return self.text[start : int(self.ends[row])].tobytes().decode("utf-8", "surrogateescape")
 
@@ -83,29 +86,31 @@ class PackedNames(Sequence[str]):
 
     def column(self, key: str, compute: Callable[[str], float]) -> np.ndarray:
         """`compute(name)` for each name, float64 (N,): looked up if it was kept under `key`, else computed here."""
-        if key in self.columns:
-            return self.columns[key] if self.rows is None else self.columns[key][self.rows]
-        return np.fromiter(map(compute, self), np.float64, len(self))
-
-    def keep_column(self, key: str, compute: Callable[[str], float]) -> None:
-        """Compute a column once for all names."""
-        assert self.rows is None, "only of all names"
-        self.columns[key] = self.column(key, compute)
+        if key not in self.columns:
+            return np.fromiter(map(compute, self), np.float64, len(self))
+        values = self.columns[key]
+        return values if self.rows is None else values[self.rows]
 
     def arrays(self, prefix: str) -> dict[str, np.ndarray]:
         """The arrays that `from_arrays` makes the same names of."""
         assert self.rows is None, "only of all names"
-        columns = {f"{prefix}.column.{key}": values for key, values in self.columns.items()}
-        return {f"{prefix}.text": self.text, f"{prefix}.ends": self.ends, **columns}
+        found = {f"{prefix}.text": self.text, f"{prefix}.ends": self.ends}
+        for key, values in self.columns.items():
+            found[f"{prefix}.column.{key}"] = values
+        return found
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, Any], prefix: str) -> PackedNames:
         """The inverse of `arrays`; broken ones raise ValueError."""
-        text, ends, mark = arrays[f"{prefix}.text"], arrays[f"{prefix}.ends"], f"{prefix}.column."
-        columns = {key.removeprefix(mark): values for key, values in arrays.items() if key.startswith(mark)}
+        text, ends = arrays[f"{prefix}.text"], arrays[f"{prefix}.ends"]
         lengths = np.diff(ends, prepend=0)
-        if (len(ends) and (lengths.min() < 0 or ends[-1] != len(text))) or any(
-            len(values) != len(ends) for values in columns.values()
-        ):
+        if len(ends) and (lengths.min() < 0 or ends[-1] != len(text)):
             raise ValueError("the names of an index do not fit together")
+        mark = f"{prefix}.column."
+        columns = {}
+        for key, values in arrays.items():
+            if key.startswith(mark):
+                columns[key.removeprefix(mark)] = values
+                if len(values) != len(ends):
+                    raise ValueError("the columns of an index do not fit together")
         return cls(text, ends, None, columns)

@@ -51,7 +51,7 @@ def _decode_depth(data: bytes) -> np.ndarray:
 
 
 def _decode_labels(data: bytes) -> np.ndarray:
-    """A picture of class numbers, uint8 (H, W); those that are no class of the folder layout are ignored."""
+    """A picture of class numbers, uint8 (H, W); numbers without a class in the folder layout are ignored."""
     image = open_image(data)
     labels = np.array(image)
     if labels.ndim != 2:
@@ -81,10 +81,11 @@ class _NyuFolders(PairedFiles):
 
     def read(self, position: int) -> tuple[Image.Image, np.ndarray]:
         image_path, target_path = self.pairs[position]
-        image, data = open_image(self.files.read(image_path)), self.files.read(target_path)
+        image = open_image(self.files.read(image_path))
+        target = self.files.read(target_path)
         if self.task == "depth":
-            return image, _decode_depth(data)
-        return image, _decode_labels(data)
+            return image, _decode_depth(target)
+        return image, _decode_labels(target)
 
 
 class _NyuCsv(PairedFiles):
@@ -97,11 +98,13 @@ class _NyuCsv(PairedFiles):
         self.pairs = []
         parts: list[str | None] = []
         for part in ("train", "test"):
-            lists = [path for path in files.paths if PurePosixPath(path).name == f"nyu2_{part}.csv"]
-            rows: list[list[str]] = list(csv.reader(io.StringIO(files.read(lists[0]).decode()))) if lists else []
-            pairs = [(self._place(lists[0], row[0]), self._place(lists[0], row[1])) for row in rows if len(row) >= 2]
-            self.pairs += pairs
-            parts += [part] * len(pairs)
+            table = next((path for path in files.paths if PurePosixPath(path).name == f"nyu2_{part}.csv"), None)
+            if table is None:
+                continue
+            for row in csv.reader(io.StringIO(files.read(table).decode())):
+                if len(row) >= 2:
+                    self.pairs.append((self._place(table, row[0]), self._place(table, row[1])))
+                    parts.append(part)
         if not self.pairs:
             raise ValueError(f"the csv files of {spec} list no pictures; expected lines image,depth")
         width, height = open_image(files.read(self.pairs[0][1])).size
@@ -123,8 +126,8 @@ class _NyuCsv(PairedFiles):
         raise ValueError(f"{listed}, listed in {csv_path}, is not there; unpack the whole archive")
 
     def read(self, position: int) -> tuple[Image.Image, np.ndarray]:
-        image, depth = self.pairs[position]
-        return open_image(self.files.read(image)), _decode_depth(self.files.read(depth))
+        image_path, depth_path = self.pairs[position]
+        return open_image(self.files.read(image_path)), _decode_depth(self.files.read(depth_path))
 
 
 class _NyuMat(DenseData):
@@ -132,8 +135,6 @@ class _NyuMat(DenseData):
 
     The official split is `splits.mat` beside it. Masks have 894 classes there: the usual 40 need `classMapping40.mat`.
     """
-
-    has_frames = True
 
     def __init__(self, path: Path, task: str) -> None:
         self.path = path
@@ -168,14 +169,13 @@ class _NyuMat(DenseData):
 
     def _class_mapping(self) -> np.ndarray:
         """uint8 from a label of the file (0 is unlabelled) to 0..39, or `ignore_index`."""
-        mapped = np.ravel(_load_mat(self.path.parent / "classMapping40.mat", "the 40 classes")["mapClass"]).astype(
-            np.int64
-        )
+        values = _load_mat(self.path.parent / "classMapping40.mat", "the 40 classes")["mapClass"]
+        mapped = np.ravel(values).astype(np.int64)
         return np.concatenate([[IGNORE_INDEX], np.where(mapped > 0, mapped - 1, IGNORE_INDEX)]).astype(np.uint8)
 
-    def stamp(self, position: int, earlier: bool = False) -> int:
+    def stamp(self, position: int) -> int:
         """The size of the whole .mat, which holds all frames."""
-        return 0 if earlier else file_bytes(self.path)
+        return file_bytes(self.path)
 
     def read(self, position: int) -> tuple[Image.Image, np.ndarray]:
         # MATLAB stores columns first, so each array arrives transposed.

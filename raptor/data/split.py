@@ -10,7 +10,7 @@ import hashlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -26,7 +26,7 @@ _SAMPLE = "sample:"  # a sample of held-out images must not be chosen by the has
 
 
 def is_train(part: str | None) -> bool:
-    """Whether images of this part of the data are trained on; data without parts (None) is."""
+    """Whether images of this part of the data are trained on; those of data without parts (None) are."""
     return part is None or part.lower() in TRAIN_NAMES
 
 
@@ -43,12 +43,13 @@ def split_word(path: str) -> str | None:
 
 
 def split_keys(paths: Iterable[str]) -> list[str]:
-    """The key of each image: its file name without suffix, with its folder where several images have that name."""
+    """The key of each image: its file name without suffix, with its folder if several images have that name."""
     stems, folders = [], []
     for path in paths:
         folder, _, name = unicodedata.normalize("NFC", path).rpartition("/")
         stem, dot, suffix = name.rpartition(".")
-        stems.append(stem if dot and stem and suffix.isalnum() and not suffix.isdigit() else name)
+        has_suffix = dot and stem and suffix.isalnum() and not suffix.isdigit()
+        stems.append(stem if has_suffix else name)
         folders.append(folder.rpartition("/")[2])
     count = Counter(stems)
     return [f"{folder}/{stem}" if folder and count[stem] > 1 else stem for folder, stem in zip(folders, stems)]
@@ -62,50 +63,68 @@ def name_share(name: str) -> float:
     return (int.from_bytes(digest, "big") >> 11) / 2**53
 
 
+def _salted(salt: str) -> Callable[[str], float]:
+    return lambda key: name_share(salt + key)
+
+
 def _name_shares(keys: Sequence[str], salt: str = "") -> np.ndarray:
-    """`name_share(salt + key)` of each key, (N,); packed names may have them ready."""
-    if isinstance(keys, PackedNames):
-        return keys.column(f"share:{salt}", lambda key: name_share(salt + key))
-    return np.array([name_share(salt + key) for key in keys], dtype=np.float64)
+    """`name_share(salt + key)` of each key, (N,); a kept index has them ready."""
+    return PackedNames.pack(keys).column(f"share:{salt}", _salted(salt))
 
 
 def keep_shares(keys: PackedNames) -> None:
-    """Compute what splits and samples of these keys are chosen by, once."""
+    """Compute once what splits and samples of these keys are chosen by."""
     for salt in ("", _SAMPLE):
-        keys.keep_column(f"share:{salt}", lambda key, salt=salt: name_share(salt + key))  # type: ignore[misc]
+        keys.columns[f"share:{salt}"] = _name_shares(keys, salt)
 
 
 def own_validation(parts: Sequence[str | None]) -> str | None:
     """The data's own validation part: the first of val, validation, valid, test that it has."""
-    present = {part.lower() for part in parts if part is not None}
+    present = {part.lower() for part in set(parts) if part is not None}
     return next((name for name in VAL_NAMES if name in present), None)
 
 
 def choose_split(keys: Sequence[str], parts: Sequence[str | None], split: Split, source: str) -> list[int]:
-    """The indices of one split. `parts` says which own split each image belongs to (None: the data has none)."""
+    """The indices of one split.
+
+    Args:
+        parts: the data's own split of each image (None: the data has none).
+        split: as in `Split`, or `own` for data that is only judged on: its validation part, or all of it without one.
+        source: the name of the data, for messages.
+    """
+    lower_of = {part: None if part is None else part.lower() for part in set(parts)}
+    lower = [lower_of[part] for part in parts]  # a million images have a handful of parts
     validation = own_validation(parts)
-    if split == "own":  # of data that is only judged on
-        split = "val" if validation is not None else "all"
-    own = sorted({part.lower() for part in parts if part is not None})
-    if split.lower() not in ("train", "val", "all", *own):
+    if split == "own":
+        split = "all" if validation is None else "val"
+    own = sorted(part for part in set(lower) if part is not None)
+    wanted = split.lower()
+    if wanted not in ("train", "val", "all", *own):
         others = "".join(f", {part}" for part in own if part not in ("train", "val"))
         raise ValueError(f"unknown split {split!r} of {source}; use train, val, all{others}")
-    if split.lower() in own and split.lower() not in ("train", "val"):
-        return [i for i, part in enumerate(parts) if part is not None and part.lower() == split.lower()]
-    train = [i for i, part in enumerate(parts) if is_train(part)]
+    if wanted not in ("train", "val", "all"):
+        return [i for i, part in enumerate(lower) if part == wanted]
+    trained = {part for part in lower_of.values() if is_train(part)}
+    train = [i for i, part in enumerate(lower) if part in trained]
     if validation is not None:
-        val = [i for i, part in enumerate(parts) if part is not None and part.lower() == validation]
+        val = [i for i, part in enumerate(lower) if part == validation]
     else:
-        shares, rows = _name_shares(keys), np.array(train, dtype=np.int64)
-        held_out = shares[rows] < _HELD_OUT_SHARE
-        if len(rows) and not held_out.any():
-            held_out[shares[rows].argmin()] = True
-        val, train = rows[held_out].tolist(), rows[~held_out].tolist()
-    chosen = {"train": train, "val": val, "all": sorted(train + val)}[split]
+        train, val = _hold_out(keys, train)
+    chosen = {"train": train, "val": val, "all": sorted(train + val)}[wanted]
     if not chosen:
-        remedy = f", or give it with --val to judge on it only ({len(val)} images)" if split == "train" and val else ""
+        remedy = f", or give it with --val to judge on it only ({len(val)} images)" if wanted == "train" and val else ""
         raise ValueError(f"{source} has no {split} images; add them or choose another split{remedy}")
     return chosen
+
+
+def _hold_out(keys: Sequence[str], rows: list[int]) -> tuple[list[int], list[int]]:
+    """`rows` without the 5 % that are held out, and those; of few images at least one is held out."""
+    candidates = np.array(rows, dtype=np.int64)
+    shares = _name_shares(keys)[candidates]
+    held_out = shares < _HELD_OUT_SHARE
+    if len(rows) and not held_out.any():
+        held_out[shares.argmin()] = True
+    return candidates[~held_out].tolist(), candidates[held_out].tolist()
 
 
 def choose_sample(keys: Sequence[str], limit: int) -> list[int]:
@@ -119,7 +138,7 @@ def choose_sample(keys: Sequence[str], limit: int) -> list[int]:
 
 
 def choice_split(keys: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Indices of train to fit on and, a tenth by a hash of the key, to choose on."""
+    """Indices of the training images to fit on and of a tenth of them, by a hash of the key, to choose on."""
     if len(keys) < 2:
         raise ValueError(f"a probe needs at least two training images; got {len(keys)}")
     shares = _name_shares(keys, "probe:")

@@ -50,8 +50,7 @@ class ImageStream:
     """Batches for an analysis: every image once, in the order of the data; the last batch may be smaller.
 
     It can be iterated again; `len` counts batches. Ranks take whole batches in turn, so that each batch is one that a
-    single process would have; `num_images` counts those of all ranks. A stop signal
-    is answered between two batches.
+    single process would have; `num_images` counts those of all ranks. A stop signal is answered between two batches.
 
     Args:
         progress: called with (images done, images in total) after each batch.
@@ -75,8 +74,13 @@ class ImageStream:
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"--batch_size must be at least 1; got {batch_size}")
-        self.data, self.preprocess, self.batch_size = data, preprocess, batch_size
-        self.device, self.num_workers, self.progress = torch.device(device), num_workers, progress
+        check_same_on_ranks(data, ranks)
+        self.data = data
+        self.preprocess = preprocess
+        self.batch_size = batch_size
+        self.device = torch.device(device)
+        self.num_workers = num_workers
+        self.progress = progress
         self.indices = data.sample(limit)
         self.num_images = len(self.indices)
         if shuffle:
@@ -123,6 +127,19 @@ class ImageStream:
 
 iterate = ImageStream
 """Batches for an analysis; see `ImageStream`."""
+
+
+def check_same_on_ranks(data: ImageData, ranks: Ranks) -> None:
+    """Raise on every rank unless all of them opened the same images: they would mix results, or wait for ever."""
+    if ranks.size == 1:
+        return
+    found = ranks.gather(f"{data.fingerprint()} ({len(data):,} images)")
+    other = next((rank for rank, own in enumerate(found) if own != found[0]), None)
+    if other is not None:
+        raise ValueError(
+            f"{data.name} is not the same on all processes: {found[0]} on rank 0, {found[other]} on rank {other}; give "
+            "all of them the same files"
+        )
 
 
 def sharing(batches: Any) -> Ranks:
@@ -200,7 +217,9 @@ class _StepBatches:
     """The batches of a training stream from one step on, without end."""
 
     def __init__(self, stream: TrainStream, stage: str, step: int) -> None:
-        self.stream, self.stage, self.step = stream, stage, step
+        self.stream = stream
+        self.stage = stage
+        self.step = step
 
     def __iter__(self) -> Iterator[list[int]]:
         step = self.step
@@ -260,9 +279,17 @@ class TrainStream:
             preprocess = replace(preprocess, size=largest, resize=round(preprocess.resize * largest / preprocess.size))
         self.sizes = tuple(sizes or (preprocess.size,))
         note_images(data)
-        self.data, self.preprocess, self.batch_size = data, preprocess, batch_size
-        self.seed, self.augment, self.crop_scale, self.mixup = seed, augment, crop_scale, mixup
-        self.device, self.num_workers, self.num_decoded = torch.device(device), num_workers, num_decoded
+        check_same_on_ranks(data, ranks)
+        self.data = data
+        self.preprocess = preprocess
+        self.batch_size = batch_size
+        self.seed = seed
+        self.augment = augment
+        self.crop_scale = crop_scale
+        self.mixup = mixup
+        self.device = torch.device(device)
+        self.num_workers = num_workers
+        self.num_decoded = num_decoded
         self.rows = slice(rank * batch_size // world_size, (rank + 1) * batch_size // world_size)
         own = torch.arange(self.rows.start, self.rows.stop)
         self._read_rows = torch.cat([own[:1] - 1, own]) % batch_size if mixup > 0 else own
@@ -306,7 +333,8 @@ class TrainStream:
         if shared is None:
             return None
         images = shared.values.view(len(self._rows), 3, self.preprocess.resize, self.preprocess.resize)
-        own, error = slice(shared.place, None, shared.size), None
+        own = slice(shared.place, None, shared.size)
+        error = None
         try:
             self._decode(self._rows[own].tolist(), images[own], progress)
         except BadImage as caught:

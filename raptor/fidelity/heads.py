@@ -440,7 +440,7 @@ def _are_others(kept: Mapping[str, str], batches: Iterable[Batch] | None, of_run
         return False
     if of_run and kept["num_data"] != str(len(data)):
         return False
-    return not data.has_fingerprint(kept.get("images", "")) or kept.get("labels") != _labels_of(data)
+    return data.fingerprint() != kept.get("images", "") or kept.get("labels") != _labels_of(data)
 
 
 def _labels_of(data: ImageData) -> str:

@@ -21,11 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from raptor.data import ChosenData, ImageData, iterate
+from raptor.data.apart import check_apart, describe_images
 from raptor.data.by_name import as_spec
 from raptor.data.chosen import (
     DEFAULT_DATA,
-    check_apart,
-    describe_images,
     labelled_like,
     tell_of_new_classes,
     tell_of_scenes,

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from raptor.data import ChosenData, ImageData, Preprocess, iterate
+from raptor.data.apart import check_apart, describe_images
 from raptor.data.by_name import as_spec, spec_text
-from raptor.data.chosen import check_apart, describe_images, labelled_like
+from raptor.data.chosen import labelled_like
 from raptor.data.stream import AUGMENTATIONS, TrainStream, check_stream, stable_seed
 from raptor.devices import ONE_PROCESS, Ranks, device_name, open_fabric, pick_device, pick_precision, ranks_of, seeded
 from raptor.fidelity.heads import is_right

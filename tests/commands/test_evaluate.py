@@ -163,10 +163,14 @@ def test_a_run_keeps_the_classes_it_was_given(tmp_path: Path, monkeypatch: pytes
     assert same.summary.validation.teacher_accuracy == known.teacher_accuracy
     monkeypatch.chdir(tmp_path / "there")
     looked_at: list[int] = []
-    compute = Items._compute_fingerprint
-    monkeypatch.setattr(
-        Items, "_compute_fingerprint", lambda self, *args: looked_at.append(len(self)) or compute(self, *args)
-    )
+    compute = Items.fingerprint
+
+    def counted(self: Items) -> str:
+        if self._fingerprint is None:
+            looked_at.append(len(self))
+        return compute(self)
+
+    monkeypatch.setattr(Items, "fingerprint", counted)
     measured: dict[str, Any] = dict(train_images=4, bootstrap=5, null_models=False, device="cpu")
     found = evaluate(str(run), **measured).certificate
     assert found.predictions["teacher_accuracy"].value == known.teacher_accuracy

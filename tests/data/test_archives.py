@@ -6,6 +6,7 @@ import io
 import json
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from PIL import Image
 from tiny_images import SHARED, SPLIT_TREE, encoded, needs_shared, pixels, same, write_tree
 
 from raptor.data import BadImage, Preprocess, iterate, open_data
+from raptor.data import archives as archives_module
 from raptor.data.archives import expand_braces
 
 
@@ -145,6 +147,144 @@ def test_tar_shards_with_own_validation_and_json(tmp_path: Path) -> None:
         pass
     with pytest.raises(ValueError, match="unpack a compressed one"):
         open_data(f"{tmp_path}/z.tar")
+
+
+def _labelled(labels: dict[str, bytes | None], suffix: str = "cls") -> dict[str, bytes]:
+    """Members of a tar: an image for each key, with a label file if it has one."""
+    members: dict[str, bytes] = {}
+    for seed, (key, label) in enumerate(labels.items()):
+        members[f"{key}.png"] = encoded(seed)
+        if label is not None:
+            members[f"{key}.{suffix}"] = label
+    return members
+
+
+@pytest.mark.parametrize("without", [None, b"-1", b""])
+def test_a_sample_without_a_label_does_not_renumber_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], without: bytes | None
+) -> None:
+    """Class 2 is class 2, though `10` comes before `2` as text."""
+    write_tar(tmp_path / "x.tar", _labelled({"a": b"2", "b": b"10", "c": without, "d": b"3"}))
+    whole = archives_module.TarImages(f"{tmp_path}/x.tar")
+    assert whole.labels == [2, 10, -1, 3] and whole.classes == [str(i) for i in range(11)]
+    assert open_data(f"wds/{tmp_path}/x.tar", "all").labels is None
+    assert "the labels of" in capsys.readouterr().err
+    assert whole.select([0, 1, 3]).labels == [2, 10, 3]
+
+
+def test_labels_in_json(tmp_path: Path) -> None:
+    def labels(**values: object) -> tuple[list[int] | None, list[str] | None]:
+        written = {key: json.dumps({"label": value}).encode() for key, value in values.items()}
+        write_tar(tmp_path / "x.tar", _labelled(written, "json"))
+        data = open_data(f"wds/{tmp_path}/x.tar", "all")
+        return data.labels, data.classes
+
+    assert labels(a=True, b=False, c=True) == ([1, 0, 1], ["false", "true"])
+    assert labels(a="2", b="10", c=1) == ([2, 10, 1], [str(i) for i in range(11)])
+    assert labels(a="cat", b="ant") == ([1, 0], ["ant", "cat"])
+    with pytest.raises(ValueError, match="numbers such as 3 and names such as cat: give all samples the same kind"):
+        labels(a="cat", b=3)
+
+
+def _blocks(path: Path) -> list[bytes]:
+    content = path.read_bytes()
+    return [content[i : i + 512] for i in range(0, len(content), 512)]
+
+
+def _spoil_header(path: Path) -> None:
+    blocks = _blocks(path)
+    blocks[2] = b"x" + blocks[2][1:]  # of the second member: an image of one block follows each header
+    path.write_bytes(b"".join(blocks))
+
+
+def _zero_header(path: Path) -> None:
+    blocks = _blocks(path)
+    blocks[2] = bytes(512)
+    path.write_bytes(b"".join(blocks))
+
+
+def _cut_header(path: Path) -> None:
+    path.write_bytes(b"".join(_blocks(path)[:6])[: 4 * 512 + 300])
+
+
+def _cut_between(path: Path) -> None:
+    path.write_bytes(b"".join(_blocks(path)[:4]))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "names", "told"),
+    [
+        (_spoil_header, ["0", "2", "3"], "1 damaged stretches"),
+        (_zero_header, ["0", "2", "3"], "1 damaged stretches"),
+        (_cut_header, ["0", "1"], "1 damaged stretches"),
+        (_cut_between, ["0", "1"], "1 missing ends of archives"),
+    ],
+)
+def test_what_a_damaged_tar_still_holds_is_read_and_the_rest_is_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Path], None], names: list[str], told: str
+) -> None:
+    path = tmp_path / "x.tar"
+    write_tar(path, {f"{i}.png": encoded(i) for i in range(4)})
+    spoil(path)
+    data = open_data(str(path), "all")
+    assert list(data.names) == names and all(same(data.load(i), pixels(int(name))) for i, name in enumerate(names))
+    number, _, kind = told.partition(" ")
+    assert data.left_out == {kind: int(number)}
+    assert f"left out of wds/{path}: {told}" in capsys.readouterr().err
+
+
+def test_tars_put_end_to_end_are_read_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for part in range(2):
+        write_tar(tmp_path / f"{part}.tar", {f"{2 * part + i}.png": encoded(2 * part + i) for i in range(2)})
+    (tmp_path / "both.tar").write_bytes((tmp_path / "0.tar").read_bytes() + (tmp_path / "1.tar").read_bytes())
+    data = open_data(f"{tmp_path}/both.tar", "all")
+    assert list(data.names) == ["0", "1", "2", "3"] and all(same(data.load(i), pixels(i)) for i in range(4))
+    assert not data.left_out and not capsys.readouterr().err
+
+
+def test_a_tar_with_a_header_for_all_its_entries_is_whole(tmp_path: Path) -> None:
+    """As `git archive` writes it."""
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "a"}) as tar:
+        for i in range(2):
+            info = tarfile.TarInfo(f"{'n' * 120 if i else ''}{i}.png")
+            info.size = len(encoded(i))
+            tar.addfile(info, io.BytesIO(encoded(i)))
+    data = open_data(f"{tmp_path}/x.tar", "all")
+    assert len(data) == 2 and not data.left_out
+
+
+def test_files_that_are_not_read_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Photographs of telephones and archives in archives; JPEG under its other names is read."""
+    jpeg = encoded(1, "jpeg")
+    files = {
+        "a.jfif": jpeg,
+        "b.JPE": jpeg,
+        "c.heic": b"x",
+        "d.HEIC": b"x",
+        "more.zip": b"PK",
+        "e.txt": b"x",
+        ".f.heic": b"x",
+    }
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    write_tar(tmp_path / "x.tar", files)
+    with tarfile.open(tmp_path / "x.tar", "a") as tar:
+        link = tarfile.TarInfo("hard.png")
+        link.type = tarfile.LNKTYPE
+        link.linkname = "a.jfif"
+        tar.addfile(link)
+    (tmp_path / "folder").mkdir()
+    for name, content in files.items():
+        (tmp_path / "folder" / name).write_bytes(content)
+    found = {kind: open_data(f"{tmp_path}/{kind}", "all") for kind in ("x.zip", "x.tar", "folder")}
+    assert [len(data) for data in found.values()] == [2, 2, 2]
+    assert found["x.zip"].left_out == {".heic": 2, ".zip": 1}
+    assert found["x.tar"].left_out == {".heic": 2, ".zip": 1, "links": 1}
+    assert found["folder"].left_out == {".heic": 2}
+    told = capsys.readouterr().err
+    assert f"left out of {tmp_path}/x.zip: 2 .heic, 1 .zip; convert, repair or unpack them to use them" in told
+    assert f"archives in {tmp_path}/folder are not read" in told
 
 
 def test_braces() -> None:

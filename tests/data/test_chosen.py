@@ -12,11 +12,12 @@ import pytest
 import torch
 from pages import ROOT
 from PIL import Image
-from tiny_images import pixels, write_tree
+from tiny_images import picture, pixels, write_tree
 
 from raptor.cli import main
 from raptor.data import ChosenData, ImageData, InMemory, Preprocess, iterate, open_data
-from raptor.data.chosen import check_apart, describe_images, labelled_like
+from raptor.data.apart import check_apart, describe_images
+from raptor.data.chosen import labelled_like
 from raptor.data.classes import for_head, head_names, imagenet_ids
 from raptor.run import RunError
 
@@ -166,17 +167,64 @@ def test_images_that_are_no_files_are_compared_too(tmp_path: Path, capsys: pytes
         check_apart(train, _Given("same", range(40)))
     scenes, both = open_data("scenes", "train", size=16), open_data(["scenes", "scenes"], "train", size=16)
     check_apart(scenes, open_data("scenes", "val", size=16))
-    assert not capsys.readouterr().err
     for data in (scenes, both):  # of one set by their names, without drawing them
         with pytest.raises(ValueError, match="128 of 128 images of scenes that were compared"):
             check_apart(data, scenes)
     photos = open_data(str(_write(tmp_path / "photos", [f"{i}.png" for i in range(4)])), "all")
-    for left, right in ((scenes, photos), (photos, train)):
-        check_apart(left, right)
-        said = f"the images of {right.name} were not compared with the training images of {left.name}: "
-        assert capsys.readouterr().err == f"{said}only one side is files\n"
-    check_apart(photos, open_data([str(tmp_path / "photos"), "scenes"], "val", size=16))
-    assert "127 of 128 images of " in capsys.readouterr().err
+    check_apart(photos, train)
+    check_apart(train, photos)
+    assert not capsys.readouterr().err
+
+
+def _copied(source: Path, target: Path, change: str) -> None:
+    """A photograph as somebody else has it."""
+    picture = Image.open(source)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if change == "smaller":
+        picture = picture.resize((48, 40))
+    suffix, options = {"jpeg": (".jpg", {"quality": 60}), "webp": (".webp", {"quality": 50})}.get(change, (".png", {}))
+    picture.save(target.with_suffix(suffix), **options)
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+@pytest.mark.parametrize("change", ["jpeg", "webp", "smaller"])
+def test_judging_on_other_copies_of_the_training_images_is_refused(tmp_path: Path, change: str, renamed: bool) -> None:
+    photos = tmp_path / "photos"
+    for i in range(40):
+        (photos / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        picture(96, 80, seed=i).save(photos / "ab"[i % 2] / f"{i}.png")
+    for i, path in enumerate(sorted(photos.rglob("*.png"))):
+        name = f"other{i}.png" if renamed else path.name
+        _copied(path, tmp_path / "copies" / path.parent.name / name, change)
+    chosen = ChosenData(str(photos), str(tmp_path / "copies"))
+    with pytest.raises(ValueError, match=r"\d+ of 40 images of .*copies that were compared are also in the training"):
+        chosen.judged(like=chosen.training())
+    for i in range(40, 80):
+        (tmp_path / "others").mkdir(exist_ok=True)
+        picture(96, 80, seed=i).save(tmp_path / "others" / f"{i}.png")
+    assert len(ChosenData(str(photos), str(tmp_path / "others")).judged(like=chosen.training())) == 40
+
+
+@pytest.mark.parametrize("kind", ["zip", "wds", "hub"])
+def test_an_archive_is_one_place_however_it_is_written(tmp_path: Path, kind: str) -> None:
+    """Two spellings of one set: its held-out part is judged, not all of it."""
+    photos = _write(tmp_path / "photos", [f"{c}/{c}{i}.png" for c in "ab" for i in range(40)])
+    (tmp_path / "x").mkdir()
+    if kind == "zip":
+        shutil.make_archive(str(tmp_path / "p"), "zip", photos)
+        one, other = f"{tmp_path}/p.zip", f"{tmp_path}/x/../p.zip"
+    elif kind == "wds":
+        shutil.make_archive(str(tmp_path / "p"), "tar", photos)
+        one, other = f"wds/{tmp_path}/p.tar", f"{tmp_path}/{{p,p}}.tar"
+    else:
+        datasets = pytest.importorskip("datasets")
+        rows = [Image.open(path) for path in sorted(photos.rglob("*.png"))]
+        table = datasets.Dataset.from_dict({"image": rows}, features=datasets.Features({"image": datasets.Image()}))
+        table.save_to_disk(str(tmp_path / "hub"))
+        one, other = f"hf/{tmp_path}/hub", f"hf/{tmp_path}/x/../hub"
+    chosen = ChosenData(one, other)
+    judged = chosen.judged(like=chosen.training())
+    assert len(judged) + len(chosen.training()) == 80 and judged.keys == open_data(one, "val").keys
 
 
 def test_drawn_images_are_told_of_where_no_others_are_given(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,9 +11,8 @@ from tiny_images import colour, save_array
 
 from raptor.data import DenseData, open_data, open_dense
 from raptor.data import dense as dense_module
-from raptor.data.chosen import as_remembered, changed_images, check_apart, describe_images
+from raptor.data.apart import check_apart
 from raptor.data.dense import FrameStore
-from raptor.data.images import Items, JoinedImages
 
 CPU = torch.device("cpu")
 
@@ -36,11 +35,6 @@ def test_a_batch_is_its_frames(frames: DenseData) -> None:
     assert torch.equal(few.batch(torch.tensor([1]), (6, 8), CPU)[0][0], images[0])
 
 
-def _earlier(data: Items) -> str:
-    """The fingerprint of the names only, as earlier versions gave it to frames."""
-    return Items(data.name, list(data.names), keys=list(data.keys)).fingerprint()
-
-
 def test_a_fingerprint_of_frames_sees_the_sizes_of_images_and_targets(frames: DenseData, tmp_path: Path) -> None:
     spec, before = f"nyuv2:{tmp_path}", frames.fingerprint()
     images = open_data(spec, "all").fingerprint()
@@ -50,23 +44,6 @@ def test_a_fingerprint_of_frames_sees_the_sizes_of_images_and_targets(frames: De
     save_array(tmp_path / "train" / "rgb" / "0003.png", np.zeros((6, 8, 3), np.uint8))
     assert open_dense(spec, "all", "depth").fingerprint() != changed.fingerprint()
     assert open_data(spec, "all").fingerprint() != images
-
-
-def test_fingerprints_of_frames_that_earlier_versions_wrote_are_known(frames: DenseData, tmp_path: Path) -> None:
-    images = open_data(f"nyuv2:{tmp_path}", "all")
-    joined = JoinedImages([images, open_data(str(tmp_path / "train" / "rgb"), "all")])
-    for data in (frames, images):
-        assert data.earlier_fingerprint() == _earlier(data) != data.fingerprint()
-        assert data.has_fingerprint(_earlier(data)) and data.has_fingerprint(data.fingerprint())
-    assert joined.has_fingerprint(str(joined.earlier_fingerprint()))
-    assert joined.earlier_fingerprint() not in (joined.fingerprint(), _earlier(joined))  # files of folders had a size
-    assert open_dense("scenes", "val", limit=2, size=16).earlier_fingerprint() is None
-    described = describe_images(images, images)
-    written = {"num_images": 6, "fingerprint": _earlier(images)}
-    assert as_remembered({"train": written}, described) == {"train": written, "val": described["val"]}
-    assert as_remembered({"train": {**written, "num_images": 7}}, described) == described
-    assert as_remembered(None, described) == as_remembered({"train": 3}, described) == described
-    assert not changed_images({"train": written}, described)
 
 
 def test_frames_that_are_trained_on_are_noticed_among_other_files(frames: DenseData, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_a_choice_of_a_choice() -> None:
 
 def test_a_column_is_looked_up_once_it_is_kept() -> None:
     packed = PackedNames.pack(NAMES)
-    packed.keep_column("length", len)
+    packed.columns["length"] = packed.column("length", len)
     never = lambda name: pytest.fail("computed again")  # noqa: E731
     assert packed.column("length", never).tolist() == [len(n) for n in NAMES]
     assert packed.take([5, 0]).column("length", never).tolist() == [300, 7]
@@ -40,7 +40,7 @@ def test_a_column_is_looked_up_once_it_is_kept() -> None:
 
 def test_arrays_there_and_back() -> None:
     packed = PackedNames.pack(NAMES)
-    packed.keep_column("length", len)
+    packed.columns["length"] = packed.column("length", len)
     arrays = packed.arrays("x")
     assert PackedNames.from_arrays(arrays, "x") == NAMES
     shorter, fewer = {"x.text": arrays["x.text"][:-1]}, {"x.column.length": np.ones(2)}

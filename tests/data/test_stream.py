@@ -16,7 +16,7 @@ from torchvision.transforms.v2 import functional as F
 
 from raptor.data import BadImage, ImageData, InMemory, Preprocess, TrainStream, iterate, open_data
 from raptor.data import stream as stream_module
-from raptor.data.images import JoinedImages
+from raptor.data.memory import JoinedImages
 from raptor.data.stream import draw_crops, random_resized_crop, stable_seed
 from raptor.devices import Ranks
 
@@ -363,3 +363,19 @@ def test_connected_processes_decode_a_part_each(tmp_path: Path, bad: int | None,
     assert found == counts
     one = TrainStream(JoinedImages([Numbered(11) for _ in range(times)]), Preprocess(size=4, resize=4), 4)
     assert torch.equal(torch.cat(batches, dim=1), torch.stack([one.batch(step) for step in range(4)]))
+
+
+@pytest.mark.parametrize("make", [iterate, TrainStream])
+def test_ranks_with_other_images_under_one_name_are_refused(data: ImageData, monkeypatch, make) -> None:
+    """They would mix their results, or wait for each other for ever."""
+    other = data.select(range(len(data) - 1))
+    found: list[list[str]] = []
+
+    def gather(_ranks: Ranks, value: str) -> list[str]:
+        mine = value if not found else found[0][0]
+        found.append([mine, f"{other.fingerprint()} ({len(other)} images)"])
+        return found[-1]
+
+    monkeypatch.setattr(Ranks, "gather", gather)
+    with pytest.raises(ValueError, match=r"is not the same on all processes: .*23 images.* on rank 0, .*22 images.* 1"):
+        make(data, PREPROCESS, 4, ranks=Ranks(0, 2))

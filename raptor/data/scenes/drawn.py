@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from raptor.data.dense import DenseData, Size
-from raptor.data.images import WholeBatches
+from raptor.data.memory import WholeBatches
 from raptor.data.scenes.layout import label_images
 from raptor.data.scenes.render import MASK_CLASSES, SceneBatch, Scenes
 from raptor.data.split import Split

@@ -1,0 +1,145 @@
+"""What a program holds as `ImageData`: a torch Dataset or DataLoader, a tensor, an array, PIL images, files."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+
+from raptor.data.folder import is_image_path
+from raptor.data.images import ImageData, file_bytes, numbered_classes, open_image, read_file
+from raptor.data.split import choose_sample
+
+_NUM_STAMPED = 64  # images whose pixels a fingerprint reads
+_IMAGE_KEYS = ("image", "img", "images", "pixel_values")
+_LABEL_NAMES = ("targets", "labels", "_labels")
+
+
+def given_images(given: Any) -> ImageData | None:
+    """`given` as images; None if it is a name or a list of names, which `open_data` opens."""
+    if isinstance(given, ImageData):
+        return given
+    if isinstance(given, str | Path):
+        return None
+    if isinstance(given, list | tuple) and all(isinstance(one, str | Path) for one in given):
+        is_files = bool(given) and all(is_image_path(Path(one).name) for one in given)
+        return GivenImages(given, f"{len(given)} files", names=list(map(str, given))) if is_files else None
+    if isinstance(given, DataLoader):
+        return given_images(given.dataset)
+    kind = type(given).__name__
+    has_items = hasattr(given, "__len__") and hasattr(given, "__getitem__")
+    if not has_items or isinstance(given, IterableDataset | Mapping | bytes):
+        raise ValueError(
+            f"data must be a name, a folder, files, pictures, a tensor or a Dataset with a length, got {kind}: write "
+            "its images to a folder, or give each batch to vit.record"
+        )
+    if isinstance(given, Tensor | np.ndarray) and given.ndim != 4:
+        raise ValueError(f"a {kind} of images has the shape (N, 3, H, W), this one has {tuple(given.shape)}")
+    if not len(given):
+        raise ValueError(f"the {kind} that was given as data is empty")
+    labels, classes = _labels_of(given)
+    return GivenImages(given, f"{len(given)} images of a {kind}", labels, classes)
+
+
+class GivenImages(ImageData):
+    """The images of anything with a length and items, read as they are needed."""
+
+    def __init__(
+        self,
+        source: Any,
+        name: str,
+        labels: list[int] | None = None,
+        classes: list[str] | None = None,
+        names: list[str] | None = None,
+    ) -> None:
+        names = names or [f"{number:06d}" for number in range(len(source))]
+        super().__init__(name, names, labels, classes)
+        self.source = source
+        self.is_files = isinstance(source[0], str | Path)
+        if not self.is_files:
+            _as_picture(source[0], 0)  # a wrong shape is an error here and not in the middle of a run
+
+    def num_bytes(self, position: int) -> int:
+        return file_bytes(Path(self.source[position])) if self.is_files else 0
+
+    def content(self, position: int) -> bytes:
+        return read_file(Path(self.source[position])) if self.is_files else b""
+
+    def stamp(self, position: int) -> int:
+        """The size of the file; for other images, of a sample of them, a checksum of their pixels."""
+        if self.is_files:
+            return self.num_bytes(position)
+        if position not in self._stamped():
+            return 0
+        return zlib.crc32(self.read(position).tobytes())
+
+    def _stamped(self) -> set[int]:
+        chosen = choose_sample(self.keys, _NUM_STAMPED)
+        return set(self.positions[chosen].tolist())
+
+    def read(self, position: int) -> Image.Image:
+        if self.is_files:
+            return open_image(self.content(position))
+        return _as_picture(self.source[position], position)
+
+
+def _as_picture(item: Any, number: int) -> Image.Image:
+    """One item of a set as a picture: it may come with its label, in a tuple or a mapping."""
+    if isinstance(item, Mapping):
+        item = next((item[key] for key in _IMAGE_KEYS if key in item), item)
+    if isinstance(item, tuple | list) and item:
+        item = item[0]
+    if isinstance(item, Image.Image):
+        return item
+    if isinstance(item, Tensor | np.ndarray):
+        return _as_pixels(torch.as_tensor(item), number)
+    raise ValueError(f"item {number} of the data is of type {type(item).__name__}: give pictures, tensors or files")
+
+
+def _as_pixels(image: Tensor, number: int) -> Image.Image:
+    """A tensor (3, H, W) or (H, W, 3), uint8 or real numbers in 0..1, as a picture."""
+    if image.ndim == 2:
+        image = image[None]
+    if image.ndim == 3 and image.shape[0] not in (1, 3) and image.shape[2] in (1, 3):
+        image = image.permute(2, 0, 1)
+    if image.ndim != 3 or image.shape[0] not in (1, 3) or 0 in image.shape:
+        raise ValueError(f"image {number} of the data has the shape {tuple(image.shape)}: give (3, H, W) or (H, W, 3)")
+    if image.is_floating_point():
+        low, high = image.min().item(), image.max().item()
+        if not 0 <= low <= high <= 1:
+            raise ValueError(
+                f"image {number} of the data has values from {low:.3g} to {high:.3g}: give uint8, or real numbers in "
+                "0..1 before any normalisation, which is the model's own"
+            )
+        image = (image * 255).round().to(torch.uint8)
+    elif image.dtype != torch.uint8:
+        raise ValueError(f"image {number} of the data is {image.dtype}: give uint8, or real numbers in 0..1")
+    return Image.fromarray(image.expand(3, -1, -1).permute(1, 2, 0).contiguous().cpu().numpy())
+
+
+def _labels_of(given: Any) -> tuple[list[int] | None, list[str] | None]:
+    """Labels and class names, if the set keeps them apart from its images as torchvision's do."""
+    if isinstance(given, Subset):
+        labels, classes = _labels_of(given.dataset)
+        chosen = None if labels is None else [labels[i] for i in given.indices]
+        return chosen, classes
+    found: Any = next((getattr(given, name) for name in _LABEL_NAMES if hasattr(given, name)), None)
+    if isinstance(given, TensorDataset) and len(given.tensors) > 1:
+        found = given.tensors[1]
+    if not isinstance(found, Sequence | Tensor | np.ndarray) or len(found) != len(given):
+        return None, None
+    numbers = torch.as_tensor(found)
+    if numbers.ndim != 1 or numbers.is_floating_point() or int(numbers.min()) < 0:
+        return None, None
+    labels = numbers.tolist()
+    classes = getattr(given, "classes", None)
+    if classes is None or len(classes) <= max(labels):
+        classes = numbered_classes(labels, "the data")
+    return labels, list(map(str, classes))

@@ -1,0 +1,169 @@
+"""Images that come in whole batches (drawn, or kept in memory), and several sets as one."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from raptor.data.images import ImageData, Pixels, Progress, fill_uint8
+from raptor.data.preprocess import Preprocess
+from raptor.devices import to_device
+
+
+class WholeBatches(ImageData):
+    """Data that gives a batch at once on the device that needs it: drawn there, or kept in memory."""
+
+    fill_size = 1024
+
+    def take(self, positions: Tensor, device: torch.device) -> Tensor:
+        """Images at `positions` (B,) of the reader's own order as uint8 (B, 3, S, S) on `device`."""
+        raise NotImplementedError
+
+    def read(self, position: int) -> Image.Image:
+        image = self.take(torch.tensor([position]), torch.device("cpu"))[0]
+        return Image.fromarray(image.permute(1, 2, 0).numpy())
+
+    def batches(
+        self,
+        chunks: Iterable[list[int]],
+        preprocess: Preprocess,
+        device: str | torch.device,
+        *,
+        num_workers: int | None = None,
+        crop: bool = False,
+        replace: bool = False,
+        reduced: bool = False,
+    ) -> Iterator[Pixels]:
+        """As in `ImageData`; there is nothing to decode ahead and no image is bad."""
+        for chunk in chunks:
+            indices = torch.tensor(chunk)
+            images = preprocess.fit(self.take(self.positions[indices], torch.device(device)))
+            yield Pixels(preprocess.crop(images) if crop else images, indices)
+
+
+class JoinedImages(ImageData):
+    """Several sets one after the other; with labels if all of them have the same classes."""
+
+    def __init__(self, sets: Sequence[ImageData]) -> None:
+        names = [f"{data.name}: {name}" for data in sets for name in data.names]
+        keys = [key for data in sets for key in data.keys]
+        classes, labels = sets[0].classes, None
+        if classes is not None and all(data.classes == classes for data in sets):
+            labels = [label for data in sets for label in data.labels or ()]
+        name = " ".join(data.name for data in sets)
+        super().__init__(name, names, labels, None if labels is None else classes, keys=keys)
+        self.specs = [spec for data in sets for spec in data.specs]
+        self.sets = list(sets)
+        self.ends = list(accumulate(map(len, sets)))
+        for data in sets:
+            for kind, number in data.left_out.items():
+                self.left_out[kind] = self.left_out.get(kind, 0) + number
+
+    def originals(self, positions: Tensor) -> Tensor:
+        """A set that was joined several times is one object, so its images are those of its first place."""
+        first_start: dict[int, int] = {}
+        found = []
+        for data, end in zip(self.sets, self.ends):
+            start = first_start.setdefault(id(data), end - len(data))
+            rows, where = data.distinct()
+            found.append(start + rows[where])
+        return torch.cat(found)[positions]
+
+    def _place(self, position: int) -> tuple[ImageData, int]:
+        """The set that holds an image, and where the image stands in that set's own order."""
+        number = bisect_right(self.ends, position)
+        data = self.sets[number]
+        start = self.ends[number] - len(data)
+        return data, int(data.positions[position - start])
+
+    def num_bytes(self, position: int) -> int:
+        data, own = self._place(position)
+        return data.num_bytes(own)
+
+    def stamp(self, position: int) -> int:
+        data, own = self._place(position)
+        return data.stamp(own)
+
+    def content(self, position: int) -> bytes:
+        data, own = self._place(position)
+        return data.content(own)
+
+    def read(self, position: int) -> Image.Image:
+        data, own = self._place(position)
+        return data.read(own)
+
+    def read_reduced(self, position: int, side: int) -> Image.Image:
+        data, own = self._place(position)
+        return data.read_reduced(own, side)
+
+
+class InMemory(WholeBatches):
+    """The images of `data`, decoded once for `preprocess` and kept as uint8 on `device`: for many runs over them.
+
+    An image that the data holds several times is kept once: `where` (N,) says which row of `images` belongs to each.
+    """
+
+    def __init__(
+        self,
+        data: ImageData,
+        preprocess: Preprocess,
+        device: str | torch.device = "cpu",
+        num_workers: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if data.skip_bad:
+            raise ValueError("images that may be skipped cannot be kept in memory: remove the bad ones first")
+        super().__init__(data.name, list(data.names), data.labels, data.classes, data.parts, data.keys)
+        self.specs = list(data.specs)
+        self.left_out = data.left_out
+        self.data = data
+        self.rows, self.where = data.distinct()
+        images = torch.empty((len(self.rows), 3, preprocess.resize, preprocess.resize), dtype=torch.uint8)
+        fill_uint8(images, data, preprocess, self.rows.tolist(), num_workers, progress)
+        self.images = images.to(device)
+
+    def num_bytes(self, position: int) -> int:
+        return self.data.file_size(position)
+
+    def content(self, position: int) -> bytes:
+        return self.data.content(int(self.data.positions[position]))
+
+    def stamp(self, position: int) -> int:
+        return self.data.stamp(int(self.data.positions[position]))
+
+    def originals(self, positions: Tensor) -> Tensor:
+        return self.rows[self.where[positions]]
+
+    def take(self, positions: Tensor, device: torch.device) -> Tensor:
+        chosen = self.images.index_select(0, to_device(self.where[positions], self.images.device))
+        return to_device(chosen, device)
+
+    def worth_caching(self, device: torch.device) -> bool:
+        return device.type not in ("cpu", self.images.device.type)
+
+
+class JoinedInMemory(JoinedImages, WholeBatches):
+    """Sets in memory one after the other; each stays where it is, so nothing is decoded or copied."""
+
+    def __init__(self, sets: Sequence[InMemory]) -> None:
+        super().__init__(sets)
+        self.kept = list(sets)
+
+    def take(self, positions: Tensor, device: torch.device) -> Tensor:
+        first = self.kept[0].images
+        images = torch.empty((len(positions), *first.shape[1:]), dtype=first.dtype, device=device)
+        owner = torch.bucketize(positions, torch.tensor(self.ends), right=True)
+        for number, data in enumerate(self.kept):
+            rows = (owner == number).nonzero()[:, 0]
+            start = self.ends[number] - len(data)
+            if len(rows):
+                images[to_device(rows, device)] = data.take(data.positions[positions[rows] - start], device)
+        return images
+
+    def worth_caching(self, device: torch.device) -> bool:
+        return any(data.worth_caching(device) for data in self.kept)
