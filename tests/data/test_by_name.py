@@ -4,75 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from PIL import Image
-from tiny_images import pixels, same
-from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from raptor.data import ChosenData, open_data, open_dense
-
-
-def test_data_that_is_no_name_is_refused(tmp_path: Path) -> None:
-    """In one line that says what was given."""
-
-    class Endless:
-        """Read as a list, it would never end."""
-
-        def __len__(self) -> int:
-            return 3
-
-        def __getitem__(self, i: int) -> int:
-            return i
-
-    cases = {
-        "item 0 of the data is of type int": Endless(),
-        "data must be a name, a folder, .* got generator": (i for i in range(3)),
-        "data must be a name, a folder, .* got dict": {"a": 1},
-        r"the shape \(N, 3, H, W\), this one has \(3, 8, 8\)": torch.zeros(3, 8, 8),
-        r"has the shape \(5, 8, 8\)": torch.zeros(2, 5, 8, 8),
-        r"values from -2.* before any normalisation": torch.full((2, 3, 8, 8), -2.0),
-        "is torch.int64: give uint8": torch.zeros(2, 3, 8, 8, dtype=torch.int64),
-        "that was given as data is empty": torch.zeros(0, 3, 8, 8),
-        "no data is given": [],
-    }
-    for message, given in cases.items():
-        for read in (open_data, ChosenData):
-            with pytest.raises(ValueError, match=message) as caught:
-                read(given)  # type: ignore[operator]
-            assert "\n" not in str(caught.value)
-    Image.new("RGB", (8, 8)).save(tmp_path / "0.png")
-    assert len(open_data(tmp_path, "all")) == 1
-
-
-def test_what_a_program_holds_is_data(tmp_path: Path) -> None:
-    """A tensor, an array, pictures, files, a Dataset with labels, a part of it, and a loader: the same images."""
-    arrays = np.stack([pixels(i) for i in range(6)])
-    images = torch.from_numpy(arrays).permute(0, 3, 1, 2)
-    labels = torch.tensor([2, 0, 1, 2, 0, 0])
-    for i, array in enumerate(arrays):
-        Image.fromarray(array).save(tmp_path / f"{i}.png")
-    dataset = TensorDataset(images, labels)
-    given = {
-        "tensor": images,
-        "real numbers": images.float() / 255,
-        "array": arrays,
-        "pictures": [Image.fromarray(array) for array in arrays],
-        "files": sorted(tmp_path.glob("*.png")),
-        "dataset": dataset,
-        "part": Subset(TensorDataset(images.flip(0), labels.flip(0)), [5, 4, 3, 2, 1, 0]),
-        "loader": DataLoader(dataset, batch_size=4, shuffle=True),
-    }
-    for kind, source in given.items():
-        data = open_data(source, "all")
-        assert len(data) == 6 and all(same(data.load(i), arrays[i]) for i in range(6)), kind
-        assert data.labels == (labels.tolist() if kind in ("dataset", "part", "loader") else None)
-        assert open_data(source, "all").fingerprint() == data.fingerprint()
-        assert ChosenData(source).training().names == open_data(source, "train").names
-    changed = images.clone()
-    changed[3, 0, 0, 0] += 1
-    assert open_data(changed, "all").fingerprint() != open_data(images, "all").fingerprint()
+from raptor.data import open_data, open_dense
 
 
 def test_unknown_data_is_one_line(tmp_path: Path) -> None:

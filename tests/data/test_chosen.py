@@ -12,11 +12,11 @@ import pytest
 import torch
 from pages import ROOT
 from PIL import Image
-from tiny_images import picture, pixels, write_tree
+from tiny_images import pixels, write_tree
 
 from raptor.cli import main
-from raptor.data import ChosenData, ImageData, InMemory, Preprocess, iterate, open_data
-from raptor.data.apart import check_apart, describe_images
+from raptor.data import ChosenData, ImageData, InMemory, Preprocess, open_data
+from raptor.data.apart import describe_images
 from raptor.data.chosen import labelled_like
 from raptor.data.classes import for_head, head_names, imagenet_ids
 from raptor.run import RunError
@@ -116,21 +116,6 @@ def test_judging_on_the_training_images_is_refused(tmp_path: Path, kind: str) ->
     assert len(ChosenData(data, str(other), split="all").judged(like=chosen.training())) == 40  # where it is asked for
 
 
-def test_a_few_images_that_are_also_trained_on_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = _write(
-        tmp_path / "x", [f"{part}/{c}/{part}{i}.png" for part in ("train", "val") for c in "ab" for i in range(8)]
-    )
-    chosen = ChosenData(str(root))
-    assert len(chosen.judged(like=chosen.training())) == 16 and not capsys.readouterr().err
-    shutil.copy(root / "train/a/train3.png", root / "val/a/same.png")
-    other = _write(tmp_path / "y", ["1.png", "2.png"])
-    (other / "empty.png").write_bytes(b"")
-    check_apart(chosen.training(), open_data(str(other), "all"))
-    assert not capsys.readouterr().err
-    assert len(chosen.judged(like=chosen.training())) == 17
-    assert f"1 of 17 images of {root} that were compared are also in the training images" in capsys.readouterr().err
-
-
 def test_copies_within_one_folder_are_named_with_what_to_do(tmp_path: Path) -> None:
     root = _write(tmp_path / "mess", [f"{i}.png" for i in range(6)])
     chosen = ChosenData(str(root))
@@ -140,69 +125,6 @@ def test_copies_within_one_folder_are_named_with_what_to_do(tmp_path: Path) -> N
         chosen.judged(like=chosen.training())
     pair = f"(such as {held_out} and copy.png)"
     assert str(error.value).endswith(f"{pair}: remove the copies, or judge on others with --val")
-
-
-class _Given(ImageData):
-    """Images in memory, as a user of Python may give them: no files."""
-
-    def __init__(self, name: str, seeds: range) -> None:
-        super().__init__(name, [f"{name}-{seed}" for seed in seeds])
-        self.seeds = seeds
-
-    def read(self, position: int) -> Image.Image:
-        return Image.fromarray(pixels(self.seeds[position]))
-
-
-def test_images_that_are_no_files_are_compared_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train = _Given("train", range(40))
-    check_apart(train, _Given("apart", range(40, 80)))
-    assert not capsys.readouterr().err
-    check_apart(train, _Given("some", range(30, 70)))
-    assert (
-        capsys.readouterr().err
-        == "10 of 40 images of some that were compared are also in the training images of train "
-        "(such as some-30 and train-30)\n"
-    )
-    with pytest.raises(ValueError, match="40 of 40 images of same that were compared"):
-        check_apart(train, _Given("same", range(40)))
-    scenes, both = open_data("scenes", "train", size=16), open_data(["scenes", "scenes"], "train", size=16)
-    check_apart(scenes, open_data("scenes", "val", size=16))
-    for data in (scenes, both):  # of one set by their names, without drawing them
-        with pytest.raises(ValueError, match="128 of 128 images of scenes that were compared"):
-            check_apart(data, scenes)
-    photos = open_data(str(_write(tmp_path / "photos", [f"{i}.png" for i in range(4)])), "all")
-    check_apart(photos, train)
-    check_apart(train, photos)
-    assert not capsys.readouterr().err
-
-
-def _copied(source: Path, target: Path, change: str) -> None:
-    """A photograph as somebody else has it."""
-    picture = Image.open(source)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if change == "smaller":
-        picture = picture.resize((48, 40))
-    suffix, options = {"jpeg": (".jpg", {"quality": 60}), "webp": (".webp", {"quality": 50})}.get(change, (".png", {}))
-    picture.save(target.with_suffix(suffix), **options)
-
-
-@pytest.mark.parametrize("renamed", [False, True])
-@pytest.mark.parametrize("change", ["jpeg", "webp", "smaller"])
-def test_judging_on_other_copies_of_the_training_images_is_refused(tmp_path: Path, change: str, renamed: bool) -> None:
-    photos = tmp_path / "photos"
-    for i in range(40):
-        (photos / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
-        picture(96, 80, seed=i).save(photos / "ab"[i % 2] / f"{i}.png")
-    for i, path in enumerate(sorted(photos.rglob("*.png"))):
-        name = f"other{i}.png" if renamed else path.name
-        _copied(path, tmp_path / "copies" / path.parent.name / name, change)
-    chosen = ChosenData(str(photos), str(tmp_path / "copies"))
-    with pytest.raises(ValueError, match=r"\d+ of 40 images of .*copies that were compared are also in the training"):
-        chosen.judged(like=chosen.training())
-    for i in range(40, 80):
-        (tmp_path / "others").mkdir(exist_ok=True)
-        picture(96, 80, seed=i).save(tmp_path / "others" / f"{i}.png")
-    assert len(ChosenData(str(photos), str(tmp_path / "others")).judged(like=chosen.training())) == 40
 
 
 @pytest.mark.parametrize("kind", ["zip", "wds", "hub"])
@@ -254,23 +176,6 @@ def test_heads_are_fitted_on_the_training_part_of_the_judged_set_where_only_that
     assert len(chosen.judged()) == 8 and chosen.labelled(train, chosen.judged()) is train
     labelled = ChosenData(str(own))
     assert labelled.labelled(labelled.training(), labelled.judged()).names == labelled.training().names
-
-
-def test_joined_sets(tmp_path: Path) -> None:
-    a = _write(tmp_path / "a", [f"x/{i}.png" for i in range(30)])
-    b = _write(tmp_path / "b", [f"train/y/b{i}.png" for i in range(7)] + ["val/y/c.png"])
-    both = open_data([str(a), str(b), "scenes"], "train", limit=None, size=16)
-    single = [open_data(spec, "train", size=16) for spec in (str(a), str(b), "scenes")]
-    assert len(both) == sum(map(len, single)) and both.labels is None
-    sample = both.select([0, len(single[0]), len(single[0]) + 6])
-    assert [n.rsplit("/", 1)[-1] for n in sample.names[1:]] == ["b0.png", "b6.png"]
-    batch = next(iter(iterate(sample, Preprocess(size=16, resize=16), 3)))
-    assert batch.images.shape == (3, 3, 16, 16) and len(set(batch.images.flatten(1).sum(1).tolist())) == 3
-    assert open_data([str(a)], "train").labels is not None
-    assert len(open_data([str(a), str(b)], "val")) == len(open_data(str(a), "val")) + 1
-    same = _write(tmp_path / "same", [f"x/more{i}.png" for i in range(4)])
-    labelled = open_data([str(a), str(same)], "all")
-    assert labelled.classes == ["x"] and labelled.labels == [0] * 34
 
 
 def test_the_data_of_a_run_is_the_default(tmp_path: Path) -> None:

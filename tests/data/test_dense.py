@@ -11,7 +11,6 @@ from tiny_images import colour, save_array
 
 from raptor.data import DenseData, open_data, open_dense
 from raptor.data import dense as dense_module
-from raptor.data.apart import check_apart
 from raptor.data.dense import FrameStore
 
 CPU = torch.device("cpu")
@@ -44,15 +43,6 @@ def test_a_fingerprint_of_frames_sees_the_sizes_of_images_and_targets(frames: De
     save_array(tmp_path / "train" / "rgb" / "0003.png", np.zeros((6, 8, 3), np.uint8))
     assert open_dense(spec, "all", "depth").fingerprint() != changed.fingerprint()
     assert open_data(spec, "all").fingerprint() != images
-
-
-def test_frames_that_are_trained_on_are_noticed_among_other_files(frames: DenseData, tmp_path: Path) -> None:
-    """Images of dense data are files too, and are compared with files byte for byte."""
-    with pytest.raises(ValueError, match=r"6 of 6 images .* are also in the training images"):
-        check_apart(open_data(str(tmp_path / "train" / "rgb"), "all"), open_data(f"nyuv2:{tmp_path}", "all"))
-    for i in range(6):
-        save_array(tmp_path / "other" / f"{i}.png", colour(100 + i))
-    check_apart(open_data(str(tmp_path / "other"), "all"), open_data(f"nyuv2:{tmp_path}", "all"))
 
 
 def test_decoding_ahead_changes_nothing(frames: DenseData) -> None:

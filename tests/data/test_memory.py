@@ -1,0 +1,51 @@
+"""Sets that are joined, and sets in memory."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import torch
+from PIL import Image
+from tiny_images import pixels
+
+from raptor.data import ImageData, InMemory, Preprocess, iterate, open_data
+from raptor.data.memory import JoinedInMemory
+
+
+def _write(root: Path, paths: list[str]) -> Path:
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels(zlib.crc32(path.encode()))).save(root / path)
+    return root
+
+
+def test_joined_sets(tmp_path: Path) -> None:
+    a = _write(tmp_path / "a", [f"x/{i}.png" for i in range(30)])
+    b = _write(tmp_path / "b", [f"train/y/b{i}.png" for i in range(7)] + ["val/y/c.png"])
+    both = open_data([str(a), str(b), "scenes"], "train", limit=None, size=16)
+    single = [open_data(spec, "train", size=16) for spec in (str(a), str(b), "scenes")]
+    assert len(both) == sum(map(len, single)) and both.labels is None
+    sample = both.select([0, len(single[0]), len(single[0]) + 6])
+    assert [n.rsplit("/", 1)[-1] for n in sample.names[1:]] == ["b0.png", "b6.png"]
+    batch = next(iter(iterate(sample, Preprocess(size=16, resize=16), 3)))
+    assert batch.images.shape == (3, 3, 16, 16) and len(set(batch.images.flatten(1).sum(1).tolist())) == 3
+    assert open_data([str(a)], "train").labels is not None
+    assert len(open_data([str(a), str(b)], "val")) == len(open_data(str(a), "val")) + 1
+    same = _write(tmp_path / "same", [f"x/more{i}.png" for i in range(4)])
+    labelled = open_data([str(a), str(same)], "all")
+    assert labelled.classes == ["x"] and labelled.labels == [0] * 34
+
+
+def test_images_in_memory_are_those_of_their_data(data: ImageData) -> None:
+    """The same fingerprint, files and pixels, also of a part of them and of several sets end to end."""
+    preprocess = Preprocess(size=12, resize=14)
+    part = data.select([5, 2, 9])
+    held = InMemory(part, preprocess)
+    assert held.fingerprint() == part.fingerprint() != data.fingerprint()
+    assert held.select([2]).fingerprint() == data.select([9]).fingerprint()
+    assert [held.file_size(i) for i in range(3)] == [data.file_size(i) for i in (5, 2, 9)]
+    joined = JoinedInMemory([held, InMemory(data, preprocess)])
+    expected = torch.cat([part.batch(range(3), preprocess, "cpu"), data.batch(range(23), preprocess, "cpu")])
+    order = [25, 0, 3, 2, 7]
+    assert torch.equal(joined.batch(order, preprocess, "cpu"), expected[order])
