@@ -38,7 +38,7 @@ from raptor.probes.segment import fused_gradient
 from raptor.run import Interrupted
 from raptor.surrogate.kernels.activations import SwiGLU
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
-from raptor.train import distill, loop
+from raptor.train import distill, host, loop
 from raptor.train.frozen import half_copy
 from raptor.train.graphs import GraphedStep
 from raptor.train.plan import Plan
@@ -179,7 +179,7 @@ def the_fused_swiglu(_: argparse.Namespace) -> dict[str, Any]:
 @on_gpu
 def the_host_stays_four_steps_ahead(_: argparse.Namespace) -> dict[str, Any]:
     """With steps of about 20 ms that only the GPU works on."""
-    pace, events, ahead, waits = loop._Pace(torch.device("cuda")), [], [], []
+    pace, events, ahead, waits = host.Pace(torch.device("cuda")), [], [], []
     torch.cuda.synchronize()
     for _step in range(16):
         torch.cuda._sleep(30_000_000)
@@ -191,7 +191,7 @@ def the_host_stays_four_steps_ahead(_: argparse.Namespace) -> dict[str, Any]:
         waits.append(time.monotonic() - began)
         ahead.append(sum(not event.query() for event in events))
     torch.cuda.synchronize()
-    assert 2 <= max(ahead) <= loop._STEPS_AHEAD, ahead
+    assert 2 <= max(ahead) <= host.STEPS_AHEAD, ahead
     return {"steps_ahead": ahead, "wait_ms": [round(1000 * wait, 2) for wait in waits]}
 
 
@@ -330,7 +330,7 @@ def nccl_with_one_rank(_: argparse.Namespace) -> dict[str, Any]:
             objects: list[Any] = [None]
             dist.all_gather_object(objects, {"rank": 0})
             dist.broadcast_object_list(objects, 0)
-            asked = loop._Asked(2)
+            asked = host.Asked(2)
             first = asked.by_any(False, True)
             torch.cuda.synchronize()
             torch.cuda._sleep(600_000_000)

@@ -25,8 +25,9 @@ from raptor.open import open_vit
 from raptor.phases import Phases
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
 from raptor.train import distill
-from raptor.train.optimizer import OPTIMIZERS, is_matrix, make_optimizer
+from raptor.train.optimizer import OPTIMIZERS, is_matrix, make_optimizers
 from raptor.train.plan import Plan
+from raptor.train.stage import ParameterGroup
 
 
 def optimizer_seconds(
@@ -39,20 +40,20 @@ def optimizer_seconds(
     seconds: dict[str, list[float]] = {name: [] for name in OPTIMIZERS}
     made = {name: _made(name, blocks, device) for name in OPTIMIZERS}
     for _ in range(rounds + 1):
-        for name, optimizer in made.items():
+        for name, optimizers in made.items():
             began = _now(device)
-            optimizer.step()
+            for optimizer in optimizers:
+                optimizer.step()
             seconds[name].append(_now(device) - began)
     return {name: median(found[1:]) for name, found in seconds.items()}
 
 
-def _made(name: str, blocks: torch.nn.Module, device: str) -> torch.optim.Optimizer:
-    taken = {n for n, p in blocks.named_parameters() if name == "muon" and is_matrix(n, p)}
-    groups: list[dict[str, Any]] = [
-        {"params": [p for n, p in blocks.named_parameters() if (n in taken) == muon], "optimizer": kind}
-        for muon, kind in ((True, "muon"), (False, "adamw"))
-    ]
-    return make_optimizer(groups if taken else groups[1:], 1e-6, (0.9, 0.999), fused=device == "cuda")
+def _made(name: str, blocks: torch.nn.Module, device: str) -> list[torch.optim.Optimizer]:
+    named = list(blocks.named_parameters())
+    taken = [(n, p) for n, p in named if name == "muon" and is_matrix(n, p)]
+    others = [(n, p) for n, p in named if not (name == "muon" and is_matrix(n, p))]
+    groups = [ParameterGroup(taken, 0.0, "muon"), ParameterGroup(others, 0.0)]
+    return make_optimizers(groups, 1e-6, (0.9, 0.999), fused=device == "cuda")
 
 
 def _now(device: str) -> float:

@@ -44,14 +44,12 @@ from raptor.subject import Subject
 from raptor.surrogate.teacher_blocks import adapted_layers
 from raptor.train.distilled import Distilled, DistillSummary
 from raptor.train.graphs import StepGraphs
+from raptor.train.host import check_tracker, deaths_explained
 from raptor.train.job import Job
 from raptor.train.loop import (
     Checkpoint,
     Loop,
-    ParameterGroup,
     check_cadence,
-    check_tracker,
-    deaths_explained,
     plan_stages,
     read_finished,
 )
@@ -61,6 +59,7 @@ from raptor.train.plan import NUM_DECODED, Memory, Plan, free_disk, measured_ste
 from raptor.train.recipe import Recipe, RecipeOptions, resolve_recipe
 from raptor.train.resume import check_run_folder, keep_teacher, load_blocks, start_from
 from raptor.train.schedule import Budget, Rates, teacher_forcing
+from raptor.train.stage import ParameterGroup
 from raptor.train.step import DistillStep, Parts
 from raptor.train.validation import Validator, shown_r2
 from raptor.vit.trajectory import Trajectories, autocast
@@ -480,7 +479,7 @@ def _parameter_groups(named: list[tuple[str, nn.Parameter]], recipe: Recipe) -> 
 
 
 class DistillStage:
-    """`stage1` or `stage2` of a distillation; see `raptor.train.loop.Stage`."""
+    """`stage1` or `stage2` of a distillation; see `raptor.train.stage.Stage`."""
 
     betas = (0.9, 0.999)
 

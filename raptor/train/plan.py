@@ -5,7 +5,8 @@ from __future__ import annotations
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,10 @@ _GIB = 2**30
 _SHOWN_DEVICES = (1, 8)
 NUM_DECODED = 64
 """Training images that a plan decodes, of those that the run would keep decoded."""
+_TIMED_RUN = 64
+# Steps of each kind when timing: first the untimed ones (compilation, capture, caches, start of the loader), then the
+# timed ones.
+_NUM_TIMED = {"cuda": (4, 16), "cpu": (1, 2)}
 _SLOW_STEP = 2.0  # seconds; so long a step is timed only once
 T = TypeVar("T")
 
@@ -204,6 +209,44 @@ def time_steps(
     for i in range(1, num_timed):
         run(num_untimed + i)
     return (first + now() - began) / num_timed, num_timed
+
+
+def mean_seconds(
+    train_step: Callable[[int, int], object],
+    kind_of: Callable[[int, int], Hashable],
+    device: torch.device,
+    ranks: Ranks = ONE_PROCESS,
+) -> tuple[float, int]:
+    """Mean seconds per step of a whole run: each kind of step is timed and weighted by its share of the run.
+
+    Also returns how many steps were timed.
+
+    Args:
+        train_step: trains one step, given its number and the number of all steps.
+        kind_of: which kind of step (with teacher forcing or without) that is.
+    """
+    kinds = [kind_of(i, _TIMED_RUN) for i in range(_TIMED_RUN)]
+    by_kind = {kind: [i for i, k in enumerate(kinds) if k == kind] for kind in dict.fromkeys(kinds)}
+    by_kind = {kind: steps for kind, steps in by_kind.items() if len(steps) > 1}  # a single one does not count
+    num_untimed, num_timed = _NUM_TIMED[device.type]
+    total, num_all = 0.0, 0
+    for steps in by_kind.values():
+        start = min(num_untimed, len(steps) // 2)
+        seconds, num = time_steps(
+            lambda i, steps=steps: train_step(steps[i], _TIMED_RUN),  # type: ignore[misc]
+            start,
+            min(num_timed, len(steps) - start),
+            lambda: _clock(device),
+            ranks,
+        )
+        total, num_all = total + len(steps) * seconds, num_all + num
+    return total / sum(map(len, by_kind.values())), num_all
+
+
+def _clock(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.monotonic()
 
 
 def measured_step(measure: Callable[[], T], batch_size: int) -> T:

@@ -27,17 +27,17 @@ from raptor.options import Compiling, HeldOut, Limited, Option, Planning, Resumi
 from raptor.provenance import Provenance, recorded
 from raptor.run import ResultFile, Run, StopSignal, check_config, check_folder, check_shared
 from raptor.subject import Subject
+from raptor.train.host import deaths_explained
 from raptor.train.loop import (
     Checkpoint,
     Loop,
-    ParameterGroup,
     check_cadence,
-    deaths_explained,
     plan_stages,
     read_finished,
 )
 from raptor.train.plan import NUM_DECODED, Memory, Plan, free_disk, measured_step, num_bytes
 from raptor.train.schedule import Budget, Rates
+from raptor.train.stage import ParameterGroup
 from raptor.train.stochastic import StochasticDepth, check_drop
 from raptor.vit.builders import build_base
 from raptor.vit.stated import IMAGENET, check_size
@@ -320,7 +320,7 @@ class TeacherStep(nn.Module):
 
 
 class TeacherStage:
-    """The training of a teacher; see `raptor.train.loop.Stage`.
+    """The training of a teacher; see `raptor.train.stage.Stage`.
 
     Args:
         vit: the model, whose blocks are wrapped for stochastic depth until `finish`.

@@ -12,7 +12,7 @@ import torch
 from tiny_run import blocks_of, metrics, tiny_run
 from torch import Tensor
 
-from raptor.train import graphs
+from raptor.train import graphs, loop
 from raptor.train.graphs import NotCapturable, StepGraphs
 from raptor.train.job import Job
 from raptor.train.step import DistillStep, Parts
@@ -44,14 +44,15 @@ def graphed(monkeypatch: pytest.MonkeyPatch) -> type[EagerGraph]:
     return EagerGraph
 
 
-def test_one_graph_for_each_set_of_losses(tmp_path, graphed):
+def test_one_graph_for_each_set_of_losses(tmp_path, graphed, monkeypatch):
     """lambda falls 1, 1/3, 0: teacher forcing alone, both, none of it; stage 2 has none."""
-    tiny_run(tmp_path / "graphed", lam=1.0, checkpoint_minutes=0)
+    monkeypatch.setattr(loop, "_LOG_EVERY", 1)
+    tiny_run(tmp_path / "graphed", lam=1.0)
     forced, both, free = Parts(False, True), Parts(True, True), Parts(True, False)
     assert graphed.captured == [("stage1", forced), ("stage1", both), ("stage1", free), ("stage2", free)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Job, "graphed", lambda self: False)
-        tiny_run(tmp_path / "plain", lam=1.0, checkpoint_minutes=0)
+        tiny_run(tmp_path / "plain", lam=1.0)
     ours, theirs = (
         [line["loss"] for line in metrics(tmp_path / run) if "loss" in line] for run in ("graphed", "plain")
     )

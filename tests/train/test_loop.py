@@ -10,7 +10,6 @@ import signal
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import forked
@@ -104,7 +103,7 @@ def test_a_finished_run_is_given_back_untouched(tmp_path):
 def test_a_run_with_muon_resumes_to_the_last_bit(tmp_path, monkeypatch):
     whole = blocks_of(tiny_run(tmp_path / "whole", optimizer="muon"))
     with monkeypatch.context() as patch:
-        patch.setattr(Loop, "_stop_or_save", lambda loop, step: ((loop.state.stage, step) == ("stage2", 2), True))
+        patch.setattr(Loop, "_stop_or_save", lambda loop: ((loop.state.stage, loop.state.step) == ("stage2", 1), True))
         with pytest.raises(Interrupted, match="stopped after step 2 of stage2"):
             tiny_run(tmp_path / "run", optimizer="muon")
     again = blocks_of(tiny_run(tmp_path / "run", optimizer="muon"))
@@ -251,6 +250,34 @@ def test_checkpoints_come_by_the_clock_and_before_each_validation(tmp_path, monk
         tiny_run(tmp_path / "none", checkpoint_minutes=-1)
 
 
+def test_neither_the_clock_nor_a_signal_changes_a_line_of_metrics(tmp_path, monkeypatch):
+    """Checkpoints after every step, none but those of validations, and a run that was stopped and resumed."""
+    options = dict(budget="90steps", stage1_share=0.5, batch_size=4)
+
+    def lines(name: str, **changes: Any) -> list[dict[str, Any]]:
+        tiny_run(tmp_path / name, **options, **changes)
+        clock = ("images_per_s", "seconds")
+        return [{k: v for k, v in line.items() if k not in clock} for line in metrics(tmp_path / name)]
+
+    rare = lines("rare", checkpoint_minutes=60)
+    assert [line["step"] for line in rare if "loss" in line][:6] == [10, 19, 21, 33, 39, 44]  # 45 steps, 4 validations
+    assert lines("often", checkpoint_minutes=0) == rare
+    verdicts = [DistillSummary.read(tmp_path / name).verdict for name in ("rare", "often")]
+    assert verdicts[0] == verdicts[1]
+    plain, asked = loop._Training.step, [30]
+
+    def step(self: Any, number: int, *rest: Any) -> Tensor:
+        asked[0] -= 1
+        if asked[0] == 0:
+            signal.raise_signal(signal.SIGTERM)
+        return plain(self, number, *rest)
+
+    monkeypatch.setattr(loop._Training, "step", step)
+    with pytest.raises(Interrupted, match="after step 29 of stage1"):
+        tiny_run(tmp_path / "stopped", **options)
+    assert lines("stopped") == rare
+
+
 def interrupted_in_validation(monkeypatch: pytest.MonkeyPatch, folder: Path, number: int, when: int) -> str:
     """Start a run, give it a signal at the start of its validation `when`, and return what it said."""
     plain, left = Validator.validate, [when]
@@ -327,46 +354,6 @@ def test_a_surrogate_that_cannot_be_measured_is_kept_with_a_line(tmp_path, monke
             tiny_run(tmp_path / "run", stage1_share=0.0)
     numbers = saved_steps(monkeypatch)
     assert tiny_run(tmp_path / "run", stage1_share=0.0).summary.validation.num_images == 8 and not numbers
-
-
-def test_ranks_answer_one_step_later_and_one_process_at_once(monkeypatch):
-    alone = loop._Asked(1)
-    assert [alone.by_any(*asked) for asked in ((False, True), (True, False))] == [(False, True), (True, False)]
-    monkeypatch.setattr(loop, "_host_group", lambda: "hosts")
-
-    def all_reduce(flags: Tensor, _op: object, group: str, async_op: bool) -> Any:
-        assert group == "hosts" and async_op
-        return SimpleNamespace(wait=lambda: flags.logical_or_(torch.tensor([0, len(seen) == 2])))
-
-    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
-    several, seen = loop._Asked(2), []
-    for asked in ((True, False), (False, False), (False, False), (False, False)):
-        seen.append(several.by_any(*asked))
-    assert seen == [(False, False), (True, False), (False, True), (False, False)]
-
-
-class Clock:
-    """Steps that take the time they are said to, and ten seconds more where the loader has to start again."""
-
-    def __init__(self) -> None:
-        self.now, self.last = 0.0, -1
-
-    def step(self, i: int, num: int) -> None:
-        self.now += (3.0 if i < num / 4 else 1.0) + (10.0 if i != self.last + 1 or i == 0 else 0.0)
-        self.last = i
-
-
-@pytest.mark.parametrize(("first_alone", "expected"), [(False, (16 * 3 + 48 * 1) / 64), (True, (15 * 3 + 48 * 1) / 63)])
-def test_each_kind_of_step_has_its_share_and_no_start_is_timed(monkeypatch, first_alone, expected):
-    clock = Clock()
-    monkeypatch.setattr(loop, "_clock", lambda device: clock.now)
-
-    def kind(i: int, num: int) -> object:
-        return "first" if first_alone and i == 0 else i < num / 4
-
-    for device in ("cpu", "cuda"):
-        found, num_timed = loop.mean_seconds(clock.step, kind, torch.device(device))
-        assert found == pytest.approx(expected) and num_timed == (1 + 2 if device == "cpu" else 1 + 16)
 
 
 def test_a_checkpoints_state_is_read_as_it_was_written():

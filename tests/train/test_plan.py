@@ -80,7 +80,7 @@ def test_a_slow_step_is_timed_once(tmp_path, monkeypatch, seconds: float, num_st
     done: list[int] = []
     step = loop._Training.step
     monkeypatch.setattr(loop._Training, "step", lambda self, i, num: (done.append(i), step(self, i, num))[1])
-    monkeypatch.setattr(loop, "_clock", lambda device: seconds * len(done))
+    monkeypatch.setattr(plan, "_clock", lambda device: seconds * len(done))
     kept: list[int] = []
     monkeypatch.setattr(
         job,
@@ -102,6 +102,30 @@ def test_all_ranks_time_as_many_steps_as_the_first() -> None:
     done: list[int] = []
     timed = plan.time_steps(done.append, 1, 3, lambda: 0.1 * len(done), Second(1, 2))
     assert timed == (pytest.approx(0.1), 1) and done == [0, 1]
+
+
+class Clock:
+    """Steps that take the time they are said to, and ten seconds more where the loader has to start again."""
+
+    def __init__(self) -> None:
+        self.now, self.last = 0.0, -1
+
+    def step(self, i: int, num: int) -> None:
+        self.now += (3.0 if i < num / 4 else 1.0) + (10.0 if i != self.last + 1 or i == 0 else 0.0)
+        self.last = i
+
+
+@pytest.mark.parametrize(("first_alone", "expected"), [(False, (16 * 3 + 48 * 1) / 64), (True, (15 * 3 + 48 * 1) / 63)])
+def test_each_kind_of_step_has_its_share_and_no_start_is_timed(monkeypatch, first_alone, expected):
+    clock = Clock()
+    monkeypatch.setattr(plan, "_clock", lambda device: clock.now)
+
+    def kind(i: int, num: int) -> object:
+        return "first" if first_alone and i == 0 else i < num / 4
+
+    for device in ("cpu", "cuda"):
+        found, num_timed = plan.mean_seconds(clock.step, kind, torch.device(device))
+        assert found == pytest.approx(expected) and num_timed == (1 + 2 if device == "cpu" else 1 + 16)
 
 
 def test_a_plan_makes_the_checks_of_a_run(tmp_path, monkeypatch) -> None:

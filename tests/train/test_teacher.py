@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from tiny_run import TEACHER as TINY
+from tiny_run import metrics
 from tiny_run import train_tiny as train
 from torch import Tensor
 
@@ -103,13 +104,18 @@ def test_a_teacher_resumes_to_the_last_bit(tmp_path, monkeypatch):
     whole = train(tmp_path / "whole")
     assert torch.equal(torch.get_rng_state(), random_state)
     assert not whole.model.training
+    steps: list[int] = []
     for last in (4, 9):
         with monkeypatch.context() as patch, pytest.raises(Killed):
             before_step(patch, last, kill)
             train(tmp_path / "killed", checkpoint_minutes=0)
-    train(tmp_path / "killed")
-    lines = [json.loads(line)["step"] for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()]
-    assert lines == [0, 1, 2, 3, 4, 5, 6, 7, 8, 11]  # it went on from the last step before each end
+    with monkeypatch.context() as patch:
+        for last in range(12):
+            before_step(patch, last, lambda last=last: steps.append(last))  # type: ignore[misc]
+        train(tmp_path / "killed")
+    assert steps == [9, 10, 11]  # it went on from the last step before each end
+    (whole_line,), (line,) = metrics(tmp_path / "whole"), metrics(tmp_path / "killed")
+    assert (line["step"], line["loss"]) == (11, whole_line["loss"])  # the mean over all twelve steps
     assert same(weights(tmp_path / "killed"), weights(tmp_path / "whole"))
     images = torch.randn(2, 3, 24, 24)
     with torch.no_grad():

@@ -1,0 +1,27 @@
+"""Requests of single ranks are known to all of them one step later."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raptor.train import host
+
+
+def test_ranks_answer_one_step_later_and_one_process_at_once(monkeypatch):
+    alone = host.Asked(1)
+    assert [alone.by_any(*asked) for asked in ((False, True), (True, False))] == [(False, True), (True, False)]
+    monkeypatch.setattr(host, "_host_group", lambda: "hosts")
+
+    def all_reduce(flags: Tensor, _op: object, group: str, async_op: bool) -> Any:
+        assert group == "hosts" and async_op
+        return SimpleNamespace(wait=lambda: flags.logical_or_(torch.tensor([0, len(seen) == 2])))
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    several, seen = host.Asked(2), []
+    for asked in ((True, False), (False, False), (False, False), (False, False)):
+        seen.append(several.by_any(*asked))
+    assert seen == [(False, False), (True, False), (False, True), (False, False)]
