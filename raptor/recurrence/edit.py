@@ -1,7 +1,7 @@
 """Editing a state at the end of a phase, so that the image is taken for another class.
 
-The edit adds a multiple of the difference between the mean states of two classes. Three others stand beside it: a step of
-equal norm in a random direction, the same edit at the last layer, and a step of equal norm along the gradient of the
+The edit adds a multiple of the difference between the mean states of two classes. Three others stand beside it: a step
+of equal norm in a random direction, the same edit at the last layer, and a step of equal norm along the gradient of the
 head, which knows the answer.
 """
 
