@@ -15,7 +15,6 @@ from raptor.report.charts import (
     Figure,
     Section,
     Series,
-    number,
     of_group,
     percent,
 )
@@ -32,8 +31,10 @@ def basins(results: Results) -> Section:
     measured = results.dynamics
     found = {} if measured is None else _found(measured.sides())
     if measured is None or not found:
-        section.hint = results.adds("dynamics", "--data LABELLED" if measured and results.has_model else "")
-        section.hint_reason = "Not measured: basins need labelled images, several of each class." if measured else ""
+        section.hint = results.adds("dynamics")
+        if measured is not None:
+            section.hint_reason = "Not measured: basins need labelled images, several of each class."
+            section.hint = results.adds("dynamics", "--data LABELLED" if results.has_model else "")
         return section
     phases = measured.phases or results.phase_lengths
     groups = [group for group in GROUPS if group in next(iter(found.values())).groups]
@@ -70,14 +71,12 @@ def paths(found: Found, class_names: dict[str, str], phases: list[int] | None) -
     controls = [Control("depth", "Depth", layers, str(num_states - 1), slider=True)]
     if len(found) > 1:
         controls.insert(0, Control("model", "Model", [(side, side) for side in found], "teacher"))
-    shown = list(dict.fromkeys(one.name for one in series))
     return Chart(
         id="basin-paths",
         kind="paths",
         title="Paths of the classes through depth",
         caption="Mean path of each class on three principal components, large dots at the chosen depth. "
         "Look for where paths part. Each model has its own axes.",
-        alt=f"Three-dimensional paths of {len(shown)} classes ({', '.join(shown)}) over {num_states} states.",
         series=series,
         controls=controls,
         phases=phases,
@@ -115,7 +114,6 @@ def accuracy(found: Found, phases: list[int] | None) -> Chart:
         kind="lines",
         title="Nearest class mean",
         caption="Look for the layer where classes become readable. Dotted: chance.",
-        alt=_alt("Nearest class mean", series),
         series=series,
         x=Axis("layer l", integer=True),
         y=Axis("images nearest to their own class (%)", from_zero=True),
@@ -135,7 +133,6 @@ def separation(found: Found, phases: list[int] | None) -> Chart:
         kind="lines",
         title="Separation",
         caption="Above 1, classes lie further apart than they are wide.",
-        alt=_alt("Separation", series),
         series=series,
         x=Axis("layer l", integer=True),
         y=Axis("between / within scatter", from_zero=True),
@@ -156,8 +153,3 @@ def _curve(group: str, side: str, values: np.ndarray) -> Series:
     curve = of_group(group, side, list(range(len(values))), values)
     curve.when["tokens"] = [group]
     return curve
-
-
-def _alt(title: str, series: list[Series]) -> str:
-    first = series[0]
-    return f"{title}, {first.name}: from {number(first.y[0])} at layer 0 to {number(first.y[-1])} at the last layer."

@@ -10,9 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from raptor.streaming import Spread, jsonable
 
 _DIGITS = 5
+_MAX_IN_WORDS = 8  # series
 GROUP_NAMES = {"all": "all tokens", "cls": "cls", "registers": "registers", "patches": "patches", "pooled": "pooled"}
 GROUPS = ("all", "cls", "registers", "patches")
 SHOWN_ON_PAPER = ("cls", "registers", "patches")  # all tokens are nearly the patches
@@ -38,6 +41,10 @@ class Axis:
     range: tuple[float, float] | None = None
     clip: tuple[float, float] | None = None
     symlog: bool = False
+
+
+STATE = Axis("layer l", integer=True)
+BLOCK = Axis("block l (from state l−1 to l)", integer=True)
 
 
 @dataclass
@@ -98,8 +105,8 @@ class Chart:
 
     Attributes:
         id: unique on the page, also the name of downloaded files.
-        caption: one line saying what to look for.
-        alt: the figure in words, with numbers.
+        caption: one line saying what to look for; a figure that is only drawn on paper may have none.
+        alt: what its words say besides the ends of its curves.
         phases: phase lengths that are marked behind lines over depth.
         offset: where phases begin on the axis of layers: 0 where states `a_0..a_L` stand at whole numbers, .5 where
             blocks 1..L do.
@@ -112,9 +119,9 @@ class Chart:
     id: str
     kind: Literal["lines", "bars", "points", "heatmap", "paths"]
     title: str
-    caption: str
-    alt: str
     series: list[Series]
+    caption: str = ""
+    alt: str = ""
     x: Axis = field(default_factory=Axis)
     y: Axis = field(default_factory=Axis)
     controls: list[Control] = field(default_factory=list)
@@ -132,6 +139,19 @@ class Chart:
         values = {name: [value] if isinstance(value, str) else value for name, value in chosen.items()}
         kept = [series for series in self.series if series.is_shown(values)]
         return replace(self, series=kept, title=self.title if title is None else title)
+
+    def words(self) -> str:
+        """The chart in words, with numbers, for readers who do not see it."""
+        parts = []
+        for series in self.series[:_MAX_IN_WORDS]:
+            values = finite_values(np.ravel(series.z if self.kind == "heatmap" else series.y).tolist())
+            if values and self.kind == "heatmap":
+                parts.append(f"{series.name} from {number(min(values))} to {number(max(values))}")
+            elif values:
+                parts.append(f"{series.name} from {number(values[0])} to {number(values[-1])}")
+        axes = f"{self.y.label} by {self.x.label}" if self.x.label and self.y.label else ""
+        found = [part for part in (axes, "; ".join(parts), self.alt) if part]
+        return f"{self.title}: {'. '.join(found)}."
 
     def to_dict(self) -> dict[str, Any]:
         """The chart for `draw.js`; what a series does not have is left out."""

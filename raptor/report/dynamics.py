@@ -1,6 +1,6 @@
 """Depth as a dynamical system: what is measured along depth, teacher and surrogate over each other.
 
-Modes are in `modes.py`, class basins in `basins.py`.
+Perturbations are in `stability.py`, modes in `modes.py`, class basins in `basins.py`.
 """
 
 from __future__ import annotations
@@ -10,29 +10,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult
-from raptor.dynamics.stability import StabilityResult
 from raptor.report.basins import figure_basins, figure_paths
 from raptor.report.charts import (
-    EVERY,
-    GROUP_NAMES,
+    BLOCK,
     GROUPS,
     SHOWN_ON_PAPER,
+    STATE,
     Axis,
     Chart,
-    Control,
     Figure,
     Section,
     Series,
     along_depth,
-    finite_values,
     group_control,
-    number,
-    of_group,
-    with_band,
 )
 from raptor.report.interventions import INTERVENTION_FIGURES
 from raptor.report.markup import bullet_list, paragraph
@@ -47,6 +39,15 @@ from raptor.report.modes import (
 )
 from raptor.report.paper import draw
 from raptor.report.results import Results
+from raptor.report.stability import (
+    evenly_spaced,
+    figure_attraction,
+    figure_perturbed_path,
+    figure_sensitivity,
+    perturbed,
+    perturbed_paths,
+    sensitivity,
+)
 from raptor.report.style import data_title, save_figure
 from raptor.streaming import Spread
 
@@ -54,9 +55,6 @@ LEAD = (
     "Read depth as time. Solid lines are the teacher, dashed ones the surrogate, bands the phases. "
     "Choose one token group to see its spread over images (middle half)."
 )
-STATE, BLOCK = Axis("layer l", integer=True), Axis("block l (from state l−1 to l)", integer=True)
-_MAX_PATHS = 8  # perturbed paths on the page for one choice of the controls
-_PATHS_ON_PAPER = (0, 0.25, 0.5, 0.75)  # from which layers, as shares of depth
 _OVER_IMAGES = "of one image's tokens; cls: of all images"
 
 Sides = dict[str, DynamicsResult]
@@ -64,16 +62,15 @@ Sides = dict[str, DynamicsResult]
 
 @dataclass(frozen=True)
 class Panel:
-    """A quantity along depth: how it is called, what it is counted in, and what to look for.
+    """A quantity along depth: how it is called, its unit, and what to look for.
 
     steps: whether it belongs to blocks 1..L rather than to states 0..L.
     """
 
     title: str
-    unit: str
+    y: Axis
     caption: str
     pick: Callable[[DynamicsResult], dict[str, Spread]]
-    y: Axis
     steps: bool = False
     note: str = ""
 
@@ -81,58 +78,51 @@ class Panel:
 PANELS = {
     "norm": Panel(
         "Norm",
-        "mean token norm |x|",
+        Axis("mean token norm |x|", log=True),
         "Look for growth, and for groups that grow faster.",
         lambda found: found.direction.norm,
-        Axis(log=True),
     ),
     "gamma": Panel(
         "Directional convergence",
-        "γ: cosine with the last state",
+        Axis("γ: cosine with the last state"),
         "Look for an S-shape, and for the group that arrives first.",
         lambda found: found.direction.gamma,
-        Axis(),
     ),
     "speed": Panel(
         "Angular speed",
-        "turn in one block (rad)",
+        Axis("turn in one block (rad)", from_zero=True),
         "Look for jumps where a phase ends, and a late turn of cls.",
         lambda found: found.direction.speed,
-        Axis(from_zero=True),
         steps=True,
     ),
     "speed-variance": Panel(
         "Variance of the angular speed",
-        "variance over tokens and images (rad²)",
+        Axis("variance over tokens and images (rad²)", log=True),
         "Look for steps at which all tokens turn alike (low) or each on its own (high).",
         lambda found: {group: Spread(parts.total) for group, parts in found.direction.speed_variance.items()},
-        Axis(log=True),
         steps=True,
     ),
     "stable-rank": Panel(
         "Stable rank of updates",
-        "stable rank",
+        Axis("stable rank", log=True),
         "Look for a fall: fewer and fewer directions shared by all tokens.",
         lambda found: found.rank.stable_rank,
-        Axis(log=True),
         steps=True,
         note=_OVER_IMAGES,
     ),
     "effective-rank": Panel(
         "Effective rank of updates",
-        "effective rank",
+        Axis("effective rank", log=True),
         "The same with small directions counted too.",
         lambda found: found.rank.effective_rank,
-        Axis(log=True),
         steps=True,
         note=_OVER_IMAGES,
     ),
     "coherence": Panel(
         "Coherence of updates",
-        "mean cosine with the mean update",
+        Axis("mean cosine with the mean update", range=(0, 1)),
         "1 means all tokens move as one. Look for a late peak.",
         lambda found: found.rank.coherence,
-        Axis(range=(0, 1)),
         steps=True,
         note=_OVER_IMAGES,
     ),
@@ -151,10 +141,10 @@ def dynamics(results: Results) -> Section:
     found = [group for group in GROUPS if any(group in side.direction.norm for side in sides.values())]
     section.controls = [group_control(found)]
     section.charts = [panel(name, sides, phases) for name in _ON_PAGE]
-    stability = _perturbed(sides)
+    stability = perturbed(sides)
     if stability:
         section.charts.append(sensitivity(stability, phases))
-        section.charts.append(perturbed_paths(stability, phases, _evenly_spaced(stability)))
+        section.charts.append(perturbed_paths(stability, phases, evenly_spaced(stability)))
     section.charts += [eigenvalues(sides), spectrum(sides), reconstruction(sides, phases), rank_sweep(sides)]
     section.html = _measured(measured) + _findings(sides)
     missing = [] if "teacher" in stability else ["stability"]
@@ -186,32 +176,24 @@ def _findings(sides: Sides) -> str:
 def panel(name: str, sides: Sides, phases: list[int] | None) -> Chart:
     """One of `PANELS`, every token group of every side."""
     about = PANELS[name]
+    first = 1 if about.steps else 0
     series = []
-    words = []
     for side, found in sides.items():
         spreads = about.pick(found)
         for group in GROUPS:
             if group in spreads:
-                curve = along_depth(group, side, spreads[group], first=1 if about.steps else 0)
-                series.append(curve)
-                words += _ends(curve)
+                series.append(along_depth(group, side, spreads[group], first))
     return Chart(
         id=f"dynamics-{name}",
         kind="lines",
         title=about.title,
         caption=about.caption,
-        alt=f"{about.title} along depth: {'; '.join(words)}.",
         series=series,
         x=BLOCK if about.steps else STATE,
-        y=replace(about.y, label=about.unit),
+        y=about.y,
         phases=phases,
         offset=0.5 if about.steps else 0,
     )
-
-
-def _ends(curve: Series) -> list[str]:
-    values = finite_values(curve.y)
-    return [f"{curve.name} from {number(values[0])} to {number(values[-1])}"] if values else []
 
 
 def figure_panel(name: str, measured: DynamicsFile) -> Figure:
@@ -224,152 +206,6 @@ def figure_panel(name: str, measured: DynamicsFile) -> Figure:
 
 def _figure_speed_variance(measured: DynamicsFile) -> Figure | None:
     return figure_panel("speed-variance", measured) if measured.teacher.direction.speed_variance else None
-
-
-# Perturbations --------------------------------------------------------------------------------------------------------
-
-
-def _perturbed(sides: Sides) -> dict[str, StabilityResult]:
-    return {side: found.stability for side, found in sides.items() if found.stability is not None}
-
-
-def _size_controls(measured: StabilityResult) -> list[Control]:
-    eps, targets = measured.eps, measured.targets
-    sizes = [(str(i), f"{size:g}") for i, size in enumerate(eps)]
-    return [
-        Control("target", "Perturb", [(target, GROUP_NAMES.get(target, target)) for target in targets], targets[0]),
-        Control("eps", "Size ε", sizes, str(len(eps) // 2)),
-    ]
-
-
-def sensitivity(found: dict[str, StabilityResult], phases: list[int] | None) -> Chart:
-    """Angle at the last layer over the size of a perturbation, against the layer where it enters."""
-    series: list[Series] = []
-    for side, measured in found.items():
-        for t, target in enumerate(measured.targets):
-            for g, group in enumerate(measured.groups):
-                for e in range(len(measured.eps)):
-                    spread = measured.angle_per_eps[t, g, e]
-                    line = of_group(group, side, measured.layers, spread.mean, target=[target], eps=[str(e)])
-                    series.append(with_band(line, spread))
-    first = next(iter(found.values()))
-    look = "a straight fall means the same contraction at every layer."
-    size = "a share of the token's norm" if first.kind == "relative" else "times a Gaussian"
-    slope = float(first.log_slope()[0, first.groups.index("all"), len(first.eps) // 2])
-    return Chart(
-        id="sensitivity",
-        kind="lines",
-        title="Sensitivity",
-        caption=f"ε is {size}; {look}",
-        alt="Final angle over size of the perturbation, by the layer it enters; its logarithm changes by "
-        f"{number(slope)} per layer over all tokens.",
-        series=series,
-        x=Axis("layer of the perturbation", integer=True),
-        y=Axis("angle at the last layer / ε (rad)", log=True),
-        controls=_size_controls(first),
-        phases=phases,
-    )
-
-
-def figure_sensitivity(measured: DynamicsFile) -> Figure | None:
-    """On paper, at the smallest size: all tokens perturbed, and only the group that is followed."""
-    found = _perturbed(measured.sides())
-    if "teacher" not in found:
-        return None
-    chart = sensitivity(found, measured.phases).only(eps="0", tokens=SHOWN_ON_PAPER)
-    every = chart.only(target="all", title=f"All tokens perturbed (ε = {found['teacher'].eps[0]:g})")
-    own = [series for series in chart.series if series.when["target"] == series.when["tokens"][:1]]
-    alone = replace(chart, series=own, title="Only the group perturbed")
-    return Figure([[every, alone]], size=(4.3, 3.4), same_y=True)
-
-
-def _evenly_spaced(found: dict[str, StabilityResult]) -> list[int]:
-    """The layers of injection that the page shows."""
-    layers = next(iter(found.values())).layers
-    return layers[:: -(-len(layers) // _MAX_PATHS)]
-
-
-def perturbed_paths(found: dict[str, StabilityResult], phases: list[int] | None, layers: list[int]) -> Chart:
-    """Angle between perturbed and clean path, from each of `layers` on."""
-    series: list[Series] = []
-    for side, measured in found.items():
-        for t, target in enumerate(measured.targets):
-            for g, group in enumerate(measured.groups):
-                tokens = [group, EVERY] if group == "all" else [group]
-                for e in range(len(measured.eps)):
-                    when = {"target": [target], "eps": [str(e)], "tokens": tokens}
-                    for layer in layers:
-                        i = measured.layers.index(layer)
-                        path = _path(measured.path[t, g, e, i], measured.layers, i, side)
-                        series.append(replace(path, when=when))
-    first = next(iter(found.values()))
-    return Chart(
-        id="perturbed-paths",
-        kind="lines",
-        title="Perturbed paths",
-        caption="Look for paths that bend back: depth forgets what was added.",
-        alt="Angle between the perturbed and the clean path at every layer, for several layers of injection.",
-        series=series,
-        x=STATE,
-        y=Axis("angle to the clean path (rad)", log=True),
-        controls=_size_controls(first),
-        phases=phases,
-    )
-
-
-def _path(angles: np.ndarray, layers: list[int], i: int, side: str) -> Series:
-    base = f"from layer {layers[i]}"
-    name = f"{base}, surrogate" if side == "surrogate" else base
-    colour = f"ramp-{i / max(len(layers) - 1, 1):.3f}"
-    return Series(name, list(range(len(angles))), angles, colour=colour, side=side, base=base)
-
-
-def figure_perturbed_path(measured: DynamicsFile) -> Figure | None:
-    """On paper, at the middle size: one panel a token group, from four layers of injection."""
-    found = _perturbed(measured.sides())
-    if "teacher" not in found:
-        return None
-    first = found["teacher"]
-    middle = len(first.eps) // 2
-    last = len(first.layers) - 1
-    layers = sorted({first.layers[round(share * last)] for share in _PATHS_ON_PAPER})
-    chart = perturbed_paths(found, measured.phases, layers).only(target="all", eps=str(middle))
-    size = "of their norm" if first.kind == "relative" else "times a standard normal vector"
-    title = f"Perturbed paths, all tokens moved by {first.eps[middle]:g} {size}"
-    groups = [group for group in SHOWN_ON_PAPER if group in first.groups]
-    return Figure([[chart.only(tokens=group, title=group) for group in groups]], title, (3.2, 3.3), same_y=True)
-
-
-def figure_attraction(measured: DynamicsFile) -> Figure | None:
-    """On paper: angle between perturbed and clean states inside each phase, perturbed where the phase begins."""
-    if not measured.teacher.attraction:
-        return None
-    groups = [group for group in SHOWN_ON_PAPER if group in measured.teacher.attraction[0].angle]
-    title = "Attraction within phases (numbers: factor per step)"
-    return Figure([[_attraction(group, measured) for group in groups]], title, (3.2, 3.3), same_y=True)
-
-
-def _attraction(group: str, measured: DynamicsFile) -> Chart:
-    series: list[Series] = []
-    for side, found in measured.sides().items():
-        for phase in found.attraction:
-            layers = list(range(phase.first, phase.last + 1))
-            curve = Series(side, layers, phase.angle[group], colour=group, side=side)
-            if side == "teacher":
-                curve.text = [""] * len(layers)
-                curve.text[len(layers) // 2] = f"×{phase.rate[group]:.2f}"
-            series.append(curve)
-    return Chart(
-        id=f"attraction-{group}",
-        kind="lines",
-        title=group,
-        caption="Below 1 the phase attracts: what was added shrinks at every step.",
-        alt=f"Angle to the clean path of {group} tokens, from the first state of each phase to its last.",
-        series=series,
-        x=STATE,
-        y=Axis("angle to the clean path (rad)", log=True),
-        phases=measured.phases,
-    )
 
 
 # Gathering ------------------------------------------------------------------------------------------------------------
@@ -392,7 +228,6 @@ def figure_gathering(measured: DynamicsFile) -> Figure | None:
         kind="lines",
         title="Tokens and their mean direction",
         caption="Look for a rise: the tokens of an image come to point the same way.",
-        alt="Mean cosine of an image's tokens with their mean direction, along depth.",
         series=tokens,
         x=STATE,
         y=Axis("mean cosine"),
@@ -403,7 +238,6 @@ def figure_gathering(measured: DynamicsFile) -> Figure | None:
         id="gathering-updates",
         title="Updates toward the mean direction",
         caption="Above 0, tokens gather.",
-        alt="Mean cosine of updates with the way toward the mean direction, along depth.",
         series=updates,
         x=BLOCK,
         offset=0.5,

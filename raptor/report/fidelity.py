@@ -17,7 +17,6 @@ from raptor.report.charts import (
     Figure,
     Section,
     Series,
-    finite_values,
     group_control,
     number,
     percent,
@@ -138,15 +137,11 @@ def error_curve(metric: str, curves: Curves, certificate: Certificate | None, ph
                     when={"tokens": [group]},
                 )
             )
-    known = finite_values(by_group.get("all", next(iter(by_group.values()))))
-    first, last = (known[0], known[-1]) if known else (None, None)
     return Chart(
         id=f"fidelity-{metric.replace('_', '-')}",
         kind="lines",
         title=title,
         caption=caption,
-        alt=f"{title} over {curves.num_layers} layers, all tokens: from {number(first)} at the first layer to "
-        f"{number(last)} at the last.",
         series=series,
         x=Axis("layer l", integer=True),
         y=Axis(label, clip=limits),
@@ -157,19 +152,16 @@ def error_curve(metric: str, curves: Curves, certificate: Certificate | None, ph
 
 def _costs(costs: dict[str, Cost]) -> Chart:
     series: list[Series] = []
-    words = []
     for side in ("teacher", "surrogate"):
         cost = costs[side]
         millions, gigaflops = cost.block_parameters / 1e6, cost.flops / 1e9
         time = [f"{1e3 * cost.seconds_per_image:.2f} ms per image"]
         series.append(Series(side, [gigaflops], [millions], colour=f"side-{side}", side=side, text=time))
-        words.append(f"{side}: {millions:.2f} M and {gigaflops:.3g} GFLOPs")
     return Chart(
         id="costs",
         kind="points",
         title="Parameters against FLOPs",
         caption="Look for a fall straight down: fewer parameters for the same work.",
-        alt=f"Block parameters and FLOPs. {'; '.join(words)}.",
         series=series,
         x=Axis("GFLOPs per image", from_zero=True),
         y=Axis("block parameters (M)", from_zero=True),
@@ -182,14 +174,12 @@ def _levin(complexity: Complexity) -> Chart:
     pairs = complexity.bounds.values()
     teacher = [pair.teacher.total_bits / 1e6 for pair in pairs]
     surrogate = [pair.surrogate.total_bits / 1e6 for pair in pairs]
-    ratios = ", ".join(f"{pair.ratio:.2f} in {precision}" for precision, pair in complexity.bounds.items())
     return Chart(
         id="levin",
         kind="bars",
         title="Description length (Levin bound)",
         caption="Bits to write down blocks, schedule and the logarithm of their time. Lower is simpler."
         + _rounding(complexity),
-        alt=f"Levin bound of surrogate over teacher: {ratios}.",
         series=[
             Series("teacher", precisions, teacher, colour="side-teacher"),
             Series("surrogate", precisions, surrogate, colour="side-surrogate"),

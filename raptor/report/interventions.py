@@ -10,7 +10,7 @@ import numpy as np
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.repetition import Extrapolation, Repetition
 from raptor.dynamics.swaps import Swaps
-from raptor.report.charts import GROUP_NAMES, Axis, Chart, Control, Figure, Section, Series, finite_values, number
+from raptor.report.charts import GROUP_NAMES, Axis, Chart, Control, Figure, Section, Series, number
 from raptor.report.markup import bullet_list, paragraph
 from raptor.report.results import Results
 
@@ -99,7 +99,7 @@ def swaps(found: dict[str, Swaps]) -> Chart:
         title="Two blocks swapped",
         caption="Look at the squares: a swap within a phase should cost less than one across.",
         alt=f"Turn of the last state when two blocks are swapped: {number(compared['within'])} radians within a phase, "
-        f"{number(compared['across'])} across phases.",
+        f"{number(compared['across'])} across phases",
         series=series,
         x=Axis("block", integer=True),
         y=Axis("block", integer=True),
@@ -145,14 +145,11 @@ def repetition(found: dict[str, Repetition]) -> Chart:
         for j in range(len(one.phases)):
             series += _repeated_phase(one, j, side)
     measures = [f"turn_{group}" for group in first.angle[0]] + _agreement(found.values())
-    turns = [value for by_group in first.angle for value in finite_values(by_group["all"].mean)]
     return Chart(
         id="repetition",
         kind="lines",
         title="A phase run shorter and longer",
         caption="1 is the model as it is. Look for a flat curve: a phase that can run on.",
-        alt=f"Turn of the last state as each phase runs one time fewer to twice as often: at most {number(max(turns))} "
-        "radians.",
         series=series,
         x=Axis("times the phase runs / its length"),
         y=Axis(from_zero=True),
@@ -194,7 +191,6 @@ def figure_repetition(measured: InterventionsFile) -> Figure | None:
 
 def extrapolation(found: dict[str, Extrapolation]) -> Chart:
     """A surrogate past its last layer: turn from the last state, speed, norm and predictions kept."""
-    first = next(iter(found.values()))
     series: list[Series] = []
     for side, past in found.items():
         spreads = {"speed": past.speed["all"], "turn": past.angle["all"], "norm": past.norm["all"]}
@@ -217,13 +213,11 @@ def extrapolation(found: dict[str, Extrapolation]) -> Chart:
             when = {"model": [side], "measure": ["agreement"]}
             kept = 100 * past.agreement.mean
             series.append(Series("agreement", past.layers, kept, colour=f"side-{side}", unit=_KEPT, when=when))
-    speeds = finite_values(first.speed["all"].mean)
     return Chart(
         id="extrapolation",
         kind="lines",
         title="Run on past the last layer",
         caption="The surrogate's last block keeps running. Look for a speed that falls: the state settles.",
-        alt=f"Past layer {first.layers[0]} the speed goes from {number(speeds[0])} to {number(speeds[-1])} radians.",
         series=series,
         x=Axis("layer l > L", integer=True),
         y=Axis(from_zero=True),

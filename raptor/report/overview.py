@@ -6,25 +6,29 @@ from dataclasses import dataclass
 
 from raptor.dynamics.measure import DynamicsFile
 from raptor.fidelity.certificate import Cost
-from raptor.fidelity.verdict import images_of
+from raptor.fidelity.verdict import NULL_WORDS, GroupVerdict, Verdict, images_of
 from raptor.phases import ModelPhases, within_and_across
-from raptor.report.charts import Section, finite_values, number, percent
-from raptor.report.markup import bullet_list, cards, depth_drawing, paragraph
+from raptor.report.charts import GROUP_NAMES, Section, finite_values, number, percent
+from raptor.report.markup import cards, depth_drawing, paragraph, table
 from raptor.report.results import Results
 
 COUNTS = ("no", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve")
+_NEAR_END = 0.9  # cosine with the last state from which a direction counts as found
+_NEARLY_EQUAL = 0.05  # of two numbers of parameters
 
 
 def overview(results: Results) -> Section:
     html = paragraph(_verdict(results), "verdict")
-    judged = results.verdict
-    if judged is not None:
-        html += bullet_list(judged.lines())
+    if results.verdict is not None:
+        html += _judged(results.verdict)
     num_layers = results.facts.num_layers if results.facts else sum(results.phase_lengths or [])
     if num_layers:
         html += depth_drawing(num_layers, results.phase_lengths)
         html += paragraph(_drawing_note(results, num_layers), "drawing-note")
     return Section("glance", "Glance", "At a glance", html=html + cards(_cards(results)))
+
+
+# The verdict ----------------------------------------------------------------------------------------------------------
 
 
 def _verdict(results: Results) -> str:
@@ -39,106 +43,159 @@ def _verdict(results: Results) -> str:
     return f"This run holds {', '.join(tasks or results.provenance())}."
 
 
+def _judged(judged: Verdict) -> str:
+    """How the surrogate was trained, and a column per token group: its R2, and how it compares with each null model."""
+    trained, *_ = judged.lines()
+    groups = list(judged.groups.values())
+    rows = [
+        ["R² at the last layer, 95 % interval", *(str(group.r2_last) for group in groups)],
+        ["lowest R²", *(f"{group.r2_lowest} at layer {group.lowest_layer}" for group in groups)],
+    ]
+    for null, words in NULL_WORDS.items():
+        cells = [_against(null, group) for group in groups]
+        if any(cells):
+            rows.append([f"against {words}", *cells])
+    if any(group.layers_ahead is not None for group in groups):
+        ahead = [f"at {group.layers_ahead} of {judged.num_layers} layers" for group in groups]
+        rows.append(["smaller mean error than every null model", *ahead])
+    names = [GROUP_NAMES.get(name, name) for name in judged.groups]
+    return paragraph(f"{trained[0].upper()}{trained[1:]}.", "caption") + table(("tokens", *names), rows)
+
+
+def _against(null: str, group: GroupVerdict) -> str:
+    """How the surrogate's error at the last layer compares with a null model's; empty where they were not compared."""
+    if null in group.better:
+        return "better"
+    if null in group.alike:
+        return "no different"
+    if null in group.worse:
+        return "worse"
+    return "no better" if null == "mean" and group.no_better_than_mean else ""
+
+
 @dataclass
-class _Fidelity:
-    """The numbers of the surrogate; None where they are not known."""
+class _Scores:
+    """Predictions of both sides, and the images they are of; None where they are not known."""
 
-    r2_last: float | None
-    r2_lowest: float | None
-    relative: float | None
-    agreement: float | None
-    recovery: float | None
-    teacher_accuracy: float | None
-    surrogate_accuracy: float | None
-    costs: dict[str, Cost] | None
-    split: str
+    agreement: float | None = None
+    teacher: float | None = None
+    surrogate: float | None = None
+    recovery: float | None = None
+    split: str = "val"
 
 
-def _fidelity(results: Results) -> _Fidelity:
+def _scores(results: Results) -> _Scores:
     """From the certificate, else from the run's summary: only where both are of the same images and teacher."""
+    found = _Scores()
     certificate, summary = results.certificate, results.distilled
-    validation = None if summary is None else summary.validation
-    curves = results.curves
-    r2 = finite_values([] if curves is None else curves.r2["all"])
-    relative = finite_values([] if curves is None else curves.relative["all"])
-    predictions = certificate.predictions if certificate else {}
-    agreement, teacher, student = (
-        predictions[name].value if name in predictions else None
-        for name in ("agreement", "teacher_accuracy", "surrogate_accuracy")
-    )
-    recovery = student / teacher if teacher and student is not None else None
-    if validation is not None and not results.unlike_run:
-        agreement = agreement if "agreement" in predictions else validation.agreement
-        recovery = validation.recovery_head if recovery is None else recovery
-        teacher = validation.teacher_accuracy if teacher is None else teacher
-        student = validation.accuracy if student is None else student
-    return _Fidelity(
-        r2_last=r2[-1] if r2 else None,
-        r2_lowest=min(r2) if r2 else None,
-        relative=max(relative) if relative else None,
-        agreement=agreement,
-        recovery=recovery,
-        teacher_accuracy=teacher,
-        surrogate_accuracy=student,
-        costs=certificate.costs if certificate and certificate.costs.keys() >= {"teacher", "surrogate"} else None,
-        split=certificate.split if "agreement" in predictions and certificate else summary.split if summary else "val",
-    )
+    if summary is not None:
+        found.split = summary.split
+    if summary is not None and not results.unlike_run:
+        validation = summary.validation
+        found.agreement = validation.agreement
+        found.teacher = validation.teacher_accuracy
+        found.surrogate = validation.accuracy
+        found.recovery = validation.recovery_head
+    if certificate is not None:
+        values = {name: prediction.value for name, prediction in certificate.predictions.items()}
+        if "agreement" in values:
+            found.agreement = values["agreement"]
+            found.split = certificate.split
+        teacher, surrogate = values.get("teacher_accuracy"), values.get("surrogate_accuracy")
+        if teacher is not None and surrogate is not None:
+            found.teacher = teacher
+            found.surrogate = surrogate
+        if teacher and surrogate is not None:
+            found.recovery = surrogate / teacher
+    return found
 
 
 def _surrogate_verdict(results: Results) -> str:
-    lengths, found = results.phase_lengths or [], _fidelity(results)
-    k, name = len(lengths), results.facts.name if results.facts else "the model"
-    count = COUNTS[k] if k < len(COUNTS) else str(k)
-    blocks = "One tied block" if k == 1 else f"{count} tied blocks ({' | '.join(map(str, lengths))})"
-    verb = "stands in" if k == 1 else "stand in"
-    measured = f", measured {', '.join(results.unlike_run)}" if results.unlike_run else ""
-    parts = [f"{blocks} {verb} for the {sum(lengths)} blocks of {name}{measured}"]
-    if found.r2_last is not None:
-        rest = f"layer and at least {found.r2_lowest:.2f} at every other"
-        where = "layer, its lowest" if found.r2_lowest == found.r2_last else rest
-        parts.append(f"R² {found.r2_last:.2f} at the last {where}")
-    if found.relative is not None:
-        parts.append(f"relative error at most {found.relative:.2f} at any layer")
-    if found.agreement is not None:
-        parts.append(f"the same prediction on {percent(found.agreement)} of {images_of(found.split)}")
-    if found.costs:
-        teacher, surrogate = found.costs["teacher"], found.costs["surrogate"]
-        ratio = teacher.block_parameters / max(surrogate.block_parameters, 1)
-        flops = surrogate.flops / max(teacher.flops, 1)
-        few, many = f"{ratio:.1f} times fewer", f"{1 / ratio:.1f} times as many"
-        size = few if ratio > 1.05 else many if ratio < 0.95 else "as many"
-        parts.append(f"{size} block parameters for {flops:.2f} times the FLOPs")
-    return f"{parts[0]}: {'; '.join(parts[1:])}." if len(parts) > 1 else f"{parts[0]}."
+    lengths = results.phase_lengths or []
+    name = results.facts.name if results.facts else "the model"
+    blocks, verb = f"{_count(len(lengths))} tied blocks ({' | '.join(map(str, lengths))})", "stand in"
+    if len(lengths) == 1:
+        blocks, verb = "One tied block", "stands in"
+    said = f"{blocks} {verb} for the {sum(lengths)} blocks of {name}"
+    if results.unlike_run:
+        said += f", measured {', '.join(results.unlike_run)}"
+    parts = _curve_words(results)
+    scores = _scores(results)
+    if scores.agreement is not None:
+        parts.append(f"the same prediction on {percent(scores.agreement)} of {images_of(scores.split)}")
+    if results.certificate is not None:
+        parts += _cost_words(results.certificate.costs)
+    return f"{said}: {'; '.join(parts)}." if parts else f"{said}."
+
+
+def _count(num: int) -> str:
+    return COUNTS[num] if num < len(COUNTS) else str(num)
+
+
+def _r2(results: Results) -> list[float]:
+    """R2 over all tokens, layer by layer; empty where it was not measured."""
+    return finite_values(results.curves.r2["all"]) if results.curves is not None else []
+
+
+def _curve_words(results: Results) -> list[str]:
+    parts = []
+    r2 = _r2(results)
+    if r2 and min(r2) == r2[-1]:
+        parts.append(f"R² {r2[-1]:.2f} at the last layer, its lowest")
+    elif r2:
+        parts.append(f"R² {r2[-1]:.2f} at the last layer and at least {min(r2):.2f} at every other")
+    relative = finite_values(results.curves.relative["all"]) if results.curves is not None else []
+    if relative:
+        parts.append(f"relative error at most {max(relative):.2f} at any layer")
+    return parts
+
+
+def _cost_words(costs: dict[str, Cost]) -> list[str]:
+    if not costs.keys() >= {"teacher", "surrogate"}:
+        return []
+    teacher, surrogate = costs["teacher"], costs["surrogate"]
+    ratio = teacher.block_parameters / max(surrogate.block_parameters, 1)
+    flops = surrogate.flops / max(teacher.flops, 1)
+    size = "as many"
+    if ratio > 1 + _NEARLY_EQUAL:
+        size = f"{ratio:.1f} times fewer"
+    elif ratio < 1 - _NEARLY_EQUAL:
+        size = f"{1 / ratio:.1f} times as many"
+    return [f"{size} block parameters for {flops:.2f} times the FLOPs"]
 
 
 def _phases_verdict(entry: ModelPhases, lengths: list[int] | None) -> str:
-    name, num = entry.model.name, entry.model.num_layers
+    blocks = f"The {entry.model.num_layers} blocks of {entry.model.name}"
     if not lengths:
-        return f"The {num} blocks of {name} were compared with each other; no cut was asked for."
+        return f"{blocks} were compared with each other; no cut was asked for."
     k = len(lengths)
-    found = entry.phases.get(k)
-    is_found = found is not None and list(found) == lengths and k in entry.within
-    within, across = entry.within[k] if is_found else within_and_across(entry.similarity[entry.tokens], lengths)
+    within, across = within_and_across(entry.similarity[entry.tokens], lengths)
+    if k in entry.within and list(entry.phases[k]) == lengths:
+        within, across = entry.within[k]
     cut = f"{k} phases ({' | '.join(map(str, lengths))})"
     means = (
         f"mean cosine similarity {number(within)} between layers of one phase, {number(across)} between layers of "
         "different phases."
     )
     if entry.structure:
-        return f"The {num} blocks of {name} fall into no phases: {entry.structure}. Cut into {cut} anyway: {means}"
+        return f"{blocks} fall into no phases: {entry.structure}. Cut into {cut} anyway: {means}"
     if entry.is_gradual:
-        return f"The {num} blocks of {name} change gradually. Cut into {cut}: {means}"
-    return f"The {num} blocks of {name} fall into {cut}: {means}"
+        return f"{blocks} change gradually. Cut into {cut}: {means}"
+    return f"{blocks} fall into {cut}: {means}"
 
 
 def _dynamics_verdict(dynamics: DynamicsFile) -> str:
     direction = dynamics.teacher.direction
     norm, gamma = direction.norm["all"].mean, direction.gamma["all"].mean
-    first = next((layer for layer, g in enumerate(gamma) if g >= 0.9), len(gamma) - 1)
+    near = [layer for layer, cosine in enumerate(gamma) if cosine >= _NEAR_END]
+    first = near[0] if near else len(gamma) - 1
     return (
         f"From layer 0 to layer {len(norm) - 1} the norm of a token goes from {number(norm[0])} to {number(norm[-1])}, "
         f"and its direction comes within a cosine of .9 of its final one at layer {first}."
     )
+
+
+# Drawing and cards ----------------------------------------------------------------------------------------------------
 
 
 def _drawing_note(results: Results, num_layers: int) -> str:
@@ -152,21 +209,22 @@ def _drawing_note(results: Results, num_layers: int) -> str:
 
 def _cards(results: Results) -> list[tuple[str, str, str]]:
     items: list[tuple[str, str, str]] = []
-    facts = results.facts
+    facts, distilled = results.facts, results.distilled
     if facts:
         tokens = ", ".join(f"{where.stop - where.start} {name}" for name, where in facts.groups.present())
         items.append((number(facts.groups.num_tokens), "tokens", f"{tokens} at {facts.image_size} px"))
         items.append((number(facts.num_layers), "blocks", f"of width {facts.dim}"))
-        items.append((f"{facts.num_parameters / 1e6:.2f} M", "parameters", "teacher" if results.distilled else ""))
-    if results.distilled:
-        items.append((f"{results.distilled.surrogate.num_parameters / 1e6:.2f} M", "parameters", "surrogate"))
-    found = _fidelity(results)
-    if found.r2_last is not None:
-        lowest = f"lowest {found.r2_lowest:.3f}"
-        items.append((f"{found.r2_last:.3f}", "R², last layer", ", ".join([lowest, *results.unlike_run])))
-    if found.recovery is not None:
-        scores = f"{percent(found.surrogate_accuracy)} of {percent(found.teacher_accuracy)}"
-        items.append((percent(found.recovery), "accuracy kept", ", ".join([scores, *results.unlike_run])))
-    if not found.r2_last and results.dynamics:
+        items.append((f"{facts.num_parameters / 1e6:.2f} M", "parameters", "teacher" if distilled else ""))
+    if distilled:
+        items.append((f"{distilled.surrogate.num_parameters / 1e6:.2f} M", "parameters", "surrogate"))
+    r2 = _r2(results)
+    if r2:
+        lowest = ", ".join([f"lowest {min(r2):.3f}", *results.unlike_run])
+        items.append((f"{r2[-1]:.3f}", "R², last layer", lowest))
+    scores = _scores(results)
+    if scores.recovery is not None:
+        kept = f"{percent(scores.surrogate)} of {percent(scores.teacher)}"
+        items.append((percent(scores.recovery), "accuracy kept", ", ".join([kept, *results.unlike_run])))
+    if not r2 and results.dynamics:
         items.append((number(results.dynamics.num_images), "images", "measured along depth"))
     return items

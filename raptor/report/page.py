@@ -114,7 +114,7 @@ def _chart(chart: Chart) -> str:
         f'<figure class="chart{wide}" id="chart-{chart.id}" data-chart="{chart.id}"><div class="chart-head">'
         f'<h3>{escape(chart.title)}</h3><div class="downloads">{buttons}</div></div>'
         f'<div class="controls" data-controls="{chart.id}"></div>'
-        f'<div class="plot {chart.kind}" role="img" aria-label="{escape(chart.alt)}"></div>{readout}'
+        f'<div class="plot {chart.kind}" role="img" aria-label="{escape(chart.words())}"></div>{readout}'
         f"<figcaption>{escape(chart.caption)}</figcaption>"
         '<details class="data"><summary>Data table</summary><div class="scroll" tabindex="0"></div></details></figure>'
     )

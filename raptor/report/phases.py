@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raptor.phases import CutEvidence, ModelPhases, Phases, PhasesFile
-from raptor.report.charts import GROUP_NAMES, Axis, Chart, Control, Figure, Section, Series, finite_values, number
+from raptor.report.charts import GROUP_NAMES, Axis, Chart, Control, Figure, Section, Series, number
 from raptor.report.markup import bullet_list, table
 from raptor.report.paper import draw
 from raptor.report.results import Results
@@ -17,7 +17,17 @@ from raptor.streaming import Result
 
 _OWN = "run"  # the phases of the run, where they are not among those cut from the similarity
 _NULL_NAMES = {"shuffled": "null: layers shuffled", "smooth": "null: smooth", "twin": "untrained twin"}
+_GROUP_NAMES = {**GROUP_NAMES, "cka": "linear CKA"}
 _MAX_COLUMNS = 4
+_EVIDENCE_HEAD = (
+    "states of",
+    "phases",
+    "boundaries, 95 % interval, share of resamples",
+    "contrast",
+    "shuffled (95 % below)",
+    "smooth",
+    "twin",
+)
 LEAD = (
     "Each cell compares the same token after two blocks. Squares along the diagonal are stretches of depth that do "
     "much the same thing: the phases."
@@ -66,85 +76,97 @@ def _gains_on_paper(entry: ModelPhases) -> Chart:
 
 def similarity(entries: Sequence[ModelPhases], lengths: Sequence[int] | None) -> Chart:
     """Every matrix of every model. lengths: the phases of the run, which the page starts at."""
-    names, first = _names(entries), entries[0]
-    cut = list(first.chosen or [])
+    names = _names(entries)
+    first = entries[0]
+    start = list(first.chosen or [])
     if lengths and sum(lengths) == first.model.num_layers:
-        cut = list(lengths)
-    is_found = cut in [list(found.lengths) for found in first.phases.values()]
-    own = [] if is_found else cut
+        start = list(lengths)
+    found = [list(cut.lengths) for cut in first.phases.values()]
+    own = [] if start in found else start
     maps: list[Series] = []
-    tokens: dict[str, str] = {}
     for name, entry in zip(names, entries):
-        found = _maps(name, entry, own if sum(own) == entry.model.num_layers else [])
-        maps += found
-        for series in found:
-            (group,) = series.when["tokens"]
-            tokens[group] = "linear CKA" if group == "cka" else GROUP_NAMES.get(group, group)
-    controls = [Control("tokens", "Tokens", list(tokens.items()), first.tokens)]
-    if len(entries) > 1:
-        controls.insert(0, Control("model", "Model", [(name, name) for name in names], names[0]))
-    cuts = {key: len(found) for series in maps for key, found in series.cuts.items()}
-    if cuts:
-        start = _OWN if own else str(len(cut))
-        controls.append(Control("k", "Phases k", _cut_options(cuts), start, slider=True))
+        maps += _maps(name, entry, own)
+    title = "Similarity between layers"
+    if len(entries) == 1:
+        title += f": states of {names[0]}"
     images = f"{number(first.num_images)} images of {first.data} at {first.image_size} px"
     return Chart(
         id="similarity",
         kind="heatmap",
-        title=f"Similarity between layers: states of {names[0]}" if len(names) == 1 else "Similarity between layers",
+        title=title,
         caption=f"Look for squares: move k and see where depth is cut. Mean over {images}.",
-        alt=f"Layer by layer similarity of {names[0]}, {len(first.similarity['all'])} layers, values from "
-        f"{number(float(first.similarity[first.tokens].min()))} to 1; cut into phases {' | '.join(map(str, cut))}.",
+        alt=f"Cut into phases {' | '.join(map(str, start))}",
         series=maps,
         x=Axis("layer l", integer=True),
         y=Axis("layer m", integer=True),
-        controls=controls,
+        controls=_map_controls(maps, first.tokens, start, bool(own)),
     )
 
 
 def _maps(name: str, entry: ModelPhases, own: Sequence[int]) -> list[Series]:
     """The matrices of one model, each with all cuts."""
     cuts: dict[int | str, Sequence[int]] = {k: found.lengths for k, found in entry.phases.items()}
-    if own:
+    if own and sum(own) == entry.model.num_layers:
         cuts[_OWN] = own
     intervals: dict[Any, list[tuple[int, int]]] = {k: found.boundaries for k, found in entry.evidence.items()}
-    matrices = dict(entry.similarity)
-    if entry.cka is not None:
-        matrices["cka"] = entry.cka
+    series = Series(name, cuts=cuts, intervals=intervals, unit="cosine of the same token at two layers")
     maps = []
-    for group, matrix in matrices.items():
-        unit = "linear CKA" if group == "cka" else "cosine of the same token at two layers"
-        when = {"model": [name], "tokens": [group]}
-        maps.append(Series(name, z=matrix, cuts=cuts, intervals=intervals, unit=unit, when=when))
+    for group, matrix in entry.similarity.items():
+        maps.append(replace(series, z=matrix, when={"model": [name], "tokens": [group]}))
+    if entry.cka is not None:
+        maps.append(replace(series, z=entry.cka, unit="linear CKA", when={"model": [name], "tokens": ["cka"]}))
     return maps
 
 
-def _cut_options(cuts: dict[Any, int]) -> list[tuple[str, str]]:
+def _map_controls(maps: list[Series], tokens: str, start: Sequence[int], is_own: bool) -> list[Control]:
+    """Choosers of the model, of the tokens and of k, as far as there is a choice."""
+    models: dict[str, str] = {}
+    groups: dict[str, str] = {}
+    counts: dict[int | str, int] = {}
+    for series in maps:
+        (group,) = series.when["tokens"]
+        models[series.name] = series.name
+        groups[group] = _GROUP_NAMES.get(group, group)
+        for key, lengths in series.cuts.items():
+            counts[key] = len(lengths)
+    controls = []
+    if len(models) > 1:
+        controls.append(Control("model", "Model", list(models.items()), maps[0].name))
+    controls.append(Control("tokens", "Tokens", list(groups.items()), tokens))
+    if counts:
+        chosen = _OWN if is_own else str(len(start))
+        controls.append(Control("k", "Phases k", _cut_options(counts), chosen, slider=True))
+    return controls
+
+
+def _cut_options(counts: dict[int | str, int]) -> list[tuple[str, str]]:
     """The cuts by their number of phases, the run's own after those that were found."""
     options = []
-    for key in sorted(cuts, key=lambda key: (cuts[key], key == _OWN)):
-        count = "1 phase" if cuts[key] == 1 else f"{cuts[key]} phases"
-        options.append((str(key), f"{count} of the run" if key == _OWN else count))
+    for key in sorted(counts, key=lambda key: (counts[key], key == _OWN)):
+        label = f"{counts[key]} phases"
+        if counts[key] == 1:
+            label = "1 phase"
+        if key == _OWN:
+            label += " of the run"
+        options.append((str(key), label))
     return options
 
 
 def gains(entries: Sequence[ModelPhases]) -> Chart:
     """The gain of each further cut, of the models and, for the first, of matrices without phases."""
+    first = entries[0]
     series: list[Series] = []
     for i, (name, entry) in enumerate(zip(_names(entries), entries)):
         if entry.gains:
             series.append(Series(name, _ks(entry.gains), entry.gains, colour=f"palette-{i}"))
-    first = entries[0]
     for name, values in first.null_gains.items():
         label = _NULL_NAMES.get(name, name)
         series.append(Series(label, _ks(values), values, colour=f"null-{name}", side="null"))
-    shown = first.gains or [0]
     return Chart(
         id="gains",
         kind="lines",
         title="What each further cut gains",
         caption="Look for the bend: later cuts separate layers that were alike. The vertical line is the suggested k.",
-        alt=f"The first cut gains {number(shown[0])}, the last {number(shown[-1])}; {first.suggestion}.",
         series=series,
         x=Axis("number of phases k", integer=True),
         y=Axis("distance across the cut", from_zero=True, symlog=True),
@@ -160,25 +182,18 @@ def outliers(entries: Sequence[ModelPhases], lengths: list[int] | None) -> Chart
     """The share of the squared norm in the largest coordinates and tokens, layer by layer."""
     series: list[Series] = []
     for i, (name, entry) in enumerate(zip(_names(entries), entries)):
-        prefix = f"{name}: " if len(entries) > 1 else ""
-        layers = list(range(1, len(entry.outliers.tokens) + 1))
-        series += [
-            Series(f"{prefix}top 1 % of coordinates", layers, entry.outliers.coordinates, colour=f"palette-{2 * i}"),
-            Series(
-                f"{prefix}top 1 % of tokens",
-                layers,
-                entry.outliers.tokens,
-                colour=f"palette-{2 * i + 1}",
-                side="surrogate",
-            ),
-        ]
-    highest = max((value for one in series for value in finite_values(one.y)), default=0.0)
+        coordinates, tokens = "top 1 % of coordinates", "top 1 % of tokens"
+        if len(entries) > 1:
+            coordinates, tokens = f"{name}: {coordinates}", f"{name}: {tokens}"
+        shares = entry.outliers
+        layers = list(range(1, len(shares.tokens) + 1))
+        series.append(Series(coordinates, layers, shares.coordinates, colour=f"palette-{2 * i}"))
+        series.append(Series(tokens, layers, shares.tokens, colour=f"palette-{2 * i + 1}", side="surrogate"))
     return Chart(
         id="outliers",
         kind="lines",
         title="Do a few values rule the cosines?",
         caption="Near 0 is healthy; near 1 the similarity is that of a few huge coordinates or tokens.",
-        alt=f"Share of the squared norm in the top 1 % of coordinates and of tokens, at most {number(highest)}.",
         series=series,
         x=Axis("layer", integer=True),
         y=Axis("share of squared norm", range=(0, 1)),
@@ -192,7 +207,9 @@ def _names(entries: Sequence[ModelPhases]) -> list[str]:
     names: list[str] = []
     for entry in entries:
         name = entry.whose
-        names.append(f"{name} ({len(names) + 1})" if name in names else name)
+        if name in names:
+            name = f"{name} ({len(names) + 1})"
+        names.append(name)
     return names
 
 
@@ -206,20 +223,19 @@ def _evidence_table(entries: Sequence[ModelPhases]) -> str:
     rows = []
     for name, entry in zip(_names(entries), entries):
         for k, found in entry.phases.items():
-            cut = entry.evidence.get(k)
-            if cut is not None:
-                rows.append((name, str(found), *_evidence_cells(found, cut)))
-    head = ("states of", "phases", "boundaries, 95 % interval, share of resamples", "contrast")
-    return table((*head, "shuffled (95 % below)", "smooth", "twin"), rows) if rows else ""
+            if k in entry.evidence:
+                rows.append((name, str(found), *_evidence_cells(found, entry.evidence[k])))
+    return table(_EVIDENCE_HEAD, rows) if rows else ""
 
 
 def _evidence_cells(found: Phases, cut: CutEvidence) -> tuple[str, ...]:
     edges = []
     for edge, (low, high), share in zip(found.boundaries, cut.boundaries, cut.stability):
         edges.append(f"{edge} [{low}, {high}], {100 * share:.0f} %")
-    contrast, shuffled = number(cut.contrast), number(cut.shuffled)
+    contrast = number(cut.contrast)
     if cut.interval is not None:
         contrast += f" [{number(cut.interval[0])}, {number(cut.interval[1])}]"
+    shuffled = number(cut.shuffled)
     if cut.shuffled_upper is not None:
         shuffled += f" ({number(cut.shuffled_upper)})"
     return "; ".join(edges) or "–", contrast, shuffled, number(cut.smooth), number(cut.twin)

@@ -48,14 +48,12 @@ def _task_options(task: str, results: Results) -> str:
 
 def recovery(kept: dict[str, float]) -> Chart:
     """The share of the teacher's score that the surrogate keeps, task by task."""
-    words = ", ".join(f"{task} {percent(value)}" for task, value in kept.items())
     shares = [100 * value for value in kept.values()]
     return Chart(
         id="recovery",
         kind="bars",
         title="Recovery",
         caption="100 % is the teacher. For errors, recovery is teacher over surrogate.",
-        alt=f"Share of the teacher's score that the surrogate keeps: {words}.",
         series=[Series("surrogate / teacher", list(kept), shares, colour="side-surrogate")],
         x=Axis("task"),
         y=Axis("recovery (%)", from_zero=True),

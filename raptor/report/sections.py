@@ -101,7 +101,6 @@ def _training(training: list[TrainingLoss]) -> Chart | None:
         kind="lines",
         title="Training",
         caption="Look for a loss that has stopped falling. The stages measure different things.",
-        alt=f"Training loss from {number(values[0])} to {number(values[-1])}.",
         series=series,
         x=Axis("step"),
         y=Axis("loss", log=min(values) > 0),

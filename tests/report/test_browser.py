@@ -212,7 +212,14 @@ def test_theme_toggle_recolours(browser: Any, page_file: Path) -> None:
     dark.context.close()
 
 
-def test_phone_does_not_scroll_sideways(browser: Any, page_file: Path) -> None:
+def test_phone_does_not_scroll_sideways(browser: Any, page_file: Path, run_of: Callable[..., Path]) -> None:
+    phases = run_of("phases.json") / "phases.json"
+    values = json.loads(phases.read_text())
+    values["models"][0]["model"]["name"] = "timm/vit_small_patch14_reg4_dinov2.lvd142m_and_more"
+    phases.write_text(json.dumps(values))
+    long_name = Opened(browser, report(str(phases.parent)).path, width=390, height=844)
+    assert long_name.page.evaluate("document.documentElement.scrollWidth") == 390
+    long_name.context.close()
     phone = Opened(browser, page_file, width=390, height=844)
     widths = phone.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
     assert widths == [390, 390]

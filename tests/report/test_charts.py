@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from raptor.report.charts import Chart, Series, number, rounded
+from raptor.report.charts import Axis, Chart, Series, number, rounded
 
 
 def test_numbers_for_text_and_pages() -> None:
@@ -19,14 +19,21 @@ def test_numbers_for_text_and_pages() -> None:
 
 def test_a_chart_holds_arrays_as_lists_that_json_can_hold() -> None:
     series = Series("a", y=np.array([1.23456789, np.nan]), cuts={3: (1, 2)})
-    (saved,) = Chart("id", "lines", "title", "caption", "alt", [series]).to_dict()["series"]
+    (saved,) = Chart("id", "lines", "title", [series]).to_dict()["series"]
     assert saved["y"] == [1.2346, None] and saved["cuts"] == {"3": [1, 2]}
     assert {"x", "z", "lower", "plain", "when"}.isdisjoint(saved)  # what it does not have takes no place
 
 
 def test_a_choice_keeps_the_series_that_are_on_view_with_it() -> None:
     series = [Series("a", when={"tokens": ["cls", "every"]}), Series("b", when={"tokens": ["all"]}), Series("c")]
-    chart = Chart("id", "lines", "title", "caption", "alt", series)
+    chart = Chart("id", "lines", "title", series)
     assert [s.name for s in chart.only(tokens="every", measure="x").series] == ["a", "c"]
     assert [s.name for s in chart.only(tokens=("cls", "all")).series] == ["a", "b", "c"]
     assert chart.only(title="new").title == "new" and len(chart.series) == 3
+
+
+def test_a_chart_is_told_in_words_with_its_numbers() -> None:
+    curve, matrix = Series("cls", [0, 1, 2], np.array([np.nan, 1.5, 40.0])), Series("scenes", z=np.array([[1, 0.25]]))
+    chart = Chart("id", "lines", "Norm", [curve], x=Axis("layer l"), y=Axis("mean norm"))
+    assert chart.words() == "Norm: mean norm by layer l. cls from 1.5 to 40."
+    assert Chart("id", "heatmap", "Map", [matrix], alt="In two").words() == "Map: scenes from 0.25 to 1. In two."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,3 +108,17 @@ def test_dynamics_are_told_by_norm_and_direction(committed: Results) -> None:
     assert committed.dynamics is not None
     gamma = committed.dynamics.teacher.direction.gamma["all"].mean
     assert f"at layer {[g >= 0.9 for g in gamma].index(True)}." in html
+
+
+def test_each_null_model_is_named_once_for_all_token_groups(committed: Results) -> None:
+    certificate = Certificate.read_file(RESULTS / "dinov2s-732-certificate.json")
+    html = overview(replace(committed, certificate=certificate)).html
+    groups = certificate.judged.groups
+    assert html.count("against a linear map per phase") == 1
+    row = re.search(r"against a linear map per phase</th>(.*?)</tr>", html)
+    assert row is not None
+    words = {"better": "better", "alike": "no different", "worse": "worse"}
+    for cell, group in zip(re.findall(r"<td>(.*?)</td>", row[1]), groups.values(), strict=True):
+        (found,) = [word for kind, word in words.items() if "linear" in getattr(group, kind)]
+        assert cell == found
+    assert all(f"<td>{group.r2_last}</td>" in html for group in groups.values())

@@ -49,7 +49,7 @@ def test_the_page_starts_at_the_cut_of_the_run(lengths: list[int], committed: Re
     label, cut, labels, alt = _started(run)
     many = "phase" if len(lengths) == 1 else "phases"
     assert cut == lengths and label == f"{len(lengths)} {many} of the run"
-    assert f"cut into phases {' | '.join(map(str, lengths))}." in alt
+    assert alt == f"Cut into phases {' | '.join(map(str, lengths))}"
     counts = [int(label.split()[0]) for label in labels]
     assert counts == sorted(counts)
 
