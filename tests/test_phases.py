@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, permutations
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from scipy.stats import chisquare
 from raptor.data import iterate, open_data
 from raptor.open import open_vit
 from raptor.phases import (
+    CutEvidence,
     Phases,
     PhasesFile,
     _Evidence,
@@ -346,3 +347,74 @@ def test_the_evidence_of_the_suggested_cut_keeps_to_min_length() -> None:
     asked = study_phases(teacher, images, k=[2, 3, 4], min_length=2, twin=False)
     found = study_phases(teacher, images, k=[2], min_length=2, twin=False)
     assert found.chosen_k == asked.chosen_k and found.evidence[found.chosen_k] == asked.evidence[found.chosen_k]
+
+
+def striped(*groups: int) -> np.ndarray:
+    """(L, L) similarity: 1 between layers of one group, 0 between others."""
+    return (np.array(groups)[:, None] == np.array(groups)).astype(float)
+
+
+@pytest.mark.parametrize(
+    ("similarity", "k", "lengths"),
+    [
+        # a b a b: the distance across a cut after layer 1, 2 or 3 is 2 each.
+        (striped(0, 1, 0, 1), 2, (3, 1)),
+        # Four different layers: the middle cut has 4 across, then both halves gain 1.
+        (striped(0, 1, 2, 3), 3, (2, 1, 1)),
+    ],
+)
+def test_ties_of_max_cut_go_to_the_later_boundary(similarity: np.ndarray, k: int, lengths: tuple[int, ...]) -> None:
+    assert find_phases(similarity, k).lengths == lengths
+
+
+def test_ties_of_the_dynamic_programme_go_to_the_later_boundary() -> None:
+    """Of four different layers each phase scores its own diagonal over its length: 1 whatever the length."""
+    assert find_phases(striped(0, 1, 2, 3), 2, "dp", min_length=1).lengths == (3, 1)
+    assert find_phases(striped(0, 1, 2, 3), 3, "dp", min_length=1).lengths == (2, 1, 1)
+
+
+def test_the_limit_of_shuffled_matrices_is_their_95th_percentile() -> None:
+    """Of the 24 orders of a a b b, 8 keep both groups together and have the contrast 1; half have much less."""
+    matrix = striped(0, 0, 1, 1)
+    found = _Evidence(matrix, None, None, 1).of(find_phases(matrix, 2))
+    contrasts = []
+    for order in permutations(range(4)):
+        shuffled = matrix[np.ix_(order, order)]
+        within, across = within_and_across(shuffled, find_phases(shuffled, 2))
+        contrasts.append(within - across)
+    assert sum(c == 1 for c in contrasts) == 8 and np.median(contrasts) < 0.5
+    assert found.contrast == found.shuffled_upper == 1
+    assert found.shuffled == pytest.approx(np.mean(contrasts), abs=0.1)  # 200 orders were drawn
+
+
+def test_the_interval_of_a_contrast_holds_95_per_cent_of_resamples() -> None:
+    """18 blocks of images have the contrast 1 and 2 have 0, so a resample with m of those has 1 - m / 20.
+
+    m is binomial: 4.3 % of resamples have 5 or more, 13.3 % have 4 or more. An interval of 90 % would end at .80.
+    """
+    cut = Phases((2, 2))
+    matrices = np.stack([striped(0, 0, 1, 1)] * 18 + [np.ones((4, 4))] * 2)
+    blocks = Blocks(matrices, np.full(20, 8))
+    found = _Evidence(matrices.mean(0), blocks, None, 1).of(cut)
+    assert found.interval == pytest.approx((0.75, 1.0)) and found.contrast == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "words"),
+    [
+        # The lower end of the interval decides, not the contrast itself.
+        (
+            CutEvidence(contrast=0.2, interval=(0.05, 0.3), shuffled_upper=0.1),
+            "a shuffled matrix (contrast at least 0.050",
+        ),
+        (CutEvidence(contrast=0.2, interval=(0.11, 0.3), shuffled_upper=0.1), ""),
+        # 1.25 times the contrast of the untrained twin.
+        (CutEvidence(contrast=0.12, interval=(0.12, 0.13), twin=0.1), "its untrained twin"),
+        (CutEvidence(contrast=0.126, interval=(0.126, 0.13), twin=0.1), ""),
+        (CutEvidence(contrast=0.12, twin=0.1), "its untrained twin"),
+        (CutEvidence(contrast=0.126, twin=0.1), ""),
+    ],
+)
+def test_a_cut_is_no_finding_unless_its_lower_end_is_above_every_null(evidence: CutEvidence, words: str) -> None:
+    found = no_structure(2, evidence, striped(0, 0, 1, 1))
+    assert words in found and bool(words) == bool(found)

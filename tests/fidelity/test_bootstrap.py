@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 from scipy import stats
 
-from raptor.fidelity.bootstrap import jackknife_interval, quantile_intervals, resampled_means, statistic_interval
+from raptor.fidelity.bootstrap import (
+    interval,
+    jackknife_interval,
+    quantile_intervals,
+    resampled_means,
+    statistic_interval,
+)
 
 
 def test_resampled_means_have_the_standard_error() -> None:
@@ -25,6 +31,10 @@ def test_quantile_intervals_are_the_bootstraps() -> None:
     drawn = values[rng.integers(301, size=(4000, 301))]
     brute = np.quantile(np.quantile(drawn, (0.25, 0.5), axis=1, method="inverted_cdf"), (0.025, 0.975), axis=1)
     np.testing.assert_allclose(ends, brute.swapaxes(0, 1), atol=0.03)
+
+
+def test_an_interval_holds_the_middle_95_per_cent() -> None:
+    np.testing.assert_allclose(interval(np.arange(1001.0)), [25, 975])
 
 
 def test_a_single_image_has_no_interval() -> None:

@@ -130,6 +130,19 @@ def test_identical_states_have_no_error_and_the_mean_has_r2_zero() -> None:
     assert np.allclose(measured(teacher, mean, (5,)).r2["patches"], 0, atol=1e-6)
 
 
+def test_a_constant_coordinate_counts_1_only_where_it_is_predicted_exactly() -> None:
+    """As in scikit-learn: the teacher's second coordinate is 3 everywhere, so that its R2 would divide by 0."""
+    groups = TokenGroups(0, 0, 2)
+    state = torch.stack([torch.arange(6.0).view(3, 2), torch.full((3, 2), 3.0)], dim=2)
+    for missed_by, expected in ((0.0, 1.0), (0.5, 0.5)):
+        curves = ErrorCurves(1, groups)
+        student = state + torch.tensor([0.0, missed_by])
+        curves.update([state, state], [state, student])
+        rows = (x.flatten(0, 1).numpy() for x in (state, student))
+        assert r2_score(*rows) == expected
+        assert curves.result().r2_uniform["all"][0] == pytest.approx(expected)
+
+
 def test_missing_groups_are_left_out() -> None:
     groups = TokenGroups(0, 0, 4)
     curves = ErrorCurves(1, groups)
