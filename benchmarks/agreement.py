@@ -25,7 +25,7 @@ from torch import Tensor
 from raptor.data import iterate, open_data
 from raptor.data.images import ImageData
 from raptor.devices import device_name, pick_precision
-from raptor.open import check_teacher, open_pair
+from raptor.vit.pair import check_teacher, open_pair
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
 

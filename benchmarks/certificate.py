@@ -24,9 +24,9 @@ import torch
 from raptor.data.stream import Batch
 from raptor.fidelity.measure import _measure
 from raptor.fidelity.null_models import fit_null_models
-from raptor.open import open_vit
 from raptor.surrogate import fast
 from raptor.surrogate.surrogate import make_surrogate
+from raptor.vit.open import open_vit
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
 

@@ -22,7 +22,7 @@ import torch
 from raptor.data import TrainStream, open_data
 from raptor.data.images import ImageData
 from raptor.data.preprocess import Preprocess
-from raptor.open import open_vit
+from raptor.vit.open import open_vit
 
 WIDTH, HEIGHT, MEAN_BYTES, BATCH = 500, 375, 110_000, 32
 

@@ -24,12 +24,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from raptor.open import open_vit
 from raptor.phases import Phases
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train.graphs import GraphedStep
 from raptor.train.losses import token_weights
 from raptor.train.step import DistillStep, Parts
+from raptor.vit.open import open_vit
 
 PHASES = (7, 5)
 WEIGHTS = {"cls": 0.45, "registers": 0.10, "patches": 0.45}

@@ -35,7 +35,7 @@ from raptor.data.stream import Batch
 from raptor.devices import full_precision
 from raptor.dynamics import Stability, fit_dmd
 from raptor.dynamics.measure import STABILITY_BATCH, measure_dynamics
-from raptor.open import open_vit
+from raptor.vit.open import open_vit
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
 

@@ -31,7 +31,6 @@ from torch import nn
 
 from raptor.data import TrainStream, open_data
 from raptor.data.scenes.render import draw_scenes
-from raptor.open import open_vit
 from raptor.phases import Phases
 from raptor.probes.frames import Geometry
 from raptor.probes.segment import fused_gradient
@@ -44,6 +43,7 @@ from raptor.train.graphs import GraphedStep
 from raptor.train.plan import Plan
 from raptor.train.step import DistillStep, Parts
 from raptor.train.validation import Validator
+from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 
 STARTED = time.monotonic()

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from raptor.devices import device_name
-from raptor.open import open_vit
 from raptor.phases import Phases
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
 from raptor.train import distill
 from raptor.train.optimizer import OPTIMIZERS, is_matrix, make_optimizers
 from raptor.train.plan import Plan
 from raptor.train.stage import ParameterGroup
+from raptor.vit.open import open_vit
 
 
 def optimizer_seconds(

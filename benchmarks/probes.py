@@ -19,12 +19,12 @@ import torch
 from PIL import Image
 
 from raptor.data import ImageData, open_dense
-from raptor.open import open_vit
 from raptor.probes import DEFAULTS
 from raptor.probes.classify import Classify
 from raptor.probes.depth import Depth
 from raptor.probes.grid import HeadGrid, Task, grid_around, random_head
 from raptor.probes.segment import Segment
+from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 
 NUM_WARMUP = 3

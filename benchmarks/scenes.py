@@ -18,8 +18,8 @@ import torch
 from raptor.data import open_data
 from raptor.data.scenes.render import Scenes
 from raptor.fidelity.heads import accuracy, fit_ridge
-from raptor.open import open_vit
 from raptor.train.teacher import evaluate
+from raptor.vit.open import open_vit
 
 
 def images_per_second(size: int, num_images: int = 512, repeats: int = 5) -> float:

@@ -31,7 +31,6 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from raptor.open import open_vit
 from raptor.phases import Phases
 from raptor.surrogate import fast
 from raptor.surrogate.kernels import attention
@@ -40,6 +39,7 @@ from raptor.train import frozen
 from raptor.train import step as train_step
 from raptor.train.graphs import GraphedStep
 from raptor.train.step import DistillStep, Parts
+from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 
 STARTED = time.monotonic()

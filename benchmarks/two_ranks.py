@@ -103,10 +103,10 @@ def exchange(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     import torch.distributed as dist
 
     from raptor.devices import open_fabric
-    from raptor.open import open_vit
     from raptor.phases import Phases
     from raptor.surrogate.surrogate import make_surrogate
     from raptor.train.step import DistillStep
+    from raptor.vit.open import open_vit
 
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     fabric = open_fabric(kind, "bf16" if kind == "cuda" else "fp32")

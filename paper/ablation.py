@@ -37,13 +37,13 @@ from surrogates import (
 
 from raptor.data.by_name import as_spec
 from raptor.fidelity.heads import LinearHead
-from raptor.open import open_vit
 from raptor.options import Limited, part, with_defaults
 from raptor.probes import probe
 from raptor.provenance import recorded
 from raptor.recipes import load_recipe
 from raptor.run import write_text
 from raptor.train.recipe import resolve_recipe
+from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 
 _PLAIN = {"last_phase_weights": None, "stage2_weights": None}

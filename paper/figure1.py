@@ -8,12 +8,12 @@ from typing import Unpack
 
 from raptor.data import ChosenData, iterate
 from raptor.devices import pick_device, pick_precision
-from raptor.open import open_vit, tell_apart
 from raptor.options import HeldOut, Trusting, with_defaults
 from raptor.phases import PhasesFile, check_cuts, study_phases
 from raptor.provenance import Provenance, recorded
 from raptor.report.phases import SavedPhases, save_phases
 from raptor.run import check_folder
+from raptor.vit.open import open_vit, tell_apart
 
 MODELS = [
     "timm/vit_base_patch14_reg4_dinov2.lvd142m",

@@ -18,7 +18,6 @@ from raptor.data.memory import JoinedInMemory
 from raptor.devices import pick_device, pick_precision
 from raptor.fidelity.error_curves import ErrorCurves
 from raptor.fidelity.null_models import NULL_NAMES, fit_null_models
-from raptor.open import open_vit
 from raptor.options import Option, Trusting, WeightFile
 from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, find_phases
 from raptor.provenance import hash_config
@@ -28,6 +27,7 @@ from raptor.surrogate.surrogate import block_parameters
 from raptor.train import Distilled, DistillSummary, distill
 from raptor.train.recipe import resolve_recipe
 from raptor.train.schedule import Budget
+from raptor.vit.open import open_vit
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
 from raptor.vit.weights import fingerprint

@@ -50,12 +50,12 @@ from raptor.data.apart import describe_images
 from raptor.data.by_name import as_spec
 from raptor.data.dense import DENSE_TASKS
 from raptor.fidelity.heads import share_kept
-from raptor.open import open_vit
 from raptor.options import Limited, Trusting, WeightFile, part, with_defaults
 from raptor.probes import probe
 from raptor.provenance import recorded
 from raptor.surrogate.surrogate import block_parameters
 from raptor.train.recipe import resolve_recipe
+from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 
 _TASKS = ("classify", "segment", "depth")

@@ -13,7 +13,6 @@ from surrogates import Machine, Pair, layer_similarity, load_pair, make_raptor
 from raptor.data import ChosenData, Preprocess
 from raptor.data.apart import changed_images, describe_images
 from raptor.devices import seeded
-from raptor.open import open_vit
 from raptor.options import Option
 from raptor.phases import Phases, find_phases
 from raptor.run import RunError, drop_checkpoints, read_config, read_summary
@@ -23,6 +22,7 @@ from raptor.train.recipe import resolve_recipe
 from raptor.train.schedule import Budget
 from raptor.train.stochastic import check_drop
 from raptor.train.teacher import check_labelled, evaluate, separate_registers, train_teacher
+from raptor.vit.open import open_vit
 from raptor.vit.stated import IMAGENET
 from raptor.vit.view import ViT
 

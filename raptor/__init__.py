@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from raptor.data import Preprocess, iterate, open_data
     from raptor.dynamics.measure import measure_dynamics
     from raptor.fidelity.measure import certify
-    from raptor.open import SharedViT, open_pair, open_vit, save_vit
     from raptor.phases import Phases, choose_k, find_phases, random_phases, study_phases
     from raptor.similarity.cosine import measure_similarity
     from raptor.surrogate.surrogate import make_surrogate
     from raptor.train import distill
     from raptor.train.teacher import train_teacher
     from raptor.vit.names import list_models, models_for
+    from raptor.vit.open import open_vit
+    from raptor.vit.pair import open_pair
+    from raptor.vit.saved import SharedViT, save_vit
     from raptor.vit.trajectory import Trajectories, perturb, replace_block, swap_blocks
     from raptor.vit.view import TokenGroups, ViT
 
@@ -58,13 +60,15 @@ _PLACES = {
     "raptor.data": ("Preprocess", "iterate", "open_data"),
     "raptor.dynamics.measure": ("measure_dynamics",),
     "raptor.fidelity.measure": ("certify",),
-    "raptor.open": ("SharedViT", "open_pair", "open_vit", "save_vit"),
     "raptor.phases": ("Phases", "choose_k", "find_phases", "random_phases", "study_phases"),
     "raptor.similarity.cosine": ("measure_similarity",),
     "raptor.surrogate.surrogate": ("make_surrogate",),
     "raptor.train": ("distill",),
     "raptor.train.teacher": ("train_teacher",),
     "raptor.vit.names": ("list_models", "models_for"),
+    "raptor.vit.open": ("open_vit",),
+    "raptor.vit.pair": ("open_pair",),
+    "raptor.vit.saved": ("SharedViT", "save_vit"),
     "raptor.vit.trajectory": ("Trajectories", "perturb", "replace_block", "swap_blocks"),
     "raptor.vit.view": ("TokenGroups", "ViT"),
 }

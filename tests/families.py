@@ -15,7 +15,7 @@ import transformers
 from tiny_models import shake, tiny_timm
 from torch import Tensor, nn
 
-from raptor.open import open_vit
+from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 
 transformers.logging.set_verbosity_error()

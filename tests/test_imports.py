@@ -22,7 +22,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("similarity",),
     ("phases",),
     ("surrogate",),
-    ("open",),
+    ("vit.saved", "vit.open", "vit.pair"),  # a surrogate is opened like any other model
     ("fidelity",),
     ("train", "recipes"),
     ("probes", "dynamics", "recurrence"),
@@ -77,7 +77,8 @@ def edges(modules: dict[str, Path]) -> set[tuple[str, str]]:
 
 
 def rank(module: str) -> int:
-    return RANK[module.partition(".")[0]]
+    """The place of a module by itself, else of its folder."""
+    return RANK[module] if module in RANK else RANK[module.partition(".")[0]]
 
 
 def find_cycles(pairs: set[tuple[str, str]]) -> set[frozenset[str]]:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from raptor.data import iterate, open_data
-from raptor.open import open_vit
 from raptor.phases import (
     CutEvidence,
     Phases,
@@ -30,6 +29,7 @@ from raptor.phases import (
     within_and_across,
 )
 from raptor.similarity.cosine import Blocks
+from raptor.vit.open import open_vit
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 

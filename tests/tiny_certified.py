@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from raptor.data.stream import Batch
-from raptor.open import open_vit
+from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 
 PHASES = (2, 3)

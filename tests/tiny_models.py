@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from raptor.devices import Ranks
-from raptor.open import open_vit
+from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 
 

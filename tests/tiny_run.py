@@ -12,9 +12,9 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from raptor.open import open_vit
 from raptor.train import Distilled, distill
 from raptor.train.teacher import train_teacher
+from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 
 RECIPE = dict(

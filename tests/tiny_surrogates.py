@@ -8,8 +8,8 @@ import transformers
 from tiny_models import shake, tiny_timm
 from torch import nn
 
-from raptor.open import open_vit
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
+from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 
 BLOCKS = ("teacher", "paper")

@@ -14,7 +14,6 @@ from raptor.commands.phases import phases
 from raptor.commands.probe import Probed, probe
 from raptor.commands.report import Page, report
 from raptor.data import open_data
-from raptor.open import open_pair
 from raptor.options import OnDevice, takes_paths, with_defaults
 from raptor.phases import ModelPhases
 from raptor.progress import clock
@@ -23,6 +22,7 @@ from raptor.run import check_folder
 from raptor.streaming import Result
 from raptor.train import Distilled, Scores, Validator
 from raptor.train.schedule import Budget
+from raptor.vit.pair import open_pair
 
 
 @dataclass

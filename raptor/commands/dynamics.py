@@ -20,7 +20,6 @@ from raptor.dynamics.interventions import InterventionsFile, intervene
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult, check_perturbable, measure_dynamics
 from raptor.dynamics.stability import KINDS
 from raptor.fidelity.heads import Head, given_head, head_batches, resolve_head
-from raptor.open import check_folder_of, open_pair
 from raptor.options import AnySplit, GivenHead, HeadClasses, Measuring, OfTeacher, OpeningModel, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, check_phases, find_phases
 from raptor.progress import Progress
@@ -30,6 +29,8 @@ from raptor.run import result_folder
 from raptor.similarity.cosine import measure_similarity
 from raptor.streaming import Result, folder_of
 from raptor.subject import Subject
+from raptor.vit.pair import open_pair
+from raptor.vit.saved import check_folder_of
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
 

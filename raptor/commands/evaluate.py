@@ -19,13 +19,14 @@ from raptor.fidelity.error_curves import ErrorCurves
 from raptor.fidelity.heads import head_batches, head_outputs, resolve_head
 from raptor.fidelity.measure import certify
 from raptor.fidelity.verdict import read_training
-from raptor.open import check_folder_of, open_pair
 from raptor.options import AnySplit, GivenHead, HeadClasses, Measuring, OfTeacher, Opening, part, with_defaults
 from raptor.progress import Progress
 from raptor.provenance import Provenance, module_option, recorded
 from raptor.report.results import check_results_of
 from raptor.run import result_folder
 from raptor.streaming import Result, folder_of
+from raptor.vit.pair import open_pair
+from raptor.vit.saved import check_folder_of
 from raptor.vit.trajectory import Trajectories, autocast
 from raptor.vit.view import ViT
 

@@ -13,11 +13,11 @@ from torch import nn
 
 from raptor.data import open_data
 from raptor.devices import pick_device, seeded
-from raptor.open import open_pair
 from raptor.options import OfTeacher, OnDevice, OpeningModel, part, takes_paths, with_defaults
 from raptor.report.perturbed_image import figure_perturbed, perturb_image, read_image
 from raptor.streaming import Result, folder_of
 from raptor.train import Distilled
+from raptor.vit.pair import open_pair
 from raptor.vit.view import ViT
 
 

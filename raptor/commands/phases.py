@@ -11,7 +11,6 @@ from torch import nn
 
 from raptor.data import ChosenData, iterate
 from raptor.devices import join_ranks, pick_device, pick_precision, seeded
-from raptor.open import check_folder_of, is_surrogate, open_pair, tell_apart
 from raptor.options import AnySplit, Measuring, OfTeacher, OpeningModel, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, PhasesFile, check_cuts, study_phases
 from raptor.provenance import Provenance, recorded
@@ -20,6 +19,9 @@ from raptor.report.results import check_results_of
 from raptor.run import check_folder, result_folder
 from raptor.streaming import Result, folder_of
 from raptor.subject import Subject
+from raptor.vit.open import tell_apart
+from raptor.vit.pair import open_pair
+from raptor.vit.saved import check_folder_of, is_surrogate
 from raptor.vit.view import ViT
 
 

@@ -14,7 +14,6 @@ from raptor.data import ChosenData, DenseData, ImageData, open_dense
 from raptor.data.by_name import DENSE_KINDS, spec_text
 from raptor.data.chosen import tell_of_new_classes
 from raptor.devices import join_ranks, pick_device, pick_precision, seeded
-from raptor.open import check_folder_of, open_pair
 from raptor.options import (
     AnySplit,
     HeadClasses,
@@ -34,6 +33,8 @@ from raptor.report.results import check_results_of
 from raptor.run import result_folder
 from raptor.streaming import Result, folder_of
 from raptor.subject import Subject
+from raptor.vit.pair import open_pair
+from raptor.vit.saved import check_folder_of
 from raptor.vit.view import ViT
 
 

@@ -10,7 +10,6 @@ from typing import Any, Unpack
 
 from raptor.data import ChosenData
 from raptor.devices import pick_device
-from raptor.open import OTHER_TEACHER
 from raptor.options import (
     AnySplit,
     OfTeacher,
@@ -28,6 +27,7 @@ from raptor.report.results import Results, read_results
 from raptor.report.strips import NO_IMAGES, ImagesFile, measure_strips, open_run, shown_images
 from raptor.run import RunError, WriteError, check_folder, unfinished, write_text
 from raptor.streaming import Result, folder_of
+from raptor.vit.pair import OTHER_TEACHER
 
 
 class ReportOptions(OfTeacher, WeightFile, Trusting, OnDevice, OnData, AnySplit, total=False):

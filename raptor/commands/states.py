@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from raptor.data import ChosenData, ImageData, iterate
 from raptor.devices import Ranks, join_ranks, pick_device, pick_precision, seeded
-from raptor.open import open_pair, open_vit
 from raptor.options import HeadClasses, OfTeacher, OnData, OpeningModel, Running, part, with_defaults
 from raptor.provenance import Provenance, recorded
 from raptor.run import ResultFile, WriteError, read_json, result_folder, sync
 from raptor.streaming import Result, folder_of
 from raptor.subject import Subject
 from raptor.train import Distilled
+from raptor.vit.open import open_vit
+from raptor.vit.pair import open_pair
 from raptor.vit.trajectory import NonFiniteStates, Trajectories
 from raptor.vit.view import ModelFacts, ViT
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from raptor.fidelity.error_curves import METRICS, Curves
 from raptor.fidelity.verdict import Estimate, Verdict, images_of
-from raptor.open import OTHER_TEACHER
 from raptor.phases import PhaseLengths
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.streaming import Array, Record
 from raptor.subject import Subject
+from raptor.vit.pair import OTHER_TEACHER
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -14,7 +14,6 @@ from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.complexity import Complexity
 from raptor.fidelity.error_curves import Curves
 from raptor.fidelity.verdict import Verdict
-from raptor.open import OTHER_TEACHER, is_of_own_module, saved_folder
 from raptor.phases import PhasesFile
 from raptor.probes.result import ProbeReport
 from raptor.provenance import Provenance, module_option
@@ -23,6 +22,8 @@ from raptor.run import ResultFile, RunError, read_metrics, read_summary, read_ya
 from raptor.subject import Subject, other_models
 from raptor.train.distilled import DistillSummary
 from raptor.train.teacher import TeacherSummary
+from raptor.vit.pair import OTHER_TEACHER
+from raptor.vit.saved import is_of_own_module, saved_folder
 from raptor.vit.view import ModelFacts, ViT
 
 _File = TypeVar("_File", bound=ResultFile)

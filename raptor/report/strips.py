@@ -19,12 +19,14 @@ from PIL import Image
 from torch import Tensor
 
 from raptor.data import ChosenData, ImageData, iterate
-from raptor.open import is_surrogate, open_pair, open_vit, saved_folder
 from raptor.options import OfTeacher
 from raptor.provenance import Provenance
 from raptor.run import ResultFile, RunError
 from raptor.streaming import Record
 from raptor.subject import Subject
+from raptor.vit.open import open_vit
+from raptor.vit.pair import open_pair
+from raptor.vit.saved import is_surrogate, saved_folder
 from raptor.vit.view import ViT
 from raptor.vit.weights import same_weights
 

@@ -33,7 +33,6 @@ from raptor.data.classes import describe_names, for_head, head_names
 from raptor.data.stream import TrainStream, check_stream
 from raptor.devices import device_name, open_fabric, pick_device, pick_precision, seeded
 from raptor.fidelity.heads import head_fingerprint, head_outputs
-from raptor.open import open_vit, repair_saved, save_vit
 from raptor.options import Compiling, GivenHead, OpeningModel, Planning, Resuming, Running, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, check_phases, find_phases
 from raptor.progress import clock
@@ -62,6 +61,8 @@ from raptor.train.schedule import Budget, Rates, teacher_forcing
 from raptor.train.stage import ParameterGroup
 from raptor.train.step import DistillStep, Parts
 from raptor.train.validation import Validator, shown_r2
+from raptor.vit.open import open_vit
+from raptor.vit.saved import repair_saved, save_vit
 from raptor.vit.trajectory import Trajectories, autocast
 from raptor.vit.view import ViT
 from raptor.vit.weights import check_weights, fingerprint

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from raptor.open import check_teacher, is_of_own_module, open_vit, save_vit, saved_folder
 from raptor.run import RunError
 from raptor.surrogate.surrogate import shared_blocks, surrogate_spec
+from raptor.vit.open import open_vit
+from raptor.vit.pair import check_teacher
+from raptor.vit.saved import is_of_own_module, save_vit, saved_folder
 from raptor.vit.view import ViT
 from raptor.vit.weights import load_weights
 

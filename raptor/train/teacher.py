@@ -22,7 +22,6 @@ from raptor.data.chosen import labelled_like
 from raptor.data.stream import AUGMENTATIONS, TrainStream, check_stream, stable_seed
 from raptor.devices import ONE_PROCESS, Ranks, device_name, open_fabric, pick_device, pick_precision, ranks_of, seeded
 from raptor.fidelity.heads import is_right
-from raptor.open import open_vit, repair_saved, save_vit
 from raptor.options import Compiling, HeldOut, Limited, Option, Planning, Resuming, Running, part, with_defaults
 from raptor.provenance import Provenance, recorded
 from raptor.run import ResultFile, Run, StopSignal, check_config, check_folder, check_shared
@@ -40,6 +39,8 @@ from raptor.train.schedule import Budget, Rates
 from raptor.train.stage import ParameterGroup
 from raptor.train.stochastic import StochasticDepth, check_drop
 from raptor.vit.builders import build_base
+from raptor.vit.open import open_vit
+from raptor.vit.saved import repair_saved, save_vit
 from raptor.vit.stated import IMAGENET, check_size
 from raptor.vit.structure import inspect_vit
 from raptor.vit.trajectory import autocast

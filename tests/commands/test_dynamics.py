@@ -19,13 +19,14 @@ from raptor.commands.dynamics import choose_classes, dynamics
 from raptor.data.images import ImageData
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile
-from raptor.open import open_vit, save_vit
 from raptor.recipes import load_recipe
 from raptor.report import dynamics as report_of_dynamics
 from raptor.report.dynamics import FIGURES
 from raptor.report.interventions import INTERVENTION_FIGURES
 from raptor.report.style import save_figure
 from raptor.surrogate.surrogate import make_surrogate
+from raptor.vit.open import open_vit
+from raptor.vit.saved import save_vit
 
 SMALL = dict(num_images=48, num_classes=2, stability_images=1, rank_images=2, eps=(1e-2,), intervention_images=1)
 

@@ -26,10 +26,12 @@ from raptor.data.images import Items
 from raptor.fidelity.complexity import quantised
 from raptor.fidelity.heads import LinearHead
 from raptor.fidelity.measure import certify
-from raptor.open import open_pair, open_vit, save_vit
 from raptor.run import RunError
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train import distill
+from raptor.vit.open import open_vit
+from raptor.vit.pair import open_pair
+from raptor.vit.saved import save_vit
 
 
 @pytest.fixture(autouse=True)

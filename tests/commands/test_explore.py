@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from raptor.commands.explore import _own_hosts_only, build_page, class_names, describe, example_image, explore
-from raptor.open import open_pair, open_vit
 from raptor.report.perturbed_image import PerturbedImage, read_image
 from raptor.train import Distilled
+from raptor.vit.open import open_vit
+from raptor.vit.pair import open_pair
 from raptor.vit.view import ViT
 
 

@@ -29,7 +29,7 @@ from raptor.vit.trajectory import Trajectories
 def test_a_teacher_is_that_of_the_runs_among_the_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A module beside a model that is no run was left aside without a word."""
     (tmp_path / "mine.py").write_text(
-        "from raptor.open import open_vit\n\ndef make():\n    return open_vit('scenes')\n"
+        "from raptor.vit.open import open_vit\n\ndef make():\n    return open_vit('scenes')\n"
     )
     few = ["--num_images", "4", "--k", "2", "--twin", "false", "--device", "cpu", "--out", str(tmp_path / "out")]
     module = ["--module", f"{tmp_path / 'mine.py'}:make", *few]

@@ -15,12 +15,13 @@ from PIL import Image
 
 from raptor.commands.demo import demo
 from raptor.commands.probe import Probed, probe
-from raptor.open import open_pair, open_vit
 from raptor.report.page import build_section
 from raptor.report.probes import probes
 from raptor.report.results import read_results
 from raptor.run import RunError
 from raptor.vit.names import ASSETS
+from raptor.vit.open import open_vit
+from raptor.vit.pair import open_pair
 
 SMALL = dict(lrs=[1e-2], limit=12, val_images=6, epochs=1, batch_size=4, device="cpu")
 

@@ -16,7 +16,7 @@ from raptor import iterate, open_data, open_vit
 from raptor.cli import main
 from raptor.commands import phases, probe, states
 from raptor.commands.states import States, StatesFile
-from raptor.open import save_vit
+from raptor.vit.saved import save_vit
 from raptor.vit.view import ViT
 from raptor.vit.weights import fingerprint
 

@@ -12,9 +12,9 @@ from tiny_run import TEACHER as TINY
 from raptor.cli import main
 from raptor.commands.train_teacher import train_teacher
 from raptor.data import ChosenData
-from raptor.open import open_vit
 from raptor.run import read_config
 from raptor.train.teacher import TeacherSummary
+from raptor.vit.open import open_vit
 
 
 def test_accuracy_and_folder_are_printed(tmp_path: Path) -> None:

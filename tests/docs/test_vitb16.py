@@ -12,8 +12,9 @@ from pages import ROOT, read
 
 from raptor import certify, iterate, open_data
 from raptor.fidelity.heads import resolve_head
-from raptor.open import open_vit, save_vit
 from raptor.surrogate.surrogate import make_surrogate
+from raptor.vit.open import open_vit
+from raptor.vit.saved import save_vit
 
 EIGHT = json.loads((ROOT / "docs/results/vitb16/eight-minutes.json").read_text())
 VARIED = json.loads((ROOT / "docs/results/vitb16/varied.json").read_text())

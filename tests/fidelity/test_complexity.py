@@ -25,8 +25,8 @@ from raptor.fidelity.complexity import (
     rounded,
     run_times,
 )
-from raptor.open import open_vit
 from raptor.surrogate.surrogate import make_surrogate
+from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 
 DIM, DEPTH, PATCH, SIZE, NUM_REGISTERS, NUM_CLASSES = 24, 6, 8, 32, 2, 5

@@ -32,8 +32,8 @@ from raptor.fidelity.heads import (
     resolve_head,
 )
 from raptor.fidelity.measure import certify
-from raptor.open import open_vit
 from raptor.surrogate.surrogate import make_surrogate
+from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 
 

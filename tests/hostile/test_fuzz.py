@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from raptor.data.archives import expand_braces, list_files, split_commas
 from raptor.data.by_name import open_data, open_dense
 from raptor.data.preprocess import Preprocess
-from raptor.open import open_vit
 from raptor.run import load_checkpoint, parse_json, parse_yaml, read_config, read_metrics, read_summary, slug
 from raptor.train.loop import LoopState
 from raptor.train.recipe import Recipe, resolve_recipe
 from raptor.train.schedule import Budget
+from raptor.vit.open import open_vit
 
 SETTINGS = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -44,7 +44,7 @@ CONFIGS: dict[str, tuple[Change, str]] = {
     "a list": (lambda config: [config], "not an object"),
     "true for a number": (put("num_classes", value=True), "num_classes"),
     "classes without end": (put("num_classes", value=10**15), "10000000000"),
-    "names of no classes": (put("classes", value=7), "damaged classes"),
+    "names of no classes": (put("classes", value=7), "damaged (classes:"),
     "names of other classes": (put("classes", value=["a"]), "classes in classes"),
     "negative classes": (put("num_classes", value=-1), "-1 classes"),
     "another format": (put("format", value="raptor-vit/99"), "raptor-vit/99"),

@@ -21,8 +21,8 @@ from tiny_images import encoded
 from raptor.cli import COMMANDS, read_arguments
 from raptor.data import BadImage, open_data
 from raptor.data.ade20k import Ade20k
-from raptor.open import open_vit
 from raptor.report.perturbed_image import read_image
+from raptor.vit.open import open_vit
 
 
 class Evil:

@@ -12,9 +12,9 @@ from records import Ablation, AblationRow, Refit
 from surrogates import Machine, cut_phases
 
 from raptor.data import iterate, open_data
-from raptor.open import open_vit
 from raptor.train.recipe import resolve_recipe
 from raptor.train.schedule import teacher_forcing
+from raptor.vit.open import open_vit
 
 
 def test_each_ablation_row_adds_one_ingredient() -> None:

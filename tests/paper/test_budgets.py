@@ -9,8 +9,8 @@ import budgets
 import pytest
 from tiny_models import tiny_timm
 
-from raptor.open import save_vit
 from raptor.run import RunError
+from raptor.vit.saved import save_vit
 
 SMALL = dict(k=[2], paper_k=[], budget="2steps", limit=128, val_images=32, device="cpu")
 

@@ -13,7 +13,7 @@ from scipy import stats
 from surrogates import best_teacher
 
 from raptor.data import ImageData, iterate, open_data
-from raptor.open import open_vit
+from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 
 

@@ -13,7 +13,7 @@ import torch
 from records import StochasticDepth, StochasticDepthRow
 
 from raptor.data import TrainStream, iterate, open_data
-from raptor.open import open_vit
+from raptor.vit.open import open_vit
 
 
 def rows_of(folder: Path) -> dict[str, StochasticDepthRow]:

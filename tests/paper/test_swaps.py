@@ -12,8 +12,8 @@ import torch
 from records import StochasticDepth, Swaps
 
 from raptor.data import iterate, open_data
-from raptor.open import open_vit
 from raptor.run import RunError
+from raptor.vit.open import open_vit
 from raptor.vit.trajectory import swap_blocks
 
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import torch
 from teachers import SHAPE, untrained_teacher
 
-from raptor.open import open_vit
 from raptor.train.teacher import train_teacher
+from raptor.vit.open import open_vit
 
 
 def test_the_untrained_teacher_is_where_training_starts(tiny: SimpleNamespace, tmp_path: Path) -> None:

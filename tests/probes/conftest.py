@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 
-from raptor.open import open_vit
+from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 
 

@@ -16,9 +16,9 @@ from tiny_probe import data_for, run
 
 from raptor.data import ImageData
 from raptor.fidelity.heads import LinearHead
-from raptor.open import open_vit
 from raptor.probes import probe
 from raptor.probes.classify import Classify, logistic_path
+from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 
 

@@ -7,9 +7,9 @@ import timm
 import torch
 from tiny_probe import run
 
-from raptor.open import open_vit
 from raptor.probes.features import normed_tokens, view_at
 from raptor.surrogate.surrogate import make_surrogate
+from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 
 

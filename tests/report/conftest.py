@@ -17,7 +17,6 @@ from raptor.dynamics.interventions import InterventionsFile, intervene
 from raptor.dynamics.measure import DynamicsFile, measure_dynamics
 from raptor.fidelity.complexity import Complexity, levin_bounds
 from raptor.fidelity.measure import certify
-from raptor.open import open_vit, save_vit
 from raptor.phases import PhasesFile, study_phases
 from raptor.probes import probe
 from raptor.probes.result import ProbeReport
@@ -25,6 +24,8 @@ from raptor.provenance import Provenance
 from raptor.report.results import Results, read_results
 from raptor.subject import Subject
 from raptor.surrogate.surrogate import make_surrogate
+from raptor.vit.open import open_vit
+from raptor.vit.saved import save_vit
 
 PHASES = (3, 3, 6)
 RESULTS = Path(__file__).parents[2] / "docs" / "results"

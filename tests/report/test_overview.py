@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from raptor.fidelity.certificate import Certificate
-from raptor.open import OTHER_TEACHER
 from raptor.phases import PhasesFile, within_and_across
 from raptor.report.overview import overview
 from raptor.report.results import Results, read_results
+from raptor.vit.pair import OTHER_TEACHER
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from raptor.data.scenes.render import Scenes
-from raptor.open import open_vit
 from raptor.report.perturbed_image import figure_perturbed, perturb_image, read_image
+from raptor.vit.open import open_vit
 
 
 @pytest.fixture(scope="module")

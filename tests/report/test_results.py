@@ -19,7 +19,6 @@ from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile
 from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.complexity import Complexity
-from raptor.open import open_vit, save_vit
 from raptor.phases import PhasesFile
 from raptor.provenance import Provenance
 from raptor.report.page import build_page
@@ -28,6 +27,8 @@ from raptor.run import ResultFile, RunError
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train.distilled import DistillSummary
 from raptor.train.teacher import TeacherSummary
+from raptor.vit.open import open_vit
+from raptor.vit.saved import save_vit
 from raptor.vit.view import ViT
 
 RunOf = Callable[..., Path]

@@ -12,9 +12,10 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 from raptor.fidelity.complexity import count_flops, levin_bound
-from raptor.open import open_vit, save_vit
 from raptor.surrogate.adapters import DepthAdapters, adapt, at_each_depth
 from raptor.surrogate.surrogate import block_parameters, make_surrogate, shared_blocks, surrogate_spec
+from raptor.vit.open import open_vit
+from raptor.vit.saved import save_vit
 from raptor.vit.view import ViT
 
 NAMES = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")

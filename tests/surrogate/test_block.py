@@ -12,9 +12,9 @@ from tiny_models import noise_images, shake, tiny_timm
 from tiny_surrogates import AT_16, CONDITIONINGS, conditioned
 from torch import Tensor, nn
 
-from raptor.open import open_vit
 from raptor.surrogate.block import DepthMLP, PaperBlock, film
 from raptor.surrogate.surrogate import block_parameters, make_surrogate, shared_blocks
+from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from raptor.fidelity.complexity import count_flops
-from raptor.open import open_vit
 from raptor.surrogate.block import Modulation
 from raptor.surrogate.fast import FastBlock, FoldedDepths, Spread
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
+from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 
 

@@ -15,9 +15,10 @@ from tiny_surrogates import BLOCKS, CONDITIONINGS, TEACHERS, conditioned, every_
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from raptor.open import open_vit, save_vit
 from raptor.phases import Phases
 from raptor.surrogate.surrogate import block_parameters, make_surrogate, shared_blocks, surrogate_spec
+from raptor.vit.open import open_vit
+from raptor.vit.saved import save_vit
 from raptor.vit.trajectory import perturb, swap_blocks
 from raptor.vit.view import ViT
 

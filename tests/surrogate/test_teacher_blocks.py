@@ -9,10 +9,10 @@ from families import masked
 from tiny_models import noise_images, tiny_timm
 from tiny_surrogates import AT_16, TEACHERS
 
-from raptor.open import open_vit
 from raptor.surrogate.block import CopiedBlock, Modulation
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
 from raptor.surrogate.teacher_blocks import modulation_points, uses_places
+from raptor.vit.open import open_vit
 
 BY_PLACE = ("dinov3", "eva02", "rope-mixed", "beit", "hf-dinov3")  # rotary embeddings, or a bias by relative position
 

@@ -9,11 +9,12 @@ import torch
 from tiny_run import OPTIONS, blocks_of, tiny_run, tiny_teacher, write_recipe
 
 from raptor.data import iterate, open_data
-from raptor.open import open_pair, open_vit
 from raptor.phases import Phases, find_phases
 from raptor.run import RunError, read_config
 from raptor.similarity.cosine import measure_similarity
 from raptor.train import distill
+from raptor.vit.open import open_vit
+from raptor.vit.pair import open_pair
 from raptor.vit.trajectory import Trajectories
 
 

@@ -10,11 +10,11 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from raptor.open import open_vit
 from raptor.phases import Phases
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
 from raptor.train.optimizer import damaged_moment, is_matrix, make_optimizers, moments_to_save, restore_moments
 from raptor.train.stage import ParameterGroup
+from raptor.vit.open import open_vit
 
 
 def _made(name: str, start: list[Tensor]) -> tuple[list[ParameterGroup], list[torch.optim.Optimizer]]:

@@ -14,12 +14,13 @@ from tiny_models import tiny_timm
 from tiny_run import blocks_of, metrics, tiny_run, tiny_teacher
 from torch import nn
 
-from raptor.open import OtherTeacher, open_pair, open_vit
 from raptor.phases import Phases
 from raptor.run import Interrupted, RunError, read_config
 from raptor.surrogate.surrogate import surrogate_spec
 from raptor.train.loop import Loop
 from raptor.train.resume import check_run_folder
+from raptor.vit.open import open_vit
+from raptor.vit.pair import OtherTeacher, open_pair
 
 
 def test_stages_one_after_the_other_equal_one_run_to_the_last_bit(tmp_path):

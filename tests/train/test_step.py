@@ -15,7 +15,6 @@ from tiny_run import tiny_teacher
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 
-from raptor.open import open_vit
 from raptor.phases import Phases
 from raptor.surrogate import fast
 from raptor.surrogate.block import CopiedBlock, PaperBlock
@@ -24,6 +23,7 @@ from raptor.surrogate.surrogate import make_surrogate, shared_blocks
 from raptor.train.frozen import PatchProduct, half_copy
 from raptor.train.losses import at_groups, groups_at, state_variance
 from raptor.train.step import DistillStep, Parts
+from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 
 LAST = {"cls": 0.34, "registers": 0.33, "patches": 0.33}

@@ -20,9 +20,9 @@ from tiny_run import train_tiny as train
 from torch import Tensor
 
 from raptor.data import open_data
-from raptor.open import open_vit
 from raptor.run import Interrupted, RunError
 from raptor.train.teacher import TeacherStage, mixed_batch, smooth_targets, train_teacher
+from raptor.vit.open import open_vit
 
 
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.0, 0.0), (0.4, 0.0), (0.0, 1.0), (0.4, 1.0)])

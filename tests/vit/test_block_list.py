@@ -12,7 +12,7 @@ from families import (
 from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess
-from raptor.open import open_vit
+from raptor.vit.open import open_vit
 from raptor.vit.view import NotAViT
 
 SMALL = dict(hidden_size=48, num_hidden_layers=3, num_attention_heads=3, intermediate_size=96, patch_size=16)

@@ -20,8 +20,9 @@ from safetensors.torch import save_file
 from tiny_models import noise_images, shake, tiny_timm
 from torch import Tensor, nn
 
-from raptor.open import open_vit, save_vit
 from raptor.vit import stated
+from raptor.vit.open import open_vit
+from raptor.vit.saved import save_vit
 from raptor.vit.view import TokenGroups
 
 

@@ -9,8 +9,8 @@ import timm
 import torch
 from torch import nn
 
-from raptor.open import open_vit
 from raptor.vit.names import list_models, models_for
+from raptor.vit.open import open_vit
 
 FEW = (
     "deit_tiny_distilled_patch16_224",

@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from tiny_models import noise_images, same_tensors, shake, tiny_timm
 from torch import Tensor, nn
 
-from raptor.open import open_vit, save_vit
+from raptor.vit.open import open_vit
+from raptor.vit.saved import save_vit
 from raptor.vit.view import ViT
 from raptor.vit.weights import check_weights, classes_in_file, load_weights, read_weights
 

@@ -1,0 +1,114 @@
+"""open_vit: names, folders and modules, and the options that each takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from families import (
+    Unheard,
+)
+from safetensors.torch import save_file
+from tiny_models import tiny_timm
+from tiny_surrogates import torchvision_vit
+
+from raptor.vit.open import open_vit
+from raptor.vit.pair import open_pair
+from raptor.vit.view import ViT
+
+
+def test_a_size_that_the_model_cannot_take_is_not_blamed_on_its_file() -> None:
+    with pytest.raises(ValueError, match=r"^scenes does not run on 50 px images: give another --size"):
+        open_vit("scenes", size=50)
+
+
+def test_opening_leaves_random_state_and_gradients_alone() -> None:
+    model = torchvision_vit()
+    model.encoder.layers[0].requires_grad_(False)
+    wanted = [p.requires_grad for p in model.parameters()]
+    state = torch.random.get_rng_state()
+    open_vit(model)
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert [p.requires_grad for p in model.parameters()] == wanted
+
+
+def test_a_module_and_an_opened_model_stay_on_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_timm(depth=2).model
+    moved: list[object] = []
+    monkeypatch.setattr(type(model), "to", lambda self, device: moved.append(device))
+    monkeypatch.setattr(ViT, "device", property(lambda self: "where it is"))
+    vit = open_vit(model)
+    assert moved == ["where it is"]
+    open_vit(vit)
+    assert open_pair(vit) == (None, vit)
+    assert moved == ["where it is"]
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("view", dict(size=32), "size cannot be given for a model that is already opened"),
+        ("view", dict(blocks="blocks", cls=1), "--blocks, --cls cannot be given"),
+        ("scenes", dict(blocks="blocks"), "blocks cannot be given for scenes"),
+        ("scenes", dict(registers=2, norm="norm"), "--norm, --registers cannot be given"),
+        ("scenes", dict(pretrained=False), "pretrained cannot be given"),
+        ("scenes", dict(num_classes=3, depth=4), "num_classes, depth cannot be given"),
+        ("module", dict(num_classes=3), "num_classes cannot be given for a module of your own"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(source: str, options: dict, message: str) -> None:
+    sources = {"view": open_vit("scenes"), "module": Unheard(), "scenes": "scenes"}
+    with pytest.raises(ValueError, match=message):
+        open_vit(sources[source], **options)
+
+
+def test_a_norm_that_is_not_there_and_weights_of_another_shape_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no module 'lnn'"):
+        open_vit(tiny_timm().model, norm="lnn")
+    with_registers = timm.create_model("vit_small_patch14_reg4_dinov2", embed_dim=48, depth=2, num_heads=3, img_size=28)
+    torch.save(with_registers.state_dict(), tmp_path / "registers.pt")
+    with pytest.raises(ValueError) as error:
+        open_vit("timm/vit_small_patch14_dinov2", weights=tmp_path / "registers.pt", embed_dim=48, depth=2, num_heads=3)
+    assert "\n" not in str(error.value)
+
+
+def test_absurd_image_sizes_are_refused() -> None:
+    for size in (0, -1, 100_000):
+        with pytest.raises(ValueError, match=r"give a --size of 1\.\.4096"):
+            open_vit("scenes", size=size)
+
+
+def test_integer_weights_are_refused_by_name(tmp_path: Path) -> None:
+    vit = tiny_timm()
+    state = dict(vit.model.state_dict())
+    state["norm.weight"] = state["norm.weight"].to(torch.int8)
+    save_file(state, tmp_path / "weights.safetensors")
+    with pytest.raises(ValueError, match=r"norm\.weight holds int8 numbers"):
+        open_vit(vit.model, weights=str(tmp_path / "weights.safetensors"))
+
+
+def test_layer_scale_of_an_untrained_model_is_set_and_of_others_refused() -> None:
+    options = dict(pretrained=False, size=28, img_size=28, depth=2)
+    vit = open_vit("timm/vit_small_patch14_reg4_dinov2", layer_scale=0.5, **options)
+    found = [p for name, p in vit.model.named_parameters() if name.endswith((".ls1.gamma", ".ls2.gamma"))]
+    assert len(found) == 4 and all(bool((p == 0.5).all()) for p in found)
+    with pytest.raises(ValueError, match="has no LayerScale"):
+        open_vit("timm/vit_tiny_patch16_224", layer_scale=1.0, pretrained=False, depth=1)
+    with pytest.raises(ValueError, match="layer_scale cannot be given"):
+        open_vit("scenes", layer_scale=1.0)
+
+
+def test_random_weights_are_in_the_name() -> None:
+    """A result of an untrained model never reads as one of the published weights."""
+    name = "timm/vit_tiny_patch16_224"
+    assert open_vit(name, pretrained=False).name == f"{name} (untrained)"
+    assert open_vit(name, pretrained=False, name="mine").name == "mine"
+
+
+def test_options_that_an_opened_model_would_ignore_are_refused() -> None:
+    vit = open_vit("scenes")
+    for option, value in {"dtype": "bf16", "name": "mine"}.items():
+        with pytest.raises(ValueError, match=f"{option} cannot be given for a model that is already opened"):
+            open_vit(vit, **{option: value})
