@@ -11,6 +11,7 @@ from typing import Any, Literal, Unpack
 from torch import nn
 
 from raptor.data import ChosenData, DenseData, ImageData, open_dense
+from raptor.data.apart import check_apart
 from raptor.data.by_name import DENSE_KINDS, spec_text
 from raptor.data.chosen import tell_of_new_classes
 from raptor.devices import join_ranks, pick_device, pick_precision, seeded
@@ -196,7 +197,8 @@ def _open_both(
         raise ValueError(f"{train_spec}, the data of the run, has no target per pixel: give --data nyuv2:PATH")
     chosen.check_same(chosen.data, "train")
     chosen.check_same(chosen.val or chosen.data, chosen.split)
-    return (
-        open_dense(train_spec, "train", task, limit=limit, size=size),
-        open_dense(val_spec, chosen.judged_split, task, limit=val_images, size=size),
-    )
+    train_frames = open_dense(train_spec, "train", task, limit=limit, size=size)
+    judged_frames = open_dense(val_spec, chosen.judged_split, task, limit=val_images, size=size)
+    if chosen.judged_split not in ("train", "all"):
+        check_apart(train_frames, judged_frames)
+    return train_frames, judged_frames

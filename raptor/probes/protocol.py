@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from raptor.data import DenseData, ImageData, open_data, open_dense
+from raptor.data.apart import check_apart
 from raptor.data.split import Split
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.fidelity.heads import LinearHead
@@ -182,7 +183,10 @@ def _start(init_head: str | Path | LinearHead, made: Classify | Segment | Depth)
 def _open_both(train: _AnyData | str, val: _AnyData | str | None, task: str) -> tuple[_AnyData, _AnyData]:
     if val is None and not isinstance(train, str):
         raise ValueError("give val_data: opened training data does not say where its validation split is")
-    return _open(train, "train", task), _open(train if val is None else val, "val", task)
+    opened = _open(train, "train", task), _open(train if val is None else val, "val", task)
+    if isinstance(train, str) or isinstance(val, str):  # a command that opens both has checked them already
+        check_apart(*opened)
+    return opened
 
 
 def _open(data: _AnyData | str, split: Split, task: str) -> _AnyData:

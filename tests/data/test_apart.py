@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from tiny_images import colour, picture, pixels, save_array
 
+from raptor.commands.probe import probe
 from raptor.data import ChosenData, ImageData, open_data
 from raptor.data.apart import check_apart
 
@@ -110,3 +111,24 @@ def test_frames_that_are_trained_on_are_noticed_among_other_files(tmp_path: Path
     for i in range(6):
         save_array(tmp_path / "other" / f"{i}.png", colour(100 + i))
     check_apart(open_data(str(tmp_path / "other"), "all"), open_data(f"nyuv2:{tmp_path}", "all"))
+
+
+def test_a_dense_probe_is_not_judged_on_what_it_was_trained_on(tmp_path: Path) -> None:
+    for place in ("one", "copy"):
+        for part in ("train", "test"):
+            for i in range(6):
+                frame = tmp_path / place / part
+                number = i if place == "one" else 5 - i  # as another person may have named the same frames
+                save_array(
+                    frame / "rgb" / f"{number:04d}.png", colour(i if part == "train" or place == "copy" else 9 + i)
+                )
+                save_array(frame / "depth" / f"{number:04d}.png", np.full((6, 8), i, np.uint8))
+    with pytest.raises(ValueError, match=r"6 of 6 images of nyuv2:.*copy that were compared are also in the training"):
+        probe(
+            "scenes",
+            task="depth",
+            data=f"nyuv2:{tmp_path}/one",
+            val=f"nyuv2:{tmp_path}/copy",
+            device="cpu",
+            out=str(tmp_path / "out"),
+        )
