@@ -30,6 +30,7 @@ class Subject(Record):
         size: of the images, in pixels.
         data, num_images, images: name of the images, their number and their fingerprint; None of images in memory.
         teacher, teacher_weights: name of the teacher of a surrogate, and fingerprint of its weights.
+        left_out: how many files of each kind the data holds that are not read; None if there are none.
     """
 
     model: str
@@ -40,6 +41,7 @@ class Subject(Record):
     images: str | None = None
     teacher: str | None = None
     teacher_weights: str | None = None
+    left_out: dict[str, int] | None = None
 
     @classmethod
     def of(cls, model: Model, images: Images | None = None, surrogate: Model | None = None) -> Self:
@@ -54,6 +56,7 @@ class Subject(Record):
             images=None if images is None else images.fingerprint(),
             teacher=None if surrogate is None else name,
             teacher_weights=None if surrogate is None else weights,
+            left_out=getattr(images, "left_out", None) or None,
         )
 
     def __str__(self) -> str:
