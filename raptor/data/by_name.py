@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from raptor.data.archives import TarImages, ZipImages, split_commas
+from raptor.data.archives import TarImages, ZipImages
 from raptor.data.dense import DENSE_TASKS, DenseData
 from raptor.data.folder import FolderImages, tell_once
 from raptor.data.given import given_images
@@ -54,8 +54,6 @@ def open_data(
     limit: int | None = None,
     size: int | None = None,
     skip_bad: bool = False,
-    root: str | None = None,
-    download: bool = False,
 ) -> ImageData:
     """Open images by name.
 
@@ -70,12 +68,10 @@ def open_data(
         limit: at most this many images: a fixed sample spread over the data.
         size: the side at which scenes are drawn; other data keep their own.
         skip_bad: leave out unreadable images and name them in `.bad`; otherwise they stop the run.
-        root: where relative paths start and where CIFAR is looked for and stored.
-        download: fetch CIFAR if it is not there.
     """
     spec = as_spec(spec)
     names = list(spec) if isinstance(spec, list | tuple) else [spec]
-    opened = {name: _open_one(name, split, size, root, download) for name in dict.fromkeys(names)}
+    opened = {name: _open_one(name, split, size) for name in dict.fromkeys(names)}
     data = opened[names[0]] if len(names) == 1 else JoinedImages([opened[name] for name in names])
     if limit is not None:
         data = data.select(data.sample(limit))
@@ -83,13 +79,13 @@ def open_data(
     return data
 
 
-def _open_one(spec: str | ImageData, split: Split, size: int | None, root: str | None, download: bool) -> ImageData:
+def _open_one(spec: str | ImageData, split: Split, size: int | None) -> ImageData:
     """One split of the data of one name, or of data that is opened."""
     if spec == "scenes":
         from raptor.data.scenes.drawn import DrawnScenes
 
         return DrawnScenes(split, size)
-    whole = spec if isinstance(spec, ImageData) else _open_reader(spec, root, download)
+    whole = spec if isinstance(spec, ImageData) else _open_reader(spec)
     chosen = whole.select(choose_split(whole.keys, whole.parts, split, whole.name))
     if whole.labels is not None and chosen.labels is None:
         num_missing = sum(label < 0 for label in whole.labels)
@@ -118,16 +114,16 @@ class _FrameImages(ImageData):
         return self.frames.read(position)[0]
 
 
-def _open_reader(spec: str, root: str | None, download: bool) -> ImageData:
+def _open_reader(spec: str) -> ImageData:
     kind, _, path = spec.partition(":")
     if kind in ("cifar10", "cifar100"):
         from raptor.data.cifar import CifarImages
 
-        return CifarImages(kind, path or None, root=root, download=download)
+        return CifarImages(kind, path or None)
     if kind == "imagenet" and path:
         from raptor.data.imagenet import ImageNetImages
 
-        return ImageNetImages(_below(root, path))
+        return ImageNetImages(path)
     if kind in ("nyuv2", "ade20k") and path:
         return _FrameImages(_open_dense_reader(spec, "depth" if kind == "nyuv2" else "segment"))
     if spec.startswith("hf/") and len(spec) > 3:
@@ -135,18 +131,13 @@ def _open_reader(spec: str, root: str | None, download: bool) -> ImageData:
 
         return HubImages(spec[3:])
     if spec.startswith("wds/") or spec.lower().endswith(".tar"):
-        return TarImages(_below(root, spec.removeprefix("wds/")))
+        return TarImages(spec.removeprefix("wds/"))
     if spec.lower().endswith((".zip", ".zip}")):
-        return ZipImages(",".join(_below(root, piece.strip()) for piece in split_commas(spec)))
-    folder = Path(_below(root, spec)).expanduser()
+        return ZipImages(spec)
+    folder = Path(spec).expanduser()
     if spec and folder.is_dir():
         return FolderImages(folder)
     raise ValueError(f"unknown data {spec!r}{_did_you_mean(spec, folder)}; give {_ACCEPTED}")
-
-
-def _below(root: str | None, path: str) -> str:
-    """A relative path, from `root` if one is given."""
-    return path if root is None else str(Path(root) / Path(path).expanduser())
 
 
 def _did_you_mean(spec: str, folder: Path) -> str:

@@ -32,8 +32,7 @@ class Layout(NamedTuple):
     meta: str
     label_key: str
     class_key: str
-    url: str
-    md5: str
+    archive: str
 
     @classmethod
     def of(cls, version: type[CIFAR10], label_key: str) -> Layout:
@@ -45,8 +44,7 @@ class Layout(NamedTuple):
             meta=version.meta["filename"],
             label_key=label_key,
             class_key=version.meta["key"],
-            url=version.url,
-            md5=version.tgz_md5,
+            archive=version.filename,
         )
 
 
@@ -93,8 +91,8 @@ def _text(value: str | bytes) -> str:
 class CifarImages(ImageData):
     """All images of CIFAR in memory; the test images are its own validation split."""
 
-    def __init__(self, kind: str, path: str | None = None, *, root: str | None = None, download: bool = False) -> None:
-        source = _find_cifar(kind, path, root, download)
+    def __init__(self, kind: str, path: str | None = None) -> None:
+        source = _find_cifar(kind, path)
         train, test = _read_cifar(kind, source)
         names, parts = [], []
         for part, block in (("train", train), ("test", test)):
@@ -116,37 +114,21 @@ class _Block(NamedTuple):
     classes: list[str]
 
 
-def _find_cifar(kind: str, path: str | None, root: str | None, download: bool) -> Path:
-    """The folder or archive to read: `path` if given, else in `root` or the cache folder, `data` or this folder."""
+def _find_cifar(kind: str, path: str | None) -> Path:
+    """The folder or archive to read: `path` if given, else in the cache folder, `data` or this folder."""
     layout = LAYOUTS[kind]
-    archive = layout.url.rsplit("/", 1)[1]
-    store = Path(root) if root else cache_folder()
-    bases = [Path(path).expanduser()] if path else [store, Path("data"), Path(".")]
+    bases = [Path(path).expanduser()] if path else [cache_folder(), Path("data"), Path(".")]
     for base in bases:
-        for candidate in (base, base / layout.folder, base / "package", base / archive):
+        for candidate in (base, base / layout.folder, base / "package", base / layout.archive):
             if candidate.is_file() or (candidate.is_dir() and _holds_cifar(candidate, kind)):
                 return candidate
-    if download:
-        return _download(layout, bases[0], archive)
     looked = " or ".join(map(str, bases))
-    raise ValueError(f"no {kind} files in {looked}; give {kind}:PATH of {layout.folder}, or download them")
+    raise ValueError(f"no {kind} files in {looked}; give {kind}:PATH of {layout.folder} or {layout.archive}")
 
 
 def _holds_cifar(folder: Path, kind: str) -> bool:
     has_sheets = kind == "cifar10" and (folder / _SHEETS_TEST[0]).is_file()
     return has_sheets or (folder / LAYOUTS[kind].meta).is_file()
-
-
-def _download(layout: Layout, target: Path, archive: str) -> Path:
-    from torchvision.datasets.utils import download_url
-
-    unfinished = target / f"{archive}.part"
-    try:
-        download_url(layout.url, str(target), filename=unfinished.name, md5=layout.md5)
-        return unfinished.rename(target / archive)
-    except (OSError, RuntimeError) as error:
-        unfinished.unlink(missing_ok=True)
-        raise ValueError(f"could not download {layout.url}: {error}") from error
 
 
 def _read_cifar(kind: str, source: Path) -> tuple[_Block, _Block]:

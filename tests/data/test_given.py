@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from PIL import Image
 from tiny_images import pixels, same
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
+from raptor.commands.phases import phases
 from raptor.data import ChosenData, open_data
 
 
@@ -73,3 +75,17 @@ def test_what_a_program_holds_is_data(tmp_path: Path) -> None:
     changed = images.clone()
     changed[3, 0, 0, 0] += 1
     assert open_data(changed, "all").fingerprint() != open_data(images, "all").fingerprint()
+
+
+def test_commands_take_what_a_program_holds(tmp_path: Path) -> None:
+    """The same similarity as of the files."""
+    for i in range(12):
+        Image.fromarray(pixels(i, 48)).save(tmp_path / f"{i:02d}.png")
+    options: dict[str, Any] = dict(split="all", device="cpu", k=2, twin=False)
+    images = torch.stack([torch.from_numpy(pixels(i, 48)).permute(2, 0, 1) for i in range(12)])
+    found = [
+        phases("scenes", data=data, out=str(tmp_path / f"out{number}"), **options)
+        for number, data in enumerate((str(tmp_path), images, TensorDataset(images)))
+    ]
+    for other in found[1:]:
+        np.testing.assert_array_equal(other.models[0].similarity["all"], found[0].models[0].similarity["all"])
