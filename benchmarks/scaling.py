@@ -150,7 +150,7 @@ def distill_step(vit: ViT, train: InMemory, val: InMemory, phases: Phases) -> fl
 def probe_step(vit: ViT, train: InMemory, val: InMemory) -> float:
     """Seconds of a step in which the heads of all learning rates are trained."""
     made = Classify(vit, vit.num_layers, train, val, batch_size=BATCH, precision="fp32")
-    return step_seconds(made, grid_around(DEFAULTS["classify"].lr))[0]
+    return step_seconds(made, grid_around(DEFAULTS["classify"].lr))
 
 
 def main() -> None:

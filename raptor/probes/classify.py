@@ -47,16 +47,21 @@ class Classify:
         num_workers: int | None = None,
         ranks: Ranks = ONE_PROCESS,
     ) -> None:
-        self.device, self.layer, self.precision, self.num_workers = vit.device, layer, precision, num_workers
+        self.device = vit.device
+        self.layer = layer
+        self.precision = precision
+        self.num_workers = num_workers
         self.ranks = ranks
-        own = vit.preprocess
-        self.preprocess = own if size is None else Preprocess.for_native(size, own.mean, own.std, size=size)
+        self.preprocess = vit.preprocess
+        if size is not None:
+            self.preprocess = Preprocess.for_native(size, vit.preprocess.mean, vit.preprocess.std, size=size)
         self.vit = view_at(vit, self.preprocess.size, self.preprocess.size)
         classes = _classes(train_data)
         fit, held = choice_split(train_data.keys)
         if len(train_data.present()) < 2:
             raise ValueError(f"all training images of {train_data.name} are of one class: a probe needs two or more")
-        self.fit_data, self.num_fit = train_data.select(fit), len(fit)
+        self.fit_data = train_data.select(fit)
+        self.num_fit = len(fit)
         self.size = (self.preprocess.size, self.preprocess.size)
         self.batch_size = min(batch_size, len(fit))
         self.num_outputs = len(classes)
@@ -122,7 +127,7 @@ class Classify:
     def backward(self, weight_gcf: Tensor, bias_gc: Tensor, step: int) -> None:
         labels_b = self.stream.labels(step, "probe")
         if not len(labels_b):
-            return  # a batch of fewer images than ranks
+            return  # the batch has fewer images than there are ranks
         features_bf = self._pooled(self.stream.batch(step, "probe"))
         losses_g = classification_losses(features_bf, labels_b, weight_gcf, bias_gc)
         (losses_g * (len(labels_b) / self.batch_size)).sum().backward()
@@ -133,6 +138,7 @@ class Classify:
         with torch.no_grad():
             guesses = [grid_logits(x, weight_gcf, bias_gc).argmax(dim=-1) for x in features_nf.split(chunk)]
         num_right_g = (torch.cat(guesses) == labels_n[:, None]).sum(dim=0)
+        # A head that diverged has no score: its guesses would all be class 0.
         accuracy_g = self.ranks.add_(num_right_g) / sum(self.ranks.gather(len(labels_n)))
         finite_g = weight_gcf.flatten(1).isfinite().all(dim=1) & bias_gc.isfinite().all(dim=1)
         accuracy_g = torch.where(finite_g, accuracy_g, torch.nan)
@@ -150,35 +156,40 @@ def classification_losses(features_bf: Tensor, labels_b: Tensor, weight_gcf: Ten
     """Mean cross-entropy (G,) of each head over the batch."""
     logits_bgc = grid_logits(features_bf, weight_gcf, bias_gc)
     labels_bg = labels_b[:, None].expand(logits_bgc.shape[:2])
-    return (
-        F.cross_entropy(logits_bgc.flatten(0, 1), labels_bg.flatten(), reduction="none").view(labels_bg.shape).mean(0)
-    )
+    losses = F.cross_entropy(logits_bgc.flatten(0, 1), labels_bg.flatten(), reduction="none")
+    return losses.view(labels_bg.shape).mean(0)
 
 
 def read_head(source: str | Path | LinearHead, classes: Sequence[str], num_features: int) -> HeadTensors:
     """A published linear head (`weight` (C, F) and `bias` (C,)) that fits the probe, from a file or a module.
 
-    One that names its classes gives the output of each of `classes`; of another all outputs are taken in their order.
+    A head that names its classes gives the output of each of `classes`; of any other head all outputs are taken, in
+    their order.
     """
-    head = source if isinstance(source, LinearHead) else LinearHead.load(source)
-    name = "the given head" if isinstance(source, LinearHead) else str(source)
+    if isinstance(source, LinearHead):
+        head = source
+        name = "the given head"
+    else:
+        head = LinearHead.load(source)
+        name = str(source)
     own_features = head.weight.shape[1]
     if own_features != num_features:
-        hint = "; use the one-layer head, on cls and mean patch" if 2 * own_features == 5 * num_features else ""
+        hint = ""
+        # DINOv2 publishes heads on four layers too: four cls tokens and one mean patch.
+        if 2 * own_features == 5 * num_features:
+            hint = "; use the one-layer head, on cls and mean patch"
         raise ValueError(f"{name} takes {own_features} features, but the probe has {num_features}{hint}")
-    if head.classes is not None:
-        count = Counter(head.classes)
-        strange = next((one for one in classes if count[one] != 1), None)
-        if strange is not None:
-            num = f"{count[strange]} outputs" if count[strange] else "no output"
-            raise ValueError(
-                f"{name} has {num} for the class {strange} of the data: give another --init_head, or random"
-            )
-        rows = [list(head.classes).index(one) for one in classes]
-        return head.weight[rows], head.bias[rows]
-    if head.num_classes != len(classes):
-        raise ValueError(f"{name} knows {head.num_classes} classes, but the data has {len(classes)}")
-    return head.weight.clone(), head.bias.clone()
+    if head.classes is None:
+        if head.num_classes != len(classes):
+            raise ValueError(f"{name} knows {head.num_classes} classes, but the data has {len(classes)}")
+        return head.weight.clone(), head.bias.clone()
+    count = Counter(head.classes)
+    for one in classes:
+        if count[one] != 1:
+            num = f"{count[one]} outputs" if count[one] else "no output"
+            raise ValueError(f"{name} has {num} for the class {one} of the data: give another --init_head, or random")
+    rows = [list(head.classes).index(one) for one in classes]
+    return head.weight[rows], head.bias[rows]
 
 
 def _classes(data: ImageData) -> list[str]:
@@ -194,11 +205,11 @@ def _same_classes(labels: Tensor, data: ImageData, classes: list[str]) -> Tensor
     own = _classes(data)
     if own == classes:
         return labels
-    present = [own[i] for i in sorted(data.present())]
-    strange = [name for name in present if name not in classes]
-    if strange:
-        raise ValueError(f"class {strange[0]} of {data.name} does not occur in the training data")
-    table = torch.tensor([classes.index(name) if name in classes else -1 for name in own])
+    number_of = {name: number for number, name in enumerate(classes)}
+    for i in sorted(data.present()):
+        if own[i] not in number_of:
+            raise ValueError(f"class {own[i]} of {data.name} does not occur in the training data")
+    table = torch.tensor([number_of.get(name, -1) for name in own])
     return table.to(labels.device)[labels]
 
 
@@ -212,11 +223,13 @@ def fit_closed_form(task: Classify, kind: str, penalties: Sequence[float]) -> Se
             heads = [(head.weight, head.bias) for head in fitted]
         else:
             heads = logistic_path(features_nf, labels_n, task.num_outputs, penalties)
-        return torch.stack([weight.cpu() for weight, _ in heads]), torch.stack([bias.cpu() for _, bias in heads])
+        weight_gcf = torch.stack([weight for weight, _ in heads])
+        bias_gc = torch.stack([bias for _, bias in heads])
+        return weight_gcf.cpu(), bias_gc.cpu()
 
+    weight_gcf, bias_gc = task.ranks.first(fit)
     choice = Choice(task, penalties)
-    weight_gcf, bias_gc = (part.to(task.device) for part in task.ranks.first(fit))
-    choice.see(weight_gcf, bias_gc, 0)
+    choice.see(weight_gcf.to(task.device), bias_gc.to(task.device), 0)
     return choice.finish(seed=0)
 
 

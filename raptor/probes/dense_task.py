@@ -1,4 +1,4 @@
-"""What segmentation and depth share: frames, features of patches, a loss per head at a time, scores."""
+"""The common part of segmentation and depth: frames, features of patches, the loss of one head at a time, scores."""
 
 from __future__ import annotations
 
@@ -49,9 +49,11 @@ class DenseTask:
             raise ValueError(
                 f"targets of {train_data.frame} for training and {val_data.frame} for scores; use one frame"
             )
-        self.device, self.layer, self.precision = vit.device, layer, precision
-        self.size = height, width = _frame_size(train_data, size)
-        self.geometry = Geometry(height, width, vit.patch_size, train_data.frame)
+        self.device = vit.device
+        self.layer = layer
+        self.precision = precision
+        self.size = _frame_size(train_data, size)
+        self.geometry = Geometry(*self.size, vit.patch_size, train_data.frame)
         self.vit = view_at(vit, *self.geometry.padded)
         fit, held = choice_split(train_data.keys)
         self.num_fit = len(fit)
@@ -64,9 +66,12 @@ class DenseTask:
         self.steps_per_epoch = len(fit) // self.batch_size
         self.seed = 0
         self.ranks = ranks
-        own = slice(ranks.rank * self.batch_size // ranks.size, (ranks.rank + 1) * self.batch_size // ranks.size)
-        self.is_idle = own.start == own.stop  # a batch of fewer images than ranks
-        self.rows = slice(0, 1) if self.is_idle else own
+        first = ranks.rank * self.batch_size // ranks.size
+        last = (ranks.rank + 1) * self.batch_size // ranks.size
+        # A rank without images of its own, in a batch with fewer images than ranks, runs one that does not count: all
+        # ranks must meet where gradients are summed.
+        self.is_idle = first == last
+        self.rows = slice(0, 1) if self.is_idle else slice(first, last)
 
     def features(self, tokens_btd: Tensor) -> Tensor:
         """Features (B, P, F) of the patches."""

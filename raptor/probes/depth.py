@@ -18,7 +18,9 @@ _NUM_BINS = 256
 _MIN_DEPTH = 1e-3
 _UPSAMPLE = 4
 _LOG_EPS = 1e-3
-_EIGEN_ROWS, _EIGEN_COLUMNS, _EIGEN_FRAME = (45, 471), (41, 601), (480, 640)
+_EIGEN_ROWS = (45, 471)
+_EIGEN_COLUMNS = (41, 601)
+_EIGEN_FRAME = (480, 640)
 _JITTER = 0.2
 
 
@@ -34,12 +36,14 @@ class Depth(DenseTask):
         if train_data.max_depth is None or val_data.max_depth is None:
             raise ValueError("depth needs data with depths; open it with the task depth")
         super().__init__(vit, layer, train_data, val_data, **options)
-        self.num_outputs, self.num_features = _NUM_BINS, vit.dim * (1 + vit.groups.cls)
+        self.num_outputs = _NUM_BINS
+        self.num_features = vit.dim * (1 + vit.groups.cls)
         self.max_depth = train_data.max_depth
         self.bins = bin_depths(self.max_depth).to(self.device)
         geometry = self.geometry
-        rows, columns = (bilinear(n, n * _UPSAMPLE) for n in geometry.grid)
-        self.to_fine = on_device((rows, columns), self.device)
+        num_rows, num_columns = geometry.grid
+        fine = bilinear(num_rows, num_rows * _UPSAMPLE), bilinear(num_columns, num_columns * _UPSAMPLE)
+        self.to_fine = on_device(fine, self.device)
         self.to_target = on_device(geometry.to_target(_UPSAMPLE), self.device)
         self.places = on_device(geometry.cell_centres(_UPSAMPLE), self.device)
         self.eigen = eigen_crop(train_data.frame) if val_data.eigen_crop else None
@@ -101,11 +105,11 @@ class _Rmse:
             ranks.add_(sums)
 
     def compute(self) -> dict[str, float]:
-        return {name: math.sqrt(squares / num) if num else math.nan for name, (squares, num) in self._totals()}
-
-    def _totals(self) -> list[tuple[str, list[float]]]:
-        """Sum of squared errors and number of valid pixels of each area."""
-        return [(name, sums.tolist()) for name, sums in self.sums.items()]
+        scores = {}
+        for name, sums in self.sums.items():
+            squares, num_valid = sums.tolist()
+            scores[name] = math.sqrt(squares / num_valid) if num_valid else math.nan
+        return scores
 
 
 def bin_depths(max_depth: float = 10.0) -> Tensor:

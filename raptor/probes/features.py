@@ -15,19 +15,20 @@ from raptor.vit.view import ViT
 
 def view_at(vit: ViT, height: int, width: int) -> ViT:
     """The same model for images of this size, with as many patch tokens; it must accept them."""
-    size, num_patches = vit.preprocess.size, (height // vit.patch_size) * (width // vit.patch_size)
-    groups = dataclasses.replace(vit.groups, patches=num_patches)
+    size = vit.preprocess.size
+    groups = dataclasses.replace(vit.groups, patches=_num_patches(vit, height, width))
     view = dataclasses.replace(vit, groups=groups, forward_kwargs=_forward_kwargs(vit, height, width))
     blank = torch.zeros(1, 3, height, width, device=vit.device)
     try:
         with torch.no_grad():
             num_tokens = view.embed(blank)[0].shape[1]
     except (AssertionError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0][:100] if str(error).strip() else type(error).__name__
-        other = "frames are not square, so take a model that interpolates its position embedding"
-        remedy = f"use its own {size}" if height == width else other
-        message = f"{vit.name} does not take images of {height} x {width} ({reason}): {remedy}"
-        raise ValueError(message) from None
+        first_line = str(error).strip().partition("\n")[0][:100]
+        reason = first_line or type(error).__name__
+        remedy = f"use its own {size}"
+        if height != width:
+            remedy = "frames are not square, so take a model that interpolates its position embedding"
+        raise ValueError(f"{vit.name} does not take images of {height} x {width} ({reason}): {remedy}") from None
     if num_tokens != groups.num_tokens:
         raise ValueError(
             f"{vit.name} gives {num_tokens} tokens for {height} x {width}, not {groups.num_tokens}; use {size}"
@@ -36,15 +37,21 @@ def view_at(vit: ViT, height: int, width: int) -> ViT:
 
 
 def _forward_kwargs(vit: ViT, height: int, width: int) -> dict[str, Any]:
-    """What some models of transformers need to take images of another size than their own."""
-    kwargs, size = dict(vit.forward_kwargs), vit.preprocess.size
-    if (height, width) != (size, size):
-        if "interpolate_pos_encoding" in inspect.signature(vit.model.forward).parameters:
-            kwargs["interpolate_pos_encoding"] = True
-        if "noise" in kwargs:
-            num_patches = (height // vit.patch_size) * (width // vit.patch_size)
-            kwargs["noise"] = torch.arange(num_patches, dtype=torch.float32, device=vit.device)[None]
+    """Keyword arguments that some models of transformers need for images of another size than their own."""
+    kwargs = dict(vit.forward_kwargs)
+    if height == width == vit.preprocess.size:
+        return kwargs
+    if "interpolate_pos_encoding" in inspect.signature(vit.model.forward).parameters:
+        kwargs["interpolate_pos_encoding"] = True
+    if "noise" in kwargs:
+        # A masked autoencoder orders its patches by this noise: rising, they keep their order.
+        num_patches = _num_patches(vit, height, width)
+        kwargs["noise"] = torch.arange(num_patches, dtype=torch.float32, device=vit.device)[None]
     return kwargs
+
+
+def _num_patches(vit: ViT, height: int, width: int) -> int:
+    return (height // vit.patch_size) * (width // vit.patch_size)
 
 
 def check_layer(vit: ViT, layer: int | None) -> int:

@@ -53,10 +53,10 @@ class HeadGrid:
     """
 
     def __init__(self, init: HeadTensors, lrs: Sequence[float], weight_decay: float) -> None:
-        num = len(lrs)
-        self.weight = init[0].expand(num, *init[0].shape).clone().requires_grad_()
-        self.bias = init[1].expand(num, *init[1].shape).clone().requires_grad_()
-        self.lr_g = torch.tensor(lrs, dtype=torch.float32, device=init[0].device)
+        weight_cf, bias_c = init
+        self.weight = weight_cf.expand(len(lrs), *weight_cf.shape).clone().requires_grad_()
+        self.bias = bias_c.expand(len(lrs), *bias_c.shape).clone().requires_grad_()
+        self.lr_g = torch.tensor(lrs, dtype=torch.float32, device=weight_cf.device)
         self.weight_decay = weight_decay
         self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in (self.weight, self.bias)]
         self.num_steps = 0
@@ -67,9 +67,12 @@ class HeadGrid:
 
     def add_gradients(self, ranks: Ranks) -> None:
         """Sum the gradients over ranks; one without rows in this batch has none."""
-        if ranks.size > 1:
-            for p in (self.weight, self.bias):
-                p.grad = ranks.add_(torch.zeros_like(p) if p.grad is None else p.grad)
+        if ranks.size == 1:
+            return
+        for p in (self.weight, self.bias):
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            p.grad = ranks.add_(p.grad)
 
     @torch.no_grad()
     def step(self, factor: float) -> None:
@@ -129,7 +132,9 @@ def train_heads(
     weight, bias = init or random_head(task, seed)
     heads = HeadGrid((weight.to(task.device), bias.to(task.device)), lrs, weight_decay)
     planned_steps = epochs * task.steps_per_epoch
-    num_steps = planned_steps if max_steps is None else min(planned_steps, max_steps)
+    num_steps = planned_steps
+    if max_steps is not None:
+        num_steps = min(planned_steps, max_steps)
     choice = Choice(task, lrs)
     if init is not None:
         choice.see(*heads.tensors(), 0)
@@ -149,8 +154,8 @@ def steps_that_fit(seconds: float, max_seconds: float) -> int:
     return max(1, int(max_seconds / max(seconds, 1e-9)))
 
 
-def step_seconds(task: Task, lrs: Sequence[float]) -> tuple[float, int]:
-    """Seconds per step, from a few steps that are timed and thrown away, and how many these were."""
+def step_seconds(task: Task, lrs: Sequence[float]) -> float:
+    """Seconds per step, from a few steps that are timed and thrown away."""
     task.start(0)
     heads = HeadGrid(random_head(task, 0), lrs, 0.0)
 
@@ -160,15 +165,17 @@ def step_seconds(task: Task, lrs: Sequence[float]) -> tuple[float, int]:
         heads.step(1.0)
         heads.bias.sum().item()  # waits for the device
 
-    timed = time_steps(run, 1, _NUM_TIMED, time.monotonic, task.ranks)
-    return task.ranks.first(lambda: timed)
+    seconds, _ = time_steps(run, 1, _NUM_TIMED, time.monotonic, task.ranks)
+    # All ranks train as many steps as the first one counts.
+    return task.ranks.first(lambda: seconds)
 
 
 class Choice:
     """Keeps the head that is best on the split so far, and the best one of the last epoch."""
 
     def __init__(self, task: Task, values: Sequence[float]) -> None:
-        self.task, self.values = task, values
+        self.task = task
+        self.values = values
         self.epochs: list[int] = []
         self.rows: list[list[float | None]] = []
         self.best: Pick | None = None
@@ -176,9 +183,10 @@ class Choice:
 
     def see(self, weight_gcf: Tensor, bias_gc: Tensor, epoch: int) -> None:
         """Score the heads as they are after `epoch`."""
-        row = [s[self.task.metric] for s in self.task.scores(weight_gcf, bias_gc, "split")]
+        scores = self.task.scores(weight_gcf, bias_gc, "split")
+        row: list[float | None] = [score[self.task.metric] for score in scores]
         self.epochs.append(epoch)
-        self.rows.append([*row])
+        self.rows.append(row)
         g = max(range(len(row)), key=lambda i: self._rank(row[i]))
         self.last = Pick(self.values[g], epoch, row[g], head=(weight_gcf[g].clone(), bias_gc[g].clone()))
         if self.best is None or self._rank(row[g]) > self._rank(self.best.split_score):
@@ -186,14 +194,19 @@ class Choice:
 
     def _rank(self, score: float | None) -> float:
         """Higher is better; a head that diverged is the worst."""
-        return -math.inf if score is None or math.isnan(score) else (score if self.task.higher_is_better else -score)
+        if score is None or math.isnan(score):
+            return -math.inf
+        if self.task.higher_is_better:
+            return score
+        return -score
 
     def finish(self, seed: int, num_steps: int | None = None, planned_steps: int | None = None) -> SeedRun:
         """Score the two picks on the reported set, which is used only here."""
         assert self.best is not None and self.last is not None
         picks = [self.best, self.last]
         heads = [pick.head for pick in picks if pick.head is not None]
-        weight, bias = (torch.stack([head[i] for head in heads]) for i in (0, 1))
-        for pick, reported in zip(picks, self.task.scores(weight, bias, "reported")):
+        weight_gcf = torch.stack([weight for weight, _ in heads])
+        bias_gc = torch.stack([bias for _, bias in heads])
+        for pick, reported in zip(picks, self.task.scores(weight_gcf, bias_gc, "reported")):
             pick.reported = {**reported}
         return SeedRun(seed, self.epochs, self.rows, self.best, self.last, num_steps, planned_steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -17,8 +17,8 @@ from raptor.fidelity.heads import LinearHead
 from raptor.probes.classify import CLOSED_FORMS, Classify, fit_closed_form, read_head
 from raptor.probes.depth import Depth
 from raptor.probes.features import check_layer
-from raptor.probes.grid import grid_around, step_seconds, steps_that_fit, train_heads
-from raptor.probes.result import HeadTensors, ProbeResult, ProbeSettings
+from raptor.probes.grid import Task, grid_around, step_seconds, steps_that_fit, train_heads
+from raptor.probes.result import HeadTensors, ProbeResult, ProbeSettings, SeedRun
 from raptor.probes.segment import Segment
 from raptor.subject import Subject
 from raptor.vit.view import ViT
@@ -27,7 +27,6 @@ _AnyData = ImageData | DenseData
 _Size = int | tuple[int, int] | None
 
 _STARTS = ("own", "random")
-_NUM_SCORED = 8  # held-out images of a plan, which trains nothing to score
 
 
 class _Defaults(NamedTuple):
@@ -95,53 +94,74 @@ def probe(
         ranks: the processes that share each batch; all of them call this and get the same heads and scores.
     """
     own = _check(task, closed_form, init_head)
-    # Ties go to the first: the smaller learning rate, the larger penalty.
-    grid = sorted(lrs or (CLOSED_FORMS[closed_form] if closed_form else grid_around(own.lr)), reverse=bool(closed_form))
-    epochs = own.epochs if epochs is None else epochs
+    if epochs is None:
+        epochs = own.epochs
+    if batch_size is None:
+        batch_size = own.batch_size
+    if weight_decay is None:
+        weight_decay = own.weight_decay
+    grid = _grid(lrs, closed_form, own.lr)
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds {' '.join(map(str, seeds))} repeats one, which says nothing more: give each once")
     if min(grid) <= 0 or epochs < 1 or not seeds:
         raise ValueError("a probe needs learning rates above 0, at least one epoch and at least one seed")
     if device is not None:
         vit = vit.to(device)
-    precision = precision or ("bf16" if vit.device.type == "cuda" else "fp32")
-    decay = own.weight_decay if weight_decay is None else weight_decay
+    if precision is None:
+        precision = "bf16" if vit.device.type == "cuda" else "fp32"
     train, val = _open_both(train_data, val_data, task)
     began = time.monotonic()
-    options: dict[str, Any] = {"precision": precision, "size": size, "num_workers": num_workers, "ranks": ranks}
-    options["batch_size"] = own.batch_size if batch_size is None else batch_size
-    made = _make(task, vit, check_layer(vit, layer), train, val, **options)
-    init = None if closed_form else _start(init_head, made)
-    if closed_form:
+    layer = check_layer(vit, layer)
+    made: Classify | Segment | Depth
+    if task == "classify":
+        assert isinstance(train, ImageData) and isinstance(val, ImageData)
+        if isinstance(size, tuple):
+            raise ValueError("classification takes square images: give one size")
+        made = Classify(
+            vit,
+            layer,
+            train,
+            val,
+            batch_size=batch_size,
+            precision=precision,
+            size=size,
+            num_workers=num_workers,
+            ranks=ranks,
+        )
+    else:
+        assert isinstance(train, DenseData) and isinstance(val, DenseData)
+        dense_task = Segment if task == "segment" else Depth
+        made = dense_task(vit, layer, train, val, batch_size=batch_size, precision=precision, size=size, ranks=ranks)
+    init = None
+    if closed_form is not None:
         assert isinstance(made, Classify)
         runs = [fit_closed_form(made, closed_form, grid)]
     else:
+        init = _start(init_head, made)
         if max_steps is None and max_seconds is not None:
-            max_steps = steps_that_fit(step_seconds(made, grid)[0], max_seconds)
-        options = {"epochs": epochs, "weight_decay": decay, "init": init, "max_steps": max_steps}
-        told = [_of_all(progress, i, len(seeds)) for i in range(len(seeds))]
-        runs = [train_heads(made, grid, seed=seed, progress=tell, **options) for seed, tell in zip(seeds, told)]
-    heads = [tensor for run in runs for tensor in run.chosen.head or ()]
-    if not all(bool(tensor.isfinite().all()) for tensor in heads):
-        raise ValueError(
-            f"a head of the {task} probe of {vit.name} is not finite: check its weights, use --precision fp32, or give "
-            "smaller --lrs"
-        )
+            max_steps = steps_that_fit(step_seconds(made, grid), max_seconds)
+        runs = _train(made, grid, seeds, epochs, weight_decay, init, max_steps, progress)
+    for run in runs:
+        if not all(bool(tensor.isfinite().all()) for tensor in run.chosen.head or ()):
+            raise ValueError(
+                f"a head of the {task} probe of {vit.name} is not finite: check its weights, use --precision fp32, or "
+                "give smaller --lrs"
+            )
     settings = ProbeSettings(
         epochs=None if closed_form else epochs,
         batch_size=made.batch_size,
-        weight_decay=None if closed_form else decay,
+        weight_decay=None if closed_form else weight_decay,
         precision=precision,
         train_data=train.name,
         val_data=val.name,
-        init_head="random" if init is None else ("given" if isinstance(init_head, LinearHead) else str(init_head)),
+        init_head=_name_of_start(init_head, init),
         max_seconds=max_seconds,
     )
     classes = made.fit_data.classes if isinstance(made, Classify) else None
     return ProbeResult(
         task=task,
         model=vit.name,
-        layer=made.layer,
+        layer=layer,
         metric=made.metric,
         higher_is_better=made.higher_is_better,
         size=made.size,
@@ -170,56 +190,87 @@ def _check(task: str, closed_form: str | None, init_head: object) -> _Defaults:
     return DEFAULTS[task]
 
 
-def _start(init_head: str | Path | LinearHead, made: Classify | Segment | Depth) -> HeadTensors | None:
+def _grid(lrs: Sequence[float] | None, closed_form: str | None, lr: float) -> list[float]:
+    """Learning rates, or penalties of a closed form, in the order in which ties are decided."""
+    # Ties go to the first: the smaller learning rate, the larger penalty.
+    if closed_form is not None:
+        return sorted(lrs or CLOSED_FORMS[closed_form], reverse=True)
+    return sorted(lrs or grid_around(lr))
+
+
+def _open_both(train: _AnyData | str, val: _AnyData | str | None, task: str) -> tuple[_AnyData, _AnyData]:
+    is_named = isinstance(train, str) or isinstance(val, str)
+    if val is None:
+        if not isinstance(train, str):
+            raise ValueError("give val_data: opened training data does not say where its validation split is")
+        val = train
+    opened = _open(train, "train", task), _open(val, "val", task)
+    if is_named:  # a command that opens both has checked them already
+        check_apart(*opened)
+    return opened
+
+
+def _open(data: _AnyData | str, split: Split, task: str) -> _AnyData:
+    if task == "classify":
+        if isinstance(data, str):
+            return open_data(data, split)
+        if not isinstance(data, ImageData):
+            raise ValueError(f"{data.name} was not opened for {task}; use open_data")
+        return data
+    if isinstance(data, str):
+        return open_dense(data, split, task)
+    if not isinstance(data, DenseData) or data.task != task:
+        raise ValueError(f"{data.name} was not opened for {task}; use open_dense")
+    return data
+
+
+def _start(init_head: str | Path | LinearHead, made: Task) -> HeadTensors | None:
     """The head a probe starts from; None for a random one."""
     if init_head == "random" or not isinstance(made, Classify):
         return None
     if init_head != "own":
         return read_head(init_head, made.fit_data.classes or [], made.num_features)
     head = made.own_head()
-    return None if head is None else (head.weight, head.bias)
-
-
-def _open_both(train: _AnyData | str, val: _AnyData | str | None, task: str) -> tuple[_AnyData, _AnyData]:
-    if val is None and not isinstance(train, str):
-        raise ValueError("give val_data: opened training data does not say where its validation split is")
-    opened = _open(train, "train", task), _open(train if val is None else val, "val", task)
-    if isinstance(train, str) or isinstance(val, str):  # a command that opens both has checked them already
-        check_apart(*opened)
-    return opened
-
-
-def _open(data: _AnyData | str, split: Split, task: str) -> _AnyData:
-    if isinstance(data, str):
-        return open_data(data, split) if task == "classify" else open_dense(data, split, task)
-    wanted = ImageData if task == "classify" else DenseData
-    if not isinstance(data, wanted) or (isinstance(data, DenseData) and data.task != task):
-        raise ValueError(f"{data.name} was not opened for {task}; use open_{'data' if task == 'classify' else 'dense'}")
-    return data
-
-
-def _make(
-    task: str,
-    vit: ViT,
-    layer: int,
-    train: _AnyData,
-    val: _AnyData,
-    *,
-    size: _Size,
-    num_workers: int | None,
-    **options: Any,
-) -> Classify | Segment | Depth:
-    if task != "classify":
-        assert isinstance(train, DenseData) and isinstance(val, DenseData)
-        return (Segment if task == "segment" else Depth)(vit, layer, train, val, size=size, **options)
-    assert isinstance(train, ImageData) and isinstance(val, ImageData)
-    if isinstance(size, tuple):
-        raise ValueError("classification takes square images: give one size")
-    return Classify(vit, layer, train, val, size=size, num_workers=num_workers, **options)
-
-
-def _of_all(progress: Callable[[int, int], None] | None, i: int, num: int) -> Callable[[int, int], None] | None:
-    """Progress of seed `i` as progress over all seeds."""
-    if progress is None:
+    if head is None:
         return None
-    return lambda done, total: progress(i * total + done, num * total)
+    return head.weight, head.bias
+
+
+def _name_of_start(init_head: str | Path | LinearHead, init: HeadTensors | None) -> str:
+    if init is None:
+        return "random"
+    if isinstance(init_head, LinearHead):
+        return "given"
+    return str(init_head)
+
+
+def _train(
+    task: Task,
+    lrs: Sequence[float],
+    seeds: Sequence[int],
+    epochs: int,
+    weight_decay: float,
+    init: HeadTensors | None,
+    max_steps: int | None,
+    progress: Callable[[int, int], None] | None,
+) -> list[SeedRun]:
+    """One training of all heads for each seed; `progress` is told of all seeds together."""
+    runs = []
+    for i, seed in enumerate(seeds):
+
+        def tell(done: int, total: int, num_before: int = i) -> None:
+            if progress is not None:
+                progress(num_before * total + done, len(seeds) * total)
+
+        run = train_heads(
+            task,
+            lrs,
+            epochs=epochs,
+            weight_decay=weight_decay,
+            seed=seed,
+            init=init,
+            max_steps=max_steps,
+            progress=tell,
+        )
+        runs.append(run)
+    return runs

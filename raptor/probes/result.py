@@ -19,7 +19,8 @@ from raptor.run import ResultFile, replacing
 from raptor.streaming import NotSaved, Record
 from raptor.subject import Subject
 
-_FEW_IMAGES, _FEW_STEPS = 64, 10  # below which a recovery is told to say little
+_FEW_IMAGES = 64  # fewer scored images, or trained steps, make a recovery say little
+_FEW_STEPS = 10
 HeadTensors = tuple[Tensor, Tensor]
 """weight (C, F) and bias (C,)."""
 
@@ -42,7 +43,7 @@ class Pick(Record):
 class SeedRun(Record):
     """One seed's run: `split_scores[e][g]` after each of `epochs` (0 is the initial head), and two picks.
 
-    `num_steps` were trained of the `planned_steps` of all epochs; None of a closed form, and in older files.
+    `num_steps` were trained of the `planned_steps` of all epochs; None of a closed form.
     """
 
     seed: int
@@ -63,11 +64,12 @@ class Scores(Record):
 
     @classmethod
     def over(cls, picks: Sequence[Pick]) -> Scores:
-        columns = {name: [_number(pick.reported[name]) for pick in picks] for name in picks[0].reported}
-        return cls(
-            mean={name: fmean(values) for name, values in columns.items()},
-            deviation={name: stdev(values) if len(values) > 1 else None for name, values in columns.items()},
-        )
+        scores = cls({}, {})
+        for name in picks[0].reported:
+            values = [_number(pick.reported[name]) for pick in picks]
+            scores.mean[name] = fmean(values)
+            scores.deviation[name] = stdev(values) if len(values) > 1 else None
+        return scores
 
 
 @dataclass
@@ -90,7 +92,7 @@ class ProbeResult(ResultFile):
 
     `chosen` picks (learning rate, epoch) by the split of train; `last` picks only the learning rate, at the last epoch.
     With a closed form the grid holds penalties instead of learning rates, and the only epoch is 0. `chance` is the
-    accuracy of a guess among the classes; None of other tasks, and in older files.
+    accuracy of a guess among the classes; None of other tasks.
     """
 
     FILE = "probe.json"
@@ -128,21 +130,27 @@ class ProbeResult(ResultFile):
     def head(self) -> HeadTensors:
         """weight (C, F) and bias (C,) of the seed whose chosen head is best on the split."""
         sign = 1 if self.higher_is_better else -1
-        scores = [_number(run.chosen.split_score) for run in self.seeds]
-        best = max(range(len(scores)), key=lambda i: -math.inf if math.isnan(scores[i]) else sign * scores[i])
-        head = self.seeds[best].chosen.head
+
+        def rank(run: SeedRun) -> float:
+            score = _number(run.chosen.split_score)
+            return -math.inf if math.isnan(score) else sign * score
+
+        head = max(self.seeds, key=rank).chosen.head
         assert head is not None, "a result that was read from a file has no heads"
         return head
 
     @property
     def at_edge(self) -> bool:
         """Whether a chosen value is the smallest or largest of its grid: a wider grid may then be better."""
+        if len(self.grid) < 2:
+            return False
         ends = (min(self.grid), max(self.grid))
-        return len(self.grid) > 1 and any(run.chosen.value in ends and run.chosen.epoch > 0 for run in self.seeds)
+        # At epoch 0 no learning rate has been used.
+        return any(run.chosen.value in ends and run.chosen.epoch > 0 for run in self.seeds)
 
     @property
     def num_steps(self) -> int | None:
-        """Steps that each seed was trained; None of a closed form, and in older files."""
+        """Steps that each seed was trained; None of a closed form."""
         return self.seeds[0].num_steps
 
     @property
@@ -203,7 +211,8 @@ class ProbeReport(ResultFile):
         """Why a recovery says little; None where there is none, or no reason is known."""
         if self.recovery is None:
             return None
-        teacher, reasons = self.results["teacher"], []
+        teacher = self.results["teacher"]
+        reasons = []
         num = teacher.num_images.get("reported", 0)
         if teacher.chance is not None and num:
             error = math.sqrt(teacher.chance * (1 - teacher.chance) / num)
@@ -213,15 +222,14 @@ class ProbeReport(ResultFile):
             reasons.append(f"only {num} images were scored")
         if teacher.num_steps is not None and teacher.num_steps < _FEW_STEPS:
             reasons.append(f"only {teacher.num_steps} steps were trained")
-        return f"this recovery says little: {', and '.join(reasons)}" if reasons else None
+        if not reasons:
+            return None
+        return f"this recovery says little: {', and '.join(reasons)}"
 
     @property
     def unequal(self) -> str | None:
         """Why the two scores cannot be compared: the sides were not trained for the same number of steps."""
         steps = {side: result.num_steps for side, result in self.results.items()}
-        by_clock = any(r.settings.max_seconds and r.closed_form is None for r in self.results.values())
-        if len(steps) > 1 and by_clock and None in steps.values():
-            return "no recovery: the probes were trained by the clock, by a version that did not count steps"
         if len(set(steps.values())) <= 1:
             return None
         counts = " and ".join(f"{num} of the {side}" for side, num in steps.items())

@@ -31,11 +31,14 @@ class Segment(DenseTask):
         if train_data.num_classes != val_data.num_classes or not train_data.num_classes:
             raise ValueError("segmentation needs masks of the same classes for training and scores")
         super().__init__(vit, layer, train_data, val_data, **options)
-        self.num_outputs, self.num_features = train_data.num_classes, vit.dim
+        self.num_outputs = train_data.num_classes
+        self.num_features = vit.dim
         geometry = self.geometry
         self.to_image = on_device(geometry.to_image(), self.device)
         self.to_target = on_device(geometry.to_target(), self.device)
-        self.cell_rows, self.cell_columns = (on_device(side, self.device) for side in geometry.cells())
+        cell_rows, cell_columns = geometry.cells()
+        self.cell_rows = on_device(cell_rows, self.device)
+        self.cell_columns = on_device(cell_columns, self.device)
         self.places = on_device(pixel_centres(geometry.height, geometry.width), self.device)
 
     def features(self, tokens_btd: Tensor) -> Tensor:
@@ -63,11 +66,12 @@ class Segment(DenseTask):
         num = max(1, MAX_ELEMENTS // (self.num_outputs * self.geometry.height * self.geometry.width))
         # The logits come out of a product in this precision; upsampled, they are the largest tensors of a step.
         dtype = torch.bfloat16 if self.precision == "bf16" else logits_bhwc.dtype
-        rows, columns = (matrix.to(dtype) for matrix in self.to_image)
-        parts = [
-            resize(entropy_gradient(resize(logits, rows, columns), targets, num_valid), rows.T, columns.T)
-            for logits, targets in zip(logits_bhwc.to(dtype).split(num), targets_bhw.split(num))
-        ]
+        rows = self.to_image[0].to(dtype)
+        columns = self.to_image[1].to(dtype)
+        parts = []
+        for logits, targets in zip(logits_bhwc.to(dtype).split(num), targets_bhw.split(num)):
+            upsampled = entropy_gradient(resize(logits, rows, columns), targets, num_valid)
+            parts.append(resize(upsampled, rows.T, columns.T))
         return torch.cat(parts).to(logits_bhwc.dtype)
 
     def scores(self, weight_gcf: Tensor, bias_gc: Tensor, part: str) -> list[dict[str, float]]:
@@ -76,10 +80,13 @@ class Segment(DenseTask):
             for g, metric in enumerate(metrics):
                 guess = resize(logits_bhwgc[..., g, :], *self.to_target).argmax(dim=-1)
                 metric.update(guess, targets.long())
-        for metric, counts in zip(metrics, self.ranks.add_(torch.stack([metric.confmat for metric in metrics]))):
-            metric.confmat = counts
-        finite = [bool(w.isfinite().all() and b.isfinite().all()) for w, b in zip(weight_gcf, bias_gc)]
-        return self.ranks.first(lambda: [mean_iou(m) if ok else _diverged() for m, ok in zip(metrics, finite)])
+        counts_gcc = self.ranks.add_(torch.stack([metric.confmat for metric in metrics]))
+        scores = []
+        for g, metric in enumerate(metrics):
+            metric.confmat = counts_gcc[g]
+            is_finite = bool(weight_gcf[g].isfinite().all() and bias_gc[g].isfinite().all())
+            scores.append(mean_iou(metric) if is_finite else _diverged())
+        return self.ranks.first(lambda: scores)
 
 
 def entropy_gradient(logits_bhwc: Tensor, labels_bhw: Tensor, num_valid: Tensor) -> Tensor:
@@ -107,7 +114,8 @@ def fused_gradient(
     """
     from raptor.probes.segment_kernel import kernel
 
-    logits, labels = logits_bhwgc.float().contiguous(), labels_bhw.contiguous()
+    logits = logits_bhwgc.float().contiguous()
+    labels = labels_bhw.contiguous()
     num, h, w, num_heads, num_classes = logits.shape
     if num_valid is None:
         num_valid = (labels != IGNORE_INDEX).sum().clamp(min=1)
@@ -131,7 +139,8 @@ def fused_gradient(
         num_warps=WARPS,
         **sizes,
     )
-    above, below = (parts[0, :, 1:, 1:] + parts[1, :, 1:, :-1]), (parts[2, :, :-1, 1:] + parts[3, :, :-1, :-1])
+    above = parts[0, :, 1:, 1:] + parts[1, :, 1:, :-1]
+    below = parts[2, :, :-1, 1:] + parts[3, :, :-1, :-1]
     return above + below
 
 

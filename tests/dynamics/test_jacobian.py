@@ -40,7 +40,7 @@ def test_leading_singular_values_are_those_of_the_dense_jacobian(kind: str) -> N
         shake(shared_blocks(vit), size=0.05)
     vit.model.double()
     images = noise_images(vit, 2).double()
-    found = measure_jacobians(vit, in_batches(images, 1), (1, 2), max_iterations=40, tolerance=1e-3)
+    found = measure_jacobians(vit, in_batches(images), (1, 2), max_iterations=40, tolerance=1e-3)
     assert found.phases == [1, 2] and found.num_images == 2
     for name in ("all", "patches"):
         singular = {}
@@ -72,7 +72,7 @@ def test_a_diagonal_map_grows_by_the_ratio_of_its_factors() -> None:
     vit = LinearViT([torch.diag(factors)] * 3)
     start = torch.zeros(2, 1, 4, dtype=torch.float64)
     start[..., 0] = 5.0
-    found = measure_jacobians(vit, in_batches(start), (1, 2), max_iterations=100, tolerance=1e-6)  # type: ignore[arg-type]
+    found = measure_jacobians(vit, in_batches(start, 1), (1, 2), max_iterations=100, tolerance=1e-6)  # type: ignore[arg-type]
     np.testing.assert_allclose(found.step["patches"].mean, 1.5, rtol=1e-5)
     np.testing.assert_allclose(found.phase["patches"].mean, [1.5, 1.5**2], rtol=1e-5)
 
