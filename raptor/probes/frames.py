@@ -14,8 +14,54 @@ _CROP_UNITS = 2**16
 
 
 @dataclass(frozen=True)
+class Side:
+    """One side of an image, padded at both ends to whole patches."""
+
+    length: int
+    patch: int
+
+    @property
+    def num_patches(self) -> int:
+        return -(-self.length // self.patch)
+
+    @property
+    def padded(self) -> int:
+        return self.num_patches * self.patch
+
+    @property
+    def start(self) -> int:
+        """Where the image begins: the padding is centred."""
+        return (self.padded - self.length) // 2
+
+    def to_image(self, scale: int) -> Tensor:
+        """The matrix (length, scale x patches): upsample, then unpad."""
+        return bilinear(self.num_patches * scale, self.padded)[self.start : self.start + self.length]
+
+    def cells(self) -> tuple[Tensor, Tensor]:
+        """Where the pixels of the image lie between patch centres, as (starts, shares).
+
+        Cell i has the pixels from `starts[i]` to `starts[i + 1]`, which blend patch i - 1 and i; the share of patch i
+        is 1 before the first centre and 0 after the last, so that no patch outside the grid has a share.
+        """
+        pixels = torch.arange(self.start, self.start + self.length, dtype=torch.float64)
+        places = (pixels + 0.5) / self.patch + 0.5
+        cells = places.floor()
+        shares = torch.where(cells == 0, 1.0, torch.where(cells == self.num_patches, 0.0, places - cells))
+        starts = torch.searchsorted(cells, torch.arange(self.num_patches + 2, dtype=torch.float64))
+        return starts.int(), shares.float()
+
+    def cell_centres(self, scale: int) -> Tensor:
+        """Where the cells of a grid `scale` times as fine lie, as shares of the image; outside 0..1 in the padding."""
+        centres = (torch.arange(self.num_patches * scale) + 0.5) * self.patch / scale
+        return (centres - self.start) / self.length
+
+
+@dataclass(frozen=True)
 class Geometry:
-    """From an image of (height, width), padded on all sides to whole patches, to a grid and back to a target frame."""
+    """From an image of (height, width), padded on all sides to whole patches, to a grid and back to a target frame.
+
+    Matrices and places come in pairs, of rows and of columns.
+    """
 
     height: int
     width: int
@@ -23,40 +69,37 @@ class Geometry:
     target: tuple[int, int]
 
     @property
+    def sides(self) -> tuple[Side, Side]:
+        return Side(self.height, self.patch), Side(self.width, self.patch)
+
+    @property
     def grid(self) -> tuple[int, int]:
         """Patches along height and width."""
-        return -(-self.height // self.patch), -(-self.width // self.patch)
+        rows, columns = self.sides
+        return rows.num_patches, columns.num_patches
 
     @property
     def padded(self) -> tuple[int, int]:
-        return self.grid[0] * self.patch, self.grid[1] * self.patch
+        rows, columns = self.sides
+        return rows.padded, columns.padded
 
     @property
     def start(self) -> tuple[int, int]:
-        """Where the image begins in its padded frame: the padding is centred."""
-        return (self.padded[0] - self.height) // 2, (self.padded[1] - self.width) // 2
+        """Row and column in the padded frame at which the image begins."""
+        rows, columns = self.sides
+        return rows.start, columns.start
 
     def pad(self, images: Tensor) -> Tensor:
         """(B, 3, height, width) to (B, 3, *padded) with zeros."""
-        top, left = self.start
-        bottom, right = self.padded[0] - self.height - top, self.padded[1] - self.width - left
-        return F.pad(images, (left, right, top, bottom))
+        rows, columns = self.sides
+        bottom = rows.padded - rows.length - rows.start
+        right = columns.padded - columns.length - columns.start
+        return F.pad(images, (columns.start, right, rows.start, bottom))
 
     def to_image(self, scale: int = 1) -> tuple[Tensor, Tensor]:
         """Matrices (height, scale x grid rows) and (width, scale x grid columns): upsample, then unpad."""
-        sides = zip(self.grid, self.padded, self.start, (self.height, self.width))
-        rows, columns = (bilinear(n * scale, padded)[start : start + side] for n, padded, start, side in sides)
-        return rows, columns
-
-    def cells(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Where the pixels of the image lie between patch centres, along height and width, as (starts, shares).
-
-        Cell i has the pixels from `starts[i]` to `starts[i + 1]`, which blend patch i - 1 and i; the latter's share
-        is 1 before the first centre and 0 after the last, so that no patch outside the grid has a share.
-        """
-        sides = zip(self.grid, self.start, (self.height, self.width))
-        rows, columns = (_cells(n, self.patch, start, side) for n, start, side in sides)
-        return rows, columns
+        rows, columns = self.sides
+        return rows.to_image(scale), columns.to_image(scale)
 
     def to_target(self, scale: int = 1) -> tuple[Tensor, Tensor]:
         """As `to_image`, then resized to the target frame."""
@@ -65,20 +108,15 @@ class Geometry:
             return rows, columns
         return bilinear(self.height, self.target[0]) @ rows, bilinear(self.width, self.target[1]) @ columns
 
+    def cells(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The `Side.cells` along height and width."""
+        rows, columns = self.sides
+        return rows.cells(), columns.cells()
+
     def cell_centres(self, scale: int) -> tuple[Tensor, Tensor]:
-        """Where the cells of a grid `scale` times as fine lie, as shares of the image; outside 0..1 in the padding."""
-        sides = zip(self.grid, self.start, (self.height, self.width))
-        rows, columns = (
-            ((torch.arange(n * scale) + 0.5) * self.patch / scale - start) / side for n, start, side in sides
-        )
-        return rows, columns
-
-
-def _cells(num: int, patch: int, start: int, side: int) -> tuple[Tensor, Tensor]:
-    places = (torch.arange(start, start + side, dtype=torch.float64) + 0.5) / patch + 0.5
-    cells = places.floor()
-    shares = torch.where(cells == 0, 1.0, torch.where(cells == num, 0.0, places - cells))
-    return torch.searchsorted(cells, torch.arange(num + 2, dtype=torch.float64)).int(), shares.float()
+        """The `Side.cell_centres` along height and width."""
+        rows, columns = self.sides
+        return rows.cell_centres(scale), columns.cell_centres(scale)
 
 
 def bilinear(num_in: int, num_out: int) -> Tensor:
