@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from evidence import of_counts
+from scipy import stats
 from torch import Tensor
 
 from raptor.data import iterate, open_data
@@ -28,6 +28,12 @@ from raptor.devices import device_name, pick_precision
 from raptor.vit.pair import check_teacher, open_pair
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
+
+
+def of_counts(num_right: float, num: int) -> tuple[float, float, float]:
+    """A share of `num` images with its 95 % interval by Wilson's formula."""
+    ends = stats.binomtest(round(num_right), num).proportion_ci(0.95, method="wilson")
+    return num_right / num, float(ends.low), float(ends.high)
 
 
 def open_all(models: Sequence[str], **opening: Any) -> tuple[dict[str, ViT], ViT]:

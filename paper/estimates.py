@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from math import sqrt
 from statistics import fmean, stdev
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from records import Correlation, Interval, MeanOverSeeds, Trend, ZScore
 from scipy import stats
 
-from raptor.fidelity.bootstrap import interval
-from raptor.phases import within_and_across
+from raptor import within_and_across
 
 Array = NDArray[np.float64]
 _NUM_RESAMPLES = 10_000
+LEVEL = 0.95
+_ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 
 
 def off_diagonal_mean(matrix: ArrayLike) -> float:
@@ -29,15 +31,15 @@ def within_phases_mean(matrix: ArrayLike, lengths: Sequence[int]) -> float | Non
     return within_and_across(matrix, lengths)[0]
 
 
-def spread(values: Sequence[float | None]) -> MeanOverSeeds:
+def spread(values: Sequence[float | None]) -> dict[str, float | None]:
     """Mean and sample deviation; None where a value is missing, or for the deviation of one."""
     known = [v for v in values if v is not None]
     if not known or len(known) < len(values):
-        return MeanOverSeeds()
-    return MeanOverSeeds(mean=fmean(known), deviation=stdev(known) if len(known) > 1 else None)
+        return {"mean": None, "deviation": None}
+    return {"mean": fmean(known), "deviation": stdev(known) if len(known) > 1 else None}
 
 
-def z_score(value: float, sample: Sequence[float]) -> ZScore:
+def z_score(value: float, sample: Sequence[float]) -> dict[str, float | None]:
     """Distance of `value` from the mean of `sample` in sample deviations, and the share of the sample below it.
 
     z is None where the sample has fewer than two values or does not vary.
@@ -47,10 +49,10 @@ def z_score(value: float, sample: Sequence[float]) -> ZScore:
     deviation = float(x.std(ddof=1)) if len(x) > 1 else None
     z = (value - mean) / deviation if mean is not None and deviation else None
     below = float((x < value).mean()) if len(x) else None
-    return ZScore(value=float(value), mean=mean, deviation=deviation, z=z, below=below, num=len(x))
+    return {"value": float(value), "mean": mean, "deviation": deviation, "z": z, "below": below, "num": len(x)}
 
 
-def correlation(x: Sequence[float], y: Sequence[float], seed: int = 0) -> Correlation:
+def correlation(x: Sequence[float], y: Sequence[float], seed: int = 0) -> dict[str, Any]:
     """Pearson's and Spearman's correlation of pairs, each with a 95 % percentile interval over resampled pairs.
 
     A resample in which one side does not vary has no correlation and is left out. None where there are fewer than three
@@ -59,8 +61,8 @@ def correlation(x: Sequence[float], y: Sequence[float], seed: int = 0) -> Correl
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     assert a.shape == b.shape and a.ndim == 1
     if len(a) < 3 or min(np.ptp(a), np.ptp(b)) == 0:
-        return Correlation(num=len(a), pearson=None, spearman=None)
-    found: dict[str, Interval] = {}
+        return {"num": len(a), "pearson": None, "spearman": None}
+    found: dict[str, Any] = {"num": len(a)}
     for name, statistic in (("pearson", _pearson), ("spearman", _spearman)):
         with warnings.catch_warnings():
             # scipy warns that its interval contains resamples without a correlation; our interval leaves them out.
@@ -74,9 +76,9 @@ def correlation(x: Sequence[float], y: Sequence[float], seed: int = 0) -> Correl
                 method="percentile",
                 rng=np.random.default_rng(seed),
             ).bootstrap_distribution
-        lower, upper = interval(resampled[np.isfinite(resampled)])
-        found[name] = Interval(value=float(statistic(a, b)), lower=float(lower), upper=float(upper))
-    return Correlation(num=len(a), **found)
+        lower, upper = np.quantile(resampled[np.isfinite(resampled)], _ENDS)
+        found[name] = {"value": float(statistic(a, b)), "lower": float(lower), "upper": float(upper)}
+    return found
 
 
 def partial_correlation(x: Sequence[float], y: Sequence[float], given: Sequence[float]) -> float | None:
@@ -111,19 +113,28 @@ def permutation_p(x: Sequence[float], y: Sequence[float], seed: int = 0) -> floa
     return float(found.pvalue)
 
 
-def trend(x: Sequence[float], y: Sequence[float]) -> Trend:
-    """Trend of y with x: correlations, the one-sided chance of a rise (and a fall) as strong, and the mean of y at the
-    smallest and at the largest x."""
-    found = correlation(x, y)
-    return Trend(
-        num=found.num,
-        pearson=found.pearson,
-        spearman=found.spearman,
-        p_rise=permutation_p(x, y),
-        p_fall=permutation_p(x, [-v for v in y]),
-        first=fmean(b for a, b in zip(x, y) if a == min(x)) if y else None,
-        last=fmean(b for a, b in zip(x, y) if a == max(x)) if y else None,
-    )
+def trend(x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
+    """Trend of y with x.
+
+    The correlations, the one-sided chance of a rise and of a fall as strong as this one (`p_rise`, `p_fall`), and the
+    mean of y at the smallest and at the largest x (`first`, `last`).
+    """
+    return {
+        **correlation(x, y),
+        "p_rise": permutation_p(x, y),
+        "p_fall": permutation_p(x, [-v for v in y]),
+        "first": fmean(b for a, b in zip(x, y) if a == min(x)) if y else None,
+        "last": fmean(b for a, b in zip(x, y) if a == max(x)) if y else None,
+    }
+
+
+def over_seeds(values: Sequence[float]) -> tuple[float, float | None, float | None]:
+    """Mean over seeds with its 95 % interval by Student's t; one seed has no interval."""
+    mean = fmean(values)
+    if len(values) < 2:
+        return mean, None, None
+    half = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))
+    return mean, mean - half, mean + half
 
 
 def _pearson(x: Array, y: Array, axis: int = -1) -> Array:

@@ -1,40 +1,45 @@
-"""Figure 5: accuracy as a share of the teacher's, and R2, against k; drawn from the results of table1."""
+"""Figure 5: accuracy as a share of the teacher's, and R2, against k; drawn from the results of table1.py."""
 
 from __future__ import annotations
 
-import time
+import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from figures import figure_recovery
-from outcome import Outcome, markdown, write_outcome
-from records import Figure5, Figure5Point, MeanOverSeeds, Table1, Table1Row
+from sweep import Json, markdown, read_config, save_figure, write_json
 from table1 import shown
 
-from raptor.provenance import recorded
+
+@dataclass(kw_only=True)
+class Figure5:
+    """Draw accuracy as a share of the teacher's, and R2, against k from the results of table1.py."""
+
+    table: str = "runs/table1"
+    """Folder that holds table1.json; the figure is written there."""
 
 
-@recorded
-def run(*, table: str = "runs/table1", out: str | None = None) -> Outcome[Figure5]:
-    """Draw accuracy as a share of the teacher's, and R2, against k from the results of `paper/table1.py`.
-
-    Args:
-        table: folder that holds table1.json.
-        out: folder for the figure; by default the same.
-    """
-    started = time.monotonic()
-    rows = Table1.read(table).rows
-    students = [row for row in rows if row.k != "teacher"]
+def main(config: Figure5) -> Json:
+    folder = Path(config.table)
+    if not (folder / "table1.json").exists():
+        raise ValueError(f"no {folder / 'table1.json'}: run paper/table1.py --out {folder} first")
+    rows = json.loads((folder / "table1.json").read_text())["rows"]
+    students = [row for row in rows if row["k"] != "teacher"]
     if not students or len(students) == len(rows):
-        raise ValueError(f"{table} needs the teacher and at least one k: finish paper/table1.py first")
-    folder = Path(out or table)
-    folder.mkdir(parents=True, exist_ok=True)
-    figure = figure_recovery(rows)
-    points = [_point(row) for row in students]
-    lines = [[p.k, shown(p.recovery, percent=True, unit=" %"), shown(p.r2), shown(p.bounded_r2)] for p in points]
-    text = markdown(("k", "accuracy, share of the teacher's", "R2 last layer", "bounded R2"), lines)
-    return write_outcome(Figure5(points=points), folder, started, "cpu", text, figure)
+        raise ValueError(f"{folder} needs the teacher and at least one k: finish paper/table1.py first")
+    points, lines = [], []
+    for row in students:
+        recovery, last = row["scores"]["classify"]["recovery"], row["r2"]["all"]
+        points.append({"k": int(row["k"]), "recovery": recovery, **last})
+        lines.append([row["k"], shown(recovery, percent=True, unit=" %"), shown(last["r2"]), shown(last["bounded_r2"])])
+    table = markdown(["k", "accuracy, share of the teacher's", "R2 last layer", "bounded R2"], lines)
+    found = {"experiment": "figure5", "points": points}
+    write_json(folder / "figure5.json", found)
+    (folder / "figure5.md").write_text(table + "\n")
+    save_figure(figure_recovery(rows), folder / "figure5")
+    print(table)
+    return found
 
 
-def _point(row: Table1Row) -> Figure5Point:
-    recovery = row.scores["classify"].recovery or MeanOverSeeds()
-    return Figure5Point(k=int(row.k), recovery=recovery, **vars(row.r2["all"]))
+if __name__ == "__main__":
+    main(read_config(Figure5))

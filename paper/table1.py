@@ -2,216 +2,125 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
 
-from cells import (
-    Cell,
-    CellOptions,
-    DescribedImages,
-    Sweep,
-    TrainingSweepOptions,
-    run_sweep,
-)
 from estimates import spread
 from figures import figure_recovery
-from outcome import Outcome, markdown, sum_of, write_outcome
-from records import (
-    GroupCurves,
-    LastR2,
-    MeanOverSeeds,
-    ProbedRaptor,
-    ProbedTeacher,
-    ProbeScores,
-    Table1,
-    Table1Row,
-    TaskScore,
-)
-from surrogates import (
-    CutBy,
-    Machine,
-    Pair,
-    check_cells,
-    cut_by,
-    cut_phases,
-    describe_pair,
-    images_to_distil,
-    make_raptor,
-    open_teacher,
-    trained_by,
-    with_contents,
-)
+from surrogates import Pair, cut_phases, images_to_distil, make_surrogate, open_teacher, precision_of
+from sweep import Json, SweepConfig, markdown, read_config, run_cells, save_figure, sum_of, write_result
 
-from raptor.data import open_dense
-from raptor.data.apart import describe_images
-from raptor.data.by_name import as_spec
-from raptor.data.dense import DENSE_TASKS
-from raptor.fidelity.heads import share_kept
-from raptor.options import Limited, Trusting, WeightFile, part, with_defaults
-from raptor.probes import probe
-from raptor.provenance import recorded
-from raptor.surrogate.surrogate import block_parameters
-from raptor.train.recipe import resolve_recipe
-from raptor.vit.open import open_vit
-from raptor.vit.view import ViT
+from raptor import ViT, block_parameters, open_dense, open_vit, pick_device, probe
 
-_TASKS = ("classify", "segment", "depth")
-_OF_TRAINING = (
-    "more_data",
-    "budget",
-    "batch_size",
-    "recipe",
-    "optimizer",
-    "tokens",
-)  # no options of the teacher's cell
+TASKS = ("classify", "segment", "depth")
 _TITLES = {"classify": "accuracy (%)", "segment": "mIoU (%)", "depth": "RMSE (m)"}
-_PUBLISHED = {
+PUBLISHED = {
     "2": (81.2, 39.6, 0.648),
     "3": (83.0, 43.0, 0.618),
     "4": (83.2, 43.6, 0.607),
     "teacher": (84.5, 47.5, 0.578),
 }
+_OF_TRAINING = ("more_data", "budget", "batch_size", "recipe", "optimizer", "tokens")
 
 
-class Table1Options(CutBy, WeightFile, Trusting, TrainingSweepOptions, total=False):
-    """The options that table1 shares with other experiments."""
+@dataclass(kw_only=True)
+class Table1(SweepConfig):
+    """Probes of the teacher and of surrogates over k and seeds, as one table with recovery (Table 1)."""
+
+    model: str = "timm/vit_small_patch14_reg4_dinov2"
+    """The teacher."""
+    weights: str | None = None
+    """A local weight file for it."""
+    more_data: list[str] | None = None
+    """Further images to distil on, without labels, such as nyuv2:PATH."""
+    segment: str | None = None
+    """Data for segmentation, such as nyuv2:PATH or ade20k:PATH; left out by default."""
+    depth: str | None = None
+    """Data for depth, such as nyuv2:PATH; left out by default."""
+    k: list[int] = field(default_factory=lambda: [2, 3, 4])
+    """Numbers of blocks."""
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    """Of the distillations; the probes take the same one."""
+    tokens: str = "pooled"
+    """The tokens whose similarity is cut: all, cls, registers, patches, pooled."""
+    budget: str = "60s"
+    """Training of a surrogate."""
+    batch_size: int | None = None
+    """Images per step of that training; by default the recipe's."""
+    recipe: str = "default"
+    """Recipe of that training."""
+    optimizer: str | None = None
+    """Optimizer of that training; by default the recipe's."""
+    size: int | None = None
+    """Image size for distillation and classification."""
+    segment_size: int | None = None
+    """Shorter side of the frames; by default the data's own."""
+    depth_size: int | None = None
+    """The same for depth."""
+    init_head: str = "own"
+    """Where the classifier starts: own (the model's own linear head, where it has one), random, or a file."""
+    classify_epochs: int | None = None
+    """Of the probe; by default the task's own."""
+    segment_epochs: int | None = None
+    """The same for segmentation."""
+    depth_epochs: int | None = None
+    """The same for depth."""
+    probe_seconds: float | None = None
+    """Train each probe only for the steps that fit into this time. Recovery is left out if the teacher was trained for
+    another number of steps; epochs give equal numbers."""
+    in_memory: bool = True
+    """Decode the images once and keep them on the device; false reads them as they are needed."""
+    out: str = "runs/table1"
 
 
-@recorded
-def run(
-    *,
-    model: str = "timm/vit_small_patch14_reg4_dinov2",
-    data: list[str] | str,
-    more_data: list[str] | None = None,
-    segment: str | None = None,
-    depth: str | None = None,
-    k: list[int] = [2, 3, 4],  # noqa: B006
-    seeds: list[int] = [0, 1, 2],  # noqa: B006
-    budget: str = "60s",
-    batch_size: int | None = None,
-    recipe: str = "default",
-    optimizer: str | None = None,
-    size: int | None = None,
-    segment_size: int | None = None,
-    depth_size: int | None = None,
-    init_head: str = "own",
-    classify_epochs: int | None = None,
-    segment_epochs: int | None = None,
-    depth_epochs: int | None = None,
-    probe_seconds: float | None = None,
-    in_memory: bool = True,
-    out: str = "runs/table1",
-    **given: Unpack[Table1Options],
-) -> Outcome[Table1]:
-    """Probes of the teacher and of surrogates over k and seeds, as one table with recovery (Table 1).
-
-    Args:
-        model: the teacher.
-        weights: a local weight file for it.
-        data: labelled images, for distillation and classification.
-        more_data: further images to distil on, without labels, such as nyuv2:PATH.
-        segment: data for segmentation, such as nyuv2:PATH or ade20k:PATH; left out by default.
-        depth: data for depth, such as nyuv2:PATH; left out by default.
-        k: numbers of blocks.
-        seeds: of the distillations; the probes take the same one.
-        budget: training of a surrogate. Budgets in seconds are for one job at a time.
-        batch_size, recipe, optimizer: of that training.
-        size: image size for distillation and classification.
-        segment_size, depth_size: shorter side of the frames; by default the data's own.
-        init_head: where the classifier starts: own (the model's own linear head, where it has one), random, or a file.
-        classify_epochs, segment_epochs, depth_epochs: of the probes; by default each task's own.
-        probe_seconds: train each probe only for the steps that fit into this time. Recovery is left out if the teacher
-            was trained for another number of steps; epochs give equal numbers.
-        limit: use only this many training images for distillation and classification.
-        val_images: use only this many held-out images there.
-        in_memory: decode the images once and keep them on the device; false reads them as they are needed.
-        out: folder; cells that are already there are not done again.
-        cells: only these, separated by commas (such as teacher or k3-s0).
-    """
-    started = time.monotonic()
-    options = with_defaults(Table1Options, given)
-    settings = resolve_recipe(recipe, {"batch_size": batch_size, "optimizer": optimizer})
-    machine = Machine.of(out, options)
-    common: dict[str, Any] = dict(
-        model=model,
-        weights=options["weights"],
-        data=as_spec(data),
-        val=as_spec(options["val"]),
-        **({} if more_data is None else {"more_data": more_data}),
-        segment=segment,
-        depth=depth,
-        budget=budget,
-        batch_size=batch_size,
-        recipe=recipe,
-        **trained_by(recipe, optimizer),
-        size=size,
-        segment_size=segment_size,
-        depth_size=depth_size,
-        init_head=init_head,
-        classify_epochs=classify_epochs,
-        segment_epochs=segment_epochs,
-        depth_epochs=depth_epochs,
-        probe_seconds=probe_seconds,
-        **part(Limited, options),
-        **cut_by(options),
-        in_memory=in_memory,
-    )
-    plan = [Cell("teacher", {**{o: common[o] for o in common if o not in _OF_TRAINING}, "k": None, "seed": 0})]
-    plan += [Cell(f"k{n}-s{s}", {**common, "k": n, "seed": s}) for s in seeds for n in k]
-    sweep = Sweep(Path(out), with_contents(plan, machine), machine.device)
-    check_cells(sweep, machine)
-    work, images = partial(_do_cell, machine), partial(_describe_images, common)
-    results = run_sweep(sweep, work, images, **part(CellOptions, options))
-    teacher = ProbedTeacher.from_dict(results["teacher"]) if "teacher" in results else None
-    raptors = {name: ProbedRaptor.from_dict(result) for name, result in results.items() if name != "teacher"}
-    rows = summarise(teacher, list(raptors.values()))
-    found = Table1(
-        settings={**common, "batch_size": settings.batch_size},
-        rows=rows,
-        cells={**({} if teacher is None else {"teacher": teacher}), **raptors},
-        missing=sweep.missing_names(),
-        **sweep.made(),
-    )
-    complete = teacher is not None and raptors
-    figure = figure_recovery(rows) if complete else None
-    return write_outcome(found, Path(out), started, machine.device, table(rows), figure, "figure5")
+def main(config: Table1) -> Json:
+    common = {name: value for name, value in config.options().items() if name not in ("k", "seeds")}
+    of_teacher = {name: value for name, value in common.items() if name not in _OF_TRAINING}
+    cells = {"teacher": {**of_teacher, "k": None, "seed": 0}}
+    cells |= {f"k{k}-s{seed}": {**common, "k": k, "seed": seed} for seed in config.seeds for k in config.k}
+    results = run_cells(config, cells, partial(_probe_cell, config))
+    teacher = results.get("teacher")
+    raptors = [result for name, result in results.items() if name != "teacher"]
+    rows = summarise(teacher, raptors)
+    found = write_result(config, "table1", cells, {"rows": rows, "cells": results}, table(rows))
+    if teacher is not None and raptors:
+        save_figure(figure_recovery(rows), Path(config.out) / "figure5")
+    return found
 
 
-def _do_cell(machine: Machine, cell: Cell) -> ProbedTeacher | ProbedRaptor:
+def _probe_cell(config: Table1, options: Json) -> Json:
     """Probe the teacher, or distil one surrogate and probe it."""
-    options = cell.options
-    teacher, pair = open_teacher(options, machine)
+    teacher, pair = open_teacher(options, config)
     if options["k"] is None:
-        return ProbedTeacher(parameters=block_parameters(teacher), probes=_probes(teacher, pair, options, machine))
-    folder = machine.folder / "raptors" / cell.name
-    scores = make_raptor(
+        return {"parameters": block_parameters(teacher), "probes": _probes(teacher, pair, options, config)}
+    folder = Path(config.out) / "raptors" / f"k{options['k']}-s{options['seed']}"
+    scores = make_surrogate(
         teacher,
-        images_to_distil(pair, options, teacher.preprocess, machine),
-        cut_phases(teacher, pair[0], options["k"], machine, options.get("tokens", "all")),
+        images_to_distil(pair, options, teacher.preprocess, config),
+        cut_phases(teacher, pair[0], options["k"], config, options["tokens"]),
         folder,
-        machine,
+        config,
         recipe=options["recipe"],
         budget=options["budget"],
         batch_size=options["batch_size"],
-        optimizer=options.get("optimizer", "adamw"),
+        optimizer=options["optimizer"],
         seed=options["seed"],
-        num_workers=machine.num_workers,
+        num_workers=config.num_workers,
     )
-    surrogate = open_vit(folder / "surrogate", trust_hub=machine.trust_hub, device=machine.device)
-    probes = _probes(surrogate, pair, options, machine)
-    return ProbedRaptor(k=options["k"], seed=options["seed"], probes=probes, **vars(scores))
+    surrogate = open_vit(folder / "surrogate", trust_hub=config.trust_hub, device=pick_device(config.device))
+    probes = _probes(surrogate, pair, options, config)
+    return {"k": options["k"], "seed": options["seed"], "probes": probes, **scores}
 
 
-def _probes(vit: ViT, pair: Pair, options: dict[str, Any], machine: Machine) -> dict[str, ProbeScores]:
+def _probes(vit: ViT, pair: Pair, options: Json, config: Table1) -> Json:
     """The probes of one model for which data was given."""
-    wanted = [task for task in _TASKS if task == "classify" or options[task] is not None]
-    return {task: _probe(vit, task, pair, options, machine) for task in wanted}
+    wanted = [task for task in TASKS if task == "classify" or options[task] is not None]
+    return {task: _probe(vit, task, pair, options, config) for task in wanted}
 
 
-def _probe(vit: ViT, task: str, pair: Pair, options: dict[str, Any], machine: Machine) -> ProbeScores:
+def _probe(vit: ViT, task: str, pair: Pair, options: Json, config: Table1) -> Json:
     result = probe(
         vit,
         task,
@@ -220,119 +129,120 @@ def _probe(vit: ViT, task: str, pair: Pair, options: dict[str, Any], machine: Ma
         seeds=[options["seed"]],
         epochs=options[f"{task}_epochs"],
         init_head=options["init_head"] if task == "classify" else "own",
-        precision=machine.precision,
+        precision=precision_of(config),
         max_seconds=options["probe_seconds"],
-        num_workers=machine.num_workers,
+        num_workers=config.num_workers,
     )
     first = result.seeds[0]
-    kept = {
+    return {
         "score": result.score,
+        "metric": result.metric,
+        "higher_is_better": result.higher_is_better,
+        "size": result.size,
+        "num_images": result.num_images,
+        "at_edge": result.at_edge,
+        "seconds": result.seconds,
         "picked": {"lr": first.chosen.value, "epoch": first.chosen.epoch},
         "epochs": {"done": first.epochs[-1], "planned": result.settings.epochs},
         "num_steps": first.num_steps,
     }
-    return ProbeScores.from_dict({**result.to_dict(), **kept})
 
 
-def _describe_images(options: dict[str, Any]) -> DescribedImages:
-    """What the cells remember of their images, and of the frames of dense tasks."""
-    dense = {task: describe_images(*_dense_pair(task, options)) for task in DENSE_TASKS if options[task] is not None}
-    return describe_pair(options) | dense
-
-
-def _dense_pair(task: str, options: dict[str, Any], size: int | None = None) -> tuple[Any, Any]:
+def _dense_pair(task: str, options: Json, size: int) -> Pair:
     """Training and held-out frames of a dense task. The limits of the images hold only for scenes."""
     spec = options[task]
-    limits = (options["limit"], options["val_images"]) if spec == "scenes" else (None, None)
-    train, held_out = (
-        open_dense(spec, split, task, limit=num, size=size)  # type: ignore[arg-type]
-        for split, num in zip(("train", "val"), limits)
-    )
+    is_scenes = spec == "scenes"
+    train = open_dense(spec, "train", task, limit=options["limit"] if is_scenes else None, size=size)
+    held_out = open_dense(spec, "val", task, limit=options["val_images"] if is_scenes else None, size=size)
     return train, held_out
 
 
-def summarise(teacher: ProbedTeacher | None, raptors: Sequence[ProbedRaptor]) -> list[Table1Row]:
+def summarise(teacher: Json | None, raptors: Sequence[Json]) -> list[Json]:
     """A row for the teacher and one per k: mean and deviation over seeds of each score, recovery and R2."""
-    rows = []
+    rows: list[Json] = []
     if teacher is not None:
-        scores = _task_scores([teacher.probes], teacher)
-        rows.append(Table1Row(k="teacher", num_seeds=1, parameters=teacher.parameters, scores=scores))
-    ks = sorted({raptor.k for raptor in raptors})
-    return rows + [_raptor_row([raptor for raptor in raptors if raptor.k == k], teacher) for k in ks]
+        scores = _task_scores([teacher["probes"]], teacher)
+        rows.append({"k": "teacher", "num_seeds": 1, "parameters": teacher["parameters"], "scores": scores})
+    for k in sorted({raptor["k"] for raptor in raptors}):
+        rows.append(_raptor_row([raptor for raptor in raptors if raptor["k"] == k], teacher))
+    return rows
 
 
-def _raptor_row(raptors: Sequence[ProbedRaptor], teacher: ProbedTeacher | None) -> Table1Row:
+def _raptor_row(raptors: Sequence[Json], teacher: Json | None) -> Json:
     first = raptors[0]
-    return Table1Row(
-        k=str(first.k),
-        num_seeds=len(raptors),
-        parameters=first.parameters,
-        scores=_task_scores([raptor.probes for raptor in raptors], teacher),
-        phases=first.phases,
-        r2={group: _last_r2([raptor.curves[group] for raptor in raptors]) for group in first.curves},
-        r2_lowest=spread([raptor.r2_lowest for raptor in raptors]),
-        recovery_head=spread([raptor.recovery_head for raptor in raptors]),
-        recovery_ridge=spread([raptor.recovery for raptor in raptors]),
-    )
+    r2 = {}
+    for group in first["curves"]:
+        curves = [raptor["curves"][group] for raptor in raptors]
+        r2[group] = {name: spread([curve[name][-1] for curve in curves]) for name in ("r2", "bounded_r2")}
+    return {
+        "k": str(first["k"]),
+        "num_seeds": len(raptors),
+        "parameters": first["parameters"],
+        "scores": _task_scores([raptor["probes"] for raptor in raptors], teacher),
+        "phases": first["phases"],
+        "r2": r2,
+        "r2_lowest": spread([raptor["r2_lowest"] for raptor in raptors]),
+        "recovery_head": spread([raptor["recovery_head"] for raptor in raptors]),
+        "recovery_ridge": spread([raptor["recovery"] for raptor in raptors]),
+    }
 
 
-def _last_r2(curves: Sequence[GroupCurves]) -> LastR2:
-    return LastR2(r2=spread([c.r2[-1] for c in curves]), bounded_r2=spread([c.bounded_r2[-1] for c in curves]))
-
-
-def _task_scores(probes: Sequence[dict[str, ProbeScores]], teacher: ProbedTeacher | None) -> dict[str, TaskScore]:
+def _task_scores(probes: Sequence[Json], teacher: Json | None) -> Json:
     """Scores by task, over the probes of several seeds."""
     found = {}
     for task in probes[0]:
         of_seeds = [by_task[task] for by_task in probes]
-        scores = [probe.score for probe in of_seeds]
         recovery = None
-        if teacher is not None and task in teacher.probes:
-            own = teacher.probes[task]
-            recovery = spread([_recovery(probe, own) for probe in of_seeds])
-        found[task] = TaskScore(
-            **vars(spread(scores)),
-            size=probes[0][task].size,
-            at_edge=sum(by_task[task].at_edge for by_task in probes),
-            recovery=recovery,
-        )
+        if teacher is not None and task in teacher["probes"]:
+            recovery = spread([share_kept(own, teacher["probes"][task]) for own in of_seeds])
+        found[task] = {
+            **spread([own["score"] for own in of_seeds]),
+            "size": of_seeds[0]["size"],
+            "at_edge": sum(own["at_edge"] for own in of_seeds),
+            "recovery": recovery,
+        }
     return found
 
 
-def _recovery(probe: ProbeScores, teacher: ProbeScores) -> float | None:
-    if teacher.score is None or probe.num_steps != teacher.num_steps:
+def share_kept(own: Json, teacher: Json) -> float | None:
+    """Score as a share of the teacher's, for errors the other way round; None where the probes trained differently."""
+    scores = (own["score"], teacher["score"])
+    if None in scores or own.get("num_steps") != teacher.get("num_steps"):
         return None
-    return share_kept(probe.score, teacher.score, teacher.higher_is_better)
+    top, bottom = scores if teacher["higher_is_better"] else scores[::-1]
+    return top / bottom if bottom else None
 
 
-def table(rows: Sequence[Table1Row]) -> str:
-    tasks = [task for task in _TASKS if rows and task in rows[0].scores]
+def table(rows: Sequence[Json]) -> str:
+    tasks = [task for task in TASKS if rows and task in rows[0]["scores"]]
     columns = ["k", "phases", "block parameters (M)"]
     for task in tasks:
         columns += [_TITLES[task], "recovery", "paper"]
     return markdown([*columns, "ridge probe, recovery", "R2 last"], [_table_line(row, tasks) for row in rows])
 
 
-def _table_line(row: Table1Row, tasks: Sequence[str]) -> list[str | None]:
-    line: list[str | None] = [row.k, sum_of(row.phases) or "–", f"{row.parameters / 1e6:.2f}"]
+def _table_line(row: Json, tasks: Sequence[str]) -> list[str | None]:
+    line: list[str | None] = [row["k"], sum_of(row.get("phases", [])) or "–", f"{row['parameters'] / 1e6:.2f}"]
     for task in tasks:
-        score = row.scores[task]
-        paper = _PUBLISHED[row.k][_TASKS.index(task)] if row.k in _PUBLISHED else None
-        line += [
-            shown(score, percent=task != "depth"),
-            shown(score.recovery, percent=True, unit=" %"),
-            None if paper is None else f"{paper:g}",
-        ]
-    r2 = row.r2["all"].r2 if "all" in row.r2 else None
-    return [*line, shown(row.recovery_ridge, percent=True, unit=" %"), shown(r2)]
+        score = row["scores"][task]
+        published = PUBLISHED.get(row["k"])
+        line.append(shown(score, percent=task != "depth"))
+        line.append(shown(score["recovery"], percent=True, unit=" %"))
+        line.append(None if published is None else f"{published[TASKS.index(task)]:g}")
+    r2 = row["r2"]["all"]["r2"] if "r2" in row else None
+    return [*line, shown(row.get("recovery_ridge"), percent=True, unit=" %"), shown(r2)]
 
 
-def shown(found: MeanOverSeeds | None, percent: bool = False, unit: str = "") -> str | None:
+def shown(found: Json | None, percent: bool = False, unit: str = "") -> str | None:
     """`mean ± deviation`; None where there is no mean."""
-    if found is None or found.mean is None:
+    if found is None or found["mean"] is None:
         return None
     scale, digits = (100, 1) if percent else (1, 3)
-    text = f"{scale * found.mean:.{digits}f}"
-    if found.deviation is not None:
-        text += f" ± {scale * found.deviation:.{digits}f}"
+    text = f"{scale * found['mean']:.{digits}f}"
+    if found["deviation"] is not None:
+        text += f" ± {scale * found['deviation']:.{digits}f}"
     return text + unit
+
+
+if __name__ == "__main__":
+    main(read_config(Table1))

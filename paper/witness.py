@@ -7,75 +7,60 @@ paper's Table 3.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import acos
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
+from sweep import Json, read_config, write_json
 
-from raptor.phases import find_phases, smooth_matrix, within_and_across
-from raptor.provenance import Provenance
-from raptor.run import ResultFile
+from raptor import find_phases, smooth_matrix, within_and_across
 
-TABLE_3 = {2: [7, 5], 3: [7, 3, 2], 4: [4, 3, 3, 2]}
 _ROUNDING = 0.005
 NUM_IMAGES = 10_000
+_CUTS = (2, 3, 4)
 
 
-@dataclass
-class Witness(ResultFile):
-    """What follows from the matrix.
+@dataclass(kw_only=True)
+class Witness:
+    """What follows from the authors' matrix: gamma, the turn of the last block, and the phases."""
 
-    Attributes:
-        gamma: cosine of the state after block l with the last one, l = 1..L.
-        last_turn: angle of the last block in radians, of vectors with that mean cosine.
-        last_turn_ends: the same at the ends of the rounding of the matrix.
-        phases: by k, the lengths that max-cut gives.
-        above_smooth: by k, similarity within phases minus across, minus that of a smooth matrix (`smooth_matrix`).
-    """
-
-    FILE: ClassVar[str] = "authors-vitb.json"
-
-    gamma: list[float]
-    last_turn: float
-    last_turn_ends: tuple[float, float]
-    phases: dict[int, list[int]]
-    above_smooth: dict[int, float] = field(default_factory=dict)
-    model: str = "DINOv2 ViT-B/14 with registers"
-    num_images: int = NUM_IMAGES
-    provenance: Provenance = field(default_factory=Provenance)
-
-    def rows_of_table_3(self) -> int:
-        """How many rows of Table 3 the cuts reproduce."""
-        return sum(self.phases[k] == lengths for k, lengths in TABLE_3.items())
+    csv: str
+    """The authors' matrix of distances."""
+    out: str = "docs/results/dynamics/authors-vitb.json"
+    """The file to write."""
 
 
-def witness(distance: ArrayLike) -> Witness:
-    """The witness of an `(L, L)` matrix of mean cosine distances."""
+def main(config: Witness) -> Json:
+    found = witness(np.loadtxt(config.csv, delimiter=","))
+    write_json(Path(config.out), found)
+    return found
+
+
+def witness(distance: ArrayLike) -> Json:
+    """What follows from an `(L, L)` matrix of mean cosine distances."""
     d = np.asarray(distance, dtype=np.float64)
     if d.ndim != 2 or d.shape[0] != d.shape[1]:
         raise ValueError(f"the matrix of distances must be square, got {d.shape}: give the authors' CSV file")
-    before = float(1 - d[-2, -1])
-    return Witness(
-        gamma=(1 - d[:, -1]).round(6).tolist(),
-        last_turn=acos(before),
-        last_turn_ends=(acos(before + _ROUNDING), acos(before - _ROUNDING)),
-        phases={k: list(find_phases(1 - d, k).lengths) for k in TABLE_3},
-        above_smooth={k: _contrast(1 - d, k) - _contrast(smooth_matrix(1 - d), k) for k in TABLE_3},
-    )
+    similarity, before = 1 - d, float(1 - d[-2, -1])
+    return {
+        "gamma": similarity[:, -1].round(6).tolist(),
+        "last_turn": acos(before),
+        "last_turn_ends": [acos(before + _ROUNDING), acos(before - _ROUNDING)],
+        "phases": {str(k): list(find_phases(similarity, k).lengths) for k in _CUTS},
+        "above_smooth": {str(k): _contrast(similarity, k) - _contrast(smooth_matrix(similarity), k) for k in _CUTS},
+        "model": "DINOv2 ViT-B/14 with registers",
+        "num_images": NUM_IMAGES,
+    }
 
 
 def _contrast(similarity: np.ndarray, k: int) -> float:
+    """Similarity within phases minus across them."""
     within, across = within_and_across(similarity, find_phases(similarity, k).lengths)
     assert within is not None and across is not None
     return within - across
 
 
-def read_witness(path: str | Path) -> Witness:
-    """The witness of a CSV file."""
-    try:
-        return witness(np.loadtxt(path, delimiter=","))
-    except OSError:
-        raise ValueError(f"no {path}: give the authors' matrix as a CSV file") from None
+if __name__ == "__main__":
+    main(read_config(Witness))

@@ -12,12 +12,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raptor.data import Preprocess, iterate, open_data
+    from raptor.data import ChosenData, InMemory, Preprocess, iterate, open_data, open_dense
+    from raptor.devices import pick_device, pick_precision
     from raptor.dynamics.measure import measure_dynamics
+    from raptor.dynamics.swaps import compare_pairs, measure_swaps
+    from raptor.fidelity.error_curves import ErrorCurves
     from raptor.fidelity.measure import certify
-    from raptor.phases import Phases, choose_k, find_phases, random_phases, study_phases
+    from raptor.fidelity.null_models import fit_null_models
+    from raptor.phases import (
+        Phases,
+        check_cuts,
+        choose_k,
+        find_phases,
+        num_partitions,
+        random_phases,
+        sample_partitions,
+        smooth_matrix,
+        study_phases,
+        within_and_across,
+    )
+    from raptor.probes import probe
+    from raptor.recipes import load_recipe
     from raptor.similarity.cosine import measure_similarity
-    from raptor.surrogate.surrogate import make_surrogate
+    from raptor.surrogate.surrogate import block_parameters, make_surrogate
     from raptor.train import distill
     from raptor.train.teacher import train_teacher
     from raptor.vit.names import list_models, models_for
@@ -28,41 +45,75 @@ if TYPE_CHECKING:
     from raptor.vit.view import TokenGroups, ViT
 
 __all__ = [
+    "ChosenData",
+    "ErrorCurves",
+    "InMemory",
     "Phases",
     "Preprocess",
     "SharedViT",
     "TokenGroups",
     "Trajectories",
     "ViT",
+    "block_parameters",
     "certify",
+    "check_cuts",
     "choose_k",
+    "compare_pairs",
     "distill",
     "find_phases",
+    "fit_null_models",
     "iterate",
     "list_models",
+    "load_recipe",
     "make_surrogate",
     "measure_dynamics",
     "measure_similarity",
+    "measure_swaps",
     "models_for",
+    "num_partitions",
     "open_data",
+    "open_dense",
     "open_pair",
     "open_vit",
     "perturb",
+    "pick_device",
+    "pick_precision",
+    "probe",
     "random_phases",
     "replace_block",
+    "sample_partitions",
     "save_vit",
+    "smooth_matrix",
     "study_phases",
     "swap_blocks",
     "train_teacher",
+    "within_and_across",
 ]
 
 _PLACES = {
-    "raptor.data": ("Preprocess", "iterate", "open_data"),
+    "raptor.data": ("ChosenData", "InMemory", "Preprocess", "iterate", "open_data", "open_dense"),
+    "raptor.devices": ("pick_device", "pick_precision"),
     "raptor.dynamics.measure": ("measure_dynamics",),
+    "raptor.dynamics.swaps": ("compare_pairs", "measure_swaps"),
+    "raptor.fidelity.error_curves": ("ErrorCurves",),
     "raptor.fidelity.measure": ("certify",),
-    "raptor.phases": ("Phases", "choose_k", "find_phases", "random_phases", "study_phases"),
+    "raptor.fidelity.null_models": ("fit_null_models",),
+    "raptor.phases": (
+        "Phases",
+        "check_cuts",
+        "choose_k",
+        "find_phases",
+        "num_partitions",
+        "random_phases",
+        "sample_partitions",
+        "smooth_matrix",
+        "study_phases",
+        "within_and_across",
+    ),
+    "raptor.probes": ("probe",),
+    "raptor.recipes": ("load_recipe",),
     "raptor.similarity.cosine": ("measure_similarity",),
-    "raptor.surrogate.surrogate": ("make_surrogate",),
+    "raptor.surrogate.surrogate": ("block_parameters", "make_surrogate"),
     "raptor.train": ("distill",),
     "raptor.train.teacher": ("train_teacher",),
     "raptor.vit.names": ("list_models", "models_for"),

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from raptor.cli import read_arguments
-from raptor.recipes import FOLDER, Header, read_header, recipe_names
+from raptor.recipes import FOLDER, recipe_names
 from raptor.train.distill import distill
 from raptor.train.recipe import resolve_recipe
 
@@ -28,24 +28,9 @@ def test_recipes_that_are_compared_with_adamw_have_adamw() -> None:
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_header_of_a_recipe_gives_command_time_and_expected_result(path: Path) -> None:
-    header = read_header(path)
-    assert header.about and header.time and header.expected
-    assert header.command.startswith("raptor ")
-
-
-def test_the_header_of_a_recipe_is_read_part_by_part(tmp_path: Path) -> None:
-    text = "# What it does,\n# in two lines.\n# Command: raptor x --a \\\n#   --b\n# Time: 3 s. Expected soon.\n"
-    text += "# Expected (here): 4\nk: 3\n# k\n"
-    (tmp_path / "x.yaml").write_text(text)
-    assert read_header(tmp_path / "x.yaml") == Header(
-        about="What it does, in two lines.",
-        command="raptor x --a \\ --b",
-        time="3 s. Expected soon.",
-        expected="(here): 4",
-    )
-    (tmp_path / "x.yaml").write_text(text.replace("# Time:", "# Takes:"))
-    with pytest.raises(ValueError, match="no line that begins with Time"):
-        read_header(tmp_path / "x.yaml")
+    text = path.read_text()
+    assert re.search(r"^# Command: raptor ", text, re.M) and text.startswith("# ")
+    assert re.search(r"^# Time: ", text, re.M) and re.search(r"^# Expected\b", text, re.M)
 
 
 def test_recipes_of_imagenet_give_the_predicted_times() -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
-from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +14,6 @@ FOLDER = Path(__file__).parent
 def recipe_names() -> list[str]:
     """Names of the recipes for `distill`; the other files hold options of other commands."""
     return sorted(p.stem for p in FOLDER.glob("*.yaml") if "block" in parse_yaml(read_text(p)))
-
-
-@dataclass(frozen=True)
-class Header:
-    """What the comment at the top of a recipe says, in running text."""
-
-    about: str
-    command: str
-    time: str
-    expected: str
-
-
-def read_header(path: Path) -> Header:
-    """The comment at the top of a recipe: what it does, then Command, Time and Expected."""
-    top = takewhile(lambda line: line.startswith("#"), read_text(path).splitlines())
-    lines = [line.removeprefix("#").strip() for line in top]
-    found = re.split(r"^(Command|Time|Expected)\b:? ?", "\n".join(lines), flags=re.MULTILINE)
-    parts = {name: " ".join(text.split()) for name, text in zip(["about", *found[1::2]], found[::2], strict=True)}
-    missing = [name for name in ("Command", "Time", "Expected") if name not in parts]
-    if missing:
-        raise ValueError(f"the comment at the top of {path} has no line that begins with {missing[0]}")
-    return Header(parts["about"], parts["Command"], parts["Time"], parts["Expected"])
 
 
 def load_recipe(name: str) -> dict[str, Any]:

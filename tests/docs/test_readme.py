@@ -39,7 +39,7 @@ def test_scores_of_the_training_are_those_of_the_file() -> None:
 
 
 def test_verdicts_are_those_of_the_claims() -> None:
-    counts = json.loads((ROOT / "docs" / "results" / "claims.json").read_text())["counts"]
+    counts = json.loads((ROOT / "paper" / "results" / "claims.json").read_text())["counts"]
     agree, disagree, undetermined, not_tested = counts.values()
     shown = f"{agree} agree, {disagree} disagree, {undetermined} are undetermined and {not_tested} not tested"
     assert f"{shown} at this budget" in PAGE

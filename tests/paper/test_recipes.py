@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
 import pytest
 import yaml
+from claims_page import read_header
+from sweep import read_config
 
-from raptor.recipes import read_header
 from raptor.train.recipe import resolve_recipe
 
 FOLDER = Path(__file__).parents[2] / "paper" / "recipes"
@@ -18,9 +20,19 @@ RECIPES = sorted(FOLDER.glob("*.yaml"))
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_the_header_gives_command_time_and_expected_result(path: Path) -> None:
     header = read_header(path)
-    assert header.about and header.time and header.expected
-    assert header.command.startswith(("python paper/", "raptor dynamics"))
-    assert f"--config paper/recipes/{path.name}" in header.command
+    assert set(header) == {"About", "Command", "Time", "Expected"} and all(header.values())
+    assert header["Command"].startswith(("python paper/", "raptor dynamics"))
+    assert f"--config paper/recipes/{path.name}" in header["Command"]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_has_only_options_of_its_script(path: Path) -> None:
+    script = re.search(r"python paper/(\w+)\.py", read_header(path)["Command"])
+    if script is None:
+        return  # of raptor dynamics
+    module = importlib.import_module(script[1])
+    kind = getattr(module, "".join(part.capitalize() for part in script[1].split("_")))
+    assert read_config(kind, ["--config", str(path), "--data", "x"]).data == ["x"]
 
 
 def test_what_was_recorded_with_adamw_and_what_is_compared_with_it_has_adamw() -> None:

@@ -1,0 +1,525 @@
+"""The numbers behind the claims, from the JSON of a run: each function returns the number with its 95 % interval.
+
+`claims.yaml` names these functions and their arguments. None where the run does not hold what the number needs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from math import sqrt
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from estimates import correlation, over_seeds, trend
+from surrogates import best_null
+from sweep import Json
+from table1 import share_kept
+
+from raptor import Phases, compare_pairs
+
+PAPER_IMAGES = 40_000_000  # 20 epochs of 1,000,000 images in each of two stages
+TABLE_3 = {"2": [7, 5], "3": [7, 3, 2], "4": [4, 3, 3, 2]}
+_BATCH_SIZE = 128  # the default recipe's when tables did not record it
+_MIN_PAIRS = 5  # four pairs are in one order by chance in 1 of 24 draws, and every resample of them then is too
+_OVERFIT = 0.1  # a teacher overfits when it is so much better on training images
+_COLLAPSED = 0.2  # share of the teacher's accuracy above chance
+_EPOCH = 50_000  # images of CIFAR-100, on which the paper trains its small teachers, and of tiny-imagenet-100
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number and its interval.
+
+    Attributes:
+        basis: what the interval is over: `images` of a given model, `seeds` of one training, `runs` (models trained in
+            different ways), or `counted`, which has no error.
+        num: how many of them.
+        smaller_budget: the number is what a run with less training than the paper's reached.
+    """
+
+    value: float | None
+    lower: float | None
+    upper: float | None
+    basis: str
+    num: int = 0
+    smaller_budget: bool = False
+
+
+def _over_seeds(values: Sequence[float], basis: str = "seeds", smaller_budget: bool = False) -> Number | None:
+    if not values:
+        return None
+    return Number(*over_seeds(values), basis, len(values), smaller_budget)
+
+
+def _counted(value: float) -> Number:
+    return Number(value, value, value, "counted")
+
+
+# Stochastic depth
+
+
+def trend_with_p(run: Json, measure: str) -> Number | None:
+    return _of_correlation(run["statistics"]["trends"].get(measure), "spearman")
+
+
+def similarity_with_r2(run: Json) -> Number | None:
+    return _of_correlation(run["statistics"]["correlations"].get("similarity/bounded_r2"), "pearson")
+
+
+def layerwise_trend(run: Json, group: str) -> Number | None:
+    """Trend with p of the bounded R2, mean over layers."""
+    points = []
+    for row in run["rows"]:
+        curve = row["raptor"]["curves"].get(group, {}).get("bounded_r2", [None])
+        if None not in curve:
+            points.append((row["p"], fmean(curve)))
+    if not points:
+        return None
+    return _of_correlation(trend([p for p, _ in points], [mean for _, mean in points]), "spearman")
+
+
+def accuracy_with_r2(run: Json) -> Number | None:
+    """Correlation of the surrogate's accuracy with its R2.
+
+    Teachers that do not overfit get worse with every p, so accuracy and R2 both follow p: they test nothing.
+    """
+    scores = [(row["raptor"]["accuracy"], row["raptor"]["bounded_r2_last"]) for row in run["rows"]]
+    known = [(accuracy, r2) for accuracy, r2 in scores if accuracy is not None and r2 is not None]
+    found = correlation([accuracy for accuracy, _ in known], [r2 for _, r2 in known])
+    return _of_correlation(found, "pearson", smaller_budget=_overfit_by(run["rows"]) < _OVERFIT)
+
+
+def _of_correlation(found: Json | None, kind: str, smaller_budget: bool = False) -> Number | None:
+    """The correlation with its interval, which fewer than five pairs do not have; None where it is not defined."""
+    r = found[kind] if found is not None else None
+    if found is None or r is None:
+        return None
+    if found["num"] < _MIN_PAIRS:
+        return Number(r["value"], None, None, "runs", found["num"], smaller_budget)
+    return Number(r["value"], r["lower"], r["upper"], "runs", found["num"], smaller_budget)
+
+
+def _overfit_by(rows: Sequence[Json]) -> float:
+    """By how much teachers at the smallest p are better on training images than on others."""
+    first = min(row["p"] for row in rows)
+    teachers = [row["teacher"] for row in rows if row["p"] == first]
+    return fmean(teacher["train_accuracy"] - teacher["accuracy"] for teacher in teachers)
+
+
+def accuracy_peak(run: Json) -> Number | None:
+    """The best accuracy at a middle p minus the better one of the two ends.
+
+    The best of several p is better than it will be again, so each seed is judged at the p that the other seeds choose.
+    With one seed that has every p there are no others: the gain is then that of the means, and no verdict follows.
+    The interval is the wider one of that over images and Student's over seeds. The paper speaks of teachers that
+    overfit without stochastic depth; others test nothing.
+    """
+    by_p: dict[float, dict[int, float]] = defaultdict(dict)
+    for row in run["rows"]:
+        by_p[row["p"]][row["seed"]] = row["teacher"]["accuracy"]
+    if len(by_p) < 3:
+        return None
+    mean = {p: fmean(by_seed.values()) for p, by_seed in by_p.items()}
+    best, end = _peak_and_end(mean)
+    gains = _left_out_gains(by_p)
+    num_seeds = max(1, len(gains))
+    num_images = run["rows"][0]["raptor"]["num_images"] * num_seeds
+    gain = mean[best] - mean[end]
+    # Two standard errors of the difference of two accuracies of about this size, as if on different images.
+    half = 2 * sqrt(2 * mean[best] * (1 - mean[best]) / num_images) if num_images else 0.0
+    if gains:
+        gain, lower, upper = over_seeds(gains)
+        assert lower is not None and upper is not None
+        half = max(half, 0.5 * (upper - lower))
+    smaller_budget = _overfit_by(run["rows"]) < _OVERFIT
+    return Number(gain, gain - half, gain + half, "seeds", num_seeds, smaller_budget)
+
+
+def _peak_and_end(mean: dict[float, float]) -> tuple[float, float]:
+    """The p between the smallest and the largest that has the highest mean, and the better one of these two."""
+    first, *middle, last = sorted(mean)
+    return max(middle, key=lambda p: mean[p]), max((first, last), key=lambda p: mean[p])
+
+
+def _left_out_gains(by_p: dict[float, dict[int, float]]) -> list[float]:
+    """The gain of each seed that every p has, at the p that the other ones choose; none where there is one seed."""
+    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in by_p.values())))
+    gains = []
+    for seed in seeds if len(seeds) > 1 else ():
+        others = [other for other in seeds if other != seed]
+        best, end = _peak_and_end({p: fmean(by_seed[s] for s in others) for p, by_seed in by_p.items()})
+        gains.append(by_p[best][seed] - by_p[end][seed])
+    return gains
+
+
+# Untrained
+
+
+def by_training(run: Json, path: str) -> Number | None:
+    """A measure of the trained teacher minus that of the untrained one, seed by seed."""
+    return _difference(run, "trained", "untrained", lambda row: entry(row, path))
+
+
+def by_overfitting(run: Json, path: str) -> Number | None:
+    return _difference(run, "untrained", "overfitted", lambda row: entry(row, path))
+
+
+def gain_over_null_by_training(run: Json, group: str) -> Number | None:
+    def gain(row: Json) -> float | None:
+        own, null = entry(row, f"raptor/curves/{group}/r2/-1"), best_null(row["raptor"], group)
+        return own - null if own is not None and null is not None else None
+
+    return _difference(run, "trained", "untrained", gain)
+
+
+def untrained_r2(run: Json) -> Number | None:
+    values = [entry(row, "raptor/curves/cls/r2/-1") for row in run["rows"] if row["kind"] == "untrained"]
+    return _over_seeds([value for value in values if value is not None])
+
+
+def _difference(run: Json, first: str, second: str, measure: Callable[[Json], float | None]) -> Number | None:
+    """A measure of one kind of teacher minus that of another one of the same seed."""
+    of_first, of_second = (
+        {row["seed"]: measure(row) for row in run["rows"] if row["kind"] == kind} for kind in (first, second)
+    )
+    differences = []
+    for seed, value in of_first.items():
+        other = of_second.get(seed)
+        if value is not None and other is not None:
+            differences.append(value - other)
+    return _over_seeds(differences)
+
+
+def entry(tree: Any, path: str) -> Any:
+    """The entry of a JSON tree at `a/b/-1`; None where there is none."""
+    for name in path.split("/"):
+        if isinstance(tree, list):
+            tree = tree[int(name)] if tree else None
+        else:
+            tree = tree.get(name) if tree is not None else None
+    return tree
+
+
+def is_briefly_trained(settings: Json) -> bool:
+    """Whether teachers saw their images fewer than ten times; not known of budgets in seconds.
+
+    What training does depends on how long it goes on, so such teachers say nothing about it.
+    """
+    budget = settings.get("teacher_budget", "20epochs")
+    if budget.endswith("epochs"):
+        return float(budget.removesuffix("epochs")) < 10
+    if budget.endswith("steps"):
+        images = float(budget.removesuffix("steps")) * settings.get("teacher_batch", 0)
+        return images / (settings.get("limit") or _EPOCH) < 10
+    return False
+
+
+# Partitions
+
+
+def maxcut_z(run: Json, k: str) -> Number | None:
+    """Where max-cut stands among random partitions, in their deviations, each seed of it once."""
+    accuracy = run["statistics"][k].get("maxcut", {}).get("accuracy")
+    if accuracy is None or accuracy["z"] is None:
+        return None
+    return _over_seeds((run.get("maxcut_z") or {}).get(k) or [accuracy["z"]])
+
+
+def two_blocks_keep(run: Json) -> Number | None:
+    """The share of the teacher's accuracy that max-cut surrogates with two blocks keep; ours train for less."""
+    kept = []
+    for row in run["rows"]:
+        known = row.get("accuracy") is not None and row.get("teacher_accuracy")
+        if row["k"] == 2 and row["way"] == "maxcut" and known:
+            kept.append(row["accuracy"] / row["teacher_accuracy"])
+    return _over_seeds(kept, smaller_budget=True)
+
+
+# Swaps: of one model over images, or of the teachers of a sweep. `without` is 1 where block 1 is left out.
+
+
+def turn_across_minus_within(run: Json, without: int) -> Number | None:
+    """How much more a swap across phases turns the last state, at equal distance."""
+    if "rows" in run:
+        means = [_turns(row, row["angle"], without) for row in learned(run) if row["angle"]]
+        values = [found["across_matched"] - found["within_matched"] for found in means]
+        return _over_seeds([value for value in values if np.isfinite(value)], "runs")
+    found = _turns(run, run["angle"], without)
+    value = found["across_matched"] - found["within_matched"]
+    if not np.isfinite(value):
+        return None
+    deviation = _paired(run, "turn", without)
+    if deviation is None and run["angle_std"] is not None:
+        # Deviations of all pairs as if fully correlated, so the interval is too wide rather than too narrow.
+        errors = _turns(run, run["angle_std"], without)
+        deviation = errors["across_matched"] + errors["within_matched"]
+    if deviation is None:
+        return Number(value, None, None, "images", run["num_images"])
+    half = 1.96 * deviation / sqrt(run["num_images"])
+    return Number(value, value - half, value + half, "images", run["num_images"])
+
+
+def predictions_stay(run: Json, kind: str, without: int) -> Number | None:
+    """Share of the predictions that stay after a swap, mean over pairs."""
+    share = run["stays"][without][kind]
+    if share is None or not np.isfinite(share):
+        return None
+    return Number(share, *_wilson(share, run["num_images"]), "images", run["num_images"])
+
+
+def predictions_within_minus_across(run: Json, without: int) -> Number | None:
+    """The same at equal distance: within a phase minus across phases."""
+    means, num = run["stays"][without], run["num_images"]
+    near, far = means["within_matched"], means["across_matched"]
+    if near is None or far is None or not np.isfinite(near - far):
+        return None
+    deviation = _paired(run, "agreement", without)
+    if deviation is None:
+        (near_low, near_high), (far_low, far_high) = _wilson(near, num), _wilson(far, num)
+        return Number(near - far, near_low - far_high, near_high - far_low, "images", num)
+    half = 1.96 * max(deviation, 1 / num) / sqrt(num)
+    return Number(near - far, max(-1.0, near - far - half), min(1.0, near - far + half), "images", num)
+
+
+def accuracy_kept(run: Json, kind: str, without: int) -> Number | None:
+    """Share of the accuracy kept, mean over pairs, over the teachers that learned something."""
+    values = [_kept(row, without)[kind] for row in learned(run)]
+    return _over_seeds([value for value in values if np.isfinite(value)], "runs")
+
+
+def accuracy_within_minus_across(run: Json, without: int) -> Number | None:
+    kept = [_kept(row, without) for row in learned(run)]
+    values = [shares["within_matched"] - shares["across_matched"] for shares in kept]
+    return _over_seeds([value for value in values if np.isfinite(value)], "runs")
+
+
+def learned(run: Json) -> list[Json]:
+    """The teachers of a sweep that are more than twice as often right as a guess."""
+    return [row for row in run["rows"] if (row.get("accuracy") or 0) > 2 * (row.get("chance") or 1)]
+
+
+def swaps_of_model(row: Json) -> Json:
+    """A row of swaps.json as the numbers of one model take it."""
+    stays = [row["compared"].get("agreement"), row.get("without_first_agreement")]
+    names = ("pairs", "angle", "angle_std", "phases", "num_images")
+    return {**{name: row.get(name) for name in names}, "matched_std": row.get("matched_std", {}), "stays": stays}
+
+
+def swaps_of_interventions(swaps: Json) -> Json:
+    """The swaps of `raptor dynamics`, whose means are matrices, in the same form."""
+    pairs = list(combinations(range(1, sum(swaps["phases"]) + 1), 2))
+
+    def of_pairs(matrix: list[list[float]]) -> list[float]:
+        return [matrix[i - 1][j - 1] for i, j in pairs]
+
+    found: Json = {"pairs": pairs, "phases": swaps["phases"], "num_images": swaps["num_images"], "stays": [None, None]}
+    found["angle"] = of_pairs(swaps["turn_all"])
+    found["angle_std"] = of_pairs(swaps["deviations"]["turn_all"])
+    found["matched_std"] = swaps.get("matched_std", {})
+    if swaps.get("agreement") is not None:
+        found["stays"] = [_turns(found, of_pairs(swaps["agreement"]), without) for without in (0, 1)]
+    return found
+
+
+def _turns(row: Json, values: Sequence[float], without: int) -> dict[str, float]:
+    """Means over pairs of blocks of one phase and of two, plain and at equal distance."""
+    pairs = [(i, j) for i, j in row["pairs"]]
+    left_out = (1,) if without else ()
+    return compare_pairs(pairs, np.array(values), Phases.from_lengths(row["phases"]), left_out)
+
+
+def _paired(run: Json, name: str, without: int) -> float | None:
+    """Deviation over images of the difference at equal distance; None where the run did not keep it."""
+    kept: list[float | None] = run["matched_std"].get(name, [None, None])
+    return kept[without]
+
+
+def _kept(row: Json, without: int) -> dict[str, float]:
+    """Share of the accuracy kept, means over pairs; NaN where there is no such pair."""
+    if row.get("swapped_accuracy"):
+        return _turns(row, [value / row["accuracy"] for value in row["swapped_accuracy"]], without)
+    means = row.get("without_first_accuracy" if without else "compared_accuracy") or {}
+    kinds = ("within", "across", "within_matched", "across_matched")
+    known = {kind: means.get(kind) for kind in kinds}
+    return {kind: np.nan if value is None else value / row["accuracy"] for kind, value in known.items()}
+
+
+def _wilson(share: float, num: int) -> tuple[float, float]:
+    """The 95 % interval of a mean share over `num` images by Wilson's formula."""
+    centre = share + 1.96**2 / (2 * num)
+    spread = 1.96 * sqrt(share * (1 - share) / num + (1.96 / (2 * num)) ** 2)
+    return (centre - spread) / (1 + 1.96**2 / num), (centre + spread) / (1 + 1.96**2 / num)
+
+
+# Table 2
+
+
+def teacher_forcing_keeps(run: Json) -> Number | None:
+    """Accuracy of row 1 as a share of the teacher's, both less that of a guess.
+
+    Undecided where row 2 keeps little, too: then nothing was learned that could collapse.
+    """
+
+    def above_chance(of: dict[str, float], row: str) -> float:
+        return (of[row] - of["chance"]) / (of["teacher"] - of["chance"])
+
+    found = _of_rows(run, lambda of: above_chance(of, "1"), is_share=True)
+    kept = [above_chance(of, "2") for of in _by_number(run["rows"]).values() if {"2", "teacher"} <= of.keys()]
+    if found is None or found.value is None or found.value > _COLLAPSED or (kept and fmean(kept) > _COLLAPSED):
+        return found
+    return Number(None, None, None, "seeds", found.num)
+
+
+def lead(run: Json, row: int, but: int | None = None) -> Number | None:
+    """A row's gain over the one before minus the largest gain of another one; row `but` is left out."""
+
+    def quantity(of: dict[str, float]) -> float:
+        gains = {b: of[b] - of[a] for a, b in pairwise("123456") if b != str(but)}
+        return gains.pop(str(row)) - max(gains.values())
+
+    return _of_rows(run, quantity)
+
+
+def step(run: Json, row: int) -> Number | None:
+    """What a row gains over the one before."""
+    return _of_rows(run, lambda of: of[str(row)] - of[str(row - 1)])
+
+
+def _of_rows(run: Json, quantity: Callable[[dict[str, float]], float], is_share: bool = False) -> Number | None:
+    """A quantity of each seed's accuracies; seeds without a row that it needs are left out.
+
+    A gain that is missing may come with more training; that teacher forcing does not collapse needs no more.
+    """
+    values, used = [], []
+    for of in _by_number(run["rows"]).values():
+        try:
+            values.append(quantity(of))
+        except KeyError:
+            continue
+        used.append(of)
+    if not values:
+        return None
+    value, lower, upper = over_seeds(values)
+    num_images = run["rows"][0]["num_images"]
+    if lower is None and num_images:
+        # One seed: at most two standard errors by the number of images.
+        scale = used[0]["teacher"] - used[0]["chance"] if is_share else 1.0
+        half = 2 * sqrt(0.25 / num_images) / scale if is_share else 2 * sqrt(0.5 / num_images)
+        lower, upper = value - half, value + half
+    return Number(value, lower, upper, "seeds", len(values), not is_share and _is_small_ablation(run))
+
+
+def _is_small_ablation(run: Json) -> bool:
+    """Whether the rows saw fewer images than the paper's."""
+    steps = [sum(row["num_steps"].values()) for row in run["rows"] if row.get("num_steps")]
+    return bool(steps) and max(steps) * run["settings"].get("batch_size", _BATCH_SIZE) < PAPER_IMAGES
+
+
+def _by_number(rows: Sequence[Json]) -> dict[int, dict[str, float]]:
+    """Seed -> row number (and `teacher`, `chance`) -> accuracy."""
+    found: dict[int, dict[str, float]] = defaultdict(dict)
+    for row in rows:
+        of = {row["row"][0]: row["accuracy"], "teacher": row["teacher_accuracy"], "chance": row.get("chance") or 0.0}
+        if row.get("refit") is not None:
+            of["6"] = row["refit"]["accuracy"]
+        found[row["seed"]] |= {name: value for name, value in of.items() if value is not None}
+    return found
+
+
+# Table 1 and Figure 5
+
+
+def recovery(run: Json, task: str, k: int) -> Number | None:
+    """Score of a task as a share of the teacher's, of each seed."""
+    raptors = [raptor for raptor in _raptors(run) if raptor["k"] == k]
+    return _over_seeds(_recoveries(run, raptors, task), smaller_budget=_is_small_table(run))
+
+
+def classification_lead(run: Json) -> Number | None:
+    """Whether every k keeps more in classification than in the other tasks, seed by seed: the smallest lead over k."""
+    by_seed: dict[int, list[float]] = defaultdict(list)
+    for raptor in _raptors(run):
+        kept = [_recoveries(run, [raptor], task) for task in ("classify", "segment", "depth")]
+        if all(kept):
+            by_seed[raptor["seed"]].append(kept[0][0] - max(kept[1][0], kept[2][0]))
+    return _over_seeds([min(leads) for leads in by_seed.values()], smaller_budget=_is_small_table(run))
+
+
+def smallest_step(run: Json, score: str) -> Number | None:
+    """The smallest rise of a score from one k to the next."""
+    smallest = [min(b - a for a, b in pairwise(curve)) for curve in _curves(run, score)]
+    return _over_seeds(smallest, smaller_budget=_is_small_table(run))
+
+
+def saturation(run: Json) -> Number | None:
+    """The gain in accuracy from the second to the third k minus half of that from the first to the second."""
+    curves = [curve for curve in _curves(run, "accuracy") if len(curve) > 2]
+    rest = [(curve[2] - curve[1]) - 0.5 * (curve[1] - curve[0]) for curve in curves]
+    return _over_seeds(rest, smaller_budget=_is_small_table(run))
+
+
+def _raptors(run: Json) -> list[Json]:
+    return [cell for name, cell in run["cells"].items() if name != "teacher"]
+
+
+def _recoveries(run: Json, raptors: Sequence[Json], task: str) -> list[float]:
+    own = run["cells"].get("teacher", {}).get("probes", {}).get(task)
+    if own is None:
+        return []
+    shares = [share_kept(raptor["probes"][task], own) for raptor in raptors if task in raptor["probes"]]
+    return [share for share in shares if share is not None]
+
+
+def _is_small_table(run: Json) -> bool:
+    """Whether the surrogates saw fewer images than the paper's."""
+    raptors = _raptors(run)
+    batch_size = run["settings"].get("batch_size") or _BATCH_SIZE
+    return bool(raptors) and sum(raptors[0]["num_steps"].values()) * batch_size < PAPER_IMAGES
+
+
+def _curves(run: Json, score: str) -> list[list[float]]:
+    """The scores over k of each seed that has all of them."""
+    by_k: dict[int, dict[int, float | None]] = defaultdict(dict)
+    for raptor in _raptors(run):
+        value = raptor["probes"]["classify"]["score"] if score == "accuracy" else raptor[score]
+        by_k[raptor["k"]][raptor["seed"]] = value
+    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in by_k.values()))) if len(by_k) > 1 else []
+    curves = [[by_k[k][seed] for k in sorted(by_k)] for seed in seeds]
+    return [[value for value in curve if value is not None] for curve in curves if None not in curve]
+
+
+# Single models
+
+
+def rows_of_table_3(run: Json) -> Number | None:
+    """How many rows of Table 3 the cuts of the authors' own matrix reproduce."""
+    return _counted(sum(run["phases"][k] == lengths for k, lengths in TABLE_3.items()))
+
+
+def above_smooth(run: Json, k: int) -> Number | None:
+    """The contrast of a model's phases minus that of a matrix that changes gradually."""
+    cut = (run.get("evidence") or {}).get(str(k))
+    if cut is None or cut["contrast"] is None or cut["smooth"] is None:
+        return None
+    lower, upper = (end - cut["smooth"] for end in cut["interval"]) if cut["interval"] else (None, None)
+    return Number(cut["contrast"] - cut["smooth"], lower, upper, "images", run["num_images"])
+
+
+def lowest_r2(run: Json) -> Number | None:
+    """The R2 of a surrogate at its worst layer."""
+    r2 = run["curves"]["all"]["r2"]
+    layer = int(np.argmin(r2))
+    lower, upper = (end[layer] for end in run["intervals"]["r2"]["all"])
+    return Number(r2[layer], lower, upper, "images", run["num_images"])
+
+
+def flops_ratio(run: Json) -> Number | None:
+    return _counted(run["costs"]["surrogate"]["flops"] / run["costs"]["teacher"]["flops"])
+
+
+def levin_ratio(run: Json) -> Number | None:
+    return _counted(run["fp32"]["ratio"])
