@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from raptor.surrogate.adapters import matrix_names
 from raptor.vit.view import Context, ViT, first_tensor, with_state
@@ -142,6 +143,18 @@ def uses_places(teacher: ViT) -> bool:
         if not (moved - update[:, order]).norm() <= 1e-5 * update.norm():  # also if they are NaN
             return True
     return False
+
+
+@torch.no_grad()
+def has_image_arguments(teacher: ViT) -> bool:
+    """Whether the model passes its blocks anything beside the state that has one row per image."""
+    size = teacher.preprocess.size
+    weight = next(teacher.model.parameters())
+    shapes = []
+    for batch in (2, 3):
+        _, context = teacher.embed(torch.zeros(batch, 3, size, size).to(weight))
+        shapes.append([leaf.shape for leaf in tree_leaves(context.calls) if isinstance(leaf, Tensor)])
+    return shapes[0] != shapes[1]
 
 
 def double_device(device: torch.device) -> torch.device:

@@ -504,7 +504,7 @@ class DistillStage:
     def losses(self, wrapped: Any, step: int, num_steps: int, propagate: Callable[[Tensor], None]) -> Tensor:
         """The loss of every trained layer, on the device."""
         images, lam = self.stream.batch(step, stage=self.name), self._lam(step, num_steps)
-        layer_losses = self.graphs.run(images, lam)
+        layer_losses = self.graphs.run(images, lam) if self.graphs.enabled else None
         if layer_losses is None:
             loss, layer_losses = wrapped(images, self.name, lam)
             propagate(loss)

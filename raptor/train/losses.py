@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from raptor.data.stream import TrainStream
 from raptor.devices import ONE_PROCESS, Ranks
+from raptor.phases import Phases
 from raptor.streaming import Moments
 from raptor.vit.trajectory import NonFiniteStates, autocast
 from raptor.vit.view import GROUP_NAMES, TokenGroups, ViT
@@ -38,6 +40,47 @@ def token_weights(groups: TokenGroups, weights: Mapping[str, float] | None) -> T
     for name, where in groups.present():
         w_t[where] = given[name] / total / (where.stop - where.start)
     return w_t
+
+
+class Target(NamedTuple):
+    """The weights of a layer's squared error, (T,) or (T, D), and of its cosine, (T,)."""
+
+    weights: Tensor
+    cosine_t: Tensor | None
+
+
+def targets_of(
+    groups: TokenGroups,
+    phases: Phases,
+    variance: Tensor,
+    stage1_weights: Mapping[str, float] | None,
+    last_phase_weights: Mapping[str, float] | None,
+    stage2_weights: Mapping[str, float] | None,
+    cosine: float,
+) -> tuple[list[Target], list[Target]]:
+    """The targets of all layers in stage 1, whose last phase has weights of its own, and in stage 2.
+
+    `variance` is (L, T) or (L, T, D), the divisor of each squared error.
+    """
+    early_t = token_weights(groups, stage1_weights).to(variance.device)
+    last_t = token_weights(groups, last_phase_weights).to(variance.device)
+    joint_t = token_weights(groups, stage2_weights).to(variance.device)
+    num_early = phases.spans[-1][0] - 1
+    stage1 = [early_t] * num_early + [last_t] * (phases.num_layers - num_early)
+    stage2 = [joint_t] * phases.num_layers
+    return _targets(stage1, variance, cosine), _targets(stage2, variance, cosine)
+
+
+def _targets(weights: Sequence[Tensor], variance: Tensor, cosine: float) -> list[Target]:
+    """The target of each layer, whose tokens weigh `weights[layer]`, (T,)."""
+    w_lt = torch.stack(list(weights))
+    w_like_v = w_lt
+    if variance.ndim == 3:
+        w_like_v = w_lt[..., None]
+    squared = (w_like_v / variance).unbind()
+    if not cosine:
+        return [Target(one, None) for one in squared]
+    return [Target(*one) for one in zip(squared, (cosine * w_lt).unbind())]
 
 
 class StateVariance:

@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from raptor.phases import Phases
-from raptor.surrogate.adapters import at_each_depth
+from raptor.surrogate.adapters import Weights, at_each_depth
 from raptor.surrogate.block import Modulation
 from raptor.surrogate.fast import FastBlock, FoldedDepths
 from raptor.surrogate.kernels.attention import takes_kernel
 from raptor.surrogate.surrogate import shared_blocks
+from raptor.surrogate.teacher_blocks import has_image_arguments
 from raptor.train.frozen import FrozenBlock, half_copy
-from raptor.train.losses import at_groups, groups_at, token_weights
+from raptor.train.losses import Target, at_groups, groups_at, targets_of
 from raptor.vit.view import Context, ViT, first_tensor
 
 _MAX_SHAPES = 64  # graphs of one function that a process may compile, two for each batch size
@@ -64,7 +64,6 @@ class DistillStep(nn.Module):
         cosine: how much of `1 - cos` is added to each squared error.
         compile_blocks: compile the teacher's block, and the student's block together with its loss.
         checkpointing: recompute the student's activations in the backward pass.
-        phase: train only this phase (1..k).
         half_teacher: take the targets from a bf16 copy of the teacher (half the memory traffic), for autocast runs.
         sizes: image sizes that batches may have beside the teacher's own.
     """
@@ -81,44 +80,38 @@ class DistillStep(nn.Module):
         cosine: float = 0.0,
         compile_blocks: bool = False,
         checkpointing: bool = False,
-        phase: int | None = None,
         half_teacher: bool = False,
         sizes: Sequence[int] = (),
     ):
         super().__init__()
         teacher.model.eval()
         self.shared_blocks = shared_blocks(student)
+        self.shared_blocks.requires_grad_(True)
         # In a tuple, so that this module does not register it.
-        self._teacher = (half_copy(teacher) if half_teacher else teacher,)
+        self._teacher = (teacher,)
+        if half_teacher:
+            self._teacher = (half_copy(teacher),)
         self.checkpointing = checkpointing
         self.spans = phases.spans
-        self.trained = list(range(phases.k)) if phase is None else [phase - 1]
-        for j, tied in enumerate(self.shared_blocks):
-            tied.requires_grad_(j in self.trained)
         self.depths = torch.arange(1, phases.num_layers + 1, dtype=torch.float32, device=teacher.device)
         self.variance = variance.to(teacher.device)
-        # For each stage and number of tokens, one entry per layer: the weights of the squared error and of the cosine.
-        self.targets: dict[tuple[str, int], list[tuple[Tensor, Tensor | None]]] = {}
+        self.targets: dict[tuple[str, int], list[Target]] = {}  # of each layer, by stage and number of tokens
+        weights = stage1_weights, last_phase_weights, stage2_weights
         for groups in (teacher.groups, *(groups_at(teacher, size) for size in sizes)):
-            early, last, joint = (
-                token_weights(groups, weights).to(teacher.device)
-                for weights in (stage1_weights, last_phase_weights, stage2_weights)
-            )
-            v_lt = at_groups(self.variance, teacher.groups, groups)
-            num_early = self.spans[-1][0] - 1
-            stage1 = torch.stack([early] * num_early + [last] * (phases.num_layers - num_early))
-            for stage, w_lt in (("stage1", stage1), ("stage2", joint.expand_as(stage1))):
-                w_like_v = w_lt if v_lt.ndim == 2 else w_lt[..., None]
-                squared = (w_like_v / v_lt).unbind()
-                angles: Sequence[Tensor | None] = (cosine * w_lt).unbind() if cosine else [None] * len(squared)
-                self.targets[stage, groups.num_tokens] = list(zip(squared, angles))
+            variance_here = at_groups(self.variance, teacher.groups, groups)
+            stage1, stage2 = targets_of(groups, phases, variance_here, *weights, cosine)
+            self.targets["stage1", groups.num_tokens] = stage1
+            self.targets["stage2", groups.num_tokens] = stage2
         self._blocks = _blocks(self.shared_blocks)  # a list: nothing in it is registered a second time
-        self._choose_attention({num for _, num in self.targets} if half_teacher else set())
+        if half_teacher:
+            self._choose_attention(sorted({num_tokens for _, num_tokens in self.targets}))
         # Teacher forcing takes all depths of a phase in one call, unless they differ in more than rows.
-        only_rows = not teacher.depth_conditioned and not _image_arguments(self._teacher[0])
+        only_rows = not teacher.depth_conditioned and not has_image_arguments(self._teacher[0])
         self._one_call = [only_rows and not getattr(block, "is_copy", False) for block in self._blocks]
-        self._run_block, self._advance = _run_block, _advance
-        self._run_depths, self._fold = _run_depths, FoldedDepths(compile_blocks)
+        self._fold = FoldedDepths(compile_blocks)
+        self._run_block = _run_block
+        self._run_depths = _run_depths
+        self._advance = _advance
         if compile_blocks:
             limits = torch._dynamo.config
             limits.recompile_limit = max(limits.recompile_limit, _MAX_SHAPES)  # beyond it a function runs uncompiled
@@ -139,8 +132,10 @@ class DistillStep(nn.Module):
         states, context = self.teacher_states(images)
         if stage == "stage2":
             return self._joint(states, context)
-        if parts is None:
-            parts = Parts(True, True) if isinstance(lam, Tensor) else Parts.of(lam)
+        if parts is None and isinstance(lam, Tensor):
+            parts = Parts(True, True)
+        elif parts is None:
+            parts = Parts.of(float(lam))
         return self._separate(states, context, lam, parts)
 
     @torch.no_grad()
@@ -155,12 +150,13 @@ class DistillStep(nn.Module):
 
     def trained_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Name and parameter of everything that is trained."""
-        return [(n, p) for n, p in self.shared_blocks.named_parameters() if p.requires_grad]
+        return list(self.shared_blocks.named_parameters())
 
     def clip_groups(self, stage: str) -> list[list[nn.Parameter]]:
         """The parameters that are clipped by one norm: each phase on its own in stage 1, everything in stage 2."""
-        groups = [[p for p in self.shared_blocks[j].parameters() if p.requires_grad] for j in self.trained]
-        return groups if stage == "stage1" else [[p for group in groups for p in group]]
+        if stage == "stage1":
+            return [list(tied.parameters()) for tied in self.shared_blocks]
+        return [list(self.shared_blocks.parameters())]
 
     def _joint(self, states: list[Tensor], context: Context) -> tuple[Tensor, Tensor]:
         """Stage 2: the blocks run from `a_0` to the last layer; the mean over all layers."""
@@ -173,7 +169,7 @@ class DistillStep(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Stage 1: the sum over phases of the mean over a phase's layers, mixed with teacher forcing by `lam`."""
         mixed = []
-        for j in self.trained:
+        for j in range(len(self.spans)):
             weighted = []
             known = None
             if parts.autoregressive:
@@ -226,12 +222,13 @@ class DistillStep(nn.Module):
 
     def _all_depths(self, states: list[Tensor], context: Context, j: int, first: int) -> Sequence[Tensor]:
         """The state after each layer of phase `j` from `first` on, from the teacher's state before it, in one call."""
-        tied, last = self.shared_blocks[j], self.spans[j][1]
+        tied = self.shared_blocks[j]
+        last = self.spans[j][1]
         batch = states[0].shape[0]
         args, kwargs = context.calls[first - 1]
         depth_n = self.depths[first - 1 : last]
         modulation = _modulation(tied, depth_n.repeat_interleave(batch))
-        weights = tied.weights(depth_n)  # type: ignore[operator]
+        weights = _adapted(tied, depth_n)
         if weights is not None:
             kwargs = {**kwargs, "weights": weights}
         x_ntd = torch.cat(states[first - 1 : last]).float()
@@ -251,8 +248,7 @@ class DistillStep(nn.Module):
             return checkpoint(self._advance, *inputs, use_reentrant=False, preserve_rng_state=False)
         return self._advance(*inputs)
 
-    def _target(self, state_btd: Tensor, layer: int, stage: str) -> tuple[Tensor, Tensor | None]:
-        """The weights of a layer's squared error, (T,) or (T, D), and of its cosine, (T,)."""
+    def _target(self, state_btd: Tensor, layer: int, stage: str) -> Target:
         return self.targets[stage, state_btd.shape[1]][layer - 1]
 
     def _depths(self, j: int) -> list[Depth]:
@@ -263,22 +259,25 @@ class DistillStep(nn.Module):
         """
         first, last = self.spans[j]
         layers = range(first, last + 1)
-        tied, block = self.shared_blocks[j], self._blocks[j]
+        tied = self.shared_blocks[j]
+        block = self._blocks[j]
         depth_n = self.depths[first - 1 : last]
         modulation = _modulation(tied, depth_n)
         if modulation is not None:
             modulation = modulation.flattened(1)
-        weights = tied.weights(depth_n)  # type: ignore[operator]
+        weights = _adapted(tied, depth_n)
         if isinstance(block, FastBlock):
             folded = self._fold(block, modulation, len(layers), weights)
             return [Depth(layer, None, {"folded": one}) for layer, one in zip(layers, folded)]
         given: list[dict[str, Any]] = [{} for _ in layers]
         if weights is not None:
             given = [{"weights": one} for one in at_each_depth(weights)]
-        rows: Sequence[Modulation | None] = [None] * len(layers) if modulation is None else modulation.unbind()
+        rows: Sequence[Modulation | None] = [None] * len(layers)
+        if modulation is not None:
+            rows = modulation.unbind()
         return [Depth(*one) for one in zip(layers, rows, given)]
 
-    def _choose_attention(self, token_counts: set[int]) -> None:
+    def _choose_attention(self, token_counts: Sequence[int]) -> None:
         """Tell each block that can at which numbers of tokens it takes attention by our kernels.
 
         Known before anything is compiled or captured, because the kernels are checked by running them.
@@ -287,7 +286,7 @@ class DistillStep(nn.Module):
             if isinstance(block, FastBlock | FrozenBlock):
                 head_dim = block.qkv.in_features // block.num_heads
                 device = block.qkv.weight.device
-                fits = [num for num in sorted(token_counts) if takes_kernel(device, num, block.num_heads, head_dim)]
+                fits = [num for num in token_counts if takes_kernel(device, num, block.num_heads, head_dim)]
                 block.kernel_tokens = tuple(fits)
 
 
@@ -297,9 +296,14 @@ def weighted_error(student_btd: Tensor, teacher_btd: Tensor, weights: Tensor, co
     `weights` are (T,), or (T, D) where each coordinate has its own. `cosine_t` (T,) is the weight of an additional
     `1 - cos` per token.
     """
-    s_btd, t_btd = student_btd.float(), teacher_btd.float()  # bf16 cosines gave 1.0 where the truth was .99875
+    # In fp32, whatever the states are: bf16 cosines gave 1.0 where the truth was .99875.
+    s_btd = student_btd.float()
+    t_btd = teacher_btd.float()
     error_btd = (s_btd - t_btd).square()
-    error_bt = error_btd.mean(dim=-1) * weights if weights.ndim == 1 else (error_btd * weights).mean(dim=-1)
+    if weights.ndim == 1:
+        error_bt = error_btd.mean(dim=-1) * weights
+    else:
+        error_bt = (error_btd * weights).mean(dim=-1)
     if cosine_t is not None:
         error_bt = error_bt + (1 - torch.cosine_similarity(s_btd, t_btd, dim=-1)) * cosine_t
     return error_bt.sum(dim=-1).mean()
@@ -323,7 +327,9 @@ def _advance(
     One function, so that one compiled graph holds both and the loss costs no further pass over the state.
     """
     out_btd = block(x_btd, modulation, *args, **kwargs)
-    normed_btd = block.norm_ahead(out_btd) if "normed_btd" in kwargs else None  # type: ignore[operator]
+    normed_btd = None
+    if "normed_btd" in kwargs:
+        normed_btd = block.norm_ahead(out_btd)  # type: ignore[operator]
     return out_btd, normed_btd, weighted_error(out_btd, target_btd, weights, cosine_t)
 
 
@@ -339,21 +345,21 @@ def _run_depths(
 
 
 def _modulation(tied: nn.Module, depth_n: Tensor) -> Modulation | None:
-    return None if tied.conditioning is None else tied.conditioning(depth_n)  # type: ignore[operator]
+    if tied.conditioning is None:
+        return None
+    return tied.conditioning(depth_n)  # type: ignore[operator]
+
+
+def _adapted(tied: nn.Module, depth_n: Tensor) -> Weights | None:
+    """The weights of a block's linear layers at some depths, where its depths have their own."""
+    if tied.adapters is None:
+        return None
+    return tied.adapters(tied.block.layers, depth_n)  # type: ignore[operator, union-attr]
 
 
 def _blocks(tied: nn.ModuleList) -> list[Any]:
     """The module that runs each phase: the fast views of the blocks if all have one, otherwise the blocks."""
     views: list[Any] = [one.fast for one in tied]
-    return [one.block for one in tied] if None in views else views
-
-
-@torch.no_grad()
-def _image_arguments(teacher: ViT) -> bool:
-    """Whether the model passes its blocks anything beside the state that has one row per image."""
-    size, weight = teacher.preprocess.size, next(teacher.model.parameters())
-    shapes = []
-    for batch in (2, 3):
-        _, context = teacher.embed(torch.zeros(batch, 3, size, size).to(weight))
-        shapes.append([leaf.shape for leaf in tree_leaves(context.calls) if isinstance(leaf, Tensor)])
-    return shapes[0] != shapes[1]
+    if None in views:
+        return [one.block for one in tied]
+    return views
