@@ -15,8 +15,9 @@ from raptor.data.preprocess import Preprocess
 from raptor.run import RunError
 from raptor.streaming import Result, folder_of
 from raptor.vit.builders import check_recorded
+from raptor.vit.names import ASSETS
 from raptor.vit.open import DTYPES, Source, given_options, open_vit, refuse_options
-from raptor.vit.saved import Saved, describe_surrogate, find_teacher_files, saved_folder
+from raptor.vit.saved import Saved, describe_surrogate, find_teacher_files, is_built_in, saved_folder
 from raptor.vit.view import ViT
 from raptor.vit.weights import same_weights
 
@@ -168,6 +169,9 @@ def _open_teacher(
     name = str(made_from["model"])
     own = None if isinstance(source, ViT) else saved_folder(str(source))
     of_teacher = saved_folder(name)
+    if is_built_in(own) and not is_built_in(of_teacher):  # a folder of the built-in teacher's name is here
+        of_teacher = ASSETS / name
+        name = str(of_teacher)
     if own is not None and of_teacher is not None and own.resolve() == of_teacher.resolve():
         raise RunError(f"{source} names itself as its teacher: name the model it was made from with --teacher")
     for path in (name, options.get("weights")):

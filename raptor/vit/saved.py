@@ -118,16 +118,30 @@ def _layers_of(source: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, A
 
 
 def saved_folder(text: str) -> Path | None:
-    """The folder with `config.json` that `text` names: a built-in, a saved model, or a run folder's surrogate."""
+    """The folder with `config.json` that `text` names: a saved model, a run folder's surrogate or teacher, a built-in.
+
+    A folder of a built-in's name that is here wins. Where it is a run that holds no model yet, nothing is named:
+    the built-in would be measured in place of the run.
+    """
     path = Path(text).expanduser()
-    places = [path / "surrogate", path / "teacher", path]
-    if text.replace("-", "").isalnum():
-        places.insert(0, ASSETS / text)
-    for place in places:
-        config = place / "config.json"
-        if config.is_file() and b"raptor" in _first_bytes(config):
+    for place in (path / "surrogate", path / "teacher", path):
+        if _holds_model(place):
             return place
+    is_run = (path / "config.yaml").is_file()
+    is_name = text.replace("-", "").isalnum()
+    if is_name and not is_run and _holds_model(ASSETS / text):
+        return ASSETS / text
     return None
+
+
+def is_built_in(folder: Path | None) -> bool:
+    """Whether a saved model is one of those that come with the package."""
+    return folder is not None and folder.parent == ASSETS
+
+
+def _holds_model(folder: Path) -> bool:
+    config = folder / "config.json"
+    return config.is_file() and b"raptor" in _first_bytes(config)
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -228,7 +242,7 @@ def find_teacher_files(folder: Path, teacher: dict[str, Any]) -> dict[str, Any]:
 
 def _local(text: Any) -> Path | None:
     """A file or folder that a name stands for and that is there; None for a built-in or a model of a library."""
-    if not text or (str(text).isidentifier() and (ASSETS / str(text)).is_dir()):
+    if not text or is_built_in(saved_folder(str(text))):
         return None
     path = Path(str(text)).expanduser()
     return path if path.exists() else None

@@ -299,3 +299,29 @@ def test_a_pair_names_its_two_models() -> None:
     assert pair.surrogate is not None and len(pair.surrogate.phases or ()) == 2 and pair.teacher.name == "scenes"
     plain = open_pair("scenes")
     assert plain.surrogate is None and plain.teacher.name == "scenes"
+
+
+def test_a_folder_that_is_here_wins_over_a_built_in_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built_in = open_vit("scenes")
+    own = open_vit("timm/vit_tiny_patch16_224", pretrained=False, **TINY)
+    monkeypatch.chdir(tmp_path)
+    save_vit(own, Path("scenes"))
+    assert fingerprint(open_vit("scenes").model) == fingerprint(own.model)
+    _, teacher = open_pair("scenes-k2")  # the built-in surrogate keeps its own teacher
+    assert fingerprint(teacher.model) == fingerprint(built_in.model)
+    save_vit(make_surrogate(own, [1, 2]), Path("scenes-k2/surrogate"))
+    surrogate, teacher = open_pair("scenes-k2", teacher="scenes")
+    assert surrogate is not None and surrogate.dim == own.dim
+    assert fingerprint(teacher.model) == fingerprint(own.model)
+
+
+def test_a_run_without_a_model_yet_is_not_taken_for_the_built_in_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("scenes-k3").mkdir()
+    Path("scenes-k3/config.yaml").write_text("model: scenes\n")
+    with pytest.raises(ValueError, match="scenes-k3 is not finished"):
+        open_pair("scenes-k3")
