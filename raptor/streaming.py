@@ -31,7 +31,7 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
 )
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, core_schema, from_json
 from torch import Tensor
 
 from raptor.devices import Ranks
@@ -471,6 +471,8 @@ def decode(kind: Any, saved: Any) -> Any:
 def decode_text(kind: Any, text: str) -> Any:
     """JSON text as an object of type `kind`; ValueError as by `decode`."""
     try:
+        # We write null where a number is not finite; NaN would pass for a number here, and no browser reads it.
+        from_json(text, allow_inf_nan=False)
         return _adapter(kind).validate_json(text)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_context=False, include_input=False)[0]

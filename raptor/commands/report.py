@@ -91,6 +91,8 @@ def report(
     path = Path(out) if out else results.folder / "report.html"
     if path.is_dir():
         raise RunError(f"{path} is a folder: give the page's own name with --out, such as {path / 'report.html'}")
+    if path.suffix not in (".html", ".htm"):
+        raise RunError(f"{path} would not open as a page: give a name with --out that ends in .html")
     check_folder(path.parent)
     if images == 0:
         results.images = None

@@ -81,7 +81,11 @@ class Curves(Record):
                 if metric not in of_group:
                     raise ValueError(f"{group}.{metric}: Field required")
                 curves[metric][group] = of_group[metric]
-        num_layers = len(next(iter(curves["r2"].values()))) if found else 0
+        num_layers = max((values.size for values in curves["r2"].values()), default=0)
+        for metric, by_group in curves.items():
+            for group, values in by_group.items():
+                if values.shape != (num_layers,):
+                    raise ValueError(f"{group}.{metric}: Input should be a number for each of {num_layers} layers")
         none = np.zeros((0, num_layers, len(found)))
         return cls(
             tuple(found),

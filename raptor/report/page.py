@@ -19,6 +19,15 @@ from raptor.run import RunError
 _HERE = Path(__file__).parent
 _MAX_DATA = 2_000_000
 _MAX_PAGE = 6_000_000
+_FILES = {
+    "phases": "phases.json",
+    "fidelity": "certificate.json, complexity.json or summary.json",
+    "probes": "a probe's JSON",
+    "dynamics": "dynamics.json",
+    "basins": "dynamics.json",
+    "interventions": "interventions.json",
+    "images": "images.json",
+}
 # Nothing may be fetched; plotly's WebGL code makes functions from text.
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -49,12 +58,13 @@ def build_page(results: Results) -> str:
 
 def build_section(make: Callable[[Results], Section], results: Results) -> Section:
     """One section; a file that is JSON but of another form is damage, and named as such."""
+    name = make.__name__
     try:
         return make(results)
     except (KeyError, TypeError, IndexError, AttributeError, ValueError, StopIteration) as error:
         reason = f"{type(error).__name__}: {error}"
         raise RunError(
-            f"{results.folder} cannot be shown: the results for {make.__name__!r} have not the expected form "
+            f"{results.folder} cannot be shown: {_FILES.get(name, name)} has not the expected form "
             f"({reason}): run the command that made them again"
         ) from error
 

@@ -28,6 +28,7 @@ from raptor.vit.view import ModelFacts, ViT
 
 _File = TypeVar("_File", bound=ResultFile)
 TASKS = ("classify", "segment", "depth")
+_BESIDE = ("complexity", "interventions", "images")  # written with another file, and replaced with it
 
 
 @dataclass
@@ -63,8 +64,8 @@ class Results:
     training: list[TrainingLoss] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
 
-    def provenance(self) -> dict[str, Provenance]:
-        """Where each file that is there came from, by its name without `.json`."""
+    def files(self) -> dict[str, Any]:
+        """The files that are there, by their names without `.json`."""
         files: dict[str, Any] = {
             "summary": self.summary,
             "phases": self.phases,
@@ -75,7 +76,11 @@ class Results:
             "interventions": self.interventions,
             "images": self.images,
         }
-        return {name: _provenance(file) for name, file in files.items() if file is not None}
+        return {name: file for name, file in files.items() if file is not None}
+
+    def provenance(self) -> dict[str, Provenance]:
+        """Where each file that is there came from, by its name without `.json`."""
+        return {name: _provenance(file) for name, file in self.files().items()}
 
     def leave_out(self, name: str) -> None:
         """Forget a file, by its name without `.json`, and what the same command wrote beside it."""
@@ -203,13 +208,11 @@ def _read_all(folder: Path) -> Results:
 
 def _subjects(results: Results) -> dict[str, Subject]:
     """What each file is about, by its name without `.json`; files about several models are left out."""
-    files: dict[str, Any] = {
-        "phases": results.phases,
-        "dynamics": results.dynamics,
-        "certificate": results.certificate,
-        **{f"probe-{task}": report for task, report in results.probes.items()},
-    }
-    return {name: file.subject for name, file in files.items() if file is not None and file.subject is not None}
+    subjects = {}
+    for name, file in results.files().items():
+        if file.subject is not None:
+            subjects[name] = file.subject
+    return subjects
 
 
 def check_results_of(folder: Path, surrogate: ViT | None, model: ViT, replaced: Collection[str]) -> None:
@@ -222,12 +225,12 @@ def check_results_of(folder: Path, surrogate: ViT | None, model: ViT, replaced: 
         held = {} if saved_folder(str(folder.absolute())) else _subjects(_read_all(folder))
     except RunError:  # no results yet, or a damaged file
         return
-    kept = {name: subject for name, subject in held.items() if name not in replaced}
+    kept = [name for name in held if name not in replaced and name not in _BESIDE]
     if not kept:
         return
     own = Subject.of(model, surrogate=surrogate)
-    for name, subject in kept.items():
-        others = other_models(own, subject)
+    for name in kept:
+        others = other_models(own, held[name])
         if others:
             raise RunError(f"{folder} holds results of {' and '.join(others)} ({name}.json): choose another --out")
 

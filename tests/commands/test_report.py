@@ -34,6 +34,13 @@ def test_the_page_goes_where_out_says(run: Path, tmp_path: Path, capsys: pytest.
     assert not (run / "report.html").exists()
 
 
+def test_a_page_does_not_take_the_place_of_a_result(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (run / "phases.json").read_bytes()
+    assert main(["report", str(run), "--images", "0", "--out", str(run / "phases.json")]) == 2
+    assert "give a name with --out that ends in .html" in capsys.readouterr().err
+    assert (run / "phases.json").read_bytes() == before
+
+
 def test_the_page_of_a_result(run: Path) -> None:
     """In Python a Path or a command's own result stands for its folder, and the page for its file."""
     found = phases(["scenes"], k=[2], num_images=4, out=str(run / "other"), device="cpu", twin=False)

@@ -237,3 +237,40 @@ def test_a_certificate_of_other_weights_by_the_same_name_is_left_out(run_of: Run
     replace(results.certificate, subject=replace(subject, teacher_weights="another")).write(folder)
     found = read_results(folder)
     assert found.certificate is None and "is of other weights of" in found.notes["certificate"]
+
+
+def test_the_complexity_of_another_surrogate_is_left_out(run_of: RunOf) -> None:
+    folder = run_of("phases.json", "certificate.json", "complexity.json")
+    results = read_results(folder)
+    assert results.certificate is not None and results.certificate.subject is not None
+    other = replace(results.certificate.subject, model="raptor k=2 of scenes", weights="another")
+    assert results.complexity is not None
+    replace(results.complexity, subject=other).write(folder)
+    (folder / "phases.json").unlink()
+    found = read_results(folder)
+    assert found.certificate is not None and found.complexity is None
+    assert found.notes["complexity"].startswith("complexity.json is of raptor k=2 of scenes, not of")
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "value"),
+    [
+        ("complexity.json", ("fp16", "ratio"), float("nan")),
+        ("dynamics.json", ("teacher", "direction", "norm", "cls", "mean", 0), float("nan")),
+        ("certificate.json", ("curves", "patches", "r2"), None),
+        ("certificate.json", ("nulls", "mean", "cls", "relative"), [0.5]),
+        ("interventions.json", ("surrogate", "extrapolation", "spreads", "speed", "all", "mean"), None),
+    ],
+)
+def test_a_value_that_is_no_number_is_refused_with_the_name_of_its_file(
+    run_of: RunOf, name: str, keys: tuple[str | int, ...], value: object
+) -> None:
+    folder = run_of(name)
+    saved = json.loads((folder / name).read_text())
+    part = saved
+    for key in keys[:-1]:
+        part = part[key]
+    part[keys[-1]] = value
+    (folder / name).write_text(json.dumps(saved))
+    with pytest.raises(RunError, match=name):
+        build_page(read_results(folder))
