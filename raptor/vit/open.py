@@ -177,7 +177,7 @@ def _open_module(
 def _split_source(text: str, weights: str | None) -> tuple[str, str | None]:
     """The name of a model and its weight file, of a name with a file after its `@` or of a file alone."""
     given = text
-    if is_weight_file(text):
+    if is_weight_file(text) and not text.startswith(("timm/", "hf/", "hub/")):
         text = named_for(text)
         print(f"{given} fits {text.partition('@')[0]} alone: opened as that model", file=sys.stderr)
     name, _, file = text.partition("@")
