@@ -19,6 +19,7 @@ import torch
 
 from raptor import iterate, open_data, open_vit
 from raptor.data.stream import Batch
+from raptor.phases import Phases
 from raptor.provenance import Provenance
 from raptor.recurrence.correct import measure_correction
 from raptor.recurrence.depth import measure_depth
@@ -62,7 +63,7 @@ def depth(teacher: ViT, surrogate: ViT, batches: list[Batch]) -> dict[str, Any]:
             rules[f"random {probability}"] = RandomSkip(probability)
         assert surrogate.phases is not None
         rules["one step fewer"] = FixedLengths([max(1, length - 1) for length in surrogate.phases])
-        points = measure_depth(vit, teacher, batches, rules, phases=surrogate.phases)
+        points = measure_depth(vit, teacher, batches, rules, phases=Phases(tuple(surrogate.phases)))
         found[vit.name] = [asdict(point) for point in points]
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -194,3 +195,11 @@ def test_given_phases_leave_nothing_to_cut_by_tokens(tmp_path, capsys: pytest.Ca
     assert "no effect" not in capsys.readouterr().err
     tiny_run(tmp_path / "b", phases=[2, 2], tokens="all", budget="2steps")
     assert "--tokens all has no effect: --phases says where depth is cut" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_training_takes_gradients_whatever_the_callers_mode(mode: type, tmp_path: Path) -> None:
+    plain = blocks_of(tiny_run(tmp_path / "plain", budget="4steps"))
+    with mode():
+        found = blocks_of(tiny_run(tmp_path / "within", budget="4steps"))
+    assert found.keys() == plain.keys() and all(torch.equal(found[name], plain[name]) for name in plain)
