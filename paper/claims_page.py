@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from claims import PLACES, SECTIONS, Verdict, find_runs, label_among
+from claims import PLACES
+from run_claims import find_runs, label_among
 from sweep import Json, data_label, markdown
+from verdict import SECTIONS, Verdict
 
 RECIPES = Path(__file__).parent / "recipes"
 _INTRO = """# The paper's claims

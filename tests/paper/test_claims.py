@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import claims
+import model_claims
 import pytest
-from claims import Claim, Claims, Verdict, judge, once_per_model
+import quantities
+from claims import Claims, once_per_model
 from claims_page import claims_page, experiments_page, read_header
 from quantities import Number
+from run_claims import without_gaps
 from sweep import Json
+from verdict import SECTIONS, Claim, Verdict, judge
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "paper" / "results"
@@ -59,11 +63,11 @@ def test_a_counted_number_on_its_bound_does_not_meet_it() -> None:
 
 
 def test_every_number_of_the_claims_is_a_function() -> None:
-    lines = [line for section in claims.SECTIONS.values() for line in section["claims"]]
+    lines = [line for section in SECTIONS.values() for line in section["claims"]]
     assert len(lines) > 100
     for line in lines:
         assert {"place", "says"} <= set(line), line
-        assert "number" not in line or callable(getattr(claims.quantities, line["number"][0])), line
+        assert "number" not in line or callable(getattr(quantities, line["number"][0])), line
 
 
 def test_the_committed_files_are_what_the_recorded_results_give(
@@ -158,7 +162,7 @@ def test_a_run_does_not_repeat_what_only_another_has_measured() -> None:
     gap = Claim(place="Table 1", says="a", source="two")
     nowhere = [Claim(place="Table 1", says="b", source=source) for source in ("one", "two")]
     paper = Claim(place="Table 1", says="a")
-    assert claims._without_gaps([measured, gap, *nowhere, paper]) == [measured, nowhere[0], paper]
+    assert without_gaps([measured, gap, *nowhere, paper]) == [measured, nowhere[0], paper]
 
 
 def model_with(**estimates: tuple[float, float, int]) -> Json:
@@ -173,7 +177,7 @@ def model_with(**estimates: tuple[float, float, int]) -> Json:
 def write(folder: Path, **models: Json) -> list[Claim]:
     for name, model in models.items():
         (folder / f"{name.replace('_', '-')}.json").write_text(json.dumps(model))
-    found, _ = claims.depth_claims(folder)
+    found, _ = model_claims.depth_claims(folder)
     return [claim for claim in found if claim.source]
 
 
@@ -231,7 +235,7 @@ def test_three_untrained_seeds_tell_what_training_made_of_one_model() -> None:
 
     def number(*values: float, seeds: tuple[int, ...] = (0, 1, 2)) -> Any:
         twins = [{**model_with(**{key: (value, value, 64)}), "seed": seed} for seed, value in zip(seeds, values)]
-        return claims._difference(model, twins, key)
+        return model_claims._difference(model, twins, key)
 
     found = number(0.1, 0.12, 0.08)
     assert found.num == 3 and judge(found, 0, None) is AGREES

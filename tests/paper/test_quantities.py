@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import quantities
-from claims import Verdict, judge
 from estimates import correlation, over_seeds
 from quantities import Number
 from scipy import stats
 from stochastic_depth import statistics
 from sweep import Json
+from verdict import Verdict, judge
 
 AGREES, DISAGREES, UNDETERMINED, NOT_TESTED = Verdict
 

@@ -1,0 +1,128 @@
+"""A claim of the paper, and the rule of its verdict.
+
+A claim says that a number lies between its bounds. It agrees where the whole 95 % interval does, disagrees where the
+whole interval lies outside, and is undetermined in between. What depends on training needs at least three seeds, what
+is measured of a given model an interval over images; with less than that it is undetermined. A run on a smaller budget
+than the paper's may confirm what a surrogate reaches, but not refute it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+import quantities
+import yaml
+from quantities import Number
+from sweep import Json
+
+ROOT = Path(__file__).parents[1]
+SECTIONS: Json = yaml.safe_load((Path(__file__).parent / "claims.yaml").read_text())
+_ENOUGH = {"images": 16, "seeds": 3, "runs": 3, "counted": 0}
+
+
+class Verdict(StrEnum):
+    """What an experiment says about a claim."""
+
+    AGREES = "agrees"
+    DISAGREES = "disagrees"
+    UNDETERMINED = "undetermined"
+    NOT_TESTED = "not tested at this budget"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One claim of the paper on one teacher: a row of the page.
+
+    Attributes:
+        place, says: where the paper makes it, and what it says. on: the teacher and the data.
+        number: what decides; None where nothing was measured. above, below: its bounds.
+        untrained: the same number of untrained models of the same make, each with its cut where that counts.
+        source: the JSON file. command: what made it. machine: where it ran. figure: the picture.
+        recipe: what would test the claim, where it was not tested.
+    """
+
+    place: str
+    says: str
+    on: str = ""
+    number: Number | None = None
+    above: float | None = None
+    below: float | None = None
+    untrained: tuple[tuple[Number, str], ...] = ()
+    source: str = ""
+    command: str = ""
+    machine: str = ""
+    figure: str = ""
+    recipe: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        return judge(self.number, self.above, self.below)
+
+    @property
+    def untrained_too(self) -> bool | None:
+        """Whether every untrained model beside it meets the bounds, too; None where there is none."""
+        if not self.untrained:
+            return None
+        verdicts = [judge(number, self.above, self.below) for number, _ in self.untrained]
+        return all(verdict is Verdict.AGREES for verdict in verdicts)
+
+    def to_dict(self) -> Json:
+        saved = dict(vars(self))
+        saved["number"] = None if self.number is None else vars(self.number)
+        saved["untrained"] = [{**vars(number), "cut": cut} for number, cut in self.untrained]
+        return {**saved, "untrained_too": self.untrained_too, "verdict": str(self.verdict)}
+
+
+def judge(number: Number | None, above: float | None, below: float | None) -> Verdict:
+    """The verdict on a claim that the number lies between the bounds."""
+    if number is None or number.value is None or not isfinite(number.value):
+        return Verdict.NOT_TESTED
+    verdict = _by_interval(number, -inf if above is None else above, inf if below is None else below)
+    if verdict is Verdict.DISAGREES and number.smaller_budget:
+        return Verdict.NOT_TESTED
+    return verdict if number.num >= _ENOUGH[number.basis] else Verdict.UNDETERMINED
+
+
+def _by_interval(number: Number, above: float, below: float) -> Verdict:
+    """The verdict that the interval gives, however few seeds or images it rests on."""
+    if number.lower is None or number.upper is None:
+        return Verdict.UNDETERMINED
+    if number.lower > above and number.upper < below:
+        return Verdict.AGREES
+    is_outside = number.upper <= above or number.lower >= below
+    return Verdict.DISAGREES if is_outside else Verdict.UNDETERMINED
+
+
+def claim_of(line: Json, section: Json, says: str | None = None, **given: Any) -> Claim:
+    """A line of claims.yaml as a claim."""
+    fields = {"place": line["place"].replace("{base}", ""), "says": says or line["says"]}
+    fields["recipe"] = section.get("recipe", "")
+    fields |= {name: line[name] for name in ("above", "below", "recipe") if name in line}
+    return Claim(**{**fields, **given})
+
+
+def read(path: Path) -> Json:
+    found: Json = json.loads(path.read_text())
+    return found
+
+
+def place_of(path: Path) -> str:
+    """The path as it stands in claims.json: below the repository where it is there."""
+    return os.path.relpath(path, ROOT) if path.resolve().is_relative_to(ROOT) else str(path)
+
+
+def number_of(line: Json, run: Json, **names: object) -> Number | None:
+    """The number that a line names, of a run."""
+    if "number" not in line:
+        return None
+    function, *arguments = line["number"]
+    filled = [argument.format(**names) if isinstance(argument, str) else argument for argument in arguments]
+    measure: Callable[..., Number | None] = getattr(quantities, function)
+    return measure(run, *filled)
