@@ -10,17 +10,18 @@ from typing import Any
 from raptor.phases import Phases
 
 _PHASE_COLOURS = 7  # phases beyond that take the colours again, from the first
+_DRAWING_WIDTH = 1000
+_MAX_STEP = 72  # few blocks are not drawn as wide as the page
+_MIN_STEP_WITH_NUMBER = 24  # narrower blocks have no room for their number
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], numeric: bool = True) -> str:
     """A table; the first column is a heading of its row."""
-    heads = "".join(f'<th scope="col">{escape(str(h))}</th>' for h in head)
-    body = "".join(
-        f'<tr><th scope="row">{escape(str(first))}</th>'
-        + "".join(f"<td>{escape(str(cell))}</td>" for cell in rest)
-        + "</tr>"
-        for first, *rest in rows
-    )
+    heads = "".join(f'<th scope="col">{escape(str(name))}</th>' for name in head)
+    body = ""
+    for first, *rest in rows:
+        cells = "".join(f"<td>{escape(str(cell))}</td>" for cell in rest)
+        body += f'<tr><th scope="row">{escape(str(first))}</th>{cells}</tr>'
     kind = "numbers" if numeric else "words"
     return (
         f'<div class="scroll" tabindex="0"><table class="{kind}"><thead><tr>{heads}</tr></thead>'
@@ -30,11 +31,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], numeric: bool = Tr
 
 def cards(items: Iterable[tuple[str, str, str]]) -> str:
     """Large numbers: (value, what it is, a remark)."""
-    boxes = "".join(
-        f'<div class="card"><div class="value">{escape(value)}</div><div class="what">{escape(what)}</div>'
-        f'<div class="remark">{escape(remark)}</div></div>'
-        for value, what, remark in items
-    )
+    boxes = ""
+    for value, what, remark in items:
+        boxes += (
+            f'<div class="card"><div class="value">{escape(value)}</div><div class="what">{escape(what)}</div>'
+            f'<div class="remark">{escape(remark)}</div></div>'
+        )
     return f'<div class="cards">{boxes}</div>'
 
 
@@ -52,29 +54,35 @@ def command(text: str) -> str:
 
 def depth_drawing(num_layers: int, phases: Sequence[int] | None) -> str:
     """The blocks of the model in a row, coloured by phase, and below them the tied blocks with their counts."""
+    step = min(_DRAWING_WIDTH / num_layers, _MAX_STEP)
+    gap = min(4.0, step / 6)
+    left = (_DRAWING_WIDTH - num_layers * step) / 2
     cut = Phases.from_lengths(phases) if phases and sum(phases) == num_layers else None
-    step = min(1000 / num_layers, 72)
-    left, gap = (1000 - num_layers * step) / 2, min(4.0, step / 6)
     parts = []
     for layer in range(num_layers):
-        x = left + layer * step + gap / 2
-        fill = "phase-none" if cut is None else f"phase-{cut.phase_of(layer + 1) % _PHASE_COLOURS}"
-        parts.append(f'<rect class="{fill}" x="{x:.1f}" y="20" width="{step - gap:.1f}" height="56" rx="5"/>')
-        if step > 24:
-            parts.append(f'<text x="{x + (step - gap) / 2:.1f}" y="53">{layer + 1}</text>')
-    for j, (first, last) in enumerate(cut.spans if cut else []):
-        start_x, end_x = left + (first - 1) * step + gap / 2, left + last * step - gap / 2
-        middle, fill = (start_x + end_x) / 2, f"phase-{j % _PHASE_COLOURS}"
-        parts.append(
-            f'<path class="bracket" d="M{start_x:.1f} 88 v10 H{end_x:.1f} v-10 M{middle:.1f} 98 v18"/>'
-            f'<rect class="{fill}" x="{middle - 30:.1f}" y="120" width="60" height="56" rx="12"/>'
-            f'<text x="{middle:.1f}" y="154">B{j + 1}</text>'
-            f'<text class="count" x="{middle:.1f}" y="200">× {last - first + 1}</text>'
-        )
-    height = 212 if cut else 96
-    words = f"{num_layers} blocks" + (f" in {cut.k} phases: {cut}" if cut else "")
+        x, width = left + layer * step + gap / 2, step - gap
+        colour = "none" if cut is None else cut.phase_of(layer + 1) % _PHASE_COLOURS
+        parts.append(f'<rect class="phase-{colour}" x="{x:.1f}" y="20" width="{width:.1f}" height="56" rx="5"/>')
+        if step > _MIN_STEP_WITH_NUMBER:
+            parts.append(f'<text x="{x + width / 2:.1f}" y="53">{layer + 1}</text>')
+    words, height = f"{num_layers} blocks", 96
+    if cut is not None:
+        words, height = f"{words} in {cut.k} phases: {cut}", 212
+        for j, (first, last) in enumerate(cut.spans):
+            start, end = left + (first - 1) * step + gap / 2, left + last * step - gap / 2
+            parts.append(_tied_block(j, start, end, last - first + 1))
+    drawing = "".join(parts)
+    return f'<svg class="depth" viewBox="0 0 1000 {height}" role="img" aria-label="{escape(words)}">{drawing}</svg>'
+
+
+def _tied_block(phase: int, start: float, end: float, count: int) -> str:
+    """A bracket under the blocks of a phase, and below it the block that repeats."""
+    middle = (start + end) / 2
     return (
-        f'<svg class="depth" viewBox="0 0 1000 {height}" role="img" aria-label="{escape(words)}">{"".join(parts)}</svg>'
+        f'<path class="bracket" d="M{start:.1f} 88 v10 H{end:.1f} v-10 M{middle:.1f} 98 v18"/>'
+        f'<rect class="phase-{phase % _PHASE_COLOURS}" x="{middle - 30:.1f}" y="120" width="60" height="56" rx="12"/>'
+        f'<text x="{middle:.1f}" y="154">B{phase + 1}</text>'
+        f'<text class="count" x="{middle:.1f}" y="200">× {count}</text>'
     )
 
 

@@ -97,13 +97,21 @@ def _section(section: Section) -> str:
     head = f'<section id="{section.id}"><h2>{escape(section.title)}</h2>'
     if section.hint and not section.charts and not section.html and not section.after:
         return f"{head}{_hint(section)}</section>"
-    lead = paragraph(section.lead, "lead") if section.lead else ""
-    controls = f'<div class="controls" data-section="{section.id}"></div>' if section.controls else ""
-    charts = "".join(_chart(chart) for chart in section.charts)
-    grid = f'<div class="grid">{charts}</div>' if charts else ""
-    notes = paragraph(section.hint_reason, "caption") if section.hint_reason and not section.hint else ""
-    hint = _hint(section) if section.hint else ""
-    return f"{head}{lead}{section.html}{controls}{grid}{section.after}{notes}{hint}</section>"
+    parts = [head]
+    if section.lead:
+        parts.append(paragraph(section.lead, "lead"))
+    parts.append(section.html)
+    if section.controls:
+        parts.append(f'<div class="controls" data-section="{section.id}"></div>')  # page.js fills it
+    if section.charts:
+        charts = "".join(_chart(chart) for chart in section.charts)
+        parts.append(f'<div class="grid">{charts}</div>')
+    parts.append(section.after)
+    if section.hint:
+        parts.append(_hint(section))
+    elif section.hint_reason:
+        parts.append(paragraph(section.hint_reason, "caption"))
+    return f"{''.join(parts)}</section>"
 
 
 def _hint(section: Section) -> str:

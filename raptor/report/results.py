@@ -130,7 +130,9 @@ class Results:
         for file in (self.certificate, self.distilled, self.dynamics):
             if file is not None and file.phases:
                 return list(file.phases)
-        chosen = self.phases.models[0].chosen if self.phases is not None and self.phases.models else None
+        if self.phases is None or not self.phases.models:
+            return None
+        chosen = self.phases.models[0].chosen
         return None if chosen is None else list(chosen)
 
     @property
@@ -146,23 +148,32 @@ class Results:
         found, facts = self.certificate, self.facts
         if found is None:
             return []
-        size = found.image_size if facts is not None and found.image_size != facts.image_size else None
-        words = (("on", self.other_images), ("at", size and f"{size} px"), ("against", found.other_teacher))
-        return [f"{word} {what}" for word, what in words if what]
+        words = []
+        if self.other_images:
+            words.append(f"on {self.other_images}")
+        if facts is not None and found.image_size != facts.image_size:
+            words.append(f"at {found.image_size} px")
+        if found.other_teacher:
+            words.append(f"against {found.other_teacher}")
+        return words
 
     @property
     def curves(self) -> Curves | None:
         """Error curves of the surrogate: those of the certificate, else of the run's own validation."""
         if self.certificate is not None:
             return self.certificate.curves
-        return None if self.distilled is None else Curves.from_dict(self.distilled.validation.curves)
+        if self.distilled is not None:
+            return Curves.from_dict(self.distilled.validation.curves)
+        return None
 
     @property
     def verdict(self) -> Verdict | None:
         """The verdict of the certificate, else of the run's own validation."""
         if self.certificate is not None:
             return self.certificate.judged
-        return None if self.distilled is None else self.distilled.verdict
+        if self.distilled is not None:
+            return self.distilled.verdict
+        return None
 
     @property
     def facts(self) -> ModelFacts | None:
@@ -171,8 +182,11 @@ class Results:
             return self.summary.teacher
         if self.phases is not None and self.phases.models:
             entries = self.phases.models
-            return next((entry for entry in entries if not entry.model.phases), entries[0]).model
-        return None if self.dynamics is None else self.dynamics.teacher.model
+            plain = [entry for entry in entries if not entry.model.phases]
+            return (plain or entries)[0].model
+        if self.dynamics is not None:
+            return self.dynamics.teacher.model
+        return None
 
 
 def read_results(folder: Path) -> Results:
