@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -37,9 +37,6 @@ class Interventions(Record):
         if self.extrapolation is not None:
             lines.append(self.extrapolation.finding())
         return lines
-
-    def to_dict(self) -> dict[str, Any]:
-        return {name: part for name, part in super().to_dict().items() if part is not None}
 
 
 @dataclass

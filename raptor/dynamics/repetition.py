@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +16,8 @@ from torch import Tensor
 from raptor.devices import full_precision
 from raptor.dynamics.effects import Effects, Predict, by_group, clean_batches, default_predict, run_blocks
 from raptor.dynamics.states import mean_by_group, unit
-from raptor.phases import Phases, check_phases
-from raptor.streaming import Array, ImageMoments, Record, Spread, decode, jsonable
+from raptor.phases import check_phases
+from raptor.streaming import ImageMoments, Record, Spread
 from raptor.surrogate.surrogate import Step, surrogate_spec
 from raptor.vit.trajectory import at_least_float32
 from raptor.vit.view import ViT, first_tensor
@@ -34,7 +33,7 @@ class Repetition(Record):
     phase, `(counts,)`. agreement: by phase, or None.
     """
 
-    phases: Phases
+    phases: list[int]
     counts: list[list[int]]
     angle: list[dict[str, Spread]]
     exit_angle: list[dict[str, Spread]]
@@ -56,62 +55,6 @@ class Repetition(Record):
             kept = [spread.mean[c] for spread, c in zip(self.agreement, doubled)]
             text += f". With a phase doubled {_range(kept, '.0%')} of predictions stay"
         return text + "."
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One row for each phase and count."""
-        rows = []
-        for j, counts in enumerate(self.counts):
-            for c, count in enumerate(counts):
-                row: dict[str, Any] = {"phase": j + 1, "length": self.phases[j], "times": count}
-                for name, spread in self.angle[j].items():
-                    row[f"turn_{name}"] = float(spread.mean[c])
-                row["exit_turn_all"] = float(self.exit_angle[j]["all"].mean[c])
-                if self.agreement is not None:
-                    row["agreement"] = float(self.agreement[j].mean[c])
-                rows.append(row)
-        return rows
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "finding": self.finding(),
-            "num_images": self.num_images,
-            "phases": list(self.phases),
-            "rows": self.rows(),
-            "spreads": {"turn": jsonable(self.angle), "exit_turn": jsonable(self.exit_angle)},
-        }
-
-    @classmethod
-    def from_dict(cls, saved: Any) -> Repetition:
-        found = _SavedRepetition.from_dict(saved)
-        by_phase = [[row for row in found.rows if row.phase == j + 1] for j in range(len(found.phases))]
-        agreement: list[Spread] | None = None
-        if found.rows and found.rows[0].agreement is not None:
-            kept = [decode(Array, [row.agreement for row in rows]) for rows in by_phase]
-            agreement = [Spread(values, num_images=found.num_images) for values in kept]
-        counts = [[row.times for row in rows] for rows in by_phase]
-        phases = Phases(found.phases)
-        return cls(phases, counts, found.spreads.turn, found.spreads.exit_turn, agreement, found.num_images)
-
-
-@dataclass
-class _SavedRow(Record):
-    phase: int
-    times: int
-    agreement: float | None = None
-
-
-@dataclass
-class _SavedTurns(Record):
-    turn: list[dict[str, Spread]]
-    exit_turn: list[dict[str, Spread]]
-
-
-@dataclass
-class _SavedRepetition(Record):
-    num_images: int
-    phases: tuple[int, ...]
-    rows: list[_SavedRow]
-    spreads: _SavedTurns
 
 
 def measure_repetition(vit: ViT, images: Tensor, phases: Sequence[int], predict: Predict | None = None) -> Repetition:
@@ -136,7 +79,7 @@ def measure_repetition(vit: ViT, images: Tensor, phases: Sequence[int], predict:
     agreement = [spread for e in effects if (spread := e.agreement()) is not None]
     turns = [e.angle() for e in effects]
     exit_turns = [e.angle() for e in exits]
-    return Repetition(phases, counts, turns, exit_turns, agreement or None, len(images))
+    return Repetition(list(phases), counts, turns, exit_turns, agreement or None, len(images))
 
 
 def repetition_plan(vit: ViT, span: tuple[int, int], count: int) -> list[tuple[int, int]]:
@@ -177,48 +120,6 @@ class Extrapolation(Record):
         if self.agreement is not None:
             text += f"; {self.agreement.mean[-1]:.0%} of predictions stay"
         return text + " (extrapolation)."
-
-    def to_dict(self) -> dict[str, Any]:
-        """Means over all tokens layer by layer, L first (it has no speed); spreads by group."""
-        saved: dict[str, Any] = {
-            "finding": self.finding(),
-            "extrapolation": True,
-            "conditioning": self.conditioning,
-            "num_images": self.num_images,
-            "layers": self.layers,
-            "spreads": jsonable({"turn": self.angle, "norm": self.norm, "speed": self.speed}),
-            "turn": jsonable(self.angle["all"].mean),
-            "norm": jsonable(self.norm["all"].mean),
-            "speed": [None, *jsonable(self.speed["all"].mean)],
-        }
-        if self.agreement is not None:
-            saved["agreement"] = jsonable(self.agreement.mean)
-        return saved
-
-    @classmethod
-    def from_dict(cls, saved: Any) -> Extrapolation:
-        found = _SavedExtrapolation.from_dict(saved)
-        paths = found.spreads
-        agreement = None
-        if found.agreement is not None:
-            agreement = Spread(found.agreement, num_images=found.num_images)
-        return cls(found.layers, paths.norm, paths.turn, paths.speed, agreement, found.conditioning, found.num_images)
-
-
-@dataclass
-class _SavedPaths(Record):
-    turn: dict[str, Spread]
-    norm: dict[str, Spread]
-    speed: dict[str, Spread]
-
-
-@dataclass
-class _SavedExtrapolation(Record):
-    num_images: int
-    layers: list[int]
-    conditioning: str
-    spreads: _SavedPaths
-    agreement: Array | None = None
 
 
 def measure_extrapolation(

@@ -18,7 +18,7 @@ from torch import Tensor
 from raptor.devices import ONE_PROCESS, Ranks, full_precision
 from raptor.dynamics.effects import Effects, Predict, clean_batches, default_predict, run_blocks
 from raptor.phases import Phases, check_phases
-from raptor.streaming import Array, Record, Spread, decode, jsonable
+from raptor.streaming import Record, Spread
 from raptor.vit.view import ViT
 
 _KINDS = {"within": "within a phase", "across": "across phases"}
@@ -36,7 +36,7 @@ class Swaps(Record):
     """
 
     pairs: list[tuple[int, int]]
-    phases: Phases
+    phases: list[int]
     angle: dict[str, Spread]
     agreement: Spread | None
     num_images: int
@@ -61,62 +61,12 @@ class Swaps(Record):
 
     def matrix(self, values: np.ndarray) -> np.ndarray:
         """`(pairs,)` values as a symmetric `(L, L)` matrix with NaN on its diagonal."""
-        num = self.phases.num_layers
+        num = sum(self.phases)
         square = np.full((num, num), np.nan)
         for (i, j), value in zip(self.pairs, values):
             square[i - 1, j - 1] = value
             square[j - 1, i - 1] = value
         return square
-
-    def to_dict(self) -> dict[str, Any]:
-        """Matrices of means, block against block; comparisons; deviations over images."""
-        means = {f"turn_{name}": spread.mean for name, spread in self.angle.items()}
-        if self.agreement is not None:
-            means["agreement"] = self.agreement.mean
-        saved: dict[str, Any] = {
-            "finding": self.finding(),
-            "num_images": self.num_images,
-            "phases": list(self.phases),
-            "compared": jsonable({name: self.compare(values) for name, values in means.items()}),
-            "deviations": {f"turn_{name}": jsonable(self.matrix(s.std)) for name, s in self.angle.items()},  # type: ignore[arg-type]
-        }
-        if self.matched_std:
-            saved["matched_std"] = self.matched_std
-        for name, values in means.items():
-            saved[name] = jsonable(self.matrix(values))
-        return saved
-
-    @classmethod
-    def from_dict(cls, saved: Any) -> Swaps:
-        head = _SavedSwaps.from_dict(saved)
-        pairs = list(combinations(range(1, sum(head.phases) + 1), 2))
-
-        def values(matrix: Any, name: str) -> np.ndarray:
-            square = decode(dict[str, Array], {name: matrix})[name]
-            if square.shape != (sum(head.phases),) * 2:
-                raise ValueError(f"{name}: expected a matrix of the blocks, got shape {square.shape}")
-            return np.array([square[i - 1, j - 1] for i, j in pairs])
-
-        angle = {
-            name.removeprefix("turn_"): Spread(
-                values(saved.get(name), name), values(deviations, f"deviations.{name}"), num_images=head.num_images
-            )
-            for name, deviations in head.deviations.items()
-        }
-        agreement = None
-        if saved.get("agreement") is not None:
-            agreement = Spread(values(saved["agreement"], "agreement"), num_images=head.num_images)
-        return cls(pairs, Phases(head.phases), angle, agreement, head.num_images, head.matched_std)
-
-
-@dataclass
-class _SavedSwaps(Record):
-    """The keys of saved swaps whose names are fixed."""
-
-    num_images: int
-    phases: tuple[int, ...]
-    deviations: dict[str, Any]
-    matched_std: dict[str, list[float | None]] = field(default_factory=dict)
 
 
 def measure_swaps(
@@ -152,7 +102,7 @@ def measure_swaps(
     matched_std = {"turn": [_matched_std(pairs, effects.turns(), phases, without) for without in WITHOUT]}
     if effects.predict is not None:
         matched_std["agreement"] = [_matched_std(pairs, effects.stayed(), phases, without) for without in WITHOUT]
-    return Swaps(pairs, phases, effects.angle(), effects.agreement(), len(images), matched_std)
+    return Swaps(pairs, list(phases), effects.angle(), effects.agreement(), len(images), matched_std)
 
 
 def swap_plan(first: int, second: int, num_layers: int) -> list[tuple[int, int]]:
@@ -162,7 +112,7 @@ def swap_plan(first: int, second: int, num_layers: int) -> list[tuple[int, int]]
 
 
 def compare_pairs(
-    pairs: Sequence[tuple[int, int]], values: np.ndarray, phases: Phases, without: Sequence[int] = ()
+    pairs: Sequence[tuple[int, int]], values: np.ndarray, phases: Sequence[int], without: Sequence[int] = ()
 ) -> dict[str, float]:
     """Means of `(pairs,)` values over pairs of blocks of the same phase and of different phases.
 
@@ -170,6 +120,7 @@ def compare_pairs(
     j - i first, each distance weighted equally, because pairs in different phases are further apart. Pairs with a block
     in `without` are left out. NaN where there is no such pair.
     """
+    phases = Phases.from_lengths(phases)
     is_kept = np.array([not {i, j} & set(without) for i, j in pairs])
     is_same = np.array([phases.phase_of(i) == phases.phase_of(j) for i, j in pairs])
     within = is_same & is_kept

@@ -18,7 +18,6 @@ from raptor.dynamics.repetition import (
     repetition_plan,
 )
 from raptor.dynamics.swaps import Swaps, measure_swaps, swap_plan
-from raptor.phases import Phases
 from raptor.streaming import Spread
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
 from raptor.vit.trajectory import swap_blocks
@@ -82,7 +81,7 @@ def test_autonomous_surrogate_bears_swaps_within_a_phase(teacher: ViT) -> None:
 def test_a_kind_of_swap_that_does_not_exist_is_left_out(lengths: tuple[int, ...], said: str) -> None:
     values = np.array([0.1, 0.2, 0.3])
     spread = Spread(values, values, None, 1)
-    swaps = Swaps([(1, 2), (1, 3), (2, 3)], Phases(lengths), {"all": spread}, spread, 1)
+    swaps = Swaps([(1, 2), (1, 3), (2, 3)], list(lengths), {"all": spread}, spread, 1)
     assert swaps.finding() == f"Swapping two blocks turns the last state by 0.20 rad {said}; 20% of predictions stay."
 
 
@@ -90,7 +89,7 @@ def test_within_and_across_by_hand() -> None:
     """Blocks 1 2 | 3 4 5: pairs within are 12, 34, 45, 35; both kinds exist at distances 1 and 2."""
     pairs = [(i, j) for i in range(1, 6) for j in range(i + 1, 6)]
     values = np.array([10 * i + j for i, j in pairs], dtype=float)
-    swaps = Swaps(pairs, Phases((2, 3)), {"all": Spread(values, values, None, 1)}, None, 1)
+    swaps = Swaps(pairs, [2, 3], {"all": Spread(values, values, None, 1)}, None, 1)
     compared = swaps.compare(values)
     assert compared["within"] == pytest.approx((12 + 34 + 45 + 35) / 4)
     assert compared["across"] == pytest.approx((13 + 14 + 15 + 23 + 24 + 25) / 6)
@@ -128,8 +127,6 @@ def test_repetition_equals_blocks_run_by_hand(teacher: ViT) -> None:
     assert found.exit_angle[0]["all"].mean[2] == pytest.approx(exit_turn.item(), rel=1e-4)
     saved = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert Repetition.from_dict(saved).to_dict() == saved
-    rows = saved["rows"]
-    assert [(r["phase"], r["times"]) for r in rows] == [(1, 0), (1, 1), (1, 2), (2, 2), (2, 3), (2, 4), (2, 6)]
 
 
 @pytest.mark.parametrize("conditioning", ["table", "mlp", "none"])
@@ -151,10 +148,9 @@ def test_extrapolation_runs_the_last_tied_block_at_deeper_depths(teacher: ViT, c
             assert found.angle["all"].mean[m] == pytest.approx(angle_by_hand(now, states[-1]).item(), rel=1e-3)
             assert found.norm["all"].mean[m] == pytest.approx(now.norm(dim=-1).mean().item(), rel=1e-5)
             x = now
-    saved = found.to_dict()
-    assert saved["extrapolation"] is True and saved["layers"] == [4, 5, 6, 7]
-    assert "extrapolation" in saved["finding"] and saved["speed"][0] is None
-    assert Extrapolation.from_dict(json.loads(json.dumps(saved, allow_nan=False))).to_dict() == saved
+    assert found.layers == [4, 5, 6, 7] and "extrapolation" in found.finding()
+    saved = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert Extrapolation.from_dict(saved).to_dict() == saved
 
 
 def test_a_given_head_decides_and_none_leaves_agreement_out(teacher: ViT) -> None:
@@ -183,6 +179,6 @@ def test_committed_results_are_read_and_written_unchanged() -> None:
     path = RESULTS / "dinov2s-k3-interventions.json"
     found = InterventionsFile.read_file(path)
     saved, written = json.loads(path.read_text()), found.to_dict()
-    assert {**written, "provenance": None} == {**saved, "provenance": None}
-    assert saved["provenance"].items() <= written["provenance"].items()  # newer files have more
+    for side in ("teacher", "surrogate"):
+        assert written[side] == saved[side]
     assert found.findings == [f"{side}: {line}" for side, parts in found.sides().items() for line in parts.findings()]
