@@ -17,7 +17,7 @@ import torch
 
 from raptor.data import open_data
 from raptor.data.scenes.render import Scenes
-from raptor.fidelity.heads import accuracy, fit_ridge
+from raptor.fidelity.ridge import accuracy, fit_ridge
 from raptor.train.teacher import evaluate
 from raptor.vit.open import open_vit
 

@@ -15,7 +15,8 @@ from raptor.data.preprocess import Preprocess
 from raptor.data.split import choice_split
 from raptor.data.stream import TrainStream, iterate
 from raptor.devices import ONE_PROCESS, Ranks
-from raptor.fidelity.heads import ALPHAS, LinearHead, fit_ridge, own_linear_head, standardised
+from raptor.fidelity.linear_head import LinearHead, own_linear_head
+from raptor.fidelity.ridge import ALPHAS, fit_ridge, standardised
 from raptor.probes.features import check_finite, normed_tokens, view_at
 from raptor.probes.grid import Choice
 from raptor.probes.result import HeadTensors, SeedRun

@@ -12,7 +12,8 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from raptor.fidelity.heads import classes_metadata, share_kept
+from raptor.fidelity.heads import share_kept
+from raptor.fidelity.linear_head import classes_metadata
 from raptor.fidelity.verdict import named_images
 from raptor.provenance import Provenance
 from raptor.run import ResultFile, replacing

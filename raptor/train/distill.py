@@ -32,7 +32,8 @@ from raptor.data.chosen import (
 from raptor.data.classes import describe_names, for_head, head_names
 from raptor.data.stream import TrainStream, check_stream
 from raptor.devices import device_name, open_fabric, pick_device, pick_precision, seeded
-from raptor.fidelity.heads import head_fingerprint, head_outputs
+from raptor.fidelity.heads import head_outputs
+from raptor.fidelity.linear_head import head_fingerprint
 from raptor.options import Compiling, GivenHead, OpeningModel, Planning, Resuming, Running, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, check_phases, find_phases
 from raptor.progress import clock

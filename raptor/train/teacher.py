@@ -21,7 +21,7 @@ from raptor.data.by_name import as_spec, spec_text
 from raptor.data.chosen import labelled_like
 from raptor.data.stream import AUGMENTATIONS, TrainStream, check_stream, stable_seed
 from raptor.devices import ONE_PROCESS, Ranks, device_name, open_fabric, pick_device, pick_precision, ranks_of, seeded
-from raptor.fidelity.heads import is_right
+from raptor.fidelity.ridge import is_right
 from raptor.options import Compiling, HeldOut, Limited, Option, Planning, Resuming, Running, part, with_defaults
 from raptor.provenance import Provenance, recorded
 from raptor.run import ResultFile, Run, StopSignal, check_config, check_folder, check_shared

@@ -24,7 +24,7 @@ from raptor.commands.evaluate import evaluate
 from raptor.data import iterate, open_data
 from raptor.data.images import Items
 from raptor.fidelity.complexity import quantised
-from raptor.fidelity.heads import LinearHead
+from raptor.fidelity.linear_head import LinearHead
 from raptor.fidelity.measure import certify
 from raptor.run import RunError
 from raptor.surrogate.surrogate import make_surrogate

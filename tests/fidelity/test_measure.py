@@ -17,8 +17,9 @@ from torch import Tensor
 from raptor.data import iterate, open_data
 from raptor.fidelity.certificate import Certificate
 from raptor.fidelity.error_curves import ErrorCurves
-from raptor.fidelity.heads import collect_features, resolve_head
+from raptor.fidelity.heads import resolve_head
 from raptor.fidelity.measure import certify
+from raptor.fidelity.ridge import collect_features
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.view import ViT
 
