@@ -222,6 +222,28 @@ def shared_blocks(vit: ViT) -> nn.ModuleList:
     return blocks
 
 
+def check_trainable(vit: ViT) -> None:
+    """Raise for a surrogate whose blocks give their weights no gradient.
+
+    A block of the user's own may compute under `no_grad` or `inference_mode`; training would change nothing in it.
+    """
+    size = vit.preprocess.size
+    with torch.no_grad():
+        x_btd, context = vit.embed(torch.zeros(1, 3, size, size, device=vit.device))
+    for tied, (layer, _) in zip(shared_blocks(vit), vit.phases.spans):  # type: ignore[union-attr]
+        weights = [parameter for parameter in tied.block.parameters() if parameter.requires_grad]  # type: ignore[union-attr]
+        with torch.enable_grad():
+            output_btd = vit.step(layer, x_btd.clone(), context)
+        gradients: Sequence[Tensor | None] = [None]
+        if output_btd.requires_grad and weights:
+            gradients = torch.autograd.grad(output_btd.sum(), weights, allow_unused=True)
+        if all(gradient is None for gradient in gradients):
+            raise ValueError(
+                f"block {layer} of {vit.name} gives its weights no gradients: let its forward run without no_grad and "
+                "inference_mode"
+            )
+
+
 def block_parameters(vit: ViT) -> int:
     """Parameters of only the blocks: the k shared ones of a surrogate, the L of a teacher."""
     blocks = shared_blocks(vit) if vit.phases else vit.blocks

@@ -12,7 +12,7 @@ from raptor.data import ImageData
 from raptor.data.stream import TrainStream
 from raptor.devices import Ranks, ranks_of
 from raptor.phases import Phases
-from raptor.surrogate.surrogate import make_surrogate
+from raptor.surrogate.surrogate import check_trainable, make_surrogate
 from raptor.train.recipe import Recipe
 from raptor.train.schedule import Budget
 from raptor.train.step import DistillStep
@@ -106,7 +106,7 @@ class Job:
 
     def student(self, phases: Phases) -> ViT:
         """A surrogate as training starts from it, unless other weights are loaded into it."""
-        return make_surrogate(
+        student = make_surrogate(
             self.teacher,
             phases,
             block=self.recipe.block,
@@ -116,6 +116,8 @@ class Job:
             table_start=self.recipe.table_start,
             seed=self.seed,
         )
+        check_trainable(student)
+        return student
 
     def step(self, student: ViT, phases: Phases, variance: Tensor) -> DistillStep:
         """One training step; `variance`, (L, T) or (L, T, D), is what squared errors are divided by."""

@@ -56,6 +56,10 @@ class Trajectories:
         self.ranks = sharing(batches)
         autocast(precision, vit.device)
 
+    def __repr__(self) -> str:
+        shape = f"(B, {self.vit.groups.num_tokens}, {self.vit.dim})"
+        return f"Trajectories(a_0..a_{self.vit.num_layers} of {self.vit.name}, each {shape})"
+
     def __len__(self) -> int:
         return len(self.batches)  # type: ignore[arg-type]
 

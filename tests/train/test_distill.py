@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from families import Block, Unheard
 from tiny_run import OPTIONS, blocks_of, tiny_run, tiny_teacher, write_recipe
+from torch import Tensor, nn
 
 from raptor.data import iterate, open_data
 from raptor.phases import Phases, find_phases
@@ -203,3 +205,20 @@ def test_training_takes_gradients_whatever_the_callers_mode(mode: type, tmp_path
     with mode():
         found = blocks_of(tiny_run(tmp_path / "within", budget="4steps"))
     assert found.keys() == plain.keys() and all(torch.equal(found[name], plain[name]) for name in plain)
+
+
+class Frozen(Block):
+    """A user's block whose forward takes no gradients."""
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("conditioning", ["none", "table"])
+def test_blocks_without_gradients_are_refused_before_training(conditioning: str, tmp_path: Path) -> None:
+    """Without a table it was a traceback, with one only the table was trained."""
+    model = Unheard(num_blocks=4)
+    model.trunk.stack = nn.ModuleList(Frozen(24) for _ in range(4))
+    with pytest.raises(ValueError, match=r"block 1 of .* gives its weights no gradients"):
+        tiny_run(tmp_path / "run", open_vit(model, size=24), conditioning=conditioning)

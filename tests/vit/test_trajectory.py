@@ -59,6 +59,11 @@ def test_states_of_every_batch(teacher: ViT) -> None:
     assert sum(hooks_of(teacher.model)) == 0
 
 
+def test_trajectories_show_their_model_and_shape(teacher: ViT) -> None:
+    shape = f"(B, {teacher.groups.num_tokens}, {teacher.dim})"
+    assert repr(Trajectories(teacher, [])) == f"Trajectories(a_0..a_4 of {teacher.name}, each {shape})"
+
+
 def test_never_more_than_one_batch(teacher: ViT) -> None:
     """While batch n + 1 is fetched, no state of batch n is alive and no later batch has been asked for."""
     alive: list[weakref.ref] = []
