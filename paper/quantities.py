@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import pairwise
 from math import sqrt
 from statistics import fmean
 from typing import Any
@@ -310,18 +310,13 @@ def swaps_of_model(row: Json) -> Json:
 
 
 def swaps_of_interventions(swaps: Json) -> Json:
-    """The swaps of `raptor dynamics`, whose means are matrices, in the same form."""
-    pairs = list(combinations(range(1, sum(swaps["phases"]) + 1), 2))
-
-    def of_pairs(matrix: list[list[float]]) -> list[float]:
-        return [matrix[i - 1][j - 1] for i, j in pairs]
-
-    found: Json = {"pairs": pairs, "phases": swaps["phases"], "num_images": swaps["num_images"], "stays": [None, None]}
-    found["angle"] = of_pairs(swaps["turn_all"])
-    found["angle_std"] = of_pairs(swaps["deviations"]["turn_all"])
-    found["matched_std"] = swaps.get("matched_std", {})
-    if swaps.get("agreement") is not None:
-        found["stays"] = [_turns(found, of_pairs(swaps["agreement"]), without) for without in (0, 1)]
+    """The swaps of `raptor dynamics` in the same form."""
+    found: Json = {name: swaps[name] for name in ("pairs", "phases", "num_images", "matched_std")}
+    found["angle"] = swaps["angle"]["all"]["mean"]
+    found["angle_std"] = swaps["angle"]["all"]["std"]
+    found["stays"] = [None, None]
+    if swaps["agreement"] is not None:
+        found["stays"] = [_turns(found, swaps["agreement"]["mean"], without) for without in (0, 1)]
     return found
 
 
