@@ -72,12 +72,22 @@ class Loop:
         track: str | None = None,
         checkpoint_minutes: float = 10.0,
     ):
-        self.run, self.fabric, self.data = run, fabric, data
-        self.tensors = saved[0] if saved else {}
-        self.state = _read_state(run, saved[1]) if saved else LoopState()
-        self.stop, self.asked, self.pace = StopSignal(), Asked(fabric.world_size), Pace(fabric.device)
-        self.save_seconds, self.saved_at = 60 * checkpoint_minutes, _now()
-        self.tracker = open_tracker(track, run.folder) if fabric.is_global_zero else None
+        self.run = run
+        self.fabric = fabric
+        self.data = data
+        self.tensors: dict[str, Tensor] = {}
+        self.state = LoopState()
+        if saved is not None:
+            self.tensors = saved[0]
+            self.state = _read_state(run, saved[1])
+        self.stop = StopSignal()
+        self.asked = Asked(fabric.world_size)
+        self.pace = Pace(fabric.device)
+        self.save_seconds = 60 * checkpoint_minutes
+        self.saved_at = _now()
+        self.tracker = None
+        if fabric.is_global_zero:
+            self.tracker = open_tracker(track, run.folder)
 
     def check(self, stages: Sequence[Stage]) -> None:
         """Raise for a checkpoint that these stages cannot be continued from."""
@@ -86,30 +96,36 @@ class Loop:
         if reached is not None and not found:
             names = ", ".join(stage.name for stage in stages)
             raise RunError(f"{self.run.latest()} is of the stage {reached!r}, not {names}: choose another --out")
-        damage = damaged_moment(found[0].groups, self.tensors) if found else None
-        if damage is not None:
-            raise RunError(f"{self.run.latest()} has {damage}: choose another --out")
+        for stage in found:
+            damage = damaged_moment(stage.groups, self.tensors)
+            if damage is not None:
+                raise RunError(f"{self.run.latest()} has {damage}: choose another --out")
 
     def fit(self, stages: Sequence[Stage]) -> None:
         """Train every stage that is not done yet."""
         self.check(stages)
         self.run.cut_metrics(self.state.num_logged)
-        names, reached = [stage.name for stage in stages], self.state.stage
+        to_do = list(stages)
+        while self.state.stage not in (None, to_do[0].name):
+            to_do.pop(0)
         with self.stop as self.stop:
-            for stage in stages[0 if reached is None else names.index(reached) :]:
-                self._fit_stage(stage, self.tensors if stage.name == reached else {})
-                self.tensors = {}
+            for stage in to_do:
+                self._fit_stage(stage, self.tensors)
+                self.tensors = {}  # only the stage that the checkpoint is of is continued from it
 
     def _fit_stage(self, stage: Stage, tensors: Mapping[str, Tensor]) -> None:
         training = self._set_up(stage, tensors)
-        start = self.state.step + 1 if tensors else 0
+        start = 0
+        losses: list[Tensor] = []
+        if tensors:
+            start = self.state.step + 1
+            losses = list(tensors.get(_UNLOGGED, torch.empty(0)).to(self.fabric.device))
         num_steps = self.state.num_steps[stage.name]
         validate_at = {round(num_steps * (i + 1) / stage.num_validations) - 1 for i in range(stage.num_validations)}
         bar = Progress(stage.title, num_steps, "steps", stage.batch_size, "images")
         bar.start_at(start)
         if tensors and self.state.unvalidated:
             self._validate(stage, start - 1, bar)
-        losses = list(tensors[_UNLOGGED].to(self.fabric.device)) if _UNLOGGED in tensors else []
         since = time.monotonic()
         for step in range(start, num_steps):
             losses.append(training.step(step, num_steps))
@@ -124,11 +140,13 @@ class Loop:
                 self._check_finite(stage, loss_nl, step)
                 bar.note = f"loss {loss_nl[-1].mean():.4f}"
                 self.state.seconds += time.monotonic() - since
+                unlogged = {_UNLOGGED: loss_nl}
                 if log:
                     self._log(stage, step, loss_nl)
                     losses = []
+                    unlogged = {}
                 if save:
-                    self._save(training, step, {} if log else {_UNLOGGED: loss_nl}, unvalidated=validate)
+                    self._save(training, step, unlogged, unvalidated=validate)
                 if stop:
                     raise Interrupted(f"stopped after step {step}{stage.where()}; the same command goes on from there")
                 if validate:

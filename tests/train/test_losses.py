@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -148,3 +150,42 @@ def test_ranks_add_up_to_one_process():
     on_ranks(2, lambda ranks: (half, other)[ranks.rank].reduce(ranks))
     assert torch.equal(half.divisors("group"), other.divisors("group"))
     assert torch.allclose(half.divisors("group"), whole.divisors("group"), rtol=1e-6)
+
+
+def test_the_error_of_bf16_states_is_taken_in_fp32() -> None:
+    """One image, one token: (1, 1) against (1, 1 + 1/128), neighbours in bf16. The squared difference is 2^-14 over two
+    coordinates, and `1 - cos` is about 2^-17, where the products of bf16 numbers know no step below 2^-8.
+    """
+    s = torch.tensor([[[1.0, 1.0]]]).bfloat16()
+    t = torch.tensor([[[1.0, 1.0 + 1 / 128]]]).bfloat16()
+    one = torch.ones(1)
+    squared = weighted_error(s, t, one)
+    assert squared.dtype == torch.float32
+    assert squared.item() == pytest.approx((1 / 128) ** 2 / 2, rel=1e-6)
+    cosine = weighted_error(s, t, torch.zeros(1), one).item()
+    length = math.sqrt(1 + (1 + 1 / 128) ** 2)
+    assert cosine == pytest.approx(1 - (2 + 1 / 128) / (math.sqrt(2) * length), abs=2e-7) and cosine > 5e-6
+
+
+def test_many_small_errors_do_not_vanish_in_a_sum_of_bf16() -> None:
+    """4,096 tokens with a squared error of 2^-12 each sum to 1. A running sum in bf16 stops growing at 2^-4."""
+    s, t = torch.zeros(1, 4096, 1).bfloat16(), torch.full((1, 4096, 1), 2.0**-6).bfloat16()
+    assert weighted_error(s, t, torch.ones(4096)).item() == pytest.approx(1.0, rel=1e-6)
+
+
+def test_states_that_do_not_vary_are_divided_by_the_floor() -> None:
+    """Equal states have variance zero: the layer's and each group's is 1e-12, and so is each coordinate's."""
+    variance = StateVariance(1, FULL)
+    variance.update([torch.full((3, 9, 4), 5.0)])
+    floor = torch.full((1, 9), 1e-12)
+    assert torch.equal(variance.divisors("layer"), floor) and torch.equal(variance.divisors("group"), floor)
+    assert torch.equal(variance.divisors("coordinate"), floor[..., None].expand(1, 9, 4))
+
+
+def test_the_floor_of_a_coordinate_is_a_hundredth_of_the_median_exactly_there() -> None:
+    """Two states at +-sqrt(v) have variance v: of 4, 1, .04, .005 and 0 the median is .04, so the last is 4e-4."""
+    values = torch.tensor([4.0, 1.0, 0.04, 0.005, 0.0]).sqrt()
+    variance = StateVariance(1, TokenGroups(0, 0, 1))
+    variance.update([torch.stack([values, -values])[:, None]])
+    expected = [4.0, 1.0, 0.04, 0.005, 0.0004]
+    assert variance.divisors("coordinate")[0, 0].tolist() == pytest.approx(expected, rel=1e-6)
