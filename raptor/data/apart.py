@@ -21,10 +21,11 @@ Described = dict[str, dict[str, Any]]
 _NUM_COMPARED = 128  # judged images that are compared with those trained on
 _MAX_READ = 2048  # training files of the same sizes that are read for it
 _MAX_DECODED = 384  # training images whose pixels are compared
-_SIDE = 8  # of the small pictures that are compared
-_MAX_DIFFERENCE = 6.0  # mean over their pixels, of 255: a JPEG of quality 50 differs by 1, one of a thumbnail by 4
-_MIN_CORRELATION = 0.95  # no two of 300 photographs, 300 frames of rooms or 400 scenes pass both
-_MIN_DEVIATION = 4.0  # of their pixels: all flat pictures look alike
+_SIDE = 8  # of the pictures whose colours are compared
+_DETAIL_SIDE = 32  # of those whose details are: two X-rays have the same outline and other details
+_MAX_DIFFERENCE = 6.0  # of colours, mean over 0..255: a JPEG of quality 50 differs by 1, one of a thumbnail by 4
+_MIN_CORRELATION = 0.7  # of details: at least .77 for a JPEG of quality 50, at most .74 for two frames of one room
+_MIN_DEVIATION = 4.0  # of colours: all flat pictures look alike
 
 
 def describe_images(train: Items, val: Items) -> Described:
@@ -81,11 +82,13 @@ def check_apart(train: Items, judged: Items) -> None:
         same = [row for row in rows if judged.names[row] in names or f"{judged.name}: {judged.names[row]}" in names]
         matches.add({row: judged.names[row] for row in same})
     else:
-        matches.add(_same_files(train, judged, rows))
+        keys = {judged.keys[row] for row in rows}
+        same_keys = [index for index, key in enumerate(train.keys) if key in keys]
+        matches.add(_same_files(train, judged, rows, same_keys))
         left = [row for row in rows if row not in matches.pairs]
         # Two splits of one set are searched for copies of files only: decoding images would delay every command.
         if not is_one_set:
-            _add_lookalikes(train, judged, left, matches)
+            _add_lookalikes(train, judged, left, same_keys, matches)
     if not matches.pairs:
         return
     row, name = min(matches.pairs.items())
@@ -109,13 +112,13 @@ def _size(data: Items, index: int) -> int:
     return data.num_bytes(int(data.positions[index]))
 
 
-def _same_files(train: Items, judged: Items, rows: list[int]) -> dict[int, str]:
+def _same_files(train: Items, judged: Items, rows: list[int], same_keys: list[int]) -> dict[int, str]:
     """Which judged files are training files, among all of the same name and a sample of 10,000 others."""
     size_of = {row: _size(judged, row) for row in rows}
     sizes = set(size_of.values()) - {0}
     if not sizes:
         return {}
-    looked_at = dict.fromkeys([*_of_same_keys(train, judged, rows), *choose_sample(train.keys, NUM_SIZES)])
+    looked_at = dict.fromkeys([*same_keys, *choose_sample(train.keys, NUM_SIZES)])
     alike = [index for index in looked_at if _size(train, index) in sizes]
     name_of: dict[bytes | None, str] = {}
     for index in alike[:_MAX_READ]:
@@ -129,12 +132,6 @@ def _same_files(train: Items, judged: Items, rows: list[int]) -> dict[int, str]:
     return found
 
 
-def _of_same_keys(train: Items, judged: Items, rows: list[int]) -> list[int]:
-    """Training images that have the key of one of the judged ones."""
-    keys = {judged.keys[row] for row in rows}
-    return [index for index, key in enumerate(train.keys) if key in keys]
-
-
 def _digest(data: Items, index: int) -> bytes | None:
     try:
         content = data.content(int(data.positions[index]))
@@ -143,48 +140,61 @@ def _digest(data: Items, index: int) -> bytes | None:
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-def _add_lookalikes(train: Items, judged: Items, rows: list[int], matches: _Matches) -> None:
+def _add_lookalikes(train: Items, judged: Items, rows: list[int], same_keys: list[int], matches: _Matches) -> None:
     """Add judged images that look as a training image does, of the same name or of a sample."""
-    own = _small_pictures(judged, rows)
-    same_keys = _of_same_keys(train, judged, rows)[:_MAX_DECODED]
-    matches.add(_alike(own, judged, _small_pictures(train, same_keys), train))
+    own = _looks(judged, rows)
+    matches.add(_alike(own, _looks(train, same_keys[:_MAX_DECODED]), train))
     others = choose_sample(train.keys, _MAX_DECODED)
-    matches.add(_alike(own, judged, _small_pictures(train, others), train), len(others) / len(train))
+    matches.add(_alike(own, _looks(train, others), train), len(others) / len(train))
 
 
-def _small_pictures(data: Items, rows: list[int]) -> dict[int, np.ndarray]:
-    """Images as float32 (_SIDE * _SIDE * 3,), by index, without those that are flat or cannot be read."""
-    found = {}
+@dataclass
+class _Looks:
+    """How images look, for comparing every one with every other.
+
+    Attributes:
+        indices: of the images, without those that are flat or cannot be read.
+        colours_nc: float32, the pixels of a tiny picture of each.
+        details_nd: float32, what a larger picture has beside the tiny one, of unit length.
+    """
+
+    indices: list[int]
+    colours_nc: Tensor
+    details_nd: Tensor
+
+
+def _looks(data: Items, rows: list[int]) -> _Looks:
+    indices = []
+    colours = []
+    details = []
     for row in rows:
         try:
-            picture = data.picture(row).resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
+            picture = data.picture(row).resize((_DETAIL_SIDE, _DETAIL_SIDE), Image.Resampling.BILINEAR)
         except (OSError, ValueError):
             continue
-        pixels = np.asarray(picture, dtype=np.float32).ravel()
-        if pixels.std() >= _MIN_DEVIATION:
-            found[row] = pixels
-    return found
+        tiny = picture.resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
+        outline = tiny.resize(picture.size, Image.Resampling.BILINEAR)
+        colour = np.asarray(tiny, dtype=np.float32).ravel()
+        if colour.std() >= _MIN_DEVIATION:
+            indices.append(row)
+            colours.append(colour)
+            details.append((np.asarray(picture, dtype=np.float32) - np.asarray(outline, dtype=np.float32)).ravel())
+    if not indices:
+        return _Looks([], torch.empty(0, 1), torch.empty(0, 1))
+    details_nd = torch.from_numpy(np.stack(details))
+    centred_nd = details_nd - details_nd.mean(dim=1, keepdim=True)
+    return _Looks(indices, torch.from_numpy(np.stack(colours)), torch.nn.functional.normalize(centred_nd, dim=1))
 
 
-def _alike(own: dict[int, np.ndarray], judged: Items, others: dict[int, np.ndarray], train: Items) -> dict[int, str]:
-    """For each judged picture that looks as a training one does, the name of that."""
-    if not own or not others:
+def _alike(own: _Looks, others: _Looks, train: Items) -> dict[int, str]:
+    """For each judged image that looks as a training image does, the name of that one."""
+    if not own.indices or not others.indices:
         return {}
-    judged_np, train_mp = _stacked(own), _stacked(others)
-    is_near_nm = torch.cdist(judged_np, train_mp, p=1) <= _MAX_DIFFERENCE * judged_np.shape[1]
-    is_alike_nm = is_near_nm & (_standardised(judged_np) @ _standardised(train_mp).mT >= _MIN_CORRELATION)
-    train_rows = list(others)
+    difference_nm = torch.cdist(own.colours_nc, others.colours_nc, p=1) / own.colours_nc.shape[1]
+    has_details_nm = own.details_nd @ others.details_nd.mT >= _MIN_CORRELATION
+    is_alike_nm = (difference_nm <= _MAX_DIFFERENCE) & has_details_nm
     found = {}
-    for row, is_alike_m in zip(own, is_alike_nm):
+    for row, is_alike_m in zip(own.indices, is_alike_nm):
         if is_alike_m.any():
-            found[row] = train.names[train_rows[int(is_alike_m.int().argmax())]]
+            found[row] = train.names[others.indices[int(is_alike_m.int().argmax())]]
     return found
-
-
-def _stacked(pictures: dict[int, np.ndarray]) -> Tensor:
-    return torch.from_numpy(np.stack(list(pictures.values())))
-
-
-def _standardised(pictures_np: Tensor) -> Tensor:
-    centred_np = pictures_np - pictures_np.mean(dim=1, keepdim=True)
-    return centred_np / centred_np.norm(dim=1, keepdim=True)

@@ -31,7 +31,7 @@ NUM_SIZES = 10_000  # files whose sizes a fingerprint reads: on a network disk e
 _MAX_FILE_BYTES = 1 << 30  # of one image file
 _MAX_CLASSES = 1_000_000
 _IN_MEMORY = re.compile(r"<_io\.BytesIO[^>]*>")  # Pillow names what it was given
-_LOOK_SIDE = 32  # of images that are only looked at
+_LOOK_SIDE = 64  # of images that are only looked at
 _FEW_IMAGES = 2_000  # starting processes takes longer than decoding fewer
 _MAX_WORKERS = 8
 _MARGIN = 2  # a reduced JPEG is at least this many times the side it is resized to: .8 of 255 off on average
@@ -244,7 +244,8 @@ class ImageData(Items):
     def with_labels(self, labels: list[int] | None, classes: list[str] | None) -> Self:
         """The same images with other labels."""
         chosen = self.select(range(len(self)))
-        chosen.labels, chosen.classes = labels, classes
+        chosen.labels = labels
+        chosen.classes = classes
         chosen.bad = self.bad
         return chosen
 
@@ -390,7 +391,9 @@ class _Decoded(Dataset[_Row]):
 
 
 def _collate(rows: Sequence[_Row]) -> tuple[Tensor, Tensor, list[tuple[str, str]]]:
-    images, indices, bad = [], [], []
+    images = []
+    indices = []
+    bad = []
     for index, image, tried in rows:
         bad += tried
         if image is not None:

@@ -132,3 +132,16 @@ def test_a_dense_probe_is_not_judged_on_what_it_was_trained_on(tmp_path: Path) -
             device="cpu",
             out=str(tmp_path / "out"),
         )
+
+
+def test_pictures_of_one_outline_and_other_details_are_not_copies(tmp_path: Path, capsys) -> None:
+    """As the X-rays of two people."""
+    outline = np.asarray(picture(8, 8, seed=1).resize((64, 64), Image.Resampling.BICUBIC), dtype=np.int16)
+    for place, first in (("one", 0), ("other", 100)):
+        for i in range(12):
+            noise = np.random.default_rng(first + i).integers(-40, 41, (64, 64, 3))
+            save_array(tmp_path / place / f"{i}.png", np.clip(outline + noise, 0, 255).astype(np.uint8))
+    check_apart(open_data(str(tmp_path / "one"), "all"), open_data(str(tmp_path / "other"), "all"))
+    assert not capsys.readouterr().err
+    with pytest.raises(ValueError, match="12 of 12 images"):
+        check_apart(open_data(str(tmp_path / "one"), "all"), open_data(str(tmp_path / "one"), "all"))
