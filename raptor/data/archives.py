@@ -216,7 +216,10 @@ def _list_zips(archives: list[str], spec: str) -> Listing:
             elif not is_hidden(path):
                 others.append(path)
     rows = []
-    names, paths, parts, class_names = [], [], [], []
+    names = []
+    paths = []
+    parts = []
+    class_names = []
     is_unique = len(by_path) == num_images
     number = {archive: i for i, archive in enumerate(archives)}
     for place in arrange(list(by_path)):

@@ -214,7 +214,8 @@ class _RunImages:
     def _is_same(self, part: str) -> bool:
         """Whether the run's images are there; labels and sizes do not matter."""
         try:
-            num_images, saved = int(self.images[part]["num_images"]), str(self.images[part]["fingerprint"])
+            num_images = int(self.images[part]["num_images"])
+            saved = str(self.images[part]["fingerprint"])
         except (KeyError, TypeError, ValueError, OverflowError):
             return False
         own = ChosenData(self.data, self.val, self.split)

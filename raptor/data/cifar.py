@@ -94,7 +94,8 @@ class CifarImages(ImageData):
     def __init__(self, kind: str, path: str | None = None) -> None:
         source = _find_cifar(kind, path)
         train, test = _read_cifar(kind, source)
-        names, parts = [], []
+        names = []
+        parts = []
         for part, block in (("train", train), ("test", test)):
             names += [f"{part}/{i:05d}" for i in range(len(block.labels))]
             parts += [part] * len(block.labels)
@@ -137,9 +138,11 @@ def _read_cifar(kind: str, source: Path) -> tuple[_Block, _Block]:
     sheets = [*_SHEETS_TRAIN, *_SHEETS_TEST, *_SHEET_LABELS]
     files = _read_files(source, {*layout.train, *layout.test, layout.meta, *sheets})
     if layout.meta in files:
-        wanted, read = [*layout.train, *layout.test], _from_pickles
+        wanted = [*layout.train, *layout.test]
+        read = _from_pickles
     elif kind == "cifar10" and _SHEETS_TEST[0] in files:
-        wanted, read = sheets, _from_sheets
+        wanted = sheets
+        read = _from_sheets
     else:
         raise ValueError(f"{source} holds no {kind}; expected the files of {layout.folder}")
     missing = [name for name in wanted if name not in files]
@@ -147,7 +150,9 @@ def _read_cifar(kind: str, source: Path) -> tuple[_Block, _Block]:
         raise ValueError(f"{source} lacks {', '.join(missing)}; unpack the whole of it")
     train, test = read(files, layout, source)
     for block in (train, test):
-        num_images, num_labels, num_classes = len(block.pixels), len(block.labels), len(block.classes)
+        num_images = len(block.pixels)
+        num_labels = len(block.labels)
+        num_classes = len(block.classes)
         in_range = num_labels > 0 and 0 <= min(block.labels) <= max(block.labels) < num_classes
         if num_images != num_labels or not in_range:
             raise ValueError(f"{source} is damaged: {num_images} images, {num_labels} labels, {num_classes} classes")

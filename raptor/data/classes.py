@@ -66,7 +66,8 @@ def renumbered(data: ImageData, classes: Sequence[str]) -> ImageData | None:
     assert data.labels is not None and data.classes is not None
     if data.classes == list(classes):
         return data
-    index, count = {name: i for i, name in enumerate(classes)}, Counter(classes)
+    index = {name: i for i, name in enumerate(classes)}
+    count = Counter(classes)
     if any(count[name] != 1 for name in _present(data)):
         return None
     return data.with_labels([index[data.classes[label]] for label in data.labels], list(classes))

@@ -192,7 +192,8 @@ class FrameStore:
         targets = torch.empty(num, *self.data.frame, dtype=self.data.dtype, device=place)
         for part in torch.arange(num).split(_FILL_SIZE):
             images[part], targets[part] = self.data.batch(part, self.size, place)
-        self.images, self.targets = images, targets
+        self.images = images
+        self.targets = targets
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Images uint8 (B, 3, *size) and targets (B, *frame) of `indices` (on the host), on the device."""

@@ -148,7 +148,9 @@ class FolderImages(FileImages):
 
 
 def _list_folder(root: Path) -> Listing:
-    folders, paths, others = [], [], []
+    folders = []
+    paths = []
+    others = []
     for prefix, names in walk_folders(root):
         folders.append(str(root / prefix))
         for path in (prefix + name for name in names):

@@ -112,7 +112,8 @@ def _as_pixels(image: Tensor, number: int) -> Image.Image:
     if image.ndim != 3 or image.shape[0] not in (1, 3) or 0 in image.shape:
         raise ValueError(f"image {number} of the data has the shape {tuple(image.shape)}: give (3, H, W) or (H, W, 3)")
     if image.is_floating_point():
-        low, high = image.min().item(), image.max().item()
+        low = image.min().item()
+        high = image.max().item()
         if not 0 <= low <= high <= 1:
             raise ValueError(
                 f"image {number} of the data has values from {low:.3g} to {high:.3g}: give uint8, or real numbers in "

@@ -26,7 +26,9 @@ class HubImages(ImageData):
         # The bytes are decoded here, as those of every reader: `datasets` would open any format that Pillow knows.
         stored = type(features[self.image_column])(decode=False)
         self.tables = []
-        names, keys, owners = [], [], []
+        names = []
+        keys = []
+        owners = []
         for part, table in parts.items():
             self.tables.append(table.select_columns([self.image_column]).cast_column(self.image_column, stored))
             first = first_rows.get(part, 0)

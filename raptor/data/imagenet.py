@@ -47,7 +47,8 @@ class ImageNetImages(FolderImages):
             raise ValueError(f"validation class {strange[0]} has no folder in train/")
         for i, stem in stems.items():
             labels[i] = index[wnids[stem]]
-        self.labels, self.classes = labels, classes
+        self.labels = labels
+        self.classes = classes
 
 
 def _validation_wnids(top: Path) -> dict[str, str]:

@@ -52,7 +52,8 @@ class JoinedImages(ImageData):
     def __init__(self, sets: Sequence[ImageData]) -> None:
         names = [f"{data.name}: {name}" for data in sets for name in data.names]
         keys = [key for data in sets for key in data.keys]
-        classes, labels = sets[0].classes, None
+        classes = sets[0].classes
+        labels = None
         if classes is not None and all(data.classes == classes for data in sets):
             labels = [label for data in sets for label in data.labels or ()]
         name = " ".join(data.name for data in sets)

@@ -102,7 +102,8 @@ class PackedNames(Sequence[str]):
     @classmethod
     def from_arrays(cls, arrays: dict[str, Any], prefix: str) -> PackedNames:
         """The inverse of `arrays`; broken ones raise ValueError."""
-        text, ends = arrays[f"{prefix}.text"], arrays[f"{prefix}.ends"]
+        text = arrays[f"{prefix}.text"]
+        ends = arrays[f"{prefix}.ends"]
         lengths = np.diff(ends, prepend=0)
         if len(ends) and (lengths.min() < 0 or ends[-1] != len(text)):
             raise ValueError("the names of an index do not fit together")

@@ -76,7 +76,8 @@ class Preprocess:
         if short != self.resize:
             width, height = (self.resize * side // short for side in (width, height))
             image = image.resize((width, height), _INTERPOLATIONS[self.interpolation])
-        left, top = _margin(width, self.resize), _margin(height, self.resize)
+        left = _margin(width, self.resize)
+        top = _margin(height, self.resize)
         image = image.crop((left, top, left + self.resize, top + self.resize))
         return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
@@ -126,7 +127,8 @@ def as_rgb(image: Image.Image, turned: bool = True) -> Image.Image:
         raise ValueError("an image of 32 bits per pixel does not say which value is white: save it with 8 or 16 bits")
     elif image.mode.startswith("I"):
         high = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        high.info, image = image.info, high
+        high.info = image.info
+        image = high
     image = image if image.mode == "RGB" else image.convert("RGB")
     return ImageOps.exif_transpose(image) if turned and _orientation(image) != 1 else image
 
@@ -160,5 +162,6 @@ def _scale_and_shift(mean: _Triple, std: _Triple, device: torch.device) -> tuple
     with torch.inference_mode(False):
         mean_c = torch.tensor(mean, dtype=torch.float64).view(3, 1, 1)
         std_c = torch.tensor(std, dtype=torch.float64).view(3, 1, 1)
-        scale, shift = 1 / (255 * std_c), -mean_c / std_c
+        scale = 1 / (255 * std_c)
+        shift = -mean_c / std_c
         return scale.to(device, torch.float32), shift.to(device, torch.float32)

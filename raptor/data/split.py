@@ -44,7 +44,8 @@ def split_word(path: str) -> str | None:
 
 def split_keys(paths: Iterable[str]) -> list[str]:
     """The key of each image: its file name without suffix, with its folder if several images have that name."""
-    stems, folders = [], []
+    stems = []
+    folders = []
     for path in paths:
         folder, _, name = unicodedata.normalize("NFC", path).rpartition("/")
         stem, dot, suffix = name.rpartition(".")

@@ -169,9 +169,11 @@ def draw_crops(
     draws_bt3 = torch.rand(num_images, _NUM_TRIES, 2, generator=generator, dtype=torch.float64)
     place_b3 = torch.rand(num_images, 3, generator=generator, dtype=torch.float64)
     area_bt = side**2 * (scale[0] + (scale[1] - scale[0]) * draws_bt3[..., 0])
-    low, high = math.log(ratio[0]), math.log(ratio[1])
+    low = math.log(ratio[0])
+    high = math.log(ratio[1])
     aspect_bt = (low + (high - low) * draws_bt3[..., 1]).exp()
-    width_bt, height_bt = (area_bt * aspect_bt).sqrt().round(), (area_bt / aspect_bt).sqrt().round()
+    width_bt = (area_bt * aspect_bt).sqrt().round()
+    height_bt = (area_bt / aspect_bt).sqrt().round()
     fits_bt = (width_bt.clamp(min=1) == width_bt) & (width_bt <= side) & (height_bt >= 1) & (height_bt <= side)
     first_b1 = fits_bt.int().argmax(dim=1, keepdim=True)
     found_b = fits_bt.any(dim=1)
@@ -202,7 +204,8 @@ def random_resized_crop(images_u8: Tensor, params: Tensor, size: int) -> Tensor:
 
 def _resize_matrices(start_b: Tensor, length_b: Tensor, side: int, size: int) -> Tensor:
     """Triangle-filter weights (B, size, side): pixels start .. start + length of a line to `size` pixels."""
-    start_b11, length_b11 = start_b.view(-1, 1, 1), length_b.view(-1, 1, 1)
+    start_b11 = start_b.view(-1, 1, 1)
+    length_b11 = length_b.view(-1, 1, 1)
     step_b11 = length_b11 / size
     centre_s1 = torch.arange(size, device=start_b.device).view(1, -1, 1) + 0.5
     pixel_1p = torch.arange(side, device=start_b.device).view(1, 1, -1) + 0.5
@@ -349,7 +352,8 @@ class TrainStream:
         num = self.num_decoded
         if num is not None:
             into[num:] = _GREY
-            indices, into = indices[:num], into[:num]
+            indices = indices[:num]
+            into = into[:num]
         fill_uint8(into, self.data, self.preprocess, indices, self.num_workers, progress, reduced=True)
 
     def _num_bytes(self) -> int:

@@ -21,7 +21,8 @@ NUM_OBJECTS = 4
 """One main object and up to three smaller ones behind it."""
 HALF_VIEW = 0.43
 """Tangent of half the camera's field of view."""
-_CYLINDER, _TORUS = SHAPES.index("cylinder"), SHAPES.index("torus")
+_CYLINDER = SHAPES.index("cylinder")
+_TORUS = SHAPES.index("torus")
 
 
 def _signed(value: int) -> int:
@@ -42,7 +43,8 @@ class Dice:
     """Hashed numbers for a tensor of int64 keys: the n-th call gives every key its n-th attribute."""
 
     def __init__(self, keys: Tensor) -> None:
-        self.keys, self.attribute = keys, 0
+        self.keys = keys
+        self.attribute = 0
 
     def bits(self) -> Tensor:
         self.attribute += 1
@@ -104,9 +106,12 @@ def _stream(seed: int, split: str) -> Tensor:
 
 def lay_out(indices: Tensor, seed: int, split: str) -> Layout:
     """Lay out the images `indices` (B,) int64 of a split."""
-    label, dice = label_images(indices, seed, split), Dice(mix(_stream(seed, split) + indices))
-    height, look_at = dice.uniform(2.2, 3.2), dice.uniform(4.5, 5.3)
-    azimuth, elevation = dice.uniform(0.5, 1.9), dice.uniform(0.65, 1.0)
+    label = label_images(indices, seed, split)
+    dice = Dice(mix(_stream(seed, split) + indices))
+    height = dice.uniform(2.2, 3.2)
+    look_at = dice.uniform(4.5, 5.3)
+    azimuth = dice.uniform(0.5, 1.9)
+    elevation = dice.uniform(0.65, 1.0)
     azimuth = torch.where(dice.uniform() < 0.5, azimuth, -azimuth)
     flat = elevation.cos()
     light = torch.stack([flat * azimuth.sin(), elevation.sin(), -flat * azimuth.cos()])
@@ -130,7 +135,9 @@ def lay_out(indices: Tensor, seed: int, split: str) -> Layout:
 
 def _texture(dice: Dice) -> Tensor:
     """Rows: x and z steps of both texture axes, both offsets, grain, tile contrast, tile size: (9, B)."""
-    turn, fine, stretch = dice.uniform(0, math.pi), dice.uniform(14, 40), dice.uniform(0, 1)
+    turn = dice.uniform(0, math.pi)
+    fine = dice.uniform(14, 40)
+    stretch = dice.uniform(0, 1)
     coarse = fine / torch.where(stretch < 0.35, 9.0, 1.0)
     tiles = torch.where(dice.uniform() < 0.4, dice.uniform(0.1, 0.3), 0.0)
     return torch.stack(
@@ -171,7 +178,10 @@ def _objects(image_dice: Dice, label: Tensor, height: Tensor) -> dict[str, Tenso
     yaw = torch.where(torus, (turn - 0.5) * 1.6, torch.where(lying, 0.6 + turn * (math.pi - 1.2), turn * 2 * math.pi))
     base = torch.where(torus, RING_RADIUS * tilt.sin() + TUBE_RADIUS, torch.tensor(HALF_HEIGHT).double()[shape])
     base = torch.where(lying, CYLINDER_RADIUS, base)
-    c, s, ct, st = yaw.cos(), yaw.sin(), tilt.cos(), tilt.sin()
+    c = yaw.cos()
+    s = yaw.sin()
+    ct = tilt.cos()
+    st = tilt.sin()
     axes = torch.stack([c, 0 * c, -s, -s * st, ct, -c * st, s * ct, st, c * ct]).unflatten(0, (3, 3))
 
     hue = dice.uniform()
@@ -180,7 +190,8 @@ def _objects(image_dice: Dice, label: Tensor, height: Tensor) -> dict[str, Tenso
     second = _colour_of(
         hue + dice.uniform(0.25, 0.75), dice.uniform(0.1, 0.6), torch.where(pale, 1.0, dice.uniform(0.12, 0.3))
     )
-    angle, frequency = dice.uniform(0, math.pi), dice.uniform(2.6, 3.4)
+    angle = dice.uniform(0, math.pi)
+    frequency = dice.uniform(2.6, 3.4)
     across = torch.stack([angle.cos(), angle.sin(), dice.uniform(-0.35, 0.35)]) * frequency
     stripe = torch.stack([(axes[i] * across).sum(0) for i in range(3)] + [dice.uniform(0, 2), dice.uniform(1.8, 2.25)])
     return {
@@ -198,7 +209,8 @@ def _objects(image_dice: Dice, label: Tensor, height: Tensor) -> dict[str, Tenso
 def bounding_balls(layout: Layout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Right, up, depth (camera axes) and radius of a ball around each object, each (NUM_OBJECTS, B)."""
     x, y, z = layout.centre
-    sin, cos = layout.pitch.sin(), layout.pitch.cos()
+    sin = layout.pitch.sin()
+    cos = layout.pitch.cos()
     reach = torch.tensor(BOUNDING_RADIUS).double()[layout.shape] * layout.radius
     return x, y * cos + z * sin, z * cos - y * sin, reach
 
@@ -207,7 +219,8 @@ def bounding_box(right: Tensor, up: Tensor, depth: Tensor, reach: Tensor, size: 
     """First column, end column, first row, end row of the pixels that can show each ball, cut to the image."""
     box = []
     for offset, sign in ((right, 1), (up, -1)):
-        centre, spread = offset / depth, reach / (offset.square() + depth.square() - reach.square()).sqrt()
+        centre = offset / depth
+        spread = reach / (offset.square() + depth.square() - reach.square()).sqrt()
         ends = (centre - spread) / (1 + centre * spread), (centre + spread) / (1 - centre * spread)
         first, last = ((1 + sign * end / HALF_VIEW) * size / 2 for end in ends[::sign])
         box += [first.floor().clamp(0, size).long(), last.ceil().clamp(0, size).long()]

@@ -57,7 +57,9 @@ class Scenes(Dataset[SceneBatch]):
 
     def __init__(self, split: str = "train", size: int = 48, seed: int = 0, num_images: int | None = None) -> None:
         _check(size, split)
-        self.split, self.size, self.seed = split, size, seed
+        self.split = split
+        self.size = size
+        self.seed = seed
         self.num_images = _NUM_IMAGES[split] if num_images is None else num_images
 
     def __len__(self) -> int:
@@ -151,17 +153,23 @@ def _draw_background(layout: Layout, size: int, device: torch.device) -> tuple[T
 
     u = ((2 * torch.arange(size, device=device) + 1) / size - 1) * HALF_VIEW
     v = -u[:, None]
-    sin, cos = per_image(layout.pitch.sin()), per_image(layout.pitch.cos())
-    down, forward = sin - v * cos, cos + v * sin
-    t_ground, t_wall = per_image(layout.height) / down.clamp_min(1e-3), per_image(layout.wall) / forward
+    sin = per_image(layout.pitch.sin())
+    cos = per_image(layout.pitch.cos())
+    down = sin - v * cos
+    forward = cos + v * sin
+    t_ground = per_image(layout.height) / down.clamp_min(1e-3)
+    t_wall = per_image(layout.wall) / forward
     on_wall = t_wall < t_ground
     t = t_wall.minimum(t_ground)
-    x, y, z = t * u, -t * down, t * forward
+    x = t * u
+    y = -t * down
+    z = t * forward
     distance = t * (1 + u * u + v * v).sqrt()
 
     xu, zu, xv, zv, u0, v0, grain, tiles, tile = per_image(layout.texture)
     depth_axis = torch.where(on_wall, z + y, z)
-    column, row = x * xu + (depth_axis * zu + u0), x * xv + (depth_axis * zv + v0)
+    column = x * xu + (depth_axis * zu + u0)
+    row = x * xv + (depth_axis * zv + v0)
     cell = (column.floor().int() & 255) * 256 + (row.floor().int() & 255)
     fade = torch.where(on_wall, 0.25, (5 / z).clamp(0.3, 1))
     surface = 1 + (_noise_tiles(device)[0].take(cell.long()) - 0.5) * (2 * grain * fade)
@@ -171,7 +179,8 @@ def _draw_background(layout: Layout, size: int, device: torch.device) -> tuple[T
     haze = ((z / per_image(layout.wall)) - 0.55).clamp(0, 1)
     glow = torch.where(on_wall, 0.75 + 0.2 * (y + per_image(layout.height)), 0.55 + 0.45 * per_image(layout.light)[1])
     shade = surface * glow * _shadow(layout, (x, y, z), device)
-    ground, wall = per_image(layout.ground_colour), per_image(layout.wall_colour)
+    ground = per_image(layout.ground_colour)
+    wall = per_image(layout.wall_colour)
     tint = torch.where(on_wall, wall, ground + (wall - ground) * haze)
     return tint * shade, distance
 
@@ -185,7 +194,9 @@ def _shadow(layout: Layout, point: Vector, device: torch.device) -> Tensor:
         cx, cy, cz = (axis[k].float().to(device)[:, None, None] for axis in layout.centre)
         present = layout.present[k].float().to(device)[:, None, None]
         radius = layout.radius[k].float().to(device)[:, None, None] * 0.92
-        px, py, pz = x - cx, y - cy, z - cz
+        px = x - cx
+        py = y - cy
+        pz = z - cz
         away = px * px + (py * py + pz * pz)
         toward = px * lx + (py * ly + pz * lz)
         inverse = 1 / (radius * radius)
@@ -209,7 +220,8 @@ def _draw_objects(layout: Layout, size: int, grid: int, device: torch.device) ->
 
     table = _object_table(layout, chosen)[:, owner, None].to(device)
     cells = torch.arange(TILE, device=device)
-    row, column = cells.repeat_interleave(TILE), cells.repeat(TILE)
+    row = cells.repeat_interleave(TILE)
+    column = cells.repeat(TILE)
     layers = torch.arange(len(_SAMPLES), device=device)[:, None] * (num_images * grid * grid)
     sample = first_pixel.to(device)[:, None] + (layers + (row * grid + column)).flatten()
     pixel = 2 * HALF_VIEW / size
@@ -217,7 +229,8 @@ def _draw_objects(layout: Layout, size: int, grid: int, device: torch.device) ->
     dv = torch.cat([(row + down) * -pixel for _, down in _SAMPLES])
     u0 = (tile_column * pixel - HALF_VIEW).to(device, torch.float32)[:, None]
     v0 = (HALF_VIEW - tile_row * pixel).to(device, torch.float32)[:, None]
-    u, v = u0 + du, v0 + dv
+    u = u0 + du
+    v = v0 + dv
 
     origin: Vector = (table[0], table[1], table[2])
     corner_ray = [table[3 + i] + u0 * table[6 + i] + v0 * table[9 + i] for i in range(3)]
@@ -265,17 +278,21 @@ def _tiles(layout: Layout, size: int, chosen: Tensor) -> tuple[Tensor, Tensor, T
     """The tiles that can show each chosen object: its place in `chosen`, first column and first row, each (T,)."""
     ball = [values.flatten()[chosen] for values in bounding_balls(layout)]
     left, right, top, bottom = bounding_box(ball[0], ball[1], ball[2], ball[3], size)
-    left, top = left // TILE, top // TILE
-    across, down = (right + TILE - 1) // TILE - left, (bottom + TILE - 1) // TILE - top
+    left = left // TILE
+    top = top // TILE
+    across = (right + TILE - 1) // TILE - left
+    down = (bottom + TILE - 1) // TILE - top
     num_tiles = across * down
     owner = torch.repeat_interleave(num_tiles)
     local = torch.arange(len(owner)) - (num_tiles.cumsum(0) - num_tiles)[owner]
-    column, row = (left[owner] + local % across[owner]) * TILE, (top[owner] + local // across[owner]) * TILE
+    column = (left[owner] + local % across[owner]) * TILE
+    row = (top[owner] + local // across[owner]) * TILE
 
     # Leave out corners of the box: the ray through a tile's centre must pass the ball within reach and half a diagonal.
     x, y, z, reach = (values[owner] for values in ball)
     pixel = 2 * HALF_VIEW / size
-    u, v = (column + TILE / 2) * pixel - HALF_VIEW, HALF_VIEW - (row + TILE / 2) * pixel
+    u = (column + TILE / 2) * pixel - HALF_VIEW
+    v = HALF_VIEW - (row + TILE / 2) * pixel
     squared = x * x + y * y + z * z
     off_axis = squared - (x * u + y * v + z).square() / (1 + u * u + v * v)
     near = off_axis < (reach + squared.sqrt() * (TILE * pixel * 0.5**0.5)).square()
@@ -300,8 +317,10 @@ def _object_table(layout: Layout, chosen: Tensor) -> Tensor:
     """Per object, in its own frame: ray origin, direction per camera axis, light, up, stripes, colours: (rows, N)."""
     image = chosen % len(layout.label)
     e = layout.axes.flatten(2)[:, :, chosen]
-    centre, radius = layout.centre.flatten(1)[:, chosen], layout.radius.flatten()[chosen]
-    sin, cos = layout.pitch.sin()[image], layout.pitch.cos()[image]
+    centre = layout.centre.flatten(1)[:, chosen]
+    radius = layout.radius.flatten()[chosen]
+    sin = layout.pitch.sin()[image]
+    cos = layout.pitch.cos()[image]
     material = layout.material.flatten()[chosen]
     rows = [
         -(e * centre).sum(1) / radius,
@@ -320,13 +339,19 @@ def _object_table(layout: Layout, chosen: Tensor) -> Tensor:
 
 def _shade_matte(table: Tensor, at: Vector, normal: Vector, _view: Vector) -> list[Tensor]:
     """Linear light, three of (T, samples), of points with a plain, striped or checkered coat under sun and sky."""
-    light, up, stripe = _three(table[:3]), _three(table[3:6]), _three(table[6:9])
-    phase, checks, striped, checkered = table[9], table[10], table[20], table[21]
+    light = _three(table[:3])
+    up = _three(table[3:6])
+    stripe = _three(table[6:9])
+    phase = table[9]
+    checks = table[10]
+    striped = table[20]
+    checkered = table[21]
     band = (dot(at, stripe) + phase).floor()
     cells = (at[0] * checks + 0.5).floor() + (at[1] * checks + 0.5).floor() + (at[2] * checks + 0.5).floor()
     pattern = (striped * band + checkered * cells) % 2
 
-    sky, foot = 0.5 + 0.5 * dot(normal, up), (0.75 + 0.3 * dot(at, up)).clamp(0.4, 1)
+    sky = 0.5 + 0.5 * dot(normal, up)
+    foot = (0.75 + 0.3 * dot(at, up)).clamp(0.4, 1)
     bright = (dot(normal, light) * 0.86 + 0.1).clamp_min(0) + 0.28 * sky * foot
     bounce = 0.12 * (1 - sky) * foot
     return [
@@ -337,14 +362,16 @@ def _shade_matte(table: Tensor, at: Vector, normal: Vector, _view: Vector) -> li
 
 def _shade_metal(table: Tensor, at: Vector, normal: Vector, view: Vector) -> list[Tensor]:
     """Linear light, three of (T, samples), of metal: it mirrors the sky, a lamp and the ground."""
-    light, up = _three(table[:3]), _three(table[3:6])
+    light = _three(table[:3])
+    up = _three(table[3:6])
     # A slightly hammered surface turns what flat faces mirror.
     dents = (((p * 1.3 + q * 0.9) % 1 - 0.5).abs() * 0.36 - 0.09 for p, q in zip(at, (at[1], at[2], at[0])))
     view = _unit(view)
     bent = _three(n + d for n, d in zip(normal, dents))
     away = dot(view, bent) * 2
     mirror = _three(d - away * n for d, n in zip(view, bent))
-    rise, foot = dot(mirror, up), (0.7 + 0.4 * dot(at, up)).clamp(0.25, 1)
+    rise = dot(mirror, up)
+    foot = (0.7 + 0.4 * dot(at, up)).clamp(0.25, 1)
     above = (rise * 8 + 0.5).clamp(0, 1)
     lamp = (1 - (rise - 0.45).abs() * 5).clamp(0, 1)
     heaven = above * (0.3 + 0.5 * (1 - rise).clamp(0, 1) + 0.9 * lamp)

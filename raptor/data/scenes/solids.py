@@ -13,7 +13,11 @@ from torch import Tensor, full_like, where, zeros_like
 Vector = tuple[Tensor, Tensor, Tensor]
 
 SHAPES = ("sphere", "cube", "cylinder", "cone", "torus")
-CUBE_HALF, CYLINDER_RADIUS, CONE_SLOPE, RING_RADIUS, TUBE_RADIUS = 0.8, 0.7, 0.48, 0.7, 0.3
+CUBE_HALF = 0.8
+CYLINDER_RADIUS = 0.7
+CONE_SLOPE = 0.48
+RING_RADIUS = 0.7
+TUBE_RADIUS = 0.3
 BOUNDING_RADIUS = (
     1.0,
     CUBE_HALF * math.sqrt(3),
@@ -38,31 +42,38 @@ def along(origin: Vector, t: Tensor, direction: Vector) -> Vector:
 
 
 def _meet_sphere(origin: Vector, direction: Vector) -> Tensor:
-    a, b, c = dot(direction, direction), dot(origin, direction), dot(origin, origin) - 1
+    a = dot(direction, direction)
+    b = dot(origin, direction)
+    c = dot(origin, origin) - 1
     root = b * b - a * c
     return where(root > 0, (-b - root.clamp_min(0).sqrt()) / a, _MISS)
 
 
 def _meet_cube(origin: Vector, direction: Vector) -> Tensor:
-    near, far = [], []
+    near = []
+    far = []
     for o, d in zip(origin, direction):
         inverse = 1 / where(d.abs() < 1e-6, 1e-6, d)
-        middle, half = -o * inverse, CUBE_HALF * inverse.abs()
+        middle = -o * inverse
+        half = CUBE_HALF * inverse.abs()
         near.append(middle - half)
         far.append(middle + half)
-    t_near, t_far = near[0].maximum(near[1]).maximum(near[2]), far[0].minimum(far[1]).minimum(far[2])
+    t_near = near[0].maximum(near[1]).maximum(near[2])
+    t_far = far[0].minimum(far[1]).minimum(far[2])
     return where(t_near < t_far, t_near, _MISS)
 
 
 def _meet_cylinder(origin: Vector, direction: Vector) -> Tensor:
     (ox, oy, oz), (dx, dy, dz) = origin, direction
     a = (dx * dx + dz * dz).clamp_min(1e-8)
-    b, c = ox * dx + oz * dz, ox * ox + oz * oz - CYLINDER_RADIUS**2
+    b = ox * dx + oz * dz
+    c = ox * ox + oz * oz - CYLINDER_RADIUS**2
     root = b * b - a * c
     t_side = (-b - root.clamp_min(0).sqrt()) / a
     on_side = (root > 0) & ((oy + t_side * dy).abs() <= 1)
     t_cap = (where(dy > 0, -1.0, 1.0) - oy) / where(dy.abs() < 1e-6, 1e-6, dy)
-    cap_x, cap_z = ox + t_cap * dx, oz + t_cap * dz
+    cap_x = ox + t_cap * dx
+    cap_z = oz + t_cap * dz
     on_cap = cap_x * cap_x + cap_z * cap_z <= CYLINDER_RADIUS**2
     return where(on_side, t_side, _MISS).minimum(where(on_cap, t_cap, _MISS))
 
@@ -70,10 +81,12 @@ def _meet_cylinder(origin: Vector, direction: Vector) -> Tensor:
 def _meet_cone(origin: Vector, direction: Vector) -> Tensor:
     """The mantle only: a cone stands on its base and is seen from above."""
     (ox, oy, oz), (dx, dy, dz) = origin, direction
-    slope, below = CONE_SLOPE**2, 1 - oy
+    slope = CONE_SLOPE**2
+    below = 1 - oy
     a = dx * dx + dz * dz - slope * dy * dy
     a = where(a.abs() < 1e-6, 1e-6, a)
-    b, c = ox * dx + oz * dz + slope * below * dy, ox * ox + oz * oz - slope * below * below
+    b = ox * dx + oz * dz + slope * below * dy
+    c = ox * ox + oz * oz - slope * below * below
     root = b * b - a * c
     spread = root.clamp_min(0).sqrt()
     best = full_like(a, _MISS)
