@@ -1,6 +1,7 @@
 """What recurrence is good for on the built-in models: depth on demand, watching, editing, correcting.
 
     python benchmarks/recurrence.py --out docs/results/recurrence.json
+    python benchmarks/recurrence.py --draw docs/results/recurrence.json    # the figures beside it
 
 The surrogate scenes-k3 and its teacher, 512 held-out scenes, fp32. Every number stands beside its null model. It takes
 about ten minutes on two CPU cores.
@@ -15,7 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 import torch
+from matplotlib.axes import Axes
 
 from raptor import iterate, open_data, open_vit
 from raptor.data.stream import Batch
@@ -33,9 +39,14 @@ TARGET_CLASS = 3
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--out", type=Path, help="measure, and write this file")
+    what.add_argument("--draw", type=Path, help="draw the figures of this file")
     parser.add_argument("--num_images", type=int, default=512)
     args = parser.parse_args()
+    if args.draw is not None:
+        draw(json.loads(args.draw.read_text()), args.draw.parent)
+        return
     teacher, surrogate = open_vit("scenes"), open_vit("scenes-k3")
     images = open_data("scenes", "val", limit=args.num_images)
     batches = list(iterate(images, teacher.preprocess, 64))
@@ -134,6 +145,86 @@ def corrections(teacher: ViT, surrogate: ViT, batches: list[Batch]) -> list[dict
                 )
                 rows.append({"model": vit.name, **asdict(result), "recovered": result.recovered})
     return rows
+
+
+def draw(found: dict[str, Any], folder: Path) -> None:
+    """One figure for each of the four uses."""
+    for name, panel in (("depth", draw_depth), ("watch", draw_watch), ("edit", draw_edit), ("correct", draw_correct)):
+        figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
+        panel(axes, found[name])
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(folder / f"recurrence-{name}.png", dpi=150)
+        plt.close(figure)
+
+
+def draw_depth(axes: Axes, found: dict[str, Any]) -> None:
+    families = ("turn", "entropy", "kl", "random", "one step fewer")
+    for model, marker in zip(found, ("o", "s")):
+        for color, family in enumerate(families):
+            points = [point for point in found[model] if point["rule"].startswith(family)]
+            blocks = [100 * point["blocks"] for point in points]
+            agreement = [100 * point["agreement"] for point in points]
+            side = "teacher" if model == "scenes" else "surrogate"
+            axes.plot(blocks, agreement, marker=marker, color=f"C{color}", label=f"{family}, {side}", lw=1, ms=5)
+    axes.set(xlabel="blocks that an image passes, %", ylabel="agreement with the teacher, %")
+    axes.legend(fontsize=7, ncols=2)
+
+
+def draw_watch(axes: Axes, found: dict[str, Any]) -> None:
+    changes = [name for name in found if name != "false alarms"]
+    scores = list(found[changes[0]])
+    for place, score in enumerate(scores):
+        for row, change in enumerate(changes):
+            detected = found[change][score]
+            low, high = detected["auroc_interval"]
+            where = row + (place - len(scores) / 2) * 0.12
+            color = "black" if score == "surrogate" else f"C{place}"
+            label = score if row == 0 else None
+            axes.errorbar(
+                where,
+                detected["auroc"],
+                [[detected["auroc"] - low], [high - detected["auroc"]]],
+                fmt="o",
+                color=color,
+                label=label,
+                ms=4,
+            )
+    axes.axhline(0.5, color="grey", lw=0.8, ls=":")
+    axes.set(xticks=range(len(changes)), xticklabels=changes, ylabel="AUROC, 95 % interval", ylim=(0, 1.28))
+    axes.legend(fontsize=7, ncols=3, loc="upper left")
+
+
+def draw_edit(axes: Axes, rows: list[dict[str, Any]]) -> None:
+    columns = {
+        "flipped": "flipped by the edit",
+        "random": "by a random direction",
+        "at_the_end": "same step at the last layer",
+        "gradient": "along the head's gradient",
+        "stays": "stays for four steps",
+    }
+    names = []
+    for row in rows:
+        side = "teacher" if row["model"] == "scenes" else "surrogate"
+        names.append(f"{side}\nphase {row['phase']}")
+    for place, (column, label) in enumerate(columns.items()):
+        where = [x + (place - 2) * 0.15 for x in range(len(rows))]
+        axes.bar(where, [100 * (row[column] or 0) for row in rows], width=0.14, label=label)
+    axes.set(xticks=range(len(rows)), ylabel="share of images, %", ylim=(0, 135))
+    axes.set_xticklabels(names, fontsize=8)
+    axes.legend(fontsize=7, ncols=2, loc="upper left")
+
+
+def draw_correct(axes: Axes, rows: list[dict[str, Any]]) -> None:
+    some = [row for row in rows if (row["disturbance"], row["size"]) == ("dropped patches", 0.3)]
+    for row in some:
+        side = "teacher" if row["model"] == "scenes" else "surrogate"
+        style = "--" if side == "surrogate" else "-"
+        agreement = [100 * share for share in row["agreement"]]
+        label = f"{side}, phase {row['phase']}"
+        axes.plot(agreement, style, color=f"C{row['phase'] - 1}", marker="o", ms=4, label=label)
+    axes.set(xlabel="further steps of the phase", ylabel="agreement with the clean image, %", ylim=(0, 102))
+    axes.set_xticks(range(5))
+    axes.legend(fontsize=7, ncols=2)
 
 
 if __name__ == "__main__":

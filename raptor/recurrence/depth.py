@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from raptor.data.stream import Batch
-from raptor.phases import Phases, check_phases
+from raptor.phases import check_phases
 from raptor.recurrence.rules import Logits, Rule
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import Context, ViT
@@ -147,7 +147,7 @@ def measure_depth(
     rules: dict[str, Rule],
     logits: Logits | None = None,
     reference_logits: Logits | None = None,
-    phases: Phases | None = None,
+    phases: Sequence[int] | None = None,
     precision: str = "fp32",
 ) -> list[DepthPoint]:
     """Run every rule over a stream of images and compare the classes with those of `reference` at full depth.

@@ -232,8 +232,9 @@ def detection(usual_n: Tensor, unusual_n: Tensor, num_resamples: int = 1000, see
 def auroc(usual_n: Tensor, unusual_n: Tensor) -> float:
     """Area under the ROC curve, by counting pairs."""
     ordered = usual_n.double().sort().values
-    below = torch.searchsorted(ordered, unusual_n.double(), right=False)
-    up_to = torch.searchsorted(ordered, unusual_n.double(), right=True)
+    unusual_n = unusual_n.double().contiguous()
+    below = torch.searchsorted(ordered, unusual_n, right=False)
+    up_to = torch.searchsorted(ordered, unusual_n, right=True)
     return float((below + up_to).double().mean() / (2 * len(usual_n)))
 
 
