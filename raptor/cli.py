@@ -335,8 +335,10 @@ def load_module(where: str) -> Any:
     made = getattr(module, function)
     from torch import nn
 
+    from raptor.provenance import note_module
     from raptor.vit.view import ViT
 
+    note_module(where)
     with _code_of(where, path):
         made = made if isinstance(made, nn.Module | ViT) else made()
     if not isinstance(made, nn.Module | ViT):

@@ -15,7 +15,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
@@ -60,6 +60,7 @@ class Provenance(Record):
         seconds: from the start of the command to the result.
         config: a hash of the command and of its options that decide the result.
         images: the images it has read.
+        module: FILE.py:FUNCTION of the user's own model, where the command line named it.
     """
 
     command: str | None = None
@@ -68,6 +69,7 @@ class Provenance(Record):
     seconds: float | None = None
     config: str | None = None
     images: list[ImagesRead] = field(default_factory=list)
+    module: str | None = None
 
     @classmethod
     def since(cls, started: float, device: str | torch.device = "cpu") -> Provenance:
@@ -79,7 +81,8 @@ class Provenance(Record):
         """Of this process and of the command that runs in it."""
         scope = _SCOPE.get()
         images = [] if scope is None else sorted(scope.images.values(), key=astuple)
-        return cls(_command(), versions(), config=None if scope is None else scope.config, images=images)
+        config = None if scope is None else scope.config
+        return cls(_command(), versions(), config=config, images=images, module=_MODULE.get())
 
 
 def stamped(saved: dict[str, Any]) -> dict[str, Any]:
@@ -99,6 +102,7 @@ class _Scope:
 
 
 _SCOPE: ContextVar[_Scope | None] = ContextVar("command", default=None)
+_MODULE: ContextVar[str | None] = ContextVar("module", default=None)
 
 
 @contextmanager
@@ -109,6 +113,7 @@ def recording(name: str, options: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         _SCOPE.reset(token)
+        _MODULE.set(None)  # it was of this command only
 
 
 def recorded(function: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
@@ -164,6 +169,17 @@ def note_images(images: Images, num_images: int | None = None) -> None:
         note_read(ImagesRead(images.name, len(images) if num_images is None else num_images, images.fingerprint()))
 
 
+def note_module(where: str | None) -> None:
+    """Remember for the results of this process the FILE.py:FUNCTION of the user's own model."""
+    _MODULE.set(where)
+
+
+def module_option(*where: str | None) -> str:
+    """The option that names the first module that is known; a placeholder where none is."""
+    known = next((text for text in where if text), None)
+    return "--module FILE.py:FUNCTION" if known is None else f"--module {shlex.quote(known)}"
+
+
 def note_read(entry: ImagesRead) -> None:
     scope = _SCOPE.get()
     if scope is not None:
@@ -199,18 +215,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def module_option(*commands: str | None) -> str:
-    """`--module FILE.py:FUNCTION` as the first of `commands` that has it says it; these words where none does."""
-    for command in commands:
-        with suppress(ValueError):  # quotes that do not end
-            words = shlex.split(command or "")
-            for word, follows in zip(words, [*words[1:], ""]):
-                name, _, value = word.partition("=")
-                if name == "--module" and (value or follows):
-                    return f"--module {shlex.quote(value or follows)}"
-    return "--module FILE.py:FUNCTION"
 
 
 def _command() -> str:

@@ -84,20 +84,6 @@ def test_a_hash_does_not_depend_on_the_order_or_on_the_machine() -> None:
     assert hash_config({"a": 1}) != hash_config({"a": 2})
 
 
-@pytest.mark.parametrize(
-    ("commands", "option"),
-    [
-        (["raptor distill --module mine.py:make --k 2"], "--module mine.py:make"),
-        ([None, "raptor phases run", "raptor evaluate run --module='my vit.py:make'"], "--module 'my vit.py:make'"),
-        (["python train.py"], "--module FILE.py:FUNCTION"),
-        (["raptor distill --module"], "--module FILE.py:FUNCTION"),
-        (["raptor distill --out 'it", "raptor report run --module mine.py:make"], "--module mine.py:make"),
-    ],
-)
-def test_the_module_of_a_command(commands: list[str | None], option: str) -> None:
-    assert module_option(*commands) == option
-
-
 def test_help_shows_the_options_that_a_command_shares_with_others() -> None:
     found = inspect.signature(states)
     assert found.parameters["data"].default is None and found.parameters["precision"].default == "auto"
@@ -113,3 +99,9 @@ def test_paths_of_the_home_folder_are_expanded_in_python_too(monkeypatch: pytest
         return model, out
 
     assert command("~/run", out="~/x") == ("/home/me/run", "/home/me/x")
+
+
+def test_the_module_of_a_command_is_named_again() -> None:
+    assert module_option(None, "mine.py:make", "other.py:make") == "--module mine.py:make"
+    assert module_option("my vit.py:make") == "--module 'my vit.py:make'"
+    assert module_option(None) == module_option() == "--module FILE.py:FUNCTION"

@@ -103,7 +103,7 @@ def evaluate(
     surrogate, model = open_pair(run, **part(OfTeacher, options), device=ranks.device, **part(Opening, options))
     if surrogate is None:
         source = folder_of(run) if isinstance(folder_of(run), str | Path) else None
-        words = source or model.opened.get("model") or module_option(Provenance.here().command)
+        words = source or model.opened.get("model") or module_option(Provenance.here().module)
         raise ValueError(f"{source or model.name} is no surrogate: make one with raptor distill {words}")
     folder = ranks.first(lambda: result_folder(out, folder_of(run), "evaluate"))
     check_folder_of(folder, folder_of(run), surrogate, model)

@@ -101,13 +101,13 @@ class Results:
 
     @property
     def module(self) -> str:
-        """The option that opens a run of a module of one's own, as the run was made with; empty for other runs."""
+        """The option that opens a run of a module of one's own; empty for other runs."""
         try:
             if not is_of_own_module(self.folder):
                 return ""
         except ValueError:  # a damaged model: its results can be shown all the same
             return ""
-        return module_option(*(about.command for about in self.provenance().values()))
+        return module_option(*(about.module for about in self.provenance().values()))
 
     def adds(self, command: str, options: str = "") -> str:
         """The command that adds a result: of the model in the folder, else of MODEL, with the folder as its --out."""

@@ -117,7 +117,7 @@ def test_a_run_of_an_own_module_is_opened_with_it(tmp_path: Path) -> None:
     save_vit(make_surrogate(teacher, (1, 3)), tmp_path / "surrogate")
     results = Results(tmp_path)
     assert results.adds("dynamics") == f"raptor dynamics {tmp_path} --module FILE.py:FUNCTION"
-    about = Provenance("raptor distill --module mine.py:make --k 2")
+    about = Provenance(module="mine.py:make")
     results.summary = TeacherSummary(teacher.facts(), accuracy=0.5, seconds=3.0, device="cpu", provenance=about)
     assert results.on_run("probe", "--task depth") == f"raptor probe {tmp_path} --task depth --module mine.py:make"
     (tmp_path / "surrogate" / "config.json").write_text("{ raptor")
