@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -89,18 +89,22 @@ def _prefix(place: str) -> str:
 
 def _counts_table(parts: dict[str, list[Json]]) -> str:
     rows: list[list[object]] = []
-    total = [claim for claims in parts.values() for claim in claims]
-    for part, claims in [*parts.items(), ("**all**", total)]:
+    total: Counter[str] = Counter()
+    for part, claims in parts.items():
+        counts = Counter(claim["verdict"] for claim in claims)
+        total += counts
         anchor = re.sub(r"[^\w-]", "", part.lower().replace(" ", "-"))
-        name = f"[{part}](#{anchor})" if part in parts else part
-        rows.append([name, *(sum(claim["verdict"] == verdict for claim in claims) for verdict in Verdict)])
+        rows.append([f"[{part}](#{anchor})", *map(counts.__getitem__, Verdict)])
+    rows.append(["**all**", *map(total.__getitem__, Verdict)])
     return markdown(["claims of", *map(str, Verdict)], rows)
 
 
 def _untrained_too(claims: Sequence[Json]) -> str:
     """How many of the claims that agree hold for untrained models, too."""
-    agreeing = [claim["untrained_too"] for claim in claims if claim["verdict"] == Verdict.AGREES]
-    beside = [too for too in agreeing if too is not None]
+    beside = []
+    for claim in claims:
+        if claim["verdict"] == Verdict.AGREES and claim["untrained_too"] is not None:
+            beside.append(claim["untrained_too"])
     return (
         f"**{sum(beside)} of the {len(beside)} rows that agree and have an untrained model of the same make beside "
         "them hold for that model, too** (*agrees, untrained too*): they are no sign of training."
@@ -133,35 +137,61 @@ def _part_table(claims: Sequence[Json], commands: Sequence[str]) -> str:
 
 
 def _cells(claim: Json, commands: Sequence[str]) -> list[str]:
-    number = claim["number"]
-    measured = [_shown(number)] if number is not None and number["value"] is not None else []
+    return [claim["on"] or "–", _measured(claim) or "–", _bounds(claim) or "–", _verdict(claim, commands)]
+
+
+def _measured(claim: Json) -> str:
+    """The number that decides, and those of untrained models under it."""
+    lines = []
+    if claim["number"] is not None and claim["number"]["value"] is not None:
+        lines.append(_shown(claim["number"]))
     for twin in claim["untrained"]:
-        cut = f", {twin['cut']}" if twin["cut"] else ""
-        measured.append(f"untrained {_shown(twin)[:-1]}{cut})")
+        text = f"untrained {_shown(twin)}"
+        if twin["cut"]:
+            text = f"{text.removesuffix(')')}, {twin['cut']})"
+        lines.append(text)
+    return "<br>".join(lines)
+
+
+def _bounds(claim: Json) -> str:
+    if claim["number"] is None:
+        return ""
     bounds = []
-    if number is not None:
-        bounds += [f"> {claim['above']:.3g}"] if claim["above"] is not None else []
-        bounds += [f"< {claim['below']:.3g}"] if claim["below"] is not None else []
-    verdict = claim["verdict"]
-    is_decided = verdict in (Verdict.AGREES, Verdict.DISAGREES)
-    shown = f"**{verdict}**" if is_decided else verdict
-    if verdict == Verdict.AGREES and claim["untrained_too"]:
-        shown += ", untrained too"
-    links = [f"[run {commands.index(claim['command']) + 1}](#runs)"] if claim["command"] else []
-    links += [f"[JSON]({_link(claim['source'])})"] if claim["source"] else []
-    links += [f"[figure]({_link(claim['figure'])})"] if claim["figure"] else []
-    links += [f"recipe `{claim['recipe']}`"] if claim["recipe"] and not is_decided else []
-    verdict_cell = "<br>".join(filter(None, [shown, ", ".join(links)]))
-    return [claim["on"] or "–", "<br>".join(measured) or "–", " and ".join(bounds) or "–", verdict_cell]
+    if claim["above"] is not None:
+        bounds.append(f"> {claim['above']:.3g}")
+    if claim["below"] is not None:
+        bounds.append(f"< {claim['below']:.3g}")
+    return " and ".join(bounds)
+
+
+def _verdict(claim: Json, commands: Sequence[str]) -> str:
+    """The verdict, where it comes from and, where there is none, the recipe that could give one."""
+    text, links = claim["verdict"], []
+    if claim["command"]:
+        links.append(f"[run {commands.index(claim['command']) + 1}](#runs)")
+    if claim["source"]:
+        links.append(f"[JSON]({_link(claim['source'])})")
+    if claim["figure"]:
+        links.append(f"[figure]({_link(claim['figure'])})")
+    if text in (Verdict.AGREES, Verdict.DISAGREES):
+        text = f"**{text}**"
+    elif claim["recipe"]:
+        links.append(f"recipe `{claim['recipe']}`")
+    if claim["verdict"] == Verdict.AGREES and claim["untrained_too"]:
+        text += ", untrained too"
+    return f"{text}<br>{', '.join(links)}" if links else text
 
 
 def _shown(number: Json) -> str:
     """The number, its interval, and what that is over."""
     if number["basis"] == "counted":
         return f"{number['value']:.3g} (counted)"
-    ends = "" if number["lower"] is None else f" [{number['lower']:.3g}, {number['upper']:.3g}]"
-    basis = number["basis"].removesuffix("s") if number["num"] == 1 else number["basis"]
-    return f"{number['value']:.3g}{ends} ({number['num']:,} {basis})"
+    text, basis = f"{number['value']:.3g}", number["basis"]
+    if number["lower"] is not None:
+        text += f" [{number['lower']:.3g}, {number['upper']:.3g}]"
+    if number["num"] == 1:
+        basis = basis.removesuffix("s")
+    return f"{text} ({number['num']:,} {basis})"
 
 
 def _link(path: str) -> str:

@@ -245,9 +245,12 @@ def two_blocks_keep(run: Json) -> Number | None:
 def turn_across_minus_within(run: Json, without: int) -> Number | None:
     """How much more a swap across phases turns the last state, at equal distance."""
     if "rows" in run:
-        means = [_turns(row, row["angle"], without) for row in learned(run) if row["angle"]]
-        values = [found["across_matched"] - found["within_matched"] for found in means]
-        return _over_seeds([value for value in values if np.isfinite(value)], "runs")
+        values = []
+        for row in learned(run):
+            if row["angle"]:
+                means = _turns(row, row["angle"], without)
+                values.append(means["across_matched"] - means["within_matched"])
+        return _over_finite(values)
     found = _turns(run, run["angle"], without)
     value = found["across_matched"] - found["within_matched"]
     if not np.isfinite(value):
@@ -287,13 +290,19 @@ def predictions_within_minus_across(run: Json, without: int) -> Number | None:
 
 def accuracy_kept(run: Json, kind: str, without: int) -> Number | None:
     """Share of the accuracy kept, mean over pairs, over the teachers that learned something."""
-    values = [_kept(row, without)[kind] for row in learned(run)]
-    return _over_seeds([value for value in values if np.isfinite(value)], "runs")
+    return _over_finite([_kept(row, without)[kind] for row in learned(run)])
 
 
 def accuracy_within_minus_across(run: Json, without: int) -> Number | None:
-    kept = [_kept(row, without) for row in learned(run)]
-    values = [shares["within_matched"] - shares["across_matched"] for shares in kept]
+    values = []
+    for row in learned(run):
+        shares = _kept(row, without)
+        values.append(shares["within_matched"] - shares["across_matched"])
+    return _over_finite(values)
+
+
+def _over_finite(values: Sequence[float]) -> Number | None:
+    """Over teachers; one without such a pair of blocks has NaN and is left out."""
     return _over_seeds([value for value in values if np.isfinite(value)], "runs")
 
 
@@ -338,9 +347,11 @@ def _kept(row: Json, without: int) -> dict[str, float]:
     if row.get("swapped_accuracy"):
         return _turns(row, [value / row["accuracy"] for value in row["swapped_accuracy"]], without)
     means = row.get("without_first_accuracy" if without else "compared_accuracy") or {}
-    kinds = ("within", "across", "within_matched", "across_matched")
-    known = {kind: means.get(kind) for kind in kinds}
-    return {kind: np.nan if value is None else value / row["accuracy"] for kind, value in known.items()}
+    kept = dict.fromkeys(("within", "across", "within_matched", "across_matched"), np.nan)
+    for kind in kept:
+        if means.get(kind) is not None:
+            kept[kind] = means[kind] / row["accuracy"]
+    return kept
 
 
 def _wilson(share: float, num: int) -> tuple[float, float]:
@@ -402,8 +413,9 @@ def _of_rows(run: Json, quantity: Callable[[dict[str, float]], float], is_share:
     num_images = run["rows"][0]["num_images"]
     if lower is None and num_images:
         # One seed: at most two standard errors by the number of images.
-        scale = used[0]["teacher"] - used[0]["chance"] if is_share else 1.0
-        half = 2 * sqrt(0.25 / num_images) / scale if is_share else 2 * sqrt(0.5 / num_images)
+        half = 2 * sqrt(0.5 / num_images)
+        if is_share:
+            half = 2 * sqrt(0.25 / num_images) / (used[0]["teacher"] - used[0]["chance"])
         lower, upper = value - half, value + half
     return Number(value, lower, upper, "seeds", len(values), not is_share and _is_small_ablation(run))
 
@@ -452,8 +464,11 @@ def smallest_step(run: Json, score: str) -> Number | None:
 
 def saturation(run: Json) -> Number | None:
     """The gain in accuracy from the second to the third k minus half of that from the first to the second."""
-    curves = [curve for curve in _curves(run, "accuracy") if len(curve) > 2]
-    rest = [(curve[2] - curve[1]) - 0.5 * (curve[1] - curve[0]) for curve in curves]
+    rest = []
+    for curve in _curves(run, "accuracy"):
+        if len(curve) > 2:
+            first, second, third = curve[:3]
+            rest.append((third - second) - 0.5 * (second - first))
     return _over_seeds(rest, smaller_budget=_is_small_table(run))
 
 
@@ -463,10 +478,14 @@ def _raptors(run: Json) -> list[Json]:
 
 def _recoveries(run: Json, raptors: Sequence[Json], task: str) -> list[float]:
     own = run["cells"].get("teacher", {}).get("probes", {}).get(task)
-    if own is None:
-        return []
-    shares = [share_kept(raptor["probes"][task], own) for raptor in raptors if task in raptor["probes"]]
-    return [share for share in shares if share is not None]
+    shares = []
+    for raptor in raptors:
+        if own is None or task not in raptor["probes"]:
+            continue
+        share = share_kept(raptor["probes"][task], own)
+        if share is not None:
+            shares.append(share)
+    return shares
 
 
 def _is_small_table(run: Json) -> bool:
@@ -482,9 +501,15 @@ def _curves(run: Json, score: str) -> list[list[float]]:
     for raptor in _raptors(run):
         value = raptor["probes"]["classify"]["score"] if score == "accuracy" else raptor[score]
         by_k[raptor["k"]][raptor["seed"]] = value
-    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in by_k.values()))) if len(by_k) > 1 else []
-    curves = [[by_k[k][seed] for k in sorted(by_k)] for seed in seeds]
-    return [[value for value in curve if value is not None] for curve in curves if None not in curve]
+    if len(by_k) < 2:
+        return []
+    curves = []
+    for seed in sorted(set.intersection(*map(set, by_k.values()))):
+        curve = [by_k[k][seed] for k in sorted(by_k)]
+        known = [value for value in curve if value is not None]
+        if len(known) == len(curve):
+            curves.append(known)
+    return curves
 
 
 # Single models
