@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
 
 import numpy as np
-from sweep import Json
+from sweep import Json, entry
 
 from raptor import Phases
 
@@ -49,6 +48,11 @@ def _pyplot() -> Any:
     return plt
 
 
+def _column(rows: Sequence[Json], path: str) -> np.ndarray:
+    """The numbers of the rows at `a/b/-1`; NaN, which is not drawn, for those without one."""
+    return np.array([entry(row, path) for row in rows], dtype=float)
+
+
 def figure_stochastic_depth(rows: Sequence[Json], statistics: Json) -> Any:
     """Figure 4. A: similarity with phases; B: R2 by layer, cls and patches; C: accuracy; D: R2 of the last layer; E:
     R2 against similarity."""
@@ -61,8 +65,8 @@ def figure_stochastic_depth(rows: Sequence[Json], statistics: Json) -> Any:
     axes = bottom.subplots(1, 5)
     _layer_curves(axes[0], shown, "cls")
     _layer_curves(axes[1], shown, "patches")
-    _against_p(axes[2], rows, "teacher", lambda row: row["teacher"]["accuracy"], BLACK, "o")
-    _against_p(axes[2], rows, "raptor", lambda row: row["raptor"]["accuracy"], VERMILION, "s")
+    _against_p(axes[2], rows, "teacher", "teacher/accuracy", BLACK, "o")
+    _against_p(axes[2], rows, "raptor", "raptor/accuracy", VERMILION, "s")
     _label(axes[2], "C  accuracy, held-out", "p", "accuracy")
     _last_r2(axes[3], rows)
     _association(axes[4], rows, statistics)
@@ -82,7 +86,9 @@ def figure_partitions(rows: Sequence[Json]) -> Any:
     for ax, (measure, title) in zip(axes, (("accuracy", "accuracy, teacher's head"), ("r2_last", "R2, last layer"))):
         _strip(ax, rows, measure)
         _label(ax, title, "k", "")
-    axes[0].legend()
+    handles, labels = axes[0].get_legend_handles_labels()
+    once = dict(zip(labels, handles))  # every k has its own marks
+    axes[0].legend(once.values(), once.keys())
     return figure
 
 
@@ -96,17 +102,11 @@ def figure_untrained(rows: Sequence[Json]) -> Any:
     _heatmaps(left, [(row["kind"], row["similarity"]) for row in shown])
     axes = right.subplots(1, 2, width_ratios=[1.4, 2])
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
-    means: dict[str, Callable[[Json], float | None]] = {
-        "within phases": lambda row: row["similarity"]["within_phases"],
-        "off the diagonal": lambda row: row["similarity"]["off_diagonal"],
-    }
+    means = {"within phases": "similarity/within_phases", "off the diagonal": "similarity/off_diagonal"}
     _bars(axes[0], rows, kinds, means)
     _label(axes[0], "B  similarity", "", "mean cosine")
-    measures: dict[str, Callable[[Json], float | None]] = {
-        "R2": lambda row: row["raptor"]["curves"]["cls"]["r2"][-1],
-        "bounded R2": lambda row: row["raptor"]["curves"]["cls"]["bounded_r2"][-1],
-        "correlation": lambda row: row["raptor"]["curves"]["cls"]["pearson"][-1],
-    }
+    curves = "raptor/curves/cls"
+    measures = {"R2": f"{curves}/r2/-1", "bounded R2": f"{curves}/bounded_r2/-1", "correlation": f"{curves}/pearson/-1"}
     _bars(axes[1], rows, kinds, measures)
     _label(axes[1], "C  raptor of the output cls", "", "")
     axes[1].legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=len(kinds))
@@ -183,22 +183,21 @@ def figure_budgets(rows: Sequence[Json]) -> Any:
     plt = _pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.5))
     colours = dict(zip(sorted({row["k"] for row in rows}), cycle(PALETTE)))
-    scores: dict[str, tuple[Callable[[Json], float | None], str, str]] = {
-        "refitted probe": (lambda row: row["recovery"], BLUE, "o"),
-        "teacher's head": (lambda row: row["recovery_head"], ORANGE, "s"),
-    }
+    scores = {"refitted probe": ("recovery", BLUE, "o"), "teacher's head": ("recovery_head", ORANGE, "s")}
     for recipe, line in (("default", "-"), ("paper", "--")):
         found = [row for row in rows if row["recipe"] == recipe]
         for label, (score, colour, marker) in scores.items():
-            known = [(row["k"], 100 * kept) for row in found if (kept := score(row)) is not None]
+            known = [row for row in found if row[score] is not None]
+            if not known:
+                continue
             axes[0].plot(
-                [k for k, _ in known],
-                [percent for _, percent in known],
+                _column(known, "k"),
+                100 * _column(known, score),
                 linestyle=line,
                 color=colour,
                 marker=marker,
                 markerfacecolor=colour if recipe == "default" else "white",
-                label=f"{label}, {recipe} recipe" if known else None,
+                label=f"{label}, {recipe} recipe",
             )
         for row in found:
             layers = range(1, len(row["r2"]) + 1)
@@ -227,13 +226,13 @@ def _heatmaps(figure: Any, entries: Sequence[tuple[str, Json]]) -> None:
     """Layer-layer matrices with dashed phase boundaries, under one colour scale."""
     columns = min(_HEATMAP_COLUMNS, len(entries))
     axes = figure.subplots(-(-len(entries) // columns), columns, squeeze=False)
-    matrices = [np.asarray(entry["matrices"]["all"]) for _, entry in entries]
+    matrices = [np.asarray(similarity["matrices"]["all"]) for _, similarity in entries]
     low, image = min(m.min() for m in matrices), None
-    for ax, (title, entry), matrix in zip(axes.flat, entries, matrices):
+    for ax, (title, similarity), matrix in zip(axes.flat, entries, matrices):
         num = len(matrix)
         image = ax.imshow(matrix, cmap="Greys_r", vmin=low, vmax=1, extent=(0.5, num + 0.5, num + 0.5, 0.5))
-        _draw_boundaries(ax, entry["phases"])
-        ax.set_title(f"{title}   ({'+'.join(map(str, entry['phases']))})", fontsize=9)
+        _draw_boundaries(ax, similarity["phases"])
+        ax.set_title(f"{title}   ({'+'.join(map(str, similarity['phases']))})", fontsize=9)
         ax.spines[:].set_visible(False)
         _layer_ticks(ax, num)
     for ax in axes[:-1].flat:
@@ -272,36 +271,25 @@ def _layer_curves(ax: Any, rows: Sequence[Json], group: str) -> None:
     ax.legend()
 
 
-def _against_p(
-    ax: Any,
-    rows: Sequence[Json],
-    label: str,
-    measure: Callable[[Json], float | None],
-    colour: str,
-    marker: str,
-) -> None:
+def _against_p(ax: Any, rows: Sequence[Json], label: str, path: str, colour: str, marker: str) -> None:
     """Every run as a point, the mean over seeds as a line."""
-    by_p = defaultdict(list)
-    for row in rows:
-        by_p[row["p"]].append(_number(measure(row)))
-    order = sorted(by_p)
-    ax.plot(order, [np.mean(by_p[p]) for p in order], color=colour, label=label)
-    values = [_number(measure(row)) for row in rows]
-    ax.plot([row["p"] for row in rows], values, marker, color=colour, linestyle="none")
+    p, values = _column(rows, "p"), _column(rows, path)
+    order = np.unique(p)
+    ax.plot(order, [values[p == each].mean() for each in order], color=colour, label=label)
+    ax.plot(p, values, marker, color=colour, linestyle="none")
     ax.legend()
 
 
 def _last_r2(ax: Any, rows: Sequence[Json]) -> None:
     bounded = "bounded R2, all tokens"
-    _against_p(ax, rows, bounded, lambda row: row["raptor"]["curves"]["all"]["bounded_r2"][-1], BLUE, "o")
-    _against_p(ax, rows, "R2, all tokens", lambda row: row["raptor"]["curves"]["all"]["r2"][-1], ORANGE, "s")
+    _against_p(ax, rows, bounded, "raptor/curves/all/bounded_r2/-1", BLUE, "o")
+    _against_p(ax, rows, "R2, all tokens", "raptor/curves/all/r2/-1", ORANGE, "s")
     _label(ax, "D  last layer", "p", "R2")
 
 
 def _association(ax: Any, rows: Sequence[Json], statistics: Json) -> None:
-    x = [row["similarity"]["off_diagonal"] for row in rows]
-    y = [_number(row["raptor"]["bounded_r2_last"]) for row in rows]
-    dots = ax.scatter(x, y, c=[row["p"] for row in rows], cmap="cividis", s=28, edgecolor=BLACK, linewidth=0.5)
+    x, y = _column(rows, "similarity/off_diagonal"), _column(rows, "raptor/bounded_r2_last")
+    dots = ax.scatter(x, y, c=_column(rows, "p"), cmap="cividis", s=28, edgecolor=BLACK, linewidth=0.5)
     ax.figure.colorbar(dots, ax=ax, label="p")
     known = statistics["correlations"].get("similarity/bounded_r2")
     r = known["pearson"] if known else None
@@ -311,21 +299,19 @@ def _association(ax: Any, rows: Sequence[Json], statistics: Json) -> None:
 
 def _strip(ax: Any, rows: Sequence[Json], measure: str) -> None:
     """Random partitions as dots with mean and deviation; the chosen ones as marks to their right."""
-    known = [(row, score) for row in rows if (score := row[measure]) is not None]
     ks = sorted({row["k"] for row in rows})
     for place, k in enumerate(ks):
-        random = [score for row, score in known if row["k"] == k and row["way"] == "random"]
-        shift = np.linspace(-0.12, 0.12, len(random)) if len(random) > 1 else np.zeros(len(random))
-        ax.plot(place - 0.15 + shift, random, "o", color=SKY, label="random" if place == 0 else None)
+        known = [row for row in rows if row["k"] == k and row[measure] is not None]
+        random = _column([row for row in known if row["way"] == "random"], measure)
+        shift = np.linspace(-0.12, 0.12, len(random))
+        ax.plot(place - 0.15 + shift, random, "o", color=SKY, label="random")
         if len(random) > 1:
-            mean, deviation = np.mean(random), np.std(random, ddof=1)
-            label = "random, mean ± sd" if place == 0 else None
-            ax.errorbar(place - 0.32, mean, deviation, fmt="_", color=BLACK, capsize=4, label=label)
-        chosen = [(row["way"], score) for row, score in known if row["k"] == k and row["way"] != "random"]
-        for i, (way, score) in enumerate(chosen):
-            colour, marker, label = _WAY_STYLE[way]
-            where = place + 0.1 + 0.09 * i
-            ax.plot(where, score, marker, color=colour, markersize=6, label=label if place == 0 else None)
+            label = "random, mean ± sd"
+            ax.errorbar(place - 0.32, random.mean(), random.std(ddof=1), fmt="_", color=BLACK, capsize=4, label=label)
+        chosen = [row for row in known if row["way"] != "random"]
+        for i, row in enumerate(chosen):
+            colour, marker, label = _WAY_STYLE[row["way"]]
+            ax.plot(place + 0.1 + 0.09 * i, row[measure], marker, color=colour, markersize=6, label=label)
     ax.set_xticks(range(len(ks)), ks)
 
 
@@ -333,16 +319,16 @@ def _bars(
     ax: Any,
     rows: Sequence[Json],
     kinds: Sequence[str],
-    measures: dict[str, Callable[[Json], float | None]],
+    measures: dict[str, str],
 ) -> None:
     """A group of bars per measure, with one bar per kind of teacher: the mean over seeds, each seed as a dot."""
     width = 0.8 / len(kinds)
     for i, kind in enumerate(kinds):
-        found = [[_number(measure(row)) for row in rows if row["kind"] == kind] for measure in measures.values()]
+        of_kind = [row for row in rows if row["kind"] == kind]
         places = np.arange(len(measures)) + (i - (len(kinds) - 1) / 2) * width
-        ax.bar(places, [np.mean(v) for v in found], width, color=_KIND_COLOURS.get(kind, PURPLE), label=kind)
-        for place, values in zip(places, found):
-            ax.plot([place] * len(values), values, "o", color=BLACK, markersize=2.5)
+        found = np.stack([_column(of_kind, path) for path in measures.values()])
+        ax.bar(places, found.mean(axis=1), width, color=_KIND_COLOURS.get(kind, PURPLE), label=kind)
+        ax.plot(np.repeat(places, len(of_kind)), found.ravel(), "o", color=BLACK, markersize=2.5)
     ax.set_xticks(range(len(measures)), list(measures))
     ax.axhline(0, color=GREY, linewidth=0.8)
 

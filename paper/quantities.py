@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 from estimates import correlation, over_seeds, trend
 from surrogates import best_null
-from sweep import Json
+from sweep import Json, entry
 from table1 import share_kept
 
 from raptor import Phases, compare_pairs
@@ -192,16 +191,6 @@ def _difference(run: Json, first: str, second: str, measure: Callable[[Json], fl
         if value is not None and other is not None:
             differences.append(value - other)
     return _over_seeds(differences)
-
-
-def entry(tree: Any, path: str) -> Any:
-    """The entry of a JSON tree at `a/b/-1`; None where there is none."""
-    for name in path.split("/"):
-        if isinstance(tree, list):
-            tree = tree[int(name)] if tree else None
-        else:
-            tree = tree.get(name) if tree is not None else None
-    return tree
 
 
 def is_briefly_trained(settings: Json) -> bool:

@@ -172,6 +172,16 @@ def as_json(value: Any) -> Any:
     return value
 
 
+def entry(tree: Any, path: str) -> Any:
+    """The entry of a JSON tree at `a/b/-1`; None where there is none."""
+    for name in path.split("/"):
+        if isinstance(tree, list):
+            tree = tree[int(name)] if tree else None
+        else:
+            tree = tree.get(name) if tree is not None else None
+    return tree
+
+
 def versions() -> dict[str, str]:
     import torch
 
