@@ -22,9 +22,9 @@ _OVERSAMPLING, _POWER_ITERATIONS = 8, 8
 
 
 class DepthLinear(nn.Linear):
-    """A linear layer with the weight and bias in `now`, if there are any at the time of the call, instead of its own.
+    """A linear layer that takes the weight and bias in `now` instead of its own, if there are any when it is called.
 
-    With those of n depths, the input's rows are n equal runs, one after the other.
+    They may be those of n depths: the rows of the input are then n equal runs, one after the other.
     """
 
     now: tuple[Tensor, Tensor | None] | None = None
@@ -36,7 +36,10 @@ class DepthLinear(nn.Linear):
         if weight.ndim == 2:
             return F.linear(x, weight, bias)
         runs = x.reshape(len(weight), -1, x.shape[-1])
-        y = torch.bmm(runs, weight.mT) if bias is None else torch.baddbmm(bias[:, None], runs, weight.mT)
+        if bias is None:
+            y = torch.bmm(runs, weight.mT)
+        else:
+            y = torch.baddbmm(bias[:, None], runs, weight.mT)
         return y.view(*x.shape[:-1], -1)
 
 
@@ -49,11 +52,14 @@ class _Adapter(nn.Module):
 
     def __init__(self, layer: nn.Linear, rank: int, num_depths: int):
         super().__init__()
-        self.rank, weight = rank, layer.weight
+        self.rank = rank
+        weight = layer.weight
         num_out, num_in = weight.shape
         self.down = nn.Parameter(weight.new_empty(num_depths * rank, num_in))
         self.up = nn.Parameter(weight.new_zeros(num_depths * rank, num_out))
-        self.bias = None if layer.bias is None else nn.Parameter(weight.new_zeros(num_depths, num_out))
+        self.bias = None
+        if layer.bias is not None:
+            self.bias = nn.Parameter(weight.new_zeros(num_depths, num_out))
         nn.init.normal_(self.down, std=num_in**-0.5)
 
     def forward(self, layer: nn.Linear, row_n: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -61,7 +67,9 @@ class _Adapter(nn.Module):
         # Not in bf16: the sum is rounded once, when it is used.
         with torch.autocast(down.device.type, enabled=False):
             weight = torch.baddbmm(layer.weight.expand(len(row_n), -1, -1), up.mT, down)
-        return weight, None if self.bias is None else layer.bias + self.bias.index_select(0, row_n)
+        if self.bias is None:
+            return weight, None
+        return weight, layer.bias + self.bias.index_select(0, row_n)
 
     @torch.no_grad()
     def start(self, layer: nn.Linear, own: Sequence[nn.Linear]) -> None:
@@ -92,7 +100,9 @@ class DepthAdapters(nn.Module):
         """Weights of `layers` at the depths `(n,)`, or at one that is a 0-d tensor."""
         row_n = (depth.reshape(-1).clamp(self.first, self.last) - self.first).long()
         weights: Weights = [adapter(layer, row_n) for adapter, layer in zip(self.matrices, layers)]
-        return weights if depth.ndim else at_each_depth(weights)[0]
+        if depth.ndim == 0:
+            return at_each_depth(weights)[0]
+        return weights
 
     def start(self, layers: Sequence[nn.Linear], own: Sequence[Sequence[nn.Linear]]) -> None:
         """Come as near `own`, the same layers of each depth's own block, as the rank allows."""
@@ -102,8 +112,15 @@ class DepthAdapters(nn.Module):
 
 def at_each_depth(weights: Weights) -> list[Weights]:
     """The weights of n depths, one depth after the other."""
-    parts = [(weight.unbind(), [None] * len(weight) if bias is None else bias.unbind()) for weight, bias in weights]
-    return [[(w[i], b[i]) for w, b in parts] for i in range(len(weights[0][0]))]
+    num_depths = len(weights[0][0])
+    each: list[Weights] = [[] for _ in range(num_depths)]
+    for weight, bias in weights:
+        biases: Sequence[Tensor | None] = [None] * num_depths
+        if bias is not None:
+            biases = bias.unbind()
+        for layers, one, its_bias in zip(each, weight.unbind(), biases):
+            layers.append((one, its_bias))
+    return each
 
 
 def matrix_names(block: nn.Module, x_btd: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:

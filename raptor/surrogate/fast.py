@@ -111,10 +111,13 @@ class FastBlock(nn.Module):
     ) -> Tensor:
         """The next state, for training. `folded` and `normed_btd` are the results of `fold` and of `norm_ahead`."""
         qkv, proj, wi, wo = folded.layers
-        y_btd = F.linear(_bare_norm(x_btd, self.norm1) if normed_btd is None else normed_btd, *qkv)
+        if normed_btd is None:
+            normed_btd = _bare_norm(x_btd, self.norm1)
+        y_btd = F.linear(normed_btd, *qkv)
         # Biases are added to the stream on their own: their gradients are then sums of its gradient, which are taken
         # where that gradient is made.
-        u_btd = x_btd + proj[1] + F.linear(attend(y_btd, self.num_heads, y_btd.shape[1] in self.kernel_tokens), proj[0])
+        heads_btd = attend(y_btd, self.num_heads, kernel=y_btd.shape[1] in self.kernel_tokens)
+        u_btd = x_btd + proj[1] + F.linear(heads_btd, proj[0])
         activate = fused_gelu if self.is_copy else fused_swiglu
         h_btf = activate(_bare_norm(u_btd, self.norm2), *wi)
         return folded.t3 * u_btd + (wo[1] + folded.shift3) + F.linear(h_btf, wo[0])
@@ -193,7 +196,9 @@ def fused_gelu(x_btd: Tensor, weight_fd: Tensor, bias_f: Tensor) -> Tensor:
 def product_dtype(tensor: Tensor) -> torch.dtype:
     """The precision in which a matrix product takes `tensor`: autocast's, or its own."""
     kind = tensor.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
+    if torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return tensor.dtype
 
 
 # Folding: gradients of scales and shifts come out of the weights' gradients, without a sum over all tokens for each.
