@@ -37,6 +37,7 @@ TWIN_IMAGES, TWIN_SECONDS, TWIN_MARGIN = 64, 20, 1.25
 DEFAULT_CUTS = (2, 3, 4)
 _ROUNDING = 1e-6  # mean cosines are sums of float32 products
 _FEW_IMAGES = 16
+_ENDS = (0.025, 0.975)  # of intervals of 95 %
 _METHODS = ("maxcut", "dp")
 _SCORES = ("weighted", "mean", "cut")
 DEFAULT_TOKENS = "pooled"  # better surrogates than "all" over three seeds: docs/results/recipe.md
@@ -346,16 +347,11 @@ def no_structure(k: int, cut: CutEvidence, similarity: Array) -> str:
     if cut.contrast is None:
         return f"the gains of further cuts do not level off before k={k}, where every layer is a phase"
     lowest = cut.contrast if cut.interval is None else cut.interval[0]
-    for limit, null, what in (
-        (cut.shuffled_upper, "a shuffled matrix", "95 % of shuffled ones are below"),
-        (
-            None if cut.twin is None else TWIN_MARGIN * cut.twin,
-            "its untrained twin",
-            f"{TWIN_MARGIN} times the twin's is",
-        ),
-    ):
-        if limit is not None and lowest <= limit:
-            return f"at k={k} no more phase structure than {null} (contrast at least {lowest:.3f}; {what} {limit:.3f})"
+    found = f"at k={k} no more phase structure than {{}} (contrast at least {lowest:.3f}; {{}} {{:.3f}})"
+    if cut.shuffled_upper is not None and lowest <= cut.shuffled_upper:
+        return found.format("a shuffled matrix", "95 % of shuffled ones are below", cut.shuffled_upper)
+    if cut.twin is not None and lowest <= TWIN_MARGIN * cut.twin:
+        return found.format("its untrained twin", f"{TWIN_MARGIN} times the twin's is", TWIN_MARGIN * cut.twin)
     return ""
 
 
@@ -383,23 +379,29 @@ class _Evidence:
         def cut(matrix: Array) -> Phases:
             return find_phases(matrix, phases.k, method, score, min_length)
 
-        contrast = _contrast(self.matrix, phases)
-        edges_rb = np.array([cut(m).boundaries for m in self.resampled]).reshape(len(self.resampled), phases.k - 1)
-        found = CutEvidence(contrast=contrast, smooth=_contrast(self.smooth, cut(self.smooth)))
-        if len(edges_rb):
-            lower, upper = (np.quantile(edges_rb, q, axis=0, method="nearest") for q in (0.025, 0.975))
-            found.boundaries = [(int(a), int(b)) for a, b in zip(lower, upper)]
-            found.stability = [float(share) for share in (edges_rb == np.array(phases.boundaries)).mean(0)]
-            if contrast is not None:
-                ends = np.quantile([_contrast(m, phases) for m in self.resampled], [0.025, 0.975])
-                found.interval = (float(ends[0]), float(ends[1]))
-        if contrast is not None:
-            null = [c for m in self.shuffled if (c := _contrast(m, cut(m))) is not None]
-            if null:
-                found.shuffled, found.shuffled_upper = float(np.mean(null)), float(np.quantile(null, 0.95))
+        found = CutEvidence(contrast=_contrast(self.matrix, phases), smooth=_contrast(self.smooth, cut(self.smooth)))
         if self.twin is not None:
             found.twin = _contrast(self.twin, cut(self.twin))
+        if len(self.resampled):
+            self._add_intervals(found, phases, [cut(m) for m in self.resampled])
+        if found.contrast is not None:
+            contrasts = [_contrast(m, cut(m)) for m in self.shuffled]
+            null = [contrast for contrast in contrasts if contrast is not None]
+            if null:
+                found.shuffled = float(np.mean(null))
+                found.shuffled_upper = float(np.quantile(null, 0.95))
         return found
+
+    def _add_intervals(self, found: CutEvidence, phases: Phases, recut: Sequence[Phases]) -> None:
+        """The intervals of the boundaries and of the contrast of `phases`; `recut` are the cuts of the resamples."""
+        edges_rb = np.array([one.boundaries for one in recut]).reshape(len(recut), phases.k - 1)
+        # The nearest of the resampled layers: a boundary lies between two layers.
+        lower_b, upper_b = np.quantile(edges_rb, _ENDS, axis=0, method="nearest")
+        found.boundaries = [(int(lower), int(upper)) for lower, upper in zip(lower_b, upper_b)]
+        found.stability = (edges_rb == np.array(phases.boundaries)).mean(0).tolist()
+        if found.contrast is not None:
+            lower, upper = np.quantile([_contrast(m, phases) for m in self.resampled], _ENDS)
+            found.interval = (float(lower), float(upper))
 
     def choose(self, matrix: Array) -> ChosenK:
         """The k that `matrix` suggests, of those that every matrix of its size has room for."""
@@ -414,9 +416,12 @@ class _Evidence:
         nulls = {"shuffled": self.shuffled[:20], "smooth": self.smooth[None]}
         if self.twin is not None:
             nulls["twin"] = self.twin[None]
-        gains = {name: [self.choose(m).gains for m in ms] for name, ms in nulls.items()}
-        shortest_run = {name: min(map(len, rows)) for name, rows in gains.items()}
-        return {n: np.mean([r[: shortest_run[n]] for r in rows], axis=0).tolist() for n, rows in gains.items()}
+        found = {}
+        for name, matrices in nulls.items():
+            rows = [self.choose(m).gains for m in matrices]
+            num_cuts = min(len(gains) for gains in rows)  # of those that all of them reach
+            found[name] = np.mean([gains[:num_cuts] for gains in rows], axis=0).tolist()
+        return found
 
 
 def _contrast(matrix: Array, phases: Phases) -> float | None:
@@ -528,9 +533,12 @@ def within_and_across(matrix: ArrayLike, phases: Sequence[int]) -> tuple[float |
     """
     matrix = np.asarray(matrix)
     same = Phases.from_lengths(phases).same_phase()
-    other = ~np.eye(len(same), dtype=bool)
-    mean = [float(np.mean(matrix[mask])) if mask.any() else None for mask in (same & other, ~same)]
-    return mean[0], mean[1]
+    within = matrix[same & ~np.eye(len(same), dtype=bool)]
+    across = matrix[~same]
+    return (
+        float(np.mean(within)) if within.size else None,
+        float(np.mean(across)) if across.size else None,
+    )
 
 
 def find_phases(
