@@ -1,13 +1,14 @@
-"""Build hooks of the site: options of commands, read from the source as `--help` reads them; quiet notebooks."""
+"""Build hooks of the site: options of commands, read from their configs as `--help` reads them; quiet notebooks."""
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 from typing import Any
 
-from raptor.cli import COMMANDS, EXAMPLES, in_words, read_arguments
+from raptor.checks import in_words
+from raptor.config import COMMANDS
+from raptor.terminal.help import EXAMPLES, OptionText, options_of
 
 
 def on_config(_config: Any) -> None:
@@ -22,22 +23,13 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def _describe(name: str) -> str:
-    where, _text = COMMANDS[name]
-    rows = [_row(argument) for argument in read_arguments(where)]
+    rows = [_row(option) for option in options_of(COMMANDS[name][0])]
     examples = "\n".join(f"    {line}" for line in EXAMPLES[name])
     table = "\n".join(["| option | values | default | |", "|---|---|---|---|", *rows])
     return f"{examples}\n\n{table}\n"
 
 
-def _row(argument: Any) -> str:
-    name = f"`{argument.metavar}`" if argument.is_positional else f"`--{argument.name}`"
-    default = "" if argument.default in (inspect.Parameter.empty, None, "") else f"`{_as_typed(argument.default)}`"
-    cells = (name, in_words(argument.kind), default, argument.help)
+def _row(option: OptionText) -> str:
+    default = f"`{option.default}`" if option.default else ""
+    cells = (f"`{option.shown}`", in_words(option.kind), default, option.help)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _as_typed(value: Any) -> str:
-    """A default as one would type it: lists as words, `true` for True."""
-    if isinstance(value, list | tuple):
-        return " ".join(_as_typed(entry) for entry in value)
-    return str(value).lower() if isinstance(value, bool) else str(value)

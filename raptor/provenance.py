@@ -19,17 +19,21 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, get_args, get_type_hints
+from typing import Any, Protocol, TypeVar
 
 import torch
 
+from raptor.config import Config
 from raptor.devices import device_name
-from raptor.options import Arguments, Option, Value, check_numbers, declared, takes_paths
 from raptor.streaming import Record, jsonable
 
 _PACKAGES = {"numpy": "numpy", "raptor": "raptor-vit", "timm": "timm"}
 _NOT_DECISIVE = ("out", "device", "num_workers", "resume", "track", "jobs", "cells", "max_seconds", "teacher_folder")
 """Options that do not decide the numbers of a result."""
+
+
+Value = TypeVar("Value")
+Kind = TypeVar("Kind", bound=Config)
 
 
 class Images(Protocol):
@@ -116,51 +120,37 @@ def recording(name: str, options: Mapping[str, Any]) -> Iterator[None]:
         _MODULE.set(None)  # it was of this command only
 
 
-def recorded(function: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
-    """A command whose results say where they came from; `help` shows the options that it shares with others, too."""
+def recorded(function: Callable[..., Value]) -> Callable[..., Value]:
+    """A function whose results say where they came from; its keyword arguments are its options."""
     signature = inspect.signature(function)
-    rest = next((p.name for p in signature.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
-    shared = _shared(function, signature.parameters[rest]) if rest is not None else {}
 
-    @takes_paths
     @functools.wraps(function)
-    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError:
-            return function(*args, **kwargs)  # which says what is wrong
+    def run(*args: Any, **options: Any) -> Value:
+        bound = signature.bind(*args, **options)
         bound.apply_defaults()
-        options = dict(bound.arguments)
-        if rest is not None:
-            options |= {name: option.default for name, option in shared.items()} | options.pop(rest)
-        check_numbers(_kinds(function, rest), options)
-        with recording(f"{function.__module__}.{function.__name__}", options):
-            return function(*args, **kwargs)
+        with recording(f"{function.__module__}.{function.__name__}", bound.arguments):
+            return function(*args, **options)
 
-    if shared:
-        own = [p for p in signature.parameters.values() if p.name != rest]
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        further = [inspect.Parameter(name, keyword, default=option.default) for name, option in shared.items()]
-        run.__signature__ = signature.replace(parameters=[*own, *further])  # type: ignore[attr-defined]
-        lines = [f"        {name}: {option.help}" for name, option in shared.items()]
-        run.__doc__ = "\n".join(
-            [(function.__doc__ or "").rstrip(), "", "    Options shared with other commands:", *lines]
-        )
     return run
 
 
-def _shared(function: Callable[..., Any], rest: inspect.Parameter) -> dict[str, Option]:
-    """The options that a command shares with others: those of its `**given: Unpack[...]`."""
-    kind = rest.annotation
-    group = get_args(eval(kind, function.__globals__) if isinstance(kind, str) else kind)
-    return declared(group[0]) if group else {}
+def command(kind: type[Kind]) -> Callable[[Callable[[Kind], Value]], Callable[..., Value]]:
+    """Makes a function of a config a command: it takes the config, or the arguments that the config is made of, and its
+    results say where they came from."""
 
+    def of_config(function: Callable[[Kind], Value]) -> Callable[..., Value]:
+        @functools.wraps(function)
+        def run(*args: Any, **options: Any) -> Value:
+            is_config = bool(args) and isinstance(args[0], kind)
+            config = args[0] if is_config else kind.of(*args, **options)
+            with recording(f"{function.__module__}.{function.__name__}", vars(config)):
+                return function(config)
 
-def _kinds(function: Callable[..., Any], rest: str | None) -> dict[str, Any]:
-    """The types of a command's options, also of those that it shares with others: of its `**given`."""
-    kinds = get_type_hints(function)
-    group = get_args(kinds.pop(rest)) if rest is not None else ()
-    return {**kinds, **(get_type_hints(group[0]) if group else {})}
+        del run.__wrapped__  # type: ignore[attr-defined]
+        run.__doc__ = f"{function.__doc__}\n\n    Its arguments are the fields of raptor.config.{kind.__name__}."
+        return run
+
+    return of_config
 
 
 def note_images(images: Images, num_images: int | None = None) -> None:

@@ -32,8 +32,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from raptor.checks import expand_home
 from raptor.devices import Ranks
-from raptor.options import expand_home
 from raptor.provenance import stamped
 from raptor.streaming import Record
 from raptor.subject import Subject, differences

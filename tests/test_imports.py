@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1] / "raptor"
 
 # Left to right. The entries of one tuple may import each other, as long as there is no cycle between modules.
 ORDER: tuple[tuple[str, ...], ...] = (
-    ("options", "signatures", "run", "devices", "progress", "provenance", "streaming", "subject"),
+    ("checks", "config", "run", "devices", "progress", "provenance", "streaming", "subject"),
     ("data",),
     ("vit",),
     ("similarity",),
@@ -28,6 +28,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("probes", "dynamics", "recurrence"),
     ("report",),
     ("commands",),
+    ("terminal",),
     ("cli",),
     ("__init__", "__main__"),
 )

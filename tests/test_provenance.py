@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import time
-from typing import Annotated, Unpack
+from dataclasses import dataclass, field
 
 import pytest
 import torch
 
-from raptor.commands import states
-from raptor.options import OnDevice, Option
+from raptor.config import OnDevice
 from raptor.provenance import (
     ImagesRead,
     Provenance,
+    command,
     hash_config,
     module_option,
     note_read,
@@ -45,12 +44,19 @@ def test_a_provenance_comes_back() -> None:
     assert Provenance.from_dict(made.to_dict()) == made
 
 
-class _Options(OnDevice, total=False):
-    size: Annotated[int | None, Option(None, "image size.")]
+@dataclass(kw_only=True)
+class MeasureConfig(OnDevice):
+    POSITIONAL = ("model",)
+
+    model: str = field(kw_only=False)
+    k: int = 2
+    out: str = "runs"
+    size: int | None = None
 
 
-@recorded
-def measure(model: object, *, k: int = 2, out: str = "runs", **given: Unpack[_Options]) -> Provenance:
+@command(MeasureConfig)
+def measure(config: MeasureConfig) -> Provenance:
+    """Measures nothing."""
     for name in ("b", "a", "b"):
         note_read(ImagesRead(name, 3, "0" * 32 if name == "a" else "1" * 32))
     return Provenance.here()
@@ -62,12 +68,19 @@ def test_a_command_leaves_its_options_and_images_in_its_results() -> None:
     same = (
         measure("scenes", k=2),
         measure(model="scenes", out="elsewhere"),
-        measure("scenes", device="cpu", size=None),
+        measure(MeasureConfig("scenes", device="cpu")),
+        recorded_measure("scenes"),
     )
-    assert {about.config for about in same} == {found.config}
-    others = (measure("scenes", k=3), measure("other"), measure("scenes", size=32))
+    assert {about.config for about in same[:3]} == {found.config} and same[3].config is not None
+    others = (measure("scenes", k=3), measure("scenes-k2"), measure("scenes", size=32))
     assert len({found.config, *(about.config for about in others)}) == 4
     assert Provenance.here().config is None and Provenance.here().images == []  # outside of a command
+    assert "raptor.config.MeasureConfig" in (measure.__doc__ or "")
+
+
+@recorded
+def recorded_measure(model: str, k: int = 2) -> Provenance:
+    return Provenance.here()
 
 
 def test_a_file_is_stamped_with_what_it_lacks() -> None:
@@ -82,23 +95,6 @@ def test_a_hash_does_not_depend_on_the_order_or_on_the_machine() -> None:
         {"b": (1.5, "x"), "a": 1, "out": "y", "num_workers": 3}
     )
     assert hash_config({"a": 1}) != hash_config({"a": 2})
-
-
-def test_help_shows_the_options_that_a_command_shares_with_others() -> None:
-    found = inspect.signature(states)
-    assert found.parameters["data"].default is None and found.parameters["precision"].default == "auto"
-    assert not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in found.parameters.values())
-    assert "skip_bad: skip unreadable images" in (states.__doc__ or "")
-
-
-def test_paths_of_the_home_folder_are_expanded_in_python_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
-
-    @recorded
-    def command(model: str, *, out: str | None = None) -> tuple[str, str | None]:
-        return model, out
-
-    assert command("~/run", out="~/x") == ("/home/me/run", "/home/me/x")
 
 
 def test_the_module_of_a_command_is_named_again() -> None:

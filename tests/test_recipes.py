@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raptor.cli import read_arguments
+from raptor.config import DistillConfig
 from raptor.recipes import FOLDER, recipe_names
-from raptor.train.distill import distill
+from raptor.terminal.help import options_of
 from raptor.train.recipe import resolve_recipe
 
 
@@ -36,7 +36,7 @@ def test_the_header_of_a_recipe_gives_command_time_and_expected_result(path: Pat
 def test_recipes_of_imagenet_give_the_predicted_times() -> None:
     """For every model of predicted.json, and with options that `distill` has."""
     predicted = json.loads((FOLDER.parents[1] / "docs" / "results" / "predicted.json").read_text())["models"]
-    known = {argument.name for argument in read_arguments("raptor.commands.distill:distill")}
+    known = DistillConfig.kinds().keys()
     seen = {}
     for path in FOLDER.glob("imagenet-*.yaml"):
         text = path.read_text()
@@ -71,5 +71,6 @@ def test_recipes_of_imagenet_say_what_was_measured() -> None:
 
 def test_the_help_names_every_recipe() -> None:
     """As the error for an unknown one does."""
-    words = (distill.__doc__ or "").partition("recipe: ")[2].partition("or a YAML file")[0]
+    (told,) = (option.help for option in options_of(DistillConfig) if option.name == "recipe")
+    words = told.partition("or a YAML file")[0]
     assert sorted(name for name in re.split(r"[,\s]+", words) if name) == recipe_names()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any
 
 from raptor.commands.distill import distill
 from raptor.commands.dynamics import Dynamics, dynamics
@@ -13,10 +13,11 @@ from raptor.commands.evaluate import Evaluation, evaluate
 from raptor.commands.phases import phases
 from raptor.commands.probe import Probed, probe
 from raptor.commands.report import Page, report
+from raptor.config import DemoConfig
 from raptor.data import open_data
-from raptor.options import OnDevice, takes_paths, with_defaults
 from raptor.phases import ModelPhases
 from raptor.progress import clock
+from raptor.provenance import command
 from raptor.report.phases import SavedPhases
 from raptor.run import check_folder
 from raptor.streaming import Result
@@ -55,26 +56,12 @@ class Demo(Result):
         return "\n".join([*self.findings, f"the page: {self.page.path}"])
 
 
-@takes_paths
-def demo(
-    out: str = "runs/demo",
-    *,
-    budget: str = "25s",
-    from_scratch: bool = False,
-    num_images: int = 512,
-    **given: Unpack[OnDevice],
-) -> Demo:
-    """Phases, distillation, certificate, probes, dynamics and the page, on the built-in scenes.
-
-    Args:
-        out: run folder; what is already there is not done again.
-        budget: training time of each surrogate (k = 2 and 3).
-        from_scratch: start from copies of the teacher's blocks instead of refining the shipped surrogates.
-        num_images: held-out images of each measurement; heads and probes train on up to four times as many.
-    """
+@command(DemoConfig)
+def demo(config: DemoConfig) -> Demo:
+    """Phases, distillation, certificate, probes, dynamics and the page, on the built-in scenes."""
     started = time.monotonic()
-    device = with_defaults(OnDevice, given)["device"]
-    Budget.parse(budget)
+    out, num_images, device = config.out, config.num_images, config.device
+    Budget.parse(config.budget)
     folder = check_folder(out)
     _say("1 of 6: the phases depth falls into")
     # The shipped surrogates were cut by all tokens.
@@ -82,13 +69,12 @@ def demo(
     print(found.text())
     _say("2 of 6: rewrite 12 blocks as 2, and as 3")
     places = {2: str(folder / "k2"), 3: out}
-    distilled = {k: _distil(k, place, budget, from_scratch, num_images, device) for k, place in places.items()}
+    distilled = {k: _distil(k, place, config) for k, place in places.items()}
     _say("3 of 6: the certificate")
     judged = evaluate(out, data="scenes", num_images=num_images, train_images=num_images, device=device)
     _say("4 of 6: three linear probes, teacher against surrogate")
     probes: dict[str, Probed] = {}
-    tasks: tuple[Literal["classify", "segment", "depth"], ...] = ("classify", "segment", "depth")
-    for task in tasks:
+    for task in ("classify", "segment", "depth"):
         probes[task] = probe(
             out,
             task=task,
@@ -119,12 +105,14 @@ def demo(
     return Demo(folder, page, lines, found, distilled, judged, probes, moved)
 
 
-def _distil(k: int, out: str, budget: str, from_scratch: bool, num_images: int, device: str) -> Distilled:
+def _distil(k: int, out: str, config: DemoConfig) -> Distilled:
     """Refine a shipped surrogate (or train one from the teacher's blocks), and say what that changed."""
-    start = None if from_scratch else f"scenes-k{k}"
+    num_images, start = config.num_images, None if config.from_scratch else f"scenes-k{k}"
     surrogate, teacher = open_pair(f"scenes-k{k}", device="cpu")
     assert surrogate is not None and surrogate.phases is not None
-    options: dict[str, Any] = dict(phases=surrogate.phases, start=start, recipe="quick", budget=budget, device=device)
+    options: dict[str, Any] = dict(
+        phases=surrogate.phases, start=start, recipe="quick", budget=config.budget, device=config.device
+    )
     train = open_data("scenes", "train", limit=4 * num_images, size=48)
     held_out = open_data("scenes", "val", limit=num_images, size=48)
     before = Validator(teacher, train, held_out).validate(surrogate).accuracy if start else float("nan")
@@ -132,7 +120,7 @@ def _distil(k: int, out: str, budget: str, from_scratch: bool, num_images: int, 
     assert isinstance(done, Distilled)
     after = done.summary.validation
     print(
-        f"k={k}: accuracy {before:.1%} as shipped, {after.accuracy:.1%} after {budget} here, "
+        f"k={k}: accuracy {before:.1%} as shipped, {after.accuracy:.1%} after {config.budget} here, "
         f"{after.recovery_head:.1%} of the teacher's {after.teacher_accuracy:.1%}"
     )
     return done

@@ -8,22 +8,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any
 
 import torch
-from torch import nn
 
+from raptor.config import DynamicsConfig
 from raptor.data import ChosenData, ImageData, ImageStream, iterate
 from raptor.devices import Ranks, join_ranks, pick_device, pick_precision, seeded
 from raptor.dynamics.findings import find
 from raptor.dynamics.interventions import InterventionsFile, intervene
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult, check_perturbable, measure_dynamics
-from raptor.dynamics.stability import KINDS
 from raptor.fidelity.heads import Head, given_head, head_batches, resolve_head
-from raptor.options import AnySplit, GivenHead, HeadClasses, Measuring, OfTeacher, OpeningModel, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, check_phases, find_phases
 from raptor.progress import Progress
-from raptor.provenance import Provenance, recorded
+from raptor.provenance import Provenance, command
 from raptor.report.results import check_results_of
 from raptor.run import result_folder
 from raptor.similarity.cosine import measure_similarity
@@ -85,81 +83,44 @@ class Dynamics(Result):
         return "\n".join([*lines, f"written to {self.folder}: dynamics.json, {len(self.figures)} figures in figures/"])
 
 
-class DynamicsOptions(OpeningModel, OfTeacher, Measuring, AnySplit, HeadClasses, GivenHead, total=False):
-    """The options that `dynamics` shares with other commands."""
-
-
-@recorded
-def dynamics(
-    model: str | Path | nn.Module | ViT | Result,
-    *,
-    out: str | None = None,
-    num_classes: int = 5,
-    stability_images: int = 64,
-    rank_images: int = 64,
-    eps: tuple[float, ...] = (1e-3, 1e-2, 1e-1),
-    perturbation: Literal["relative", "paper"] = "relative",
-    k: int = 3,
-    phases: list[int] | None = None,
-    interventions: bool = True,
-    intervention_images: int = 32,
-    seed: int = 0,
-    **given: Unpack[DynamicsOptions],
-) -> Dynamics:
+@command(DynamicsConfig)
+def dynamics(config: DynamicsConfig) -> Dynamics:
     """Direction, stability, rank, modes and basins along depth, and interventions on it.
 
     A run folder or another surrogate is measured beside its teacher.
-
-    Args:
-        model: a run folder, or timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, scenes-k3 (in Python also a module, an
-            opened model or the result of `distill`).
-        out: folder for dynamics.json, interventions.json and figures; by default the run's own.
-        num_classes: how many classes basins are drawn of: those with the most images; 0 leaves basins out.
-        stability_images: images that are perturbed, in fp32; 0 leaves stability out.
-        rank_images: images whose updates are factorised.
-        eps: sizes of the perturbations.
-        perturbation: `relative`, eps times each token's norm, or `paper`, eps times a standard normal vector.
-        k: phases that depth is cut into (by max-cut) where they are not given; a surrogate has its own.
-        phases: phase lengths instead, e.g. 7 3 2.
-        interventions: also swap layers, run phases longer and shorter, and run a surrogate past its last layer.
-        intervention_images: images of the interventions, a sample spread over the data.
-        seed: of the perturbations, and of the weights of an untrained model.
-        precision: auto, fp32 or bf16, of the states; stability and interventions run without autocast.
     """
     started = time.monotonic()
-    options = with_defaults(DynamicsOptions, given)
-    device = pick_device(options["device"])
-    precision = pick_precision(options["precision"], device)
-    if perturbation not in KINDS:
-        raise ValueError(f"unknown --perturbation {perturbation!r}: choose from {', '.join(KINDS)}")
+    device = pick_device(config.device)
+    precision = pick_precision(config.precision, device)
+    model, seed = config.model, config.seed
     ranks = join_ranks(device)
-    opening: dict[str, Any] = {**part(OfTeacher, options), **part(OpeningModel, options)}
+    opening: dict[str, Any] = {**config.of_teacher(), **config.opening()}
     with seeded(seed):
         surrogate, main = open_pair(model, device=ranks.device, **opening)
-    if stability_images:
+    if config.stability_images:
         check_perturbable(main)
-    folder = ranks.first(lambda: result_folder(out, folder_of(model), "dynamics"))
+    folder = ranks.first(lambda: result_folder(config.out, folder_of(model), "dynamics"))
     check_folder_of(folder, folder_of(model), surrogate, main)
-    are_all_new = interventions or not (folder / InterventionsFile.FILE).exists()
+    are_all_new = config.interventions or not (folder / InterventionsFile.FILE).exists()
     ranks.first(lambda: check_results_of(folder, surrogate, main, ["dynamics"] if are_all_new else []))
-    if phases is not None:
-        check_phases(main, phases)
+    if config.phases is not None:
+        check_phases(main, config.phases)
     elif surrogate is None:
-        check_cuts(main, [k])
-    if options["head_file"] is not None:
-        given_head(options["head_file"], main)
-    data = ChosenData.of(folder_of(model), options, main.classes, main.num_classes)
-    images = data.judged(options["num_images"], main.preprocess.size)
+        check_cuts(main, [config.k])
+    if config.head_file is not None:
+        given_head(config.head_file, main)
+    data = ChosenData.of(folder_of(model), vars(config), main.classes, main.num_classes)
+    images = data.judged(config.num_images, main.preprocess.size)
     batches = iterate(
         images,
         main.preprocess,
-        options["batch_size"],
+        config.batch_size,
         device=ranks.device,
-        num_workers=options["num_workers"],
+        num_workers=config.num_workers,
         ranks=ranks,
     )
-    cut = _choose_phases(main, surrogate, batches, k, phases, precision)
-    chosen = choose_classes(images, num_classes)
+    cut = _choose_phases(main, surrogate, batches, config.k, config.phases, precision)
+    chosen = choose_classes(images, config.num_classes)
     sides: dict[str, DynamicsResult] = {}
     for side, vit in (("teacher", main), ("surrogate", surrogate)):
         if vit is None:
@@ -171,16 +132,16 @@ def dynamics(
             num_images=batches.num_images,
             phases=cut,
             classes=chosen,
-            stability_images=stability_images,
-            rank_images=rank_images,
-            eps=eps,
-            perturbation=perturbation,
+            stability_images=config.stability_images,
+            rank_images=config.rank_images,
+            eps=config.eps,
+            perturbation=config.perturbation,
             precision=precision,
             seed=seed,
             progress=bar.update,
         )
         bar.finish()
-        if chosen is None and num_classes:
+        if chosen is None and config.num_classes:
             found.notes.append("no basins: the data has fewer than two classes with two images")
         found.findings = find(found, cut)
         sides[side] = found
@@ -203,11 +164,11 @@ def dynamics(
     )
     ranks.first(lambda: _write(measured, folder))
     changed = None
-    if interventions:
-        head, reason = _find_head(main, folder, precision, data, options, ranks)
+    if config.interventions:
+        head, reason = _find_head(main, folder, precision, data, config, ranks)
         bad = set(measured.bad_images)
         few = images.select([i for i, name in enumerate(images.names) if name not in bad]) if bad else images
-        some = iterate(few, main.preprocess, options["batch_size"], device=ranks.device, limit=intervention_images)
+        some = iterate(few, main.preprocess, config.batch_size, device=ranks.device, limit=config.intervention_images)
         shown = ranks.first(lambda: torch.cat([batch.images.cpu() for batch in some]))
         parts = intervene(main, surrogate, shown, cut, head, ranks)
         changed = InterventionsFile(
@@ -237,16 +198,16 @@ def _write_rest(measured: DynamicsFile, changed: InterventionsFile | None, folde
 
 
 def _find_head(
-    vit: ViT, folder: Path, precision: str, data: ChosenData, options: DynamicsOptions, ranks: Ranks
+    vit: ViT, folder: Path, precision: str, data: ChosenData, config: DynamicsConfig, ranks: Ranks
 ) -> tuple[Head | None, str]:
     """The head that predicts after an intervention, and which one it is or why there is none."""
-    file, num = options["head_file"], options["head_images"]
+    file, num = config.head_file, config.head_images
     training = None
     if file is None and not vit.num_classes:
         with suppress(ValueError):  # only held-out images: no ridge head can be fitted, and the reason says so
             images = data.training(None, vit.preprocess.size)
             training = head_batches(
-                vit, images, options["batch_size"], head_images=num, num_workers=options["num_workers"], ranks=ranks
+                vit, images, config.batch_size, head_images=num, num_workers=config.num_workers, ranks=ranks
             )
     cache = folder / "head.safetensors"
     return resolve_head(vit, training, file=file, cache=cache, head_images=num, precision=precision)

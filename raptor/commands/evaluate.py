@@ -6,11 +6,12 @@ import copy
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from raptor.config import EvaluateConfig
 from raptor.data import ChosenData, ImageData, ImageStream, iterate
 from raptor.devices import join_ranks, pick_device, pick_precision
 from raptor.fidelity.certificate import Certificate
@@ -19,9 +20,8 @@ from raptor.fidelity.error_curves import ErrorCurves
 from raptor.fidelity.heads import head_batches, head_outputs, resolve_head
 from raptor.fidelity.measure import certify
 from raptor.fidelity.verdict import read_training
-from raptor.options import AnySplit, GivenHead, HeadClasses, Measuring, OfTeacher, Opening, part, with_defaults
 from raptor.progress import Progress
-from raptor.provenance import Provenance, module_option, recorded
+from raptor.provenance import Provenance, command, module_option
 from raptor.report.results import check_results_of
 from raptor.run import result_folder
 from raptor.streaming import Result, folder_of
@@ -69,66 +69,43 @@ class Evaluation(Result):
         return capture.get() + f"written to {self.folder}/certificate.json and {self.folder}/figures/certificate.png"
 
 
-class EvaluateOptions(Opening, OfTeacher, Measuring, AnySplit, HeadClasses, GivenHead, total=False):
-    """The options that `evaluate` shares with other commands."""
-
-
-@recorded
-def evaluate(
-    run: str | Path | ViT | Result,
-    *,
-    train_images: int = 1000,
-    null_models: bool = True,
-    bootstrap: int = 1000,
-    out: str | None = None,
-    seed: int = 0,
-    **given: Unpack[EvaluateOptions],
-) -> Evaluation:
-    """Certify a surrogate against its teacher on held-out images.
-
-    Args:
-        run: a run folder, a surrogate folder, or scenes-k2, scenes-k3 (in Python also the result of `distill`).
-        num_images: held-out images.
-        train_images: training images that the null models are fitted on.
-        null_models: also measure the null models (adds about a forward pass).
-        bootstrap: resamples of the intervals.
-        out: folder for certificate.json, complexity.json and the figure; by default the run's own.
-        seed: of the resampling.
-    """
+@command(EvaluateConfig)
+def evaluate(config: EvaluateConfig) -> Evaluation:
+    """Certify a surrogate against its teacher on held-out images."""
     started = time.monotonic()
-    options = with_defaults(EvaluateOptions, given)
-    device = pick_device(options["device"])
-    precision = pick_precision(options["precision"], device)
+    run = config.run
+    device = pick_device(config.device)
+    precision = pick_precision(config.precision, device)
     ranks = join_ranks(device)
-    surrogate, model = open_pair(run, **part(OfTeacher, options), device=ranks.device, **part(Opening, options))
+    surrogate, model = open_pair(run, **config.of_teacher(), device=ranks.device, **config.opening())
     if surrogate is None:
         source = folder_of(run) if isinstance(folder_of(run), str | Path) else None
         words = source or model.opened.get("model") or module_option(Provenance.here().module)
         raise ValueError(f"{source or model.name} is no surrogate: make one with raptor distill {words}")
-    folder = ranks.first(lambda: result_folder(out, folder_of(run), "evaluate"))
+    folder = ranks.first(lambda: result_folder(config.out, folder_of(run), "evaluate"))
     check_folder_of(folder, folder_of(run), surrogate, model)
     ranks.first(lambda: check_results_of(folder, surrogate, model, ["certificate"]))
-    num_classes, names = head_outputs(model, options["head_file"])
-    batch_size, num_workers, num_images = options["batch_size"], options["num_workers"], options["num_images"]
+    num_classes, names = head_outputs(model, config.head_file)
+    num_images = config.num_images
     bar = Progress("certificate", num_images, "images")
-    chosen, size = ChosenData.of(folder_of(run), options, names, num_classes), model.preprocess.size
-    if chosen.classes is not None and options["head_file"] is None:
+    chosen, size = ChosenData.of(folder_of(run), vars(config), names, num_classes), model.preprocess.size
+    if chosen.classes is not None and config.head_file is None:
         model = replace(model, classes=list(chosen.classes))
 
     def stream(images: ImageData, progress: Any = None) -> ImageStream:
         return iterate(
             images,
             model.preprocess,
-            batch_size,
+            config.batch_size,
             device=ranks.device,
-            num_workers=num_workers,
+            num_workers=config.num_workers,
             progress=progress,
             ranks=ranks,
         )
 
-    fitted = chosen.training(train_images, size, any_class=True)
+    fitted = chosen.training(config.train_images, size, any_class=True)
     seen = chosen.trained_on(folder_of(run), size)
-    own_head = options["head_file"] is None and chosen.classes is None
+    own_head = config.head_file is None and chosen.classes is None
     like: ImageData = fitted
     other: ImageData | None = seen
     if own_head and seen is not None and 0 < len(seen.classes or ()) == model.num_classes:
@@ -136,11 +113,18 @@ def evaluate(
     judged = chosen.judged(num_images, size, like=like, also=other)
     held_out, training = stream(judged, bar.update), stream(fitted)
     folder.mkdir(parents=True, exist_ok=True)
-    head_file, head_images = options["head_file"], options["head_images"]
+    head_file, head_images = config.head_file, config.head_images
     fitting = None
     if head_file is None and not model.num_classes:
         images = chosen.labelled(chosen.training(None, size), judged, size)
-        fitting = head_batches(model, images, batch_size, head_images=head_images, num_workers=num_workers, ranks=ranks)
+        fitting = head_batches(
+            model,
+            images,
+            config.batch_size,
+            head_images=head_images,
+            num_workers=config.num_workers,
+            ranks=ranks,
+        )
     head, reason = resolve_head(
         model, fitting, file=head_file, cache=folder / "head.safetensors", head_images=head_images, precision=precision
     )
@@ -148,11 +132,11 @@ def evaluate(
         surrogate,
         model,
         held_out,
-        null_models=null_models,
+        null_models=config.null_models,
         head=head,
         precision=precision,
-        bootstrap=bootstrap,
-        seed=seed,
+        bootstrap=config.bootstrap,
+        seed=config.seed,
         train_batches=training,
         training=None if isinstance(run, ViT) else read_training(Path(folder_of(run))),
         split=chosen.split,

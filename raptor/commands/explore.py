@@ -7,48 +7,30 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
-from torch import nn
-
+from raptor.config import ExploreConfig
 from raptor.data import open_data
 from raptor.devices import pick_device, seeded
-from raptor.options import OfTeacher, OnDevice, OpeningModel, part, takes_paths, with_defaults
+from raptor.provenance import command
 from raptor.report.perturbed_image import figure_perturbed, perturb_image, read_image
-from raptor.streaming import Result, folder_of
+from raptor.streaming import folder_of
 from raptor.train import Distilled
 from raptor.vit.pair import open_pair
 from raptor.vit.view import ViT
 
 
-class ExploreOptions(OpeningModel, OfTeacher, OnDevice, total=False):
-    """The options that `explore` shares with other commands."""
-
-
-@takes_paths
-def explore(
-    model: str | Path | nn.Module | ViT | Result,
-    *,
-    port: int = 7860,
-    open_browser: bool = False,
-    **given: Unpack[ExploreOptions],
-) -> None:
-    """Serve a page to try images and perturbations, only to this machine (loopback).
-
-    Args:
-        model: a run folder (teacher and surrogate side by side) or any model name (in Python also a module, an opened
-            model, or the result of a distillation).
-        port: of the page.
-        open_browser: open the page in a browser.
-    """
-    options = with_defaults(ExploreOptions, given)
+@command(ExploreConfig)
+def explore(config: ExploreConfig) -> None:
+    """Serve a page to try images and perturbations, only to this machine (loopback)."""
+    model, port = config.model, config.port
     surrogate: ViT | None
     if isinstance(model, Distilled):
         surrogate, of_teacher = model.surrogate, model.teacher
     else:
-        device, opening = pick_device(options["device"]), part(OpeningModel, options)
+        device, opening = pick_device(config.device), config.opening()
         with seeded():
-            surrogate, of_teacher = open_pair(folder_of(model), **part(OfTeacher, options), device=device, **opening)
+            surrogate, of_teacher = open_pair(folder_of(model), **config.of_teacher(), device=device, **opening)
     views = {"teacher": of_teacher} if surrogate is None else {"teacher": of_teacher, "surrogate": surrogate}
     page = build_page(views, class_names(of_teacher))
     print(f"explore: http://127.0.0.1:{port}, only on this machine; Ctrl-C ends it", file=sys.stderr, flush=True)
@@ -56,7 +38,7 @@ def explore(
         page.launch(
             server_name="127.0.0.1",
             server_port=port,
-            inbrowser=open_browser,
+            inbrowser=config.open_browser,
             max_file_size="10mb",
             share=False,
             quiet=True,

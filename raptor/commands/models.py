@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from raptor.config import ModelsConfig
+from raptor.provenance import command
 from raptor.streaming import Result
 from raptor.vit.names import list_models
 
@@ -27,13 +29,10 @@ class Models(Result):
         return "\n".join([*self.names, "", f"{len(self.names)} names. Also: {others}."])
 
 
-def models(filter: str = "") -> Models:
-    """List the names that can be opened.
-
-    Args:
-        filter: a part of the name, or a pattern with `*`.
-    """
-    names = list_models(filter)
+@command(ModelsConfig)
+def models(config: ModelsConfig) -> Models:
+    """List the names that can be opened."""
+    names = list_models(config.filter)
     if not names:
-        raise ValueError(f"no model matches {filter!r}: try a shorter part of its name, such as dinov2")
+        raise ValueError(f"no model matches {config.filter!r}: try a shorter part of its name, such as dinov2")
     return Models(names)

@@ -6,32 +6,18 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
+from raptor.config import ReportConfig
 from raptor.data import ChosenData
 from raptor.devices import pick_device
-from raptor.options import (
-    AnySplit,
-    OfTeacher,
-    OnData,
-    OnDevice,
-    Trusting,
-    WeightFile,
-    check_bounds,
-    part,
-    with_defaults,
-)
-from raptor.provenance import Provenance, recorded
+from raptor.provenance import Provenance, command
 from raptor.report.page import build_page
 from raptor.report.results import Results, read_results
 from raptor.report.strips import NO_IMAGES, ImagesFile, measure_strips, open_run, shown_images
 from raptor.run import RunError, WriteError, check_folder, unfinished, write_text
 from raptor.streaming import Result, folder_of
 from raptor.vit.pair import OTHER_TEACHER
-
-
-class ReportOptions(OfTeacher, WeightFile, Trusting, OnDevice, OnData, AnySplit, total=False):
-    """The options that `report` shares with other commands."""
 
 
 @dataclass
@@ -65,65 +51,49 @@ class Page(Result):
         return f"page written to {self.path} ({self.num_bytes / 1e6:.1f} MB)"
 
 
-@recorded
-def report(
-    run: str | Path | Result,
-    *,
-    out: str | None = None,
-    images: int = 4,
-    open_models: bool = True,
-    **given: Unpack[ReportOptions],
-) -> Page:
-    """One self-contained page of whatever a run folder holds.
-
-    Args:
-        run: a run folder: the --out of phases, distill, evaluate, probe or dynamics (in Python also their results).
-        out: where the page goes; RUN/report.html by default.
-        images: how many images to show through depth; 0 for none.
-        open_models: whether to open the run's models for that; false shows only what was measured before.
-    """
-    options = with_defaults(ReportOptions, given)
-    check_bounds({"images": images})
-    folder = Path(folder_of(run))
+@command(ReportConfig)
+def report(config: ReportConfig) -> Page:
+    """One self-contained page of whatever a run folder holds."""
+    folder = Path(folder_of(config.run))
     if unfinished(folder) and not any(folder.glob("*.json")):
         raise RunError(unfinished(folder))
     results = read_results(folder)
-    path = Path(out) if out else results.folder / "report.html"
+    path = Path(config.out) if config.out else results.folder / "report.html"
     if path.is_dir():
         raise RunError(f"{path} is a folder: give the page's own name with --out, such as {path / 'report.html'}")
     if path.suffix not in (".html", ".htm"):
         raise RunError(f"{path} would not open as a page: give a name with --out that ends in .html")
     check_folder(path.parent)
-    if images == 0:
+    if config.images == 0:
         results.images = None
         results.notes["images"] = NO_IMAGES
-    elif open_models:
-        _add_strips(results, images, options)
+    elif config.open_models:
+        _add_strips(results, config)
     page = build_page(results)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page)
     return Page(path, results.folder, len(page.encode()), list(results.provenance()), results.notes)
 
 
-def _is_measured(known: ImagesFile, chosen: ChosenData, num_images: int, options: ReportOptions) -> bool:
+def _is_measured(known: ImagesFile, chosen: ChosenData, config: ReportConfig) -> bool:
     """Whether images.json holds what is asked for: as many of the same images, of the run's own teacher."""
-    if (known.num_images, known.data, known.split) != (num_images, chosen.name, chosen.split):
+    if (known.num_images, known.data, known.split) != (config.images, chosen.name, chosen.split):
         return False
-    if options["teacher"] is not None or options["weights"] is not None or known.teacher.endswith(OTHER_TEACHER):
+    if config.teacher is not None or config.weights is not None or known.teacher.endswith(OTHER_TEACHER):
         return False
     try:
-        found = shown_images(chosen, num_images)
+        found = shown_images(chosen, config.images)
     except ValueError:  # they changed, or are gone: what was measured of the run stays
         return True
     return any(found.fingerprint() == entry.fingerprint for entry in known.provenance.images)
 
 
-def _add_strips(results: Results, num_images: int, options: ReportOptions) -> None:
+def _add_strips(results: Results, config: ReportConfig) -> None:
     """Measure images.json unless it is there already. A model that cannot be opened leaves a note instead; data, a
     split or a teacher that was asked for and cannot be opened is an error."""
-    asked = options["data"] is not None or options["val"] is not None or options["split"] != "val"
+    asked = config.data is not None or config.val is not None or config.split != "val"
     try:
-        chosen = ChosenData.of(results.folder, options)
+        chosen = ChosenData.of(results.folder, vars(config))
         if asked:
             chosen.judged(1)
     except ValueError as error:
@@ -131,23 +101,23 @@ def _add_strips(results: Results, num_images: int, options: ReportOptions) -> No
             raise
         results.notes["images"] = f"The images could not be followed ({' '.join(str(error).split())})."
         return
-    if results.images is not None and _is_measured(results.images, chosen, num_images, options):
+    if results.images is not None and _is_measured(results.images, chosen, config):
         return
-    started, device = time.monotonic(), pick_device(options["device"])
+    started, device = time.monotonic(), pick_device(config.device)
     try:
         teacher, surrogate = open_run(
             results.folder,
             results.config,
             device,
-            options["trust_hub"],
-            options["weights"],
-            **part(OfTeacher, options),
+            config.trust_hub,
+            config.weights,
+            **config.of_teacher(),
         )
-        found = measure_strips(teacher, surrogate, chosen, num_images)
+        found = measure_strips(teacher, surrogate, chosen, config.images)
     except RunError:
         raise
     except (ValueError, OSError) as error:
-        if options["teacher"] is not None or options["weights"] is not None:
+        if config.teacher is not None or config.weights is not None:
             raise
         results.notes["images"] = f"The images could not be followed ({' '.join(str(error).split())})."
         return

@@ -10,16 +10,16 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from raptor.config import StatesConfig
 from raptor.data import ChosenData, ImageData, iterate
 from raptor.devices import Ranks, join_ranks, pick_device, pick_precision, seeded
-from raptor.options import HeadClasses, OfTeacher, OnData, OpeningModel, Running, part, with_defaults
-from raptor.provenance import Provenance, recorded
+from raptor.provenance import Provenance, command
 from raptor.run import ResultFile, WriteError, read_json, result_folder, sync
 from raptor.streaming import Result, folder_of
 from raptor.subject import Subject
@@ -108,51 +108,23 @@ class States(Result):
         return "\n".join([*lines, f"written to {self.folder}; names and labels are in states.json"])
 
 
-class StatesOptions(OpeningModel, OfTeacher, OnData, HeadClasses, Running, total=False):
-    """The options that `states` shares with other commands."""
-
-
-@recorded
-def states(
-    model: str | Path | nn.Module | ViT | Distilled,
-    *,
-    layers: list[int] | None = None,
-    split: str = "all",
-    limit: int | None = None,
-    batch_size: int = 64,
-    pool: bool = True,
-    format: Literal["npy", "safetensors"] = "npy",
-    out: str | None = None,
-    **given: Unpack[StatesOptions],
-) -> States:
-    """Save features of every image, per layer and token group, without holding them in memory.
-
-    Args:
-        model: a run folder, or timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes (in Python also a module, an opened model or
-            the result of `distill`). Of a run the features are the surrogate's.
-        layers: which states, 0 (after the embedding) to L; by default the last.
-        split: all, train (without the held-out images), val, or one of the data's own parts; of --val where that is
-            given.
-        limit: use only this many images.
-        batch_size: images per forward pass.
-        pool: the mean over the tokens of each group, (N, D); false keeps every token, (N, tokens, D).
-        format: npy (a file per layer and group) or safetensors (one file).
-        out: folder for the features and states.json.
-    """
+@command(StatesConfig)
+def states(config: StatesConfig) -> States:
+    """Save features of every image, per layer and token group, without holding them in memory."""
     started = time.monotonic()
-    options = with_defaults(StatesOptions, given)
-    device = pick_device(options["device"])
-    precision = pick_precision(options["precision"], device)
+    format, pool, layers = config.format, config.pool, config.layers
+    device = pick_device(config.device)
+    precision = pick_precision(config.precision, device)
     ranks = join_ranks(device)
     _check_one_machine(ranks)
     with seeded():
-        vit = _open(model, options, ranks.device)
-    model = folder_of(model)
+        vit = _open(config, ranks.device)
+    model = folder_of(config.model)
     wanted = [vit.num_layers] if layers is None else sorted(set(layers))
     if any(not 0 <= layer <= vit.num_layers for layer in wanted) or not wanted:
         raise ValueError(f"--layers must be from 0 to {vit.num_layers}, got {' '.join(map(str, layers or []))}")
-    folder = ranks.first(lambda: result_folder(out, model, "states"))
-    chosen, images = _choose_images(vit, model, split, limit, options)
+    folder = ranks.first(lambda: result_folder(config.out, model, "states"))
+    chosen, images = _choose_images(vit, model, config)
     groups = dict(vit.groups.present())
     shapes = {
         f"layer{layer}.{name}": [len(images), *([] if pool else [s.stop - s.start]), vit.dim]
@@ -162,7 +134,7 @@ def states(
     files = ranks.first(lambda: _make_files(folder, shapes, format))
     arrays = _open_arrays(folder, shapes, format)
     batches = iterate(
-        images, vit.preprocess, batch_size, device=ranks.device, num_workers=options["num_workers"], ranks=ranks
+        images, vit.preprocess, config.batch_size, device=ranks.device, num_workers=config.num_workers, ranks=ranks
     )
     rows: dict[int, int] = {}  # of the arrays, and the image of each
     for found, _, batch in Trajectories(vit, batches, precision, f"features of {vit.name}"):
@@ -197,12 +169,12 @@ def states(
     return States(saved, folder)
 
 
-def _open(model: str | Path | nn.Module | ViT | Distilled, options: StatesOptions, device: torch.device) -> ViT:
+def _open(config: StatesConfig, device: torch.device) -> ViT:
     """The model, or a run's surrogate, which needs its teacher only where that is a module of one's own."""
-    opening = part(OpeningModel, options)
-    if options["teacher"] is None and not isinstance(model, Distilled):
+    opening, model = config.opening(), config.model
+    if config.teacher is None and not isinstance(model, Distilled):
         return open_vit(model, device=device, **opening)
-    surrogate, main = open_pair(model, device=device, **part(OfTeacher, options), **opening)
+    surrogate, main = open_pair(model, device=device, **config.of_teacher(), **opening)
     return main if surrogate is None else surrogate
 
 
@@ -216,16 +188,13 @@ def _check_one_machine(ranks: Ranks) -> None:
         )
 
 
-def _choose_images(
-    vit: ViT, model: Any, split: str, limit: int | None, options: StatesOptions
-) -> tuple[ChosenData, ImageData]:
+def _choose_images(vit: ViT, model: Any, config: StatesConfig) -> tuple[ChosenData, ImageData]:
     """The images whose features are saved, and what they were chosen by."""
-    if options["val"] is not None and split == "all":
-        split = "val"
-    chosen = ChosenData.of(model, {**options, "split": split}, vit.classes, vit.num_classes)
+    split = "val" if config.val is not None and config.split == "all" else config.split
+    chosen = ChosenData.of(model, {**vars(config), "split": split}, vit.classes, vit.num_classes)
     if split in ("train", "all"):  # of the data, whatever else a run was judged on
         chosen = replace(chosen, val=None)
-    return chosen, chosen.judged(limit, vit.preprocess.size)
+    return chosen, chosen.judged(config.limit, vit.preprocess.size)
 
 
 def _features(x_btd: Tensor, pool: bool) -> np.ndarray:

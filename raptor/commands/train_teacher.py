@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
-from raptor.data import ImageData
-from raptor.options import takes_paths
+from raptor.config import TeacherConfig
+from raptor.provenance import command
 from raptor.run import read_metrics
 from raptor.streaming import Result
 from raptor.train import teacher as teachers
 from raptor.train.plan import Plan
-from raptor.train.teacher import TeacherOptions, TeacherSummary
+from raptor.train.teacher import TeacherSummary
 from raptor.vit.view import ViT
 
 
@@ -51,25 +51,12 @@ class TrainedTeacher(Result):
         return "\n".join([*lines, f"run folder {self.folder}"])
 
 
-@takes_paths
-def train_teacher(
-    shape: str = "vit_tiny_patch16_224",
-    data: list[str] | str | tuple[ImageData, ImageData] = "scenes",
-    *,
-    out: str = "runs/teacher",
-    **given: Unpack[TeacherOptions],
-) -> TrainedTeacher | Plan:
-    """Train a ViT classifier from scratch and save it to OUT/teacher, where the other commands find it.
-
-    Args:
-        shape: a timm model name that gives the architecture; other options change its shape.
-        data: labelled images, several joined where all have the same classes (in Python also a pair of opened data,
-            training and held-out).
-        out: run folder; continued when it already holds this run.
-    """
-    teacher = teachers.train_teacher(shape, data, out=out, **given)
+@command(TeacherConfig)
+def train_teacher(config: TeacherConfig) -> TrainedTeacher | Plan:
+    """Train a ViT classifier from scratch and save it to OUT/teacher, where the other commands find it."""
+    teacher = teachers.train_teacher(config)
     if isinstance(teacher, Plan):
         return teacher
-    summary = TeacherSummary.read(Path(out))
+    summary = TeacherSummary.read(Path(config.out))
     assert summary is not None
-    return TrainedTeacher(teacher, Path(out), summary)
+    return TrainedTeacher(teacher, Path(config.out), summary)

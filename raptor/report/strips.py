@@ -12,14 +12,13 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from raptor.data import ChosenData, ImageData, iterate
-from raptor.options import OfTeacher
 from raptor.provenance import Provenance
 from raptor.run import ResultFile, RunError
 from raptor.streaming import Record
@@ -131,7 +130,8 @@ def open_run(
     device: str,
     trust_hub: bool = False,
     weights: str | None = None,
-    **of_teacher: Unpack[OfTeacher],
+    teacher: str | ViT | None = None,
+    allow_other_teacher: bool = False,
 ) -> tuple[ViT, ViT | None]:
     """Teacher and surrogate of a run folder: the models saved there, else the one its config names.
 
@@ -140,11 +140,18 @@ def open_run(
     if saved_folder(str(folder)) is not None:
         if weights is not None and not is_surrogate(folder):
             raise RunError(f"{folder} holds a model with its own weights: leave out --weights")
-        surrogate, teacher = open_pair(folder, device=device, trust_hub=trust_hub, weights=weights, **of_teacher)
-        return teacher, surrogate
+        surrogate, model = open_pair(
+            folder,
+            teacher=teacher,
+            allow_other_teacher=allow_other_teacher,
+            device=device,
+            trust_hub=trust_hub,
+            weights=weights,
+        )
+        return model, surrogate
     if config.get("model") is None:
         raise ValueError(f"{folder} holds no model, and no config.yaml that names one")
-    if of_teacher.get("teacher") is not None:
+    if teacher is not None:
         raise RunError(f"{folder} holds no surrogate and has no teacher: leave out --teacher and --module")
     options = {key: config[key] for key in ("weights", "size") if config.get(key) is not None}
     options |= {} if weights is None else {"weights": weights}

@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from raptor.data import ChosenData, ImageData, iterate
+from raptor.config import DistillConfig
+from raptor.data import ChosenData, iterate
 from raptor.data.apart import check_apart, describe_images
 from raptor.data.by_name import as_spec
 from raptor.data.chosen import (
@@ -34,10 +35,9 @@ from raptor.data.stream import TrainStream, check_stream
 from raptor.devices import device_name, open_fabric, pick_device, pick_precision, seeded
 from raptor.fidelity.heads import head_outputs
 from raptor.fidelity.linear_head import head_fingerprint
-from raptor.options import Compiling, GivenHead, OpeningModel, Planning, Resuming, Running, part, with_defaults
 from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, check_phases, find_phases
 from raptor.progress import clock
-from raptor.provenance import Provenance, recorded
+from raptor.provenance import Provenance, command
 from raptor.run import Run, RunError, StopSignal, check_config, check_folder, check_shared, read_config, slug
 from raptor.similarity.cosine import measure_similarity
 from raptor.subject import Subject
@@ -49,14 +49,13 @@ from raptor.train.job import Job
 from raptor.train.loop import (
     Checkpoint,
     Loop,
-    check_cadence,
     plan_stages,
     read_finished,
 )
 from raptor.train.losses import groups_at, state_variance
 from raptor.train.optimizer import is_matrix, num_moments
 from raptor.train.plan import NUM_DECODED, Memory, Plan, free_disk, measured_step, num_bytes
-from raptor.train.recipe import Recipe, RecipeOptions, resolve_recipe
+from raptor.train.recipe import Recipe, resolve_recipe
 from raptor.train.resume import check_run_folder, keep_teacher, load_blocks, start_from
 from raptor.train.schedule import Budget, Rates, teacher_forcing
 from raptor.train.stage import ParameterGroup
@@ -74,83 +73,25 @@ _FEW_IMAGES = 16
 _FEW_DECIDE = 0.5  # share of the variance in 1 % of the coordinates from which on it is said
 
 
-class DistillOptions(RecipeOptions, OpeningModel, GivenHead, Running, Compiling, Resuming, Planning, total=False):
-    """The options that decide the recipe, and those that `distill` shares with other commands."""
-
-
-@recorded
-def distill(
-    model: str | Path | nn.Module | ViT,
-    data: list[str] | str | tuple[ImageData, ...] | None = None,
-    *,
-    val: list[str] | str | None = None,
-    split: str = "val",
-    classes: str | None = None,
-    k: int | str | None = None,
-    phases: Sequence[int] | None = None,
-    tokens: str = DEFAULT_TOKENS,
-    target: str | None = None,
-    recipe: str = "default",
-    out: str | None = None,
-    stage: Literal["all", "1", "2"] = "all",
-    start: str | None = None,
-    allow_other_teacher: bool = False,
-    limit: int | None = None,
-    phase_images: int = 1024,
-    val_images: int = 1024,
-    seed: int = 0,
-    graph: bool | None = None,
-    checkpointing: bool = False,
-    track: Literal["wandb", "tensorboard"] | None = None,
-    **given: Unpack[DistillOptions],
-) -> Distilled | Plan:
+@command(DistillConfig)
+def distill(config: DistillConfig) -> Distilled | Plan:
     """Distil a ViT into k weight-tied recurrent blocks; with `dry_run`, only say what that would take.
 
-    Args:
-        model: what to distil: timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, a folder or a module.
-        data: images to train on: a folder, zip archives, scenes (the default), cifar10, hf/NAME:split, wds/PATTERN;
-            several are joined, with labels where all have the same classes (in Python also a pair of opened data,
-            training and held-out; a third are labelled images that heads are fitted on).
-        val: other images to judge on, instead of the held-out part of the data. Where only they have labels, heads are
-            fitted on their own training part.
-        split: which part is judged on: val (held out), or another of the data's own parts, such as test.
-        classes: a file with the classes of the teacher's head, one per line; ImageNet's WordNet ids need none.
-        k: number of tied blocks (3 unless `phases` are given), or `auto` for the smallest that passes `target`.
-        phases: phase lengths, e.g. 7 3 2, instead of max-cut on the teacher's similarity.
-        tokens: which similarity is cut: all, cls, registers, patches or pooled (cls + mean patch).
-        target: with k=auto, `recovery=.95` (of a ridge probe) or `r2=.6` (at every layer), on held-out images. The
-            scores of the k that is chosen are of the same images, so they flatter it a little.
-        recipe: default, adamw, quick, long, paper, authors, vitb16, vitb16-varied, vitb16-coordinates, or a YAML file;
-            options such as --lr override its entries.
-        out: run folder; continued when it already holds this run and is not finished.
-        stage: `all`, `1` or `2`; a stage that runs without the other keeps its share of the budget. Stage 2 by itself
-            goes on from a `start`.
-        start: a surrogate folder or built-in to start from instead of the recipe's initial blocks. With the folder of a
-            finished run it goes on from that run's weights, in another folder.
-        allow_other_teacher: start from a surrogate of another teacher.
-        limit: use only this many training images.
-        phase_images: images for the similarity that the phases are cut from.
-        val_images: held-out images for the validation curve.
-        seed: of initialisation, data order and crops.
-        graph: run each step as a CUDA graph; by default on a single GPU.
-        checkpointing: recompute activations in the backward pass to save memory.
-        track: also log to `wandb` or `tensorboard` (extras).
-        head_file: a linear head, for accuracy and agreement of a teacher that has none.
-        head_images: training images that ridge probes are fitted on; by default 20 per class, 5,000 at least.
+    data: in Python also a pair of opened data, training and held-out; a third are labelled images that heads are fitted
+    on. Where only `val` has labels, heads are fitted on its own training part.
     """
-    options = with_defaults(DistillOptions, given)
-    settings = resolve_recipe(recipe, part(RecipeOptions, options))
-    wanted = _check_options(k, phases, target, stage, start)
+    settings = resolve_recipe(config.recipe, config.recipe_entries())
+    wanted = _check_options(config)
+    model, data, k, phases, tokens = config.model, config.data, config.k, config.phases, config.tokens
     if phases is not None and tokens != DEFAULT_TOKENS:
         print(f"--tokens {tokens} has no effect: --phases says where depth is cut", file=sys.stderr)
     num_blocks = 3 if k is None else 1 if k == "auto" else int(k)  # auto begins with one
-    check_tracker(track)
-    check_cadence(options["checkpoint_minutes"])
-    device = pick_device(options["device"])
-    precision = pick_precision(options["precision"], device)
+    check_tracker(config.track)
+    device = pick_device(config.device)
+    precision = pick_precision(config.precision, device)
     fabric = open_fabric(device, precision)
-    opening = part(OpeningModel, options)
-    with seeded(seed):
+    opening = config.opening()
+    with seeded(config.seed):
         teacher = open_vit(model, device="cpu", **opening)
     if isinstance(model, str) and model.startswith("hub/") and opening["weights"] is None:
         _check_repeatable(model, teacher, opening)
@@ -160,28 +101,28 @@ def distill(
         adapted_layers(teacher, 1, settings.adapters)
     found = None if phases is None else check_phases(teacher, phases)
     check_cuts(teacher, [] if phases is not None or k in (None, "auto") else [num_blocks], tokens=tokens)
-    num_classes, own_names = head_outputs(teacher, options["head_file"])
-    if out is not None:
-        check_folder(out)
-    names = None if classes is None or not num_classes else head_names(classes, num_classes)
-    if names is not None and options["head_file"] is None:
+    num_classes, own_names = head_outputs(teacher, config.head_file)
+    if config.out is not None:
+        check_folder(config.out)
+    names = None if config.classes is None or not num_classes else head_names(config.classes, num_classes)
+    if names is not None and config.head_file is None:
         teacher = replace(teacher, classes=names)
     if isinstance(data, tuple):
         train_data, val_data, *labelled = (for_head(one, num_classes, names, own_names) for one in data)
         val_data = labelled_like(val_data, labelled[0] if labelled else train_data)
         head_data = labelled[0] if labelled else train_data
-        if split not in ("train", "all"):
+        if config.split not in ("train", "all"):
             check_apart(train_data, val_data)
         spec: str | list[str] = as_spec(train_data.specs)
-        val = None if val_data.specs == train_data.specs else as_spec(val_data.specs)
+        val: str | list[str] | None = None if val_data.specs == train_data.specs else as_spec(val_data.specs)
     else:
         if data is None:
             tell_of_scenes(model)
-        spec, val = as_spec(DEFAULT_DATA if data is None else data), as_spec(val)
-        chosen = ChosenData(spec, val, split, names, options["skip_bad"], own_names, num_classes)
+        spec, val = as_spec(DEFAULT_DATA if data is None else data), as_spec(config.val)
+        chosen = ChosenData(spec, val, config.split, names, config.skip_bad, own_names, num_classes)
         side = teacher.preprocess.size
-        train_data = chosen.training(limit, side)
-        val_data = chosen.judged(val_images, side, like=train_data)
+        train_data = chosen.training(config.limit, side)
+        val_data = chosen.judged(config.val_images, side, like=train_data)
         head_data = chosen.labelled(train_data, val_data, side)
         tell_of_new_classes(head_data, val_data)
     check_stream(len(train_data), settings.batch_size, settings.augment, settings.crop_scale, sizes=settings.sizes)
@@ -196,43 +137,43 @@ def distill(
         fabric,
         head_data,
         precision=precision,
-        stage=stage,
-        start=start,
-        allow_other_teacher=allow_other_teacher,
-        split=split,
-        head_file=options["head_file"],
-        head_images=options["head_images"],
-        seed=seed,
-        num_workers=options["num_workers"],
-        compile_blocks=device == "cuda" if options["compile"] is None else options["compile"],
-        graph=graph,
-        checkpointing=checkpointing,
-        resume=options["resume"],
-        track=track,
-        checkpoint_minutes=options["checkpoint_minutes"],
+        stage=config.stage,
+        start=config.start,
+        allow_other_teacher=config.allow_other_teacher,
+        split=config.split,
+        head_file=config.head_file,
+        head_images=config.head_images,
+        seed=config.seed,
+        num_workers=config.num_workers,
+        compile_blocks=device == "cuda" if config.compile is None else config.compile,
+        graph=config.graph,
+        checkpointing=config.checkpointing,
+        resume=config.resume,
+        track=config.track,
+        checkpoint_minutes=config.checkpoint_minutes,
     )
     job.stages()
     job.graphed()
     if found is None and wanted is None:
         check_cuts(teacher, [num_blocks], tokens=tokens)
     name = str(model) if isinstance(model, str | Path) else teacher.name
-    config = _config(job, name, opening, spec, val, limit, names, tokens)
-    root = f"runs/{slug(name)}"
-    if options["dry_run"]:
+    made_with = _made_with(job, name, opening, spec, val, config.limit, names, tokens)
+    root, out, phase_images = f"runs/{slug(name)}", config.out, config.phase_images
+    if config.dry_run:
         num_blocks = num_blocks if found is None else found.k
         folder = Path(out or f"{root}-k{num_blocks}")
         planned = found or _phases_there(folder) or _even_phases(teacher, num_blocks)
-        return _plan(job, planned, folder, config, 0 if found else phase_images)
+        return _plan(job, planned, folder, made_with, 0 if found else phase_images)
     if found is not None:
-        return _distill_one(job, found, Path(out or f"{root}-k{found.k}"), config)
+        return _distill_one(job, found, Path(out or f"{root}-k{found.k}"), made_with)
     matrix = _similarity_matrix(job, phase_images, tokens)
     if wanted is not None:
-        return _smallest_k(job, *wanted, matrix, Path(out or f"{root}-auto"), config)
+        return _smallest_k(job, *wanted, matrix, Path(out or f"{root}-auto"), made_with)
     found = find_phases(matrix, num_blocks)
-    return _distill_one(job, found, Path(out or f"{root}-k{found.k}"), config)
+    return _distill_one(job, found, Path(out or f"{root}-k{found.k}"), made_with)
 
 
-def _check_repeatable(name: str, teacher: ViT, opening: OpeningModel) -> None:
+def _check_repeatable(name: str, teacher: ViT, opening: dict[str, Any]) -> None:
     """Raise for a torch.hub entry whose weights are random each time: no later command could open this teacher."""
     if fingerprint(open_vit(name, **opening).model) != fingerprint(teacher.model):
         raise ValueError(
@@ -241,10 +182,10 @@ def _check_repeatable(name: str, teacher: ViT, opening: OpeningModel) -> None:
         )
 
 
-def _config(
+def _made_with(
     job: Job,
     model: str,
-    opening: OpeningModel,
+    opening: dict[str, Any],
     data: str | list[str],
     val: str | list[str] | None,
     limit: int | None,
@@ -277,13 +218,10 @@ def _config(
     return config | {key: value for key, value in structure.items() if key not in config and value is not None}
 
 
-def _check_options(
-    k: int | str | None, phases: Sequence[int] | None, target: str | None, stage: str, start: str | None
-) -> tuple[str, float] | None:
+def _check_options(config: DistillConfig) -> tuple[str, float] | None:
     """The target of `k="auto"` (its name and value), None for a fixed k; what does not go together is refused."""
-    if stage not in ("all", "1", "2"):
-        raise ValueError(f"unknown --stage {stage!r}: choose from all, 1, 2")
-    if stage == "2" and start is None:
+    k, phases, target, stage = config.k, config.phases, config.target, config.stage
+    if stage == "2" and config.start is None:
         raise ValueError("--stage 2 goes on from a surrogate: give --start, such as the run folder of --stage 1")
     if k != "auto":
         if target is not None:

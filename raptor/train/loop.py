@@ -359,12 +359,6 @@ def _read_state(run: Run, saved: dict[str, Any]) -> LoopState:
         raise RunError(f"{run.latest()} cannot be continued (state.json: {error}): choose another --out") from None
 
 
-def check_cadence(checkpoint_minutes: float) -> None:
-    """Raise unless checkpoints can be that far apart."""
-    if not 0 <= checkpoint_minutes < math.inf:
-        raise ValueError(f"--checkpoint_minutes must be 0 or more, got {checkpoint_minutes:g}")
-
-
 def read_finished(kind: type[File], folder: Path) -> File | None:
     """The summary of a finished run; None when the run is not finished."""
     return kind.read(folder) if (folder / kind.FILE).exists() else None

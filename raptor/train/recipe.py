@@ -7,10 +7,9 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypedDict
+from typing import Any
 
 from raptor.data.stream import AUGMENTATIONS
-from raptor.options import Option
 from raptor.recipes import load_recipe
 from raptor.surrogate.surrogate import BLOCKS, CONDITIONINGS, COPIES, TABLE_STARTS, check_parts
 from raptor.train.losses import NORMALISATIONS
@@ -48,70 +47,6 @@ class Recipe:
     sizes: list[int] | None = None
     epoch_images: int = 0
     budget: str = "120s"
-
-
-class RecipeOptions(TypedDict, total=False):
-    """The entries of a recipe that are options of `distill` as well. None keeps the recipe's own value."""
-
-    budget: Annotated[
-        str | None, Option(None, "120s, 5m, 3000steps or 20epochs, in all; the recipe says how the stages share it.")
-    ]
-    batch_size: Annotated[int | None, Option(None, "images per step over all devices together.")]
-    optimizer: Annotated[
-        str | None,
-        Option(None, "`muon` (for matrices, with AdamW for the rest) or `adamw`.", OPTIMIZERS),
-    ]
-    lr: Annotated[
-        float | None,
-        Option(
-            None,
-            "peak learning rate. Without it, that of the recipe: twice as large if its optimizer is changed to muon, "
-            "half as large if it is changed to adamw.",
-        ),
-    ]
-    block: Annotated[str | None, Option(None, "`teacher` (a copy of a block of the phase) or `paper`.", BLOCKS)]
-    conditioning: Annotated[
-        str | None, Option(None, "`table`, `mlp` (the paper's depth scaling) or `none`.", CONDITIONINGS)
-    ]
-    copy: Annotated[
-        str | None, Option(None, "which teacher block of a phase is copied: middle, first or last.", COPIES)
-    ]
-    adapters: Annotated[
-        int | None,
-        Option(
-            None,
-            "rank of what each depth adds to the matrices of its copied block (0: none). The blocks are then no longer "
-            "purely tied; the added parameters are counted.",
-        ),
-    ]
-    table_start: Annotated[
-        str | None,
-        Option(
-            None, "`plain`, or `teacher`: table and adapters start from each depth's own teacher block.", TABLE_STARTS
-        ),
-    ]
-    normalise: Annotated[
-        str | None,
-        Option(
-            None,
-            "divide each squared error by the variance of its `layer`, its layer and token `group`, each `coordinate` "
-            "of that, or `none`. `coordinate` is for models in which a few coordinates are far larger than the others.",
-            NORMALISATIONS,
-        ),
-    ]
-    augment: Annotated[
-        str | None,
-        Option(None, "`crop` (random resized crops and flips) or `none` (centre crops, as the paper).", AUGMENTATIONS),
-    ]
-    mixup: Annotated[
-        float | None,
-        Option(None, "Beta parameter by which each image is mixed with another of its batch (labels play no part)."),
-    ]
-    sizes: Annotated[
-        list[int] | None,
-        Option(None, "image sizes, one of which each step draws, for a model that takes several, e.g. 224 280."),
-    ]
-    stage1_share: Annotated[float | None, Option(None, "share of the budget that stage 1 gets.")]
 
 
 _RANGES = {

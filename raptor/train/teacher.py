@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import difflib
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypedDict, Unpack
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
+from raptor.config import TeacherConfig
 from raptor.data import ChosenData, ImageData, Preprocess, iterate
 from raptor.data.apart import check_apart, describe_images
 from raptor.data.by_name import as_spec, spec_text
 from raptor.data.chosen import labelled_like
-from raptor.data.stream import AUGMENTATIONS, TrainStream, check_stream, stable_seed
+from raptor.data.stream import TrainStream, check_stream, stable_seed
 from raptor.devices import ONE_PROCESS, Ranks, device_name, open_fabric, pick_device, pick_precision, ranks_of, seeded
 from raptor.fidelity.ridge import is_right
-from raptor.options import Compiling, HeldOut, Limited, Option, Planning, Resuming, Running, part, with_defaults
-from raptor.provenance import Provenance, recorded
+from raptor.provenance import Provenance, command
 from raptor.run import ResultFile, Run, StopSignal, check_config, check_folder, check_shared
 from raptor.subject import Subject
 from raptor.train.host import deaths_explained
 from raptor.train.loop import (
     Checkpoint,
     Loop,
-    check_cadence,
     plan_stages,
     read_finished,
 )
@@ -52,77 +50,41 @@ REGISTER_STD = 0.02
 SCENES_SIZE = 48
 
 
-class ShapeOptions(TypedDict, total=False):
-    """What changes in a timm architecture; None keeps it."""
-
-    size: Annotated[int | None, Option(None, "image size (by default 48 for scenes, else the shape's).")]
-    patch: Annotated[int | None, Option(None, "patch side in pixels.")]
-    dim: Annotated[int | None, Option(None, "width.")]
-    depth: Annotated[int | None, Option(None, "number of blocks.")]
-    heads: Annotated[int | None, Option(None, "attention heads.")]
-    registers: Annotated[int, Option(0, "register tokens.")]
-
-
-class TeacherTraining(TypedDict, total=False):
-    """What decides the weights of a teacher: AdamW with linear warm-up and a cosine to 0."""
-
-    drop: Annotated[
-        float,
-        Option(
-            0.0,
-            "stochastic depth p: each block is dropped per sample with this probability, the same at every depth.",
-        ),
-    ]
-    rescale: Annotated[bool, Option(False, "divide kept updates by 1 - p.")]
-    budget: Annotated[str, Option("30epochs", "30epochs, 5000steps, or 120s.")]
-    batch_size: Annotated[int, Option(256, "images per step over all devices together.")]
-    lr: Annotated[float, Option(1e-3, "peak learning rate.")]
-    weight_decay: Annotated[float, Option(0.05, "weight decay of matrices.")]
-    warmup: Annotated[float, Option(0.05, "fraction of the run with a linear warm-up.")]
-    smoothing: Annotated[float, Option(0.1, "label smoothing.")]
-    mixup: Annotated[float, Option(0.0, "parameter of the Beta distribution that mixup draws from; 0 turns it off.")]
-    cutmix: Annotated[float, Option(0.0, "parameter of the Beta distribution that cutmix draws from; 0 turns it off.")]
-    augment: Annotated[str, Option("crop", "`crop` or `none`.", AUGMENTATIONS)]
-    crop_scale: Annotated[tuple[float, float], Option((0.35, 1.0), "share of the area that a random crop keeps.")]
-    seed: Annotated[int, Option(0, "of initialisation, order, augmentation and drops.")]
+_DECISIVE = (
+    "drop",
+    "rescale",
+    "budget",
+    "batch_size",
+    "lr",
+    "weight_decay",
+    "warmup",
+    "smoothing",
+    "mixup",
+    "cutmix",
+    "augment",
+    "crop_scale",
+    "seed",
+)
+"""Options that decide the weights of a teacher, besides its shape and its images."""
 
 
-class TeacherOptions(
-    ShapeOptions, TeacherTraining, HeldOut, Limited, Running, Compiling, Resuming, Planning, total=False
-):
-    """The options of `train_teacher`."""
-
-
-@recorded
-def train_teacher(
-    shape: str = "vit_tiny_patch16_224",
-    data: list[str] | str | tuple[ImageData, ImageData] = "scenes",
-    *,
-    out: str = "runs/teacher",
-    **given: Unpack[TeacherOptions],
-) -> ViT | Plan:
+@command(TeacherConfig)
+def train_teacher(config: TeacherConfig) -> ViT | Plan:
     """Train a ViT classifier from scratch and save it to OUT/teacher, where open_vit finds it; with `dry_run`, only say
     what that would take.
 
-    Args:
-        shape: a timm model name that gives the architecture.
-        data: labelled images, several joined where all have the same classes, or a pair of opened data, training and
-            held-out.
-        out: run folder; continued when it already holds this run.
-        given: see `TeacherOptions`.
+    data: in Python also a pair of opened data, training and held-out.
     """
-    options = with_defaults(TeacherOptions, given)
-    device = pick_device(options["device"])
-    precision = pick_precision(options["precision"], device)
-    check_drop(options["drop"])
-    check_cadence(options["checkpoint_minutes"])
-    check_size(options["size"])
-    Budget.parse(options["budget"])
-    _check_training(shape, options)
-    spec, val = as_spec(data), as_spec(options["val"])
-    if spec == "scenes" and options["size"] is None:
-        options["size"] = SCENES_SIZE
-    size, seed, kwargs = options["size"], options["seed"], _timm_kwargs(options)
+    device = pick_device(config.device)
+    precision = pick_precision(config.precision, device)
+    check_drop(config.drop)
+    check_size(config.size)
+    Budget.parse(config.budget)
+    _check_shape(config.shape)
+    spec, val = as_spec(config.data), as_spec(config.val)
+    shape, out, seed = config.shape, config.out, config.seed
+    size = SCENES_SIZE if spec == "scenes" and config.size is None else config.size
+    kwargs = _timm_kwargs(config, size)
     if isinstance(spec, tuple):
         train_data, val_data = spec
         check_apart(train_data, val_data)
@@ -131,11 +93,11 @@ def train_teacher(
             raise ValueError(f"{val_data.name} has other classes than {train_data.name}: give images of the same ones")
         spec = train_data.name
     else:
-        chosen = ChosenData(spec, val, skip_bad=options["skip_bad"])
-        train_data = chosen.training(options["limit"], size)
-        val_data = chosen.judged(options["val_images"], size, like=train_data)
+        chosen = ChosenData(spec, val, skip_bad=config.skip_bad)
+        train_data = chosen.training(config.limit, size)
+        val_data = chosen.judged(config.val_images, size, like=train_data)
     classes = check_labelled(train_data, spec_text(spec))
-    check_stream(len(train_data), options["batch_size"], options["augment"], options["crop_scale"])
+    check_stream(len(train_data), config.batch_size, config.augment, config.crop_scale)
     check_folder(out)
     if val is not None and val_data.labels is None:
         raise ValueError(f"{spec_text(val)} has other classes than {spec_text(spec)}: give --val with the same ones")
@@ -148,22 +110,22 @@ def train_teacher(
     fabric = open_fabric(device, "fp32")  # `TeacherStep` has its own autocast
     vit = inspect_vit(model, f"timm/{shape} trained on {spec_text(spec)}", preprocess, source=base).to(fabric.device)
     vit.classes = list(classes)
-    config: dict[str, Any] = {
+    made_with: dict[str, Any] = {
         "shape": shape,
         "data": spec,
         "images": describe_images(train_data, val_data),
         **({} if val is None else {"val": val}),
         "kwargs": kwargs,
-        **part(TeacherTraining, options),
-        "crop_scale": list(options["crop_scale"]),
-        "limit": options["limit"],
+        **{name: getattr(config, name) for name in _DECISIVE},
+        "crop_scale": list(config.crop_scale),
+        "limit": config.limit,
         "precision": precision,
     }
-    if options["dry_run"]:
-        check_config(Path(out), config, options["resume"])
-        return _plan(vit, _stage(vit, train_data, config, options, fabric), len(val_data), Path(out), fabric)
+    if config.dry_run:
+        check_config(Path(out), made_with, config.resume)
+        return _plan(vit, _stage(vit, train_data, made_with, config, fabric), len(val_data), Path(out), fabric)
     check_shared(out, ranks_of(fabric))
-    run = Run(out, config, resume=options["resume"], writer=fabric.is_global_zero)
+    run = Run(out, made_with, resume=config.resume, writer=fabric.is_global_zero)
     with run, deaths_explained(run, fabric):
         saved = run.load_checkpoint()
         if saved is not None:
@@ -171,8 +133,8 @@ def train_teacher(
             own = {k.removeprefix("model."): v for k, v in tensors if k.startswith("model.")}
             load_weights(model, own, f"the checkpoint of {out}")
         if read_finished(TeacherSummary, run.folder) is None:
-            stage = _stage(vit, train_data, config, options, fabric)
-            _fit(vit, stage, run, saved, val_data, options)
+            stage = _stage(vit, train_data, made_with, config, fabric)
+            _fit(vit, stage, run, saved, val_data, config)
         elif saved is None:
             model.load_state_dict(open_vit(Path(out) / "teacher").model.state_dict())
         elif fabric.is_global_zero:
@@ -181,19 +143,8 @@ def train_teacher(
     return vit
 
 
-def _check_training(shape: str, options: TeacherOptions) -> None:
-    """Raise on values that training cannot use, and on a shape that is no ViT, before any work."""
-    shares = ("smoothing", "warmup")
-    for name in shares:
-        if not 0 <= options[name] < 1:  # type: ignore[literal-required]
-            raise ValueError(f"--{name} must be at least 0 and less than 1, got {options[name]:g}")  # type: ignore[literal-required]
-    for name in ("mixup", "cutmix", "weight_decay"):
-        if not 0 <= options[name] < math.inf:  # type: ignore[literal-required]
-            raise ValueError(f"--{name} must be 0 or more, got {options[name]:g}")  # type: ignore[literal-required]
-    if not 0 < options["lr"] < math.inf:
-        raise ValueError(f"--lr must be more than 0, got {options['lr']:g}")
-    if options["batch_size"] < 1:
-        raise ValueError(f"--batch_size must be at least 1, got {options['batch_size']}")
+def _check_shape(shape: str) -> None:
+    """Raise for a shape that is no plain ViT, before any work."""
     import timm
 
     known = timm.list_models(module="vision_transformer")
@@ -203,35 +154,40 @@ def _check_training(shape: str, options: TeacherOptions) -> None:
         raise ValueError(f"--shape {shape} is no plain timm ViT (vit_* or deit_*){hint}")
 
 
-def _timm_kwargs(options: ShapeOptions) -> dict[str, Any]:
+def _timm_kwargs(config: TeacherConfig, size: int | None) -> dict[str, Any]:
     """The shape as arguments of a timm constructor, without what keeps the architecture's own value."""
-    names = {"size": "img_size", "patch": "patch_size", "dim": "embed_dim", "depth": "depth", "heads": "num_heads"}
-    given = part(ShapeOptions, options)
-    kwargs = {names[name]: value for name, value in given.items() if name in names and value is not None}
-    if options["registers"]:
-        kwargs |= {"reg_tokens": options["registers"], "no_embed_class": True}
+    given = {
+        "img_size": size,
+        "patch_size": config.patch,
+        "embed_dim": config.dim,
+        "depth": config.depth,
+        "num_heads": config.heads,
+    }
+    kwargs: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if config.registers:
+        kwargs |= {"reg_tokens": config.registers, "no_embed_class": True}
     return kwargs
 
 
 def _stage(
-    vit: ViT, train_data: ImageData, config: dict[str, Any], options: TeacherOptions, fabric: Any
+    vit: ViT, train_data: ImageData, made_with: dict[str, Any], config: TeacherConfig, fabric: Any
 ) -> TeacherStage:
     stream = TrainStream(
         train_data,
         vit.preprocess,
-        options["batch_size"],
-        seed=options["seed"],
-        augment=options["augment"],
-        crop_scale=options["crop_scale"],
+        config.batch_size,
+        seed=config.seed,
+        augment=config.augment,
+        crop_scale=config.crop_scale,
         device=fabric.device,
         rank=fabric.global_rank,
         world_size=fabric.world_size,
-        num_workers=options["num_workers"],
-        num_decoded=NUM_DECODED if options["dry_run"] else None,
+        num_workers=config.num_workers,
+        num_decoded=NUM_DECODED if config.dry_run else None,
         ranks=ranks_of(fabric),
     )
-    compiled = fabric.device.type == "cuda" if options["compile"] is None else options["compile"]
-    return TeacherStage(vit, stream, config, fabric, compiled)
+    compiled = fabric.device.type == "cuda" if config.compile is None else config.compile
+    return TeacherStage(vit, stream, made_with, fabric, compiled)
 
 
 def _plan(vit: ViT, stage: TeacherStage, num_held_out: int, folder: Path, fabric: Any) -> Plan:
@@ -264,15 +220,15 @@ def _plan(vit: ViT, stage: TeacherStage, num_held_out: int, folder: Path, fabric
 
 @StopSignal()
 def _fit(
-    vit: ViT, stage: TeacherStage, run: Run, saved: Checkpoint | None, val_data: ImageData, options: TeacherOptions
+    vit: ViT, stage: TeacherStage, run: Run, saved: Checkpoint | None, val_data: ImageData, config: TeacherConfig
 ) -> None:
     """Train the teacher and measure it on the held-out images; rank 0 writes it."""
     started, fabric = time.monotonic(), stage.fabric
-    data, minutes = [stage.stream.data, val_data], options["checkpoint_minutes"]
+    data, minutes = [stage.stream.data, val_data], config.checkpoint_minutes
     loop = Loop(run, fabric, saved, data, checkpoint_minutes=minutes)
     loop.fit([stage])
     stage.finish()
-    accuracy = evaluate(vit, val_data, stage.precision, options["num_workers"], ranks_of(fabric))
+    accuracy = evaluate(vit, val_data, stage.precision, config.num_workers, ranks_of(fabric))
     bad_images = loop.bad_images()
     if fabric.is_global_zero:
         seconds, device = round(loop.state.seconds, 1), device_name(fabric.device)

@@ -14,8 +14,9 @@ from PIL import Image
 from quick import blank_figures
 from tiny_models import tiny_timm
 
-from raptor.cli import main, read_arguments
+from raptor.cli import main
 from raptor.commands.dynamics import choose_classes, dynamics
+from raptor.config import DynamicsConfig
 from raptor.data.images import ImageData
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile
@@ -159,7 +160,7 @@ def test_choose_classes() -> None:
 
 
 def test_recipe_names_options_of_the_command() -> None:
-    options = {argument.name for argument in read_arguments(dynamics)}
+    options = DynamicsConfig.kinds().keys()
     recipe = load_recipe("dynamics-paper")
     assert recipe.keys() <= options and recipe["num_images"] == 10_000 and recipe["num_classes"] == 5
 

@@ -63,7 +63,7 @@ def test_options_reach_the_model_and_the_page(monkeypatch: pytest.MonkeyPatch) -
     module = sys.modules["raptor.commands.explore"]
     monkeypatch.setattr(module, "open_pair", open_two)
     monkeypatch.setattr(module, "build_page", lambda views, _classes: Page() if len(views) == 2 else None)
-    explore("a run", port=1234, size=48, teacher="scenes", blocks="b", device="cpu")
+    explore("tests", port=1234, size=48, teacher="scenes", blocks="b", device="cpu")
     assert launched["server_name"] == "127.0.0.1" and launched["server_port"] == 1234 and not launched["share"]
     assert [opened[k] for k in ("size", "teacher", "blocks", "norm", "pretrained")] == [48, "scenes", "b", None, True]
 

@@ -101,7 +101,7 @@ def test_an_unknown_argument_is_a_type_error() -> None:
 
 def test_one_weight_file_is_for_one_model() -> None:
     with pytest.raises(ValueError, match="--weights goes with one model"):
-        phases(["scenes", "scenes-k3"], weights="file.safetensors", device="cpu")
+        phases(["scenes", "scenes-k3"], weights=__file__, device="cpu")
 
 
 def test_a_run_folder_gives_teacher_and_surrogate_each_by_name(tmp_path, capsys) -> None:

@@ -29,7 +29,8 @@ def parse_only(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(cli, "import_module", lambda _: Module())
-    monkeypatch.setattr(cli, "_check_values", lambda *_: None)
+    monkeypatch.setattr("raptor.config.check", lambda *_: None)
+    monkeypatch.setattr(cli, "fail_fast_offline", lambda: None)
     monkeypatch.setattr(cli, "load_module", lambda _: None)
     return called
 

@@ -20,7 +20,7 @@ phases '' --data images :: MODEL is empty :: leave it out
 phases '  ' --data images :: MODEL is empty :: leave it out
 phases nope :: 'nope' :: write timm/NAME
 phases ./nope :: './nope' :: write timm/NAME
-phases -teacher :: -teacher :: --help
+phases -teacher :: -teacher :: did you mean --teacher
 phases images --data images :: images is a folder :: --out of distill
 phases classes.txt --data images :: 'classes.txt' :: write timm/NAME
 phases timm/nope --data images :: 'nope' :: see raptor models
@@ -135,7 +135,7 @@ distill teacher --data images --budget 0s --out OUT :: '0s' :: write 120s
 distill teacher --data images --budget x --out OUT :: 'x' :: write 120s
 distill teacher --data images --budget 1e999s --out OUT :: '1e999s' :: write 120s
 distill teacher --data images --budget 99999999999999999999999steps --out OUT :: 99999999999999999999999 :: write 120s
-distill teacher --data images --budget -1s --out OUT :: --budget :: --budget=VALUE
+distill teacher --data images --budget -1s --out OUT :: '-1s' :: write 120s
 distill teacher --data images --phases 2 2 --budget 1steps --batch_size 4 --out OUT :: one step :: --budget 2steps
 distill teacher --data images --batch_size 0 --out OUT :: --batch_size :: at least 1
 distill teacher --data images --phases 2 2 --batch_size 1000 --out OUT :: batch of 1000 :: give --batch_size
@@ -143,14 +143,14 @@ distill teacher --data images --lr 0 --out OUT :: --lr :: more than 0
 distill teacher --data images --lr -1 --out OUT :: --lr :: more than 0
 distill teacher --data images --lr inf --out OUT :: --lr :: a number
 distill teacher --data images --lr nan --out OUT :: --lr :: a number
-distill teacher --data images --lr 1e999 --out OUT :: --lr :: more than 0
+distill teacher --data images --lr 1e999 --out OUT :: --lr :: a number
 distill teacher --data images --block nope --out OUT :: --block :: one of teacher
 distill teacher --data images --conditioning nope --out OUT :: --conditioning :: one of table
 distill teacher --data images --copy nope --out OUT :: --copy :: one of middle
 distill teacher --data images --normalise nope --out OUT :: --normalise :: one of none
 distill teacher --data images --augment nope --out OUT :: --augment :: one of none
-distill teacher --data images --stage1_share 2 --out OUT :: --stage1_share :: from 0 to 1
-distill teacher --data images --stage1_share -1 --out OUT :: --stage1_share :: from 0 to 1
+distill teacher --data images --stage1_share 2 --out OUT :: --stage1_share :: at most 1
+distill teacher --data images --stage1_share -1 --out OUT :: --stage1_share :: at least 0
 distill teacher --data images --phases 4 --batch_size 4 --stage1_share 0 --stage 1 --out OUT :: _share 0 :: change one
 distill teacher --data images --limit 0 --out OUT :: --limit :: at least 1
 distill teacher --data images --phase_images 0 --out OUT :: --phase_images :: at least 1
@@ -328,11 +328,11 @@ train-teacher --data images --budget 0 --out OUT :: '0' :: write 120s
 train-teacher --data images --smoothing 2 --out OUT :: --smoothing :: less than 1
 train-teacher --data images --smoothing -1 --out OUT :: --smoothing :: at least 0
 train-teacher --data images --warmup 5 --out OUT :: --warmup :: less than 1
-train-teacher --data images --mixup -1 --out OUT :: --mixup :: 0 or more
-train-teacher --data images --cutmix -1 --out OUT :: --cutmix :: 0 or more
+train-teacher --data images --mixup -1 --out OUT :: --mixup :: at least 0
+train-teacher --data images --cutmix -1 --out OUT :: --cutmix :: at least 0
 train-teacher --data images --lr 0 --out OUT :: --lr :: more than 0
-train-teacher --data images --lr 1e999 --out OUT :: --lr :: more than 0
-train-teacher --data images --weight_decay -1 --out OUT :: --weight_decay :: 0 or more
+train-teacher --data images --lr 1e999 --out OUT :: --lr :: a number
+train-teacher --data images --weight_decay -1 --out OUT :: --weight_decay :: at least 0
 train-teacher --data images --batch_size 4 --augment nope --out OUT :: --augment :: one of none
 train-teacher --data images --batch_size 4 --crop_scale 0 1 --out OUT :: --crop_scale :: within 0..1
 train-teacher --data images --crop_scale 1 --out OUT :: --crop_scale :: numbers

@@ -18,7 +18,8 @@ from hostile_world import DISTIL, copied, run_words, write_tar, write_zip
 from PIL import Image
 from tiny_images import encoded
 
-from raptor.cli import COMMANDS, read_arguments
+from raptor.checks import members
+from raptor.config import COMMANDS
 from raptor.data import BadImage, open_data
 from raptor.data.ade20k import Ade20k
 from raptor.report.perturbed_image import read_image
@@ -89,8 +90,8 @@ NO_FILES = {
 
 
 def text_options() -> Iterator[str]:
-    for place, _ in COMMANDS.values():
-        yield from (argument.name for argument in read_arguments(place) if "str" in str(argument.kind))
+    for config, _ in COMMANDS.values():
+        yield from (name for name, kind in config.kinds().items() if str in members(kind)[0])
 
 
 def test_every_option_that_takes_a_file_has_a_case() -> None:

@@ -1,0 +1,199 @@
+"""What an option may be: the check of one value of a config, and the words for it. torch is not imported here."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The smallest and the largest value of a number; with `above` and `below`, these two are not among them."""
+
+    low: float
+    high: float = math.inf
+    above: bool = False
+    below: bool = False
+
+
+@dataclass(frozen=True)
+class Exists:
+    """The word names a file, or is one of these."""
+
+    words: tuple[str, ...] = ()
+
+
+OWN = "own"
+"""Stands for a model that --module makes."""
+_MODEL_PREFIXES = ("timm/", "hf/", "hub/")
+_DATA_NAMES = ("scenes", "cifar10", "cifar100", "imagenet")
+
+
+def expand_home(value: Any) -> Any:
+    """An option, or a list or mapping of them, with `~` expanded: a word that begins with it is a path."""
+    if isinstance(value, str | Path):
+        return type(value)(os.path.expanduser(value)) if str(value).startswith("~") else value
+    if type(value) in (list, tuple):
+        return type(value)(map(expand_home, value))
+    if type(value) is dict:
+        return {name: expand_home(entry) for name, entry in value.items()}
+    return value
+
+
+def members(kind: Any) -> tuple[list[Any], list[Any]]:
+    """The types that an option takes, and what their annotations say of them (`Bounds`, `Exists`).
+
+    A list or a tuple stands as `list` before the types of its entries.
+    """
+    if get_origin(kind) is Annotated:
+        kinds, notes = members(get_args(kind)[0])
+        return kinds, [*notes, *get_args(kind)[1:]]
+    if get_origin(kind) is Literal or not get_args(kind):
+        return [kind], []
+    is_list = get_origin(kind) in (list, tuple)
+    kinds, notes = ([list] if is_list else []), []
+    for part in get_args(kind):
+        if part is Ellipsis:
+            continue
+        inner, inner_notes = members(part)
+        kinds += [one for one in inner if one not in kinds]
+        notes += [note for note in inner_notes if note not in notes]
+    return kinds, notes
+
+
+def choices_of(kind: Any) -> tuple[str, ...]:
+    return next((get_args(one) for one in members(kind)[0] if get_origin(one) is Literal), ())
+
+
+def in_words(kind: Any) -> str:
+    """What values an option of this type takes."""
+    kinds, _ = members(kind)
+    if choices_of(kind):
+        return f"one of {', '.join(choices_of(kind))}"
+    if list in kinds:
+        return "whole numbers" if int in kinds else "numbers" if float in kinds else "words"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+    return " or ".join(names[one] for one in kinds if one in names)
+
+
+def check(config: Any, name: str, kind: Any, value: Any) -> None:
+    """Raise for a value that no command can use, naming its option."""
+    option = shown(config, name)
+    kinds, notes = members(kind)
+    entries = value if isinstance(value, list | tuple) else [value]
+    if isinstance(value, list) and not value:
+        raise ValueError(f"{option} is missing: give one; see --help")
+    for entry in entries:
+        if isinstance(entry, str):
+            if not entry.strip() and entry != type(config).__dict__.get(name):
+                raise ValueError(f"{option} is empty: give a value, or leave it out")
+            _check_word(option, name, kind, kinds, entry)
+        elif isinstance(entry, bool):
+            continue
+        elif isinstance(entry, int | float):
+            _check_number(option, kind, kinds, notes, entry)
+    files = [note for note in notes if isinstance(note, Exists)]
+    if files and isinstance(value, str) and value not in files[0].words and not Path(value).exists():
+        other = f", or choose from {', '.join(files[0].words)}" if files[0].words else ""
+        raise ValueError(f"{option}: there is no file {value}: check its path{other}")
+    if name == "out" and isinstance(value, str):
+        _check_out(config, value)
+
+
+def shown(config: Any, name: str) -> str:
+    """An option as it is typed: --k, but MODEL for the words that come first."""
+    if name in ("model", "models", "run") and name == config.POSITIONAL[0]:
+        return name.upper().removesuffix("S")
+    return f"--{name}"
+
+
+def _check_word(option: str, name: str, kind: Any, kinds: list[Any], word: str) -> None:
+    choices = choices_of(kind)
+    if choices and str not in kinds:
+        if word not in choices:
+            raise ValueError(f"{option} must be {in_words(kind)}, got {word}")
+    elif str not in kinds:
+        raise ValueError(f"{option} must be {in_words(kind)}, got {word!r}")
+    elif name in ("model", "models", "run", "teacher", "start"):
+        _check_model(word, is_run=name == "run")
+    elif name in ("data", "val"):
+        _check_data(word)
+
+
+def _check_number(option: str, kind: Any, kinds: list[Any], notes: list[Any], number: float) -> None:
+    is_whole = isinstance(number, int)
+    if not (float in kinds or (is_whole and int in kinds)):
+        raise ValueError(f"{option} must be {in_words(kind)}, got {number!r}")
+    if not math.isfinite(number):
+        raise ValueError(f"{option} must be {in_words(kind)}, got {number}")
+    for note in notes:
+        if isinstance(note, Bounds):
+            if note.above and number <= note.low:
+                raise ValueError(f"{option} must be more than {note.low:g}, got {number:g}")
+            if number < note.low:
+                raise ValueError(f"{option} must be at least {note.low:g}, got {number:g}")
+            if note.below and number >= note.high:
+                raise ValueError(f"{option} must be less than {note.high:g}, got {number:g}")
+            if number > note.high:
+                raise ValueError(f"{option} must be at most {note.high:.12g}, got {number:.12g}")
+
+
+def _check_out(config: Any, out: str) -> None:
+    """Refuse a folder of images as --out: the figures written there would be read as images."""
+    for name in ("data", "val"):
+        words = getattr(config, name, None)
+        for word in words if isinstance(words, list | tuple) else [words]:
+            folder = Path(str(word)).expanduser()
+            if isinstance(word, str) and folder.is_dir() and folder.resolve() == Path(out).resolve():
+                raise ValueError(f"--out {out} is the folder of the images: choose another --out")
+
+
+def _check_model(word: str, is_run: bool) -> None:
+    """Refuse a path or a plain word that is not there; other names are looked up when the model is opened."""
+    name, _, weights = word.partition("@")
+    if weights and not Path(weights).expanduser().exists():
+        raise ValueError(f"{word}: there is no weight file {weights}")
+    if name == OWN or name.startswith(_MODEL_PREFIXES) or Path(name).expanduser().exists():
+        return
+    built_in = [path.name for path in (Path(__file__).parent / "assets").iterdir()]
+    if name in built_in:
+        return
+    near = _near_folder(name)
+    if is_run:
+        raise ValueError(f"there is no run folder {word}: {near or 'give the --out of an earlier command'}")
+    if near or "/" in name.rstrip("/") or name.startswith((".", "~")):
+        other = near or "there is no such folder; or write timm/NAME, hf/REPO, hub/REPO:ENTRY"
+        raise ValueError(f"unknown model {word!r}: {other}")
+    close = difflib.get_close_matches(name, built_in, n=1)
+    if not close and re.fullmatch(r"[a-z]+\w*[_\d][\w.]*", name):
+        close = [f"timm/{name}"]
+    hint = f"did you mean {close[0]!r}?" if close else "write timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes or a folder"
+    raise ValueError(f"unknown model {word!r}: {hint}")
+
+
+def _check_data(word: str) -> None:
+    """Refuse a plain word that is neither a folder nor a known name; other data is checked when it is opened."""
+    plain = re.fullmatch(r"[\w~. /-]+", word) and not word.startswith(("hf/", "wds/"))
+    if not plain or word.endswith((".zip", ".tar")) or word in _DATA_NAMES or Path(word).expanduser().exists():
+        return
+    close = difflib.get_close_matches(word, _DATA_NAMES, n=1, cutoff=0.7)
+    known = "a folder, a .zip, scenes, cifar10, hf/NAME or wds/PATTERN"
+    other = _near_folder(word) or f"there is no such folder; give {known}"
+    hint = f"did you mean {close[0]}?" if close else other
+    raise ValueError(f"unknown data {word!r}: {hint}")
+
+
+def _near_folder(word: str) -> str:
+    """`did you mean ...?` for a path whose last part is misspelt; empty where nothing beside it is near."""
+    path = Path(word).expanduser()
+    try:
+        beside = [other.name for other in path.parent.iterdir() if other.is_dir()]
+    except OSError:
+        return ""
+    close = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.8)
+    return f"did you mean {path.parent / close[0]}?" if close else ""

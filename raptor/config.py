@@ -1,0 +1,648 @@
+"""One dataclass per command: its options at a terminal, its keyword arguments in Python and what a result remembers.
+
+A config checks itself when it is made: types, bounds, choices, empty words, files and names that are not there. Paths
+of the home folder are expanded. torch is not imported here, so `--help` and errors of usage answer at once.
+
+In Python a model may also be a module, an opened model or a result, and data a pair of opened images; such objects pass
+unchecked. The first classes hold options that several commands share; `title` is the heading of their options in
+`--help`, and `RARE` are those that only `--help-all` shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_type_hints
+
+from raptor.checks import Bounds, Exists, check, expand_home
+
+Number = Annotated[int, Bounds(1, 10**9)]
+NumberOrNone = Annotated[int, Bounds(0, 10**6)]
+Several = Annotated[int, Bounds(1, 1024)]
+Side = Annotated[int, Bounds(1, 4096)]
+Seed = Annotated[int, Bounds(0, 2**63 - 1)]
+Rate = Annotated[float, Bounds(0, above=True)]
+Share = Annotated[float, Bounds(0, 1, below=True)]
+Weight = Annotated[float, Bounds(0)]
+File = Annotated[str, Exists()]
+
+# What a terminal gives. In Python these may be objects as well.
+if TYPE_CHECKING:
+    Model: TypeAlias = Any
+    Models: TypeAlias = Any
+    Data: TypeAlias = Any
+    Lengths: TypeAlias = Any
+else:
+    Model, Models, Data, Lengths = str, list[str], list[str], list[int]
+
+
+@dataclass(kw_only=True)
+class Config:
+    """What all configs do."""
+
+    title: ClassVar[str] = "options"
+    RARE: ClassVar[tuple[str, ...]] = ()
+    POSITIONAL: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for name, kind in self.kinds().items():
+            value = expand_home(getattr(self, name))
+            setattr(self, name, value)
+            check(self, name, kind, value)
+
+    @classmethod
+    def kinds(cls) -> dict[str, Any]:
+        """The type of each option, with its bounds."""
+        hints = get_type_hints(cls, include_extras=True)
+        return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+
+    @classmethod
+    def of(cls, /, *positional: Any, **options: Any) -> Self:
+        """The config of a call from Python; unknown names are a TypeError, as of any function."""
+        if len(positional) > len(cls.POSITIONAL):
+            raise TypeError(f"takes {len(cls.POSITIONAL)} positional arguments, got {len(positional)}")
+        given = dict(zip(cls.POSITIONAL, positional))
+        twice = given.keys() & options.keys()
+        if twice:
+            raise TypeError(f"got two values for {', '.join(sorted(twice))}")
+        for name in options:
+            if name not in cls.kinds():
+                close = difflib.get_close_matches(name, cls.kinds(), n=1)
+                raise TypeError(f"unexpected argument {name!r}" + (f": did you mean {close[0]!r}?" if close else ""))
+        return cls(**given, **options)
+
+    def part(self, kind: type[Config]) -> dict[str, Any]:
+        """The options of this config that `kind` declares."""
+        own = {f.name for f in dataclasses.fields(self)}
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(kind) if f.name in own}
+
+
+@dataclass(kw_only=True)
+class WeightFile(Config):
+    title = "model"
+
+    weights: File | None = None
+    """a local weight file for the teacher."""
+
+
+@dataclass(kw_only=True)
+class Opening(WeightFile):
+    """How a model is opened. The options are the teacher's where the command also takes surrogates."""
+
+    title = "model"
+    RARE: ClassVar[tuple[str, ...]] = (
+        "blocks",
+        "norm",
+        "cls",
+        "registers",
+        "head_classes",
+        "layer_scale",
+        "dtype",
+        "trust_hub",
+        "name",
+    )
+
+    trust_hub: bool = False
+    """run the code of a torch.hub repository, for hub/REPO:ENTRY."""
+    name: str | None = None
+    """what the model is called in titles and figures; by default the weight file's stem."""
+    size: int | None = None
+    """image size."""
+    blocks: str | None = None
+    """dotted path of the block list, for a model whose structure cannot be guessed."""
+    norm: str | None = None
+    """dotted path of the final norm, for such a model."""
+    cls: Annotated[int, Bounds(0, 1)] | None = None
+    """number of cls tokens (0 or 1), for such a model."""
+    registers: Annotated[int, Bounds(0, 4096)] | None = None
+    """number of register tokens, for such a model."""
+    head_classes: Annotated[int, Bounds(0, 2**20)] | None = None
+    """number of class scores the model gives, where its configuration does not say; 0 for none."""
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """type of the weights: fp32, bf16 or fp16; fp32 also widens stored halves."""
+
+    def opening(self) -> dict[str, Any]:
+        """The arguments of `open_vit`."""
+        return self.part(OpeningModel)
+
+
+@dataclass(kw_only=True)
+class OpeningModel(Opening):
+    """How a model that may be untrained is opened."""
+
+    title = "model"
+
+    pretrained: bool = True
+    """fetch published weights; false gives the same model untrained."""
+    layer_scale: float | None = None
+    """what LayerScale starts from in an untrained model; DINOv2's own 1e-5 leaves tokens in place."""
+
+
+@dataclass(kw_only=True)
+class OfTeacher(Config):
+    title = "model"
+
+    teacher: Model | None = None
+    """the teacher of a surrogate, if its folder does not name it or the name fails to open."""
+    allow_other_teacher: bool = False
+    """compare with a teacher that the surrogate was not made from; the results say so."""
+
+    def of_teacher(self) -> dict[str, Any]:
+        return self.part(OfTeacher)
+
+
+@dataclass(kw_only=True)
+class OnDevice(Config):
+    title = "machine"
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto, cpu or cuda."""
+
+
+@dataclass(kw_only=True)
+class Running(OnDevice):
+    """Where and in which precision a command runs, and how it reads images."""
+
+    title = "machine"
+
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """auto, fp32 or bf16."""
+    num_workers: Annotated[int, Bounds(0, 1024)] | None = None
+    """processes that decode images; chosen by images and cores."""
+    skip_bad: bool = False
+    """skip unreadable images instead of stopping."""
+
+
+@dataclass(kw_only=True)
+class OnData(Config):
+    """Which images are read."""
+
+    title = "images"
+
+    data: Data | None = None
+    """images: a folder, zip archives, scenes, cifar10, hf/NAME:split, wds/PATTERN; several are joined, with labels
+    where all have the same classes. By default those of the run, else scenes."""
+    val: Data | None = None
+    """other images to judge on, instead of the held-out part of the data."""
+    split: str = "val"
+    """val (held out), train, all, or one of the data's own parts, such as test."""
+
+
+@dataclass(kw_only=True)
+class Measuring(OnData):
+    """What a command measures on."""
+
+    title = "images"
+
+    num_images: Number = 1000
+    """how many images."""
+    batch_size: Annotated[int, Bounds(1, 10**6)] = 64
+    """images per forward pass."""
+
+
+@dataclass(kw_only=True)
+class HeadClasses(Config):
+    title = "images"
+
+    classes: File | None = None
+    """a file with the classes of the model's head, one per line; ImageNet's WordNet ids need none."""
+
+
+@dataclass(kw_only=True)
+class GivenHead(HeadClasses):
+    """The head for a teacher that has no classifier."""
+
+    title = "images"
+    RARE: ClassVar[tuple[str, ...]] = ("head_file", "head_images")
+
+    head_file: File | None = None
+    """a linear head, for a teacher that has none or to replace its own."""
+    head_images: Number | None = None
+    """training images of a ridge head, for a teacher that has none; by default the head kept in the run, else 20
+    images per class, 5,000 at least."""
+
+
+@dataclass(kw_only=True)
+class Training(Config):
+    """How long-running training is interrupted, continued and planned."""
+
+    title = "machine"
+    RARE: ClassVar[tuple[str, ...]] = ("compile", "resume", "checkpoint_minutes")
+
+    limit: Number | None = None
+    """use only this many training images."""
+    seed: Seed = 0
+    """of initialisation, data order, augmentation and drops."""
+    compile: bool | None = None
+    """compile the blocks; by default on a GPU only."""
+    resume: bool = True
+    """continue a run that was interrupted."""
+    checkpoint_minutes: Weight = 10.0
+    """minutes between checkpoints; one is also written before each validation. 0 is after every step."""
+    dry_run: bool = False
+    """open and check everything, measure a few steps, print memory, images/s, time and size for 1 and more devices;
+    write nothing."""
+
+
+@dataclass(kw_only=True)
+class RecipeEntries(Config):
+    """The entries of a recipe that are options as well. None keeps the recipe's own value."""
+
+    title = "training"
+    RARE: ClassVar[tuple[str, ...]] = ("copy", "adapters", "table_start", "mixup", "sizes", "augment")
+
+    budget: str | None = None
+    """120s, 5m, 3000steps or 20epochs, in all; the recipe says how the stages share it."""
+    batch_size: Annotated[int, Bounds(1, 10**6)] | None = None
+    """images per step over all devices together."""
+    optimizer: Literal["muon", "adamw"] | None = None
+    """`muon` (for matrices, with AdamW for the rest) or `adamw`."""
+    lr: Rate | None = None
+    """peak learning rate. Without it, that of the recipe: twice as large if its optimizer is changed to muon, half as
+    large if it is changed to adamw."""
+    block: Literal["teacher", "paper"] | None = None
+    """`teacher` (a copy of a block of the phase) or `paper`."""
+    conditioning: Literal["table", "mlp", "none"] | None = None
+    """`table`, `mlp` (the paper's depth scaling) or `none`."""
+    copy: Literal["middle", "first", "last"] | None = None
+    """which teacher block of a phase is copied: middle, first or last."""
+    adapters: Annotated[int, Bounds(0, 10**5)] | None = None
+    """rank of what each depth adds to the matrices of its copied block (0: none). The blocks are then no longer
+    purely tied; the added parameters are counted."""
+    table_start: Literal["plain", "teacher"] | None = None
+    """`plain`, or `teacher`: table and adapters start from each depth's own teacher block."""
+    normalise: Literal["none", "layer", "group", "coordinate"] | None = None
+    """divide each squared error by the variance of its `layer`, its layer and token `group`, each `coordinate` of
+    that, or `none`. `coordinate` is for models in which a few coordinates are far larger than the others."""
+    augment: Literal["none", "crop"] | None = None
+    """`crop` (random resized crops and flips) or `none` (centre crops, as the paper)."""
+    mixup: Annotated[float, Bounds(0, 1000)] | None = None
+    """Beta parameter by which each image is mixed with another of its batch (labels play no part)."""
+    sizes: list[Side] | None = None
+    """image sizes, one of which each step draws, for a model that takes several, e.g. 224 280."""
+    stage1_share: Annotated[float, Bounds(0, 1)] | None = None
+    """share of the budget that stage 1 gets."""
+
+    def recipe_entries(self) -> dict[str, Any]:
+        return self.part(RecipeEntries)
+
+
+WORDS_FIRST = ("model", "models", "run", "filter")
+"""Options that a terminal takes as words without a name."""
+
+
+# One class per command.
+
+
+@dataclass(kw_only=True)
+class DemoConfig(OnDevice):
+    """Phases, distillation, certificate, probes, dynamics and the page, on the built-in scenes."""
+
+    POSITIONAL = ("out",)
+
+    out: str = "runs/demo"
+    """run folder; what is already there is not done again."""
+    budget: str = "25s"
+    """training time of each surrogate (k = 2 and 3)."""
+    from_scratch: bool = False
+    """start from copies of the teacher's blocks instead of refining the shipped surrogates."""
+    num_images: Number = 512
+    """held-out images of each measurement; heads and probes train on up to four times as many."""
+
+
+@dataclass(kw_only=True)
+class ModelsConfig(Config):
+    """List the names that can be opened."""
+
+    POSITIONAL = ("filter",)
+
+    filter: str = ""
+    """a part of the name, or a pattern with `*`."""
+
+
+@dataclass(kw_only=True)
+class PhasesConfig(OpeningModel, OfTeacher, Measuring, Running):
+    """Layer-layer similarity, the phases depth falls into, and the heatmap figure."""
+
+    title = "phases"
+    POSITIONAL = ("models",)
+    RARE: ClassVar[tuple[str, ...]] = ("twin", "score", "standardise")
+
+    models: Models = field(kw_only=False)
+    """one or more of timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, or a run folder, whose teacher and surrogate are
+    then shown side by side."""
+    k: list[Several] | None = None
+    """how many phases to cut depth into; several at once. By default those of 2, 3 and 4 that there is room for."""
+    method: Literal["maxcut", "dp"] = "maxcut"
+    """`maxcut` (hierarchical, phases nest) or `dp` (exact for an additive score)."""
+    score: Literal["weighted", "mean", "cut"] = "weighted"
+    """with dp: `weighted`, `mean` (the printed one) or `cut`."""
+    min_length: Several | None = None
+    """shortest phase; by default 1 with maxcut and 2 with dp."""
+    tokens: str = "pooled"
+    """which similarity is cut: all, cls, registers, patches or pooled (cls + mean patch)."""
+    standardise: bool = False
+    """divide each coordinate by its deviation first, so that a few huge ones do not dominate."""
+    twin: bool | None = None
+    """also measure the model's untrained twin on up to 64 images; by default where that takes less than 20 s."""
+    out: str | None = None
+    """folder for phases.json and the figure; by default the run folder, else runs/phases-MODEL."""
+
+    def __post_init__(self) -> None:
+        self.k = [self.k] if isinstance(self.k, int) else self.k
+        self.models = self.models if isinstance(self.models, list) else [self.models]
+        super().__post_init__()
+        if self.method == "maxcut" and self.score != "weighted":
+            raise ValueError(f"--score {self.score} goes with --method dp: max-cut has a score of its own")
+        if self.weights is not None and len(self.models) > 1:
+            raise ValueError("--weights goes with one model: write timm/NAME@FILE for several")
+        if self.name is not None and len(self.models) > 1:
+            raise ValueError("--name goes with one model: leave it out for several")
+
+
+@dataclass(kw_only=True)
+class DistillConfig(OpeningModel, OnData, RecipeEntries, Training, GivenHead, Running):
+    """Distil a ViT into k weight-tied recurrent blocks."""
+
+    title = "surrogate"
+    POSITIONAL = ("model", "data")
+    RARE: ClassVar[tuple[str, ...]] = (
+        "graph",
+        "checkpointing",
+        "track",
+        "phase_images",
+        "allow_other_teacher",
+        "target",
+    )
+
+    model: Model = field(kw_only=False)
+    """what to distil: timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, a folder or a module."""
+    k: Several | str | None = None
+    """number of tied blocks (3 unless `phases` are given), or `auto` for the smallest that passes `target`."""
+    phases: Lengths | None = None
+    """phase lengths, e.g. 7 3 2, instead of max-cut on the teacher's similarity."""
+    tokens: str = "pooled"
+    """which similarity is cut: all, cls, registers, patches or pooled (cls + mean patch)."""
+    target: str | None = None
+    """with k=auto, `recovery=.95` (of a ridge probe) or `r2=.6` (at every layer), on held-out images. The scores of
+    the k that is chosen are of the same images, so they flatter it a little."""
+    recipe: str = "default"
+    """default, adamw, quick, long, paper, authors, vitb16, vitb16-varied, vitb16-coordinates, or a YAML file; options
+    such as --lr override its entries."""
+    out: str | None = None
+    """run folder; continued when it already holds this run and is not finished."""
+    stage: Literal["all", "1", "2"] = "all"
+    """`all`, `1` or `2`; a stage that runs without the other keeps its share of the budget. Stage 2 by itself goes on
+    from a `start`."""
+    start: Model | None = None
+    """a surrogate folder or built-in to start from instead of the recipe's initial blocks. With the folder of a
+    finished run it goes on from that run's weights, in another folder."""
+    allow_other_teacher: bool = False
+    """start from a surrogate of another teacher."""
+    phase_images: Number = 1024
+    """images for the similarity that the phases are cut from."""
+    val_images: Number = 1024
+    """held-out images for the validation curve."""
+    graph: bool | None = None
+    """run each step as a CUDA graph; by default on a single GPU."""
+    checkpointing: bool = False
+    """recompute activations in the backward pass to save memory."""
+    track: Literal["wandb", "tensorboard"] | None = None
+    """also log to `wandb` or `tensorboard` (extras)."""
+
+
+@dataclass(kw_only=True)
+class EvaluateConfig(Opening, OfTeacher, Measuring, GivenHead, Running):
+    """Certify a surrogate against its teacher on held-out images."""
+
+    title = "certificate"
+    POSITIONAL = ("run",)
+    RARE: ClassVar[tuple[str, ...]] = ("null_models", "bootstrap", "seed", "train_images")
+
+    run: Model = field(kw_only=False)
+    """a run folder, a surrogate folder, or scenes-k2, scenes-k3."""
+    train_images: Number = 1000
+    """training images that the null models are fitted on."""
+    null_models: bool = True
+    """also measure the null models (adds about a forward pass)."""
+    bootstrap: NumberOrNone = 1000
+    """resamples of the intervals."""
+    out: str | None = None
+    """folder for certificate.json, complexity.json and the figure; by default the run's own."""
+    seed: Seed = 0
+    """of the resampling."""
+
+
+@dataclass(kw_only=True)
+class ProbeConfig(OpeningModel, OfTeacher, OnData, HeadClasses, Running):
+    """Train linear probes on a frozen model; given a run, on the surrogate and on its teacher alike."""
+
+    title = "probe"
+    POSITIONAL = ("model",)
+    RARE: ClassVar[tuple[str, ...]] = ("init_head", "closed_form", "max_seconds")
+
+    model: Model = field(kw_only=False)
+    """a run folder, or any model name."""
+    task: Literal["classify", "segment", "depth"] = "classify"
+    """classify, segment or depth. Segment and depth take scenes, ade20k:PATH or nyuv2:PATH as data."""
+    lrs: list[Rate] | None = None
+    """learning rates, all trained in one backbone pass; by default twelve around the task's own."""
+    epochs: Annotated[int, Bounds(1, 10**6)] | None = None
+    """passes over the training images; by default the task's own."""
+    batch_size: Annotated[int, Bounds(1, 10**6)] | None = None
+    """images per step; by default the task's own."""
+    seeds: list[Seed] = field(default_factory=lambda: [0])
+    """several give mean and deviation."""
+    layer: int | None = None
+    """the state to probe (0..L); by default the last."""
+    limit: Number | None = None
+    """use only this many training images."""
+    val_images: Number | None = None
+    """use only this many held-out images."""
+    closed_form: Literal["ridge", "logistic"] | None = None
+    """ridge or logistic on cached features, for a quick look at classification."""
+    init_head: Annotated[Model, Exists(("own", "random"))] = "own"
+    """where the classifier starts: own (the model's own linear head, where it has one of as many classes), random, or
+    the file of a published linear head. Its outputs are matched with the data's classes by name where the file holds
+    names, as that of a probe does; else only their number is compared."""
+    max_seconds: Rate | None = None
+    """of training for each seed; the steps that fit are counted once, for the teacher, and hold for both."""
+    out: str | None = None
+    """folder for probe-TASK.json and the heads; by default the run's own."""
+
+
+@dataclass(kw_only=True)
+class DynamicsConfig(OpeningModel, OfTeacher, Measuring, GivenHead, Running):
+    """Direction, stability, rank, modes and basins along depth, and interventions on it."""
+
+    title = "dynamics"
+    POSITIONAL = ("model",)
+    RARE: ClassVar[tuple[str, ...]] = ("num_classes", "eps", "perturbation", "seed")
+
+    model: Model = field(kw_only=False)
+    """a run folder, or timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, scenes-k3. A surrogate is measured beside its
+    teacher."""
+    out: str | None = None
+    """folder for dynamics.json, interventions.json and figures; by default the run's own."""
+    num_classes: NumberOrNone = 5
+    """how many classes basins are drawn of: those with the most images; 0 leaves basins out."""
+    stability_images: NumberOrNone = 64
+    """images that are perturbed, in fp32; 0 leaves stability out."""
+    rank_images: Number = 64
+    """images whose updates are factorised."""
+    eps: tuple[Rate, ...] = (1e-3, 1e-2, 1e-1)
+    """sizes of the perturbations."""
+    perturbation: Literal["relative", "paper"] = "relative"
+    """`relative`, eps times each token's norm, or `paper`, eps times a standard normal vector."""
+    k: Several = 3
+    """phases that depth is cut into (by max-cut) where they are not given; a surrogate has its own."""
+    phases: list[int] | None = None
+    """phase lengths instead, e.g. 7 3 2."""
+    interventions: bool = True
+    """also swap layers, run phases longer and shorter, and run a surrogate past its last layer."""
+    intervention_images: Number = 32
+    """images of the interventions, a sample spread over the data."""
+    seed: Seed = 0
+    """of the perturbations, and of the weights of an untrained model."""
+
+
+@dataclass(kw_only=True)
+class ReportConfig(OfTeacher, WeightFile, OnDevice, OnData):
+    """One self-contained page of whatever a run folder holds."""
+
+    title = "page"
+    POSITIONAL = ("run",)
+
+    run: Model = field(kw_only=False)
+    """a run folder: the --out of phases, distill, evaluate, probe or dynamics."""
+    out: str | None = None
+    """where the page goes; RUN/report.html by default."""
+    images: NumberOrNone = 4
+    """how many images to show through depth; 0 for none."""
+    open_models: bool = True
+    """whether to open the run's models for that; false shows only what was measured before."""
+    trust_hub: bool = False
+    """run the code of a torch.hub repository, for hub/REPO:ENTRY."""
+
+
+@dataclass(kw_only=True)
+class StatesConfig(OpeningModel, OfTeacher, OnData, HeadClasses, Running):
+    """Save features of every image, per layer and token group, without holding them in memory."""
+
+    title = "features"
+    POSITIONAL = ("model",)
+
+    model: Model = field(kw_only=False)
+    """a run folder, or timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes. Of a run the features are the surrogate's."""
+    layers: list[int] | None = None
+    """which states, 0 (after the embedding) to L; by default the last."""
+    split: str = "all"
+    """all, train (without the held-out images), val, or one of the data's own parts; of --val where that is given."""
+    limit: Number | None = None
+    """use only this many images."""
+    batch_size: Annotated[int, Bounds(1, 10**6)] = 64
+    """images per forward pass."""
+    pool: bool = True
+    """the mean over the tokens of each group, (N, D); false keeps every token, (N, tokens, D)."""
+    format: Literal["npy", "safetensors"] = "npy"
+    """npy (a file per layer and group) or safetensors (one file)."""
+    out: str | None = None
+    """folder for the features and states.json."""
+
+
+@dataclass(kw_only=True)
+class ExploreConfig(OpeningModel, OfTeacher, OnDevice):
+    """Serve a page to try images and perturbations, only to this machine (loopback)."""
+
+    title = "page"
+    POSITIONAL = ("model",)
+
+    model: Model = field(kw_only=False)
+    """a run folder (teacher and surrogate side by side) or any model name."""
+    port: Annotated[int, Bounds(1, 65535)] = 7860
+    """of the page."""
+    open_browser: bool = False
+    """open the page in a browser."""
+
+
+@dataclass(kw_only=True)
+class TeacherConfig(Training, Running):
+    """Train a ViT classifier from scratch, with AdamW, and save it to OUT/teacher, where the other commands find
+    it."""
+
+    title = "teacher"
+    POSITIONAL = ("shape", "data")
+    RARE: ClassVar[tuple[str, ...]] = (
+        "rescale",
+        "smoothing",
+        "mixup",
+        "cutmix",
+        "augment",
+        "crop_scale",
+        "warmup",
+        "weight_decay",
+    )
+
+    shape: str = "vit_tiny_patch16_224"
+    """a timm model name that gives the architecture; other options change its shape."""
+    data: Data = "scenes"
+    """labelled images, several joined where all have the same classes."""
+    val: Data | None = None
+    """other images to judge on, instead of the held-out part of the data."""
+    val_images: Number | None = None
+    """use only this many held-out images."""
+    out: str = "runs/teacher"
+    """run folder; continued when it already holds this run."""
+    size: int | None = None
+    """image size (by default 48 for scenes, else the shape's)."""
+    patch: Side | None = None
+    """patch side in pixels."""
+    dim: Annotated[int, Bounds(1, 2**16)] | None = None
+    """width."""
+    depth: Annotated[int, Bounds(2, 1024)] | None = None
+    """number of blocks."""
+    heads: Side | None = None
+    """attention heads."""
+    registers: Annotated[int, Bounds(0, 4096)] = 0
+    """register tokens."""
+    drop: float = 0.0
+    """stochastic depth p: each block is dropped per sample with this probability, the same at every depth."""
+    rescale: bool = False
+    """divide kept updates by 1 - p."""
+    budget: str = "30epochs"
+    """30epochs, 5000steps, or 120s."""
+    batch_size: Annotated[int, Bounds(1, 10**6)] = 256
+    """images per step over all devices together."""
+    lr: Rate = 1e-3
+    """peak learning rate; a linear warm-up comes before it, a cosine to 0 after it."""
+    weight_decay: Weight = 0.05
+    """weight decay of matrices."""
+    warmup: Share = 0.05
+    """fraction of the run with a linear warm-up."""
+    smoothing: Share = 0.1
+    """label smoothing."""
+    mixup: Weight = 0.0
+    """parameter of the Beta distribution that mixup draws from; 0 turns it off."""
+    cutmix: Weight = 0.0
+    """parameter of the Beta distribution that cutmix draws from; 0 turns it off."""
+    augment: Literal["none", "crop"] = "crop"
+    """`crop` or `none`."""
+    crop_scale: tuple[float, float] = (0.35, 1.0)
+    """share of the area that a random crop keeps."""
+
+
+COMMANDS: dict[str, tuple[type[Config], str]] = {
+    "demo": (DemoConfig, "phases to report on the built-in model; ends with report.html"),
+    "models": (ModelsConfig, "names of the models that can be opened"),
+    "phases": (PhasesConfig, "layer-layer similarity and the phases depth falls into"),
+    "distill": (DistillConfig, "rewrite a ViT as k tied blocks that repeat: a surrogate"),
+    "evaluate": (EvaluateConfig, "the certificate: how faithful a surrogate is, layer by layer"),
+    "probe": (ProbeConfig, "linear probes: classify, segment, depth"),
+    "dynamics": (DynamicsConfig, "depth as a dynamical system: norms, directions, modes, swaps"),
+    "report": (ReportConfig, "one interactive page of a run folder"),
+    "states": (StatesConfig, "save features of every image, per layer and token group"),
+    "explore": (ExploreConfig, "a local page to try images and perturbations"),
+    "train-teacher": (TeacherConfig, "train a small ViT to study"),
+}
+"""Name -> config and one line. The function is that of the same name in `raptor.commands`."""

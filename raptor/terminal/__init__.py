@@ -1,0 +1,1 @@
+"""What a terminal shows: help, completion, and streams that break."""

@@ -1,0 +1,170 @@
+"""`--help`, the completion of shells, and the tables of options on the site: all read from the configs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from typing import Any
+
+from raptor.checks import choices_of, shown
+from raptor.config import COMMANDS, WORDS_FIRST, Config
+
+EXAMPLES = {
+    "demo": ["raptor demo --out runs/demo"],
+    "models": ["raptor models dinov2", "raptor models '*siglip*'"],
+    "phases": [
+        "raptor phases scenes --data scenes --k 2 3 4",
+        "raptor phases timm/vit_base_patch14_reg4_dinov2.lvd142m timm/deit3_base_patch16_224.fb_in1k --data photos/",
+    ],
+    "distill": [
+        "raptor distill scenes --data scenes --k 3 --budget 60s --out runs/scenes-k3",
+        "raptor distill timm/vit_base_patch14_reg4_dinov2.lvd142m --data imagenet/ --k 3 --recipe paper",
+    ],
+    "evaluate": ["raptor evaluate runs/scenes-k3 --data scenes"],
+    "probe": ["raptor probe runs/scenes-k3 --task depth --data scenes"],
+    "dynamics": ["raptor dynamics scenes --data scenes", "raptor dynamics runs/scenes-k3 --data scenes"],
+    "report": ["raptor report runs/scenes-k3"],
+    "states": ["raptor states timm/vit_base_patch14_reg4_dinov2.lvd142m --data photos/ --layers 3 6 9"],
+    "explore": ["raptor explore runs/scenes-k3"],
+    "train-teacher": ["raptor train-teacher --data scenes --size 48 --patch 8 --dim 128 --depth 12 --heads 4"],
+}
+
+_WIDTH = 110
+
+
+@dataclass(frozen=True)
+class OptionText:
+    """What is said of one option: as it is typed, its type and default, the group it belongs to."""
+
+    name: str
+    shown: str
+    kind: Any
+    default: str
+    help: str
+    group: str
+    is_rare: bool
+
+
+def options_of(kind: type[Config]) -> list[OptionText]:
+    """The options of a command: its own first, then those that it shares with others."""
+    kinds, rare = kind.kinds(), {name for base in kind.__mro__ for name in base.__dict__.get("RARE", ())}
+    found = []
+    for f in fields(kind):
+        declared_in = next(base for base in kind.__mro__ if f.name in inspect.get_annotations(base))
+        told = _helps(declared_in)[f.name]
+        default = f.default_factory() if f.default_factory is not MISSING else f.default
+        text = "" if default in (MISSING, None, "") else _as_typed(default)
+        group = declared_in.__dict__.get("title", kind.title)
+        found.append(OptionText(f.name, shown(kind, f.name), kinds[f.name], text, told, group, f.name in rare))
+    return sorted(found, key=lambda option: option.group != kind.title)
+
+
+@cache
+def _helps(kind: type[Config]) -> dict[str, str]:
+    """The text below each field that a class declares."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(node, ast.ClassDef)
+    helps = {}
+    for entry, after in zip(node.body, node.body[1:]):
+        if isinstance(entry, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            assert isinstance(entry.target, ast.Name)
+            helps[entry.target.id] = " ".join(str(after.value.value).split())
+    return helps
+
+
+def _as_typed(value: Any) -> str:
+    """A default as one would type it: lists as words, `true` for True."""
+    if isinstance(value, list | tuple):
+        return " ".join(_as_typed(entry) for entry in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = ["Vision Transformers as recurrent dynamical systems.", "", "usage: raptor COMMAND [OPTIONS]", ""]
+    lines += [f"  {name:{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    last = [
+        "raptor COMMAND --help shows a command's options with examples.",
+        "raptor completion bash (or zsh) prints a script that completes commands and options in your shell.",
+    ]
+    return "\n".join([*lines, "", *last])
+
+
+def usage_of(name: str) -> str:
+    kind = COMMANDS[name][0]
+    first = kind.POSITIONAL[0] if kind.POSITIONAL else ""
+    if first not in WORDS_FIRST:
+        return f"raptor {name} [OPTIONS]"
+    word = first.upper().removesuffix("S")
+    word = {"models": f"{word} [{word} ...]", "filter": f"[{word}]"}.get(first, word)
+    return f"raptor {name} {word} [OPTIONS]"
+
+
+def help_of(name: str, everything: bool = False) -> str:
+    """The options of a command in groups: a line for each of the common ones, or all of them in full."""
+    kind = COMMANDS[name][0]
+    lines = [f"usage: {usage_of(name)}", "", str(kind.__doc__), ""]
+    lines += [f"  {example}" for example in EXAMPLES[name]]
+    group = ""
+    for option in options_of(kind):
+        if option.is_rare and not everything:
+            continue
+        if option.group != group:
+            lines += ["", f"{option.group}:"]
+            group = option.group
+        lines += _lines(option, everything)
+    lines += ["", "  --config FILE.yaml     options from a file; those on the command line win"]
+    if kind.POSITIONAL and kind.POSITIONAL[0] in ("model", "models", "run"):
+        stands_for = "the run's teacher" if name == "report" else "a model of your own, or the teacher of a run"
+        lines.append(f"  --module FILE.py:NAME  {stands_for}; runs that file")
+    lines.append("  --json                 print the result as JSON")
+    if not everything:
+        lines += ["", f"raptor {name} --help-all shows all options in full."]
+    return "\n".join(lines)
+
+
+def _lines(option: OptionText, everything: bool) -> list[str]:
+    """The help of one option; its first sentence only, where not everything is shown."""
+    text = option.help
+    if choices_of(option.kind):
+        text = f"{{{', '.join(choices_of(option.kind))}}} {text}"
+    if option.default:
+        text += f" [{option.default}]"
+    start = f"  {option.shown:22} "
+    if everything:
+        return textwrap.wrap(start + text, _WIDTH, subsequent_indent=" " * len(start), break_on_hyphens=False)
+    return [textwrap.shorten(text, _WIDTH - len(start), placeholder=" ...").join([start, ""])]
+
+
+def completion(words: Sequence[str]) -> str:
+    """A script that completes commands, options and their choices: `eval "$(raptor completion bash)"`."""
+    if list(words) not in (["bash"], ["zsh"]):
+        raise ValueError("say which shell: raptor completion bash, or raptor completion zsh")
+    commands: list[str] = []
+    choices: dict[str, tuple[str, ...]] = {}
+    for name, (kind, _) in COMMANDS.items():
+        flags = [f"--{option}" for option in kind.kinds() if option not in WORDS_FIRST]
+        commands.append(f"    {name}) words='{' '.join([*flags, '--config', '--json', '--help'])}' ;;")
+        choices |= {f"--{option}": choices_of(of) for option, of in kind.kinds().items() if choices_of(of)}
+    lines = [
+        "_raptor() {",
+        "  local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words=",
+        f"  local commands='{' '.join(COMMANDS)} completion'",
+        '  if (( COMP_CWORD == 1 )); then COMPREPLY=($(compgen -W "$commands" -- "$current")); return; fi',
+        '  case "${COMP_WORDS[1]}" in',
+        *commands,
+        "  esac",
+        '  case "$before" in',
+        *(f"    {flag}) words='{' '.join(values)}' ;;" for flag, values in choices.items()),
+        '    *) [[ $current == -* ]] || { COMPREPLY=($(compgen -f -W scenes -- "$current")); return; } ;;',
+        "  esac",
+        '  COMPREPLY=($(compgen -W "$words" -- "$current"))',
+        "}",
+        "complete -o filenames -F _raptor raptor",
+    ]
+    start = ["autoload -U +X bashcompinit && bashcompinit"] if words[0] == "zsh" else []
+    return "\n".join([*start, *lines])

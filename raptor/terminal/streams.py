@@ -1,0 +1,139 @@
+"""A terminal: standard streams that break, signals, and which errors are one line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO, cast
+
+from raptor.progress import started_processes
+
+
+@contextmanager
+def safe_streams() -> Iterator[None]:
+    """Inside, a standard stream that nobody reads any more is silent, so that it never ends a run.
+
+    A closed one (`2>&-`) is opened on /dev/null first: the next file that is opened would otherwise take its number
+    and receive what is printed.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    old = sys.stdout, sys.stderr
+    for stream in old:
+        if hasattr(stream, "reconfigure"):  # what a terminal's encoding lacks is written as \\u00e9
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        sys.stdout = cast(TextIO, _Unbroken(sys.stdout, BrokenPipeError))
+        sys.stderr = cast(TextIO, _Unbroken(sys.stderr, OSError))
+        yield
+    finally:
+        sys.stdout, sys.stderr = old
+
+
+class _Unbroken:
+    """A standard stream on which errors of one kind are not raised; after the first it writes to /dev/null."""
+
+    def __init__(self, stream: TextIO | None, ignored: type[OSError]):
+        self._stream = stream or open(os.devnull, "w")  # noqa: SIM115
+        self._ignored = ignored
+
+    def write(self, text: str) -> int:
+        try:
+            self._stream.write(text)
+        except (OSError, ValueError) as error:
+            self._silence(error)
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError) as error:
+            self._silence(error)
+
+    def _silence(self, error: OSError | ValueError) -> None:
+        with suppress(OSError, ValueError):  # what is in the buffer goes there too, when the process ends
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+        if isinstance(error, OSError) and not isinstance(error, self._ignored):
+            raise error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP (a closed terminal) stop a command as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_signal: object) -> None:
+        raise KeyboardInterrupt
+
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]  # nohup ignores one
+    for number in numbers:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def is_users(error: Exception) -> bool:
+    """Whether the input or the machine is at fault, not the program. torch's error by name: it may not be imported."""
+    is_machines = type(error).__name__ == "OutOfMemoryError" or _is_dead_worker(error)
+    return isinstance(error, (ValueError, OSError)) or is_machines or _is_lost_rank(error)
+
+
+def _is_lost_rank(error: Exception) -> bool:
+    devices = sys.modules.get("raptor.devices")
+    return started_processes()[1] > 1 and devices is not None and devices.is_lost_rank(error)
+
+
+def _is_dead_worker(error: Exception) -> bool:
+    images = sys.modules.get("raptor.data.images")
+    return images is not None and images.is_dead_worker(error)
+
+
+def one_line(error: Exception) -> str:
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(str(error).split()))
+    text = text or type(error).__name__
+    if type(error).__name__ == "OutOfMemoryError":
+        return f"the GPU's memory is full: lower --batch_size ({text[:120]})"
+    if _is_lost_rank(error):
+        return f"another process of this command ended ({text[:120]})"
+    if _is_dead_worker(error):
+        return f"a process that decodes images died: if memory is short, lower --num_workers ({text[:120]})"
+    return text
+
+
+def fail_fast_offline() -> None:
+    """Without a network, let the Hugging Face hub use only its cache: else it tries again for a minute."""
+    from urllib.parse import urlparse
+    from urllib.request import getproxies
+
+    host = urlparse(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname
+    if host is None or getproxies() or "HF_HUB_OFFLINE" in os.environ:
+        return
+    found: list[Any] = []
+
+    def look_up() -> None:
+        with suppress(OSError):
+            found.extend(socket.getaddrinfo(host, 443))
+
+    thread = threading.Thread(target=look_up, daemon=True)
+    thread.start()
+    thread.join(3)
+    if not found:
+        os.environ["HF_HUB_OFFLINE"] = "1"

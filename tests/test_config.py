@@ -1,0 +1,60 @@
+"""Configs: the same options at a terminal and in Python, checked once, with a near miss for an unknown name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from raptor.config import COMMANDS, DistillConfig, OpeningModel, PhasesConfig, ReportConfig
+from raptor.terminal.help import options_of
+
+
+def test_an_unknown_name_is_a_type_error_as_in_any_function() -> None:
+    with pytest.raises(TypeError, match="unexpected argument 'devce': did you mean 'device'"):
+        PhasesConfig.of("scenes", devce="cpu")
+    with pytest.raises(TypeError, match="takes 1 positional arguments, got 2"):
+        PhasesConfig.of("scenes", "more")
+    with pytest.raises(TypeError, match="two values for models"):
+        PhasesConfig.of("scenes", models="scenes")
+
+
+def test_objects_pass_unchecked() -> None:
+    model, pair = object(), (object(), object())
+    config = DistillConfig.of(model, pair, start=model)
+    assert config.model is model and config.data == pair and config.start is model
+    assert PhasesConfig(model).models == [model] and PhasesConfig([model], k=3).k == [3]
+
+
+def test_what_does_not_go_together() -> None:
+    with pytest.raises(ValueError, match="--weights goes with one model"):
+        PhasesConfig(["scenes", "scenes-k3"], weights=__file__)
+    with pytest.raises(ValueError, match="--score mean goes with --method dp"):
+        PhasesConfig("scenes", score="mean")
+
+
+def test_the_folder_of_the_images_is_not_written_to(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is the folder of the images: choose another --out"):
+        PhasesConfig("scenes", data=["scenes", str(tmp_path)], out=f"{tmp_path}/.")
+
+
+def test_a_part_is_what_a_class_declares() -> None:
+    config = PhasesConfig("scenes", size=32, dtype="bf16")
+    opening = config.opening()
+    assert opening.keys() == {f.name for f in fields(OpeningModel)} and opening["size"] == 32
+    assert ReportConfig("tests", teacher="scenes").of_teacher() == {"teacher": "scenes", "allow_other_teacher": False}
+
+
+def test_configs_import_nothing_heavy() -> None:
+    code = "import sys, raptor.config; print([m for m in ('torch', 'timm', 'numpy', 'tyro') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_says_what_it_is(name: str) -> None:
+    for option in options_of(COMMANDS[name][0]):
+        assert option.help.endswith(".") and len(option.help) > 5, option.name
