@@ -30,6 +30,7 @@ class Exists:
 
 OWN = "own"
 """Stands for a model that --module makes."""
+_WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 _MODEL_PREFIXES = ("timm/", "hf/", "hub/")
 _DATA_NAMES = ("scenes", "cifar10", "cifar100", "imagenet")
 
@@ -156,13 +157,15 @@ def _check_out(config: Any, out: str) -> None:
 def _check_model(word: str, is_run: bool) -> None:
     """Refuse a path or a plain word that is not there; other names are looked up when the model is opened."""
     name, _, weights = word.partition("@")
-    if weights and not Path(weights).expanduser().exists():
+    if weights.endswith(_WEIGHT_SUFFIXES) and not Path(weights).expanduser().exists():  # else it is a revision
         raise ValueError(f"{word}: there is no weight file {weights}")
     if name == OWN or name.startswith(_MODEL_PREFIXES) or Path(name).expanduser().exists():
         return
     built_in = [path.name for path in (Path(__file__).parent / "assets").iterdir()]
     if name in built_in:
         return
+    if name.endswith(_WEIGHT_SUFFIXES):
+        raise ValueError(f"weights file {name} does not exist: correct the path, or write timm/NAME for a model")
     near = _near_folder(name)
     if is_run:
         raise ValueError(f"there is no run folder {word}: {near or 'give the --out of an earlier command'}")

@@ -109,6 +109,7 @@ def test_bad_input_is_one_line_and_exit_code_2(words, message, capsys):
         ("probe scenes --init_head mine.pth", "choose from own, random"),
         ("probe scenes --classes mine.txt", "--classes: there is no file mine.txt"),
         ("phases scenes --dtype fp8", "--dtype must be one of fp32, bf16, fp16, got fp8"),
+        ("phases dinov2s.pt", "weights file dinov2s.pt does not exist"),
         ("phases scnes", "unknown model 'scnes': did you mean 'scenes'?"),
         ("phases vit_tiny_patch16_224", "did you mean 'timm/vit_tiny_patch16_224'?"),
         ("evaluate missing", "there is no run folder missing: give the --out of an earlier command"),
@@ -415,3 +416,8 @@ def test_an_exception_of_your_own_module_shows_only_your_frames(
     assert told[-1] == "raptor: --module mine.py:make_vit raised KeyError: 'blocks'"
     assert "line 5, in make_vit" in " ".join(told) and "line 2, in inner" in " ".join(told)
     assert not any("cli.py" in line for line in told)
+
+
+def test_a_revision_after_a_models_name_is_not_taken_for_a_file(capsys):
+    assert main(["phases", "timm/vit_tiny_patch16_224@v9", "--pretrained", "false", "--data", "scenes"]) == 2
+    assert "names a revision of published weights" in capsys.readouterr().err
