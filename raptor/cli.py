@@ -306,7 +306,7 @@ def _code_of(where: str, path: Path) -> Iterator[None]:
     """Inside, an exception of the user's own code shows the user's frames only, and is an error that names it."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # `sys.exit(0)` is no model
         import traceback
 
         frames = error.__traceback__

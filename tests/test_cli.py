@@ -421,3 +421,21 @@ def test_an_exception_of_your_own_module_shows_only_your_frames(
 def test_a_revision_after_a_models_name_is_not_taken_for_a_file(capsys):
     assert main(["phases", "timm/vit_tiny_patch16_224@v9", "--pretrained", "false", "--data", "scenes"]) == 2
     assert "names a revision of published weights" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["sys.exit(0)\n", "def make_vit():\n    sys.exit(0)\n"])
+def test_a_module_that_exits_is_no_success(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(f"import sys\n\n{place}")
+    assert main(["phases", "--module", f"{tmp_path / 'mine.py'}:make_vit", "--data", "scenes"]) == 2
+    assert "raised SystemExit: 0" in capsys.readouterr().err
+
+
+def test_json_stays_json_where_a_module_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from raptor import open_vit\n\ndef make_vit():\n    print('hello')\n    return open_vit('scenes')\n"
+    )
+    few = ["--data", "scenes", "--num_images", "4", "--k", "2", "--twin", "false", "--device", "cpu", "--json"]
+    words = ["phases", "--module", f"{tmp_path / 'mine.py'}:make_vit", "--out", str(tmp_path / "out"), *few]
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["models"] and "hello" in printed.err

@@ -22,7 +22,7 @@ phases nope :: 'nope' :: write timm/NAME
 phases ./nope :: './nope' :: write timm/NAME
 phases -teacher :: -teacher :: did you mean --teacher
 phases images --data images :: images is a folder :: --out of distill
-phases classes.txt --data images :: 'classes.txt' :: write timm/NAME
+phases classes.txt --data images :: classes.txt :: fetch it again
 phases timm/nope --data images :: 'nope' :: see raptor models
 phases timm/vit_tinny_patch16_224 --data images :: 'vit_tinny_patch16_224' :: did you mean timm/vit_tiny_patch16_224
 phases timm/vit_tiny_patch16_224.nope --data images :: 'vit_tiny_patch16_224.nope' :: its tags are
