@@ -25,6 +25,7 @@ from raptor.checks import OWN, in_words, members, shown
 from raptor.config import COMMANDS, WORDS_FIRST, Config
 from raptor.progress import started_processes
 from raptor.terminal.help import completion, help_of, overview
+from raptor.terminal.module import load_module
 from raptor.terminal.streams import fail_fast_offline, is_users, one_line, safe_streams, stopped_by_signals
 
 _IN_PARALLEL = ("phases", "distill", "evaluate", "probe", "dynamics", "states", "train-teacher")
@@ -267,54 +268,6 @@ def _with_module(name: str, config: Config, where: str, is_named: bool) -> Confi
         file, _, function = where.rpartition(":")  # models of one class are told apart by file and function
         changes["out"] = f"runs/{name}-{slug(f'{Path(file).stem}-{function}')}"
     return replace(config, **changes)
-
-
-def load_module(where: str) -> Any:
-    """The model that a function of the user's own file makes; `where` is FILE.py:FUNCTION. Runs that file."""
-    file, _, function = where.rpartition(":")
-    if not file or not function:
-        raise ValueError(f"--module {where}: write FILE.py:FUNCTION, such as mine.py:make_vit")
-    path = Path(file).expanduser()
-    if not path.is_file():
-        raise ValueError(f"--module {where}: there is no file {file}")
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    spec = spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None, path
-    module = module_from_spec(spec)
-    sys.path.insert(0, str(path.resolve().parent))
-    with _code_of(where, path):
-        spec.loader.exec_module(module)
-    if not hasattr(module, function):
-        raise ValueError(f"--module {where}: {file} has no {function}")
-    made = getattr(module, function)
-    from torch import nn
-
-    from raptor.provenance import note_module
-    from raptor.vit.view import ViT
-
-    note_module(where)
-    with _code_of(where, path):
-        made = made if isinstance(made, nn.Module | ViT) else made()
-    if not isinstance(made, nn.Module | ViT):
-        raise ValueError(f"--module {where} gives a {type(made).__name__}: return an nn.Module or an opened model")
-    return made
-
-
-@contextmanager
-def _code_of(where: str, path: Path) -> Iterator[None]:
-    """Inside, an exception of the user's own code shows the user's frames only, and is an error that names it."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:  # `sys.exit(0)` is no model
-        import traceback
-
-        frames = error.__traceback__
-        while frames is not None and Path(frames.tb_frame.f_code.co_filename).resolve() != path.resolve():
-            frames = frames.tb_next
-        traceback.print_exception(type(error), error, frames)
-        reason = (str(error).strip() or "no message").splitlines()[0][:200]
-        raise ValueError(f"--module {where} raised {type(error).__name__}: {reason}") from None
 
 
 if __name__ == "__main__":

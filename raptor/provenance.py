@@ -1,14 +1,14 @@
 """Where a result came from: the command and its options, the images, the versions, the machine and the time it took.
 
-`recorded` marks a command. While it runs, every stream of images notes which images it reads, and every result file
-that is written gets a `Provenance`: that is the one rule by which all result files say where they came from.
+`command` makes a function of a config a command. While it runs, every stream of images notes which images it reads, and
+every result file that is written gets a `Provenance`: that is the one rule by which all result files say where
+they came from.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import json
 import platform
 import shlex
@@ -118,20 +118,6 @@ def recording(name: str, options: Mapping[str, Any]) -> Iterator[None]:
     finally:
         _SCOPE.reset(token)
         _MODULE.set(None)  # it was of this command only
-
-
-def recorded(function: Callable[..., Value]) -> Callable[..., Value]:
-    """A function whose results say where they came from; its keyword arguments are its options."""
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
-    def run(*args: Any, **options: Any) -> Value:
-        bound = signature.bind(*args, **options)
-        bound.apply_defaults()
-        with recording(f"{function.__module__}.{function.__name__}", bound.arguments):
-            return function(*args, **options)
-
-    return run
 
 
 def command(kind: type[Kind]) -> Callable[[Callable[[Kind], Value]], Callable[..., Value]]:

@@ -406,28 +406,9 @@ def test_a_command_that_is_one_process_is_refused_under_torchrun(monkeypatch: py
         run_command("report", ["runs/mine"])
 
 
-def test_an_exception_of_your_own_module_shows_only_your_frames(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text("def inner():\n    return {}['blocks']\n\ndef make_vit():\n    return inner()\n")
-    assert main(["phases", "--module", "mine.py:make_vit", "--data", "scenes"]) == 2
-    told = capsys.readouterr().err.strip().splitlines()
-    assert told[-1] == "raptor: --module mine.py:make_vit raised KeyError: 'blocks'"
-    assert "line 5, in make_vit" in " ".join(told) and "line 2, in inner" in " ".join(told)
-    assert not any("cli.py" in line for line in told)
-
-
 def test_a_revision_after_a_models_name_is_not_taken_for_a_file(capsys):
     assert main(["phases", "timm/vit_tiny_patch16_224@v9", "--pretrained", "false", "--data", "scenes"]) == 2
     assert "names a revision of published weights" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("place", ["sys.exit(0)\n", "def make_vit():\n    sys.exit(0)\n"])
-def test_a_module_that_exits_is_no_success(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "mine.py").write_text(f"import sys\n\n{place}")
-    assert main(["phases", "--module", f"{tmp_path / 'mine.py'}:make_vit", "--data", "scenes"]) == 2
-    assert "raised SystemExit: 0" in capsys.readouterr().err
 
 
 def test_json_stays_json_where_a_module_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
