@@ -21,9 +21,9 @@ from pathlib import Path
 
 import torch
 
+from raptor.certificate.measure import _measure
+from raptor.certificate.null_models import fit_null_models
 from raptor.data.stream import Batch
-from raptor.fidelity.measure import _measure
-from raptor.fidelity.null_models import fit_null_models
 from raptor.surrogate import fast
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.open import open_vit

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from raptor.phases import Phases
+from raptor.phases.cut import Phases
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train.graphs import GraphedStep
 from raptor.train.losses import token_weights

@@ -31,7 +31,7 @@ from torch import nn
 
 from raptor.data import TrainStream, open_data
 from raptor.data.scenes.render import draw_scenes
-from raptor.phases import Phases
+from raptor.phases.cut import Phases
 from raptor.probes.frames import Geometry
 from raptor.probes.segment import fused_gradient
 from raptor.run import Interrupted

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from raptor.devices import device_name
-from raptor.phases import Phases
+from raptor.phases.cut import Phases
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
 from raptor.train import distill
 from raptor.train.optimizer import OPTIMIZERS, is_matrix, make_optimizers

@@ -133,7 +133,7 @@ def predict(name: str) -> dict[str, Any]:
 def check_formula(name: str) -> float:
     """FLOPs of the formula over those that Raptor counts."""
     from raptor import open_vit
-    from raptor.fidelity.complexity import count_flops
+    from raptor.certificate.complexity import count_flops
 
     return teacher_flops(SHAPES[name]) / count_flops(open_vit(f"timm/{name}", pretrained=False, num_classes=0))
 

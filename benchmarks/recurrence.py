@@ -25,7 +25,7 @@ from matplotlib.axes import Axes
 
 from raptor import iterate, open_data, open_vit
 from raptor.data.stream import Batch
-from raptor.phases import Phases
+from raptor.phases.cut import Phases
 from raptor.provenance import Provenance
 from raptor.recurrence.correct import measure_correction
 from raptor.recurrence.depth import measure_depth

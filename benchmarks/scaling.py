@@ -22,15 +22,15 @@ import timm
 import torch
 
 from raptor import open_vit
+from raptor.certificate.measure import certify
 from raptor.data import InMemory, iterate, open_data
 from raptor.dynamics import measure_dynamics
-from raptor.fidelity.measure import certify
-from raptor.phases import Phases
+from raptor.phases.cut import Phases
+from raptor.phases.similarity import measure_similarity
 from raptor.probes import grid
 from raptor.probes.classify import Classify
 from raptor.probes.grid import grid_around, step_seconds
 from raptor.probes.protocol import DEFAULTS
-from raptor.similarity.cosine import measure_similarity
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train import distill, plan
 from raptor.train.plan import Plan

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
+from raptor.certificate.ridge import accuracy, fit_ridge
 from raptor.data import open_data
 from raptor.data.scenes.render import Scenes
-from raptor.fidelity.ridge import accuracy, fit_ridge
 from raptor.train.teacher import evaluate
 from raptor.vit.open import open_vit
 

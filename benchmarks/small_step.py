@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from raptor.phases import Phases
+from raptor.phases.cut import Phases
 from raptor.surrogate import fast
 from raptor.surrogate.kernels import attention
 from raptor.surrogate.surrogate import make_surrogate

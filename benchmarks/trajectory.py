@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from raptor.data.stream import Batch
-from raptor.similarity.cosine import measure_similarity
+from raptor.phases.similarity import measure_similarity
 from raptor.vit.open import open_vit
 from raptor.vit.trajectory import Trajectories, autocast
 

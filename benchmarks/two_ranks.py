@@ -103,7 +103,7 @@ def exchange(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     import torch.distributed as dist
 
     from raptor.devices import open_fabric
-    from raptor.phases import Phases
+    from raptor.phases.cut import Phases
     from raptor.surrogate.surrogate import make_surrogate
     from raptor.train.step import DistillStep
     from raptor.vit.open import open_vit

@@ -12,28 +12,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from raptor.certificate.error_curves import ErrorCurves
+    from raptor.certificate.measure import certify
+    from raptor.certificate.null_models import fit_null_models
     from raptor.data import ChosenData, InMemory, Preprocess, iterate, open_data, open_dense
     from raptor.devices import pick_device, pick_precision
     from raptor.dynamics.measure import measure_dynamics
     from raptor.dynamics.swaps import compare_pairs, measure_swaps
-    from raptor.fidelity.error_curves import ErrorCurves
-    from raptor.fidelity.measure import certify
-    from raptor.fidelity.null_models import fit_null_models
-    from raptor.phases import (
+    from raptor.phases.cut import (
         Phases,
-        check_cuts,
         choose_k,
         find_phases,
         num_partitions,
         random_phases,
         sample_partitions,
         smooth_matrix,
-        study_phases,
         within_and_across,
     )
+    from raptor.phases.similarity import measure_similarity
+    from raptor.phases.study import check_cuts, study_phases
     from raptor.probes import probe
     from raptor.recipes import load_recipe
-    from raptor.similarity.cosine import measure_similarity
     from raptor.surrogate.surrogate import block_parameters, make_surrogate
     from raptor.train import distill
     from raptor.train.teacher import train_teacher
@@ -95,24 +94,23 @@ _PLACES = {
     "raptor.devices": ("pick_device", "pick_precision"),
     "raptor.dynamics.measure": ("measure_dynamics",),
     "raptor.dynamics.swaps": ("compare_pairs", "measure_swaps"),
-    "raptor.fidelity.error_curves": ("ErrorCurves",),
-    "raptor.fidelity.measure": ("certify",),
-    "raptor.fidelity.null_models": ("fit_null_models",),
-    "raptor.phases": (
+    "raptor.certificate.error_curves": ("ErrorCurves",),
+    "raptor.certificate.measure": ("certify",),
+    "raptor.certificate.null_models": ("fit_null_models",),
+    "raptor.phases.cut": (
         "Phases",
-        "check_cuts",
         "choose_k",
         "find_phases",
         "num_partitions",
         "random_phases",
         "sample_partitions",
         "smooth_matrix",
-        "study_phases",
         "within_and_across",
     ),
+    "raptor.phases.study": ("check_cuts", "study_phases"),
     "raptor.probes": ("probe",),
     "raptor.recipes": ("load_recipe",),
-    "raptor.similarity.cosine": ("measure_similarity",),
+    "raptor.phases.similarity": ("measure_similarity",),
     "raptor.surrogate.surrogate": ("block_parameters", "make_surrogate"),
     "raptor.train": ("distill",),
     "raptor.train.teacher": ("train_teacher",),

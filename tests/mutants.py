@@ -27,13 +27,15 @@ TIMEOUT_SECONDS = 300
 WANTED_RATE = 0.95
 
 TESTS = {
-    "raptor/phases.py": ["tests/test_phases.py"],
-    "raptor/similarity/cosine.py": ["tests/similarity"],
-    "raptor/similarity/cka.py": ["tests/similarity"],
-    "raptor/fidelity/error_curves.py": ["tests/fidelity"],
-    "raptor/fidelity/bootstrap.py": ["tests/fidelity"],
+    "raptor/phases/cut.py": ["tests/phases"],
+    "raptor/phases/evidence.py": ["tests/phases"],
+    "raptor/phases/similarity.py": ["tests/phases"],
+    "raptor/phases/cka.py": ["tests/phases"],
+    "raptor/certificate/error_curves.py": ["tests/certificate"],
+    "raptor/certificate/bootstrap.py": ["tests/certificate"],
     "raptor/train/losses.py": ["tests/train"],
     "raptor/train/schedule.py": ["tests/train"],
+    "raptor/dynamics/dmd.py": ["tests/dynamics"],
     "raptor/dynamics/modes.py": ["tests/dynamics"],
     "raptor/dynamics/rank.py": ["tests/dynamics"],
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from raptor.fidelity.complexity import run_times
+from raptor.certificate.complexity import run_times
 
 
 def short_run_times(patch: pytest.MonkeyPatch) -> None:

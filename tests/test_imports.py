@@ -19,11 +19,10 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("checks", "config", "run", "devices", "progress", "provenance", "streaming", "subject"),
     ("data",),
     ("vit",),
-    ("similarity",),
     ("phases",),
     ("surrogate",),
     ("vit.saved", "vit.open", "vit.pair"),  # a surrogate is opened like any other model
-    ("fidelity",),
+    ("certificate",),
     ("train", "recipes"),
     ("probes", "dynamics", "recurrence"),
     ("report",),

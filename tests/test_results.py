@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from tiny_run import tiny_teacher
 
 from raptor.commands import distill, dynamics, evaluate, models, phases, probe
-from raptor.similarity.outliers import Outliers
+from raptor.phases.outliers import Outliers
 from raptor.streaming import Result, html_table
 
 matplotlib.use("Agg")

@@ -15,7 +15,7 @@ from raptor.commands.probe import Probed, probe
 from raptor.commands.report import Page, report
 from raptor.config import DemoConfig
 from raptor.data import open_data
-from raptor.phases import ModelPhases
+from raptor.phases.study import ModelPhases
 from raptor.progress import clock
 from raptor.provenance import command
 from raptor.report.phases import SavedPhases

@@ -12,19 +12,20 @@ from typing import Any
 
 import torch
 
+from raptor.certificate.heads import Head, given_head, head_batches, resolve_head
 from raptor.config import DynamicsConfig
 from raptor.data import ChosenData, ImageData, ImageStream, iterate
 from raptor.devices import Ranks, join_ranks, pick_device, pick_precision, seeded
 from raptor.dynamics.findings import find
 from raptor.dynamics.interventions import InterventionsFile, intervene
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult, check_perturbable, measure_dynamics
-from raptor.fidelity.heads import Head, given_head, head_batches, resolve_head
-from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, check_phases, find_phases
+from raptor.phases.cut import Phases, check_phases, find_phases
+from raptor.phases.similarity import measure_similarity
+from raptor.phases.study import DEFAULT_TOKENS, check_cuts
 from raptor.progress import Progress
 from raptor.provenance import Provenance, command
 from raptor.report.results import check_results_of
 from raptor.run import result_folder
-from raptor.similarity.cosine import measure_similarity
 from raptor.streaming import Result, folder_of
 from raptor.subject import Subject
 from raptor.vit.pair import open_pair

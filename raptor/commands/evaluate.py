@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raptor.certificate.certificate import Certificate
+from raptor.certificate.complexity import PRECISIONS, Complexity, Rounding, cost_of_rounding, levin_bounds, quantised
+from raptor.certificate.error_curves import ErrorCurves
+from raptor.certificate.heads import head_batches, head_outputs, resolve_head
+from raptor.certificate.measure import certify
+from raptor.certificate.verdict import read_training
 from raptor.config import EvaluateConfig
 from raptor.data import ChosenData, ImageData, ImageStream, iterate
 from raptor.devices import join_ranks, pick_device, pick_precision
-from raptor.fidelity.certificate import Certificate
-from raptor.fidelity.complexity import PRECISIONS, Complexity, Rounding, cost_of_rounding, levin_bounds, quantised
-from raptor.fidelity.error_curves import ErrorCurves
-from raptor.fidelity.heads import head_batches, head_outputs, resolve_head
-from raptor.fidelity.measure import certify
-from raptor.fidelity.verdict import read_training
 from raptor.progress import Progress
 from raptor.provenance import Provenance, command, module_option
 from raptor.report.results import check_results_of

@@ -9,7 +9,7 @@ from typing import Any
 from raptor.config import PhasesConfig
 from raptor.data import ChosenData, iterate
 from raptor.devices import join_ranks, pick_device, pick_precision, seeded
-from raptor.phases import PhasesFile, check_cuts, study_phases
+from raptor.phases.study import PhasesFile, check_cuts, study_phases
 from raptor.provenance import Provenance, command
 from raptor.report.phases import SavedPhases, save_phases
 from raptor.report.results import check_results_of

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
+from raptor.certificate.bootstrap import interval, jackknife_interval, resampled_means
+from raptor.certificate.verdict import Estimate
 from raptor.devices import Ranks, full_precision
 from raptor.dynamics.direction import DirectionResult, GatheringResult
 from raptor.dynamics.dmd import NUMBERS, eigenvalue_numbers
 from raptor.dynamics.modes import GroupModes, ModesResult
 from raptor.dynamics.rank import RankResult
 from raptor.dynamics.stability import StabilityResult, contraction, phase_spans
-from raptor.fidelity.bootstrap import interval, jackknife_interval, resampled_means
-from raptor.fidelity.verdict import Estimate
-from raptor.phases import Phases, num_partitions, sample_partitions
+from raptor.phases.cut import Phases, num_partitions, sample_partitions
 from raptor.streaming import ImageMoments
 
 Array = NDArray[np.float64]

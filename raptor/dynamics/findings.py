@@ -12,7 +12,7 @@ from raptor.dynamics.measure import DynamicsResult
 from raptor.dynamics.modes import ModesResult
 from raptor.dynamics.rank import RankResult
 from raptor.dynamics.stability import PhaseAttraction, StabilityResult
-from raptor.phases import Phases
+from raptor.phases.cut import Phases
 
 _ARRIVED = 0.9
 

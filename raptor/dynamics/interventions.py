@@ -9,12 +9,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from raptor.certificate.heads import Head
+from raptor.certificate.verdict import named_images
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.dynamics.effects import BATCH, Predict
 from raptor.dynamics.repetition import Extrapolation, Repetition, measure_extrapolation, measure_repetition
 from raptor.dynamics.swaps import Swaps, measure_swaps
-from raptor.fidelity.heads import Head
-from raptor.fidelity.verdict import named_images
 from raptor.progress import Progress
 from raptor.provenance import Provenance
 from raptor.run import ResultFile

@@ -24,7 +24,7 @@ from raptor.data.stream import Batch
 from raptor.devices import full_precision
 from raptor.dynamics.stability import seeded_generator
 from raptor.dynamics.states import measured_groups, unit
-from raptor.phases import Phases, check_phases
+from raptor.phases.cut import Phases, check_phases
 from raptor.streaming import ImageMoments, Record, Spread
 from raptor.vit.trajectory import at_least_float32
 from raptor.vit.view import Context, ViT

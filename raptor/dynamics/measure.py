@@ -24,6 +24,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
+from raptor.certificate.verdict import named_images
 from raptor.data.stream import Batch, sharing
 from raptor.devices import Ranks, full_precision
 from raptor.dynamics.basins import Basins, BasinsResult
@@ -33,8 +34,8 @@ from raptor.dynamics.modes import Modes, ModesResult
 from raptor.dynamics.rank import RANK_IMAGES, Rank, RankResult
 from raptor.dynamics.stability import EPS, PhaseAttraction, Stability, StabilityResult, measure_attraction
 from raptor.dynamics.states import EvenSubset, group_means, places_of, take_rows
-from raptor.fidelity.verdict import named_images
-from raptor.phases import Phases, few_images
+from raptor.phases.cut import Phases
+from raptor.phases.study import few_images
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.streaming import Record, Rows, reduce_all

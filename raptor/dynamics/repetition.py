@@ -16,7 +16,7 @@ from torch import Tensor
 from raptor.devices import full_precision
 from raptor.dynamics.effects import Effects, Predict, by_group, clean_batches, default_predict, run_blocks
 from raptor.dynamics.states import mean_by_group, unit
-from raptor.phases import check_phases
+from raptor.phases.cut import check_phases
 from raptor.streaming import ImageMoments, Record, Spread
 from raptor.surrogate.surrogate import Step, surrogate_spec
 from raptor.vit.trajectory import at_least_float32

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.dynamics.states import mean_by_group, measured_groups, unit, unit_angle
-from raptor.phases import Phases
+from raptor.phases.cut import Phases
 from raptor.streaming import Array, ImageMoments, NotSaved, Record, Reservoir, Spread, jsonable
 from raptor.vit.trajectory import at_least_float32, check_states
 from raptor.vit.view import TokenGroups

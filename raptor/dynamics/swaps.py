@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raptor.devices import ONE_PROCESS, Ranks, full_precision
 from raptor.dynamics.effects import Effects, Predict, clean_batches, default_predict, run_blocks
-from raptor.phases import Phases, check_phases
+from raptor.phases.cut import Phases, check_phases
 from raptor.streaming import Record, Spread
 from raptor.vit.view import ViT
 

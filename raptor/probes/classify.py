@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raptor.certificate.linear_head import LinearHead, own_linear_head
+from raptor.certificate.ridge import ALPHAS, fit_ridge, standardised
 from raptor.data.images import ImageData
 from raptor.data.preprocess import Preprocess
 from raptor.data.split import choice_split
 from raptor.data.stream import TrainStream, iterate
 from raptor.devices import ONE_PROCESS, Ranks
-from raptor.fidelity.linear_head import LinearHead, own_linear_head
-from raptor.fidelity.ridge import ALPHAS, fit_ridge, standardised
 from raptor.probes.features import check_finite, normed_tokens, view_at
 from raptor.probes.grid import Choice
 from raptor.probes.result import HeadTensors, SeedRun

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import torch
 
+from raptor.certificate.linear_head import LinearHead
 from raptor.data import DenseData, ImageData, open_data, open_dense
 from raptor.data.apart import check_apart
 from raptor.data.split import Split
 from raptor.devices import ONE_PROCESS, Ranks
-from raptor.fidelity.linear_head import LinearHead
 from raptor.probes.classify import CLOSED_FORMS, Classify, fit_closed_form, read_head
 from raptor.probes.depth import Depth
 from raptor.probes.features import check_layer

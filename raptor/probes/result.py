@@ -12,9 +12,9 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from raptor.fidelity.heads import share_kept
-from raptor.fidelity.linear_head import classes_metadata
-from raptor.fidelity.verdict import named_images
+from raptor.certificate.heads import share_kept
+from raptor.certificate.linear_head import classes_metadata
+from raptor.certificate.verdict import named_images
 from raptor.provenance import Provenance
 from raptor.run import ResultFile, replacing
 from raptor.streaming import NotSaved, Record

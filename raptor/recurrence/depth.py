@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from raptor.data.stream import Batch
-from raptor.phases import check_phases
+from raptor.phases.cut import check_phases
 from raptor.recurrence.rules import Logits, Rule
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import Context, ViT

@@ -17,7 +17,7 @@ from torch import Tensor
 from raptor.data.stream import Batch
 from raptor.dynamics.effects import run_blocks
 from raptor.dynamics.repetition import repetition_plan
-from raptor.phases import check_phases
+from raptor.phases.cut import check_phases
 from raptor.recurrence.rules import Logits
 from raptor.vit.view import Context, TokenGroups, ViT
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from raptor.fidelity.certificate import Certificate, Cost
-from raptor.fidelity.complexity import Complexity
-from raptor.fidelity.error_curves import Array, Curves
-from raptor.fidelity.verdict import named_images
+from raptor.certificate.certificate import Certificate, Cost
+from raptor.certificate.complexity import Complexity
+from raptor.certificate.error_curves import Array, Curves
+from raptor.certificate.verdict import named_images
 from raptor.report.charts import (
     EVERY,
     GROUP_NAMES,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from raptor.phases import Phases
+from raptor.phases.cut import Phases
 
 _PHASE_COLOURS = 7  # phases beyond that take the colours again, from the first
 _DRAWING_WIDTH = 1000

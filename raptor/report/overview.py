@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from raptor.certificate.certificate import Cost
+from raptor.certificate.verdict import NULL_WORDS, GroupVerdict, Verdict, images_of
 from raptor.dynamics.measure import DynamicsFile
-from raptor.fidelity.certificate import Cost
-from raptor.fidelity.verdict import NULL_WORDS, GroupVerdict, Verdict, images_of
-from raptor.phases import ModelPhases, within_and_across
+from raptor.phases.cut import within_and_across
+from raptor.phases.study import ModelPhases
 from raptor.report.charts import GROUP_NAMES, Section, finite_values, number, percent
 from raptor.report.markup import cards, depth_drawing, paragraph, table
 from raptor.report.results import Results

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from raptor.phases import Phases
+from raptor.phases.cut import Phases
 from raptor.report.charts import Axis, Chart, Figure, Series
 from raptor.report.style import (
     BLUE,

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raptor.phases import CutEvidence, ModelPhases, Phases, PhasesFile
+from raptor.phases.cut import Phases
+from raptor.phases.evidence import CutEvidence
+from raptor.phases.study import ModelPhases, PhasesFile
 from raptor.report.charts import GROUP_NAMES, Axis, Chart, Control, Figure, Section, Series, number
 from raptor.report.markup import bullet_list, table
 from raptor.report.paper import draw

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from raptor.certificate.certificate import Certificate
+from raptor.certificate.complexity import Complexity
+from raptor.certificate.error_curves import Curves
+from raptor.certificate.verdict import Verdict
 from raptor.data.by_name import spec_text
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile
-from raptor.fidelity.certificate import Certificate
-from raptor.fidelity.complexity import Complexity
-from raptor.fidelity.error_curves import Curves
-from raptor.fidelity.verdict import Verdict
-from raptor.phases import PhasesFile
+from raptor.phases.study import PhasesFile
 from raptor.probes.result import ProbeReport
 from raptor.provenance import Provenance, module_option
 from raptor.report.strips import ImagesFile

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from raptor.devices import seeded
-from raptor.phases import Phases, check_phases
+from raptor.phases.cut import Phases, check_phases
 from raptor.surrogate import fast
 from raptor.surrogate.adapters import DepthAdapters, Weights
 from raptor.surrogate.block import CopiedBlock, DepthMLP, DepthTable, PaperBlock

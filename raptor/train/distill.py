@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raptor.certificate.heads import head_outputs
+from raptor.certificate.linear_head import head_fingerprint
 from raptor.config import DistillConfig
 from raptor.data import ChosenData, iterate
 from raptor.data.apart import check_apart, describe_images
@@ -33,13 +35,12 @@ from raptor.data.chosen import (
 from raptor.data.classes import describe_names, for_head, head_names
 from raptor.data.stream import TrainStream, check_stream
 from raptor.devices import device_name, open_fabric, pick_device, pick_precision, seeded
-from raptor.fidelity.heads import head_outputs
-from raptor.fidelity.linear_head import head_fingerprint
-from raptor.phases import DEFAULT_TOKENS, Phases, check_cuts, check_phases, find_phases
+from raptor.phases.cut import Phases, check_phases, find_phases
+from raptor.phases.similarity import measure_similarity
+from raptor.phases.study import DEFAULT_TOKENS, check_cuts
 from raptor.progress import clock
 from raptor.provenance import Provenance, command
 from raptor.run import Run, RunError, StopSignal, check_config, check_folder, check_shared, read_config, slug
-from raptor.similarity.cosine import measure_similarity
 from raptor.subject import Subject
 from raptor.surrogate.teacher_blocks import adapted_layers
 from raptor.train.distilled import Distilled, DistillSummary

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from raptor.fidelity.error_curves import Curves
-from raptor.fidelity.verdict import Training, Verdict, judge, last_losses, loss_fall
-from raptor.phases import PhaseLengths
+from raptor.certificate.error_curves import Curves
+from raptor.certificate.verdict import Training, Verdict, judge, last_losses, loss_fall
+from raptor.phases.cut import PhaseLengths
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.streaming import Result

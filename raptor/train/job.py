@@ -11,7 +11,7 @@ from torch import Tensor
 from raptor.data import ImageData
 from raptor.data.stream import TrainStream
 from raptor.devices import Ranks, ranks_of
-from raptor.phases import Phases
+from raptor.phases.cut import Phases
 from raptor.surrogate.surrogate import check_trainable, make_surrogate
 from raptor.train.recipe import Recipe
 from raptor.train.schedule import Budget

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from raptor.certificate.verdict import MIN_STEPS
 from raptor.data import ImageData
 from raptor.devices import is_out_of_memory, ranks_of
-from raptor.fidelity.verdict import MIN_STEPS
 from raptor.progress import Progress
 from raptor.run import Interrupted, Record, ResultFile, Run, RunError, StopSignal
 from raptor.train.host import Asked, Pace, open_tracker

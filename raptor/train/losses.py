@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raptor.data.stream import TrainStream
 from raptor.devices import ONE_PROCESS, Ranks
-from raptor.phases import Phases
+from raptor.phases.cut import Phases
 from raptor.streaming import Moments
 from raptor.vit.trajectory import NonFiniteStates, autocast
 from raptor.vit.view import GROUP_NAMES, TokenGroups, ViT

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from raptor.phases import Phases
+from raptor.phases.cut import Phases
 from raptor.surrogate.adapters import Weights, at_each_depth
 from raptor.surrogate.block import Modulation
 from raptor.surrogate.fast import FastBlock, FoldedDepths

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
+from raptor.certificate.ridge import is_right
 from raptor.config import TeacherConfig
 from raptor.data import ChosenData, ImageData, Preprocess, iterate
 from raptor.data.apart import check_apart, describe_images
@@ -21,7 +22,6 @@ from raptor.data.by_name import as_spec, spec_text
 from raptor.data.chosen import labelled_like
 from raptor.data.stream import TrainStream, check_stream, stable_seed
 from raptor.devices import ONE_PROCESS, Ranks, device_name, open_fabric, pick_device, pick_precision, ranks_of, seeded
-from raptor.fidelity.ridge import is_right
 from raptor.provenance import Provenance, command
 from raptor.run import ResultFile, Run, StopSignal, check_config, check_folder, check_shared
 from raptor.subject import Subject

@@ -13,12 +13,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from raptor.certificate.error_curves import ErrorCurves
+from raptor.certificate.heads import Head, head_batches, prediction_hits, resolve_head, share_kept
+from raptor.certificate.ridge import fit_ridge_head, head_accuracy
 from raptor.data import ImageData, iterate
 from raptor.data.stream import Batch
 from raptor.devices import ONE_PROCESS, Ranks, is_out_of_memory
-from raptor.fidelity.error_curves import ErrorCurves
-from raptor.fidelity.heads import Head, head_batches, prediction_hits, resolve_head, share_kept
-from raptor.fidelity.ridge import fit_ridge_head, head_accuracy
 from raptor.progress import track
 from raptor.streaming import Number, Record, jsonable
 from raptor.vit.trajectory import NonFiniteStates, autocast

@@ -19,13 +19,13 @@ from tiny_images import write_tree
 from tiny_models import shake, tiny_timm
 from tiny_run import tiny_run, tiny_teacher
 
+from raptor.certificate.complexity import quantised
+from raptor.certificate.linear_head import LinearHead
+from raptor.certificate.measure import certify
 from raptor.cli import main
 from raptor.commands.evaluate import evaluate
 from raptor.data import iterate, open_data
 from raptor.data.images import Items
-from raptor.fidelity.complexity import quantised
-from raptor.fidelity.linear_head import LinearHead
-from raptor.fidelity.measure import certify
 from raptor.run import RunError
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train import distill

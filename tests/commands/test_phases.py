@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 import raptor
 from raptor.cli import main
 from raptor.commands.phases import phases
-from raptor.phases import PhasesFile
+from raptor.phases.study import PhasesFile
 from raptor.report.page import build_section
 from raptor.report.paper import draw
 from raptor.report.phases import figure_phases

@@ -34,4 +34,4 @@ def test_every_named_function_exists(name: str) -> None:
 
 def test_the_page_names_functions_of_every_step() -> None:
     packages = {name.split(".")[1] for name in NAMES}
-    assert {"vit", "similarity", "phases", "surrogate", "fidelity", "train", "probes", "dynamics"} <= packages
+    assert {"vit", "phases", "surrogate", "certificate", "train", "probes", "dynamics"} <= packages

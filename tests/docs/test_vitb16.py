@@ -11,7 +11,7 @@ import yaml
 from pages import ROOT, read
 
 from raptor import certify, iterate, open_data
-from raptor.fidelity.heads import resolve_head
+from raptor.certificate.heads import resolve_head
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.open import open_vit
 from raptor.vit.saved import save_vit

@@ -15,7 +15,7 @@ from raptor.dynamics.direction import DirectionResult
 from raptor.dynamics.dmd import eigenvalue_numbers
 from raptor.dynamics.estimates import BlockContrast, between_share, boundary_jump
 from raptor.dynamics.measure import DynamicsResult, measure_dynamics
-from raptor.phases import Phases, within_and_across
+from raptor.phases.cut import Phases, within_and_across
 from raptor.vit.view import ViT
 
 

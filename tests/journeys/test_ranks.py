@@ -23,8 +23,8 @@ import torch
 from forked import start
 from tiny_run import train_tiny
 
+from raptor.certificate import measure
 from raptor.cli import main
-from raptor.fidelity import measure
 
 # 13 images in batches of 4: the ranks have unequal shares, and the last batch is short.
 MEASURED = ["--data", "scenes", "--num_images", "13", "--batch_size", "4", "--device", "cpu"]

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from known_matrices import DISTANCE, TABLE_3
 from quantities import rows_of_table_3
-from test_phases import DISTANCE, TABLE_3
 from witness import Witness, main, witness
 
 SAVED = Path(__file__).parents[2] / "docs" / "results" / "dynamics" / "authors-vitb.json"
 
 
-def test_gamma_and_the_last_turn_of_the_published_matrix() -> None:
+def test_gamma_and_the_last_turn_of_the_known_matrices() -> None:
     found = witness(DISTANCE)
     assert found["gamma"][-2] == pytest.approx(0.25) and found["gamma"][-1] == 1
     assert found["last_turn"] == pytest.approx(1.318, abs=1e-3) and cos(found["last_turn"]) == pytest.approx(0.25)

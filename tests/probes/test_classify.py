@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from sklearn.linear_model import LogisticRegression, Ridge
 from tiny_probe import data_for, run
 
+from raptor.certificate.linear_head import LinearHead
 from raptor.data import ImageData
-from raptor.fidelity.linear_head import LinearHead
 from raptor.probes import probe
 from raptor.probes.classify import Classify, logistic_path
 from raptor.vit.open import open_vit

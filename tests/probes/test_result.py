@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_probe import run
 
-from raptor.fidelity.linear_head import LinearHead
+from raptor.certificate.linear_head import LinearHead
 from raptor.probes import ProbeReport, ProbeResult, recovery
 from raptor.provenance import Provenance
 from raptor.run import RunError

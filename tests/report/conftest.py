@@ -11,13 +11,13 @@ import pytest
 import torch
 import yaml
 
+from raptor.certificate.complexity import Complexity, levin_bounds
+from raptor.certificate.measure import certify
 from raptor.commands.report import report
 from raptor.data import iterate, open_data
 from raptor.dynamics.interventions import InterventionsFile, intervene
 from raptor.dynamics.measure import DynamicsFile, measure_dynamics
-from raptor.fidelity.complexity import Complexity, levin_bounds
-from raptor.fidelity.measure import certify
-from raptor.phases import PhasesFile, study_phases
+from raptor.phases.study import PhasesFile, study_phases
 from raptor.probes import probe
 from raptor.probes.result import ProbeReport
 from raptor.provenance import Provenance

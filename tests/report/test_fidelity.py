@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raptor.fidelity.certificate import Certificate, Eps
+from raptor.certificate.certificate import Certificate, Eps
 from raptor.report.fidelity import fidelity, figure_certificate
 from raptor.report.paper import draw
 from raptor.report.results import Results, read_results

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raptor.fidelity.certificate import Certificate
-from raptor.phases import PhasesFile, within_and_across
+from raptor.certificate.certificate import Certificate
+from raptor.phases.cut import within_and_across
+from raptor.phases.study import PhasesFile
 from raptor.report.overview import overview
 from raptor.report.results import Results, read_results
 from raptor.vit.pair import OTHER_TEACHER

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raptor.phases import PhasesFile
+from raptor.phases.study import PhasesFile
 from raptor.report.paper import draw
 from raptor.report.phases import figure_phases, phases
 from raptor.report.results import Results

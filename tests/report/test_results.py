@@ -12,14 +12,14 @@ import pytest
 from quick import blank_figures
 from tiny_models import shake, tiny_timm
 
+from raptor.certificate.certificate import Certificate
+from raptor.certificate.complexity import Complexity
 from raptor.commands.dynamics import dynamics
 from raptor.commands.phases import phases
 from raptor.commands.probe import probe
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile
-from raptor.fidelity.certificate import Certificate
-from raptor.fidelity.complexity import Complexity
-from raptor.phases import PhasesFile
+from raptor.phases.study import PhasesFile
 from raptor.provenance import Provenance
 from raptor.report.page import build_page
 from raptor.report.results import Results, read_results

@@ -11,7 +11,7 @@ from tiny_surrogates import TEACHERS, conditioned
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from raptor.fidelity.complexity import count_flops, levin_bound
+from raptor.certificate.complexity import count_flops, levin_bound
 from raptor.surrogate.adapters import DepthAdapters, adapt, at_each_depth
 from raptor.surrogate.surrogate import block_parameters, make_surrogate, shared_blocks, surrogate_spec
 from raptor.vit.open import open_vit

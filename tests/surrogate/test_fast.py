@@ -13,7 +13,7 @@ from tiny_surrogates import TEACHERS, conditioned
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from raptor.fidelity.complexity import count_flops
+from raptor.certificate.complexity import count_flops
 from raptor.surrogate.block import Modulation
 from raptor.surrogate.fast import FastBlock, FoldedDepths, Spread
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks

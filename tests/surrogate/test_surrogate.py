@@ -15,7 +15,7 @@ from tiny_surrogates import BLOCKS, CONDITIONINGS, TEACHERS, conditioned, every_
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from raptor.phases import Phases
+from raptor.phases.cut import Phases
 from raptor.surrogate.surrogate import block_parameters, make_surrogate, shared_blocks, surrogate_spec
 from raptor.vit.open import open_vit
 from raptor.vit.saved import save_vit

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from tiny_run import tiny_run, tiny_teacher, write_recipe
 
-from raptor.phases import Phases
+from raptor.phases.cut import Phases
 from raptor.run import RunError
 from raptor.train import DistillSummary, Scores, distill
 

@@ -12,9 +12,9 @@ from tiny_run import tiny_teacher
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
+from raptor.certificate.measure import certify
 from raptor.data.stream import Batch
-from raptor.fidelity.measure import certify
-from raptor.phases import Phases
+from raptor.phases.cut import Phases
 from raptor.probes.features import normed_tokens
 from raptor.surrogate.fast import attend
 from raptor.surrogate.kernels import attention

@@ -14,7 +14,7 @@ from tiny_models import tiny_timm
 from tiny_run import blocks_of, metrics, tiny_run, tiny_teacher
 from torch import nn
 
-from raptor.phases import Phases
+from raptor.phases.cut import Phases
 from raptor.run import Interrupted, RunError, read_config
 from raptor.surrogate.surrogate import surrogate_spec
 from raptor.train.loop import Loop

@@ -15,7 +15,7 @@ from tiny_run import tiny_teacher
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 
-from raptor.phases import Phases
+from raptor.phases.cut import Phases
 from raptor.surrogate import fast
 from raptor.surrogate.block import CopiedBlock, PaperBlock
 from raptor.surrogate.fast import FastBlock

@@ -20,7 +20,7 @@ from tiny_models import noise_images, same_tensors, shake, tiny_timm
 from tiny_run import tiny_teacher
 from tiny_surrogates import AT_16, conditioned, every_kind, torchvision_vit
 
-from raptor.phases import Phases
+from raptor.phases.cut import Phases
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks, surrogate_spec
 from raptor.vit.open import open_vit
 from raptor.vit.saved import SharedViT, save_vit

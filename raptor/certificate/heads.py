@@ -1,0 +1,230 @@
+"""The head that gives accuracy and agreement: one given by file, the model's own, or a ridge probe on its features."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from raptor.certificate.linear_head import LinearHead, read_metadata
+from raptor.certificate.ridge import fit_ridge_head
+from raptor.data.images import ImageData
+from raptor.data.split import choice_split
+from raptor.data.stream import Batch, ImageStream, iterate, sharing
+from raptor.devices import ONE_PROCESS, Ranks
+from raptor.provenance import hash_config
+from raptor.streaming import Record
+from raptor.subject import Subject, differences
+from raptor.vit.view import POOLED, ViT
+
+_NUM_IMAGES, _NUM_IMAGES_PER_CLASS = 5000, 20  # a ridge head is fitted on 20 images per class, at least 5,000
+HEAD_OF_FILE = "the head in "
+"""How a summary says that a head was given by file; its name follows."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """A classifier for a model and its surrogates: their own output, or a linear head on their features."""
+
+    source: str  # own, file or ridge
+    num_classes: int
+    linear: LinearHead | None = None
+    classes: Sequence[str] | None = None  # their names, where the model keeps them
+
+    def is_of(self, classes: Sequence[str]) -> bool:
+        """Whether it can be right about labels of these classes: as many and, where it names its own, the same."""
+        same = self.classes is None or list(classes) == list(self.classes)
+        return len(classes) == self.num_classes and same
+
+    def logits(self, vit: ViT, state_btd: Tensor, output: Tensor) -> Tensor:
+        """Logits (B, C) of `vit`, given its last state `a_L` and its own output."""
+        if self.linear is None:
+            return output.float()
+        return self.linear.to(state_btd.device)(vit.features(state_btd))
+
+
+def share_kept(score: float | None, of_teacher: float, higher_is_better: bool = True) -> float | None:
+    """Surrogate / teacher for scores, teacher / surrogate for errors; None without a score or if it divides by 0."""
+    top, bottom = (score, of_teacher) if higher_is_better else (of_teacher, score)
+    return top / bottom if top is not None and bottom else None
+
+
+def prediction_hits(teacher_b: Tensor, student_b: Tensor, labels_b: Tensor | None) -> Tensor:
+    """Per image, 0 or 1: whether both chose the same class and, with labels, whether each was right: (B, 1 or 3)."""
+    hits = [teacher_b == student_b]
+    if labels_b is not None:
+        labels_b = labels_b.to(teacher_b.device)
+        hits += [teacher_b == labels_b, student_b == labels_b]
+    return torch.stack(hits, dim=1).to(torch.uint8)
+
+
+def head_batches(
+    teacher: ViT,
+    data: ImageData,
+    batch_size: int,
+    *,
+    head_images: int | None = None,
+    num_workers: int | None = None,
+    ranks: Ranks = ONE_PROCESS,
+) -> ImageStream:
+    """The training images a ridge head is fitted on: `head_images` of them, by default 20 per class, at least 5,000.
+
+    None of them is in the part of train that probes choose on, so that a probe may start from such a head.
+    """
+    fit = data.select(choice_split(data.keys)[0]) if len(data) > 1 else data
+    wanted = head_images or max(_NUM_IMAGES, _NUM_IMAGES_PER_CLASS * len(data.classes or ()))
+    limit = min(wanted, len(fit))
+    return iterate(
+        fit,
+        teacher.preprocess,
+        batch_size,
+        device=teacher.device,
+        num_workers=num_workers,
+        limit=limit,
+        ranks=ranks,
+    )
+
+
+def given_head(file: str | Path, vit: ViT) -> LinearHead:
+    """The head in a file; ValueError where it takes other features than the model gives."""
+    linear = LinearHead.load(file)
+    probe = read_metadata(file)
+    if probe.get("task", "classify") != "classify":
+        raise ValueError(f"the head in {file} is of the task {probe['task']}: give one that classifies")
+    if probe.get("layer", str(vit.num_layers)) != str(vit.num_layers):
+        raise ValueError(
+            f"the head in {file} reads layer {probe['layer']}, not the last one of {vit.name}: give another --head_file"
+        )
+    num = vit.dim * sum(name in POOLED for name, _ in vit.groups.present())
+    if linear.weight.shape[1] != num:
+        takes = linear.weight.shape[1]
+        raise ValueError(f"the head in {file} takes {takes} features, {vit.name} gives {num}: give another --head_file")
+    return linear
+
+
+def head_outputs(vit: ViT, file: str | Path | None) -> tuple[int, Sequence[str] | None]:
+    """How many classes the head that judges has, the one in `file` or else the model's own, and their names where it
+    keeps them."""
+    if file is None:
+        return vit.num_classes, vit.classes
+    linear = given_head(file, vit)
+    return linear.num_classes, linear.classes
+
+
+@dataclass(frozen=True)
+class RidgeFit(Record):
+    """What a ridge head was fitted on; its file keeps it, so that another head is never taken for it.
+
+    Attributes:
+        num_images: that were asked for; None where the batches do not say.
+        num_classes, classes: of the data, with its names where it has as many.
+        labels: a short name of the label of each image, which the fingerprint of images does not know.
+        num_fitted, alpha: images that the head was fitted on, and its penalty; 0 before the fit.
+    """
+
+    subject: Subject
+    num_images: int | None = None
+    num_classes: int | None = None
+    classes: list[str] | None = None
+    labels: str | None = None
+    num_fitted: int = 0
+    alpha: float = 0.0
+
+    def __str__(self) -> str:
+        return f"a ridge probe on the teacher's features of {self.num_fitted} training images (alpha {self.alpha:g})"
+
+    def is_of(self, kept: RidgeFit, of_run: bool) -> bool:
+        """Whether the head of `kept` is the one that this fit would give, as far as both say.
+
+        of_run: the head is that of a run. One with --limit has fewer images, and its head holds for all of its data.
+        """
+        if differences(self.subject, kept.subject):
+            return False
+        if self.num_classes is not None and (self.num_classes, self.classes) != (kept.num_classes, kept.classes):
+            return False
+        if self.num_images is not None and self.num_images != kept.num_images:
+            return False
+        if self.subject.num_images in (None, kept.subject.num_images):
+            return self.labels in (None, kept.labels)
+        return of_run
+
+
+def resolve_head(
+    teacher: ViT,
+    train_batches: Iterable[Batch] | None = None,
+    *,
+    file: str | Path | None = None,
+    cache: str | Path | None = None,
+    head_images: int | None = None,
+    num_classes: int | None = None,
+    precision: str = "fp32",
+) -> tuple[Head | None, str]:
+    """The head for accuracy and agreement, or None; and a sentence saying which, or why none.
+
+    The one in `file`; else the model's own; else a ridge probe on the teacher's features of `train_batches` (see
+    `head_batches`), when these have labels. `cache` is where the ridge probe is kept (in the run folder): it is read
+    from there, so that all commands on a run use one head, unless it was fitted on other images, labels or classes, on
+    another teacher, or on another number of images than the `head_images` that were asked for. Rank 0 reads and keeps
+    it.
+    """
+    if file is not None:
+        linear = given_head(file, teacher)
+        return Head("file", linear.num_classes, linear, linear.classes), f"{HEAD_OF_FILE}{file}"
+    if teacher.num_classes:
+        return Head("own", teacher.num_classes, classes=teacher.classes), f"the head of {teacher.name} itself"
+    data = getattr(train_batches, "data", None)
+    ranks = sharing(train_batches)
+    own = _fit_of(teacher, train_batches, num_classes)
+    wanted = own if head_images is not None else replace(own, num_images=None)
+    kept = None if cache is None else ranks.first(lambda: _read_kept(Path(cache), wanted))
+    if kept is not None:
+        linear, fit = kept
+        return Head("ridge", linear.num_classes, linear, linear.classes), str(fit)
+    none = f"no accuracy or agreement: {teacher.name} has no head, none was given and"
+    if train_batches is None:
+        return None, f"{none} there is no training data"
+    if data is not None and len(data.present()) < 2:
+        has = "has no labels" if data.labels is None else "has one class only"
+        return None, f"{none} {data.name} {has}"
+    fitted = fit_ridge_head(teacher, train_batches, own.num_classes, precision)
+    if fitted is None:
+        return None, f"{none} the data has no labels"
+    linear, num_fitted = fitted
+    linear.classes = own.classes
+    if linear.classes is None and data is not None and len(data.classes or ()) == linear.num_classes:
+        linear.classes = data.classes
+    fit = replace(own, num_fitted=num_fitted, alpha=float(linear.alpha or 0))
+    if cache is not None and ranks.is_first:
+        linear.save(cache, {"ridge": json.dumps(fit.to_dict())})
+    return Head("ridge", linear.num_classes, linear, linear.classes), str(fit)
+
+
+def _fit_of(teacher: ViT, batches: Iterable[Batch] | None, num_classes: int | None) -> RidgeFit:
+    """What decides a ridge head, as far as known before a pass over the images."""
+    data = getattr(batches, "data", None)
+    names = list(getattr(data, "classes", None) or ())
+    num_classes = num_classes or len(names) or None
+    return RidgeFit(
+        subject=Subject.of(teacher, data),
+        num_images=getattr(batches, "num_images", None),
+        num_classes=num_classes,
+        classes=names if len(names) == num_classes else None,
+        labels=None if data is None else hash_config({"labels": sorted(zip(data.keys, data.labels or ()))}),
+    )
+
+
+def _read_kept(cache: Path, wanted: RidgeFit) -> tuple[LinearHead, RidgeFit] | None:
+    """The head in `cache` and its fit, unless something else decided it."""
+    if not cache.is_file():
+        return None
+    try:
+        fit = RidgeFit.from_json(read_metadata(cache).get("ridge", ""))
+    except ValueError:  # a damaged file, or a head from elsewhere
+        return None
+    if not wanted.is_of(fit, of_run=(cache.parent / "config.yaml").is_file()):
+        return None
+    return LinearHead.load(cache), fit

@@ -1,0 +1,165 @@
+"""Null models for every error curve: a surrogate is only meaningful if it beats them.
+
+identity   a_0 at every depth
+mean       the mean of each layer, token group and coordinate
+tied       the phase's middle teacher block, repeated without training
+linear     one least-squares linear map (with offset) per phase, applied to its own output
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from raptor.data.stream import Batch, sharing
+from raptor.devices import Ranks, full_precision
+from raptor.phases.cut import Phases, check_phases
+from raptor.surrogate.surrogate import make_surrogate
+from raptor.vit.trajectory import NonFiniteStates, Trajectories, autocast
+from raptor.vit.view import TokenGroups, ViT
+
+NULL_NAMES = ("identity", "mean", "tied", "linear")
+_JITTER = 1e-7  # of the mean squared feature: keeps directions that hold only rounding noise out of the linear maps
+
+
+@dataclass
+class NullModels:
+    """The four null models of one teacher and its phases.
+
+    Attributes:
+        mean_ltd: mean of each layer 0..L, per token's group, expanded to tokens: (L + 1, T, D).
+        maps: one (D + 1, D) matrix per phase; the last row is the offset.
+        tied: the teacher with the phase's middle block repeated.
+        num_images: how many images the mean and the maps were fitted on.
+    """
+
+    phases: Phases
+    mean_ltd: Tensor
+    maps: list[Tensor]
+    tied: ViT
+    num_images: int
+
+    @torch.no_grad()
+    def states(self, images: Tensor, teacher_states: Sequence[Tensor], precision: str) -> dict[str, list[Tensor]]:
+        """States `a_0..a_L` of each null model for a batch whose teacher states are known."""
+        start = teacher_states[0]
+        with autocast(precision, start.device):
+            tied, _ = self.tied.record(images)
+        return {
+            "identity": [start] * len(teacher_states),
+            "mean": [mean_td.expand_as(start) for mean_td in self.mean_ltd],
+            "tied": tied,
+            "linear": self._linear(start),
+        }
+
+    def _linear(self, start: Tensor) -> list[Tensor]:
+        states = [start.float()]
+        with full_precision(start.device):
+            for num_repeats, matrix in zip(self.phases, self.maps):
+                for _ in range(num_repeats):
+                    states.append(states[-1] @ matrix[:-1] + matrix[-1])
+        return states
+
+
+def fit_null_models(teacher: ViT, phases: Sequence[int], batches: Iterable[Batch], precision: str) -> NullModels:
+    """Fit the null models on the teacher's states, in one streaming pass; of all ranks that share the batches."""
+    phases, ranks = check_phases(teacher, phases), sharing(batches)
+    fits = [LinearFit() for _ in phases]
+    if ranks.size > 1:
+        for fit, start in zip(fits, ranks.first(lambda: _first_scales(teacher, phases, batches, precision))):
+            fit.start(*(part.to(teacher.device) for part in start))
+    sums_ltd: Tensor | None = None
+    num_images = 0
+    for states, _, batch in Trajectories(teacher, batches, precision, "null models", quiet=True):
+        added = torch.stack([x.float().sum(0) for x in states]).double()
+        sums_ltd = added if sums_ltd is None else sums_ltd + added
+        for (first, last), fit in zip(phases.spans, fits):
+            for layer in range(first, last + 1):
+                fit.update(states[layer - 1], states[layer])
+        num_images += len(batch.images)
+    num_images = sum(ranks.gather(num_images))
+    if num_images == 0:
+        raise ValueError("no images to fit the null models on: the data is empty")
+    sums_ltd = ranks.sum(sums_ltd)
+    bad = (~sums_ltd.flatten(1).isfinite().all(dim=1)).nonzero()
+    if len(bad):
+        raise NonFiniteStates.of(teacher.name, f"at layer {int(bad[0])} on the images that null models are fitted on")
+    for fit in fits:
+        fit.reduce(ranks)
+    tied = make_surrogate(teacher, phases, block="teacher", conditioning="none", copy="middle")
+    mean_ltd = _group_means(sums_ltd / num_images, teacher.groups)
+    return NullModels(phases, mean_ltd, [fit.solve() for fit in fits], tied, num_images)
+
+
+def _first_scales(
+    teacher: ViT, phases: Phases, batches: Iterable[Batch], precision: str
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """What each phase's fit is standardised by: moments of the first batch, which rank 0 has. Empty without images."""
+    for states, _, _ in Trajectories(teacher, batches, precision):
+        found = [LinearFit.scales(states[first - 1], states[first]) for first, _ in phases.spans]
+        return [(x_mean.cpu(), x_scale.cpu(), y_mean.cpu()) for x_mean, x_scale, y_mean in found]
+    return []
+
+
+def _group_means(mean_ltd: Tensor, groups: TokenGroups) -> Tensor:
+    """Replace each token's mean by that of its group, in float32."""
+    means_ltd = torch.empty_like(mean_ltd)
+    for _, where in groups.present():
+        means_ltd[:, where] = mean_ltd[:, where].mean(1, keepdim=True)
+    return means_ltd.float()
+
+
+class LinearFit:
+    """Least squares of y on x with an offset, streaming: D x D normal equations, never the rows.
+
+    Rows are standardised by the first batch's mean and deviation, so that float32 products lose no digits to a large
+    offset or a huge coordinate; sums are float64. Ranks that share a fit `start` with the same ones.
+    """
+
+    def __init__(self) -> None:
+        self._start: tuple[Tensor, Tensor, Tensor] | None = None
+
+    @staticmethod
+    def scales(x_btd: Tensor, y_btd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and deviation of x and mean of y, per coordinate."""
+        x, y = x_btd.float().flatten(0, -2), y_btd.float().flatten(0, -2)
+        return x.mean(0), x.std(0, correction=0).clamp_min(1e-6), y.mean(0)
+
+    def start(self, x_mean: Tensor, x_scale: Tensor, y_mean: Tensor) -> None:
+        """Standardise by these."""
+        self._start = (x_mean, x_scale, y_mean)
+        dim, out = len(x_mean), len(y_mean)
+        self._gram = torch.zeros(dim + 1, dim + 1, device=x_mean.device, dtype=torch.float64)
+        self._cross = torch.zeros(dim + 1, out, device=x_mean.device, dtype=torch.float64)
+
+    def reduce(self, ranks: Ranks) -> None:
+        """Merge the rows of all ranks."""
+        self._gram, self._cross = ranks.sum(self._gram), ranks.sum(self._cross)
+
+    @torch.no_grad()
+    def update(self, x_btd: Tensor, y_btd: Tensor) -> None:
+        """Add pairs of rows."""
+        x, y = x_btd.float().flatten(0, -2), y_btd.float().flatten(0, -2)
+        if self._start is None:
+            self.start(*self.scales(x_btd, y_btd))
+        assert self._start is not None
+        x_mean, x_scale, y_mean = self._start
+        z = torch.cat([(x - x_mean) / x_scale, x.new_ones(len(x), 1)], dim=1)
+        with full_precision(x.device):
+            self._gram += z.T @ z
+            self._cross += z.T @ (y - y_mean)
+
+    def solve(self) -> Tensor:
+        """The map as (D + 1, D) in float32; the last row is the offset."""
+        if self._start is None:
+            raise ValueError("no rows to fit a linear map on")
+        x_mean, x_scale, y_mean = (v.double() for v in self._start)
+        jitter = _JITTER * self._gram.diagonal().mean()
+        eye = torch.eye(len(self._gram), device=self._gram.device, dtype=torch.float64)
+        solution = torch.linalg.solve(self._gram + jitter * eye, self._cross)
+        weight = solution[:-1] / x_scale[:, None]
+        offset = solution[-1] + y_mean - x_mean @ weight
+        return torch.cat([weight, offset[None]]).float()

@@ -1,0 +1,151 @@
+"""A ridge classifier on a model's pooled features, in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raptor.certificate.linear_head import LinearHead
+from raptor.data.stream import Batch, sharing
+from raptor.progress import track
+from raptor.streaming import Rows
+from raptor.vit.trajectory import autocast
+from raptor.vit.view import ViT, first_tensor
+
+ALPHAS = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5)
+_CHOICE_SHARE = 0.2
+
+
+def fit_ridge(
+    features_nf: Tensor,
+    labels_n: Tensor,
+    num_classes: int,
+    alphas: Sequence[float] = ALPHAS,
+) -> LinearHead:
+    """Ridge regression of one-hot labels on standardised features, in closed form and float64.
+
+    Minimises `|Y - Z W - b|^2 + alpha |W|^2` with Z the standardised features. Alpha is the one with the best accuracy
+    on a random fifth of these features after fitting on the rest, of several the one with the smallest squared error
+    there: a far larger penalty may be as accurate, but not after the shares of the classes change a little. The head is
+    then fitted on all of them.
+    """
+    if len(features_nf) != len(labels_n) or len(features_nf) < 2:
+        raise ValueError(f"a ridge head needs at least two images with one label each, not {len(features_nf)}")
+    if int(labels_n.min()) < 0 or int(labels_n.max()) >= num_classes:
+        raise ValueError(f"labels must be 0..{num_classes - 1}, not {int(labels_n.min())}..{int(labels_n.max())}")
+    labels_n = labels_n.to(features_nf.device)
+    alpha = max(alphas)
+    if len(alphas) > 1:
+        generator = torch.Generator().manual_seed(0)
+        order = torch.randperm(len(features_nf), generator=generator).to(features_nf.device)
+        chosen, rest = order.tensor_split([max(1, round(_CHOICE_SHARE * len(order)))])
+        heads = _ridge_path(features_nf[rest], labels_n[rest], num_classes, sorted(alphas, reverse=True))
+        alpha = max(heads, key=lambda a: _fit_of(heads[a](features_nf[chosen]), labels_n[chosen]))
+    return _ridge_path(features_nf, labels_n, num_classes, [alpha])[alpha]
+
+
+def _fit_of(logits_nc: Tensor, labels_n: Tensor) -> tuple[float, float]:
+    """Accuracy, and minus the squared error of one-hot labels: larger is better."""
+    error = (logits_nc - F.one_hot(labels_n.long(), logits_nc.shape[1])).square().mean().item()
+    return accuracy(logits_nc, labels_n), -error
+
+
+def _ridge_path(
+    features_nf: Tensor, labels_n: Tensor, num_classes: int, alphas: Sequence[float]
+) -> dict[float, LinearHead]:
+    """A head for every alpha from one eigendecomposition of the features' covariance."""
+    z, mean, scale = standardised(features_nf)
+    y = F.one_hot(labels_n.long(), num_classes).double()
+    target = y.mean(0)
+    values, vectors = torch.linalg.eigh(z.T @ z)
+    projected = vectors.T @ (z.T @ (y - target))
+    heads = {}
+    for alpha in alphas:
+        weight_cf = (vectors @ (projected / (values.clamp_min(0) + alpha)[:, None])).T / scale
+        heads[alpha] = LinearHead(weight_cf, target - weight_cf @ mean, alpha)
+    return heads
+
+
+def standardised(features_nf: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Features (N, F) with mean 0 and deviation 1, their mean and their scale (F,), in float64.
+
+    The scale of a feature that does not vary is 1.
+    """
+    x_nf = features_nf.double()
+    mean, scale = x_nf.mean(0), x_nf.std(0, correction=0)
+    scale = torch.where(scale > 1e-12 * scale.max(), scale, torch.ones_like(scale))
+    return (x_nf - mean) / scale, mean, scale
+
+
+@torch.no_grad()
+def _pooled_features(vit: ViT, batches: Iterable[Batch], precision: str) -> Iterator[tuple[Tensor, Batch]]:
+    """Pooled features (B, F) of the last state in float32, batch by batch."""
+    last: list[Tensor] = []
+    handle = vit.blocks[-1].register_forward_hook(lambda _module, _args, output: last.append(first_tensor(output)))
+    try:
+        for batch in track(batches, f"features of {vit.name}", quiet=True):
+            with torch.no_grad(), autocast(precision, vit.device):
+                vit(batch.images.to(vit.device, non_blocking=True))
+                features = vit.features(last.pop()).float()
+            yield features, batch
+    finally:
+        handle.remove()
+
+
+def collect_features(vit: ViT, batches: Iterable[Batch], precision: str = "fp32") -> tuple[Tensor, Tensor | None]:
+    """Pooled features (N, F) of the last state in float32, and labels (N,) or None, on the model's device.
+
+    Where ranks share the batches, all of them call this, and rank 0 gets the rows of all.
+    """
+    features, labels, ranks = Rows(), Rows(), sharing(batches)
+    for some, batch in _pooled_features(vit, batches, precision):
+        features.add(some, batch.places)
+        if batch.labels is not None:
+            labels.add(batch.labels.to(vit.device), batch.places)
+    if not any(ranks.gather(len(features))):
+        raise ValueError("no images to take features from: the data is empty")
+    features.reduce(ranks)
+    labels.reduce(ranks)
+    own = features.values() if len(features) else torch.empty(0, device=vit.device)
+    return own, labels.values() if len(labels) else None
+
+
+def fit_ridge_head(
+    vit: ViT, batches: Iterable[Batch], num_classes: int | None = None, precision: str = "fp32"
+) -> tuple[LinearHead, int] | None:
+    """A ridge head on the features of `batches`, of all ranks that share them, and the number of images.
+
+    It is on the CPU. None without labels. `num_classes` is by default one more than the largest label.
+    """
+    features, labels = collect_features(vit, batches, precision)
+
+    def fit() -> tuple[LinearHead, int] | None:
+        if labels is None:
+            return None
+        return fit_ridge(features, labels, num_classes or int(labels.max()) + 1).cpu(), len(features)
+
+    return sharing(batches).first(fit)
+
+
+def head_accuracy(vit: ViT, head: LinearHead, batches: Iterable[Batch], precision: str = "fp32") -> float:
+    """Accuracy of a head on the features of labelled batches, of all ranks that share them."""
+    head, num_right, num = head.to(vit.device), torch.zeros((), dtype=torch.int64, device=vit.device), 0
+    for features, batch in _pooled_features(vit, batches, precision):
+        assert batch.labels is not None
+        num_right += is_right(head(features), batch.labels).sum()
+        num += len(features)
+    ranks = sharing(batches)
+    return int(ranks.sum(num_right)) / sum(ranks.gather(num))
+
+
+def is_right(logits_nc: Tensor, labels_n: Tensor) -> Tensor:
+    """Whether the largest logit is the label's, (N,) bool on the device of the logits."""
+    return logits_nc.argmax(-1) == labels_n.to(logits_nc.device)
+
+
+def accuracy(logits_nc: Tensor, labels_n: Tensor) -> float:
+    """Share of images whose largest logit is their label's."""
+    return is_right(logits_nc, labels_n).float().mean().item()

@@ -1,0 +1,1 @@
+"""Where depth falls into phases: similarity of layers, cuts, evidence, and cuts by what blocks do."""

@@ -1,0 +1,113 @@
+"""Evidence for cuts of matrices whose phases are known."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from known_matrices import striped
+
+from raptor.phases.cut import (
+    Phases,
+    find_phases,
+    within_and_across,
+)
+from raptor.phases.evidence import CutEvidence, Evidence, no_structure
+from raptor.phases.similarity import Blocks
+
+
+def blocky(lengths: list[int], noise: float, num_images: int, seed: int = 0) -> Blocks:
+    """Matrices of images, each a block matrix and noise of its own."""
+    rng = np.random.default_rng(seed)
+    same = Phases.from_lengths(lengths).same_phase()
+    matrices = []
+    for _ in range(num_images):
+        error = rng.normal(0, noise, same.shape)
+        matrices.append(np.where(same, 0.9, 0.5) + (error + error.T) / 2)
+    return Blocks(np.stack(matrices), np.ones(num_images, dtype=np.int64))
+
+
+def test_sharp_boundaries_are_certain_and_beat_every_null() -> None:
+    blocks = blocky([4, 3, 5], 0.02, 32)
+    matrix = blocks.resampled(1)[0]
+    evidence = Evidence(matrix, blocks, None, 1)
+    cut = evidence.of(find_phases(matrix, 3))
+    assert cut.boundaries == [(4, 4), (7, 7)] and cut.stability == [1.0, 1.0]
+    assert cut.contrast == pytest.approx(0.4, abs=0.02) and cut.interval[0] > max(cut.shuffled_upper, cut.smooth)
+    assert no_structure(3, cut, matrix) == "" and evidence.k_shares() == {3: 1.0}
+
+
+def test_noise_gives_wide_boundaries_and_no_structure() -> None:
+    blocks = blocky([12], 0.5, 16)
+    matrix = blocks.resampled(1)[0]
+    cut = Evidence(matrix, blocks, None, 1).of(find_phases(matrix, 3))
+    assert any(upper > lower for lower, upper in cut.boundaries) and min(cut.stability) < 1
+    shuffled = Evidence(matrix, None, None, 1).of(find_phases(matrix, 3))
+    told = no_structure(3, shuffled, matrix)
+    assert told.startswith("at k=3 no more phase structure than a shuffled matrix (contrast at least ")
+    assert told.endswith(f"; 95 % of shuffled ones are below {shuffled.shuffled_upper:.3f})")
+
+
+def test_distances_of_rounding_are_no_phases() -> None:
+    blocks = blocky([4, 3, 5], 0.0, 8)
+    matrix = blocks.resampled(1)[0]
+    cut = Evidence(matrix, blocks, None, 1).of(find_phases(matrix, 3))
+    assert no_structure(3, cut, 1 - 1e-7 * (1 - matrix)) == (
+        "all layers are alike up to rounding (the largest distance is 5e-08)"
+    )
+    each = Evidence(matrix, blocks, None, 1).of(find_phases(matrix, 12))
+    assert "do not level off before k=12, where every layer is a phase" in no_structure(12, each, matrix)
+
+
+def test_a_smooth_matrix_is_called_gradual() -> None:
+    distance = np.abs(np.arange(12)[:, None] - np.arange(12))
+    cut = Evidence(1 - 0.05 * distance, None, None, 1).of(find_phases(1 - 0.05 * distance, 4))
+    assert cut.contrast == pytest.approx(cut.smooth) and cut.contrast > cut.shuffled_upper
+
+
+def test_the_limit_of_shuffled_matrices_is_their_95th_percentile() -> None:
+    """Of the 24 orders of a a b b, 8 keep both groups together and have the contrast 1; half have much less."""
+    matrix = striped(0, 0, 1, 1)
+    found = Evidence(matrix, None, None, 1).of(find_phases(matrix, 2))
+    contrasts = []
+    for order in permutations(range(4)):
+        shuffled = matrix[np.ix_(order, order)]
+        within, across = within_and_across(shuffled, find_phases(shuffled, 2))
+        contrasts.append(within - across)
+    assert sum(c == 1 for c in contrasts) == 8 and np.median(contrasts) < 0.5
+    assert found.contrast == found.shuffled_upper == 1
+    assert found.shuffled == pytest.approx(np.mean(contrasts), abs=0.1)  # 200 orders were drawn
+
+
+def test_the_interval_of_a_contrast_holds_95_per_cent_of_resamples() -> None:
+    """18 blocks of images have the contrast 1 and 2 have 0, so a resample with m of those has 1 - m / 20.
+
+    m is binomial: 4.3 % of resamples have 5 or more, 13.3 % have 4 or more. An interval of 90 % would end at .80.
+    """
+    cut = Phases((2, 2))
+    matrices = np.stack([striped(0, 0, 1, 1)] * 18 + [np.ones((4, 4))] * 2)
+    blocks = Blocks(matrices, np.full(20, 8))
+    found = Evidence(matrices.mean(0), blocks, None, 1).of(cut)
+    assert found.interval == pytest.approx((0.75, 1.0)) and found.contrast == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "words"),
+    [
+        # The lower end of the interval decides, not the contrast itself.
+        (
+            CutEvidence(contrast=0.2, interval=(0.05, 0.3), shuffled_upper=0.1),
+            "a shuffled matrix (contrast at least 0.050",
+        ),
+        (CutEvidence(contrast=0.2, interval=(0.11, 0.3), shuffled_upper=0.1), ""),
+        # 1.25 times the contrast of the untrained twin.
+        (CutEvidence(contrast=0.12, interval=(0.12, 0.13), twin=0.1), "its untrained twin"),
+        (CutEvidence(contrast=0.126, interval=(0.126, 0.13), twin=0.1), ""),
+        (CutEvidence(contrast=0.12, twin=0.1), "its untrained twin"),
+        (CutEvidence(contrast=0.126, twin=0.1), ""),
+    ],
+)
+def test_a_cut_is_no_finding_unless_its_lower_end_is_above_every_null(evidence: CutEvidence, words: str) -> None:
+    found = no_structure(2, evidence, striped(0, 0, 1, 1))
+    assert words in found and bool(words) == bool(found)
