@@ -60,7 +60,8 @@ def options_of(kind: type[Config]) -> list[OptionText]:
         text = "" if default in (MISSING, None, "") else _as_typed(default)
         group = declared_in.__dict__.get("title", kind.title)
         found.append(OptionText(f.name, shown(kind, f.name), kinds[f.name], text, told, group, f.name in rare))
-    return sorted(found, key=lambda option: option.group != kind.title)
+    order = [kind.title, "model", "images", "training", "machine"]
+    return sorted(found, key=lambda option: order.index(option.group))
 
 
 @cache
