@@ -203,6 +203,8 @@ def _read_config(path: Path, kind: type[Config]) -> dict[str, Any]:
             close = difflib.get_close_matches(key, kind.kinds(), n=1)
             hint = f": did you mean --{close[0]}?" if close else ""
             raise ValueError(f"{path}: unknown option --{key}{hint}")
+        if isinstance(entries[key], dict):
+            raise ValueError(f"{path}: --{key} must be {in_words(kind.kinds()[key])}, got names with values")
     return entries
 
 

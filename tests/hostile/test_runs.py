@@ -103,8 +103,8 @@ CONFIGS = {
     "config: other.yaml": ("--config", "type it yourself"),
     "module: evil.py:f": ("--module", "type it yourself"),
     "trust_hub: true": ("--trust_hub", "type it yourself"),
-    "trust-hub: true": ("--trust-hub", "type it yourself"),
-    "nested: {trust_hub: true}": ("--nested.trust_hub", "did you mean"),
+    "trust-hub: true": ("--trust_hub", "type it yourself"),
+    "nested: {trust_hub: true}": ("--nested", "unknown option"),
     "''": ("config", "write option: value"),
 }
 
