@@ -14,7 +14,7 @@ from raptor.devices import pick_device
 from raptor.provenance import Provenance, command
 from raptor.report.page import build_page
 from raptor.report.results import Results, read_results
-from raptor.report.strips import NO_IMAGES, ImagesFile, measure_strips, open_run, shown_images
+from raptor.report.strips import ImagesFile, measure_strips, open_run, shown_images
 from raptor.run import RunError, WriteError, check_folder, unfinished, write_text
 from raptor.streaming import Result, folder_of
 from raptor.vit.pair import OTHER_TEACHER
@@ -66,7 +66,7 @@ def report(config: ReportConfig) -> Page:
     check_folder(path.parent)
     if config.images == 0:
         results.images = None
-        results.notes["images"] = NO_IMAGES
+        results.notes["images"] = "No images were asked for."
     elif config.open_models:
         _add_strips(results, config)
     page = build_page(results)

@@ -111,6 +111,12 @@ class Extrapolation(Record):
     conditioning: str
     num_images: int
 
+    def __post_init__(self) -> None:
+        # A null in JSON becomes a number without axes, which would fail only where it is drawn.
+        for spread in (*self.norm.values(), *self.angle.values(), *self.speed.values()):
+            if spread.mean.ndim != 1:
+                raise ValueError("Input should have a value per layer")
+
     def finding(self) -> str:
         speed = self.speed["all"].mean
         norm = self.norm["all"].mean

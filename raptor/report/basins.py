@@ -31,10 +31,9 @@ def basins(results: Results) -> Section:
     measured = results.dynamics
     found = {} if measured is None else _found(measured.sides())
     if measured is None or not found:
-        section.hint = results.adds("dynamics")
+        section.hint = "raptor dynamics"
         if measured is not None:
             section.hint_reason = "Not measured: basins need labelled images, several of each class."
-            section.hint = results.adds("dynamics", "--data LABELLED" if results.has_model else "")
         return section
     phases = measured.phases or results.phase_lengths
     groups = [group for group in GROUPS if group in next(iter(found.values())).groups]
@@ -45,8 +44,8 @@ def basins(results: Results) -> Section:
         accuracy(found, phases),
         separation(found, phases),
     ]
-    notes = [basin.note for basin in found.values() if basin.note]
-    section.hint_reason = notes[0] if notes else ""
+    for basin in found.values():
+        section.hint_reason = section.hint_reason or basin.note or ""
     return section
 
 

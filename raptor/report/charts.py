@@ -189,7 +189,7 @@ class Section:
 
     `nav` is its name in the bar. `after` is HTML below the charts.
 
-    `hint` stands in for a part that was not measured: the command that adds it.
+    `hint` stands in for a part that was not measured: the command that adds it. `hint_reason` says why it is missing.
     """
 
     id: str
@@ -200,7 +200,7 @@ class Section:
     controls: list[Control] = field(default_factory=list)
     charts: list[Chart] = field(default_factory=list)
     after: str = ""
-    hint: str | None = None
+    hint: str = ""
     hint_reason: str = ""
 
 

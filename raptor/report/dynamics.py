@@ -134,7 +134,8 @@ def dynamics(results: Results) -> Section:
     section = Section("dynamics", "Dynamics", "Depth as a dynamical system", LEAD)
     measured = results.dynamics
     if measured is None:
-        section.hint, section.hint_reason = results.adds("dynamics"), results.notes.get("dynamics", "")
+        section.hint = "raptor dynamics"
+        section.hint_reason = results.notes.get("dynamics", "")
         return section
     sides = measured.sides()
     phases = measured.phases or results.phase_lengths
@@ -151,7 +152,7 @@ def dynamics(results: Results) -> Section:
     if measured.surrogate is None:
         missing.append("the surrogate")
     if missing:
-        section.hint = results.adds("dynamics")
+        section.hint = "raptor dynamics"
         section.hint_reason = f"Not measured: {', '.join(missing)}."
     return section
 

@@ -65,7 +65,7 @@ def fidelity(results: Results) -> Section:
     section = Section("fidelity", "Fidelity", "Surrogate against teacher", LEAD)
     certificate, curves = results.certificate, results.curves
     if curves is None:
-        section.hint = f"raptor distill MODEL --data DATA --k 3 --out {results.folder}"
+        section.hint = "raptor distill"
         section.hint_reason = results.notes.get("certificate", "")
         return section
     control = group_control(curves.groups)
@@ -80,7 +80,7 @@ def fidelity(results: Results) -> Section:
     if certificate is not None:
         section.after += _certificate_tables(certificate)
     else:
-        section.hint = results.on_run("evaluate")
+        section.hint = "raptor evaluate"
         note = results.notes.get("certificate", "")
         section.hint_reason = f"{note} Null models, intervals, costs and run time come with the certificate:".strip()
     return section

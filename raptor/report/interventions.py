@@ -26,7 +26,7 @@ def interventions(results: Results) -> Section:
     section = Section("interventions", "Interventions", "Interventions", LEAD)
     measured = results.interventions
     if measured is None:
-        section.hint = results.adds("dynamics", "--interventions true")
+        section.hint = "raptor dynamics --interventions true"
         return section
     section.html = paragraph(f"Measured on {measured.images}.", "caption")
     if measured.findings:

@@ -15,7 +15,6 @@ from raptor.report.results import Results
 
 COUNTS = ("no", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve")
 _NEAR_END = 0.9  # cosine with the last state from which a direction counts as found
-_NEARLY_EQUAL = 0.05  # of two numbers of parameters
 
 
 def overview(results: Results) -> Section:
@@ -40,13 +39,11 @@ def _verdict(results: Results) -> str:
         return _phases_verdict(results.phases.models[0], results.phase_lengths)
     if results.dynamics:
         return _dynamics_verdict(results.dynamics)
-    tasks = [f"probe-{task}" for task in results.probes]
-    return f"This run holds {', '.join(tasks or results.provenance())}."
+    return f"This run holds {', '.join(results.files())}."
 
 
 def _judged(judged: Verdict) -> str:
     """How the surrogate was trained, and a column per token group: its R2, and how it compares with each null model."""
-    trained, *_ = judged.lines()
     groups = list(judged.groups.values())
     rows = [
         ["R² at the last layer, 95 % interval", *(str(group.r2_last) for group in groups)],
@@ -60,6 +57,7 @@ def _judged(judged: Verdict) -> str:
         ahead = [f"at {group.layers_ahead} of {judged.num_layers} layers" for group in groups]
         rows.append(["smaller mean error than every null model", *ahead])
     names = [GROUP_NAMES.get(name, name) for name in judged.groups]
+    trained = judged.lines()[0]
     return paragraph(f"{trained[0].upper()}{trained[1:]}.", "caption") + table(("tokens", *names), rows)
 
 
@@ -71,109 +69,78 @@ def _against(null: str, group: GroupVerdict) -> str:
         return "no different"
     if null in group.worse:
         return "worse"
-    return "no better" if null == "mean" and group.no_better_than_mean else ""
+    if null == "mean" and group.no_better_than_mean:
+        return "no better"
+    return ""
 
 
 @dataclass
 class _Scores:
-    """Predictions of both sides, and the images they are of; None where they are not known."""
+    """Predictions of both sides on images of one split; None where there is no head or there are no labels."""
 
     agreement: float | None = None
     teacher: float | None = None
     surrogate: float | None = None
-    recovery: float | None = None
     split: str = "val"
 
 
 def _scores(results: Results) -> _Scores:
-    """From the certificate, else from the run's summary: only where both are of the same images and teacher."""
-    found = _Scores()
+    """Scores of the certificate, else of the run's validation. They are never mixed: their images may differ."""
     certificate, summary = results.certificate, results.distilled
-    if summary is not None:
-        found.split = summary.split
-    if summary is not None and not results.unlike_run:
-        validation = summary.validation
-        found.agreement = validation.agreement
-        found.teacher = validation.teacher_accuracy
-        found.surrogate = validation.accuracy
-        found.recovery = validation.recovery_head
     if certificate is not None:
         values = {name: prediction.value for name, prediction in certificate.predictions.items()}
-        if "agreement" in values:
-            found.agreement = values["agreement"]
-            found.split = certificate.split
         teacher, surrogate = values.get("teacher_accuracy"), values.get("surrogate_accuracy")
-        if teacher is not None and surrogate is not None:
-            found.teacher = teacher
-            found.surrogate = surrogate
-        if teacher and surrogate is not None:
-            found.recovery = surrogate / teacher
-    return found
+        return _Scores(values.get("agreement"), teacher, surrogate, certificate.split)
+    if summary is not None:
+        found = summary.validation
+        return _Scores(found.agreement, found.teacher_accuracy, found.accuracy, summary.split)
+    return _Scores()
 
 
 def _surrogate_verdict(results: Results) -> str:
     lengths = results.phase_lengths or []
     name = results.facts.name if results.facts else "the model"
-    blocks, verb = f"{_count(len(lengths))} tied blocks ({' | '.join(map(str, lengths))})", "stand in"
+    count = COUNTS[len(lengths)] if len(lengths) < len(COUNTS) else len(lengths)
+    blocks = f"{count} tied blocks ({' | '.join(map(str, lengths))}) stand in"
     if len(lengths) == 1:
-        blocks, verb = "One tied block", "stands in"
-    said = f"{blocks} {verb} for the {sum(lengths)} blocks of {name}"
-    if results.unlike_run:
-        said += f", measured {', '.join(results.unlike_run)}"
+        blocks = "One tied block stands in"
     parts = _curve_words(results)
     scores = _scores(results)
     if scores.agreement is not None:
         parts.append(f"the same prediction on {percent(scores.agreement)} of {images_of(scores.split)}")
     if results.certificate is not None:
-        parts += _cost_words(results.certificate.costs)
-    return f"{said}: {'; '.join(parts)}." if parts else f"{said}."
-
-
-def _count(num: int) -> str:
-    return COUNTS[num] if num < len(COUNTS) else str(num)
-
-
-def _r2(results: Results) -> list[float]:
-    """R2 over all tokens, layer by layer; empty where it was not measured."""
-    return finite_values(results.curves.r2["all"]) if results.curves is not None else []
+        parts.append(_cost_words(results.certificate.costs))
+    return f"{blocks} for the {sum(lengths)} blocks of {name}: {'; '.join(parts)}."
 
 
 def _curve_words(results: Results) -> list[str]:
+    if results.curves is None:
+        return []
     parts = []
-    r2 = _r2(results)
+    r2 = finite_values(results.curves.r2["all"])
+    relative = finite_values(results.curves.relative["all"])
     if r2 and min(r2) == r2[-1]:
         parts.append(f"R² {r2[-1]:.2f} at the last layer, its lowest")
     elif r2:
         parts.append(f"R² {r2[-1]:.2f} at the last layer and at least {min(r2):.2f} at every other")
-    relative = finite_values(results.curves.relative["all"]) if results.curves is not None else []
     if relative:
         parts.append(f"relative error at most {max(relative):.2f} at any layer")
     return parts
 
 
-def _cost_words(costs: dict[str, Cost]) -> list[str]:
-    if not costs.keys() >= {"teacher", "surrogate"}:
-        return []
+def _cost_words(costs: dict[str, Cost]) -> str:
     teacher, surrogate = costs["teacher"], costs["surrogate"]
-    ratio = teacher.block_parameters / max(surrogate.block_parameters, 1)
-    flops = surrogate.flops / max(teacher.flops, 1)
-    size = "as many"
-    if ratio > 1 + _NEARLY_EQUAL:
-        size = f"{ratio:.1f} times fewer"
-    elif ratio < 1 - _NEARLY_EQUAL:
-        size = f"{1 / ratio:.1f} times as many"
-    return [f"{size} block parameters for {flops:.2f} times the FLOPs"]
+    parameters = surrogate.block_parameters / teacher.block_parameters
+    flops = surrogate.flops / teacher.flops
+    return f"{parameters:.2f} times the block parameters and {flops:.2f} times the FLOPs"
 
 
 def _phases_verdict(entry: ModelPhases, lengths: list[int] | None) -> str:
     blocks = f"The {entry.model.num_layers} blocks of {entry.model.name}"
     if not lengths:
         return f"{blocks} were compared with each other; no cut was asked for."
-    k = len(lengths)
     within, across = within_and_across(entry.similarity[entry.tokens], lengths)
-    if k in entry.within and list(entry.phases[k]) == lengths:
-        within, across = entry.within[k]
-    cut = f"{k} phases ({' | '.join(map(str, lengths))})"
+    cut = f"{len(lengths)} phases ({' | '.join(map(str, lengths))})"
     means = (
         f"mean cosine similarity {number(within)} between layers of one phase, {number(across)} between layers of "
         "different phases."
@@ -187,9 +154,9 @@ def _phases_verdict(entry: ModelPhases, lengths: list[int] | None) -> str:
 
 def _dynamics_verdict(dynamics: DynamicsFile) -> str:
     direction = dynamics.teacher.direction
-    norm, gamma = direction.norm["all"].mean, direction.gamma["all"].mean
-    near = [layer for layer, cosine in enumerate(gamma) if cosine >= _NEAR_END]
-    first = near[0] if near else len(gamma) - 1
+    norm = direction.norm["all"].mean
+    gamma = direction.gamma["all"].mean
+    first = int((gamma >= _NEAR_END).argmax())  # the last state is at a cosine of 1 with itself
     return (
         f"From layer 0 to layer {len(norm) - 1} the norm of a token goes from {number(norm[0])} to {number(norm[-1])}, "
         f"and its direction comes within a cosine of .9 of its final one at layer {first}."
@@ -218,14 +185,14 @@ def _cards(results: Results) -> list[tuple[str, str, str]]:
         items.append((f"{facts.num_parameters / 1e6:.2f} M", "parameters", "teacher" if distilled else ""))
     if distilled:
         items.append((f"{distilled.surrogate.num_parameters / 1e6:.2f} M", "parameters", "surrogate"))
-    r2 = _r2(results)
-    if r2:
-        lowest = ", ".join([f"lowest {min(r2):.3f}", *results.unlike_run])
-        items.append((f"{r2[-1]:.3f}", "R², last layer", lowest))
-    scores = _scores(results)
-    if scores.recovery is not None:
-        kept = f"{percent(scores.surrogate)} of {percent(scores.teacher)}"
-        items.append((percent(scores.recovery), "accuracy kept", ", ".join([kept, *results.unlike_run])))
-    if not r2 and results.dynamics:
+    if results.curves is not None:
+        r2 = finite_values(results.curves.r2["all"])
+        if r2:
+            items.append((f"{r2[-1]:.3f}", "R², last layer", f"lowest {min(r2):.3f}"))
+    elif results.dynamics:
         items.append((number(results.dynamics.num_images), "images", "measured along depth"))
+    scores = _scores(results)
+    if scores.teacher and scores.surrogate is not None:
+        kept = f"{percent(scores.surrogate)} of {percent(scores.teacher)}"
+        items.append((percent(scores.surrogate / scores.teacher), "accuracy kept", kept))
     return items

@@ -40,7 +40,8 @@ def phases(results: Results) -> Section:
     section = Section("similarity", "Phases", "Phases of depth", LEAD)
     entries = results.phases.models if results.phases else []
     if not entries:
-        section.hint, section.hint_reason = results.adds("phases"), results.notes.get("phases", "")
+        section.hint = "raptor phases"
+        section.hint_reason = results.notes.get("phases", "")
         return section
     section.html = bullet_list([_remarks(entry) for entry in entries])
     section.after = _evidence_table(entries)

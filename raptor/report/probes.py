@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from raptor.data.by_name import DENSE_KINDS
 from raptor.probes.result import ProbeReport, Scores
 from raptor.report.charts import Axis, Chart, Section, Series, number, percent
 from raptor.report.markup import bullet_list, table
@@ -19,7 +18,7 @@ def probes(results: Results) -> Section:
     found = results.probes
     missing = [task for task in TASKS if task not in found]
     if missing:
-        section.hint = results.adds("probe", _task_options(missing[0], results))
+        section.hint = f"raptor probe --task {missing[0]}"
         reasons = [results.notes[f"probe-{task}"] for task in missing if f"probe-{task}" in results.notes]
         if found:
             reasons.append(f"Not probed yet: {', '.join(missing)}.")
@@ -39,13 +38,6 @@ def probes(results: Results) -> Section:
     return section
 
 
-def _task_options(task: str, results: Results) -> str:
-    """The options of `raptor probe`; a run whose images have no target per pixel needs other ones for dense tasks."""
-    kind = str(results.config.get("data", "")).partition(":")[0]
-    needs_other = task != "classify" and results.has_model and kind not in DENSE_KINDS
-    return f"--task {task} --data nyuv2:PATH" if needs_other else f"--task {task}"
-
-
 def recovery(kept: dict[str, float]) -> Chart:
     """The share of the teacher's score that the surrogate keeps, task by task."""
     shares = [100 * value for value in kept.values()]
@@ -63,13 +55,20 @@ def recovery(kept: dict[str, float]) -> Chart:
 
 
 def _row(task: str, report: ProbeReport, num_layers: int | None) -> tuple[str, ...]:
-    """A line of the table; states before the last layer, a closed form and the images are named.
+    """A line of the table. It names a layer before the last one, a closed form and the images.
 
     num_layers: of the model, where it is known.
     """
     known = next(iter(report.results.values()))
+    what = task
+    if known.layer != num_layers:
+        what += f", layer {known.layer}"
+    if known.closed_form:
+        what += f", {known.closed_form} in closed form"
     direction = "higher is better" if known.higher_is_better else "lower is better"
-    chosen, last = [], []
+    metric = f"{known.metric.replace('_', ' ')}, {direction}"
+    chosen: list[str] = []
+    last: list[str] = []
     for side in ("teacher", "surrogate"):
         result = report.results.get(side)
         if result is None:
@@ -79,18 +78,12 @@ def _row(task: str, report: ProbeReport, num_layers: int | None) -> tuple[str, .
         unfinished = f" ({result.unfinished})" if result.unfinished else ""
         chosen.append(_score(result.chosen, known.metric) + unfinished)
         last.append(_score(result.last, known.metric))
-    what = [task]
-    if known.layer != num_layers:
-        what.append(f"layer {known.layer}")
-    if known.closed_form:
-        what.append(f"{known.closed_form} in closed form")
-    metric = f"{known.metric.replace('_', ' ')}, {direction}"
-    return ", ".join(what), metric, *chosen, percent(report.recovery), ", ".join(last), report.images
+    return what, metric, *chosen, percent(report.recovery), ", ".join(last), report.images
 
 
 def _score(scores: Scores | None, metric: str) -> str:
     if scores is None:
         return "–"
+    mean = number(scores.mean[metric])
     deviation = scores.deviation.get(metric)
-    spread = "" if deviation is None else f" ± {number(deviation, 2)}"
-    return number(scores.mean[metric]) + spread
+    return mean if deviation is None else f"{mean} ± {number(deviation, 2)}"

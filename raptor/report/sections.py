@@ -7,18 +7,17 @@ from html import escape
 
 import yaml
 
-from raptor.provenance import Provenance
 from raptor.report.basins import basins
 from raptor.report.charts import Axis, Chart, Section, Series, finite_values, number
 from raptor.report.dynamics import dynamics
 from raptor.report.fidelity import fidelity
 from raptor.report.interventions import interventions
-from raptor.report.markup import command, paragraph, table
+from raptor.report.markup import paragraph, table
 from raptor.report.overview import overview
 from raptor.report.phases import phases
 from raptor.report.probes import probes
-from raptor.report.results import Results, TrainingLoss
-from raptor.report.strips import NO_IMAGES, ImagesFile
+from raptor.report.results import Results
+from raptor.report.strips import ImagesFile
 
 _MAX_STEPS = 400  # of a training curve; more could not be told apart
 
@@ -31,23 +30,18 @@ def images(results: Results) -> Section:
     )
     section = Section("seen", "Images", "What the model sees", lead)
     found = results.images
-    if found is not None and found.images:
-        section.html = '<div id="strip" class="strip"></div>'
-        section.after = paragraph(_caption(found), "caption")
+    if found is None or not found.images:
+        section.hint = "raptor report --images 4"
+        section.hint_reason = results.notes.get("images", "")
         return section
-    section.hint_reason = results.notes.get("images", "")
-    if not (results.folder / "surrogate").is_dir() and not results.config.get("model"):
-        section.hint = f"raptor distill MODEL --data DATA --k 3 --out {results.folder}"
-    elif section.hint_reason == NO_IMAGES:
-        section.hint = results.on_run("report", "--images 4")
-    else:
-        section.hint = results.on_run("report", "" if results.module else "--data DATA")
+    section.html = '<div id="strip" class="strip"></div>'
+    section.after = paragraph(_caption(found), "caption")
     return section
 
 
 def _caption(found: ImagesFile) -> str:
-    ends = [finite_values(row.cosine)[-1] for row in found.images if row.cosine]
     text = f"Images of {found.data}. Look for objects that appear out of the ground."
+    ends = [finite_values(row.cosine)[-1] for row in found.images if row.cosine]
     if ends:
         mean = number(sum(ends) / len(ends))
         text += f" At the last layer the mean cosine between teacher and surrogate patches is {mean}."
@@ -58,44 +52,31 @@ def provenance(results: Results) -> Section:
     """How it was made: commands, config, versions, time, and the training curve."""
     lead = "Every number on this page comes from the files of one folder."
     section = Section("made", "Provenance", "How it was made", lead)
-    rows = [_row(name, found) for name, found in results.provenance().items()]
-    versions = {row[-1] for row in rows} - {"–"}
-    head: tuple[str, ...] = ("file", "command", "seconds", "device", "versions")
-    if len(versions) == 1:
-        same = paragraph(f"Versions: {versions.pop()}.", "caption")
-        section.after = table(head[:-1], [row[:-1] for row in rows], numeric=False) + same
-    else:
-        section.after = table(head, rows, numeric=False)
-    chart = _training(results.training)
-    if chart is not None:
-        section.charts = [chart]
+    head = ("file", "command", "seconds", "device", "versions")
+    rows = []
+    for name, found in results.provenance().items():
+        versions = ", ".join(f"{package} {version}" for package, version in found.versions.items())
+        seconds = number(found.seconds)
+        rows.append((f"{name}.json", found.command or "–", seconds, found.device or "–", versions or "–"))
+    section.after = table(head, rows, numeric=False)
+    if sum(len(steps) for steps in results.losses.values()) > 1:
+        section.charts = [_training(results.losses)]
     if results.config:
         text = escape(yaml.safe_dump(dict(results.config), sort_keys=False, allow_unicode=True))
         section.after += (
             f"<details><summary>config.yaml, everything resolved</summary><pre tabindex='0'>{text}</pre></details>"
         )
-    section.after += f"<p>Make this page again: {command(results.on_run('report'))}</p>"
     return section
 
 
-def _row(name: str, found: Provenance) -> tuple[str, ...]:
-    versions = ", ".join(f"{package} {version}" for package, version in found.versions.items())
-    return f"{name}.json", found.command or "–", number(found.seconds), found.device or "–", versions or "–"
-
-
-def _training(training: list[TrainingLoss]) -> Chart | None:
+def _training(losses: dict[str, list[tuple[int, float]]]) -> Chart:
     """Loss over the steps of each stage."""
-    stages: dict[str, list[TrainingLoss]] = {}
-    for row in training:
-        stages.setdefault(row.stage, []).append(row)
     series: list[Series] = []
-    for i, (stage, rows) in enumerate(stages.items()):
-        shown = rows[:: -(-len(rows) // _MAX_STEPS)]
-        steps, losses = [row.step for row in shown], [row.loss for row in shown]
-        series.append(Series(stage, steps, losses, colour=f"palette-{i}", plain=True))
-    values = [value for one in series for value in finite_values(one.y)]
-    if len(values) < 2:
-        return None
+    for i, (stage, rows) in enumerate(losses.items()):
+        every = -(-len(rows) // _MAX_STEPS)
+        steps, values = zip(*rows[::every])
+        series.append(Series(stage, steps, values, colour=f"palette-{i}", plain=True))
+    lowest = min(min(one.y) for one in series)
     return Chart(
         id="training",
         kind="lines",
@@ -103,7 +84,7 @@ def _training(training: list[TrainingLoss]) -> Chart | None:
         caption="Look for a loss that has stopped falling. The stages measure different things.",
         series=series,
         x=Axis("step"),
-        y=Axis("loss", log=min(values) > 0),
+        y=Axis("loss", log=lowest > 0),
         wide=True,
     )
 

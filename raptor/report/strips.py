@@ -53,10 +53,6 @@ class ImageStrip(Record):
     cosine: list[float | None] | None = None
 
 
-NO_IMAGES = "No images were asked for."
-"""Why a page has none, where that is the reason."""
-
-
 @dataclass
 class ImagesFile(ResultFile):
     """images.json: a few held-out images of `data` through depth.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -299,12 +298,9 @@ def test_a_run_of_a_module_of_your_own_is_evaluated_with_it(tmp_path: Path, monk
     assert main(["evaluate", "run", "--module", "mine.py:other", *few, *measured]) == 2
     assert "was not made from" in capsys.readouterr().err
     assert main(["report", "run", "--device", "cpu"]) == 0
-    hints = re.findall("<code>raptor ([^<]*)</code>", Path("run/report.html").read_text())
-    assert {hint.split()[0] for hint in hints} == {"phases", "evaluate", "probe", "dynamics", "report"}
-    assert all(hint.split()[1] == "run" and hint.endswith(" --module mine.py:make_vit") for hint in hints)
-    assert main([*next(hint for hint in hints if hint.startswith("evaluate")).split(), *few, *measured]) == 0
-    again = next(hint for hint in reversed(hints) if hint.startswith("report"))  # to make the page again
-    assert main([*again.split(), "--images", "1", "--device", "cpu"]) == 0
+    module = ["--module", "mine.py:make_vit"]
+    assert main(["evaluate", "run", *module, *few, *measured]) == 0
+    assert main(["report", "run", *module, "--images", "1", "--device", "cpu"]) == 0
     assert Path("run/images.json").exists()
     assert json.loads(Path("run/certificate.json").read_text())["num_images"] == 8
 

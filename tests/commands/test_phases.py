@@ -18,7 +18,6 @@ import raptor
 from raptor.cli import main
 from raptor.commands.phases import phases
 from raptor.phases.study import PhasesFile
-from raptor.report.page import build_section
 from raptor.report.paper import draw
 from raptor.report.phases import figure_phases
 from raptor.report.phases import phases as show_phases
@@ -114,7 +113,7 @@ def test_a_run_folder_gives_teacher_and_surrogate_each_by_name(tmp_path, capsys)
     assert [m["side"] for m in json.loads((tmp_path / "phases.json").read_text())["models"]] == ["teacher", "surrogate"]
     titles = [axes.get_title() for axes in draw(figure_phases(done.models)).axes]
     assert titles[0].startswith("teacher: scenes") and titles[1].startswith("surrogate: raptor k=3 of scenes")
-    section = build_section(show_phases, read_results(tmp_path))
+    section = show_phases(read_results(tmp_path))
     assert "surrogate: raptor k=3 of scenes" in section.html and "(--twin false)" in section.html
     assert section.charts[0].series[0].name == "teacher: scenes"
 

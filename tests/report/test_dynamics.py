@@ -16,8 +16,6 @@ from raptor.report.dynamics import (
     FIGURES,
     dynamics,
     figure_panel,
-    figure_perturbed_path,
-    figure_sensitivity,
     save_figures,
 )
 from raptor.report.paper import draw
@@ -55,55 +53,6 @@ def test_the_same_curves_are_drawn_on_paper(committed: Results) -> None:
             np.testing.assert_array_equal(line.get_ydata(), expected)
             np.testing.assert_array_equal(line.get_xdata(), np.arange(first, first + len(expected)))
         assert [line.get_xdata()[0] for line in ax.get_lines() if len(line.get_xdata()) == 2] == ends
-
-
-def test_every_panel_of_perturbations_holds_its_group(committed: Results) -> None:
-    measured = committed.dynamics
-    assert measured is not None and measured.teacher.stability is not None
-    found = measured.teacher.stability
-    figure = figure_perturbed_path(measured)
-    assert figure is not None
-    (panels,) = figure.panels
-    target, middle = found.targets.index("all"), len(found.eps) // 2
-    for chart in panels:
-        assert chart is not None
-        group = found.groups.index(chart.title)
-        own = [series for series in chart.series if series.side == "teacher"]
-        assert [series.base for series in own] == [f"from layer {layer}" for layer in (0, 3, 6, 8)]
-        for series, i in zip(own, (0, 3, 6, 8)):
-            np.testing.assert_array_equal(series.y, found.path[target, group, middle, i])
-    figure = figure_sensitivity(measured)
-    assert figure is not None
-    every, alone = figure.panels[0]
-    assert every is not None and alone is not None
-    for chart, targets in ((every, ["all", "all", "all"]), (alone, ["cls", "registers", "patches"])):
-        own = [series for series in chart.series if series.side == "teacher"]
-        for series, group, name in zip(own, ("cls", "registers", "patches"), targets, strict=True):
-            place = found.targets.index(name), found.groups.index(group), 0
-            np.testing.assert_array_equal(series.y, found.angle_per_eps.mean[place])
-
-
-def test_eigenvalues_are_finite_and_those_of_both_fits(committed: Results) -> None:
-    assert committed.dynamics is not None
-    modes = committed.dynamics.teacher.modes.groups["cls"]
-    chart = next(chart for chart in dynamics(committed).charts if chart.id == "eigenvalues")
-    assert all(np.isfinite(series.x).all() and len(series.x) > 0 for series in chart.series)
-    own = [s for s in chart.series if s.colour == "cls" and s.side == "teacher"]
-    for series, values in zip(own, (modes.eigenvalues, modes.pooled.eigenvalues), strict=True):
-        np.testing.assert_array_equal(series.x + 1j * series.y, values[np.isfinite(values)])
-    panels = draw(FIGURES["dynamics-eigenvalues"](committed.dynamics)).axes
-    assert len(panels) == 6 and f"mean spectral radius {modes.spectral_radius.mean:.3f}" in panels[0].get_title()
-
-
-def test_the_rank_sweep_has_one_point_per_rank(committed: Results) -> None:
-    measured = committed.dynamics
-    assert measured is not None
-    sweep = measured.teacher.modes.groups["cls"].sweep
-    left, right = draw(FIGURES["dynamics-rank-sweep"](measured)).axes
-    for ax in (left, right):
-        line = next(line for line in ax.get_lines() if line.get_label() == "cls, teacher")
-        assert list(line.get_xdata()) == list(sweep)
-    assert list(line.get_ydata()) == [fit.median_modulus.mean for fit in sweep.values()]
 
 
 def test_findings_are_on_the_page(committed: Results) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from pages import read
 
-from raptor.report.results import Results, TrainingLoss, read_results
+from raptor.report.results import Results, read_results
 from raptor.report.sections import SECTIONS, images, provenance
 
 
@@ -28,8 +28,8 @@ def test_a_full_run_gives_charts_with_words(committed: Results) -> None:
 
 def test_every_chart_of_the_page_is_explained(full_run: Path, committed: Results) -> None:
     headings = set(re.findall(r"^### (.+)$", read("docs/figures.md"), flags=re.M))
-    committed.training = [TrainingLoss("stage1", step, 1.0) for step in range(3)]
-    for results in (read_results(full_run), committed):
+    trained = replace(committed, losses={"stage1": [(step, 1.0) for step in range(3)]})
+    for results in (read_results(full_run), trained):
         titles = {chart.title.partition(": states of ")[0] for make in SECTIONS for chart in make(results).charts}
         assert len(titles) > 15 and titles <= headings, titles - headings
 
@@ -41,12 +41,6 @@ def test_the_caption_has_the_mean_cosine_of_the_last_layer(full_run: Path, full_
     assert len(ends) == 2 and f"patches is {sum(ends) / 2:.3g}." in images(results).after
 
 
-@pytest.mark.parametrize(("config", "verb"), [({}, "distill MODEL"), ({"model": "scenes"}, "report")])
-def test_the_hint_is_the_command_that_can_run(tmp_path: Path, config: dict[str, str], verb: str) -> None:
-    section = images(Results(tmp_path, config=config, notes={"images": "why"}))
-    assert section.hint is not None and section.hint.startswith(f"raptor {verb}") and section.hint_reason == "why"
-
-
 def test_every_file_has_a_row_with_its_command(committed: Results) -> None:
     html = provenance(committed).after
     for name, found in committed.provenance().items():
@@ -55,12 +49,12 @@ def test_every_file_has_a_row_with_its_command(committed: Results) -> None:
 
 
 def test_the_training_curve_is_thinned_and_split_by_stage(tmp_path: Path) -> None:
-    training = [TrainingLoss(stage, step, 1.0 / (step + 1)) for stage in ("stage1", "stage2") for step in range(900)]
-    (chart,) = provenance(Results(tmp_path, training=training)).charts
+    curve = [(step, 1.0 / (step + 1)) for step in range(900)]
+    (chart,) = provenance(Results(tmp_path, losses={"stage1": curve, "stage2": curve})).charts
     assert [s.name for s in chart.series] == ["stage1", "stage2"]
-    assert all(len(s.x) <= 400 and s.y == [1.0 / (x + 1) for x in s.x] for s in chart.series)
+    assert all(len(s.x) <= 400 and list(s.y) == [1.0 / (x + 1) for x in s.x] for s in chart.series)
     assert chart.y.log is True
-    assert provenance(Results(tmp_path, training=training[:1])).charts == []
+    assert provenance(Results(tmp_path, losses={"stage1": curve[:1]})).charts == []
 
 
 def test_the_config_is_text(tmp_path: Path) -> None:

@@ -344,7 +344,7 @@ def test_a_validation_takes_the_batch_that_fits_and_costs_no_training(tmp_path, 
     assert [line["step"] for line in lines if "validation" in line] == [2, 5, 11]
     assert done.summary.validation.r2_last == pytest.approx(whole.summary.validation.r2_last, rel=1e-6)
     assert surrogate_bytes(tmp_path / "run") == surrogate_bytes(tmp_path / "whole")
-    assert [row.step for row in read_results(tmp_path / "run").training][-1] == 11
+    assert list(read_results(tmp_path / "run").losses.values())[-1][-1][0] == 11
 
 
 def test_a_surrogate_that_cannot_be_measured_is_kept_with_a_line(tmp_path, monkeypatch):
