@@ -36,7 +36,6 @@ from raptor.surrogate import fast
 from raptor.surrogate.kernels import attention
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train import frozen
-from raptor.train import step as train_step
 from raptor.train.graphs import GraphedStep
 from raptor.train.step import DistillStep, Parts
 from raptor.vit.open import open_vit
@@ -46,7 +45,7 @@ STARTED = time.monotonic()
 WEIGHTS = {"cls": 0.45, "registers": 0.10, "patches": 0.45}
 SWITCHES: dict[str, tuple[Any, str, Any]] = {  # name: module, its function, and what replaces that
     "own teacher": (frozen, "frozen_blocks", lambda teacher: []),  # its blocks run as they are
-    "torch attention": (train_step, "takes_kernel", lambda *_: False),
+    "torch attention": (attention, "takes_kernel", lambda *_: False),
 }
 PRODUCT = {name: getattr(module, function) for name, (module, function, _) in SWITCHES.items()}
 TILES = {  # of our attention kernels

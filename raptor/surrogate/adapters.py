@@ -8,7 +8,6 @@ and further passes over the states. For a single image both cost about the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,15 +15,17 @@ from torch import Tensor, nn
 
 Weights = list[tuple[Tensor, Tensor | None]]
 """Weight and bias of each adapted layer: (out, in) and (out,) at one depth, (n, out, in) and (n, out) at n depths."""
-_MIN_MATRICES = 4
 _NOISE = 1e-6
-_OVERSAMPLING, _POWER_ITERATIONS = 8, 8
+# Of the randomised SVD. Singular values of the difference of two blocks fall slowly, for which torch's default of two
+# iterations is too few; a test keeps the error within 2 % of the best.
+_OVERSAMPLING = 8
+_POWER_ITERATIONS = 8
 
 
 class DepthLinear(nn.Linear):
     """A linear layer that takes the weight and bias in `now` instead of its own, if there are any when it is called.
 
-    They may be those of n depths: the rows of the input are then n equal runs, one after the other.
+    With weights of n depths the rows of the input are n equal runs, one after the other.
     """
 
     now: tuple[Tensor, Tensor | None] | None = None
@@ -63,7 +64,8 @@ class _Adapter(nn.Module):
         nn.init.normal_(self.down, std=num_in**-0.5)
 
     def forward(self, layer: nn.Linear, row_n: Tensor) -> tuple[Tensor, Tensor | None]:
-        down, up = (p.unflatten(0, (-1, self.rank)).index_select(0, row_n) for p in (self.down, self.up))
+        down = self.down.unflatten(0, (-1, self.rank)).index_select(0, row_n)
+        up = self.up.unflatten(0, (-1, self.rank)).index_select(0, row_n)
         # Not in bf16: the sum is rounded once, when it is used.
         with torch.autocast(down.device.type, enabled=False):
             weight = torch.baddbmm(layer.weight.expand(len(row_n), -1, -1), up.mT, down)
@@ -75,8 +77,15 @@ class _Adapter(nn.Module):
     def start(self, layer: nn.Linear, own: Sequence[nn.Linear]) -> None:
         """Come as near the layers `own` of every depth as the rank allows; their biases are met exactly."""
         for depth, theirs in enumerate(own):
+            difference = theirs.weight - layer.weight
+            # Noise gives a matrix of zeros directions: without any, neither factor would have a gradient.
+            noisy = difference + _NOISE * torch.randn_like(difference)
+            # The nearest matrix of this rank, by a randomised SVD.
+            size = min(self.rank + _OVERSAMPLING, *noisy.shape)
+            u, s, v = torch.svd_lowrank(noisy, q=size, niter=_POWER_ITERATIONS)
             rows = slice(depth * self.rank, (depth + 1) * self.rank)
-            self.up[rows], self.down[rows] = _truncated(theirs.weight - layer.weight, self.rank)
+            self.up[rows] = (u * s)[:, : self.rank].T
+            self.down[rows] = v[:, : self.rank].T
             if self.bias is not None:
                 self.bias[depth] = theirs.bias - layer.bias
 
@@ -98,7 +107,7 @@ class DepthAdapters(nn.Module):
 
     def forward(self, layers: Sequence[nn.Linear], depth: Tensor) -> Weights:
         """Weights of `layers` at the depths `(n,)`, or at one that is a 0-d tensor."""
-        row_n = (depth.reshape(-1).clamp(self.first, self.last) - self.first).long()
+        row_n = (depth.reshape(-1).clamp(self.first, self.last) - self.first).long()  # no index on the host: no sync
         weights: Weights = [adapter(layer, row_n) for adapter, layer in zip(self.matrices, layers)]
         if depth.ndim == 0:
             return at_each_depth(weights)[0]
@@ -112,32 +121,13 @@ class DepthAdapters(nn.Module):
 
 def at_each_depth(weights: Weights) -> list[Weights]:
     """The weights of n depths, one depth after the other."""
-    num_depths = len(weights[0][0])
-    each: list[Weights] = [[] for _ in range(num_depths)]
+    by_layer = []
     for weight, bias in weights:
-        biases: Sequence[Tensor | None] = [None] * num_depths
+        biases: Sequence[Tensor | None] = [None] * len(weight)
         if bias is not None:
             biases = bias.unbind()
-        for layers, one, its_bias in zip(each, weight.unbind(), biases):
-            layers.append((one, its_bias))
-    return each
-
-
-def matrix_names(block: nn.Module, x_btd: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """Names of the linear layers of a block that a call runs; [] where it has others, or fewer than four.
-
-    Such a block uses weights that are no linear layer's or does not call the layers that hold them.
-    """
-    layers = {name: layer for name, layer in block.named_modules() if type(layer) is nn.Linear}
-    called: list[str] = []
-    hooks = [layer.register_forward_hook(lambda *_, name=name: called.append(name)) for name, layer in layers.items()]
-    try:
-        with torch.no_grad():
-            block(x_btd, *args, **kwargs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return list(layers) if sorted(called) == sorted(layers) and len(layers) >= _MIN_MATRICES else []
+        by_layer.append(zip(weight.unbind(), biases))
+    return [list(layers) for layers in zip(*by_layer)]
 
 
 def adapt(block: nn.Module, names: Sequence[str]) -> list[DepthLinear]:
@@ -146,19 +136,10 @@ def adapt(block: nn.Module, names: Sequence[str]) -> list[DepthLinear]:
     for name in names:
         old = block.get_submodule(name)
         assert isinstance(old, nn.Linear)
-        new = DepthLinear(old.in_features, old.out_features, device="meta")
-        new.weight, new.bias = old.weight, old.bias
+        new = DepthLinear(old.in_features, old.out_features, device="meta")  # without weights: it takes the old ones
+        new.weight = old.weight
+        new.bias = old.bias
         parent, _, child = name.rpartition(".")
         setattr(block.get_submodule(parent), child, new)
         made.append(new)
     return made
-
-
-def _truncated(difference: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """`up` (r, out) and `down` (r, in), of unit rows, whose product `up^T down` is nearest to a matrix (out, in).
-
-    By a randomised SVD. Noise gives a matrix of zeros directions: without any, neither factor would have a gradient.
-    """
-    noisy = difference + _NOISE * torch.randn_like(difference)
-    u, s, v = torch.svd_lowrank(noisy, q=min(rank + _OVERSAMPLING, *noisy.shape), niter=_POWER_ITERATIONS)
-    return (u * s)[:, :rank].T, v[:, :rank].T

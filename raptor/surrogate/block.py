@@ -36,14 +36,13 @@ class Modulation(NamedTuple):
 
     def flattened(self, start: int) -> Modulation:
         """The axes from `start` on made one: vectors (D,) of a single depth with 0, rows (n, D) of n depths with 1."""
-        if self.t1.ndim == start + 1:
-            return self
-        return Modulation(*(None if part is None else part.flatten(start) for part in self))
+        # Only the last factors may be missing, so the others keep their places.
+        return Modulation(*[part.flatten(start) for part in self if part is not None])
 
     def unbind(self) -> list[Modulation]:
-        """Factors (n, D) of n depths as those of one depth each."""
-        rows = [[None] * len(self.t1) if part is None else part.unbind() for part in self]
-        return [Modulation(*row) for row in zip(*rows)]
+        """Factors (n, D) of n depths as n modulations of one depth each."""
+        parts = [part.unbind() for part in self if part is not None]
+        return [Modulation(*row) for row in zip(*parts)]
 
 
 UNMODULATED = Modulation(1.0, 1.0, 1.0)
@@ -71,7 +70,7 @@ class DepthTable(nn.Module):
 
     first: Tensor
     last: Tensor
-    plain: Tensor  # the factors that a row of zeros stands for
+    plain: Tensor  # added to a row: the row itself starts at zeros, so that weight decay pulls towards no modulation
 
     def __init__(self, dim: int, first: int, last: int):
         super().__init__()
@@ -86,7 +85,10 @@ class DepthTable(nn.Module):
         """Vectors (D,) for one depth given as a 0-d tensor, otherwise rows (n, 1, D)."""
         row = (depth.reshape(-1).clamp(self.first, self.last) - self.first).long()
         factors = self.rows[row] + self.plain
-        factors = factors.flatten() if depth.ndim == 0 else factors[:, None]
+        if depth.ndim == 0:
+            factors = factors.flatten()
+        else:
+            factors = factors[:, None]  # between the rows of a batch and their features stand the tokens
         return Modulation(*factors.chunk(_NUM_FACTORS, dim=-1))
 
 
@@ -143,7 +145,9 @@ def film(x: Tensor, scale: Any, shift: Tensor | None) -> Tensor:
     """`scale x + shift`. A bf16 x is promoted, because bf16 factors near 1 would be off by up to 1/256."""
     if scale is not None:
         x = x * scale
-    return x if shift is None else x + shift
+    if shift is not None:
+        x = x + shift
+    return x
 
 
 class CopiedBlock(nn.Module):
@@ -170,7 +174,7 @@ class CopiedBlock(nn.Module):
 
     def train(self, mode: bool = True) -> CopiedBlock:
         super().train(mode)
-        self.block.eval()
+        self.block.eval()  # the teacher's states, which it learns, are without dropout and drop-path
         return self
 
     def forward(
@@ -184,28 +188,30 @@ class CopiedBlock(nn.Module):
         """The next state. `weights` are those of the adapted layers at one depth, or at n, whose rows then follow each
         other. The other arguments are what the teacher passes to its blocks.
         """
-        m = modulation
-        self._set(m, weights)
+        # The block's own forward calls its parts, and knows of no depth: its parts hold their factors during the call.
+        self._set(modulation, weights)
         try:
             state = first_tensor(self.block(x_btd, *args, **kwargs))
         finally:
             self._set(None, None)
-        if m is None:
+        if modulation is None:
             return state
         if not self.points:
-            state = x_btd + m.t1 * (state - x_btd)
-        return film(state, m.t3, m.shift3)
+            state = x_btd + modulation.t1 * (state - x_btd)
+        return film(state, modulation.t3, modulation.shift3)
 
     def _set(self, m: Modulation | None, weights: Weights | None) -> None:
         """Hand each part of the copy its factors and weights for the next call."""
-        if m is None:
-            factors: Sequence[Any] = (None,) * 4
-        else:
+        factors: Sequence[Any] = (None,) * 4
+        if m is not None:
             factors = ((m.scale1, m.shift1), (m.t1, None), (m.scale2, m.shift2), (m.t2, None))
         for name, factor in zip(self.points, factors):
             getattr(self.block, name).factor = factor
-        for i, layer in enumerate(self.layers):
-            layer.now = None if weights is None else weights[i]
+        own: Sequence[Any] = [None] * len(self.layers)
+        if weights is not None:
+            own = weights
+        for layer, one in zip(self.layers, own):
+            layer.now = one
 
 
 class Modulated(nn.Module):

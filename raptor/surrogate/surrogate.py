@@ -7,9 +7,9 @@ on it unchanged. The layer number enters as a tensor, so a compiled block serves
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,11 @@ from raptor.devices import seeded
 from raptor.phases.cut import Phases, check_phases
 from raptor.surrogate import fast
 from raptor.surrogate.adapters import DepthAdapters, Weights
-from raptor.surrogate.block import CopiedBlock, DepthMLP, DepthTable, PaperBlock
+from raptor.surrogate.block import CopiedBlock, DepthMLP, DepthTable, Modulation, PaperBlock
 from raptor.surrogate.fast import FastBlock
 from raptor.surrogate.teacher_blocks import (
     adapted_layers,
     is_norm_of_width,
-    linear_layers,
     modulation_points,
     num_heads_of,
     own_copy,
@@ -99,29 +98,36 @@ class TiedBlock(nn.Module):
     def fast(self) -> FastBlock | None:
         """The block's fast view, unless fast views are switched off or somebody has changed the block."""
         view = self._view[0]
-        return view if view is not None and fast.is_on() and view.stands_for(self.block) else None
+        if view is None or not fast.is_on() or not view.stands_for(self.block):
+            return None
+        return view
+
+    def modulation(self, depth: Tensor) -> Modulation | None:
+        """The block's factors at the depths `(n,)`, or at one, a 0-d tensor; None without conditioning."""
+        if self.conditioning is None:
+            return None
+        return self.conditioning(depth)
 
     def weights(self, depth: Tensor) -> Weights | None:
         """The weights of the block's layers at the depths `(n,)`, or at one, a 0-d tensor; None without adapters."""
-        return None if self.adapters is None else self.adapters(self.block.layers, depth)
+        if self.adapters is None:
+            return None
+        return self.adapters(self.block.layers, depth)
 
     def forward(self, x_btd: Tensor, depth: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """State after the layer `depth`: one number as a 0-d tensor, or one per row, `(B,)`."""
-        modulation = None if self.conditioning is None else self.conditioning(depth)
+        modulation = self.modulation(depth)
         weights = self.weights(depth)
         # A compiler fuses the formula by itself. With a gradient the formula is differentiable as often as one likes.
         if depth.ndim == 0 and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
             view = self.fast
-            if view is not None and (not view.is_copy or _only_state(args, kwargs)):
+            only_state = all(value is None or value is False for value in (*args, *kwargs.values()))
+            # The paper's block ignores the teacher's arguments; a copied one may use them, and its view would not.
+            if view is not None and (only_state or not view.is_copy):
                 return view.infer(x_btd, modulation, weights)
         if weights is not None:
             kwargs["weights"] = weights
         return self.block(x_btd, modulation, *args, **kwargs)
-
-
-def _only_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a block is called with nothing but the state."""
-    return all(value is None or value is False for value in (*args, *kwargs.values()))
 
 
 class Step(nn.Module):
@@ -145,7 +151,9 @@ class Step(nn.Module):
 
     def forward(self, x_btd: Tensor, *args: Any, **kwargs: Any) -> Any:
         state = self.tied(x_btd, self.depth, *args, **kwargs)
-        return (state,) if self.returns_tuple else state
+        if self.returns_tuple:
+            return (state,)
+        return state
 
 
 def make_surrogate(
@@ -184,22 +192,27 @@ def make_surrogate(
         if table_start == "teacher":
             for tied, (first, last) in zip(shared, spec.phases.spans):
                 _start(tied, teacher, range(first, last + 1))  # type: ignore[arg-type]
-    model = _without_blocks(teacher)
+    # A deep copy of the model whose block list is empty: the teacher's blocks themselves are not copied.
+    blocks = teacher.blocks
+    model = deepcopy(teacher.model, {id(blocks): type(blocks)()})
     model.requires_grad_(False)
     shared.to(teacher.device)
-    steps = [
-        Step(shared[j], layer, teacher.returns_tuple)  # type: ignore[arg-type]
-        for j, (first, last) in enumerate(spec.phases.spans)
-        for layer in range(first, last + 1)
-    ]
-    _put_blocks(model, teacher.blocks_path, steps)
+    container = model.get_submodule(teacher.blocks_path)
+    for j, (first, last) in enumerate(spec.phases.spans):
+        for layer in range(first, last + 1):
+            step = Step(shared[j], layer, teacher.returns_tuple)  # type: ignore[arg-type]
+            container.add_module(str(layer - 1), step)
     model.shared_blocks = shared
     model.eval()
+    norm = teacher.norm  # an identity outside the model, where the model has no final norm
+    for name, module in teacher.model.named_modules():
+        if module is teacher.norm:
+            norm = model.get_submodule(name)
     return dataclasses.replace(
         teacher,
         model=model,
         name=f"raptor k={spec.phases.k} of {teacher.name}",
-        norm=_same_place(teacher.norm, teacher.model, model),
+        norm=norm,
         phases=spec.phases,
         source={"base": teacher.source, "surrogate": spec.to_dict(), "teacher": made_from},
         opened={},
@@ -251,19 +264,23 @@ def block_parameters(vit: ViT) -> int:
 
 
 def _tied_block(teacher: ViT, spec: SurrogateSpec, span: tuple[int, int]) -> TiedBlock:
+    """The block of the phase that spans these layers, before training."""
     first, last = span
+    # The order of what follows is the order in which random weights are drawn: another one gives other surrogates.
+    block: PaperBlock | CopiedBlock
     adapters = None
     if spec.block == "paper":
-        paper = PaperBlock(teacher.dim, num_heads_of(teacher.blocks[0], teacher.dim))
-        block: nn.Module = paper
-        view: FastBlock | None = FastBlock(paper)
+        block = PaperBlock(teacher.dim, num_heads_of(teacher.blocks[0], teacher.dim))
+        view: FastBlock | None = FastBlock(block)
     else:
         layer = {"first": first, "middle": (first + last) // 2, "last": last}[spec.copy]
-        adapted = adapted_layers(teacher, layer, spec.adapters) if spec.adapters else []
-        copied = copied_block(teacher, layer, spec.conditioning != "none", adapted)
-        block, view = copied, fast.view_of_copy(copied, teacher)
+        adapted: Sequence[str] = ()
         if spec.adapters:
-            adapters = DepthAdapters(copied.layers, spec.adapters, first, last)
+            adapted = adapted_layers(teacher, layer, spec.adapters)
+        block = copied_block(teacher, layer, spec.conditioning != "none", adapted)
+        view = fast.view_of_copy(block, teacher)
+        if spec.adapters:
+            adapters = DepthAdapters(block.layers, spec.adapters, first, last)
     conditioning: nn.Module | None = None
     if spec.conditioning == "mlp":
         conditioning = DepthMLP(teacher.dim)
@@ -274,7 +291,9 @@ def _tied_block(teacher: ViT, spec: SurrogateSpec, span: tuple[int, int]) -> Tie
 
 def copied_block(teacher: ViT, layer: int, modulated: bool, adapted: Sequence[str] = ()) -> CopiedBlock:
     """A copy of the teacher's block of a layer."""
-    points = modulation_points(teacher, layer) if modulated else []
+    points: Sequence[str] = ()
+    if modulated:
+        points = modulation_points(teacher, layer)
     return CopiedBlock(own_copy(teacher.blocks[layer - 1]), points, adapted)
 
 
@@ -286,16 +305,21 @@ def _start(tied: TiedBlock, teacher: ViT, layers: range) -> None:
     """
     block, table = tied.block, tied.conditioning
     assert isinstance(block, CopiedBlock) and isinstance(table, DepthTable)
-    own = [own_copy(teacher.blocks[layer - 1]) for layer in layers]
-    if tied.adapters is not None:
-        tied.adapters.start(block.layers, [linear_layers(one, block.adapted) for one in own])
     if not block.points:
         raise ValueError(f"the blocks of {teacher.name} have no two norms for a table: take table_start plain")
-    between = [
-        _factors_between(getattr(block.block, name).inner, [getattr(one, name) for one in own], teacher.dim)
-        for name in block.points
-    ]
-    (scale1, shift1), (t1, _), (scale2, shift2), (t2, _) = between
+    own = [own_copy(teacher.blocks[layer - 1]) for layer in layers]
+    if tied.adapters is not None:
+        adapted = [[one.get_submodule(name) for name in block.adapted] for one in own]
+        tied.adapters.start(block.layers, adapted)  # type: ignore[arg-type]
+    scales = []
+    shifts = []
+    for name in block.points:
+        shared = getattr(block.block, name).inner
+        scale_nd, shift_nd = _factors_between(shared, [getattr(one, name) for one in own], teacher.dim)
+        scales.append(scale_nd)
+        shifts.append(shift_nd)
+    scale1, t1, scale2, t2 = scales
+    shift1, _, shift2, _ = shifts
     none = torch.zeros_like(shift1)
     table.rows.copy_(torch.cat([t1 - 1, t2 - 1, none, scale1 - 1, shift1, scale2 - 1, shift2, none], dim=1))
 
@@ -305,12 +329,17 @@ def _factors_between(shared: nn.Module, own: Sequence[nn.Module], dim: int) -> t
 
     The shared gain becomes the root mean square over the depths, so that no scale is above sqrt(n).
     """
-    gains, offsets = zip(*(_gain_and_offset(module, dim) for module in own))
-    gain_nd, offset_nd = torch.stack(gains), torch.stack(offsets)
-    gain, offset = _gain_and_offset(shared, dim)
-    gain.copy_(gain_nd.square().mean(0).sqrt())
-    scale_nd = (gain_nd / gain).nan_to_num(1.0)
-    return scale_nd, offset_nd - scale_nd * offset
+    gains = []
+    offsets = []
+    for module in own:
+        gain_d, offset_d = _gain_and_offset(module, dim)
+        gains.append(gain_d)
+        offsets.append(offset_d)
+    gain_nd = torch.stack(gains)
+    gain_d, offset_d = _gain_and_offset(shared, dim)
+    gain_d.copy_(gain_nd.square().mean(0).sqrt())
+    scale_nd = (gain_nd / gain_d).nan_to_num(1.0)  # a coordinate whose gains are all zero
+    return scale_nd, torch.stack(offsets) - scale_nd * offset_d
 
 
 def _gain_and_offset(module: nn.Module, dim: int) -> tuple[Tensor, Tensor]:
@@ -331,24 +360,3 @@ def check_parts(block: str, conditioning: str, adapters: int, table_start: str) 
         raise ValueError(f"unknown table_start {table_start!r}: choose from {', '.join(TABLE_STARTS)}")
     if table_start == "teacher" and (block, conditioning) != ("teacher", "table"):
         raise ValueError("table_start teacher is of a copied block's table: take --block teacher --conditioning table")
-
-
-def _without_blocks(teacher: ViT) -> nn.Module:
-    """A deep copy of the teacher's model whose block list is empty (the blocks themselves are not copied)."""
-    blocks = teacher.blocks
-    memo: dict[int, Any] = {id(blocks): type(blocks)()}
-    return copy.deepcopy(teacher.model, memo)
-
-
-def _put_blocks(model: nn.Module, path: str, steps: list[Step]) -> None:
-    container = model.get_submodule(path)
-    for i, step in enumerate(steps):
-        container.add_module(str(i), step)
-
-
-def _same_place(module: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
-    """The module of `new` that stands where `module` stands in `old`; `module` itself when it is outside."""
-    for name, candidate in old.named_modules():
-        if candidate is module:
-            return new.get_submodule(name)
-    return module

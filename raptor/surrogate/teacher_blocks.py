@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from raptor.surrogate.adapters import matrix_names
 from raptor.vit.view import Context, ViT, first_tensor, with_state
 
 _DIM_PER_HEAD = 64
+_MIN_MATRICES = 4  # of attention and MLP, where a block holds them in linear layers
 
 
 def own_copy(block: nn.Module) -> nn.Module:
@@ -44,23 +44,24 @@ def num_heads_of(block: nn.Module, dim: int) -> int:
 
 
 def adapted_layers(teacher: ViT, layer: int, rank: int) -> list[str]:
-    """Names of the linear layers of a teacher's block that adapters of this rank change; ValueError if none can."""
+    """Names of the linear layers of a teacher's block that adapters of this rank change; ValueError if none can.
+
+    A call of the block must run all of its linear layers: a block that does not computes with their weights itself, and
+    would not see what adapters add to them.
+    """
     block = own_copy(teacher.blocks[layer - 1])
+    layers = {name: module for name, module in block.named_modules() if type(module) is nn.Linear}
     x_btd, context = first_state(teacher)
-    names = matrix_names(block, x_btd, *context.calls[layer - 1])
-    if not names:
+    args, kwargs = context.calls[layer - 1]
+    called = _called(block, layers, x_btd, args, kwargs)
+    if sorted(called) != sorted(layers) or len(layers) < _MIN_MATRICES:
         raise ValueError(
             f"the blocks of {teacher.name} do not call linear layers that hold their matrices: leave out --adapters"
         )
-    most = min(min(layer.weight.shape) for layer in linear_layers(block, names))
+    most = min(min(module.weight.shape) for module in layers.values())
     if rank > most:
         raise ValueError(f"adapters of rank {rank} are larger than the matrices of {teacher.name}: at most {most}")
-    return names
-
-
-def linear_layers(block: nn.Module, names: Sequence[str]) -> list[nn.Linear]:
-    """The linear layers of a block with these names."""
-    return [block.get_submodule(name) for name in names]  # type: ignore[misc]
+    return list(layers)
 
 
 def is_norm_of_width(module: nn.Module, dim: int) -> bool:
@@ -80,13 +81,17 @@ def modulation_points(teacher: ViT, layer: int) -> list[str]:
         return []
     x_btd, context = first_state(teacher)
     args, kwargs = context.calls[layer - 1]
-    called = _children_called(block, x_btd, args, kwargs)
+    with_parameters = {name: child for name, child in block.named_children() if list(child.parameters())}
+    called = _called(block, with_parameters, x_btd, args, kwargs)
     norms = [i for i, name in enumerate(called) if is_norm_of_width(getattr(block, name), teacher.dim)]
     each_once = len(set(called)) == len(called)
     if not each_once or len(norms) != 2 or norms[0] != 0 or norms[1] < 2 or norms[1] == len(called) - 1:
         return []
-    ends = called[norms[1] - 1], called[-1]
-    handles = [getattr(block, name).register_forward_hook(_no_update) for name in ends]
+    first_norm = called[0]
+    first_end = called[norms[1] - 1]
+    second_norm = called[norms[1]]
+    second_end = called[-1]
+    handles = [getattr(block, name).register_forward_hook(_no_update) for name in (first_end, second_end)]
     try:
         with torch.no_grad():
             left = first_tensor(block(x_btd, *args, **kwargs))
@@ -94,19 +99,22 @@ def modulation_points(teacher: ViT, layer: int) -> list[str]:
         for handle in handles:
             handle.remove()
     # Without its updates a block returns the state, unless a child that adds the state itself has taken it along.
-    return [called[0], ends[0], called[norms[1]], ends[1]] if torch.equal(left.to(x_btd), x_btd) else []
+    if not torch.equal(left.to(x_btd), x_btd):
+        return []
+    return [first_norm, first_end, second_norm, second_end]
 
 
-def _children_called(block: nn.Module, x_btd: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """Names of the children with parameters, in the order in which a call of the block runs them."""
+@torch.no_grad()
+def _called(
+    block: nn.Module, parts: Mapping[str, nn.Module], x_btd: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[str]:
+    """Names of the parts that a call of the block runs, in that order."""
     called: list[str] = []
     handles = []
-    for name, child in block.named_children():
-        if any(True for _ in child.parameters()):
-            handles.append(child.register_forward_hook(lambda *_, name=name: called.append(name)))
+    for name, part in parts.items():
+        handles.append(part.register_forward_hook(lambda *_, name=name: called.append(name)))
     try:
-        with torch.no_grad():
-            block(x_btd, *args, **kwargs)
+        block(x_btd, *args, **kwargs)
     finally:
         for handle in handles:
             handle.remove()
@@ -125,7 +133,7 @@ def uses_places(teacher: ViT) -> bool:
     takes only the state, so it would lose what the arguments say. The first, middle and last block are tried, and one
     for each kind of arguments.
     """
-    size, num = teacher.preprocess.size, teacher.num_layers
+    size = teacher.preprocess.size
     generator = torch.Generator().manual_seed(0)
     image = torch.randn(1, 3, size, size, generator=generator).to(teacher.device)
     x_btd, context = teacher.embed(image)
@@ -134,7 +142,10 @@ def uses_places(teacher: ViT) -> bool:
     order[where] = order[where].roll(1)
     wide = double_device(x_btd.device)
     x_btd, order = x_btd.to(wide, torch.float64), order.to(wide)
-    for layer in sorted({1, (num + 1) // 2, num, *(n + 1 for n in context.distinct())}):
+    num = teacher.num_layers
+    layers = {1, (num + 1) // 2, num}
+    layers.update(n + 1 for n in context.distinct())
+    for layer in sorted(layers):
         # In float64: with a LayerScale of 1e-5 a block's update is lost in the rounding of float32.
         block = own_copy(teacher.blocks[layer - 1]).to(wide, torch.float64)
         args, kwargs = in_double(context.calls[layer - 1], wide)

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from raptor.certificate.complexity import count_flops
-from raptor.surrogate.block import Modulation
-from raptor.surrogate.fast import FastBlock, FoldedDepths, Spread
+from raptor.surrogate.fast import FastBlock, Spread, layer_calls
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
 from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
@@ -26,24 +25,20 @@ def test_layers_of_all_depths_are_those_of_each(conditioning):
     tied = shared_blocks(make_surrogate(tiny_teacher(), (4,), block="paper", conditioning=conditioning))[0].double()
     for parameter in tied.parameters():
         torch.nn.init.normal_(parameter)
-    depths = torch.arange(1.0, 5.0, dtype=torch.float64)
-
-    def modulation(where: slice) -> Modulation | None:
-        return None if conditioning == "none" else tied.conditioning(depths[where])
-
-    every = modulation(slice(None))
-    folded = FoldedDepths(compiled=False)(tied.fast, every and every.flattened(1), 4)
+    depth_n = torch.arange(1.0, 5.0, dtype=torch.float64)
+    calls = layer_calls(tied, tied.fast, depth_n)
     x_btd = torch.randn(2, 5, tied.block.qkv.in_features, dtype=torch.float64)
     for n in range(4):
-        expected = tied.block(x_btd, modulation(slice(n, n + 1)))
-        torch.testing.assert_close(tied.fast(x_btd, None, folded=folded[n]), expected, rtol=1e-10, atol=1e-10)
+        expected = tied.block(x_btd, tied.modulation(depth_n[n : n + 1]))
+        torch.testing.assert_close(tied.fast(x_btd, None, **calls[n].kwargs), expected, rtol=1e-10, atol=1e-10)
 
 
 def test_gradients_of_tied_layers_add_up_in_fp32():
-    block = shared_blocks(make_surrogate(tiny_teacher(), (4,), block="paper", conditioning="none"))[0].fast
+    tied = shared_blocks(make_surrogate(tiny_teacher(), (4,), block="paper", conditioning="none"))[0]
     with torch.autocast("cpu", torch.bfloat16):
-        folded = FoldedDepths(compiled=False)(block, None, 3)
-    assert {tensor.dtype for one in folded for layer in one.layers for tensor in layer} == {torch.bfloat16}
+        calls = layer_calls(tied, tied.fast, torch.arange(1.0, 4.0))
+    tensors = [tensor for call in calls for layer in call.kwargs["folded"].layers for tensor in layer]
+    assert {tensor.dtype for tensor in tensors} == {torch.bfloat16}
     weight = torch.randn(6, 5, requires_grad=True)
     small = 2.0**-9  # lost beside 1 in bf16
     copies = Spread.apply(3, torch.bfloat16, weight)

@@ -20,7 +20,6 @@ from raptor.surrogate.fast import attend
 from raptor.surrogate.kernels import attention
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train import frozen
-from raptor.train import step as train_step
 from raptor.train.frozen import FrozenBlock, frozen_blocks
 from raptor.train.step import DistillStep
 from raptor.vit.view import ViT
@@ -90,7 +89,7 @@ def calls(monkeypatch: Any) -> Iterator[list[str]]:
 
     monkeypatch.setattr(attention, "attention", kernel)
     monkeypatch.setattr(frozen, "linear_gelu", linear_gelu)
-    monkeypatch.setattr(train_step, "takes_kernel", lambda *_: True)
+    monkeypatch.setattr(attention, "takes_kernel", lambda *_: True)
     yield seen
 
 
@@ -119,7 +118,7 @@ def test_what_is_measured_runs_the_models_as_they_are(calls: list[str], block: s
 
 @torch.no_grad()
 def test_the_kernel_is_chosen_for_each_number_of_tokens(monkeypatch: Any, calls: list[str]) -> None:
-    monkeypatch.setattr(train_step, "takes_kernel", lambda device, num, heads, dim: (num, heads, dim) == (12, 2, 16))
+    monkeypatch.setattr(attention, "takes_kernel", lambda device, num, heads, dim: (num, heads, dim) == (12, 2, 16))
     teacher = tiny_teacher()
     step = step_of(teacher, sizes=(32,))  # 19 tokens
     for size, expected in ((24, 8), (32, 0)):
@@ -137,7 +136,7 @@ def test_compiled_blocks_take_the_kernel_too(monkeypatch: Any) -> None:
     images, losses, frames = noise_images(teacher), [], []
     for kernel in (True, False):
         counter = CompileCounter()
-        monkeypatch.setattr(train_step, "takes_kernel", lambda *_, kernel=kernel: kernel)
+        monkeypatch.setattr(attention, "takes_kernel", lambda *_, kernel=kernel: kernel)
         monkeypatch.setattr(torch, "compile", lambda f, c=counter, **options: plain_compile(f, backend=c, **options))
         torch._dynamo.reset()
         loss = loss_of(step_of(teacher, compile_blocks=True), images)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,6 +38,19 @@ def takes_kernel(device: torch.device, num_tokens: int, num_heads: int, head_dim
         return False
     measured = head_dim in _HEAD_DIMS and num_tokens <= _MAX_TOKENS
     return measured and kernel_is_right(device, num_tokens, num_heads, head_dim)
+
+
+def choose_attention(blocks: Sequence[Any], token_counts: Sequence[int]) -> None:
+    """Tell each block that can at which numbers of tokens it takes attention by our kernels.
+
+    Known before anything is compiled or captured, because the kernels are checked by running them.
+    """
+    for block in blocks:
+        if hasattr(block, "kernel_tokens"):
+            head_dim = block.qkv.in_features // block.num_heads
+            device = block.qkv.weight.device
+            fits = [num for num in token_counts if takes_kernel(device, num, block.num_heads, head_dim)]
+            block.kernel_tokens = tuple(fits)
 
 
 @functools.cache
