@@ -95,6 +95,12 @@ class Run:
             with self.writing():
                 text = yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)
                 write_text(self.folder / "config.yaml", text)
+        # A process that is killed while it writes a checkpoint leaves that one behind, as large as a whole one.
+        for partial in (self.folder / "checkpoint").glob("*.tmp"):
+            if partial.is_dir():
+                shutil.rmtree(partial, ignore_errors=True)
+            else:
+                partial.unlink(missing_ok=True)
 
     def close(self) -> None:
         if self._lock is not None:

@@ -85,6 +85,21 @@ def test_a_save_that_was_killed_half_way_does_not_count(tmp_path):
     assert (load_checkpoint(tmp_path) or ({}, {}))[1]["step"] == 2
 
 
+def test_a_partial_checkpoint_of_a_killed_run_is_removed_at_the_next_start(tmp_path):
+    with Run(tmp_path, CONFIG) as run:
+        run.save_checkpoint(1, TENSORS, {"step": 1})
+    partial = tmp_path / "checkpoint" / "step-2.tmp"
+    partial.mkdir()
+    (partial / "tensors.safetensors").write_bytes(b"half")
+    (tmp_path / "checkpoint" / "latest.tmp").write_text("ste")
+    with pytest.raises(RunError, match="another config"):
+        Run(tmp_path, {**CONFIG, "seed": 1})
+    assert partial.exists()  # the folder is not this run's
+    with Run(tmp_path, CONFIG) as run:
+        assert {path.name for path in (tmp_path / "checkpoint").iterdir()} == {"step-1", "latest"}
+        assert (run.load_checkpoint() or ({}, {}))[1]["step"] == 1
+
+
 def test_the_config_is_written_and_compared(tmp_path):
     with Run(tmp_path, CONFIG) as run:
         run.save_checkpoint(1, TENSORS, {})
