@@ -22,25 +22,31 @@ import numpy as np
 
 from raptor.data.folder import (
     SUFFIXES,
+    ListedImages,
     arrange,
     count_unread,
     is_hidden,
     is_image_path,
     label_entries,
-    tell_left_out,
 )
-from raptor.data.images import FileImages, check_file_size, numbered_classes
+from raptor.data.images import check_file_size, numbered_classes
 from raptor.data.index import Listing, announced, indexed
 from raptor.data.names import PackedNames
 from raptor.data.split import split_keys, split_word
 
+_RANGE = re.compile(r"\{([0-9]{1,18})\.\.([0-9]{1,18})\}")
+_MAX_FILES = 1_000_000  # that a pattern may stand for
+_SHOWN = 2000  # letters of a pattern in a message
 _ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")
+_ZIP_COLUMNS = ("archive", "offset", "size", "method", "crc", "num_bytes")
+_TAR_COLUMNS = ("archive", "offset", "size")
 _LABEL_KEYS = ("label", "cls", "class", "class_id", "class_name")
-_MAX_FILES = 1_000_000  # names that a brace pattern may stand for
-_MAX_BRACES = 32
 _MAX_LABEL_BYTES = 1 << 20
 _BLOCK = 1 << 20  # bytes of an archive that are looked at in one go
 _TAR_END = 2 * tarfile.BLOCKSIZE  # of zeros, which every program that writes tars puts at the end
+
+Label = int | str | None
+"""A class number, a class name, or None for a sample without a class."""
 
 
 @lru_cache(maxsize=128)
@@ -58,70 +64,32 @@ def _read_at(path: str, offset: int, size: int) -> bytes:
     return data
 
 
-def expand_braces(pattern: str) -> list[str]:
-    """`a-{08..10}.tar` to three names, `{x,y}.zip` to two; braces may nest."""
-    if pattern.count("{") > _MAX_BRACES:
-        raise ValueError(f"{pattern[:60]!r} has more than {_MAX_BRACES} braces: name the files in several patterns")
-    start = pattern.find("{")
-    if start < 0:
-        return [pattern]
-    end = _closing_brace(pattern, start)
-    head = pattern[:start]
-    body = pattern[start + 1 : end]
-    numbers = re.fullmatch(r"([0-9]{1,18})\.\.([0-9]{1,18})", body)
-    if numbers:
-        first, last = numbers.groups()
-        if int(last) < int(first):
-            raise ValueError(f"the range {{{body}}} runs backwards in {pattern!r}")
-        _check_count(int(last) - int(first) + 1, pattern)
-        middles = [str(i).zfill(len(first)) for i in range(int(first), int(last) + 1)]
-    else:
-        middles = []
-        for piece in split_commas(body):
-            middles += expand_braces(piece)
-    rests = expand_braces(pattern[end + 1 :])
-    _check_count(len(middles) * len(rests), pattern)
-    return [head + middle + rest for middle in middles for rest in rests]
-
-
-def _check_count(num_files: int, pattern: str) -> None:
-    if num_files > _MAX_FILES:
-        raise ValueError(f"{pattern!r} stands for more than {_MAX_FILES:,} files: give a shorter range")
-
-
-def _closing_brace(pattern: str, start: int) -> int:
-    level = 0
-    for i in range(start, len(pattern)):
-        level += {"{": 1, "}": -1}.get(pattern[i], 0)
-        if level == 0:
-            return i
-    raise ValueError(f"unclosed brace in {pattern!r}")
-
-
-def split_commas(text: str) -> list[str]:
-    """Split at commas that are not inside braces."""
-    pieces = [""]
-    level = 0
-    for letter in text:
-        level += {"{": 1, "}": -1}.get(letter, 0)
-        if letter == "," and level == 0:
-            pieces.append("")
-        else:
-            pieces[-1] += letter
-    return [piece.strip() for piece in pieces]
+def expand_ranges(pattern: str) -> list[str]:
+    """`a-{08..10}.tar` to three names, as shards of WebDataset are written."""
+    names = [""]
+    end = 0
+    for found in _RANGE.finditer(pattern):
+        first, last = found.groups()
+        numbers = range(int(first), int(last) + 1)
+        if not numbers:
+            raise ValueError(f"the range {found[0]} runs backwards in {pattern[:_SHOWN]!r}")
+        if len(numbers) * len(names) > _MAX_FILES:
+            raise ValueError(f"{pattern[:_SHOWN]!r} stands for more than {_MAX_FILES:,} files: give a shorter range")
+        before = pattern[end : found.start()]
+        width = len(first)
+        names = [f"{name}{before}{number:0{width}d}" for name in names for number in numbers]
+        end = found.end()
+    return [name + pattern[end:] for name in names]
 
 
 def list_files(pattern: str) -> list[str]:
-    """Files of a comma-joined list of names, brace patterns and globs; a missing one is an error."""
+    """Files of a comma-joined list of names, ranges and globs; a missing one is an error."""
     found: list[str] = []
-    for piece in split_commas(pattern):
-        for name in map(os.path.expanduser, expand_braces(piece)):
-            if os.path.isfile(name):
-                matches = [name]
-            else:
-                matches = sorted(filter(os.path.isfile, glob.glob(name)))
+    for piece in pattern.split(","):
+        for name in expand_ranges(os.path.expanduser(piece.strip())):
+            matches = [name] if os.path.isfile(name) else sorted(filter(os.path.isfile, glob.glob(name)))
             if not matches:
-                raise ValueError(f"no file {name}; check the path or the pattern {pattern!r}")
+                raise ValueError(f"no file {name[:_SHOWN]}; check the path or the pattern {pattern[:_SHOWN]!r}")
             found += matches
     return list(dict.fromkeys(found))
 
@@ -152,7 +120,8 @@ class ZipEntry(NamedTuple):
             raise OSError(f"{self.archive} changed since it was opened")
         check_file_size(max(self.size, self.num_bytes))
         data = _read_at(self.archive, self.offset + _ZIP_LOCAL_HEADER.size + name_size + extra_size, self.size)
-        if self.method == zipfile.ZIP_DEFLATED:  # never more than the index says, whatever the stream holds
+        if self.method == zipfile.ZIP_DEFLATED:
+            # Never more than the index says, because a small stream can unpack to more than fits in memory.
             data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, self.num_bytes + 1)
         if zlib.crc32(data) != self.crc:
             raise OSError("checksum mismatch")
@@ -160,11 +129,7 @@ class ZipEntry(NamedTuple):
 
 
 def zip_files(archive: str) -> dict[str, zipfile.ZipInfo]:
-    """The files of a zip by their paths.
-
-    Names are read as when it is unpacked: `\\` between folders as `/`, `./a/x` as `a/x`; of two files of one name the
-    later one is taken.
-    """
+    """The files of a zip by the paths that they have when it is unpacked; of two files of one name the later one."""
     try:
         with zipfile.ZipFile(archive) as file:
             infos = file.infolist()
@@ -174,23 +139,17 @@ def zip_files(archive: str) -> dict[str, zipfile.ZipInfo]:
 
 
 def _plain_path(name: str) -> str:
-    """The path of a file in an archive, below the folder that it is unpacked in."""
+    """The path of a file in an archive, below the folder that it is unpacked in. Archivers on Windows write `\\`."""
     return "/".join(piece for piece in name.replace("\\", "/").split("/") if piece not in ("", ".", ".."))
 
 
-class ZipImages(FileImages):
+class ZipImages(ListedImages):
     """One or several zip archives of an image folder, seen as one folder."""
 
     def __init__(self, spec: str) -> None:
-        archives = list_files(spec)
+        self.archives = list_files(spec)
         _handle.cache_clear()  # an archive of that name may have been replaced
-        found = indexed("zip", archives, lambda: _list_zips(archives, spec))
-        super().__init__(spec, found.names, found.labels, found.classes, found.parts, found.keys)
-        self.archives = archives
-        self.paths = found.names
-        self.where = found.numbers
-        self.left_out = found.left_out
-        tell_left_out(self.name, self.left_out)
+        super().__init__(spec, indexed("zip", self.archives, lambda: _list_zips(self.archives, spec)))
 
     def num_bytes(self, position: int) -> int:
         return int(self.where["num_bytes"][position])
@@ -200,18 +159,15 @@ class ZipImages(FileImages):
         return ZipEntry(self.archives[archive], self.paths[position], *numbers).read()
 
 
-_ZIP_COLUMNS = ("archive", "offset", "size", "method", "crc", "num_bytes")
-
-
 def _list_zips(archives: list[str], spec: str) -> Listing:
     """The images of all archives. They are one folder, so the layout is read off all of their paths at once."""
-    by_path: dict[str, list[ZipEntry]] = {}
+    by_path: dict[str, list[tuple[int, ZipEntry]]] = {}
     others = []
     num_images = 0
-    for archive in announced(archives):
+    for number, archive in enumerate(announced(archives)):
         for path, info in zip_files(archive).items():
             if is_image_path(path):
-                by_path.setdefault(path, []).append(ZipEntry.of(archive, path, info))
+                by_path.setdefault(path, []).append((number, ZipEntry.of(archive, path, info)))
                 num_images += 1
             elif not is_hidden(path):
                 others.append(path)
@@ -221,10 +177,9 @@ def _list_zips(archives: list[str], spec: str) -> Listing:
     parts = []
     class_names = []
     is_unique = len(by_path) == num_images
-    number = {archive: i for i, archive in enumerate(archives)}
     for place in arrange(list(by_path)):
-        for entry in by_path[place.path]:
-            rows.append((number[entry.archive], *entry[2:]))
+        for number, entry in by_path[place.path]:
+            rows.append((number, *entry[2:]))
             names.append(entry.path if is_unique else f"{Path(entry.archive).stem}/{entry.path}")
             paths.append(entry.path)
             parts.append(place.part)
@@ -245,29 +200,26 @@ def _list_zips(archives: list[str], spec: str) -> Listing:
 
 
 class _TarSample(NamedTuple):
-    archive: str
+    """An image in a tar: the name of its sample, its file, where it lies, and its label."""
+
+    archive: int
     key: str
+    file: str
     offset: int
     size: int
-    label: int | str | None
-    file: str
+    label: Label
 
 
-class TarImages(FileImages):
+class TarImages(ListedImages):
     """Shards in the WebDataset layout: `key.jpg` with `key.cls` or `key.json` beside it, in plain tar files.
 
     Of `key.jpg`, `key.png` and `key.depth.png` the first is the image, whatever their order: the others are targets.
     """
 
     def __init__(self, pattern: str) -> None:
-        archives = list_files(pattern)
-        _handle.cache_clear()
-        found = indexed("tar", archives, lambda: _list_tars(archives, pattern))
-        super().__init__(f"wds/{pattern}", found.names, found.labels, found.classes, found.parts, found.keys)
-        self.archives = archives
-        self.where = found.numbers
-        self.left_out = found.left_out
-        tell_left_out(self.name, self.left_out)
+        self.archives = list_files(pattern)
+        _handle.cache_clear()  # an archive of that name may have been replaced
+        super().__init__(f"wds/{pattern}", indexed("tar", self.archives, lambda: _list_tars(self.archives, pattern)))
 
     def num_bytes(self, position: int) -> int:
         return int(self.where["size"][position])
@@ -278,65 +230,75 @@ class TarImages(FileImages):
         return _read_at(self.archives[archive], offset, size)
 
 
-_TAR_COLUMNS = ("archive", "offset", "size")
-
-
 def _list_tars(archives: list[str], pattern: str) -> Listing:
     left_out: Counter[str] = Counter()
-    samples = []
-    for archive in announced(archives):
-        samples += _tar_samples(archive, left_out)
+    samples: list[_TarSample] = []
+    parts: list[str | None] = []
+    for number, archive in enumerate(announced(archives)):
+        found = _tar_samples(archive, number, left_out)
+        samples += found
+        parts += [split_word(archive)] * len(found)
     if not samples:
         raise ValueError(f"no images in {pattern}; expected entries key.jpg, key.png or key.webp")
     names = [sample.key for sample in samples]
     if len(set(names)) != len(names):
-        names = [f"{Path(sample.archive).stem}/{sample.key}" for sample in samples]
+        names = [f"{Path(archives[sample.archive]).stem}/{sample.key}" for sample in samples]
     if len(set(names)) != len(names):  # one archive holds a key twice, as concatenated ones may
-        names = [f"{Path(sample.archive).stem}/{sample.key}@{sample.offset}" for sample in samples]
-    labels, classes = _tar_labels(samples)
-    number = {archive: i for i, archive in enumerate(archives)}
-    rows = [(number[sample.archive], sample.offset, sample.size) for sample in samples]
+        names = [f"{name}@{sample.offset}" for name, sample in zip(names, samples)]
+    labels, classes = _tar_labels(samples, archives[0])
+    rows = [(sample.archive, sample.offset, sample.size) for sample in samples]
     return Listing(
         PackedNames.pack(names),
         PackedNames.pack(split_keys(sample.file.removeprefix("./") for sample in samples)),
         labels,
         classes,
-        _tar_parts(samples),
+        # The names of archives are splits only if all of them are.
+        [None] * len(samples) if None in parts else parts,
         archives,
         dict(zip(_TAR_COLUMNS, np.array(rows, dtype=np.int64).T)),
         dict(left_out),
     )
 
 
-def _tar_parts(samples: list[_TarSample]) -> list[str | None]:
-    """The split that each archive is named after, if all of them are."""
-    words = {archive: split_word(archive) for archive in {sample.archive for sample in samples}}
-    if None in words.values():
-        return [None] * len(samples)
-    return [words[sample.archive] for sample in samples]
-
-
-def _tar_samples(archive: str, left_out: Counter[str]) -> list[_TarSample]:
-    """The samples of one archive; what is not read is added to `left_out`."""
-    images: dict[str, dict[str, tuple[int, int, str]]] = {}
-    labels: dict[str, int | str] = {}
+def _tar_samples(archive: str, number: int, left_out: Counter[str]) -> list[_TarSample]:
+    """The samples of one archive; files that are not read are added to `left_out`."""
+    images: dict[str, dict[str, tarfile.TarInfo]] = {}
+    labels: dict[str, Label] = {}
     for member in _tar_members(archive, left_out):
         path = _plain_path(member.name)
-        key, suffix = _key_and_suffix(member.name)
+        folder, _, base = member.name.removeprefix("./").rpartition("/")
+        stem, dot, suffix = base.partition(".")
+        key = f"{folder}/{stem}" if folder else stem
+        suffix = (dot + suffix).lower()
         if member.issym() or member.islnk():
             if is_image_path(path):  # it may lead out of the archive
                 left_out["links"] += 1
         elif not member.isfile() or is_hidden(path):
             continue
         elif is_image_path(path):
-            images.setdefault(key, {})[suffix] = (member.offset_data, member.size, member.name)
+            images.setdefault(key, {})[suffix] = member
         elif suffix in (".cls", ".json") and member.size <= _MAX_LABEL_BYTES:
             label = _parse_label(suffix, _read_at(archive, member.offset_data, member.size))
             if label is not None and (suffix == ".cls" or key not in labels):
                 labels[key] = label
         else:
             left_out.update(count_unread([path]))
-    return [_choose_image(archive, key, found, labels.get(key)) for key, found in images.items()]
+    samples = []
+    for key, by_suffix in images.items():
+        first, *others = sorted(by_suffix, key=_suffix_rank)
+        if others and first.count(".") > 1:
+            raise ValueError(
+                f"{archive} holds {key}{first} and {key}{others[0]}, which are one sample of WebDataset: "
+                "rename such files without further dots"
+            )
+        image = by_suffix[first]
+        samples.append(_TarSample(number, key, image.name, image.offset_data, image.size, labels.get(key)))
+    return samples
+
+
+def _suffix_rank(suffix: str) -> tuple[int, int]:
+    """The least is the image of a sample: `.jpg`, then `.png`, then `.depth.png`."""
+    return suffix.count("."), next(i for i, known in enumerate(SUFFIXES) if suffix.endswith(known))
 
 
 def _tar_members(archive: str, left_out: Counter[str]) -> Iterator[tarfile.TarInfo]:
@@ -381,47 +343,16 @@ def _holds_data(archive: str, start: int, end: int) -> bool:
     return False
 
 
-def _choose_image(
-    archive: str, key: str, by_suffix: dict[str, tuple[int, int, str]], label: int | str | None
-) -> _TarSample:
-    """The sample of one key: its image is that of the first suffix, the others are targets."""
-    first, *others = sorted(by_suffix, key=_suffix_rank)
-    if others and first.count(".") > 1:
-        raise ValueError(
-            f"{archive} holds {key}{first} and {key}{others[0]}, which are one sample of WebDataset: "
-            "rename such files without further dots"
-        )
-    offset, size, file = by_suffix[first]
-    return _TarSample(archive, key, offset, size, label, file)
-
-
-def _suffix_rank(suffix: str) -> tuple[int, int]:
-    """The least is the image of a sample: `.jpg`, then `.png`, then `.depth.png`."""
-    return suffix.count("."), next(i for i, known in enumerate(SUFFIXES) if suffix.endswith(known))
-
-
-def _key_and_suffix(name: str) -> tuple[str, str]:
-    folder, _, base = name.removeprefix("./").rpartition("/")
-    stem, dot, suffix = base.partition(".")
-    return (f"{folder}/{stem}" if folder else stem), (dot + suffix).lower()
-
-
-def _parse_label(suffix: str, content: bytes) -> int | str | None:
-    """What a label file says: a class number, a class name, or None if the sample has no class."""
-    text = content.decode("utf-8", "replace").strip()
-    if suffix == ".cls":
-        return _as_label(text)
-    try:
-        values: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if isinstance(values, dict):
-        values = next((values[key] for key in _LABEL_KEYS if key in values), None)
-    return _as_label(values)
-
-
-def _as_label(value: object) -> int | str | None:
-    """A class number or name; None for a negative number, which means that there is no label, and for anything else."""
+def _parse_label(suffix: str, content: bytes) -> Label:
+    """The label in a file: a class number or name; None for a negative number, which says that there is no label."""
+    value: Any = content.decode("utf-8", "replace").strip()
+    if suffix == ".json":
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+        if isinstance(value, dict):
+            value = next((value[key] for key in _LABEL_KEYS if key in value), None)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value):
@@ -431,7 +362,7 @@ def _as_label(value: object) -> int | str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _tar_labels(samples: list[_TarSample]) -> tuple[list[int] | None, list[str] | None]:
+def _tar_labels(samples: list[_TarSample], archive: str) -> tuple[list[int] | None, list[str] | None]:
     """Labels and classes. A sample without a label does not change the classes of the others."""
     numbers: list[int] = []
     names: list[str | None] = []
@@ -443,5 +374,5 @@ def _tar_labels(samples: list[_TarSample]) -> tuple[list[int] | None, list[str] 
     first_name = next((name for name in names if name is not None), None)
     if first_name is not None:
         both = f"numbers such as {max(numbers)} and names such as {first_name[:40]}"
-        raise ValueError(f"the labels in {samples[0].archive} are {both}: give all samples the same kind of label")
-    return numbers, numbered_classes(numbers, samples[0].archive)
+        raise ValueError(f"the labels in {archive} are {both}: give all samples the same kind of label")
+    return numbers, numbered_classes(numbers, archive)

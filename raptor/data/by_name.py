@@ -18,9 +18,11 @@ from raptor.data.memory import JoinedImages
 from raptor.data.split import Split, choose_sample, choose_split
 
 NAMED = ("scenes", "cifar10", "cifar100")
-"""Data that is no path."""
+"""Data that is not a path."""
 DENSE_KINDS = ("scenes", "ade20k", "nyuv2")
 _ACCEPTED = "a folder, a .zip, scenes, cifar10[:PATH], cifar100[:PATH], imagenet:PATH, hf/NAME[:SPLIT] or wds/PATTERN"
+_PREFIXES = {"hf": "hf", "huggingface": "hf", "wds": "wds", "webdataset": "wds"}
+_MAX_SIBLINGS = 1000  # folders that a misspelt name is compared with
 
 
 def as_spec(given: Any) -> Any:
@@ -93,28 +95,8 @@ def _open_one(spec: str | ImageData, split: Split, size: int | None) -> ImageDat
     return chosen
 
 
-class _FrameImages(ImageData):
-    """The images of dense data, without labels."""
-
-    def __init__(self, frames: DenseData) -> None:
-        super().__init__(frames.name, list(frames.names), parts=frames.parts, keys=list(frames.keys))
-        self.frames = frames
-
-    def num_bytes(self, position: int) -> int:
-        return self.frames.num_bytes(position)
-
-    def content(self, position: int) -> bytes:
-        return self.frames.content(position)
-
-    def stamp(self, position: int) -> int:
-        """The size of the image's own file; targets do not matter."""
-        return self.num_bytes(position) or self.frames.stamp(position)
-
-    def read(self, position: int) -> Image.Image:
-        return self.frames.read(position)[0]
-
-
 def _open_reader(spec: str) -> ImageData:
+    """All images of the data of one name. Readers that need further packages are imported only for their data."""
     kind, _, path = spec.partition(":")
     if kind in ("cifar10", "cifar100"):
         from raptor.data.cifar import CifarImages
@@ -132,26 +114,33 @@ def _open_reader(spec: str) -> ImageData:
         return HubImages(spec[3:])
     if spec.startswith("wds/") or spec.lower().endswith(".tar"):
         return TarImages(spec.removeprefix("wds/"))
-    if spec.lower().endswith((".zip", ".zip}")):
+    if spec.lower().endswith(".zip"):
         return ZipImages(spec)
     folder = Path(spec).expanduser()
     if spec and folder.is_dir():
         return FolderImages(folder)
-    raise ValueError(f"unknown data {spec!r}{_did_you_mean(spec, folder)}; give {_ACCEPTED}")
+    raise ValueError(f"unknown data {spec!r}{_did_you_mean(spec, NAMED)}; give {_ACCEPTED}")
 
 
-def _did_you_mean(spec: str, folder: Path) -> str:
-    if spec in ("nyuv2", "ade20k", "imagenet"):
-        return f", write {spec}:PATH"
-    head, mark, tail = spec.replace(":", "/", 1).partition("/")
-    prefix = {"hf": "hf", "huggingface": "hf", "wds": "wds", "webdataset": "wds"}.get(head.lower())
-    if prefix and mark and tail:
-        return f", did you mean {prefix}/{tail}?"
-    near = difflib.get_close_matches(head.lower().replace("-", ""), NAMED, 1, 0.7)
-    if not near and folder.parent.is_dir():
-        siblings = [*NAMED, *map(str, sorted(folder.parent.iterdir())[:1000])]
-        near = difflib.get_close_matches(str(folder), siblings, 1, 0.8)
-    return f", did you mean {near[0]}?" if near else ""
+class _FrameImages(ImageData):
+    """The images of dense data, without labels."""
+
+    def __init__(self, frames: DenseData) -> None:
+        super().__init__(frames.name, frames.names, parts=frames.parts, keys=frames.keys)
+        self.frames = frames
+
+    def num_bytes(self, position: int) -> int:
+        return self.frames.num_bytes(position)
+
+    def content(self, position: int) -> bytes:
+        return self.frames.content(position)
+
+    def stamp(self, position: int) -> int:
+        """The size of the image's own file; targets do not matter."""
+        return self.num_bytes(position) or self.frames.stamp(position)
+
+    def read(self, position: int) -> Image.Image:
+        return self.frames.read(position)[0]
 
 
 def open_dense(
@@ -190,8 +179,22 @@ def _open_dense_reader(spec: str, task: str) -> DenseData:
         from raptor.data.nyuv2 import open_nyuv2
 
         return open_nyuv2(path, task)
-    near = difflib.get_close_matches(kind.lower(), DENSE_KINDS, 1, 0.6)
-    hint = ""
-    if near:
-        hint = f", did you mean {near[0] if near[0] == 'scenes' else near[0] + ':PATH'}?"
+    hint = _did_you_mean(kind, DENSE_KINDS)
     raise ValueError(f"unknown dense data {spec!r}{hint}; give scenes, ade20k:PATH or nyuv2:PATH")
+
+
+def _did_you_mean(spec: str, names: Sequence[str]) -> str:
+    """The name that is nearest to an unknown one, for a message; empty if none is near."""
+    head, mark, tail = spec.replace(":", "/", 1).partition("/")
+    if spec in ("nyuv2", "ade20k", "imagenet"):
+        return f", write {spec}:PATH"
+    if mark and tail and head.lower() in _PREFIXES:
+        return f", did you mean {_PREFIXES[head.lower()]}/{tail}?"
+    near = difflib.get_close_matches(head.lower().replace("-", ""), names, 1, 0.7)
+    folder = Path(spec).expanduser()
+    if not near and folder.parent.is_dir():
+        siblings = map(str, sorted(folder.parent.iterdir())[:_MAX_SIBLINGS])
+        near = difflib.get_close_matches(str(folder), [*names, *siblings], 1, 0.8)
+    if not near:
+        return ""
+    return f", did you mean {near[0]}:PATH?" if near[0] in ("nyuv2", "ade20k") else f", did you mean {near[0]}?"

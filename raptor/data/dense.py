@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from raptor.data.archives import ZipEntry, list_files, zip_files
 from raptor.data.folder import walk_folders
-from raptor.data.images import Items, file_bytes, read_file
+from raptor.data.images import Items, file_bytes, open_image, read_file
 from raptor.data.preprocess import as_rgb
 from raptor.data.stream import CACHE_SHARE
 from raptor.devices import free_bytes
@@ -33,7 +33,7 @@ Size = tuple[int, int]
 class DenseData(Items):
     """A map-style set of images (see `Items`) with a mask or a depth map each: `load(i)` gives RGB image and target.
 
-    Masks are uint8 (H, W): classes 0..num_classes - 1, and `ignore_index` where nothing is known. Depths are float32
+    Masks are uint8 (H, W): classes 0..num_classes - 1, and `IGNORE_INDEX` where nothing is known. Depths are float32
     (H, W) in metres, 0 where there is no reading.
 
     Attributes:
@@ -42,8 +42,6 @@ class DenseData(Items):
         frame: height and width of the targets: scores are taken there, and images are shown at it by default.
         eigen_crop: whether the Eigen crop of NYUv2 is defined on these frames.
     """
-
-    ignore_index = IGNORE_INDEX
 
     def __init__(
         self,
@@ -102,43 +100,88 @@ class DenseData(Items):
     def batch(self, indices: Tensor, size: Size, device: torch.device) -> tuple[Tensor, Tensor]:
         """Images `indices` (B,) resized to uint8 (B, 3, *size) and targets (B, *frame), on `device`."""
         ahead = self._ahead
+        missing = [i for i in indices.tolist() if (i, size) not in ahead]
+        self.prefetch(torch.tensor(missing), size)
+        waiting = ahead | self._ahead
         self._ahead = {}
-        waiting = [ahead.get((i, size)) or self._submit(i, size) for i in indices.tolist()]
-        pairs = [pair.result() for pair in waiting]
-        images = torch.from_numpy(np.stack([image for image, _ in pairs]))
-        targets = torch.from_numpy(np.stack([target for _, target in pairs]))
-        return images.permute(0, 3, 1, 2).to(device), targets.to(device, self.dtype)
+        images = []
+        targets = []
+        for i in indices.tolist():
+            image, target = waiting[i, size].result()
+            images.append(image)
+            targets.append(target)
+        images_bhwc = torch.from_numpy(np.stack(images))
+        targets_bhw = torch.from_numpy(np.stack(targets))
+        return images_bhwc.permute(0, 3, 1, 2).to(device), targets_bhw.to(device, self.dtype)
 
     def prefetch(self, indices: Tensor, size: Size) -> None:
         """Begin to decode the next `batch` in threads."""
-        self._ahead = {(i, size): self._submit(i, size) for i in indices.tolist()}
-
-    def _submit(self, index: int, size: Size) -> Future[tuple[np.ndarray, np.ndarray]]:
-        return _decoders().submit(self._decode, index, size)
+        self._ahead = {(i, size): _decoders().submit(self._decode, i, size) for i in indices.tolist()}
 
     def _decode(self, index: int, size: Size) -> tuple[np.ndarray, np.ndarray]:
         image, target = self.load(index)
         height, width = size
         if image.size != (width, height):
             image = image.resize((width, height), Image.Resampling.BICUBIC)
-        return np.array(image), _nearest(target, self.frame)
+        if target.shape != self.frame:  # by nearest neighbour: classes and distances must not be mixed
+            height, width = self.frame
+            rows = ((np.arange(height) + 0.5) * target.shape[0] / height).astype(np.int64)
+            columns = ((np.arange(width) + 0.5) * target.shape[1] / width).astype(np.int64)
+            target = target[rows[:, None], columns[None, :]]
+        return np.array(image), target
 
-    def describe(self) -> dict[str, Any]:
-        """Facts about the data for summaries, as JSON-able values."""
-        return {
-            "name": self.name,
-            "num_images": len(self),
-            "frame": list(self.frame),
-            "num_classes": self.num_classes or None,
-            "max_depth": self.max_depth,
-        }
+
+@cache
+def _decoders() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+
+
+class Files:
+    """Files of a folder, or inside zip archives (several joined by commas, or a glob) seen as one folder."""
+
+    def __init__(self, spec: str) -> None:
+        self.root = Path(spec).expanduser()
+        self.entries: dict[str, ZipEntry] = {}
+        if self.root.is_dir():
+            self.paths = sorted(prefix + name for prefix, names in walk_folders(self.root) for name in names)
+            return
+        for archive in list_files(spec):
+            for path, info in zip_files(archive).items():
+                self.entries[path] = ZipEntry.of(archive, path, info)
+        self.paths = sorted(self.entries)
+
+    def num_bytes(self, path: str) -> int:
+        return self.entries[path].num_bytes if self.entries else file_bytes(self.root / path)
+
+    def read(self, path: str) -> bytes:
+        return self.entries[path].read() if self.entries else read_file(self.root / path)
 
 
 class PairedFiles(DenseData):
     """Images and targets that are files: `pairs` are their paths in `files`."""
 
-    files: Files
-    pairs: list[tuple[str, str]]
+    def __init__(
+        self,
+        name: str,
+        task: str,
+        files: Files,
+        pairs: list[tuple[str, str]],
+        parts: Sequence[str | None],
+        *,
+        frame: Size | None = None,
+        classes: Sequence[str] | None = None,
+        max_depth: float | None = None,
+        eigen_crop: bool = False,
+    ) -> None:
+        self.files = files
+        self.pairs = pairs
+        if frame is None:  # all targets are as large as the first one
+            width, height = open_image(files.read(pairs[0][1])).size
+            frame = (height, width)
+        names = [image for image, _ in pairs]
+        super().__init__(
+            name, task, names, parts, frame=frame, classes=classes, max_depth=max_depth, eigen_crop=eigen_crop
+        )
 
     def num_bytes(self, position: int) -> int:
         return self.files.num_bytes(self.pairs[position][0])
@@ -150,20 +193,13 @@ class PairedFiles(DenseData):
         """The sizes of image and target together."""
         return sum(map(self.files.num_bytes, self.pairs[position]))
 
+    def read(self, position: int) -> tuple[Image.Image, np.ndarray]:
+        image, target = self.pairs[position]
+        return open_image(self.files.read(image)), self.decode_target(self.files.read(target))
 
-@cache
-def _decoders() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(8, os.cpu_count() or 1))
-
-
-def _nearest(target: np.ndarray, frame: Size) -> np.ndarray:
-    """`target` (H, W) resized to `frame` by nearest neighbour."""
-    if target.shape == frame:
-        return target
-    height, width = frame
-    rows = ((np.arange(height) + 0.5) * target.shape[0] / height).astype(np.int64)
-    columns = ((np.arange(width) + 0.5) * target.shape[1] / width).astype(np.int64)
-    return target[rows[:, None], columns[None, :]]
+    def decode_target(self, content: bytes) -> np.ndarray:
+        """The target in a file. Readers define this."""
+        raise NotImplementedError
 
 
 class FrameStore:
@@ -206,24 +242,3 @@ class FrameStore:
         """Begin to decode `indices` for the next `batch`, unless they are kept decoded."""
         if self.images is None:
             self.data.prefetch(indices, self.size)
-
-
-class Files:
-    """Files of a folder, or inside zip archives (several joined by commas, or a glob) seen as one folder."""
-
-    def __init__(self, spec: str) -> None:
-        self.root = Path(spec).expanduser()
-        self.entries: dict[str, ZipEntry] = {}
-        if self.root.is_dir():
-            self.paths = sorted(prefix + name for prefix, names in walk_folders(self.root) for name in names)
-            return
-        for archive in list_files(spec):
-            for path, info in zip_files(archive).items():
-                self.entries[path] = ZipEntry.of(archive, path, info)
-        self.paths = sorted(self.entries)
-
-    def num_bytes(self, path: str) -> int:
-        return self.entries[path].num_bytes if self.entries else file_bytes(self.root / path)
-
-    def read(self, path: str) -> bytes:
-        return self.entries[path].read() if self.entries else read_file(self.root / path)

@@ -1,4 +1,4 @@
-"""Image folders, and what their paths say: the split and the class of each image."""
+"""Image folders, and what the paths of images say: the split and the class of each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Entry(NamedTuple):
 
 def is_hidden(path: str) -> bool:
     """Whether a relative path is of a hidden file, or of a resource fork as macOS packs them."""
-    return any(piece.startswith(".") or piece == "__MACOSX" for piece in path.split("/"))
+    return path.startswith(".") or "/." in path or "__MACOSX" in path.split("/")
 
 
 def is_image_path(path: str) -> bool:
@@ -47,15 +47,9 @@ def is_image_path(path: str) -> bool:
 
 def count_unread(paths: Iterable[str], unread: tuple[str, ...] = (*_UNREAD_SUFFIXES, *_ARCHIVES)) -> dict[str, int]:
     """How many of these files hold images that are not read, by suffix: unknown formats, and archives in archives."""
-    suffixes = [os.path.splitext(path)[1].lower() for path in paths if path.lower().endswith(unread)]
-    return dict(sorted(Counter(suffixes).items()))
-
-
-def tell_left_out(name: str, left_out: dict[str, int]) -> None:
-    """Say how many files of each kind are not read."""
-    if left_out:
-        kinds = ", ".join(f"{number:,} {kind}" for kind, number in left_out.items())
-        tell_once(f"left out of {name}: {kinds}; convert, repair or unpack them to use them")
+    suffixes = (os.path.splitext(path)[1].lower() for path in paths)
+    counts = Counter(suffix for suffix in suffixes if suffix in unread)
+    return dict(sorted(counts.items()))
 
 
 @cache
@@ -70,32 +64,29 @@ def arrange(paths: Sequence[str]) -> list[Entry]:
     A single folder around the split or class folders is looked through. A class may be called `train`: folders are
     splits only if all of them are, or if a training and a validation folder are both there (others are then left out).
     """
-    rows = [(path, path.split("/")) for path in sorted(paths)]
-    while _is_wrapped([tail for _, tail in rows]):
-        rows = [(path, tail[1:]) for path, tail in rows]
-    if not _has_splits([tail for _, tail in rows]):
-        return [Entry(path, None, tail[0] if len(tail) > 1 else None) for path, tail in rows]
-    _tell_of_others([tail for _, tail in rows])
+    paths = sorted(paths)
+    tails = [path.split("/") for path in paths]
+    while _is_wrapped(tails):
+        tails = [tail[1:] for tail in tails]
+    has_splits = _has_splits(tails)
     entries = []
-    for path, tail in rows:
-        if len(tail) > 1 and is_split_name(tail[0]):
-            class_name = tail[1] if len(tail) > 2 else None
-            entries.append(Entry(path, tail[0].lower(), class_name))
+    others = []
+    for path, tail in zip(paths, tails):
+        if not has_splits:
+            entries.append(Entry(path, None, tail[0] if len(tail) > 1 else None))
+        elif len(tail) > 1 and is_split_name(tail[0]):
+            entries.append(Entry(path, tail[0].lower(), tail[1] if len(tail) > 2 else None))
+        else:
+            others.append(tail[0] if len(tail) > 1 else "no folder")
+    if others:
+        splits = sorted({tail[0] for tail in tails if len(tail) > 1 and is_split_name(tail[0])})
+        names = sorted(set(others))
+        shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+        tell_once(
+            f"folders named {' and '.join(splits)} are taken as splits: {len(others)} images in others are left out "
+            f"({shown}); rename those folders if they are classes"
+        )
     return entries
-
-
-def _tell_of_others(tails: list[list[str]]) -> None:
-    """Say which folders are left out because others have the names of splits."""
-    splits = sorted({tail[0] for tail in tails if len(tail) > 1 and is_split_name(tail[0])})
-    others = [tail[0] if len(tail) > 1 else "no folder" for tail in tails if tail[0] not in splits]
-    if not others:
-        return
-    names = sorted(set(others))
-    shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-    tell_once(
-        f"folders named {' and '.join(splits)} are taken as splits: {len(others)} images in others are left out "
-        f"({shown}); rename those folders if they are classes"
-    )
 
 
 def _is_wrapped(tails: list[list[str]]) -> bool:
@@ -120,25 +111,40 @@ def label_entries(class_names: Sequence[str | None]) -> tuple[list[int] | None, 
 
     A name may be written in two ways in Unicode, as macOS and others do: they are one class.
     """
-    written = {name for name in class_names if name is not None}
-    if not written:
+    class_of = {name: unicodedata.normalize("NFC", name) for name in set(class_names) if name is not None}
+    if not class_of:
         return None, None
-    class_of = {name: unicodedata.normalize("NFC", name) for name in written}
     classes = sorted(set(class_of.values()))
     index = {name: number for number, name in enumerate(classes)}
-    return [-1 if name is None else index[class_of[name]] for name in class_names], classes
+    number_of: dict[str | None, int] = {name: index[one] for name, one in class_of.items()}
+    number_of[None] = -1
+    return [number_of[name] for name in class_names], classes
 
 
-class FolderImages(FileImages):
+class ListedImages(FileImages):
+    """Images that were listed once, see `indexed`.
+
+    Attributes:
+        paths: of all listed images, by the position in the reader's own order.
+        where: further columns of the listing.
+    """
+
+    def __init__(self, name: str, found: Listing) -> None:
+        super().__init__(name, found.names, found.labels, found.classes, found.parts, found.keys)
+        self.paths = found.names
+        self.where = found.numbers
+        self.left_out = found.left_out
+        if found.left_out:
+            kinds = ", ".join(f"{number:,} {kind}" for kind, number in found.left_out.items())
+            tell_once(f"left out of {self.name}: {kinds}; convert, repair or unpack them to use them")
+
+
+class FolderImages(ListedImages):
     """A folder of image files in the ImageFolder layout, with or without split folders, or flat."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
-        found = indexed("folder", [str(self.root)], lambda: _list_folder(self.root))
-        super().__init__(str(root), found.names, found.labels, found.classes, found.parts, found.keys)
-        self.paths = found.names
-        self.left_out = found.left_out
-        tell_left_out(self.name, self.left_out)
+        super().__init__(str(root), indexed("folder", [str(root)], lambda: _list_folder(self.root)))
 
     def num_bytes(self, position: int) -> int:
         return file_bytes(self.root / self.paths[position])
@@ -153,21 +159,22 @@ def _list_folder(root: Path) -> Listing:
     others = []
     for prefix, names in walk_folders(root):
         folders.append(str(root / prefix))
-        for path in (prefix + name for name in names):
+        for name in names:
+            path = prefix + name
             if is_image_path(path):
                 paths.append(path)
             elif not is_hidden(path):
                 others.append(path)
-    entries = arrange(paths)
     archives = _how_to_read(root, others)
-    if not entries:
+    if not paths:
         hint = f"; {archives}" if archives else ""
         raise ValueError(f"no images in folder {root}; expected files such as {', '.join(SUFFIXES[:4])}{hint}")
     if archives:
         tell_once(f"archives in {root} are not read beside its images: {archives}")
-    tables = [path for path in others if path.rpartition("/")[2].lower() in _TABLES]
-    if tables:
-        tell_once(f"{root / tables[0]} is not read: the classes of images are their folders")
+    table = next((path for path in others if path.rpartition("/")[2].lower() in _TABLES), None)
+    if table is not None:
+        tell_once(f"{root / table} is not read: the classes of images are their folders")
+    entries = arrange(paths)
     labels, classes = label_entries([entry.class_name for entry in entries])
     names = [entry.path for entry in entries]
     return Listing(
@@ -177,17 +184,16 @@ def _list_folder(root: Path) -> Listing:
         classes,
         [entry.part for entry in entries],
         folders,
-        left_out=count_unread(others, _UNREAD_SUFFIXES),  # of archives there was a line
+        left_out=count_unread(others, _UNREAD_SUFFIXES),  # there was a line about archives
     )
 
 
 def _how_to_read(root: Path, paths: Sequence[str]) -> str:
     """How the first kind of archive among these files is given as data; empty if there is none."""
     for suffix, pattern in _ARCHIVES.items():
-        inside = [path for path in paths if path.lower().endswith(suffix)]
-        if inside:
-            folder = root / inside[0].rpartition("/")[0]
-            return f"'{pattern.format(folder)}' reads the {suffix} files in it"
+        inside = next((path for path in paths if path.lower().endswith(suffix)), None)
+        if inside is not None:
+            return f"'{pattern.format(root / inside.rpartition('/')[0])}' reads the {suffix} files in it"
     return ""
 
 
@@ -199,8 +205,14 @@ def walk_folders(root: Path) -> Iterator[tuple[str, list[str]]]:
     left = [("", os.path.realpath(root), 0)]
     while left:
         prefix, here, num_links = left.pop()
+        try:
+            with os.scandir(root / prefix) as scanned:
+                entries = list(scanned)
+        except OSError as error:
+            folder = root / prefix
+            raise ValueError(f"cannot list {folder} ({error.strerror}): give access to it, or move it away") from None
         files = []
-        for entry in _entries(root / prefix):
+        for entry in entries:
             path = prefix + entry.name
             if not _is_folder(entry):
                 files.append(entry.name)
@@ -220,11 +232,3 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # a link to itself
         return False
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError as error:
-        raise ValueError(f"cannot list {folder} ({error.strerror}): give access to it, or move it away") from None

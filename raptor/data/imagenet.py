@@ -6,6 +6,8 @@ import csv
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from scipy.io import loadmat
+
 from raptor.data.folder import FolderImages
 from raptor.data.split import is_train
 
@@ -31,53 +33,42 @@ class ImageNetImages(FolderImages):
         self.specs = [self.name]
         labels = self.labels or [-1] * len(self.names)
         flat = [i for i, (label, part) in enumerate(zip(labels, self.parts)) if label < 0 and not is_train(part)]
-        if flat:
-            self._label_flat(top, labels, flat)
-
-    def _label_flat(self, top: Path, labels: list[int], flat: list[int]) -> None:
+        if not flat:
+            return
         wnids = _validation_wnids(top)
-        stems = {i: PurePosixPath(self.names[i]).stem for i in flat}
-        missing = [stem for stem in stems.values() if stem not in wnids]
-        if missing:
-            raise ValueError(f"the validation list has no label for {missing[0]}")
         classes = self.classes or sorted(set(wnids.values()))
         index = {wnid: i for i, wnid in enumerate(classes)}
-        strange = [wnids[stem] for stem in stems.values() if wnids[stem] not in index]
-        if strange:
-            raise ValueError(f"validation class {strange[0]} has no folder in train/")
-        for i, stem in stems.items():
+        for i in flat:
+            stem = PurePosixPath(self.names[i]).stem
+            if stem not in wnids:
+                raise ValueError(f"the validation list has no label for {stem}")
+            if wnids[stem] not in index:
+                raise ValueError(f"validation class {wnids[stem]} has no folder in train/")
             labels[i] = index[wnids[stem]]
         self.labels = labels
         self.classes = classes
 
 
 def _validation_wnids(top: Path) -> dict[str, str]:
-    """File stem to wnid of the flat validation images, from whichever list is below `top` or beside it."""
-    places = [top, *sorted(top.glob("*devkit*")), *sorted(top.parent.glob("*devkit*"))]
-    for folder in places:
-        for inner in ("", "data"):
-            if (folder / inner / _GROUND_TRUTH).is_file():
-                return _from_devkit(folder / inner)
+    """File stem to wnid of the flat validation images, from the list that is below `top` or beside it."""
+    for folder in [top, *sorted(top.glob("*devkit*")), *sorted(top.parent.glob("*devkit*"))]:
+        for inner in (folder, folder / "data"):
+            if (inner / _GROUND_TRUTH).is_file():
+                return _from_devkit(inner)
         if (folder / _SOLUTION).is_file():
-            return _from_solution(folder / _SOLUTION)
+            with (folder / _SOLUTION).open(newline="", encoding="utf-8") as lines:
+                rows = list(csv.reader(lines))[1:]
+            # The class is followed by the corners of its box.
+            return {row[0]: row[1].split()[0] for row in rows if len(row) >= 2}
     raise ValueError(f"val/ of {top} is flat; put the devkit ({_GROUND_TRUTH}, meta.mat) or {_SOLUTION} in {top}")
 
 
 def _from_devkit(folder: Path) -> dict[str, str]:
+    """The same from the devkit, whose class numbers are not the order of the wnids."""
     meta = folder / "meta.mat"
     if not meta.is_file():
         raise ValueError(f"no {meta}; the devkit's numbers need it to become classes")
-    try:
-        from scipy.io import loadmat
-    except ImportError:
-        raise ValueError("meta.mat needs scipy: pip install scipy") from None
     synsets: Any = loadmat(meta, squeeze_me=True)["synsets"]
     wnid_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
-    numbers = [int(word) for word in (folder / _GROUND_TRUTH).read_text(encoding="utf-8").split()]
-    return {f"ILSVRC2012_val_{i:08d}": wnid_of[number] for i, number in enumerate(numbers, start=1)}
-
-
-def _from_solution(path: Path) -> dict[str, str]:
-    with path.open(newline="", encoding="utf-8") as lines:
-        rows = list(csv.reader(lines))[1:]
-    return {row[0]: row[1].split()[0] for row in rows if len(row) >= 2}
+    numbers = (folder / _GROUND_TRUTH).read_text(encoding="utf-8").split()
+    return {f"ILSVRC2012_val_{i:08d}": wnid_of[int(number)] for i, number in enumerate(numbers, start=1)}

@@ -222,10 +222,6 @@ class ImageData(Items):
     def picture(self, index: int) -> Image.Image:
         return self.load(index, _LOOK_SIDE)
 
-    def file_size(self, index: int) -> int:
-        """Bytes of the file of image `index`; 0 if the images are not files."""
-        return self.num_bytes(int(self.positions[index]))
-
     def present(self) -> set[int]:
         """The labels that these images have."""
         return set(self.labels or ())
@@ -320,16 +316,13 @@ class ImageData(Items):
             generator=torch.Generator().manual_seed(0),  # otherwise each pass would advance the global one
         )
         for images, indices, bad in loader:
-            self._note_bad(bad)
+            if bad and not self.skip_bad:
+                raise BadImage(f"{bad[0][1]}; repair or remove it, or skip such images with --skip_bad")
+            for name, _ in bad:
+                if name not in self.bad:
+                    self.bad.append(name)
+            # Not blocking: the copy to a GPU runs while the host decodes on.
             yield Pixels(images.to(device, non_blocking=True), indices)
-
-    def _note_bad(self, bad: list[tuple[str, str]]) -> None:
-        """Stop at the first bad image, or with `skip_bad` add their names to `bad`."""
-        if bad and not self.skip_bad:
-            raise BadImage(f"{bad[0][1]}; repair or remove it, or skip such images with --skip_bad")
-        for name, _ in bad:
-            if name not in self.bad:
-                self.bad.append(name)
 
 
 class FileImages(ImageData):
@@ -368,26 +361,19 @@ class _Decoded(Dataset[_Row]):
 
     def __getitem__(self, index: int) -> _Row:
         bad: list[tuple[str, str]] = []
-        for candidate in self._candidates(index):
-            try:
-                image = self.preprocess.decode(self.data.load(candidate, self.side))
-                if self.crop:
-                    image = self.preprocess.crop(image)
-                return index, image, bad
-            except BadImage as error:
-                bad.append((self.data.names[candidate], str(error)))
-        return index, None, bad
-
-    def _candidates(self, index: int) -> Iterator[int]:
-        """The image itself and, where a bad one is replaced, the following images of its class."""
-        yield index
-        if not self.replace:
-            return
         labels = self.data.labels
-        for step in range(1, len(self.data)):
+        # The image itself and, where a bad one is replaced, the following images of its class.
+        for step in range(len(self.data) if self.replace else 1):
             other = (index + step) % len(self.data)
-            if labels is None or labels[other] == labels[index]:
-                yield other
+            if step and labels is not None and labels[other] != labels[index]:
+                continue
+            try:
+                image = self.preprocess.decode(self.data.load(other, self.side))
+            except BadImage as error:
+                bad.append((self.data.names[other], str(error)))
+                continue
+            return index, self.preprocess.crop(image) if self.crop else image, bad
+        return index, None, bad
 
 
 def _collate(rows: Sequence[_Row]) -> tuple[Tensor, Tensor, list[tuple[str, str]]]:
@@ -439,17 +425,18 @@ def fill_uint8(
     Bad images that may be skipped are replaced by others of their class; BadImage if there are none left.
     """
     chunks = chunks_of(indices, data.fill_size)
-    device = images_nchw.device
+    batches = data.batches(
+        chunks, preprocess, images_nchw.device, num_workers=num_workers, replace=True, reduced=reduced
+    )
     num_rows = 0
     num_done = 0
-    parts = data.batches(chunks, preprocess, device, num_workers=num_workers, replace=True, reduced=reduced)
-    for chunk, (part, _) in zip(chunks, parts):
-        if len(part):
-            images_nchw[num_rows : num_rows + len(part)] = part
-        num_rows += len(part)
+    for chunk, (images, _) in zip(chunks, batches):
+        if len(images):
+            images_nchw[num_rows : num_rows + len(images)] = images
+        num_rows += len(images)
         num_done += len(chunk)
         if progress is not None:
             progress(num_done, len(indices))
-    if num_rows < len(indices):
-        num_missing = len(indices) - num_rows
+    num_missing = len(indices) - num_rows
+    if num_missing:
         raise BadImage(f"{num_missing} images of {data.name} cannot be read, and neither can others of their class")

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -25,7 +24,7 @@ from raptor.data.names import PackedNames
 from raptor.data.split import keep_shares
 
 MIN_IMAGES = 10_000  # smaller sets are listed each time
-_VERSION = 4  # raised when readers list the same files in another way
+_VERSION = 5  # raised when readers list the same files in another way
 _FRESH_S = 2.0  # a source that changed this shortly before may change again within the clock's tick
 _PATIENCE_S = 5.0
 
@@ -76,7 +75,7 @@ def indexed(kind: str, addressed: Sequence[str], make: Callable[[], Listing]) ->
         return listing
     try:
         _write(path, listing, stamps)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         print(
             f"the index of {len(listing.names)} images could not be kept ({error}): they are listed again next time; "
             "set RAPTOR_CACHE to a folder that can be written",
@@ -98,30 +97,29 @@ def announced(archives: Iterable[str]) -> Iterator[str]:
         yield archive
 
 
-def _stamps(sources: Iterable[str]) -> list[tuple[int, int]]:
+def _stamps(sources: Iterable[str]) -> list[list[int]]:
     """Size and time of each source; a folder's own time changes with what is in it, and its size says nothing."""
     found = []
     for source in sources:
         status = os.stat(source)
         size = 0 if os.path.isdir(source) else status.st_size
-        found.append((size, status.st_mtime_ns))
+        found.append([size, status.st_mtime_ns])
     return found
 
 
-def _write(path: Path, listing: Listing, stamps: list[tuple[int, int]]) -> None:
+def _write(path: Path, listing: Listing, stamps: list[list[int]]) -> None:
     keep_shares(listing.keys)
-    kinds = sorted({part for part in listing.parts if part is not None})
-    code: dict[str | None, int] = {kind: number for number, kind in enumerate(kinds)}
-    code[None] = -1
+    parts: list[str | None] = list(dict.fromkeys(listing.parts))
+    code = {part: number for number, part in enumerate(parts)}
     arrays = listing.names.arrays("names") | listing.keys.arrays("keys")
     arrays["parts"] = np.fromiter(map(code.__getitem__, listing.parts), np.int64, len(listing.parts))
     for name, values in listing.numbers.items():
-        arrays[f"numbers.{name}"] = values
+        arrays[f"numbers.{name}"] = np.ascontiguousarray(values)
     if listing.labels is not None:
         arrays["labels"] = np.array(listing.labels, dtype=np.int64)
     about = {
         "classes": listing.classes,
-        "kinds": kinds,
+        "parts": parts,
         "sources": list(map(os.path.abspath, listing.sources)),
         "stamps": stamps,
         "left_out": listing.left_out,
@@ -129,11 +127,8 @@ def _write(path: Path, listing: Listing, stamps: list[tuple[int, int]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        contiguous = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
-        save_file(contiguous, unfinished, {"about": json.dumps(about)})
+        save_file(arrays, unfinished, {"about": json.dumps(about)})
         os.replace(unfinished, path)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -141,32 +136,23 @@ def _write(path: Path, listing: Listing, stamps: list[tuple[int, int]]) -> None:
 def _read(path: Path) -> Listing | None:
     """The listing kept at `path`; None if there is none, or it is old or broken (it is then made again)."""
     try:
-        if not path.is_file():
-            return None
         with safe_open(path, "np") as file:
             about = json.loads(file.metadata()["about"])
-        if [tuple(stamp) for stamp in about["stamps"]] != _stamps(about["sources"]):
+        if about["stamps"] != _stamps(about["sources"]):
             return None
-        arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in load_file(path).items()}
-        names = PackedNames.from_arrays(arrays, "names")
-        keys = PackedNames.from_arrays(arrays, "keys")
+        # Through torch, which maps the file into memory; safetensors' own reader for NumPy copies it.
+        arrays = {name: tensor.numpy() for name, tensor in load_file(path).items()}
         labels = arrays.get("labels")
-        numbers = {name.removeprefix("numbers."): v for name, v in arrays.items() if name.startswith("numbers.")}
-        columns = [keys, arrays["parts"], *numbers.values()]
-        if labels is not None:
-            columns.append(labels)
-        if any(len(column) != len(names) for column in columns):
-            return None
-        kinds: list[str | None] = [*about["kinds"], None]  # -1 is the last
+        parts = about["parts"]
         return Listing(
-            names,
-            keys,
+            PackedNames.from_arrays(arrays, "names"),
+            PackedNames.from_arrays(arrays, "keys"),
             None if labels is None else labels.tolist(),
             about["classes"],
-            [kinds[code] for code in arrays["parts"].tolist()],
+            [parts[code] for code in arrays["parts"].tolist()],
             about["sources"],
-            numbers,
+            {name.removeprefix("numbers."): v for name, v in arrays.items() if name.startswith("numbers.")},
             about["left_out"],
         )
-    except (OSError, SafetensorError, KeyError, IndexError, TypeError, ValueError):
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
@@ -50,20 +51,30 @@ class JoinedImages(ImageData):
     """Several sets one after the other; with labels if all of them have the same classes."""
 
     def __init__(self, sets: Sequence[ImageData]) -> None:
-        names = [f"{data.name}: {name}" for data in sets for name in data.names]
-        keys = [key for data in sets for key in data.keys]
+        names: list[str] = []
+        keys: list[str] = []
+        specs: list[str] = []
+        labels: list[int] = []
+        left_out: Counter[str] = Counter()
+        for data in sets:
+            names += [f"{data.name}: {name}" for name in data.names]
+            keys += data.keys
+            specs += data.specs
+            labels += data.labels or ()
+            left_out.update(data.left_out)
         classes = sets[0].classes
-        labels = None
-        if classes is not None and all(data.classes == classes for data in sets):
-            labels = [label for data in sets for label in data.labels or ()]
-        name = " ".join(data.name for data in sets)
-        super().__init__(name, names, labels, None if labels is None else classes, keys=keys)
-        self.specs = [spec for data in sets for spec in data.specs]
+        has_labels = classes is not None and all(data.classes == classes for data in sets)
+        super().__init__(
+            " ".join(data.name for data in sets),
+            names,
+            labels if has_labels else None,
+            classes if has_labels else None,
+            keys=keys,
+        )
+        self.specs = specs
+        self.left_out = dict(left_out)
         self.sets = list(sets)
         self.ends = list(accumulate(map(len, sets)))
-        for data in sets:
-            for kind, number in data.left_out.items():
-                self.left_out[kind] = self.left_out.get(kind, 0) + number
 
     def originals(self, positions: Tensor) -> Tensor:
         """A set that was joined several times is one object, so its images are those of its first place."""
@@ -119,7 +130,7 @@ class InMemory(WholeBatches):
     ) -> None:
         if data.skip_bad:
             raise ValueError("images that may be skipped cannot be kept in memory: remove the bad ones first")
-        super().__init__(data.name, list(data.names), data.labels, data.classes, data.parts, data.keys)
+        super().__init__(data.name, data.names, data.labels, data.classes, data.parts, data.keys)
         self.specs = list(data.specs)
         self.left_out = data.left_out
         self.data = data
@@ -129,7 +140,7 @@ class InMemory(WholeBatches):
         self.images = images.to(device)
 
     def num_bytes(self, position: int) -> int:
-        return self.data.file_size(position)
+        return self.data.num_bytes(int(self.data.positions[position]))
 
     def content(self, position: int) -> bytes:
         return self.data.content(int(self.data.positions[position]))
@@ -146,25 +157,3 @@ class InMemory(WholeBatches):
 
     def worth_caching(self, device: torch.device) -> bool:
         return device.type not in ("cpu", self.images.device.type)
-
-
-class JoinedInMemory(JoinedImages, WholeBatches):
-    """Sets in memory one after the other; each stays where it is, so nothing is decoded or copied."""
-
-    def __init__(self, sets: Sequence[InMemory]) -> None:
-        super().__init__(sets)
-        self.kept = list(sets)
-
-    def take(self, positions: Tensor, device: torch.device) -> Tensor:
-        first = self.kept[0].images
-        images = torch.empty((len(positions), *first.shape[1:]), dtype=first.dtype, device=device)
-        owner = torch.bucketize(positions, torch.tensor(self.ends), right=True)
-        for number, data in enumerate(self.kept):
-            rows = (owner == number).nonzero()[:, 0]
-            start = self.ends[number] - len(data)
-            if len(rows):
-                images[to_device(rows, device)] = data.take(data.positions[positions[rows] - start], device)
-        return images
-
-    def worth_caching(self, device: torch.device) -> bool:
-        return any(data.worth_caching(device) for data in self.kept)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 
@@ -100,18 +100,8 @@ class PackedNames(Sequence[str]):
         return found
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, Any], prefix: str) -> PackedNames:
-        """The inverse of `arrays`; broken ones raise ValueError."""
-        text = arrays[f"{prefix}.text"]
-        ends = arrays[f"{prefix}.ends"]
-        lengths = np.diff(ends, prepend=0)
-        if len(ends) and (lengths.min() < 0 or ends[-1] != len(text)):
-            raise ValueError("the names of an index do not fit together")
+    def from_arrays(cls, arrays: dict[str, np.ndarray], prefix: str) -> PackedNames:
+        """The inverse of `arrays`."""
         mark = f"{prefix}.column."
-        columns = {}
-        for key, values in arrays.items():
-            if key.startswith(mark):
-                columns[key.removeprefix(mark)] = values
-                if len(values) != len(ends):
-                    raise ValueError("the columns of an index do not fit together")
-        return cls(text, ends, None, columns)
+        columns = {key.removeprefix(mark): values for key, values in arrays.items() if key.startswith(mark)}
+        return cls(arrays[f"{prefix}.text"], arrays[f"{prefix}.ends"], None, columns)

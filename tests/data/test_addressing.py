@@ -86,21 +86,6 @@ def test_keys() -> None:
     assert choose_sample(["b", "a", "c"], 2) == sorted(choose_sample(["b", "a", "c"], 2))
 
 
-def test_a_slice_of_a_hub_set_keeps_its_split(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    features = datasets.Features({"image": datasets.Image()})
-    tables = {
-        part: datasets.Dataset.from_dict({"image": [Image.fromarray(pixels(i)) for i in range(80)]}, features=features)
-        for part in ("train",)
-    }
-    datasets.DatasetDict(tables).save_to_disk(str(tmp_path / "set"))
-    whole = set(open_data(f"hf/{tmp_path}/set", "val").names)
-    for rows in ("[:50%]", "[40:]"):
-        sliced = set(open_data(f"hf/{tmp_path}/set:train{rows}", "all").names)
-        held_out = set(open_data(f"hf/{tmp_path}/set:train{rows}", "val").names)
-        assert held_out == whole & sliced or (not whole & sliced and len(held_out) == 1)
-
-
 def test_parts_by_name(tmp_path: Path) -> None:
     _write(tmp_path, [f"{part}/a/{part}{i}.png" for part in ("train", "val", "test") for i in range(4)])
     assert {n.split("/")[0] for n in open_data(str(tmp_path), "test").names} == {"test"}

@@ -18,7 +18,7 @@ from tiny_images import SHARED, SPLIT_TREE, encoded, needs_shared, pixels, same,
 
 from raptor.data import BadImage, Preprocess, iterate, open_data
 from raptor.data import archives as archives_module
-from raptor.data.archives import expand_braces
+from raptor.data.archives import expand_ranges
 from raptor.subject import Subject
 
 
@@ -33,12 +33,7 @@ def test_zips_equal_their_folder(tmp_path: Path, method: int) -> None:
             archive.writestr("__MACOSX/._x.png", b"junk")
     folder = open_data(str(tmp_path / "tree"), "val")
     joined = f"{tmp_path}/part-0.zip, {tmp_path}/part-1.zip"
-    for spec in (
-        joined,
-        f"{tmp_path}/part-*.zip",
-        f"{tmp_path}/part-{{0..1}}.zip",
-        f"{tmp_path}/{{part-0,part-1}}.zip",
-    ):
+    for spec in (joined, f"{tmp_path}/part-*.zip", f"{tmp_path}/part-{{0..1}}.zip"):
         data = open_data(spec, "val")
         assert (data.names, data.labels, data.classes) == (folder.names, folder.labels, folder.classes)
         assert all(same(data.load(i), folder.load(i)) for i in range(len(data)))
@@ -142,7 +137,7 @@ def test_tar_shards_with_own_validation_and_json(tmp_path: Path) -> None:
             members[f"{i}.jpg"] = encoded(i, "jpeg")
             members[f"{i}.json"] = json.dumps({"label": "dog" if i % 2 else "cat", "width": 8}).encode()
         write_tar(tmp_path / f"set-{part}-000.tar", members)
-    val = open_data(f"wds/{tmp_path}/set-{{train,val}}-000.tar", "val")
+    val = open_data(f"wds/{tmp_path}/set-*-000.tar", "val")
     assert val.names == ["6", "7"] and val.labels == [0, 1] and val.classes == ["cat", "dog"]
     with tarfile.open(tmp_path / "z.tar", "w:gz"):
         pass
@@ -289,12 +284,12 @@ def test_files_that_are_not_read_are_counted(tmp_path: Path, capsys: pytest.Capt
     assert f"archives in {tmp_path}/folder are not read" in told
 
 
-def test_braces() -> None:
-    assert expand_braces("s-{08..10}.tar") == ["s-08.tar", "s-09.tar", "s-10.tar"]
-    assert expand_braces("{a,b{1..2}}-{x,y}") == ["a-x", "a-y", "b1-x", "b1-y", "b2-x", "b2-y"]
-    for wrong in ("a{1..", "a{3..1}"):
-        with pytest.raises(ValueError, match=r"brace|backwards"):
-            expand_braces(wrong)
+def test_ranges_of_files() -> None:
+    assert expand_ranges("s-{08..10}.tar") == ["s-08.tar", "s-09.tar", "s-10.tar"]
+    assert expand_ranges("{1..2}/{7..8}.zip") == ["1/7.zip", "1/8.zip", "2/7.zip", "2/8.zip"]
+    assert expand_ranges("a{1..") == ["a{1.."]
+    with pytest.raises(ValueError, match="backwards"):
+        expand_ranges("a{3..1}")
 
 
 @needs_shared

@@ -137,7 +137,7 @@ def test_an_archive_is_one_place_however_it_is_written(tmp_path: Path, kind: str
         one, other = f"{tmp_path}/p.zip", f"{tmp_path}/x/../p.zip"
     elif kind == "wds":
         shutil.make_archive(str(tmp_path / "p"), "tar", photos)
-        one, other = f"wds/{tmp_path}/p.tar", f"{tmp_path}/{{p,p}}.tar"
+        one, other = f"wds/{tmp_path}/p.tar", f"{tmp_path}/x/../p.tar"
     else:
         datasets = pytest.importorskip("datasets")
         rows = [Image.open(path) for path in sorted(photos.rglob("*.png"))]

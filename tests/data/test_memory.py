@@ -10,7 +10,7 @@ from PIL import Image
 from tiny_images import pixels
 
 from raptor.data import ImageData, InMemory, Preprocess, iterate, open_data
-from raptor.data.memory import JoinedInMemory
+from raptor.data.memory import JoinedImages
 
 
 def _write(root: Path, paths: list[str]) -> Path:
@@ -44,8 +44,8 @@ def test_images_in_memory_are_those_of_their_data(data: ImageData) -> None:
     held = InMemory(part, preprocess)
     assert held.fingerprint() == part.fingerprint() != data.fingerprint()
     assert held.select([2]).fingerprint() == data.select([9]).fingerprint()
-    assert [held.file_size(i) for i in range(3)] == [data.file_size(i) for i in (5, 2, 9)]
-    joined = JoinedInMemory([held, InMemory(data, preprocess)])
+    assert [held.num_bytes(i) for i in range(3)] == [data.num_bytes(i) for i in (5, 2, 9)]
+    both = JoinedImages([held, InMemory(data, preprocess)])
     expected = torch.cat([part.batch(range(3), preprocess, "cpu"), data.batch(range(23), preprocess, "cpu")])
     order = [25, 0, 3, 2, 7]
-    assert torch.equal(joined.batch(order, preprocess, "cpu"), expected[order])
+    assert torch.equal(both.batch(order, preprocess, "cpu"), expected[order])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raptor.data.archives import expand_braces, list_files, split_commas
+from raptor.data.archives import expand_ranges, list_files
 from raptor.data.by_name import open_data, open_dense
 from raptor.data.preprocess import Preprocess
 from raptor.run import load_checkpoint, parse_json, parse_yaml, read_config, read_metrics, read_summary, slug
@@ -47,7 +47,7 @@ def test_budgets(text: str) -> None:
 @given(WORDS)
 @SETTINGS
 def test_data_strings(text: str) -> None:
-    for parse in (expand_braces, split_commas, list_files):
+    for parse in (expand_ranges, list_files):
         parses_or_refuses(lambda parse=parse: parse(text))  # type: ignore[misc]
     slug(text)
 
