@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, Self
 
 import numpy as np
@@ -55,7 +56,7 @@ class ImageStream:
     Args:
         progress: called with (images done, images in total) after each batch.
         limit: only a fixed sample of that many images.
-        ranks: the processes that share the batches.
+        ranks: the processes that share the batches. All of them make the stream, because they compare their images.
         shuffle: in a fixed random order, for what is measured within batches: a folder may have one class in each.
     """
 
@@ -115,8 +116,9 @@ class ImageStream:
     def sample(self, limit: int) -> Self:
         """The same stream over `limit` of its images, spread over the data."""
         stream = copy.copy(self)
-        stream.indices = [self.indices[i] for i in choose_sample([self.data.keys[i] for i in self.indices], limit)]
-        stream.num_images = len(stream.indices)
+        chosen = choose_sample(self.data.keys.take(self.indices), limit)
+        stream.indices = [self.indices[i] for i in chosen]
+        stream.num_images = len(chosen)
         return stream
 
     def bad_images(self) -> list[str]:
@@ -130,7 +132,11 @@ iterate = ImageStream
 
 
 def check_same_on_ranks(data: ImageData, ranks: Ranks) -> None:
-    """Raise on every rank unless all of them opened the same images: they would mix results, or wait for ever."""
+    """Raise on every rank unless all of them opened the same images: they would mix results, or wait for ever.
+
+    The ranks meet here, so a stream with `ranks=` is made on all of them. What rank 0 does by itself, as in
+    `ranks.first`, takes a stream without them: `ImageStream.whole`, or one that is made without `ranks`.
+    """
     if ranks.size == 1:
         return
     found = ranks.gather(f"{data.fingerprint()} ({len(data):,} images)")
@@ -216,21 +222,6 @@ def _resize_matrices(start_b: Tensor, length_b: Tensor, side: int, size: int) ->
     return weights_bsp / weights_bsp.sum(dim=-1, keepdim=True)
 
 
-class _StepBatches:
-    """The batches of a training stream from one step on, without end."""
-
-    def __init__(self, stream: TrainStream, stage: str, step: int) -> None:
-        self.stream = stream
-        self.stage = stage
-        self.step = step
-
-    def __iter__(self) -> Iterator[list[int]]:
-        step = self.step
-        while True:
-            yield self.stream.read_indices(step, self.stage).tolist()
-            step += 1
-
-
 class TrainStream:
     """Training batches as a pure function of (seed, stage, step).
 
@@ -252,7 +243,8 @@ class TrainStream:
             most 30 % of what is free on the device or the host.
         num_decoded: of the images that are kept, decode only so many on each rank; the others are grey. This is for a
             plan: memory and the time of a step are the same.
-        ranks: connected processes. Those of one machine decode a part each into memory that they share.
+        ranks: connected processes, all of which make the stream. Those of one machine decode a part each into memory
+            that they share.
     """
 
     def __init__(
@@ -308,52 +300,38 @@ class TrainStream:
             self.images = self._keep_images(ranks, progress, required=cache == "memory")
 
     def _keep_images(self, ranks: Ranks, progress: Progress | None, required: bool) -> Tensor | None:
-        """The cache, or None where it does not fit and is not required."""
-        if ranks.size == 1:
-            return self._fill_cache(progress)
-        images = self._fill_together(ranks, progress)
-        if images is not None:
-            return images
-        if required or all(ranks.gather(self.device.type == "cuda" and self._fits_device())):
-            return self._fill_cache(progress)
-        if ranks.is_first:
-            print(
-                f"{self.data.name} does not fit in shared memory: images are decoded as they are used", file=sys.stderr
-            )
-        return None
-
-    def _fill_cache(self, progress: Progress | None) -> Tensor:
-        """All distinct images uint8 (M, 3, resize, resize), on the device if they fit there, else on the host."""
-        store = self.device if self._fits_device() else torch.device("cpu")
-        side = self.preprocess.resize
-        images = torch.empty((len(self._rows), 3, side, side), dtype=torch.uint8, device=store)
+        """The cache, or None where it does not fit and is not required. Ranks of one machine fill theirs together."""
+        shape = (len(self._rows), 3, self.preprocess.resize, self.preprocess.resize)
+        shared = share_bytes(ranks, self._num_bytes()) if ranks.size > 1 else None
+        if shared is not None:
+            images = shared.values.view(shape)
+            own = slice(shared.place, None, shared.size)
+            error = None
+            try:
+                self._decode(self._rows[own].tolist(), images[own], progress)
+            except BadImage as caught:
+                error = str(caught)
+            # All ranks learn of a bad image: a rank that stopped by itself would leave the others waiting.
+            found = [other for other in ranks.gather(error) if other is not None]
+            if found:
+                raise BadImage(found[0])
+            return images.to(self.device) if all(ranks.gather(self._fits_device())) else images
+        on_device = self._fits_device()
+        if ranks.size > 1 and not required and not all(ranks.gather(self.device.type == "cuda" and on_device)):
+            if ranks.is_first:
+                name = self.data.name
+                print(f"{name} does not fit in shared memory: images are decoded as they are used", file=sys.stderr)
+            return None
+        images = torch.empty(shape, dtype=torch.uint8, device=self.device if on_device else "cpu")
         self._decode(self._rows.tolist(), images, progress)
         return images
 
-    def _fill_together(self, ranks: Ranks, progress: Progress | None) -> Tensor | None:
-        """The same in memory that the ranks of a machine share, each decoding its part; None where there is no room."""
-        shared = share_bytes(ranks, self._num_bytes())
-        if shared is None:
-            return None
-        images = shared.values.view(len(self._rows), 3, self.preprocess.resize, self.preprocess.resize)
-        own = slice(shared.place, None, shared.size)
-        error = None
-        try:
-            self._decode(self._rows[own].tolist(), images[own], progress)
-        except BadImage as caught:
-            error = str(caught)
-        found = [other for other in ranks.gather(error) if other is not None]
-        if found:
-            raise BadImage(found[0])
-        return images.to(self.device) if all(ranks.gather(self._fits_device())) else images
-
     def _decode(self, indices: list[int], into: Tensor, progress: Progress | None) -> None:
         """Fill `into`, uint8 (N, 3, resize, resize), with the images of `indices`."""
-        num = self.num_decoded
-        if num is not None:
-            into[num:] = _GREY
-            indices = indices[:num]
-            into = into[:num]
+        if self.num_decoded is not None:
+            into[self.num_decoded :] = _GREY
+            indices = indices[: self.num_decoded]
+            into = into[: self.num_decoded]
         fill_uint8(into, self.data, self.preprocess, indices, self.num_workers, progress, reduced=True)
 
     def _num_bytes(self) -> int:
@@ -400,19 +378,21 @@ class TrainStream:
 
     def batch(self, step: int, stage: str = "stage1", size: int | None = None) -> Tensor:
         """Normalised images float32 (B_local, 3, size, size) on the device, of the step's size or of `size`."""
-        images = self._augmented(step, stage, self.size(step, stage) if size is None else size)
+        if self.images is None:
+            images_u8 = self._read(step, stage)
+        else:
+            rows = to_device(self._where[self.read_indices(step, stage)], self.images.device)
+            images_u8 = to_device(self.images.index_select(0, rows), self.device)
+        if self.augment == "none":
+            images = self.preprocess.normalise(self.preprocess.crop(images_u8))
+        else:
+            crops = to_device(self.crops(step, stage), self.device)
+            side = self.size(step, stage) if size is None else size
+            images = self.preprocess.normalise(random_resized_crop(images_u8, crops, side))
         if not self.mixup > 0:
             return images
         share_b111 = to_device(self.shares(step, stage), self.device).view(-1, 1, 1, 1)
         return torch.lerp(images[:-1], images[1:], share_b111)
-
-    def _augmented(self, step: int, stage: str, size: int) -> Tensor:
-        """Normalised images (B_read, 3, size, size) that are not mixed yet."""
-        images_u8 = self._uint8_batch(step, stage)
-        if self.augment == "none":
-            return self.preprocess.normalise(self.preprocess.crop(images_u8))
-        crops = to_device(self.crops(step, stage), self.device)
-        return self.preprocess.normalise(random_resized_crop(images_u8, crops, size))
 
     def labels(self, step: int, stage: str = "stage1") -> Tensor:
         """Labels (B_local,) of the same images, on the device."""
@@ -420,20 +400,17 @@ class TrainStream:
             raise ValueError(f"{self.data.name} has no labels; use an image folder with one folder per class")
         return self._label_table[to_device(self.indices(step, stage), self.device)]
 
-    def _uint8_batch(self, step: int, stage: str) -> Tensor:
-        """uint8 (B_read, 3, resize, resize) on the device."""
-        if self.images is None:
-            return self._read(step, stage)
-        own = to_device(self._where[self.read_indices(step, stage)], self.images.device)
-        return to_device(self.images.index_select(0, own), self.device)
-
     def _read(self, step: int, stage: str) -> Tensor:
-        """The same from the data itself, which reads ahead as long as the steps follow each other."""
+        """uint8 (B_read, 3, resize, resize) from the data itself, read ahead as long as the steps follow each other."""
         if self._reader is None or self._reader[:2] != (stage, step):
-            self.close()
-            chunks = _StepBatches(self, stage, step)
+            self.close()  # first, so that the processes of two readers never run at once
             batches = self.data.batches(
-                chunks, self.preprocess, self.device, num_workers=self.num_workers, replace=True, reduced=True
+                _StepBatches(self, stage, step),
+                self.preprocess,
+                self.device,
+                num_workers=self.num_workers,
+                replace=True,
+                reduced=True,
             )
             self._reader = (stage, step, batches)
         reader = self._reader[2]
@@ -446,6 +423,19 @@ class TrainStream:
     def close(self) -> None:
         """Stop reading ahead; the next batch starts again."""
         self._reader = None
+
+
+@dataclass
+class _StepBatches:
+    """The indices of each batch of a training stream from one step on, without end."""
+
+    stream: TrainStream
+    stage: str
+    step: int
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in count(self.step):
+            yield self.stream.read_indices(step, self.stage).tolist()
 
 
 def check_stream(
