@@ -110,7 +110,7 @@ def shown(config: Any, name: str) -> str:
     """An option as it is typed: --k, but MODEL for the words that come first."""
     if name in ("model", "models", "run") and name == config.POSITIONAL[0]:
         return name.upper().removesuffix("S")
-    return f"--{name}"
+    return f"--{name.rstrip('_')}"  # `for_`, because `for` is a keyword of Python
 
 
 def _check_word(option: str, name: str, kind: Any, kinds: list[Any], word: str) -> None:

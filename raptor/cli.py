@@ -142,10 +142,12 @@ def split_words(name: str, kind: type[Config], words: Sequence[str]) -> dict[str
             continue
         option, equals, value = word.partition("=")
         option = option.removeprefix("--").replace("-", "_") if option.startswith("--") else option
+        if f"{option}_" in kinds:  # the name of the option is a keyword of Python
+            option = f"{option}_"
         if option not in kinds or (option == "module" and not _has_model(kind)):
             raise ValueError(_unknown(name, word.partition("=")[0], kinds))
         if option in found and option != "config":
-            raise ValueError(f"--{option} is given twice: leave out one of them")
+            raise ValueError(f"{shown(kind, option)} is given twice: leave out one of them")
         values = [value] if equals else []
         takes = members(kinds[option])[0]
         while not equals and rest and not _is_option(rest[0]) and (list in takes or not values):
@@ -155,7 +157,8 @@ def split_words(name: str, kind: type[Config], words: Sequence[str]) -> dict[str
         if not values and bool in takes:
             values = ["true"]
         if not values:
-            raise ValueError(f"--{option} has no value: give one, as --{option}=VALUE where it starts with a dash")
+            flag = shown(kind, option)
+            raise ValueError(f"{flag} has no value: give one, as {flag}=VALUE where it starts with a dash")
         found[option] = [*found.get(option, []), *values]
     if free and (first not in WORDS_FIRST or (len(free) > 1 and first != "models")):
         raise ValueError(f"unexpected {' '.join(free[first in WORDS_FIRST :])}; see raptor {name} --help")

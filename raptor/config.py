@@ -313,12 +313,14 @@ class DemoConfig(OnDevice):
 
 @dataclass(kw_only=True)
 class ModelsConfig(Config):
-    """List the names that can be opened."""
+    """List the names that can be opened, or the models that a weight file fits."""
 
     POSITIONAL = ("filter",)
 
     filter: str = ""
     """a part of the name, or a pattern with `*`."""
+    for_: File | None = None
+    """only the timm models that this weight file fits."""
 
 
 @dataclass(kw_only=True)
@@ -634,7 +636,7 @@ class TeacherConfig(Training, Running):
 
 COMMANDS: dict[str, tuple[type[Config], str]] = {
     "demo": (DemoConfig, "phases to report on the built-in model; ends with report.html"),
-    "models": (ModelsConfig, "names of the models that can be opened"),
+    "models": (ModelsConfig, "names of the models that can be opened, or that fit a weight file"),
     "phases": (PhasesConfig, "layer-layer similarity and the phases depth falls into"),
     "distill": (DistillConfig, "rewrite a ViT as k tied blocks that repeat: a surrogate"),
     "evaluate": (EvaluateConfig, "the certificate: how faithful a surrogate is, layer by layer"),

@@ -15,7 +15,7 @@ from raptor.config import COMMANDS, WORDS_FIRST, Config
 
 EXAMPLES = {
     "demo": ["raptor demo --out runs/demo"],
-    "models": ["raptor models dinov2", "raptor models '*siglip*'"],
+    "models": ["raptor models dinov2", "raptor models '*siglip*'", "raptor models --for weights.pth"],
     "phases": [
         "raptor phases scenes --data scenes --k 2 3 4",
         "raptor phases timm/vit_base_patch14_reg4_dinov2.lvd142m timm/deit3_base_patch16_224.fb_in1k --data photos/",
@@ -148,7 +148,7 @@ def completion(words: Sequence[str]) -> str:
     commands: list[str] = []
     choices: dict[str, tuple[str, ...]] = {}
     for name, (kind, _) in COMMANDS.items():
-        flags = [f"--{option}" for option in kind.kinds() if option not in WORDS_FIRST]
+        flags = [shown(kind, option) for option in kind.kinds() if option not in WORDS_FIRST]
         commands.append(f"    {name}) words='{' '.join([*flags, '--config', '--json', '--help'])}' ;;")
         choices |= {f"--{option}": choices_of(of) for option, of in kind.kinds().items() if choices_of(of)}
     lines = [
