@@ -23,6 +23,7 @@ from typing import Any, cast
 
 from raptor.checks import OWN, in_words, members, shown
 from raptor.config import COMMANDS, WORDS_FIRST, Config
+from raptor.files import read_yaml, slug
 from raptor.progress import started_processes
 from raptor.terminal.help import completion, help_of, overview
 from raptor.terminal.module import load_module
@@ -192,8 +193,6 @@ def _read_config(path: Path, kind: type[Config]) -> dict[str, Any]:
     """The options in a --config file. Options that run code are refused: only a person may type those."""
     if not path.is_file():
         raise ValueError(f"--config: there is no file {path}: check its path")
-    from raptor.run import read_yaml
-
     entries = {
         key.replace("-", "_"): value for key, value in read_yaml(path, "write option: value on each line").items()
     }
@@ -268,8 +267,6 @@ def _with_module(name: str, config: Config, where: str, is_named: bool) -> Confi
     first = config.POSITIONAL[0]
     changes = {first: [made] if first == "models" else made}
     if name in ("phases", "probe", "dynamics", "states") and getattr(config, "out", None) is None:
-        from raptor.run import slug
-
         file, _, function = where.rpartition(":")  # models of one class are told apart by file and function
         changes["out"] = f"runs/{name}-{slug(f'{Path(file).stem}-{function}')}"
     return replace(config, **changes)

@@ -8,7 +8,6 @@ summary.json      what came out
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -22,7 +21,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ContextDecorator, contextmanager, suppress
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Self, TextIO
 from weakref import WeakSet
@@ -34,6 +32,18 @@ from torch import Tensor
 
 from raptor.checks import expand_home
 from raptor.devices import Ranks
+from raptor.files import (
+    RunError,
+    WriteError,
+    parse_json,
+    read_json,
+    read_text,
+    read_yaml,
+    reason_of,
+    slug,
+    sync,
+    write_text,
+)
 from raptor.provenance import stamped
 from raptor.streaming import Record
 from raptor.subject import Subject, differences
@@ -41,21 +51,6 @@ from raptor.subject import Subject, differences
 _KEPT_CHECKPOINTS = 2
 _SHARED_SECONDS = 5.0  # that a network disk may take to show a new file on another node
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_MAX_TEXT = 1 << 30  # bytes of one text file
-_MAX_YAML = 1 << 20  # characters
-_MAX_NESTED = 64
-
-
-class RunError(ValueError):
-    """Something about a run folder that its user has to decide; the message is one line."""
-
-
-class WriteError(RunError):
-    """A file that could not be written, and the reason."""
-
-    def __init__(self, path: str | Path, reason: str):
-        super().__init__(f"cannot write {path}: {reason}; make room or choose another --out")
-        self.reason = reason
 
 
 class Interrupted(RunError):
@@ -128,7 +123,7 @@ class Run:
         try:
             yield
         except (OSError, SafetensorError, WriteError) as error:
-            raise RunError(f"cannot write to {self.folder}: {_reason(error)}; {self.kept()}") from None
+            raise RunError(f"cannot write to {self.folder}: {reason_of(error)}; {self.kept()}") from None
 
     def save_checkpoint(self, number: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Write a checkpoint beside the others, then point `latest` at it; an interruption leaves the last one good.
@@ -339,86 +334,6 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return read_yaml(Path(folder) / "config.yaml", "choose another --out")
 
 
-def read_text(path: str | Path, remedy: str = "save it again, or move it away") -> str:
-    """The text of a UTF-8 file. A pipe or a device, which might never end, and a file that is no text are refused."""
-    path = Path(path)
-    if path.exists() and not path.is_file():
-        raise RunError(f"{path} is not a plain file: {remedy}")
-    if path.stat().st_size > _MAX_TEXT:
-        raise RunError(f"{path} has {path.stat().st_size:,} bytes, too many for a text file: {remedy}")
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise RunError(f"{path} cannot be read, it is not UTF-8 text: {remedy}") from None
-
-
-def parse_json(text: str) -> dict[str, Any]:
-    """A JSON object; ValueError with the reason where the text is none."""
-    try:
-        value = json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    if not isinstance(value, dict):
-        raise ValueError("it is not an object")
-    return value
-
-
-def read_json(path: Path, remedy: str = "run the command that made it again") -> dict[str, Any]:
-    """A JSON object in a file; a damaged one is an error that names the file and says what to do."""
-    try:
-        return parse_json(read_text(path, remedy))
-    except RunError:
-        raise
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read ({' '.join(str(error).split())}): {remedy}") from None
-
-
-class _PlainLoader(yaml.SafeLoader):
-    """YAML without aliases, with which a small file can stand for more than any memory holds, and not nested deeply."""
-
-    level = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError(f"aliases (*{self.peek_event().anchor}) are not taken")
-        self.level += 1
-        if self.level > _MAX_NESTED:
-            raise yaml.YAMLError("it is nested too deeply")
-        node = super().compose_node(parent, index)
-        self.level -= 1
-        return node
-
-
-def parse_yaml(text: str) -> dict[str, Any]:
-    """The entries of a YAML file, plain values only; ValueError with the reason where the text is none."""
-    if len(text) > _MAX_YAML:
-        raise ValueError(f"it has more than {_MAX_YAML:,} characters")
-    depths = accumulate({"[": 1, "{": 1, "]": -1, "}": -1}.get(letter, 0) for letter in text)
-    try:
-        if max(depths, default=0) > _MAX_NESTED:  # the parser takes its time before it gives up
-            raise RecursionError
-        value = yaml.load(text, _PlainLoader)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from None
-    if value is not None and not isinstance(value, dict):
-        raise ValueError(f"it holds a {type(value).__name__}, not names with values")
-    if any(not isinstance(name, str) for name in value or {}):
-        raise ValueError("it has a name that is not text")
-    return value or {}
-
-
-def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
-    """The entries of a YAML file; a damaged one is an error that names the file and says what to do."""
-    try:
-        return parse_yaml(read_text(path, remedy))
-    except RunError:
-        raise
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read ({' '.join(str(error).split())[:300]}): {remedy}") from None
-
-
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; empty when there is none. A line that is being written does not count yet."""
     path = Path(folder) / "metrics.jsonl"
@@ -441,11 +356,6 @@ def unfinished(folder: Path) -> str:
     if lines and isinstance(lines[-1]["step"], int):
         where = f"{lines[-1]['stage']}: step {lines[-1]['step'] + 1} of {lines[-1]['num_steps']}"
     return f"{folder} is not finished ({where}): the same command that began it goes on"
-
-
-def slug(name: str) -> str:
-    """A model's name as part of a folder's name: `timm/vit` is `timm_vit`."""
-    return "".join(c if c.isalnum() or c in "-._" else "_" for c in name).strip("._") or "model"
 
 
 def result_folder(out: str | Path | None, source: Any, command: str) -> Path:
@@ -496,54 +406,6 @@ def _is_seen(path: Path) -> bool:
     return True
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a small file so that a reader sees the old one or the new one, never a part."""
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A file beside `path` to write to, which on leaving takes the place of `path`, synced.
-
-    A fault leaves the old file. Processes that write into one folder wait for each other, because two of them may
-    write the same file.
-    """
-    partial = path.with_name(path.name + ".tmp")
-    with _one_writer(path.parent):
-        try:
-            yield partial
-            sync(partial)
-            os.replace(partial, path)
-        except BaseException as error:
-            with suppress(OSError):
-                partial.unlink()
-            if isinstance(error, OSError | SafetensorError):
-                raise WriteError(path, _reason(error)) from None
-            raise
-
-
-def _reason(error: OSError | SafetensorError | WriteError) -> str:
-    """Why a write failed, without a path."""
-    if isinstance(error, WriteError):
-        return error.reason
-    if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
-        return "the disk is full"
-    return str(error)
-
-
-@contextmanager
-def _one_writer(folder: Path) -> Iterator[None]:
-    """Inside, no other process is inside for the same folder, where the file system has locks."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(number, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(number)
-
-
 def check_folder(folder: str | Path, of: str | Path | None = None) -> Path:
     """A folder that can be made or written to, checked before the work whose result goes there; nothing is left in it.
 
@@ -563,15 +425,6 @@ def check_folder(folder: str | Path, of: str | Path | None = None) -> Path:
         kept = f"; the last good checkpoint is {where}" if where else ""
         raise RunError(f"cannot write to {folder} ({error.strerror}){kept}: choose another --out") from None
     return folder
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the list of a folder's files, is on the disk."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def _lock(folder: Path) -> TextIO:

@@ -182,7 +182,7 @@ def _become_rank(rank: int, port: int) -> None:
 
 def write_json_often(path: Path, number: int) -> None:
     """Write one file again and again, as two commands do that work in one folder."""
-    from raptor.run import write_text
+    from raptor.files import write_text
 
     for _ in range(60):
         write_text(path, json.dumps({"writer": number, "long": [number] * 2000}))

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1] / "raptor"
 
 # Left to right. The entries of one tuple may import each other, as long as there is no cycle between modules.
 ORDER: tuple[tuple[str, ...], ...] = (
-    ("checks", "config", "run", "devices", "progress", "provenance", "streaming", "subject"),
+    ("checks", "config", "files", "run", "devices", "progress", "provenance", "streaming", "subject"),
     ("data",),
     ("vit",),
     ("phases",),

@@ -21,26 +21,21 @@ from safetensors import SafetensorError
 from raptor import run as run_module
 from raptor.cli import main
 from raptor.data import Preprocess, iterate, open_data
+from raptor.files import RunError, write_text
 from raptor.provenance import versions
 from raptor.run import (
     Interrupted,
     ResultFile,
     Run,
-    RunError,
     StopSignal,
-    WriteError,
     check_folder,
     check_stop,
     drop_checkpoints,
     load_checkpoint,
     read_config,
-    read_json,
     read_metrics,
     read_summary,
-    replacing,
-    slug,
     unfinished,
-    write_text,
 )
 from raptor.streaming import Array, ComplexArray, NotSaved, Record
 from raptor.subject import Subject
@@ -262,14 +257,6 @@ def test_metrics_are_cut_back(tmp_path):
         assert run.num_logged() == 0
 
 
-def test_damaged_json_names_its_file(tmp_path):
-    (tmp_path / "summary.json").write_text("{")
-    with pytest.raises(RunError, match=r"summary\.json cannot be read"):
-        read_summary(tmp_path)
-    with pytest.raises(RunError, match=r"nothing\.json cannot be read"):
-        read_json(tmp_path / "nothing.json")
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_is_a_flag_and_the_second_acts(number):
     before = signal.getsignal(number)
@@ -329,13 +316,6 @@ def test_signals_are_left_alone_off_the_main_thread():
     thread.join()
     assert states == [(False, True)]
     assert issubclass(Interrupted, ValueError)
-
-
-def test_a_slug_is_one_folders_name():
-    assert slug("timm/vit_base.fb in1k") == "timm_vit_base.fb_in1k"
-    assert slug("hub/facebook/dino:vit") == "hub_facebook_dino_vit"
-    assert slug("../up/") == "up"
-    assert slug("..") == "model"
 
 
 def test_a_result_does_not_go_into_another_run(tmp_path):
@@ -509,16 +489,6 @@ def test_dropped_checkpoints_never_leave_a_pointer_to_nothing(tmp_path, monkeypa
     monkeypatch.setattr(run_module.shutil, "rmtree", lambda *_args, **_kwargs: None)  # killed before it does anything
     drop_checkpoints(tmp_path)
     assert load_checkpoint(tmp_path) is None
-
-
-def test_a_failed_write_names_the_file_and_keeps_the_old_one(tmp_path):
-    path = tmp_path / "phases.json"
-    path.write_text("old")
-    with pytest.raises(WriteError, match=r"cannot write .*phases\.json: the disk is full; make room"):
-        with replacing(path) as partial:
-            partial.write_text("ne")
-            raise OSError(errno.ENOSPC, "No space left on device")
-    assert path.read_text() == "old" and [entry.name for entry in tmp_path.iterdir()] == ["phases.json"]
 
 
 def test_a_run_that_is_not_finished_says_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

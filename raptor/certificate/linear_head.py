@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from raptor.run import replacing
+from raptor.files import replacing
 from raptor.vit.view import ViT
 from raptor.vit.weights import check_weights, load_tensors
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from raptor.certificate.bootstrap import interval, resampled_means
 from raptor.certificate.error_curves import Array, Curves
-from raptor.run import RunError, parse_json, read_config, read_json
+from raptor.files import RunError, parse_json, read_json
+from raptor.run import read_config
 from raptor.streaming import Record, jsonable
 
 MIN_STEPS = 100  # per stage

@@ -11,11 +11,12 @@ from typing import Any
 from raptor.config import ReportConfig
 from raptor.data import ChosenData
 from raptor.devices import pick_device
+from raptor.files import RunError, WriteError, write_text
 from raptor.provenance import Provenance, command
 from raptor.report.page import build_page
 from raptor.report.results import Results, read_results
 from raptor.report.strips import ImagesFile, measure_strips, open_run, shown_images
-from raptor.run import RunError, WriteError, check_folder, unfinished, write_text
+from raptor.run import check_folder, unfinished
 from raptor.streaming import Result, folder_of
 from raptor.vit.pair import OTHER_TEACHER
 

@@ -19,8 +19,9 @@ from torch import Tensor
 from raptor.config import StatesConfig
 from raptor.data import ChosenData, ImageData, iterate
 from raptor.devices import Ranks, join_ranks, pick_device, pick_precision, seeded
+from raptor.files import WriteError, read_json, sync
 from raptor.provenance import Provenance, command
-from raptor.run import ResultFile, WriteError, read_json, result_folder, sync
+from raptor.run import ResultFile, result_folder
 from raptor.streaming import Result, folder_of
 from raptor.subject import Subject
 from raptor.train import Distilled

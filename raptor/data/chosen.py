@@ -16,7 +16,8 @@ from raptor.data.by_name import NAMED, as_spec, open_data, spec_text
 from raptor.data.classes import for_head, head_names, renumbered
 from raptor.data.images import ImageData
 from raptor.data.split import is_train, own_validation
-from raptor.run import RunError, read_config
+from raptor.files import RunError
+from raptor.run import read_config
 
 DEFAULT_DATA = "scenes"
 Spec = str | Sequence[str] | ImageData

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from raptor.data.images import ImageData
+from raptor.files import read_text
 from raptor.provenance import hash_config
-from raptor.run import read_text
 
 _WORDNET_ID = re.compile(r"n\d{8}")
 

@@ -15,8 +15,9 @@ from torch import Tensor
 from raptor.certificate.heads import share_kept
 from raptor.certificate.linear_head import classes_metadata
 from raptor.certificate.verdict import named_images
+from raptor.files import replacing
 from raptor.provenance import Provenance
-from raptor.run import ResultFile, replacing
+from raptor.run import ResultFile
 from raptor.streaming import NotSaved, Record
 from raptor.subject import Subject
 

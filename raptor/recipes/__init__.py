@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 from typing import Any
 
-from raptor.run import parse_yaml, read_text, read_yaml
+from raptor.files import parse_yaml, read_text, read_yaml
 
 FOLDER = Path(__file__).parent
 

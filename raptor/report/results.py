@@ -13,11 +13,12 @@ from raptor.certificate.error_curves import Curves
 from raptor.certificate.verdict import Verdict
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile
+from raptor.files import RunError, read_yaml
 from raptor.phases.study import PhasesFile
 from raptor.probes.result import ProbeReport
 from raptor.provenance import Provenance
 from raptor.report.strips import ImagesFile
-from raptor.run import ResultFile, RunError, read_metrics, read_summary, read_yaml
+from raptor.run import ResultFile, read_metrics, read_summary
 from raptor.subject import Subject, other_models
 from raptor.train.distilled import DistillSummary
 from raptor.train.teacher import TeacherSummary

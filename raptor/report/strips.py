@@ -19,8 +19,9 @@ from PIL import Image
 from torch import Tensor
 
 from raptor.data import ChosenData, ImageData, iterate
+from raptor.files import RunError
 from raptor.provenance import Provenance
-from raptor.run import ResultFile, RunError
+from raptor.run import ResultFile
 from raptor.streaming import Record
 from raptor.subject import Subject
 from raptor.vit.open import open_vit

@@ -35,12 +35,13 @@ from raptor.data.chosen import (
 from raptor.data.classes import describe_names, for_head, head_names
 from raptor.data.stream import TrainStream, check_stream
 from raptor.devices import device_name, open_fabric, pick_device, pick_precision, seeded
+from raptor.files import RunError, slug
 from raptor.phases.cut import Phases, check_phases, find_phases
 from raptor.phases.similarity import measure_similarity
 from raptor.phases.study import DEFAULT_TOKENS, check_cuts
 from raptor.progress import clock
 from raptor.provenance import Provenance, command
-from raptor.run import Run, RunError, StopSignal, check_config, check_folder, check_shared, read_config, slug
+from raptor.run import Run, StopSignal, check_config, check_folder, check_shared, read_config
 from raptor.subject import Subject
 from raptor.surrogate.teacher_blocks import adapted_layers
 from raptor.train.distilled import Distilled, DistillSummary

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from raptor.data.images import is_dead_worker
 from raptor.devices import COLLECTIVE_TIMEOUT, is_lost_rank
-from raptor.run import Run, RunError
+from raptor.files import RunError
+from raptor.run import Run
 
 STEPS_AHEAD = 4
 _TRACKERS = ("wandb", "tensorboard")

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from raptor.certificate.verdict import MIN_STEPS
 from raptor.data import ImageData
 from raptor.devices import is_out_of_memory, ranks_of
+from raptor.files import RunError
 from raptor.progress import Progress
-from raptor.run import Interrupted, Record, ResultFile, Run, RunError, StopSignal
+from raptor.run import Interrupted, Record, ResultFile, Run, StopSignal
 from raptor.train.host import Asked, Pace, open_tracker
 from raptor.train.optimizer import damaged_moment, make_optimizers, moments_to_save, restore_moments
 from raptor.train.plan import PlannedPart, mean_seconds

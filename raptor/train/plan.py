@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from raptor.devices import ONE_PROCESS, Ranks, is_out_of_memory
+from raptor.files import RunError
 from raptor.progress import clock
-from raptor.run import RunError
 from raptor.streaming import Record, Result
 
 _GIB = 2**30

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from raptor.run import RunError
+from raptor.files import RunError
 from raptor.surrogate.surrogate import shared_blocks, surrogate_spec
 from raptor.vit.open import open_vit
 from raptor.vit.pair import check_teacher

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from raptor.run import read_json, unfinished
+from raptor.files import read_json
+from raptor.run import unfinished
 from raptor.vit.builders import TIMM_MODULES, build_base
 from raptor.vit.weights import classes_in_file, fit_weights, patch_weight, read_weights, size_in_file
 

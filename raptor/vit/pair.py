@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from raptor.data.preprocess import Preprocess
-from raptor.run import RunError
+from raptor.files import RunError
 from raptor.streaming import Result, folder_of
 from raptor.vit.builders import check_recorded
 from raptor.vit.names import ASSETS

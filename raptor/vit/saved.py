@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess
-from raptor.run import RunError, read_json, sync, write_text
+from raptor.files import RunError, read_json, sync, write_text
 from raptor.streaming import decode
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.block_list import WrongSize

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from raptor.data.preprocess import Preprocess
-from raptor.run import read_json
+from raptor.files import read_json
 
 MAX_SIZE = 4096
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

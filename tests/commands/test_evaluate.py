@@ -25,7 +25,7 @@ from raptor.cli import main
 from raptor.commands.evaluate import evaluate
 from raptor.data import iterate, open_data
 from raptor.data.images import Items
-from raptor.run import RunError
+from raptor.files import RunError
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train import distill
 from raptor.vit.open import open_vit

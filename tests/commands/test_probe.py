@@ -15,9 +15,9 @@ from PIL import Image
 
 from raptor.commands.demo import demo
 from raptor.commands.probe import Probed, probe
+from raptor.files import RunError
 from raptor.report.probes import probes
 from raptor.report.results import read_results
-from raptor.run import RunError
 from raptor.vit.names import ASSETS
 from raptor.vit.open import open_vit
 from raptor.vit.pair import open_pair

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from raptor.data.archives import expand_ranges, list_files
 from raptor.data.by_name import open_data, open_dense
 from raptor.data.preprocess import Preprocess
-from raptor.run import load_checkpoint, parse_json, parse_yaml, read_config, read_metrics, read_summary, slug
+from raptor.files import parse_json, parse_yaml, slug
+from raptor.run import load_checkpoint, read_config, read_metrics, read_summary
 from raptor.train.loop import LoopState
 from raptor.train.recipe import Recipe, resolve_recipe
 from raptor.train.schedule import Budget

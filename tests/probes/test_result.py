@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from tiny_probe import run
 
 from raptor.certificate.linear_head import LinearHead
+from raptor.files import RunError
 from raptor.probes import ProbeReport, ProbeResult, recovery
 from raptor.provenance import Provenance
-from raptor.run import RunError
 from raptor.vit.view import ViT
 
 

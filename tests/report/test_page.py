@@ -17,10 +17,10 @@ import torch
 from plotly.offline import get_plotlyjs
 
 from raptor.commands.report import report
+from raptor.files import RunError
 from raptor.report.charts import rounded
 from raptor.report.page import build_page
 from raptor.report.results import Results
-from raptor.run import RunError
 
 RunOf = Callable[..., Path]
 SECTIONS = ("glance", "similarity", "fidelity", "probes", "dynamics", "basins", "interventions", "seen", "made")

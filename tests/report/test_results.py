@@ -19,10 +19,11 @@ from raptor.commands.phases import phases
 from raptor.commands.probe import probe
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile
+from raptor.files import RunError
 from raptor.phases.study import PhasesFile
 from raptor.report.page import build_page
 from raptor.report.results import read_results
-from raptor.run import ResultFile, RunError
+from raptor.run import ResultFile
 from raptor.train.distilled import DistillSummary
 from raptor.vit.view import ViT
 

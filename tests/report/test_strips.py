@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from raptor.files import RunError
 from raptor.report.strips import ImagesFile, components, open_run, png, project, teacher_colours
-from raptor.run import RunError
 from raptor.vit.open import open_vit
 from raptor.vit.saved import save_vit
 from raptor.vit.weights import fingerprint

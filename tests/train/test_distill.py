@@ -12,9 +12,10 @@ from tiny_run import OPTIONS, blocks_of, tiny_run, tiny_teacher, write_recipe
 from torch import Tensor, nn
 
 from raptor.data import iterate, open_data
+from raptor.files import RunError
 from raptor.phases.cut import Phases, find_phases
 from raptor.phases.similarity import measure_similarity
-from raptor.run import RunError, read_config
+from raptor.run import read_config
 from raptor.train import distill
 from raptor.vit.open import open_vit
 from raptor.vit.pair import open_pair

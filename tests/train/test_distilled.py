@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 from tiny_run import tiny_run, tiny_teacher, write_recipe
 
+from raptor.files import RunError
 from raptor.phases.cut import Phases
-from raptor.run import RunError
 from raptor.train import DistillSummary, Scores, distill
 
 

@@ -21,9 +21,10 @@ from tiny_run import blocks_of, metrics, run_and_report, tiny_run, tiny_teacher
 from torch import Tensor, nn
 
 from raptor import run as run_module
+from raptor.files import RunError
 from raptor.phases.cut import Phases
 from raptor.report.results import read_results
-from raptor.run import Interrupted, Run, RunError
+from raptor.run import Interrupted, Run
 from raptor.train import DistillSummary, distill, loop
 from raptor.train.loop import Loop, LoopState
 from raptor.train.validation import Scores, Validator

@@ -12,7 +12,7 @@ from tiny_run import tiny_run, tiny_teacher
 
 from raptor.data.stream import TrainStream
 from raptor.devices import Ranks
-from raptor.run import RunError
+from raptor.files import RunError
 from raptor.surrogate.surrogate import shared_blocks
 from raptor.train import job, loop, plan
 from raptor.train.job import Job

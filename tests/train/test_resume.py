@@ -14,8 +14,9 @@ from tiny_models import tiny_timm
 from tiny_run import blocks_of, metrics, tiny_run, tiny_teacher
 from torch import nn
 
+from raptor.files import RunError
 from raptor.phases.cut import Phases
-from raptor.run import Interrupted, RunError, read_config
+from raptor.run import Interrupted, read_config
 from raptor.surrogate.surrogate import surrogate_spec
 from raptor.train.loop import Loop
 from raptor.train.resume import check_run_folder

@@ -20,7 +20,8 @@ from tiny_run import train_tiny as train
 from torch import Tensor
 
 from raptor.data import open_data
-from raptor.run import Interrupted, RunError
+from raptor.files import RunError
+from raptor.run import Interrupted
 from raptor.train.teacher import TeacherStage, mixed_batch, smooth_targets, train_teacher
 from raptor.vit.open import open_vit
 

@@ -16,8 +16,8 @@ from tiny_models import noise_images, tiny_timm
 from torch import nn
 
 from raptor.data.preprocess import Preprocess
+from raptor.files import RunError
 from raptor.phases.cut import Phases
-from raptor.run import RunError
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.open import open_vit
 from raptor.vit.pair import OtherTeacher, open_pair
