@@ -346,6 +346,9 @@ class PhasesConfig(OpeningModel, OfTeacher, Measuring, Running):
     """which similarity is cut: all, cls, registers, patches or pooled (cls + mean patch)."""
     standardise: bool = False
     """divide each coordinate by its deviation first, so that a few huge ones do not dominate."""
+    split: str | None = None
+    """which images: val (held out), train, all, or one of the data's own parts. By default all of a plain folder, the
+    validation part of data that has one, and the held-out images of a run."""
     twin: bool | None = None
     """also measure the model's untrained twin on up to 64 images; by default where that takes less than 20 s."""
     out: str | None = None
@@ -361,6 +364,25 @@ class PhasesConfig(OpeningModel, OfTeacher, Measuring, Running):
             raise ValueError("--weights goes with one model: write timm/NAME@FILE for several")
         if self.name is not None and len(self.models) > 1:
             raise ValueError("--name goes with one model: leave it out for several")
+
+
+@dataclass(kw_only=True)
+class StudyConfig(OpeningModel, OnData, Running):
+    """Phases and dynamics of one model on your own images, and the page of both."""
+
+    title = "study"
+    POSITIONAL = ("model",)
+
+    model: Model = field(kw_only=False)
+    """timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, or a run folder, whose surrogate is then studied beside its
+    teacher."""
+    split: str | None = None
+    """which images, as in `raptor phases`; dynamics measures held-out images, because it may fit a head."""
+    full: bool = False
+    """measure as much as `raptor phases` and `raptor dynamics` do by themselves; it takes about ten times as long."""
+    out: str | None = None
+    """folder for the results and the page; by default the run folder, else runs/study-MODEL. What is there already is
+    not measured again."""
 
 
 @dataclass(kw_only=True)
@@ -637,6 +659,7 @@ class TeacherConfig(Training, Running):
 COMMANDS: dict[str, tuple[type[Config], str]] = {
     "demo": (DemoConfig, "phases to report on the built-in model; ends with report.html"),
     "models": (ModelsConfig, "names of the models that can be opened, or that fit a weight file"),
+    "study": (StudyConfig, "phases and dynamics of a model on your own images, and one page"),
     "phases": (PhasesConfig, "layer-layer similarity and the phases depth falls into"),
     "distill": (DistillConfig, "rewrite a ViT as k tied blocks that repeat: a surrogate"),
     "evaluate": (EvaluateConfig, "the certificate: how faithful a surrogate is, layer by layer"),

@@ -24,6 +24,7 @@ COMMANDS = (
     "probe",
     "report",
     "states",
+    "study",
     "train_teacher",
 )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from raptor.config import PhasesConfig
 from raptor.data import ChosenData, iterate
+from raptor.data.split import own_validation
 from raptor.devices import join_ranks, pick_device, pick_precision, seeded
 from raptor.phases.study import PhasesFile, check_cuts, study_phases
 from raptor.provenance import Provenance, command
@@ -46,10 +47,15 @@ def phases(config: PhasesConfig) -> SavedPhases:
     if len(models) == 1:
         check_folder_of(folder, folder_of(models[0]), surrogate, model)
         ranks.first(lambda: check_results_of(folder, surrogate, model, ["phases"]))
-    chosen = ChosenData.of(folder_of(models[0]), vars(config))
+    # Nothing is fitted, so that images need not be held out: only a run has images that its surrogate was trained on.
+    split = config.split or ("val" if any(of_runs) else "own")
+    chosen = ChosenData.of(folder_of(models[0]), {**vars(config), "split": split})
     entries = []
     for side, vit in views:
         images = chosen.judged(config.num_images, vit.preprocess.size)
+        read_split = split
+        if split == "own":
+            read_split = "all" if own_validation(images.parts) is None else "val"
         batches = iterate(
             images,
             vit.preprocess,
@@ -71,7 +77,7 @@ def phases(config: PhasesConfig) -> SavedPhases:
             precision,
             config.twin,
         )
-        entries.append(replace(entry, side=side, data=chosen.name, split=chosen.split, bad_images=batches.bad_images()))
+        entries.append(replace(entry, side=side, data=chosen.name, split=read_split, bad_images=batches.bad_images()))
     about_one = len(models) == 1
     subject = ranks.first(lambda: Subject.of(model, images, surrogate)) if about_one else None
     found = PhasesFile(entries, Provenance.since(started, device), subject)

@@ -16,6 +16,10 @@ from raptor.config import COMMANDS, WORDS_FIRST, Config
 EXAMPLES = {
     "demo": ["raptor demo --out runs/demo"],
     "models": ["raptor models dinov2", "raptor models '*siglip*'", "raptor models --for weights.pth"],
+    "study": [
+        "raptor study scenes",
+        "raptor study timm/vit_small_patch14_reg4_dinov2.lvd142m --data photos/",
+    ],
     "phases": [
         "raptor phases scenes --data scenes --k 2 3 4",
         "raptor phases timm/vit_base_patch14_reg4_dinov2.lvd142m timm/deit3_base_patch16_224.fb_in1k --data photos/",

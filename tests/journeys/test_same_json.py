@@ -28,7 +28,12 @@ LINES = [
     "report run --device cpu",
     f"states run --limit 4 {CPU}",
 ]
-NO_JSON = {"demo": "runs the commands above one after the other", "models": "only prints", "explore": "serves a page"}
+NO_JSON = {
+    "demo": "runs the commands above one after the other",
+    "study": "runs phases, dynamics and report",
+    "models": "only prints",
+    "explore": "serves a page",
+}
 TIME = re.compile(r"seconds|images_per_s|run_time")
 """Fields that tell the time."""
 

@@ -1,0 +1,114 @@
+"""raptor study: what one model does with one's own images, in one folder: phases, dynamics and the page."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raptor.commands.dynamics import dynamics
+from raptor.commands.phases import phases
+from raptor.commands.report import Page, report
+from raptor.config import Config, DynamicsConfig, PhasesConfig, StudyConfig
+from raptor.data import open_data
+from raptor.data.stream import iterate
+from raptor.devices import pick_device
+from raptor.progress import clock
+from raptor.provenance import command, hash_config
+from raptor.run import RunError, read_json, result_folder
+from raptor.streaming import Result
+from raptor.vit.pair import open_pair
+from raptor.vit.trajectory import Trajectories
+from raptor.vit.view import ViT
+
+QUICK_DYNAMICS = {"num_images": 128, "stability_images": 4, "rank_images": 16, "intervention_images": 8}
+QUICK_IMAGES = 256
+_NUM_TIMED = 4
+# Forward passes that `dynamics` takes for one image: a perturbed image is followed from each layer to the end, for four
+# token groups and three sizes; an image of the interventions passes through all pairs of swapped blocks.
+_PASSES_PERTURBED = 4 * 3 * 7
+_PASSES_INTERVENED = 50
+
+
+@dataclass
+class Study(Result):
+    """What a study found: the lines that the commands print, and the page."""
+
+    folder: Path
+    page: Page
+    findings: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"folder": str(self.folder), "page": self.page.to_dict(), "findings": self.findings}
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """One row for each line."""
+        return [{"finding": line} for line in self.findings]
+
+    def text(self) -> str:
+        return "\n".join([*self.findings, f"the page: {self.page.path}"])
+
+
+@command(StudyConfig)
+def study(config: StudyConfig) -> Study:
+    """Phases and dynamics of one model on one's own images, and the page of both."""
+    folder = result_folder(config.out, config.model, "study")
+    opening = config.opening()
+    surrogate, model = open_pair(config.model, device=pick_device(config.device), **opening)
+    if surrogate is None and config.data is None and not model.name.startswith("scenes"):
+        raise ValueError(f"say which images {model.name} is studied on: --data photos/")
+    shared = {
+        **opening,
+        "data": config.data,
+        "val": config.val,
+        "out": str(folder),
+        "device": config.device,
+        "precision": config.precision,
+        "num_workers": config.num_workers,
+        "skip_bad": config.skip_bad,
+    }
+    num_images = {} if config.full else {"num_images": QUICK_IMAGES}
+    for_phases = PhasesConfig.of(models=[config.model], split=config.split, **num_images, **shared)
+    quick = {} if config.full else QUICK_DYNAMICS
+    for_dynamics = DynamicsConfig.of(model=config.model, split=config.split or "val", **quick, **shared)
+    if not config.full and config.data is not None:
+        _tell_time(model, config, for_dynamics)
+    findings: list[str] = []
+    for name, part, run in (("phases", for_phases, phases), ("dynamics", for_dynamics, dynamics)):
+        findings += _unless_done(folder, name, part, run)
+    return Study(folder, report(str(folder), images=0), findings)
+
+
+def _unless_done(folder: Path, name: str, config: Config, run: Callable[[Any], Any]) -> list[str]:
+    """Run one command and give the lines that it prints, unless the folder holds its result for these options."""
+    path = folder / f"{name}.json"
+    wanted = hash_config({"command": f"raptor.commands.{name}.{name}", **vars(config)})
+    try:
+        is_there = path.is_file() and read_json(path)["provenance"]["config"] == wanted
+    except (RunError, KeyError, TypeError):
+        is_there = False
+    if is_there:
+        print(f"{name}: {path} is there already", file=sys.stderr, flush=True)
+        return []
+    return str(run(config).text()).splitlines()
+
+
+def _tell_time(vit: ViT, config: StudyConfig, planned: DynamicsConfig) -> None:
+    """Say about how long the study takes, from the time of a few forward passes."""
+    assert config.data is not None
+    images = open_data(config.data, "all", limit=_NUM_TIMED, size=vit.preprocess.size, skip_bad=config.skip_bad)
+    batches = list(iterate(images, vit.preprocess, _NUM_TIMED, device=vit.device))
+    started = time.monotonic()
+    for _ in Trajectories(vit, batches):
+        pass
+    if vit.device.type == "cuda":
+        torch.cuda.synchronize()
+    seconds = (time.monotonic() - started) / sum(len(batch.images) for batch in batches)
+    passes = QUICK_IMAGES + 2 * planned.num_images
+    passes += _PASSES_PERTURBED * planned.stability_images + _PASSES_INTERVENED * planned.intervention_images
+    print(f"study of {vit.name}: about {clock(passes * seconds)} on this machine", file=sys.stderr, flush=True)

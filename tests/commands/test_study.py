@@ -1,0 +1,96 @@
+"""raptor study: one folder with phases, dynamics and a page; what is there is not measured again."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+from PIL import Image
+from safetensors.torch import save_file
+
+from raptor.cli import main
+from raptor.commands import phases, study
+
+module = import_module("raptor.commands.study")
+
+
+@pytest.fixture(autouse=True)
+def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = {"num_images": 8, "stability_images": 1, "rank_images": 2, "intervention_images": 2}
+    monkeypatch.setattr(module, "QUICK_DYNAMICS", quick)
+    monkeypatch.setattr(module, "QUICK_IMAGES", 8)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for i in range(12):
+        Image.fromarray(random.integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    return folder
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.safetensors"
+    save_file(timm.create_model("vit_tiny_patch16_224", num_classes=0).state_dict(), path)
+    return path
+
+
+def test_a_study_is_one_folder_and_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "study"
+    first = study("scenes", out=str(out), device="cpu")
+    assert {path.name for path in out.glob("*.json")} == {"phases.json", "dynamics.json", "interventions.json"}
+    assert first.page.path == out / "report.html" and first.page.path.is_file()
+    assert any("similarity within" in line for line in first.findings)
+    before = {path.name: path.read_bytes() for path in out.glob("*.json")}
+    (out / "dynamics.json").unlink()
+    again = study("scenes", out=str(out), device="cpu")
+    told = capsys.readouterr().err
+    assert f"phases: {out / 'phases.json'} is there already" in told and "dynamics: " not in told
+    assert not any("similarity within" in line for line in again.findings)
+    assert (out / "phases.json").read_bytes() == before["phases.json"]
+    new = json.loads((out / "dynamics.json").read_text())
+    old = json.loads(before["dynamics.json"])
+    assert new["teacher"] == old["teacher"]
+
+
+def test_other_options_are_measured_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "study"
+    study("scenes", out=str(out), device="cpu")
+    study("scenes", out=str(out), device="cpu", data="scenes", split="train")
+    assert "is there already" not in capsys.readouterr().err
+    assert json.loads((out / "phases.json").read_text())["models"][0]["split"] == "train"
+
+
+def test_a_real_model_needs_images(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "timm/vit_tiny_patch16_224", "--weights", str(weights), "--device", "cpu"]) == 2
+    error = capsys.readouterr().err
+    assert "say which images" in error and "--data photos/" in error
+
+
+def test_the_time_is_said_first(
+    weights: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_measurement(*_: object, **__: object) -> None:
+        raise ValueError("phases begin here")
+
+    monkeypatch.setattr(module, "phases", no_measurement)
+    words = ["study", "timm/vit_tiny_patch16_224", "--weights", str(weights), "--data", str(photos), "--device", "cpu"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 2
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("study of ") and "about" in first and "phases begin here" in last
+
+
+def test_phases_read_all_images_of_a_plain_folder(weights: Path, photos: Path, tmp_path: Path) -> None:
+    """Nothing is fitted, so that the 5 % that other commands hold out are not all that is read."""
+    options = {"weights": str(weights), "data": str(photos), "k": [2], "twin": False, "device": "cpu"}
+    found = phases(["timm/vit_tiny_patch16_224"], **options, out=str(tmp_path / "all"))
+    assert (found.models[0].num_images, found.models[0].split) == (12, "all")
+    held_out = phases(["timm/vit_tiny_patch16_224"], **options, split="val", out=str(tmp_path / "held-out"))
+    assert held_out.models[0].num_images < 12
