@@ -46,7 +46,6 @@ from raptor.files import (
 )
 from raptor.provenance import stamped
 from raptor.streaming import Record
-from raptor.subject import Subject, differences
 
 _KEPT_CHECKPOINTS = 2
 _SHARED_SECONDS = 5.0  # that a network disk may take to show a new file on another node
@@ -244,8 +243,7 @@ class ResultFile(Record):
 
     def write_file(self, path: Path) -> Path:
         saved = stamped(self.to_dict())
-        subject: Subject | None = getattr(self, "subject", None)
-        _tell_of_replaced(path, subject)
+        subject: Record | None = getattr(self, "subject", None)
         if subject is not None:
             saved = {"subject": subject.to_dict()} | saved
         write_text(path, json.dumps(saved, allow_nan=False))
@@ -265,19 +263,6 @@ class ResultFile(Record):
             raise
         except (OSError, ValueError) as error:
             raise RunError(f"{path} cannot be read ({' '.join(str(error).split())}): {remedy}") from None
-
-
-def _tell_of_replaced(path: Path, subject: Subject | None) -> None:
-    """Say where a result about another subject is at the place of the one that is written."""
-    if subject is None or not path.is_file():
-        return
-    try:
-        held = Subject.from_dict(parse_json(read_text(path)).get("subject"))
-    except (OSError, ValueError):  # it is damaged, or names no subject
-        return
-    words = differences(subject, held)
-    if words:
-        print(f"{path} is replaced: it was about {' and '.join(words)}", file=sys.stderr)
 
 
 def _latest_checkpoint(folder: str | Path) -> Path | None:

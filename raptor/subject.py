@@ -1,12 +1,18 @@
-"""What a result is about: a model and images. One function says in what two subjects differ."""
+"""What a result is about: a model and images. In what two subjects differ, and whether a folder may take a result."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 from raptor.provenance import Images
+from raptor.run import RunError
 from raptor.streaming import Record
+
+_FILE_START = '{"subject": '  # of every result file that has a subject
+_MAX_SUBJECT = 1 << 16  # characters
 
 
 class Model(Protocol):
@@ -79,16 +85,54 @@ def other_models(own: Subject, other: Subject) -> list[str]:
 def differences(own: Subject, other: Subject) -> list[str]:
     """In what `other` is another subject than `own`, in words; empty where both are the same.
 
-    More or fewer images of the same data are not another subject.
+    More or fewer images of the same data are not another subject, and neither are the same images at another place.
     """
     found = other_models(own, other)
-    if own.data != other.data and None not in (own.data, other.data):
+    are_known = None not in (own.images, other.images)
+    if own.data is None or other.data is None or (are_known and own.images == other.images):
+        pass
+    elif own.data != other.data:
         found.append(f"images of {other.data}")
-    elif own.num_images == other.num_images and own.images != other.images and None not in (own.images, other.images):
+    elif are_known and own.num_images == other.num_images:
         found.append(f"other images of {other.data}")
     if own.size != other.size:
         found.append(f"images of {other.size} px")
     return found
+
+
+def check_place(folder: str | Path, own: Subject, *files: str) -> None:
+    """Raise RunError where a result about `own` may not be written to `folder`: a page shows a folder as one subject.
+
+    A file that would be replaced must be about the same model and images. Every other result file in the folder must
+    be about the same model.
+
+    files: names of the files that will be written.
+    """
+    for path in sorted(Path(folder).glob("*.json")):
+        held = _read_subject(path)
+        if held is None or path.name == "images.json":  # `raptor report` measures images.json again where it must
+            continue
+        others = differences(own, held) if path.name in files else other_models(own, held)
+        if others:
+            raise RunError(f"{path} is about {' and '.join(others)}: choose another --out")
+
+
+def _read_subject(path: Path) -> Subject | None:
+    """The subject that a result file begins with; None for other files.
+
+    Only the beginning is read: a folder of the user's may hold JSON files of any size.
+    """
+    if not path.is_file():
+        return None
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            start = file.read(_MAX_SUBJECT)
+        if not start.startswith(_FILE_START):
+            return None
+        saved, _ = json.JSONDecoder().raw_decode(start, len(_FILE_START))
+        return Subject.from_dict(saved)
+    except (OSError, ValueError):  # a damaged file; what reads it next says so
+        return None
 
 
 def _plain(subject: Subject) -> tuple[str, str | None]:

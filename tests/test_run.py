@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -38,7 +38,6 @@ from raptor.run import (
     unfinished,
 )
 from raptor.streaming import Array, ComplexArray, NotSaved, Record
-from raptor.subject import Subject
 
 CONFIG = {"model": "scenes", "recipe": {"lr": 1e-3, "crop_scale": (0.35, 1.0)}, "seed": 0}
 TENSORS = {"w": torch.arange(6.0).view(2, 3), "step": torch.tensor(3.0)}
@@ -505,25 +504,3 @@ def test_a_run_that_is_not_finished_says_how_far_it_is(tmp_path: Path, capsys: p
         assert "is not finished (stage1: step 54 of 600)" in capsys.readouterr().err
     (tmp_path / "summary.json").write_text("{}")
     assert unfinished(tmp_path) == ""
-
-
-def test_a_result_about_another_subject_is_not_replaced_silently(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    @dataclass
-    class Found(ResultFile):
-        FILE: ClassVar[str] = "found.json"
-        subject: Subject | None
-
-    def write(subject: Subject | None) -> str:
-        Found(subject).write(tmp_path)
-        return capsys.readouterr().err
-
-    first = Subject("a", "1", 48, "x", 3, "f")
-    assert write(first) == write(first) == ""
-    assert next(iter(json.loads((tmp_path / "found.json").read_text()))) == "subject"
-    assert write(replace(first, weights="2")) == f"{tmp_path}/found.json is replaced: it was about other weights of a\n"
-    assert write(Subject("b", "3", 48, "y")).endswith("it was about another model, a and images of x\n")
-    assert write(None) == write(first) == ""  # a file without a subject
-    (tmp_path / "found.json").write_text("{")
-    assert write(first) == ""

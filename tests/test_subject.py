@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
 import pytest
 from tiny_certified import tiny_vit
 
 from raptor.data import open_data
-from raptor.subject import Subject, differences, other_models
+from raptor.run import ResultFile, RunError
+from raptor.subject import Subject, check_place, differences, other_models
 from raptor.surrogate.surrogate import make_surrogate
 
 PLAIN = Subject("vit", "1", 96, "photos", 8, "f")
@@ -27,12 +33,13 @@ PAIR = Subject("vit-k2", "2", 96, "photos", 8, "f", "vit", "1")
         (PAIR, Subject("vit-k3", "3", 96, "photos", 8, "f", "vit", "1"), ["another model, vit-k3"]),
         (PAIR, Subject("vit-k2", "3", 96, "photos", 8, "f", "vit", "1"), ["other weights of vit-k2"]),
         (PAIR, Subject("vit-k2", "2", 96, "photos", 8, "f", "vit", "4"), ["other weights of vit"]),
-        (PLAIN, Subject("vit", "1", 96, "drawings", 8, "f"), ["images of drawings"]),
+        (PLAIN, Subject("vit", "1", 96, "drawings", 8, "g"), ["images of drawings"]),
         (PLAIN, Subject("vit", "1", 96, "photos", 8, "g"), ["other images of photos"]),
         (PLAIN, Subject("vit", "1", 96, "photos", 9, "g"), []),  # more of them
+        (PLAIN, Subject("vit", "1", 96, "moved/photos", 8, "f"), []),  # the same images at another place
         (PLAIN, Subject("vit", "1", 96), []),  # images in memory
         (PLAIN, Subject("vit", "1", 224, "photos", 8, "f"), ["images of 224 px"]),
-        (PLAIN, Subject("x", "9", 224, "y", 8, "f"), ["another model, x", "images of y", "images of 224 px"]),
+        (PLAIN, Subject("x", "9", 224, "y", 8, "g"), ["another model, x", "images of y", "images of 224 px"]),
     ],
 )
 def test_differences_are_told_in_words(own: Subject, other: Subject, words: list[str]) -> None:
@@ -51,3 +58,31 @@ def test_a_subject_names_model_images_and_teacher() -> None:
     alone = Subject.of(teacher)
     assert alone.teacher is None and alone.data is None and not differences(found, alone)
     assert Subject.from_dict(found.to_dict()) == found
+
+
+@dataclass
+class Found(ResultFile):
+    FILE: ClassVar[str] = "found.json"
+    subject: Subject | None
+
+
+def test_a_folder_takes_results_about_one_subject(tmp_path: Path) -> None:
+    check_place(tmp_path / "nothing", PAIR, "found.json")
+    Found(PAIR).write(tmp_path)
+    assert next(iter(json.loads((tmp_path / "found.json").read_text()))) == "subject"
+    check_place(tmp_path, replace(PAIR, num_images=4, images="g"), "found.json")  # fewer of the same data
+    other_images = replace(PAIR, data="drawings", images="g")
+    check_place(tmp_path, other_images, "beside.json")
+    with pytest.raises(RunError, match=r"found.json is about images of photos: choose another --out"):
+        check_place(tmp_path, other_images, "found.json")
+    other_model = replace(PAIR, teacher_weights="9")
+    for file in ("found.json", "beside.json"):
+        with pytest.raises(RunError, match=r"found.json is about other weights of vit: choose another --out"):
+            check_place(tmp_path, other_model, file)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"subject": {', '{"subject": null}', '{"subject": {"model": 3}}', "[]"])
+def test_other_files_do_not_count(tmp_path: Path, text: str) -> None:
+    (tmp_path / "found.json").write_text(text)
+    (tmp_path / "folder.json").mkdir()
+    check_place(tmp_path, PLAIN, "found.json")

@@ -24,10 +24,9 @@ from raptor.phases.similarity import measure_similarity
 from raptor.phases.study import DEFAULT_TOKENS, check_cuts
 from raptor.progress import Progress
 from raptor.provenance import Provenance, command
-from raptor.report.results import check_results_of
 from raptor.run import result_folder
 from raptor.streaming import Result, folder_of
-from raptor.subject import Subject
+from raptor.subject import Subject, check_place
 from raptor.vit.pair import open_pair
 from raptor.vit.saved import check_folder_of
 from raptor.vit.trajectory import Trajectories
@@ -102,8 +101,6 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
         check_perturbable(main)
     folder = ranks.first(lambda: result_folder(config.out, folder_of(model), "dynamics"))
     check_folder_of(folder, folder_of(model), surrogate, main)
-    are_all_new = config.interventions or not (folder / InterventionsFile.FILE).exists()
-    ranks.first(lambda: check_results_of(folder, surrogate, main, ["dynamics"] if are_all_new else []))
     if config.phases is not None:
         check_phases(main, config.phases)
     elif surrogate is None:
@@ -112,6 +109,8 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
         given_head(config.head_file, main)
     data = ChosenData.of(folder_of(model), vars(config), main.classes, main.num_classes)
     images = data.judged(config.num_images, main.preprocess.size)
+    subject = ranks.first(lambda: Subject.of(main, images, surrogate))
+    ranks.first(lambda: check_place(folder, subject, DynamicsFile.FILE, InterventionsFile.FILE))
     batches = iterate(
         images,
         main.preprocess,
@@ -153,7 +152,7 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
         phases=list(cut.lengths),
         class_names=_class_names(images, chosen),
         seed=seed,
-        subject=ranks.first(lambda: Subject.of(main, images, surrogate)),
+        subject=subject,
     )
     measured = DynamicsFile(
         sides["teacher"],

@@ -22,9 +22,9 @@ from raptor.data import ChosenData, ImageData, ImageStream, iterate
 from raptor.devices import join_ranks, pick_device, pick_precision
 from raptor.progress import Progress
 from raptor.provenance import Provenance, command, module_option
-from raptor.report.results import check_results_of
 from raptor.run import result_folder
 from raptor.streaming import Result, folder_of
+from raptor.subject import Subject, check_place
 from raptor.vit.pair import open_pair
 from raptor.vit.saved import check_folder_of
 from raptor.vit.trajectory import Trajectories, autocast
@@ -84,7 +84,6 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
         raise ValueError(f"{source or model.name} is no surrogate: make one with raptor distill {words}")
     folder = ranks.first(lambda: result_folder(config.out, folder_of(run), "evaluate"))
     check_folder_of(folder, folder_of(run), surrogate, model)
-    ranks.first(lambda: check_results_of(folder, surrogate, model, ["certificate"]))
     num_classes, names = head_outputs(model, config.head_file)
     num_images = config.num_images
     bar = Progress("certificate", num_images, "images")
@@ -111,6 +110,8 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     if own_head and seen is not None and 0 < len(seen.classes or ()) == model.num_classes:
         like, other = seen, fitted  # the head's classes are called as those of the run
     judged = chosen.judged(num_images, size, like=like, also=other)
+    subject = ranks.first(lambda: Subject.of(model, judged, surrogate))
+    ranks.first(lambda: check_place(folder, subject, Certificate.FILE, Complexity.FILE))
     held_out, training = stream(judged, bar.update), stream(fitted)
     folder.mkdir(parents=True, exist_ok=True)
     head_file, head_images = config.head_file, config.head_images
@@ -154,7 +155,7 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
         data=chosen.name,
         split=chosen.split,
         provenance=about,
-        subject=certificate.subject,
+        subject=subject,
     )
     found = Evaluation(certificate, complexity, folder)
     ranks.first(lambda: _write(found))

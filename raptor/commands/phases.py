@@ -13,10 +13,9 @@ from raptor.devices import join_ranks, pick_device, pick_precision, seeded
 from raptor.phases.study import PhasesFile, check_cuts, study_phases
 from raptor.provenance import Provenance, command
 from raptor.report.phases import SavedPhases, save_phases
-from raptor.report.results import check_results_of
 from raptor.run import check_folder, result_folder
 from raptor.streaming import folder_of
-from raptor.subject import Subject
+from raptor.subject import Subject, check_place
 from raptor.vit.open import tell_apart
 from raptor.vit.pair import open_pair
 from raptor.vit.saved import check_folder_of, is_surrogate
@@ -46,13 +45,16 @@ def phases(config: PhasesConfig) -> SavedPhases:
     folder = ranks.first(lambda: check_folder(config.out) if config.out else result_folder(None, about, "phases"))
     if len(models) == 1:
         check_folder_of(folder, folder_of(models[0]), surrogate, model)
-        ranks.first(lambda: check_results_of(folder, surrogate, model, ["phases"]))
     # Nothing is fitted, so that images need not be held out: only a run has images that its surrogate was trained on.
     split = config.split or ("val" if any(of_runs) else "own")
     chosen = ChosenData.of(folder_of(models[0]), {**vars(config), "split": split})
+    images_of = [chosen.judged(config.num_images, vit.preprocess.size) for _, vit in views]
+    subject = None  # a comparison of several models is not about one
+    if len(models) == 1:
+        subject = ranks.first(lambda: Subject.of(model, images_of[0], surrogate))
+        ranks.first(lambda: check_place(folder, subject, PhasesFile.FILE))
     entries = []
-    for side, vit in views:
-        images = chosen.judged(config.num_images, vit.preprocess.size)
+    for (side, vit), images in zip(views, images_of):
         read_split = split
         if split == "own":
             read_split = "all" if own_validation(images.parts) is None else "val"
@@ -78,7 +80,5 @@ def phases(config: PhasesConfig) -> SavedPhases:
             config.twin,
         )
         entries.append(replace(entry, side=side, data=chosen.name, split=read_split, bad_images=batches.bad_images()))
-    about_one = len(models) == 1
-    subject = ranks.first(lambda: Subject.of(model, images, surrogate)) if about_one else None
     found = PhasesFile(entries, Provenance.since(started, device), subject)
     return ranks.first(lambda: save_phases(found, folder))

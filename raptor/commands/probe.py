@@ -18,10 +18,9 @@ from raptor.probes import ProbeReport, ProbeResult
 from raptor.probes import probe as train_probe
 from raptor.progress import Progress
 from raptor.provenance import Provenance, command
-from raptor.report.results import check_results_of
 from raptor.run import result_folder
 from raptor.streaming import Result, folder_of
-from raptor.subject import Subject
+from raptor.subject import Subject, check_place
 from raptor.vit.pair import open_pair
 from raptor.vit.saved import check_folder_of
 
@@ -114,7 +113,8 @@ def probe(config: ProbeConfig) -> Probed:
     sides = {"teacher": of_teacher} | ({} if surrogate is None else {"surrogate": surrogate})
     folder = ranks.first(lambda: result_folder(config.out, folder_of(model), "probe"))
     check_folder_of(folder, folder_of(model), surrogate, of_teacher)
-    ranks.first(lambda: check_results_of(folder, surrogate, of_teacher, [f"probe-{task}"]))
+    subject = ranks.first(lambda: Subject.of(of_teacher, val_data, surrogate))
+    ranks.first(lambda: check_place(folder, subject, f"probe-{task}.json"))
     results: dict[str, ProbeResult] = {}
     for name, vit in sides.items():
         bar = Progress(f"{task} probe of the {name}", None, "steps")
@@ -122,7 +122,6 @@ def probe(config: ProbeConfig) -> Probed:
         bar.finish()
         folder.mkdir(parents=True, exist_ok=True)
         ranks.first(partial(results[name].save, folder / f"probe-{task}-{name}"))
-    subject = ranks.first(lambda: Subject.of(of_teacher, val_data, surrogate))
     report = ProbeReport(Provenance.since(started, device), chosen.name, task, results, chosen.split, subject)
     ranks.first(lambda: report.write(folder))
     return Probed(report, folder)

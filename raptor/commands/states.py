@@ -23,7 +23,7 @@ from raptor.files import WriteError, read_json, sync
 from raptor.provenance import Provenance, command
 from raptor.run import ResultFile, result_folder
 from raptor.streaming import Result, folder_of
-from raptor.subject import Subject
+from raptor.subject import Subject, check_place
 from raptor.train import Distilled
 from raptor.vit.open import open_vit
 from raptor.vit.pair import open_pair
@@ -126,6 +126,8 @@ def states(config: StatesConfig) -> States:
         raise ValueError(f"--layers must be from 0 to {vit.num_layers}, got {' '.join(map(str, layers or []))}")
     folder = ranks.first(lambda: result_folder(config.out, model, "states"))
     chosen, images = _choose_images(vit, model, config)
+    subject = ranks.first(lambda: Subject.of(vit, images))
+    ranks.first(lambda: check_place(folder, subject, StatesFile.FILE))
     groups = dict(vit.groups.present())
     shapes = {
         f"layer{layer}.{name}": [len(images), *([] if pool else [s.stop - s.start]), vit.dim]
@@ -164,7 +166,7 @@ def states(config: StatesConfig) -> States:
         classes=images.classes,
         bad_images=batches.bad_images(),
         provenance=Provenance.since(started, device),
-        subject=ranks.first(lambda: Subject.of(vit, images)),
+        subject=subject,
     )
     ranks.first(lambda: saved.write(folder))
     return States(saved, folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from raptor.train.distilled import DistillSummary
 from raptor.train.teacher import TeacherSummary
 from raptor.vit.pair import OTHER_TEACHER
 from raptor.vit.saved import saved_folder
-from raptor.vit.view import ModelFacts, ViT
+from raptor.vit.view import ModelFacts
 
 _File = TypeVar("_File", bound=ResultFile)
 TASKS = ("classify", "segment", "depth")
@@ -143,29 +143,6 @@ def read_results(folder: Path) -> Results:
             told = others[0].removeprefix("another model, ")
             results.notes[name] = f"{name}.json is of {told}, not of {own.teacher or own.model}, and is left out."
     return results
-
-
-def check_results_of(folder: Path, surrogate: ViT | None, model: ViT, replaced: Collection[str]) -> None:
-    """Raise where `folder` holds results of another model: its page could show only one of the two.
-
-    A run folder is checked by `check_folder_of`. surrogate, model: as there. replaced: names, without `.json`, of the
-    results that are written anew.
-    """
-    if saved_folder(str(folder.absolute())) is not None:
-        return
-    try:
-        held = _subjects(_read_all(folder))
-    except RunError:  # no results yet, or a damaged file
-        return
-    written = {*replaced, *_BESIDE.values(), "images"}
-    kept = {name: subject for name, subject in held.items() if name not in written}
-    if not kept:  # before the fingerprint, which reads all weights
-        return
-    own = Subject.of(model, surrogate=surrogate)
-    for name, subject in kept.items():
-        others = other_models(own, subject)
-        if others:
-            raise RunError(f"{folder} holds results of {' and '.join(others)} ({name}.json): choose another --out")
 
 
 def _subjects(results: Results) -> dict[str, Subject]:

@@ -78,7 +78,11 @@ def test_the_text_names_the_data_and_another_teacher(run: Path, photos: Path, tm
     assert f"measured on 6 held-out images of {photos}\n" in own and "another teacher" not in own
     other = tiny_timm("vit_small_patch14_reg4_dinov2", reg_tokens=2, num_classes=2)
     save_vit(replace(other, model=shake(other.model, seed=5), name="m2"), tmp_path / "m2")
-    found = evaluate(str(run), teacher=str(tmp_path / "m2"), allow_other_teacher=True, **few)
+    found = evaluate(
+        str(run), teacher=str(tmp_path / "m2"), allow_other_teacher=True, out=str(tmp_path / "against"), **few
+    )
+    with pytest.raises(RunError, match=r"certificate.json is about another model, .*: choose another --out"):
+        evaluate(str(run), teacher=str(tmp_path / "m2"), allow_other_teacher=True, **few)
     assert f"measured on 6 held-out images of {photos}, against m2 (another teacher)\n" in found.text()
     assert f"{found.certificate.surrogate} against m2 (another teacher)" in found.text()
     assert found.certificate.to_dict()["verdict"]["against"] == "m2 (another teacher)"
@@ -113,13 +117,16 @@ def test_labels_are_of_the_classes_that_a_teacher_keeps(tmp_path: Path) -> None:
     for names in ("bc", "b"):
         data = tmp_path / names
         write_tree(data, [f"{part}/{c}/{part}{i}.png" for part in ("train", "val") for c in names for i in range(4)])
-        options = dict(device="cpu", bootstrap=5, null_models=False, out=str(tmp_path / "out"))
+        options = dict(device="cpu", bootstrap=5, null_models=False, out=str(tmp_path / "out" / names))
         found[names] = evaluate(str(tmp_path / "surrogate"), data=str(data), **options).certificate
     assert "no accuracy: the head has 2 classes, the data 2 of other names, such as b" in found["bc"].notes
     assert "teacher_accuracy" not in found["bc"].predictions and "teacher_accuracy" in found["b"].predictions
     (tmp_path / "names.txt").write_text("c\nb")
     named = evaluate(
-        str(tmp_path / "surrogate"), data=str(tmp_path / "bc"), classes=str(tmp_path / "names.txt"), **options
+        str(tmp_path / "surrogate"),
+        data=str(tmp_path / "bc"),
+        classes=str(tmp_path / "names.txt"),
+        **options | {"out": str(tmp_path / "named")},
     )
     assert "teacher_accuracy" in named.certificate.predictions
 

@@ -60,10 +60,9 @@ def test_results_of_two_modules_of_one_class_are_kept_apart(
     for function, num_layers in (("a", 4), ("b", 6)):
         assert main(["phases", "--module", f"my2.py:{function}", *few]) == 0
         assert PhasesFile.read(f"runs/phases-my2-{function}").models[0].model.num_layers == num_layers
-    assert "is replaced" not in capsys.readouterr().err
-    assert main(["phases", "--module", "my2.py:b", *few, "--out", "runs/phases-my2-a"]) == 0
-    told = "it was about other weights of VisionTransformer"
-    assert f"runs/phases-my2-a/phases.json is replaced: {told}\n" in capsys.readouterr().err
+    assert main(["phases", "--module", "my2.py:b", *few, "--out", "runs/phases-my2-a"]) == 2
+    refused = "runs/phases-my2-a/phases.json is about other weights of VisionTransformer: choose another --out"
+    assert refused in capsys.readouterr().err
 
 
 def test_text_for_a_number_is_the_same_error_in_python(tmp_path: Path) -> None:
@@ -122,9 +121,10 @@ def test_by_default_as_many_phases_as_there_is_room_for(tmp_path, capsys) -> Non
     shape = dict(img_size=32, patch_size=16, embed_dim=16, depth=3, num_heads=2)
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", **shape)
-    given = dict(num_images=8, batch_size=4, device="cpu", size=32, twin=False, out=str(tmp_path))
+    given = dict(num_images=8, batch_size=4, device="cpu", size=32, twin=False)
+    given["out"] = str(tmp_path / "model")
     assert list(phases(model, **given).models[0].phases) == [2, 3]
-    assert list(phases("scenes", **given).models[0].phases) == [2, 3, 4]
+    assert list(phases("scenes", **given | {"out": str(tmp_path / "scenes")}).models[0].phases) == [2, 3, 4]
     with pytest.raises(ValueError, match=r"k=4 phases .* there are 3"):
         phases(model, k=[4], **given)
     with pytest.raises(ValueError, match=r"k=2 phases of at least 2 layers .* there are 3"):
@@ -154,7 +154,7 @@ def test_the_twin_is_measured_on_images_of_all_classes(tmp_path, monkeypatch) ->
         seen[vit.name] = [float(image.mean()) > 0 for batch in batches for image in batch.images]
         return Trajectories(vit, batches, *rest)
 
-    monkeypatch.setattr("raptor.phases.Trajectories", trajectories)
+    monkeypatch.setattr("raptor.phases.study.Trajectories", trajectories)
     given = dict(data=str(tmp_path), split="all", batch_size=32, device="cpu", out=str(tmp_path / "out"))
     done = phases("scenes", k=[2], twin=True, **given)
     assert done.models[0].twin == "its untrained twin was measured on 64 images"

@@ -113,6 +113,7 @@ def test_all_frames_of_data_that_are_only_judged_on_are_scored(tmp_path: Path) -
     done = probe("scenes", task="depth", **given, **few)
     assert done.results["teacher"].num_images["reported"] == 10
     same = {**given, "val": given["data"]}  # its held-out part
+    few["out"] = str(tmp_path / "part")
     assert probe("scenes", task="depth", **same, **few).results["teacher"].num_images["reported"] == 1
 
 

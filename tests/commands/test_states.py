@@ -165,7 +165,7 @@ def test_data_of_the_run_joined_sets_and_other_images(tmp_path: Path) -> None:
     (run / "config.yaml").write_text(f"data: {a}\nval: {b}\n")
 
     def names(**options: Any) -> list[str]:
-        found = states(run, out=str(tmp_path / "out"), **options).saved
+        found = states(run, out=str(tmp_path / "-".join(["out", *options])), **options).saved
         return [Path(name.split(": ")[-1]).name for name in found.names]
 
     assert names() == ["a0.png", "a1.png", "a2.png"] and names(split="val") == ["b0.png", "b1.png"]
