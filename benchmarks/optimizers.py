@@ -24,9 +24,8 @@ from raptor.devices import device_name
 from raptor.phases.cut import Phases
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
 from raptor.train import distill
-from raptor.train.optimizer import OPTIMIZERS, is_matrix, make_optimizers
+from raptor.train.optimizer import OPTIMIZERS, ParameterGroup, is_matrix, make_optimizers
 from raptor.train.plan import Plan
-from raptor.train.stage import ParameterGroup
 from raptor.vit.open import open_vit
 
 

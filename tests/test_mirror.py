@@ -9,7 +9,6 @@ TESTS = Path(__file__).parent
 
 ELSEWHERE = {
     "__main__.py": "one line, run by tests/journeys",
-    "train/stage.py": "only types, of the stages that tests of the loop, of distill and of teachers train",
 }
 """Modules that are tested elsewhere, each with the reason."""
 

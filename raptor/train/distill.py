@@ -55,12 +55,11 @@ from raptor.train.loop import (
     read_finished,
 )
 from raptor.train.losses import groups_at, state_variance
-from raptor.train.optimizer import is_matrix, num_moments
+from raptor.train.optimizer import ParameterGroup, is_matrix, num_moments
 from raptor.train.plan import NUM_DECODED, Memory, Plan, free_disk, measured_step, num_bytes
 from raptor.train.recipe import Recipe, resolve_recipe
 from raptor.train.resume import check_run_folder, keep_teacher, load_blocks, start_from
 from raptor.train.schedule import Budget, Rates, teacher_forcing
-from raptor.train.stage import ParameterGroup
 from raptor.train.step import DistillStep, Parts
 from raptor.train.validation import Validator, shown_r2
 from raptor.vit.open import open_vit
@@ -423,7 +422,7 @@ def _parameter_groups(named: list[tuple[str, nn.Parameter]], recipe: Recipe) -> 
 
 
 class DistillStage:
-    """`stage1` or `stage2` of a distillation; see `raptor.train.stage.Stage`."""
+    """`stage1` or `stage2` of a distillation; see `raptor.train.loop.Stage`."""
 
     betas = (0.9, 0.999)
 

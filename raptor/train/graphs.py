@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raptor.train.step import DistillStep, Parts
 
-_NUM_WARM = 3
+_NUM_WARM = 3  # passes on a side stream before a capture, as torch asks for: kernels are chosen and compiled in them
 
 
 class NotCapturable(RuntimeError):
@@ -32,7 +32,10 @@ class StepGraphs:
     """
 
     def __init__(self, module: DistillStep, stage: str, precision: str, enabled: bool):
-        self.module, self.stage, self.precision, self.enabled = module, stage, precision, enabled
+        self.module = module
+        self.stage = stage
+        self.precision = precision
+        self.enabled = enabled
         self.graphs: dict[tuple[Parts, torch.Size], GraphedStep] = {}
 
     def run(self, images: Tensor, lam: float) -> Tensor | None:
@@ -69,7 +72,10 @@ class GraphedStep:
     """
 
     def __init__(self, module: DistillStep, stage: str, images: Tensor, parts: Parts, precision: str):
-        self.module, self.stage, self.parts, self.precision = module, stage, parts, precision
+        self.module = module
+        self.stage = stage
+        self.parts = parts
+        self.precision = precision
         self.images = images.clone()
         self.lam = torch.zeros((), device=images.device)
         parameters = [p for _, p in module.trained_parameters()]
@@ -84,7 +90,7 @@ class GraphedStep:
         finally:
             torch.cuda.current_stream().wait_stream(side)
         for p in parameters:
-            p.grad = None
+            p.grad = None  # so that the capture makes gradients in the memory that every replay writes to
         self.graph = torch.cuda.CUDAGraph()
         # thread_local: a thread that pins memory for a loader may call CUDA during the capture.
         try:
@@ -107,6 +113,7 @@ class GraphedStep:
 
     def _run(self) -> Tensor:
         enabled = self.precision == "bf16"
+        # Without a cache: a replay would not round weights again that were taken from it.
         with torch.autocast("cuda", torch.bfloat16, enabled=enabled, cache_enabled=False):
             loss, layer_losses = self.module(self.images, self.stage, self.lam, self.parts)
         loss.backward()

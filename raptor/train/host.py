@@ -30,24 +30,24 @@ class Asked:
     """
 
     def __init__(self, world_size: int):
-        self._group = _host_group() if world_size > 1 else None
+        self._group = None
+        if world_size > 1:
+            self._group = _host_group()
         self._running: tuple[Tensor, Any] | None = None
 
     def by_any(self, *asked: bool) -> tuple[bool, ...]:
         """For each entry, whether some rank asked for it. Every rank calls this once per step."""
         if self._group is None:
             return asked
-        answer = self._answer() if self._running else (False,) * len(asked)
+        answer = (False,) * len(asked)
+        if self._running is not None:
+            flags, work = self._running
+            work.wait()
+            answer = tuple(flags.bool().tolist())
         flags = torch.tensor(asked, dtype=torch.uint8)
         work = torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX, self._group, async_op=True)
-        self._running = flags, work
+        self._running = (flags, work)
         return answer
-
-    def _answer(self) -> tuple[bool, ...]:
-        assert self._running is not None
-        flags, work = self._running
-        work.wait()
-        return tuple(bool(flag) for flag in flags)
 
 
 @cache
@@ -60,13 +60,14 @@ class Pace:
     """Keeps the host at most `STEPS_AHEAD` steps ahead of a GPU, so that a stop signal has few steps to wait for."""
 
     def __init__(self, device: torch.device):
-        self._events: deque[torch.cuda.Event] | None = deque() if device.type == "cuda" else None
+        self._is_needed = device.type == "cuda"
+        self._events: deque[torch.cuda.Event] = deque()
 
     def wait(self) -> None:
         """Wait for the step before the last few; called after each step."""
-        if self._events is None:
+        if not self._is_needed:
             return
-        event = torch.cuda.Event(blocking=True)
+        event = torch.cuda.Event(blocking=True)  # the host sleeps instead of spinning on a core that decodes images
         event.record()
         self._events.append(event)
         if len(self._events) > STEPS_AHEAD:

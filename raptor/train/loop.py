@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,16 +25,76 @@ from raptor.files import RunError
 from raptor.progress import Progress
 from raptor.run import Interrupted, Record, ResultFile, Run, StopSignal
 from raptor.train.host import Asked, Pace, open_tracker
-from raptor.train.optimizer import damaged_moment, make_optimizers, moments_to_save, restore_moments
+from raptor.train.optimizer import ParameterGroup, damaged_moment, make_optimizers, moments_to_save, restore_moments
 from raptor.train.plan import PlannedPart, mean_seconds
-from raptor.train.stage import Stage
+from raptor.train.schedule import Budget, Rates
 
-_LOG_EVERY = 20
+_LOG_EVERY = 20  # steps; reading losses waits for the device, so it is rare
 _UNLOGGED = "unlogged_losses"  # in a checkpoint: the losses of the steps since the last line of metrics.jsonl
 
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]
 """Tensors and state, as `Run.load_checkpoint` returns them."""
 File = TypeVar("File", bound=ResultFile)
+
+
+class Stage(Protocol):
+    """What the loop needs to know about one stage of training.
+
+    Attributes:
+        name: the stage in metrics.jsonl and in the checkpoint.
+        title: description of the progress bar.
+        module: one training step as a module. Fabric wraps it; nothing trainable may be called around it.
+        groups: what it trains, in its order.
+        betas, clip, rates: of the optimizer: decay rates of the moments, gradient norm, learning rate.
+        batch_size: images per step over all ranks.
+        budget, share, before, steps_per_epoch: length of the run, the share of it that this stage gets, the share that
+            the stages before it get, steps in an epoch.
+        num_validations: how many, spread over the stage.
+        refines: whether it starts from trained weights, so that few steps are enough.
+    """
+
+    name: str
+    title: str
+    groups: list[ParameterGroup]
+    betas: tuple[float, float]
+    clip: float
+    rates: Rates
+    batch_size: int
+    budget: Budget
+    share: float
+    before: float
+    steps_per_epoch: float
+    num_validations: int
+    refines: bool
+
+    @property
+    def module(self) -> nn.Module: ...
+
+    def losses(self, wrapped: Any, step: int, num_steps: int, propagate: Callable[[Tensor], None]) -> Tensor:
+        """Run one step and leave its gradients in the parameters; the losses (N,) to log, on the device.
+
+        Args:
+            wrapped: `module` as Fabric wraps it.
+            propagate: clears the gradients and runs the backward pass from a loss.
+        """
+
+    def kind(self, step: int, num_steps: int) -> Hashable:
+        """Steps of one kind take the same time."""
+
+    def clip_groups(self) -> list[list[nn.Parameter]]:
+        """The parameters whose gradients are clipped by one norm."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds beside the optimizer's state."""
+
+    def metrics(self, loss_nl: Tensor) -> dict[str, Any]:
+        """The log line's entries for the losses (steps, N) since the last one."""
+
+    def where(self, column: int | None = None) -> str:
+        """The end of an error message: which stage, and which part of it the loss in `column` belongs to."""
+
+    def validate(self) -> tuple[dict[str, Any], str]:
+        """Scores on held-out images, and a note for the progress bar. Every rank calls it, with its share of them."""
 
 
 @dataclass
@@ -95,7 +155,7 @@ class Loop:
         reached = self.state.stage
         found = [stage for stage in stages if stage.name == reached]
         if reached is not None and not found:
-            names = ", ".join(stage.name for stage in stages)
+            names = ", ".join([stage.name for stage in stages])
             raise RunError(f"{self.run.latest()} is of the stage {reached!r}, not {names}: choose another --out")
         for stage in found:
             damage = damaged_moment(stage.groups, self.tensors)
@@ -163,7 +223,15 @@ class Loop:
             num_steps = _length(stage, lambda: _step_seconds(training, self.fabric)[0])
             self.state.num_steps[stage.name] = num_steps
             if num_steps < MIN_STEPS and not stage.refines and self.fabric.is_global_zero:
-                print(_short_budget(stage, num_steps), file=sys.stderr, flush=True)
+                budget = stage.budget
+                needed = math.ceil(budget.amount * MIN_STEPS / num_steps)
+                print(
+                    f"{stage.title}: --budget {budget.amount:g}{budget.unit} gives only {num_steps} steps here, of "
+                    f"{stage.batch_size} images, so the result will be undertrained; {MIN_STEPS} steps need about "
+                    f"--budget {needed}{budget.unit}",
+                    file=sys.stderr,
+                    flush=True,
+                )
         self.state.stage = stage.name
         return training
 
@@ -179,10 +247,9 @@ class Loop:
         bad = (~torch.isfinite(loss_nl)).nonzero()
         if len(bad):
             row, column = bad[0].tolist()
-            self._fail(f"the loss is not finite at step {step - len(loss_nl) + 1 + row}{stage.where(column)}")
-
-    def _fail(self, what: str) -> None:
-        raise RunError(f"{what}: {self.run.kept()}; try a smaller --lr")
+            first = step - len(loss_nl) + 1 + row
+            where = stage.where(column)
+            raise RunError(f"the loss is not finite at step {first}{where}: {self.run.kept()}; try a smaller --lr")
 
     def _log(self, stage: Stage, step: int, loss_nl: Tensor) -> None:
         num_steps = self.state.num_steps[stage.name]
@@ -202,7 +269,8 @@ class Loop:
 
     def _track(self, values: Mapping[str, Any], step: int) -> None:
         if self.tracker is not None:
-            self.tracker({k: v for k, v in values.items() if isinstance(v, float)}, self._total(step))
+            numbers = {name: value for name, value in values.items() if isinstance(value, float)}
+            self.tracker(numbers, self._total(step))
 
     def _total(self, step: int) -> int:
         """The step counted over all stages."""
@@ -234,10 +302,12 @@ class Loop:
 
     def _save(self, training: _Training, step: int, unlogged: Mapping[str, Tensor], unvalidated: bool) -> None:
         """Write a checkpoint, with the losses of steps that no line of metrics.jsonl has yet."""
-        stage, state = training.stage, self.state
+        stage = training.stage
+        state = self.state
         finite = [p.detach().isfinite().all() for group in stage.groups for _, p in group.named]
-        if not torch.stack(finite).all():
-            self._fail(f"the weights are not finite after step {step}{stage.where()}")
+        if not torch.stack(finite).all():  # one wait for the device, not one for each parameter
+            what = f"the weights are not finite after step {step}{stage.where()}"
+            raise RunError(f"{what}: {self.run.kept()}; try a smaller --lr")
         state.step = step
         state.unvalidated = unvalidated
         self.saved_at = _now()
@@ -254,7 +324,10 @@ class Loop:
         return sorted({name for names in each for name in names})
 
     def _own_bad_images(self) -> list[str]:
-        return sorted({*self.state.bad_images, *(name for data in self.data for name in data.bad)})
+        found = set(self.state.bad_images)
+        for data in self.data:
+            found.update(data.bad)
+        return sorted(found)
 
 
 @dataclass
@@ -295,17 +368,6 @@ class _Training:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         self.backward(loss)
-
-
-def _short_budget(stage: Stage, num_steps: int) -> str:
-    """What to say of a budget that is too short to train with, and what would be needed."""
-    budget = stage.budget
-    needed = math.ceil(budget.amount * MIN_STEPS / num_steps)
-    return (
-        f"{stage.title}: --budget {budget.amount:g}{budget.unit} gives only {num_steps} steps here, of "
-        f"{stage.batch_size} images, so the result will be undertrained; {MIN_STEPS} steps need about "
-        f"--budget {needed}{budget.unit}"
-    )
 
 
 def _prepare(stage: Stage, tensors: Mapping[str, Tensor], fabric: Any) -> _Training:

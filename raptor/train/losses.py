@@ -62,25 +62,20 @@ def targets_of(
 
     `variance` is (L, T) or (L, T, D), the divisor of each squared error.
     """
-    early_t = token_weights(groups, stage1_weights).to(variance.device)
-    last_t = token_weights(groups, last_phase_weights).to(variance.device)
-    joint_t = token_weights(groups, stage2_weights).to(variance.device)
-    num_early = phases.spans[-1][0] - 1
-    stage1 = [early_t] * num_early + [last_t] * (phases.num_layers - num_early)
-    stage2 = [joint_t] * phases.num_layers
-    return _targets(stage1, variance, cosine), _targets(stage2, variance, cosine)
-
-
-def _targets(weights: Sequence[Tensor], variance: Tensor, cosine: float) -> list[Target]:
-    """The target of each layer, whose tokens weigh `weights[layer]`, (T,)."""
-    w_lt = torch.stack(list(weights))
-    w_like_v = w_lt
-    if variance.ndim == 3:
-        w_like_v = w_lt[..., None]
-    squared = (w_like_v / variance).unbind()
-    if not cosine:
-        return [Target(one, None) for one in squared]
-    return [Target(*one) for one in zip(squared, (cosine * w_lt).unbind())]
+    num_early = phases.spans[-1][0] - 1  # layers before the last phase
+    early_t = token_weights(groups, stage1_weights)
+    last_t = token_weights(groups, last_phase_weights)
+    joint_t = token_weights(groups, stage2_weights)
+    stage1_lt = torch.stack([early_t] * num_early + [last_t] * (phases.num_layers - num_early))
+    stage2_lt = joint_t.expand(phases.num_layers, -1)
+    stages = []
+    for w_lt in (stage1_lt, stage2_lt):
+        w_lt = w_lt.to(variance.device)
+        squared = w_lt / variance if variance.ndim == 2 else w_lt[..., None] / variance
+        # The cosine is of the states themselves, so no variance divides it.
+        angles: Sequence[Tensor | None] = (cosine * w_lt).unbind() if cosine else [None] * phases.num_layers
+        stages.append([Target(weights, cosine_t) for weights, cosine_t in zip(squared.unbind(), angles)])
+    return stages[0], stages[1]
 
 
 class StateVariance:
@@ -119,10 +114,12 @@ class StateVariance:
         """The largest share of a token group's variance that 1 % of the coordinates hold, with its layer and group."""
         found = []
         for (layer, name), moments in self.moments.items():
+            if name == "all":
+                continue
             v_d = moments.variance.sort(descending=True).values
-            if name != "all":
-                share = v_d[: max(1, round(len(v_d) / 100))].sum() / v_d.sum().clamp(min=1e-30)
-                found.append((float(share), layer, name))
+            num_top = max(1, round(len(v_d) / 100))
+            share = v_d[:num_top].sum() / v_d.sum().clamp(min=1e-30)
+            found.append((float(share), layer, name))
         return max(found)
 
     def divisors(self, normalise: str) -> Tensor:
@@ -133,24 +130,19 @@ class StateVariance:
         """
         if normalise not in NORMALISATIONS:
             raise ValueError(f"unknown normalise {normalise!r}: choose from {', '.join(NORMALISATIONS)}")
+        if normalise == "none":
+            return torch.ones(self.num_layers, self.groups.num_tokens)
+        shape = [self.num_layers, self.groups.num_tokens]
         if normalise == "coordinate":
-            return torch.stack([self._by_coordinate(layer) for layer in range(1, self.num_layers + 1)])
-        v_lt = torch.ones(self.num_layers, self.groups.num_tokens)
-        for layer in range(1, self.num_layers + 1) if normalise != "none" else ():
-            if normalise == "layer":
-                v_lt[layer - 1] = self.variance(layer, "all")
-            else:
-                for name, where in self.groups.present():
-                    v_lt[layer - 1, where] = self.variance(layer, name)
-        return v_lt
-
-    def _by_coordinate(self, layer: int) -> Tensor:
-        """(T, D) of one layer."""
-        by_name = {name: self.coordinates(layer, name) for name, _ in self.groups.present()}
-        v_td = torch.empty(self.groups.num_tokens, len(next(iter(by_name.values()))))
-        for name, where in self.groups.present():
-            v_td[where] = by_name[name]
-        return v_td
+            shape.append(len(self.moments[1, "all"].variance))
+        variance = torch.empty(shape)
+        for layer in range(1, self.num_layers + 1):
+            for name, where in self.groups.present():
+                if normalise == "coordinate":
+                    variance[layer - 1, where] = self.coordinates(layer, name)
+                else:
+                    variance[layer - 1, where] = self.variance(layer, "all" if normalise == "layer" else name)
+        return variance
 
 
 def state_variance(
@@ -160,14 +152,17 @@ def state_variance(
 
     Raises `NonFiniteStates` where the teacher's states are not finite, or their variance is beyond float32.
     """
-    device = teacher.device
+    num_batches = _VARIANCE_BATCHES
+    if normalise == "none":
+        num_batches = 1  # only to see that the states are finite
     variance = StateVariance(teacher.num_layers, teacher.groups)
-    for step in range(1 if normalise == "none" else _VARIANCE_BATCHES):
+    for step in range(num_batches):
         images = stream.batch(step, stage="variance", size=teacher.preprocess.size)
-        with torch.no_grad(), autocast(precision, device):
+        with torch.no_grad(), autocast(precision, teacher.device):
             variance.update(teacher.unroll(*teacher.embed(images))[1:])
     variance.reduce(ranks)
     for layer in range(1, teacher.num_layers + 1):
+        # Written so that NaN fails as well.
         if not variance.variance(layer, "all") <= torch.finfo(torch.float32).max:
             raise NonFiniteStates.of(teacher.name, f"at layer {layer} on training images")
     return variance

@@ -7,19 +7,27 @@ or columns, so that every direction of the matrix moves by as much.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from raptor.train.stage import ParameterGroup
-
-RATES = {"adamw": 1.0, "muon": 2.0}  # good learning rates relative to AdamW's: docs/results/recipe.md
+# Good learning rates relative to AdamW's. Muon's best one was twice AdamW's on both models tried: the built-in teacher
+# (R2 .827 against .791 after 200 steps) and DINOv2-S (.643 against .579 after the same images).
+RATES = {"adamw": 1.0, "muon": 2.0}
 OPTIMIZERS = tuple(RATES)
 MOMENTS = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "muon": ("momentum_buffer",)}
 """What each optimizer keeps of a parameter from step to step."""
 _MOMENTUM = 0.95
-_LEAST_SIDE = 16
+_LEAST_SIDE = 16  # a single column, as in the depth MLP's first layer, would lose its length: AdamW takes it
+
+
+class ParameterGroup(NamedTuple):
+    """Parameters by name, their weight decay, and the name of their optimizer, one of `OPTIMIZERS`."""
+
+    named: list[tuple[str, nn.Parameter]]
+    weight_decay: float
+    optimizer: str = "adamw"
 
 
 def make_optimizers(
@@ -39,7 +47,10 @@ def make_optimizers(
             by_kind[group.optimizer].append({"params": parameters, "weight_decay": group.weight_decay})
     made: list[torch.optim.Optimizer] = []
     if by_kind["muon"]:
-        muon = torch.optim.Muon(by_kind["muon"], lr=lr, momentum=_MOMENTUM, adjust_lr_fn="match_rms_adamw")
+        # torch's default scales steps to Muon's own rates; this one gives them the size of AdamW's, .2 lr per entry.
+        muon = torch.optim.Muon(
+            by_kind["muon"], lr=lr, momentum=_MOMENTUM, nesterov=True, ns_steps=5, adjust_lr_fn="match_rms_adamw"
+        )
         made.append(muon)
     if by_kind["adamw"]:
         made.append(torch.optim.AdamW(by_kind["adamw"], lr=lr, betas=betas, fused=fused))
@@ -77,16 +88,20 @@ def restore_moments(
     optimizers: Sequence[torch.optim.Optimizer], groups: Sequence[ParameterGroup], saved: Mapping[str, Tensor]
 ) -> None:
     """Put the state of a checkpoint back; `damaged_moment` has found nothing wrong with it."""
-    named = {parameter: (name, group.optimizer) for group in groups for name, parameter in group.named}
+    where = {}
+    for group in groups:
+        for name, parameter in group.named:
+            where[parameter] = (name, group.optimizer)
     for optimizer in optimizers:
         for parameters in optimizer.param_groups:
             for parameter in parameters["params"]:
-                name, kind = named[parameter]
+                name, kind = where[parameter]
                 for key in MOMENTS[kind]:
                     value = saved[f"optimizer.{key}.{name}"]
-                    # AdamW counts steps on the host unless it is fused.
-                    stays = key == "step" and not optimizer.defaults["fused"]
-                    optimizer.state[parameter][key] = value if stays else value.to(parameter.device)
+                    # AdamW counts steps on the host unless it is fused; a count on the GPU would be waited for.
+                    if key != "step" or optimizer.defaults["fused"]:
+                        value = value.to(parameter.device)
+                    optimizer.state[parameter][key] = value
 
 
 def damaged_moment(groups: Sequence[ParameterGroup], saved: Mapping[str, Tensor]) -> str | None:

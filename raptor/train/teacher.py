@@ -32,9 +32,9 @@ from raptor.train.loop import (
     plan_stages,
     read_finished,
 )
+from raptor.train.optimizer import ParameterGroup
 from raptor.train.plan import NUM_DECODED, Memory, Plan, free_disk, measured_step, num_bytes
 from raptor.train.schedule import Budget, Rates
-from raptor.train.stage import ParameterGroup
 from raptor.train.stochastic import StochasticDepth, check_drop
 from raptor.vit.builders import build_base
 from raptor.vit.open import open_vit
@@ -277,7 +277,7 @@ class TeacherStep(nn.Module):
 
 
 class TeacherStage:
-    """The training of a teacher; see `raptor.train.stage.Stage`.
+    """The training of a teacher; see `raptor.train.loop.Stage`.
 
     Args:
         vit: the model, whose blocks are wrapped for stochastic depth until `finish`.

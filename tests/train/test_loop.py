@@ -247,7 +247,7 @@ def test_checkpoints_come_by_the_clock_and_before_each_validation(tmp_path, monk
     numbers.clear()
     tiny_run(tmp_path / "rare", checkpoint_minutes=60, **options)
     assert numbers == [5, 11, 17, 23]
-    with pytest.raises(ValueError, match="--checkpoint_minutes must be 0 or more, got -1"):
+    with pytest.raises(ValueError, match="--checkpoint_minutes must be at least 0, got -1"):
         tiny_run(tmp_path / "none", checkpoint_minutes=-1)
 
 

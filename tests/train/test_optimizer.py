@@ -12,8 +12,14 @@ from torch import Tensor, nn
 
 from raptor.phases.cut import Phases
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
-from raptor.train.optimizer import damaged_moment, is_matrix, make_optimizers, moments_to_save, restore_moments
-from raptor.train.stage import ParameterGroup
+from raptor.train.optimizer import (
+    ParameterGroup,
+    damaged_moment,
+    is_matrix,
+    make_optimizers,
+    moments_to_save,
+    restore_moments,
+)
 from raptor.vit.open import open_vit
 
 
