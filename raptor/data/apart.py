@@ -136,6 +136,7 @@ def _looks(data: Items, rows: list[int]) -> _Looks:
         outline = tiny.resize(picture.size, Image.Resampling.BILINEAR)
         colour = np.asarray(tiny, dtype=np.float32).ravel()
         if colour.std() >= _MIN_DEVIATION:
+            # What the larger picture has beside the tiny one: edges and texture, which two copies share.
             indices.append(row)
             colours.append(colour)
             details.append((np.asarray(picture, dtype=np.float32) - np.asarray(outline, dtype=np.float32)).ravel())

@@ -91,7 +91,7 @@ def list_files(pattern: str) -> list[str]:
             if not matches:
                 raise ValueError(f"no file {name[:_SHOWN]}; check the path or the pattern {pattern[:_SHOWN]!r}")
             found += matches
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(found))  # an archive that two patterns name is read once
 
 
 class ZipEntry(NamedTuple):
@@ -241,7 +241,7 @@ def _list_tars(archives: list[str], pattern: str) -> Listing:
     if not samples:
         raise ValueError(f"no images in {pattern}; expected entries key.jpg, key.png or key.webp")
     names = [sample.key for sample in samples]
-    if len(set(names)) != len(names):
+    if len(set(names)) != len(names):  # shards may each count from 0
         names = [f"{Path(archives[sample.archive]).stem}/{sample.key}" for sample in samples]
     if len(set(names)) != len(names):  # one archive holds a key twice, as concatenated ones may
         names = [f"{name}@{sample.offset}" for name, sample in zip(names, samples)]
@@ -309,7 +309,7 @@ def _tar_members(archive: str, left_out: Counter[str]) -> Iterator[tarfile.TarIn
     end = 0
     size = os.path.getsize(archive)
     try:
-        with tarfile.open(archive, "r:") as tar:
+        with tarfile.open(archive, "r:") as tar:  # not compressed, so that each image has an offset
             tar.ignore_zeros = True  # otherwise a header that cannot be read would end the archive without a word
             for member in tar:
                 if member.offset > end and _holds_data(archive, end, member.offset):

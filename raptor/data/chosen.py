@@ -52,25 +52,26 @@ class _RunImages:
         """
         if not isinstance(model, str | Path):
             return None
-        own = Path(model).expanduser()
-        folder = next((place for place in (own, own.parent) if (place / "config.yaml").is_file()), None)
-        if folder is None:
+        folder = Path(model).expanduser()
+        if not (folder / "config.yaml").is_file():
+            folder = folder.parent  # `run/surrogate` lies in its run
+        if not (folder / "config.yaml").is_file():
             return None
         config = read_config(folder)
-        if config.get("data") is None:
+        data = config.get("data")
+        if data is None:
             return None
-        data = config["data"]
-        val = config.get("val") if with_val else None
-        for spec in (data, val):
-            for path in [spec] if isinstance(spec, str) else spec or []:
-                # Patterns and names of sets are looked up when they are opened.
-                is_pattern = ":" in path or path.startswith(("hf/", "wds/")) or any(letter in path for letter in ",*{[")
-                if path not in NAMED and not is_pattern and not Path(path).expanduser().exists():
-                    raise RunError(f"{path}, the data of {folder}, is not there: give its new place with --data")
-        kept = config.get("images")
-        images = dict(kept) if isinstance(kept, dict) else {}
+        images = config.get("images")
+        images = dict(images) if isinstance(images, dict) else {}
+        val = config.get("val")
         if not with_val:
+            val = None
             images.pop("val", None)
+        for path in _names_of(data) + _names_of(val):
+            # Patterns and names of sets are looked up when they are opened.
+            is_pattern = path.startswith(("hf/", "wds/")) or not set(":,*{[").isdisjoint(path)
+            if path not in NAMED and not is_pattern and not Path(path).expanduser().exists():
+                raise RunError(f"{path}, the data of {folder}, is not there: give its new place with --data")
         has_classes = config.get("classes") is not None
         return cls(folder, data, val, str(config.get("split") or "val"), images, has_classes)
 
@@ -78,21 +79,22 @@ class _RunImages:
         """Raise if the part of `spec` that is read is the run's and holds other images by now."""
         if spec not in (self.data, self.val):
             return
+        option = "--data" if spec == self.data else "--val"
         if self.val is not None:
-            parts = ["train" if spec == self.data else "val"]
-        else:
+            parts = ["train"] if spec == self.data else ["val"]
+        else:  # both parts are of one set
             parts = {"train": ["train"], "all": ["train", "val"]}.get(split, ["val"])
+        # Opened as the run opened them. Labels and the size of images do not matter.
+        own = ChosenData(self.data, self.val, self.split)
         for part in parts:
-            kept = self.images.pop(part, None)  # once is enough
+            kept = self.images.get(part)
             if kept is None:
                 continue
-            # Opened as the run opened them. Labels and sizes do not matter.
-            own = ChosenData(self.data, self.val, self.split)
             num_images = kept["num_images"]
             found = own.training(num_images) if part == "train" else own.judged(num_images)
-            if len(found) != num_images or found.fingerprint() != kept["fingerprint"]:
-                self.images[part] = kept
-                option = "--data" if spec == self.data else "--val"
+            if len(found) == num_images and found.fingerprint() == kept["fingerprint"]:
+                del self.images[part]  # compared once, because a fingerprint of many files takes a while
+            else:
                 raise RunError(
                     f"{spec_text(spec)} holds other images than those {self.folder} was made with: give {option}, or "
                     "run this in the folder where the run was made"
@@ -123,6 +125,7 @@ class ChosenData:
     run: _RunImages | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        # Frozen, because results name the data by it; a program may give paths, tensors or a Dataset.
         object.__setattr__(self, "data", as_spec(self.data))
         object.__setattr__(self, "val", as_spec(self.val))
 
@@ -136,22 +139,26 @@ class ChosenData:
         """
         data = options.get("data")
         val = options.get("val")
-        file = options.get("classes") if num_classes else None
+        classes = None
+        if num_classes and options.get("classes") is not None:
+            classes = head_names(options["classes"], num_classes)
         run = None
         if data is None:
             run = _RunImages.of(model, with_val=val is None)
+            data = DEFAULT_DATA
             if run is None and val is None:
                 tell_of_scenes(model)
         if run is not None:
             data = run.data
-            val = run.val if val is None else val
-            if run.has_classes and num_classes and names is None and file is None:
+            if val is None:
+                val = run.val
+            if run.has_classes and num_classes and names is None and classes is None:
                 raise RunError(f"{run.folder} was made with --classes and does not keep these names: give --classes")
         return cls(
-            data=DEFAULT_DATA if data is None else data,
+            data=data,
             val=val,
             split=options.get("split") or "val",
-            classes=None if file is None else head_names(file, num_classes),
+            classes=classes,
             skip_bad=bool(options.get("skip_bad")),
             names=names,
             num_classes=num_classes,
@@ -159,9 +166,19 @@ class ChosenData:
         )
 
     @property
+    def judged_spec(self) -> Spec:
+        """The data that is judged."""
+        return self.data if self.val is None else self.val
+
+    @property
     def name(self) -> str:
-        """The data that is judged, for results and titles."""
-        return spec_text(self.data if self.val is None else self.val)
+        """Its name, for results and titles."""
+        return spec_text(self.judged_spec)
+
+    @property
+    def head_classes(self) -> Sequence[str] | None:
+        """The names of the head's classes, as far as they are known."""
+        return self.names if self.classes is None else self.classes
 
     @property
     def judged_split(self) -> str:
@@ -182,7 +199,7 @@ class ChosenData:
         """
         self.check_same(self.data, "train")
         found = open_data(self.data, "train", limit=limit, size=size, skip_bad=self.skip_bad)
-        known = self.names if self.classes is None else self.classes
+        known = self.head_classes
         if not any_class or known is None or not self.num_classes or found.labels is None:
             return for_head(found, self.num_classes, self.classes, self.names)
         return renumbered(found, known) or found.without_labels()
@@ -194,14 +211,14 @@ class ChosenData:
         """
         if self.run is not None:  # they are the run's, and compared with its fingerprints
             return self.training(None, size, any_class=True)
-        names = self.names if self.classes is None else self.classes
         try:
             run = _RunImages.of(model)
             if run is None:
                 return None
-            of_run = ChosenData(run.data, run.val, names=names, num_classes=self.num_classes, run=run)
+            of_run = ChosenData(run.data, run.val, names=self.head_classes, num_classes=self.num_classes, run=run)
             return of_run.training(None, size, any_class=True)
         except ValueError as error:
+            # The last part of the message is a remedy for the images that are given, which these are not.
             why = str(error).rpartition(": ")[0] or error
             print(f"what {model} was trained on is not compared with: {why}", file=sys.stderr)
             return None
@@ -219,19 +236,21 @@ class ChosenData:
             images must not be among them, see `check_apart`.
         also: further training images that the judged ones must not be among.
         """
-        spec = self.data if self.val is None else self.val
-        self.check_same(spec, self.split)
+        self.check_same(self.judged_spec, self.split)
         split = self.judged_split
-        found = open_data(spec, split, limit=limit, size=size, skip_bad=self.skip_bad)
+        found = open_data(self.judged_spec, split, limit=limit, size=size, skip_bad=self.skip_bad)
         if split not in ("train", "all"):
+            fitted = [data for data in (like, also) if data is not None]
             compared: set[str] = set()
-            for train in sorted((data for data in (like, also) if data is not None), key=len, reverse=True):
+            for train in sorted(fitted, key=len, reverse=True):
                 places = _places(train.specs)
-                if not places <= compared:  # a part of a larger set is compared with it
+                if not places <= compared:  # a part of a larger set is compared with that one
                     check_apart(train, found)
                 compared |= places
         found = for_head(found, self.num_classes, self.classes, self.names)
-        return found if like is None else labelled_like(found, like)
+        if like is None:
+            return found
+        return labelled_like(found, like)
 
     def labelled(self, train: ImageData, judged: ImageData, size: int | None = None) -> ImageData:
         """The images that heads are fitted on: `train` or, if it has no labels, the training part of `val`.
@@ -241,6 +260,7 @@ class ChosenData:
         if train.labels is not None or judged.labels is None or self.val is None:
             return train
         whole = open_data(self.val, "all", size=size, skip_bad=self.skip_bad)
+        # Of data without parts, all images are judged, so that none are left to fit a head on.
         rows = [i for i, part in enumerate(whole.parts) if part is not None and is_train(part)]
         if not rows or own_validation(whole.parts) is None:
             return train
@@ -257,10 +277,11 @@ def labelled_like(judged: ImageData, train: ImageData) -> ImageData:
     same = renumbered(judged, train.classes)
     if same is not None:
         return same
-    more = ", …" if len(train.classes) > 3 else ""
+    shown = train.classes[:3]
+    if len(train.classes) > 3:
+        shown = [*shown, "…"]
     print(
-        f"the labels of {judged.name} are not used: they are not of the classes of {train.name} "
-        f"({', '.join(train.classes[:3])}{more})",
+        f"the labels of {judged.name} are not used: they are not of the classes of {train.name} ({', '.join(shown)})",
         file=sys.stderr,
     )
     return judged.without_labels()
@@ -276,9 +297,19 @@ def tell_of_new_classes(train: ImageData, judged: ImageData) -> None:
     held_out = [judged.classes[label] for label in sorted(judged.present())]
     new = [name for name in held_out if name not in known]
     if new:
-        more = f" and {len(new) - 3} more" if len(new) > 3 else ""
-        listed = ", ".join(new[:3]) + more
+        listed = ", ".join(new[:3])
+        if len(new) > 3:
+            listed += f" and {len(new) - 3} more"
         print(f"no training image is of class {listed}: a probe is wrong about those held-out images", file=sys.stderr)
+
+
+def _names_of(spec: Spec | None) -> list[str]:
+    """The names that data is given by."""
+    if spec is None:
+        return []
+    if isinstance(spec, ImageData):
+        return [spec.name]
+    return [spec] if isinstance(spec, str) else list(spec)
 
 
 def _places(spec: Spec) -> set[str]:
@@ -286,7 +317,7 @@ def _places(spec: Spec) -> set[str]:
     if isinstance(spec, ImageData):
         return {spec.name}
     places = set()
-    for one in [spec] if isinstance(spec, str) else spec:
+    for one in _names_of(spec):
         kind, path = _kind_and_path(one)
         files = [path]
         if path.lower().endswith((".zip", ".tar")):
@@ -308,4 +339,6 @@ def _kind_and_path(spec: str) -> tuple[str, str]:
         path, colon, part = spec.removeprefix("hf/").partition(":")
         return f"hf/{colon}{part}", path
     kind, colon, path = spec.partition(":")
-    return (kind + colon, path) if colon and not os.path.exists(spec) else ("", spec)
+    if not colon or os.path.exists(spec):  # a folder's own name may have a colon
+        return "", spec
+    return kind + colon, path

@@ -39,6 +39,7 @@ def for_head(
         return found
     if names is not None:
         return renumbered(data, names) or data
+    # Folders that are named otherwise are numbered as they sort, which says nothing about the head.
     if not all(map(_WORDNET_ID.fullmatch, _present(data))):
         return data
     return renumbered(data, imagenet_ids(num_classes)) or data
@@ -67,7 +68,7 @@ def renumbered(data: ImageData, classes: Sequence[str]) -> ImageData | None:
     if data.classes == list(classes):
         return data
     index = {name: i for i, name in enumerate(classes)}
-    count = Counter(classes)
+    count = Counter(classes)  # ImageNet's words have `crane` twice: a bird and a machine
     if any(count[name] != 1 for name in _present(data)):
         return None
     return data.with_labels([index[data.classes[label]] for label in data.labels], list(classes))

@@ -80,6 +80,7 @@ class DenseData(Items):
         """Image `index` as RGB and its target; an unreadable one raises BadImage with its name."""
         try:
             image, target = self.read(int(self.positions[index]))
+            # Not turned upright, because nothing turns the target.
             return as_rgb(image, turned=False), target
         except Exception as error:  # image decoders raise almost anything
             raise self.unreadable(index, error) from error
@@ -116,6 +117,7 @@ class DenseData(Items):
 
     def prefetch(self, indices: Tensor, size: Size) -> None:
         """Begin to decode the next `batch` in threads."""
+        # Threads rather than processes: Pillow and NumPy let others run while they decode.
         self._ahead = {(i, size): _decoders().submit(self._decode, i, size) for i in indices.tolist()}
 
     def _decode(self, index: int, size: Size) -> tuple[np.ndarray, np.ndarray]:
@@ -216,6 +218,7 @@ class FrameStore:
         self.images: Tensor | None = None
         self.targets: Tensor | None = None
         num_bytes = len(data) * (3 * size[0] * size[1] + data.dtype.itemsize * data.frame[0] * data.frame[1])
+        # On the device if it fits there, else on the host, else decoded each time.
         for place in dict.fromkeys([device, torch.device("cpu")]):
             needed = num_bytes * (copies if place.type == "cpu" else 1)
             if data.worth_caching(device) and needed <= CACHE_SHARE * free_bytes(place):

@@ -66,7 +66,7 @@ def arrange(paths: Sequence[str]) -> list[Entry]:
     """
     paths = sorted(paths)
     tails = [path.split("/") for path in paths]
-    while _is_wrapped(tails):
+    while _is_wrapped(tails):  # as archives of one folder have it
         tails = [tail[1:] for tail in tails]
     has_splits = _has_splits(tails)
     entries = []
@@ -202,6 +202,7 @@ def walk_folders(root: Path) -> Iterator[tuple[str, list[str]]]:
 
     Links to folders are followed; one that leads to a folder it lies in is left out, since it would never end.
     """
+    # A list of folders rather than recursion, which deep trees would exhaust.
     left = [("", os.path.realpath(root), 0)]
     while left:
         prefix, here, num_links = left.pop()

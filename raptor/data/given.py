@@ -31,7 +31,7 @@ def given_images(given: Any) -> ImageData | None:
     if isinstance(given, list | tuple) and all(isinstance(one, str | Path) for one in given):
         is_files = bool(given) and all(is_image_path(Path(one).name) for one in given)
         return GivenImages(given, f"{len(given)} files", names=list(map(str, given))) if is_files else None
-    if isinstance(given, DataLoader):
+    if isinstance(given, DataLoader):  # its batches may be shuffled, and its transforms lie in the Dataset anyway
         return given_images(given.dataset)
     kind = type(given).__name__
     has_items = hasattr(given, "__len__") and hasattr(given, "__getitem__")
@@ -62,6 +62,7 @@ class GivenImages(ImageData):
         names = names or [f"{number:06d}" for number in range(len(source))]
         super().__init__(name, names, labels, classes)
         self.source = source
+        self._stamped: tuple[Sequence[str], set[int]] | None = None  # keys, and the positions whose pixels are read
         self.is_files = isinstance(source[0], str | Path)
         if not self.is_files:
             _as_picture(source[0], 0)  # a wrong shape is an error here and not in the middle of a run
@@ -76,13 +77,12 @@ class GivenImages(ImageData):
         """The size of the file; for other images, of a sample of them, a checksum of their pixels."""
         if self.is_files:
             return self.num_bytes(position)
-        if position not in self._stamped():
+        if self._stamped is None or self._stamped[0] is not self.keys:  # of another selection of the images
+            rows = choose_sample(self.keys, _NUM_STAMPED)
+            self._stamped = (self.keys, set(self.positions[rows].tolist()))
+        if position not in self._stamped[1]:
             return 0
         return zlib.crc32(self.read(position).tobytes())
-
-    def _stamped(self) -> set[int]:
-        chosen = choose_sample(self.keys, _NUM_STAMPED)
-        return set(self.positions[chosen].tolist())
 
     def read(self, position: int) -> Image.Image:
         if self.is_files:
@@ -137,6 +137,7 @@ def _labels_of(given: Any) -> tuple[list[int] | None, list[str] | None]:
     if not isinstance(found, Sequence | Tensor | np.ndarray) or len(found) != len(given):
         return None, None
     numbers = torch.as_tensor(found)
+    # Real numbers are targets of a regression, and negative ones are often "no label".
     if numbers.ndim != 1 or numbers.is_floating_point() or int(numbers.min()) < 0:
         return None, None
     labels = numbers.tolist()

@@ -71,6 +71,7 @@ def open_image(data: bytes, side: int | None = None) -> Image.Image:
 
     side: decode a JPEG at 1/2, 1/4 or 1/8 of its size as long as neither of its sides falls below this.
     """
+    # A named list: Pillow would choose by the content, and start Ghostscript for EPS in a file called cat.jpg.
     image = Image.open(BytesIO(data), formats=FORMATS)
     if side is not None:
         image.draft(None, (side, side))  # other formats ignore it
@@ -88,7 +89,7 @@ def numbered_classes(labels: Sequence[int], source: str) -> list[str]:
 
 def _printable(name: str) -> str:
     """A file's name as it can be printed and written: bytes that are not UTF-8 become \\xff."""
-    if name.isascii():
+    if name.isascii():  # the usual case
         return name
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
@@ -125,7 +126,7 @@ class Items:
 
     def select(self, indices: Sequence[int]) -> Self:
         """The same reader over some of its images."""
-        chosen = copy.copy(self)
+        chosen = copy.copy(self)  # shallow: what the reader has opened is shared
         rows = torch.tensor(indices, dtype=torch.int64)
         chosen.names = self.names.take(rows.numpy())
         chosen.keys = self.keys.take(rows.numpy())
@@ -154,6 +155,7 @@ class Items:
         """A short name of these images: a hash of all their keys and of the sizes of up to 10,000 files, read once."""
         if self._fingerprint is None:
             keys = "\n".join(sorted(self.keys))
+            # Sorted, so that the same images in another order, as of other archives, have the same fingerprint.
             sized = choose_sample(self.keys, NUM_SIZES) if len(self) else []
             stamps = sorted((self.keys[i], self.stamp(int(self.positions[i]))) for i in sized)
             digest = hashlib.blake2b(keys.encode("utf-8", "surrogateescape"), digest_size=16)
@@ -269,7 +271,8 @@ class ImageData(Items):
         With `skip_bad` no two images count as the same, because what replaces a bad one depends on its neighbours.
         """
         if self.skip_bad:
-            return torch.arange(len(self)), torch.arange(len(self))
+            every = torch.arange(len(self))
+            return every, every
         same = self.originals(self.positions).numpy()
         _, first, which = np.unique(same, return_index=True, return_inverse=True)
         order = np.argsort(first)  # as they come in the data
@@ -305,6 +308,7 @@ class ImageData(Items):
         """
         device = torch.device(device)
         if num_workers is None:
+            # An endless iterable, as of training, is taken to go through all images.
             num_images = sum(map(len, chunks)) if isinstance(chunks, list) else len(self)
             num_workers = choose_workers(num_images)
         loader: DataLoader = DataLoader(
@@ -402,6 +406,7 @@ def choose_workers(num_images: int) -> int:
         num_cores = len(os.sched_getaffinity(0))
     else:
         num_cores = os.cpu_count() or 1
+    # All ranks of a machine decode at once, and each has its own workers.
     num_ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 1))
     return min(_MAX_WORKERS, max(0, num_cores // num_ranks - 1))
 

@@ -57,6 +57,7 @@ class JoinedImages(ImageData):
         labels: list[int] = []
         left_out: Counter[str] = Counter()
         for data in sets:
+            # Two sets may have images of one name.
             names += [f"{data.name}: {name}" for name in data.names]
             keys += data.keys
             specs += data.specs
@@ -128,6 +129,7 @@ class InMemory(WholeBatches):
         num_workers: int | None = None,
         progress: Progress | None = None,
     ) -> None:
+        # A bad image is replaced by a neighbour of its class, so the kept ones would depend on the order of the data.
         if data.skip_bad:
             raise ValueError("images that may be skipped cannot be kept in memory: remove the bad ones first")
         super().__init__(data.name, data.names, data.labels, data.classes, data.parts, data.keys)
@@ -152,8 +154,10 @@ class InMemory(WholeBatches):
         return self.rows[self.where[positions]]
 
     def take(self, positions: Tensor, device: torch.device) -> Tensor:
+        # Chosen where the images are, so that only the batch is copied.
         chosen = self.images.index_select(0, to_device(self.where[positions], self.images.device))
         return to_device(chosen, device)
 
     def worth_caching(self, device: torch.device) -> bool:
+        # From the host to a GPU a copy of all images pays; these are decoded already.
         return device.type not in ("cpu", self.images.device.type)

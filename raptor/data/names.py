@@ -37,6 +37,7 @@ class PackedNames(Sequence[str]):
         """Pack strings; already packed ones are given back as they are."""
         if isinstance(names, PackedNames):
             return names
+        # Names of files may be any bytes: those that are not UTF-8 pass through as surrogates.
         encoded = [name.encode("utf-8", "surrogateescape") for name in names]
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
         return cls(np.frombuffer(b"".join(encoded), dtype=np.uint8), np.cumsum(lengths, dtype=np.int64))
@@ -61,6 +62,7 @@ class PackedNames(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         rows = np.arange(len(self)) if self.rows is None else self.rows
+        # In pieces, because a million ends as Python numbers would take more memory than the names.
         for first in range(0, len(rows), _CHUNK):
             chunk = rows[first : first + _CHUNK]
             starts = np.where(chunk > 0, self.ends[chunk - 1], 0).tolist()

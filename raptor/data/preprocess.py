@@ -62,6 +62,7 @@ class Preprocess:
         size: int | None = None,
     ) -> Preprocess:
         """The default of every analysis: 224 from 256; a smaller native size is kept; `size` overrides."""
+        # 224 also for models that are larger at home (DINOv2: 518), as the paper measures them.
         side = min(native_size, 224) if size is None else size
         resize = round(side * 256 / 224) if side >= 224 else side
         return cls(size=side, resize=resize, mean=_triple(mean), std=_triple(std))
@@ -76,6 +77,7 @@ class Preprocess:
         if short != self.resize:
             width, height = (self.resize * side // short for side in (width, height))
             image = image.resize((width, height), _INTERPOLATIONS[self.interpolation])
+        # The square now, so that all images of a batch have one size; `crop` cuts the rest of the margin.
         left = _margin(width, self.resize)
         top = _margin(height, self.resize)
         image = image.crop((left, top, left + self.resize, top + self.resize))
@@ -96,6 +98,7 @@ class Preprocess:
     def normalise(self, images: Tensor) -> Tensor:
         """Values 0..255, uint8 or float, (..., 3, size, size) to normalised float32 of the same shape."""
         scale, shift = _scale_and_shift(self.mean, self.std, images.device)
+        # One pass over the images: (x / 255 - mean) / std as x * scale + shift.
         return torch.addcmul(shift, images.to(torch.float32), scale)
 
     def __call__(self, image: Image.Image) -> Tensor:
@@ -126,6 +129,7 @@ def as_rgb(image: Image.Image, turned: bool = True) -> Image.Image:
     elif image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
         raise ValueError("an image of 32 bits per pixel does not say which value is white: save it with 8 or 16 bits")
     elif image.mode.startswith("I"):
+        # Pillow's own conversion clips: all that is brighter than 1/256 of the range would be white.
         high = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         high.info = image.info
         image = high

@@ -10,7 +10,7 @@ import hashlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -39,7 +39,10 @@ def split_word(path: str) -> str | None:
     """The split that a file name has as a word (`imagenet-val-0003.tar`), or that its folder is called, or None."""
     folder, _, name = path.rpartition("/")
     words = [*re.split(r"[^A-Za-z]+", name), folder.rpartition("/")[2]]
-    return next((word.lower() for word in words if is_split_name(word)), None)
+    for word in words:
+        if is_split_name(word):
+            return word.lower()
+    return None
 
 
 def split_keys(paths: Iterable[str]) -> list[str]:
@@ -49,11 +52,16 @@ def split_keys(paths: Iterable[str]) -> list[str]:
     for path in paths:
         folder, _, name = unicodedata.normalize("NFC", path).rpartition("/")
         stem, dot, suffix = name.rpartition(".")
+        # `v1.0` has no suffix: a zip or a tar of the same files may leave the real one out.
         has_suffix = dot and stem and suffix.isalnum() and not suffix.isdigit()
         stems.append(stem if has_suffix else name)
         folders.append(folder.rpartition("/")[2])
     count = Counter(stems)
-    return [f"{folder}/{stem}" if folder and count[stem] > 1 else stem for folder, stem in zip(folders, stems)]
+    keys = []
+    for folder, stem in zip(folders, stems):
+        is_repeated = folder and count[stem] > 1
+        keys.append(f"{folder}/{stem}" if is_repeated else stem)
+    return keys
 
 
 def name_share(name: str) -> float:
@@ -61,16 +69,13 @@ def name_share(name: str) -> float:
     head, _, tail = name.partition("/")
     key = tail if tail and is_split_name(head) else name
     digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    # 53 bits, which a float holds exactly, so that no share is rounded to 1.
     return (int.from_bytes(digest, "big") >> 11) / 2**53
-
-
-def _salted(salt: str) -> Callable[[str], float]:
-    return lambda key: name_share(salt + key)
 
 
 def _name_shares(keys: Sequence[str], salt: str = "") -> np.ndarray:
     """`name_share(salt + key)` of each key, (N,); a kept index has them ready."""
-    return PackedNames.pack(keys).column(f"share:{salt}", _salted(salt))
+    return PackedNames.pack(keys).column(f"share:{salt}", lambda key: name_share(salt + key))
 
 
 def keep_shares(keys: PackedNames) -> None:
@@ -93,16 +98,17 @@ def choose_split(keys: Sequence[str], parts: Sequence[str | None], split: Split,
         split: as in `Split`, or `own` for data that is only judged on: its validation part, or all of it without one.
         source: the name of the data, for messages.
     """
-    lower_of = {part: None if part is None else part.lower() for part in set(parts)}
-    lower = [lower_of[part] for part in parts]  # a million images have a handful of parts
+    # By way of a dictionary, because a million images have a handful of parts.
+    lower_of = {part: part and part.lower() for part in set(parts)}
+    lower = [lower_of[part] for part in parts]
     validation = own_validation(parts)
     if split == "own":
         split = "all" if validation is None else "val"
     own = sorted(part for part in set(lower) if part is not None)
     wanted = split.lower()
-    if wanted not in ("train", "val", "all", *own):
-        others = "".join(f", {part}" for part in own if part not in ("train", "val"))
-        raise ValueError(f"unknown split {split!r} of {source}; use train, val, all{others}")
+    accepted = list(dict.fromkeys(["train", "val", "all", *own]))
+    if wanted not in accepted:
+        raise ValueError(f"unknown split {split!r} of {source}; use {', '.join(accepted)}")
     if wanted not in ("train", "val", "all"):
         return [i for i, part in enumerate(lower) if part == wanted]
     trained = {part for part in lower_of.values() if is_train(part)}
@@ -113,7 +119,9 @@ def choose_split(keys: Sequence[str], parts: Sequence[str | None], split: Split,
         train, val = _hold_out(keys, train)
     chosen = {"train": train, "val": val, "all": sorted(train + val)}[wanted]
     if not chosen:
-        remedy = f", or give it with --val to judge on it only ({len(val)} images)" if wanted == "train" and val else ""
+        remedy = ""
+        if wanted == "train" and val:
+            remedy = f", or give it with --val to judge on it only ({len(val)} images)"
         raise ValueError(f"{source} has no {split} images; add them or choose another split{remedy}")
     return chosen
 

@@ -85,6 +85,7 @@ class ImageStream:
         self.indices = data.sample(limit)
         self.num_images = len(self.indices)
         if shuffle:
+            # A generator of its own: the order must not depend on what was drawn before.
             order = torch.randperm(self.num_images, generator=torch.Generator().manual_seed(0))
             self.indices = [self.indices[i] for i in order.tolist()]
         note_images(data, self.num_images)
@@ -100,7 +101,7 @@ class ImageStream:
         batches = self.data.batches(chunks, self.preprocess, self.device, num_workers=self.num_workers, crop=True)
         for start, chunk, (images_u8, indices) in zip(starts, chunks, batches):
             check_stop()
-            if len(indices):
+            if len(indices):  # otherwise all images of the batch are bad and are skipped
                 images = self.preprocess.normalise(images_u8)
                 own = None if labels is None else to_device(labels[indices], self.device)
                 yield Batch(images, own, indices, start)
@@ -155,6 +156,7 @@ def sharing(batches: Any) -> Ranks:
 
 def stable_seed(*parts: int | str) -> int:
     """A seed that depends only on its parts: the same in every process and version."""
+    # The separator keeps ("a", "bc") and ("ab", "c") apart.
     digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -201,6 +203,7 @@ def random_resized_crop(images_u8: Tensor, params: Tensor, size: int) -> Tensor:
     rows_bsh = _resize_matrices(top_b, height_b, height, size)
     columns_bsw = _resize_matrices(left_b, width_b, width, size)
     columns_bsw = torch.where(flip_b.view(-1, 1, 1) > 0, columns_bsw.flip(1), columns_bsw)
+    # In bf16, which autocast may choose, values above 128 would be rounded to whole numbers.
     with torch.autocast(images_u8.device.type, enabled=False):
         pixels_bhcw = images_u8.permute(0, 2, 1, 3).to(torch.float32)
         tall = torch.bmm(rows_bsh, pixels_bhcw.reshape(num_images, height, -1))
@@ -218,6 +221,7 @@ def _resize_matrices(start_b: Tensor, length_b: Tensor, side: int, size: int) ->
     distance_bsp = (pixel_1p - start_b11 - centre_s1 * step_b11).abs()
     weights_bsp = (1 - distance_bsp / step_b11.clamp(min=1)).clamp(min=0)
     inside_b1p = (pixel_1p > start_b11) & (pixel_1p < start_b11 + length_b11)
+    # Pixels outside the crop take no part, as if it had been cut out first: the rest is scaled up to a sum of 1.
     weights_bsp = weights_bsp * inside_b1p
     return weights_bsp / weights_bsp.sum(dim=-1, keepdim=True)
 
@@ -285,16 +289,20 @@ class TrainStream:
         self.device = torch.device(device)
         self.num_workers = num_workers
         self.num_decoded = num_decoded
+        # Shares of whole images that differ by at most one where the batch does not divide.
         self.rows = slice(rank * batch_size // world_size, (rank + 1) * batch_size // world_size)
         own = torch.arange(self.rows.start, self.rows.stop)
+        # The first image of a rank is mixed with the last one of the rank before it.
         self._read_rows = torch.cat([own[:1] - 1, own]) % batch_size if mixup > 0 else own
         self.steps_per_epoch = len(data) // batch_size
+        # The order of one epoch is kept: drawing a million numbers at each step would take longer than the step.
         self._epoch: tuple[str, int] | None = None
         self._order = torch.empty(0)
         self._reader: tuple[str, int, Iterator[Pixels]] | None = None
         self._label_table = None if data.labels is None else torch.tensor(data.labels).to(self.device)
         self.images: Tensor | None = None
         self._rows, self._where = data.distinct()
+        # Ranks that are not connected cannot share memory: each of them keeps all images.
         copies = world_size if ranks.size == 1 else 1
         if cache == "memory" or (cache == "auto" and all(ranks.gather(self._pays_to_cache(copies)))):
             self.images = self._keep_images(ranks, progress, required=cache == "memory")
@@ -355,6 +363,7 @@ class TrainStream:
         return self._global_indices(step, stage)[self._read_rows]
 
     def _global_indices(self, step: int, stage: str) -> Tensor:
+        # Nothing depends on earlier steps, which is what an exact resume needs.
         epoch, place = divmod(step, self.steps_per_epoch)
         if self._epoch != (stage, epoch):
             generator = torch.Generator().manual_seed(stable_seed(self.seed, stage, "epoch", epoch))
@@ -365,10 +374,12 @@ class TrainStream:
     def crops(self, step: int, stage: str = "stage1") -> Tensor:
         """Crop parameters of the images that this rank reads at a step, (B_read, 5) on the CPU; see `draw_crops`."""
         generator = torch.Generator().manual_seed(stable_seed(self.seed, stage, "crop", step))
+        # Drawn for the global batch and sliced: the crops do not depend on the number of ranks.
         return draw_crops(self.batch_size, self.preprocess.resize, generator, self.crop_scale)[self._read_rows]
 
     def shares(self, step: int, stage: str = "stage1") -> Tensor:
         """The share of each image of this rank in its mix at a step, float32 (B_local,) on the CPU."""
+        # NumPy, since torch draws from a Beta distribution by its global generator only.
         draws = np.random.default_rng(stable_seed(self.seed, stage, "mixup", step))
         return torch.from_numpy(draws.beta(self.mixup, self.mixup, self.batch_size)).float()[self.rows]
 

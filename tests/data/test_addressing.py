@@ -10,16 +10,10 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tiny_images import pixels
+from tiny_images import pixels, write_hashed
 
 from raptor.data import open_data
 from raptor.data.split import choice_split, choose_sample, split_keys
-
-
-def _write(root: Path, paths: list[str]) -> None:
-    for i, path in enumerate(paths):
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels(i)).save(root / path)
 
 
 def _tar(path: Path, root: Path, names: list[str]) -> None:
@@ -33,7 +27,7 @@ def test_every_address_holds_out_the_same_images(tmp_path: Path, repeated: bool)
     """`photos/`, its parent, a link, a copy, its zip, two zips, one tar shard, two shards."""
     paths = [f"{c}/{i if repeated else 100 * n + i}.jpg" for n, c in enumerate(("cat", "dog")) for i in range(60)]
     root = tmp_path / "above" / "photos"
-    _write(root, paths)
+    write_hashed(root, paths)
     (tmp_path / "link").symlink_to(root)
     shutil.copytree(root, tmp_path / "copied")
     with zipfile.ZipFile(tmp_path / "p.zip", "w") as whole:
@@ -74,7 +68,7 @@ def test_every_address_holds_out_the_same_images(tmp_path: Path, repeated: bool)
 
 def test_one_class_folder_of_several(tmp_path: Path) -> None:
     """Where names do not repeat, a class folder by itself keeps the split of the whole."""
-    _write(tmp_path, [f"{c}/{c}{i}.png" for c in ("cat", "dog") for i in range(60)])
+    write_hashed(tmp_path, [f"{c}/{c}{i}.png" for c in ("cat", "dog") for i in range(60)])
     whole = open_data(str(tmp_path), "val").keys
     assert [key for key in whole if key.startswith("cat")] == open_data(str(tmp_path / "cat"), "val").keys
 
@@ -87,7 +81,7 @@ def test_keys() -> None:
 
 
 def test_parts_by_name(tmp_path: Path) -> None:
-    _write(tmp_path, [f"{part}/a/{part}{i}.png" for part in ("train", "val", "test") for i in range(4)])
+    write_hashed(tmp_path, [f"{part}/a/{part}{i}.png" for part in ("train", "val", "test") for i in range(4)])
     assert {n.split("/")[0] for n in open_data(str(tmp_path), "test").names} == {"test"}
     assert {n.split("/")[0] for n in open_data(str(tmp_path), "val").names} == {"val"}
     assert len(open_data(str(tmp_path), "all")) == 8

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import shutil
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from tiny_images import colour, picture, pixels, save_array
+from tiny_images import colour, picture, pixels, save_array, write_hashed
 
 from raptor.commands.probe import probe
 from raptor.data import ChosenData, ImageData, open_data
 from raptor.data.apart import check_apart
 
 
-def _write(root: Path, paths: list[str]) -> Path:
-    for path in paths:
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels(zlib.crc32(path.encode()))).save(root / path)
-    return root
-
-
 def test_a_few_images_that_are_also_trained_on_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = _write(
+    root = write_hashed(
         tmp_path / "x", [f"{part}/{c}/{part}{i}.png" for part in ("train", "val") for c in "ab" for i in range(8)]
     )
     chosen = ChosenData(str(root))
     assert len(chosen.judged(like=chosen.training())) == 16 and not capsys.readouterr().err
     shutil.copy(root / "train/a/train3.png", root / "val/a/same.png")
-    other = _write(tmp_path / "y", ["1.png", "2.png"])
+    other = write_hashed(tmp_path / "y", ["1.png", "2.png"])
     (other / "empty.png").write_bytes(b"")
     check_apart(chosen.training(), open_data(str(other), "all"))
     assert not capsys.readouterr().err
@@ -66,7 +58,7 @@ def test_images_that_are_no_files_are_compared_too(tmp_path: Path, capsys: pytes
     for data in (scenes, both):  # of one set by their names, without drawing them
         with pytest.raises(ValueError, match="128 of 128 images of scenes that were compared"):
             check_apart(data, scenes)
-    photos = open_data(str(_write(tmp_path / "photos", [f"{i}.png" for i in range(4)])), "all")
+    photos = open_data(str(write_hashed(tmp_path / "photos", [f"{i}.png" for i in range(4)])), "all")
     check_apart(photos, train)
     check_apart(train, photos)
     assert not capsys.readouterr().err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from pages import ROOT
 from PIL import Image
-from tiny_images import pixels, write_tree
+from tiny_images import write_hashed, write_tree
 
 from raptor.cli import main
 from raptor.data import ChosenData, ImageData, InMemory, Preprocess, open_data
@@ -24,17 +23,10 @@ from raptor.files import RunError
 WNIDS = ("n01440764", "n01443537", "n02102040", "n03394916")  # classes 0, 1, 217 and 566
 
 
-def _write(root: Path, paths: list[str]) -> Path:
-    for path in paths:
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels(zlib.crc32(path.encode()))).save(root / path)
-    return root
-
-
 def test_imagenets_classes_whatever_folders_there_are(tmp_path: Path) -> None:
     """A shuffled or partial set of class folders has the same labels, and so the same accuracy."""
     assert len(imagenet_ids(1000)) == 1000 and imagenet_ids(1000) == sorted(imagenet_ids(1000))
-    root = _write(tmp_path / "all", [f"val/{wnid}/{wnid}_{i}.png" for wnid in WNIDS for i in range(3)])
+    root = write_hashed(tmp_path / "all", [f"val/{wnid}/{wnid}_{i}.png" for wnid in WNIDS for i in range(3)])
     whole = for_head(open_data(str(root), "val"), 1000)
     assert sorted(set(whole.labels or [])) == [0, 1, 217, 566] and len(whole.classes or []) == 1000
     by_name = dict(zip(whole.names, whole.labels or []))
@@ -51,7 +43,7 @@ def test_imagenets_classes_whatever_folders_there_are(tmp_path: Path) -> None:
 
 
 def test_classes_from_a_file(tmp_path: Path) -> None:
-    root = _write(tmp_path / "pets", [f"val/{name}/{name}{i}.png" for name in ("cat", "dog") for i in range(3)])
+    root = write_hashed(tmp_path / "pets", [f"val/{name}/{name}{i}.png" for name in ("cat", "dog") for i in range(3)])
     (tmp_path / "head.txt").write_text("bird\ndog\ncat\n")
     data = for_head(open_data(str(root), "val"), 3, head_names(str(tmp_path / "head.txt"), 3))
     assert data.labels == [2, 2, 2, 1, 1, 1] and data.classes == ["bird", "dog", "cat"]
@@ -67,8 +59,8 @@ def test_classes_from_a_file(tmp_path: Path) -> None:
 
 
 def test_other_data_to_judge_on(tmp_path: Path) -> None:
-    a = _write(tmp_path / "a", [f"{c}/{c}{i}.png" for c in ("ant", "bee", "cat") for i in range(40)])
-    b = _write(tmp_path / "b", [f"{c}/{c}-{i}.png" for c in ("cat", "bee") for i in range(5)])
+    a = write_hashed(tmp_path / "a", [f"{c}/{c}{i}.png" for c in ("ant", "bee", "cat") for i in range(40)])
+    b = write_hashed(tmp_path / "b", [f"{c}/{c}-{i}.png" for c in ("cat", "bee") for i in range(5)])
     chosen = ChosenData(str(a), str(b))
     train = chosen.training()
     judged = chosen.judged(like=train)
@@ -77,17 +69,17 @@ def test_other_data_to_judge_on(tmp_path: Path) -> None:
     assert (
         ChosenData(str(a), str(a)).judged().names == ChosenData(str(a)).judged().names == open_data(str(a), "val").names
     )
-    _write(b, ["dog/dog-1.png"])
+    write_hashed(b, ["dog/dog-1.png"])
     assert chosen.judged(like=train).labels is None
 
 
 def test_a_place_is_one_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Judging on all of `photos/` what was trained on most of `photos` would be a leak."""
-    photos = _write(tmp_path / "photos", [f"{c}/{c}{i}.png" for c in "ab" for i in range(40)])
+    photos = write_hashed(tmp_path / "photos", [f"{c}/{c}{i}.png" for c in "ab" for i in range(40)])
     (tmp_path / "link").symlink_to("photos")
     monkeypatch.chdir(tmp_path)
     held_out = [name.rsplit("/", 1)[-1] for name in ChosenData("photos").judged().names]
-    other = _write(tmp_path / "other", ["a/x.png", "b/y.png"])
+    other = write_hashed(tmp_path / "other", ["a/x.png", "b/y.png"])
     for val in ("photos/", "./photos", "other/../photos", "link", str(photos)):
         chosen = ChosenData("photos", val)
         assert [name.rsplit("/", 1)[-1] for name in chosen.judged(like=chosen.training()).names] == held_out
@@ -97,7 +89,7 @@ def test_a_place_is_one_however_it_is_written(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("kind", ["copy", "renamed", "zip", "joined"])
 def test_judging_on_the_training_images_is_refused(tmp_path: Path, kind: str) -> None:
-    photos = _write(tmp_path / "photos", [f"{c}/{c}{i}.png" for c in "ab" for i in range(20)])
+    photos = write_hashed(tmp_path / "photos", [f"{c}/{c}{i}.png" for c in "ab" for i in range(20)])
     other = tmp_path / ("other.zip" if kind == "zip" else "other")
     if kind == "zip":
         shutil.make_archive(str(tmp_path / "other"), "zip", photos)
@@ -105,9 +97,9 @@ def test_judging_on_the_training_images_is_refused(tmp_path: Path, kind: str) ->
         place = other / path.parent.name / (path.name if kind == "copy" else f"new{i}.png")
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, place)
-    data = (
-        [str(photos), str(_write(tmp_path / "more", ["a/more.png", "b/more.png"]))] if kind == "joined" else str(photos)
-    )
+    data: Any = str(photos)
+    if kind == "joined":
+        data = [data, str(write_hashed(tmp_path / "more", ["a/more.png", "b/more.png"]))]
     chosen = ChosenData(data, str(other))
     with pytest.raises(ValueError, match=r"\d+ of 40 images of .*other.* are also in the training images of") as error:
         chosen.judged(like=chosen.training())
@@ -117,7 +109,7 @@ def test_judging_on_the_training_images_is_refused(tmp_path: Path, kind: str) ->
 
 
 def test_copies_within_one_folder_are_named_with_what_to_do(tmp_path: Path) -> None:
-    root = _write(tmp_path / "mess", [f"{i}.png" for i in range(6)])
+    root = write_hashed(tmp_path / "mess", [f"{i}.png" for i in range(6)])
     chosen = ChosenData(str(root))
     held_out = chosen.judged().names[0]
     shutil.copy(root / held_out, root / "copy.png")
@@ -130,7 +122,7 @@ def test_copies_within_one_folder_are_named_with_what_to_do(tmp_path: Path) -> N
 @pytest.mark.parametrize("kind", ["zip", "wds", "hub"])
 def test_an_archive_is_one_place_however_it_is_written(tmp_path: Path, kind: str) -> None:
     """Two spellings of one set: its held-out part is judged, not all of it."""
-    photos = _write(tmp_path / "photos", [f"{c}/{c}{i}.png" for c in "ab" for i in range(40)])
+    photos = write_hashed(tmp_path / "photos", [f"{c}/{c}{i}.png" for c in "ab" for i in range(40)])
     (tmp_path / "x").mkdir()
     if kind == "zip":
         shutil.make_archive(str(tmp_path / "p"), "zip", photos)
@@ -161,17 +153,17 @@ def test_drawn_images_are_told_of_where_no_others_are_given(capsys: pytest.Captu
 
 
 def test_heads_are_fitted_on_the_training_part_of_the_judged_set_where_only_that_has_labels(tmp_path: Path) -> None:
-    plain = _write(tmp_path / "plain", [f"{i}.png" for i in range(30)])
-    own = _write(tmp_path / "own", [f"train/{c}/{c}{i}.png" for c in "ab" for i in range(6)] + ["val/b/b9.png"])
+    plain = write_hashed(tmp_path / "plain", [f"{i}.png" for i in range(30)])
+    own = write_hashed(tmp_path / "own", [f"train/{c}/{c}{i}.png" for c in "ab" for i in range(6)] + ["val/b/b9.png"])
     chosen = ChosenData([str(plain), str(own)], str(own))
     train, judged = chosen.training(), chosen.judged()
     fitted = chosen.labelled(train, judged)
     assert train.labels is None and judged.labels == [1] and fitted.labels == [0] * 6 + [1] * 6
     assert all("train" in name for name in fitted.names)
-    whole = _write(tmp_path / "whole", [f"{c}/{c}{i}.png" for c in "ab" for i in range(4)])
+    whole = write_hashed(tmp_path / "whole", [f"{c}/{c}{i}.png" for c in "ab" for i in range(4)])
     chosen = ChosenData(str(plain), str(whole))  # all of it is judged on: nothing is left to fit a head on
     assert len(chosen.judged()) == 8 and chosen.labelled(train, chosen.judged()) is train
-    parts = _write(tmp_path / "parts", [f"train/{c}/{c}{i}.png" for c in "ab" for i in range(4)])  # nor is here
+    parts = write_hashed(tmp_path / "parts", [f"train/{c}/{c}{i}.png" for c in "ab" for i in range(4)])  # nor is here
     chosen = ChosenData(str(plain), str(parts))
     assert len(chosen.judged()) == 8 and chosen.labelled(train, chosen.judged()) is train
     labelled = ChosenData(str(own))
@@ -179,7 +171,7 @@ def test_heads_are_fitted_on_the_training_part_of_the_judged_set_where_only_that
 
 
 def test_the_data_of_a_run_is_the_default(tmp_path: Path) -> None:
-    photos = _write(tmp_path / "photos", ["1.png", "2.png"])
+    photos = write_hashed(tmp_path / "photos", ["1.png", "2.png"])
     run = tmp_path / "run"
     (run / "surrogate").mkdir(parents=True)
     (run / "config.yaml").write_text(f"data: {photos}\n")
@@ -210,7 +202,7 @@ def _run(folder: Path, train: ImageData, judged: ImageData, **config: Any) -> st
 def two_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Folders `here` and `there`, each with its own `photos`; the current one is `here`."""
     for place in ("here", "there"):
-        _write(tmp_path / place / "photos", [f"{c}/{place}-{c}{i}.png" for c in "ab" for i in range(30)])
+        write_hashed(tmp_path / place / "photos", [f"{c}/{place}-{c}{i}.png" for c in "ab" for i in range(30)])
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path
 
@@ -233,7 +225,7 @@ def test_a_run_in_another_folder_does_not_read_images_of_the_same_name(
 
 def test_the_images_of_a_run_are_known_however_they_are_read(two_places: Path) -> None:
     """Its limits, its split, joined sets, images in memory, labels: all of them open again; so does an older run."""
-    more = _write(two_places / "here/more", [f"train/{i}.png" for i in range(5)] + ["val/x.png"])
+    more = write_hashed(two_places / "here/more", [f"train/{i}.png" for i in range(5)] + ["val/x.png"])
     small = Preprocess(size=16, resize=16)
     photos, both = ChosenData("photos"), ChosenData(["photos", "more"], "more", "all")
     train, val = photos.training(20), photos.judged(2)
@@ -249,7 +241,7 @@ def test_the_images_of_a_run_are_known_however_they_are_read(two_places: Path) -
             chosen = ChosenData.of(run, {"split": split})
             assert len(chosen.training(3)) == 3 and len(chosen.judged())
     (more / "val/x.png").unlink()
-    _write(more, ["val/y.png"])
+    write_hashed(more, ["val/y.png"])
     assert len(ChosenData.of(runs[3], {}).training(3)) == 3
     with pytest.raises(RunError, match=r"^more holds other images .* give --val, or run"):
         ChosenData.of(runs[3], {}).judged()
@@ -261,7 +253,7 @@ def test_images_of_a_run_that_changed_on_purpose(two_places: Path, capsys: pytes
     run = _run(two_places / "run", chosen.training(), chosen.judged())
     other = ChosenData("scenes")
     assert other.trained_on(run) is not None and not capsys.readouterr().err
-    _write(two_places / "here/photos", [f"a/new{i}.png" for i in range(9)])
+    write_hashed(two_places / "here/photos", [f"a/new{i}.png" for i in range(9)])
     with pytest.raises(RunError, match="photos holds other images than those"):
         ChosenData.of(run, {}).training()
     with pytest.raises(RunError, match="photos holds other images than those"):

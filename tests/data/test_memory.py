@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 
 import torch
-from PIL import Image
-from tiny_images import pixels
+from tiny_images import write_hashed
 
 from raptor.data import ImageData, InMemory, Preprocess, iterate, open_data
 from raptor.data.memory import JoinedImages
 
 
-def _write(root: Path, paths: list[str]) -> Path:
-    for path in paths:
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels(zlib.crc32(path.encode()))).save(root / path)
-    return root
-
-
 def test_joined_sets(tmp_path: Path) -> None:
-    a = _write(tmp_path / "a", [f"x/{i}.png" for i in range(30)])
-    b = _write(tmp_path / "b", [f"train/y/b{i}.png" for i in range(7)] + ["val/y/c.png"])
+    a = write_hashed(tmp_path / "a", [f"x/{i}.png" for i in range(30)])
+    b = write_hashed(tmp_path / "b", [f"train/y/b{i}.png" for i in range(7)] + ["val/y/c.png"])
     both = open_data([str(a), str(b), "scenes"], "train", limit=None, size=16)
     single = [open_data(spec, "train", size=16) for spec in (str(a), str(b), "scenes")]
     assert len(both) == sum(map(len, single)) and both.labels is None
@@ -32,7 +23,7 @@ def test_joined_sets(tmp_path: Path) -> None:
     assert batch.images.shape == (3, 3, 16, 16) and len(set(batch.images.flatten(1).sum(1).tolist())) == 3
     assert open_data([str(a)], "train").labels is not None
     assert len(open_data([str(a), str(b)], "val")) == len(open_data(str(a), "val")) + 1
-    same = _write(tmp_path / "same", [f"x/more{i}.png" for i in range(4)])
+    same = write_hashed(tmp_path / "same", [f"x/more{i}.png" for i in range(4)])
     labelled = open_data([str(a), str(same)], "all")
     assert labelled.classes == ["x"] and labelled.labels == [0] * 34
 

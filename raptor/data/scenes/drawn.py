@@ -58,6 +58,7 @@ class DrawnScenes(WholeBatches):
             for part, scenes in enumerate(self.scenes)
             if (owner == part).any()
         ]
+        # Both splits are drawn at once each, and put back in the order of `positions`.
         back = owner.argsort(stable=True).argsort().to(device)
         return SceneBatch(*(torch.cat(fields)[back] for fields in zip(*drawn)))
 

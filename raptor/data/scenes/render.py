@@ -218,6 +218,7 @@ def _draw_objects(layout: Layout, size: int, grid: int, device: torch.device) ->
     slices = [slice(start, end) for start, end in zip([0, *num_tiles], num_tiles)]
     first_pixel = ((chosen % num_images)[owner] * grid + tile_row) * grid + tile_column
 
+    # From here on with one row per tile: all tiles of a chunk are drawn by the same few operations.
     table = _object_table(layout, chosen)[:, owner, None].to(device)
     cells = torch.arange(TILE, device=device)
     row = cells.repeat_interleave(TILE)
@@ -237,6 +238,7 @@ def _draw_objects(layout: Layout, size: int, grid: int, device: torch.device) ->
     ray: Vector = _three(corner_ray[i] + du * table[6 + i] + dv * table[9 + i] for i in range(3))
     t = torch.cat([meet(_cut(origin, part), _cut(ray, part)) for meet, part in zip(MEET, slices)])
     distance = t * (1 + u * u + v * v).sqrt()
+    # The nearest object at each sample, whatever the order of the tiles.
     nearest = torch.full((len(_SAMPLES) * num_images * grid * grid,), torch.inf, device=device)
     nearest.scatter_reduce_(0, sample.flatten(), distance.flatten(), "amin")
 

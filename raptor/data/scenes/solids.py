@@ -45,7 +45,7 @@ def _meet_sphere(origin: Vector, direction: Vector) -> Tensor:
     a = dot(direction, direction)
     b = dot(origin, direction)
     c = dot(origin, origin) - 1
-    root = b * b - a * c
+    root = b * b - a * c  # a quarter of the discriminant of |origin + t direction|^2 = 1
     return where(root > 0, (-b - root.clamp_min(0).sqrt()) / a, _MISS)
 
 
@@ -53,7 +53,7 @@ def _meet_cube(origin: Vector, direction: Vector) -> Tensor:
     near = []
     far = []
     for o, d in zip(origin, direction):
-        inverse = 1 / where(d.abs() < 1e-6, 1e-6, d)
+        inverse = 1 / where(d.abs() < 1e-6, 1e-6, d)  # a ray along a face has a slope all the same
         middle = -o * inverse
         half = CUBE_HALF * inverse.abs()
         near.append(middle - half)
@@ -104,7 +104,7 @@ def _meet_torus(origin: Vector, direction: Vector) -> Tensor:
         x, y, z = along(origin, t, direction)
         ring = (x * x + z * z).sqrt() - RING_RADIUS
         gap = (ring * ring + y * y).sqrt() - TUBE_RADIUS
-        t = t + gap / speed
+        t = t + gap / speed  # the gap is never more than the way to the torus, so no step goes through it
     return where(gap < 0.02, t, _MISS)
 
 
@@ -120,7 +120,7 @@ def _normal_cube(p: Vector) -> Vector:
 
 
 def _normal_cylinder(p: Vector) -> Vector:
-    cap = p[1].abs() > 0.9999
+    cap = p[1].abs() > 0.9999  # points on a cap are at 1 only up to rounding
     return where(cap, 0.0, p[0]), where(cap, p[1], 0.0), where(cap, 0.0, p[2])
 
 
