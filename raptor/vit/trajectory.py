@@ -1,4 +1,4 @@
-"""Stream states through depth, and intervene on the way: start at a layer, perturb a state, swap or replace blocks."""
+"""The states of a model through depth, one batch at a time, and interventions on its states and blocks."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _PRECISIONS = ("fp32", "bf16")
 
 
 class NonFiniteStates(ValueError):
-    """States of a model have NaN or infinite entries, or a norm or variance beyond float32."""
+    """The states of a model have NaN or infinite entries, or a norm or variance beyond float32."""
 
     @classmethod
     def of(cls, model: str, where: str) -> Self:
-        """The error to raise; `where` names the layer, and the images where they are known."""
+        """The error to raise; `where` names the layer and, if they are known, the images."""
         return cls(f"the states of {model} are not finite {where}: check its weights, or use fp32")
 
 
 class Trajectories:
-    """States `a_0..a_L` over batches of images, never more than one batch at a time.
+    """The states `a_0..a_L` of a model over batches of images; at most one batch of states is held at a time.
 
-    Iterating gives `(states, output, batch)`: the L + 1 states (B, T, D), the model's own output, and the batch.
+    Iteration yields `(states, output, batch)`: the L + 1 states (B, T, D), the model's own output, and the batch.
 
     Args:
-        vit: the model to follow.
-        batches: a re-iterable of `Batch`, such as `raptor.data.iterate(...)`.
+        vit: the model.
+        batches: an iterable of `Batch`, such as `raptor.data.iterate(...)`, that may be iterated several times.
         precision: `fp32`, or `bf16` to run the model under autocast (states may then be bf16).
-        title: what the progress bar says; None for no bar.
-        quiet: in a log, say nothing of a pass that takes less than the time to its first line.
+        title: text of the progress bar; None for no bar.
+        quiet: whether a short pass leaves no line in a log.
 
     Attributes:
         ranks: the processes that share the batches.
@@ -52,9 +52,10 @@ class Trajectories:
         self.vit = vit
         self.batches = batches
         self.precision = precision
-        self.title, self.quiet = title, quiet
+        self.title = title
+        self.quiet = quiet
         self.ranks = sharing(batches)
-        autocast(precision, vit.device)
+        autocast(precision, vit.device)  # refuses an unknown precision before any image is read
 
     def __repr__(self) -> str:
         shape = f"(B, {self.vit.groups.num_tokens}, {self.vit.dim})"
@@ -65,43 +66,51 @@ class Trajectories:
 
     def __iter__(self) -> Iterator[tuple[list[Tensor], Tensor, Batch]]:
         device = self.vit.device
-        for batch in self.batches if self.title is None else track(self.batches, self.title, self.quiet):
+        batches = self.batches
+        if self.title is not None:
+            batches = track(batches, self.title, self.quiet)
+        for batch in batches:
             with torch.no_grad(), autocast(self.precision, device):
                 states, output = self.vit.record(batch.images.to(device, non_blocking=True))
             yield states, output, batch
-            states.clear()  # the caller still has the list: without this two batches would be held at once
+            states.clear()  # the caller still has the list; without this, two batches would be held at once
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """The context a model runs in at `precision`."""
+    """The context in which a model runs at `precision`."""
     if precision not in _PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}: choose from {', '.join(_PRECISIONS)}")
-    return nullcontext() if precision == "fp32" else torch.autocast(device.type, dtype=torch.bfloat16)
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 def check_states(states: Sequence[Tensor], num_layers: int | None = None, num_tokens: int | None = None) -> None:
-    """Raise unless `states` are the `a_0..a_L` of one or more images, each (B, T, D)."""
+    """Raise unless `states` are the states `a_0..a_L` of at least one image, each (B, T, D)."""
     if num_layers is None and len(states) < 2:
         raise ValueError(f"a trajectory needs at least two states, got {len(states)}")
     if num_layers is not None and len(states) != num_layers + 1:
         raise ValueError(f"expected the {num_layers + 1} states a_0..a_{num_layers}, got {len(states)}")
     shape = tuple(states[0].shape)
-    if len(shape) != 3 or (num_tokens is not None and shape[1] != num_tokens):
-        tokens = "(B, T, D)" if num_tokens is None else f"{num_tokens} tokens"
-        raise ValueError(f"states of shape {shape} do not fit {tokens}: pass the model's own states and token groups")
+    expected = "(B, T, D)" if num_tokens is None else f"{num_tokens} tokens"
+    if len(shape) != 3 or num_tokens not in (None, shape[1]):
+        raise ValueError(f"states of shape {shape} do not fit {expected}: pass the model's own states and token groups")
     if shape[0] == 0:
         raise ValueError("a batch of states has no images")
 
 
 @torch.no_grad()
 def pool_layers(states: Sequence[Tensor], groups: TokenGroups) -> dict[str, Tensor]:
-    """`image_vectors` at the layers 1..L, each (B, L, D), in float32 or better."""
-    by_layer = [image_vectors(x_btd, groups, float_type(x_btd)) for x_btd in states[1:]]
-    return {name: torch.stack([vectors[name] for vectors in by_layer], dim=1) for name in by_layer[0]}
+    """The `image_vectors` of the layers 1..L, each (B, L, D), in float32 or better."""
+    by_group: dict[str, list[Tensor]] = {}
+    for x_btd in states[1:]:
+        for name, vector_bd in image_vectors(x_btd, groups, float_type(x_btd)).items():
+            by_group.setdefault(name, []).append(vector_bd)
+    return {name: torch.stack(vectors, dim=1) for name, vectors in by_group.items()}
 
 
 def float_type(x: Tensor) -> torch.dtype:
-    """float32, or the type of `x` where that is finer."""
+    """The type of `x`, or float32 if `x` is in half precision."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -111,15 +120,18 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def double(x: Tensor) -> Tensor:
-    """float64 on the same device; Apple's GPUs have none, so there on the CPU."""
-    return (x.cpu() if x.device.type == "mps" else x).double()
+    """`x` as float64 on the same device, or on the CPU if the device has no float64."""
+    if x.device.type == "mps":
+        x = x.cpu()
+    return x.double()
 
 
 @contextmanager
 def perturb(vit: ViT, layer: int, change: Tensor | Callable[[Tensor], Tensor], group: str = "all") -> Iterator[None]:
-    """Inside the context the state at `layer` (0..L) has `change` added to it, only at the tokens of `group`.
+    """Inside the context, `change` is added to the state at `layer` (0..L), at the tokens of `group`.
 
-    `change` is a tensor that broadcasts to (B, tokens of the group, D), or a function of the group's state giving one.
+    `change` is a tensor that broadcasts to (B, tokens of the group, D), or a function from the state of the group to
+    such a tensor.
     """
     where = vit.groups.slice(group)
     if where.start == where.stop:
@@ -140,6 +152,7 @@ def perturb(vit: ViT, layer: int, change: Tensor | Callable[[Tensor], Tensor], g
     def leave(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
         return with_state(output, changed(first_tensor(output)))
 
+    # Prepended, so that a hook that records the states sees the changed one.
     if layer == 0:
         handle = vit.blocks[0].register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
     else:
@@ -151,7 +164,7 @@ def perturb(vit: ViT, layer: int, change: Tensor | Callable[[Tensor], Tensor], g
 
 
 def swap_blocks(vit: ViT, first: int, second: int) -> AbstractContextManager[None]:
-    """Inside the context blocks `first` and `second` (1..L) stand in each other's place."""
+    """Inside the context, blocks `first` and `second` (1..L) have changed places."""
     num = vit.num_layers
     for layer in (first, second):
         if not 1 <= layer <= num:
@@ -160,5 +173,5 @@ def swap_blocks(vit: ViT, first: int, second: int) -> AbstractContextManager[Non
 
 
 def replace_block(vit: ViT, layer: int, module: nn.Module) -> AbstractContextManager[None]:
-    """Inside the context `module` stands in place of block `layer` (1..L)."""
+    """Inside the context, `module` stands in the place of block `layer` (1..L)."""
     return replaced_blocks(vit, {layer: module})

@@ -1,8 +1,8 @@
 """The view over any Vision Transformer: embed, blocks, finish, token groups.
 
-A view never forks the model. One probe forward finds the list of blocks that carries the residual stream; states are
-read with hooks on those blocks, so rotary arguments, drop-path and attention kernels stay the model's own. States are
-`a_0` (what enters the first block) to `a_L` (what the last block returns), each `(batch, tokens, dim)`.
+A view never forks the model. Probe forwards find the list of blocks that carries the residual stream, and hooks on
+these blocks read the states, so the model keeps its own rotary arguments, drop-path and attention kernels. The state
+`a_0` enters the first block and `a_l` leaves block `l`; each state has the shape `(batch, tokens, dim)`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from raptor.data.preprocess import Preprocess
 from raptor.run import Record
 from raptor.vit.weights import fingerprint
 
-POOLED = ("cls", "patches")  # the groups that `image_vectors` are of
+POOLED = ("cls", "patches")  # the token groups that `image_vectors` returns
 GROUP_NAMES = ("cls", "registers", "patches")
 
 
@@ -31,9 +31,9 @@ class NotAViT(ValueError):
 
 @dataclass(frozen=True)
 class TokenGroups(Record):
-    """How many tokens of one image are `cls` (0 or 1), `registers` and `patches`; any may be absent.
+    """The numbers of cls tokens (0 or 1), registers and patches of one image; any of them may be 0.
 
-    `order` says how the groups stand along the token axis.
+    `order` is the order of the groups along the token axis.
     """
 
     cls: int
@@ -46,25 +46,30 @@ class TokenGroups(Record):
         return self.cls + self.registers + self.patches
 
     def slice(self, name: str) -> slice:
-        """Where the group `name` (or `all`) stands along the token axis; an empty slice when it is absent."""
+        """The place of the group `name` (or `all`) along the token axis; an empty slice if the group is absent."""
         if name == "all":
             return slice(0, self.num_tokens)
         if name not in GROUP_NAMES:
             raise ValueError(f"unknown token group {name!r}: choose from all, {', '.join(GROUP_NAMES)}")
-        start = sum(getattr(self, before) for before in self.order[: self.order.index(name)])
+        start = 0
+        for before in self.order[: self.order.index(name)]:
+            start += getattr(self, before)
         return slice(start, start + getattr(self, name))
 
     def present(self) -> Iterator[tuple[str, builtins.slice]]:
         """Name and slice of each group that has tokens."""
         for name in GROUP_NAMES:
-            s = self.slice(name)
-            if s.stop > s.start:
-                yield name, s
+            where = self.slice(name)
+            if where.stop > where.start:
+                yield name, where
 
 
 @dataclass(frozen=True)
 class ModelFacts(Record):
-    """What result files say about a model; `fingerprint` of its weights, None in older files."""
+    """The description of a model in result files.
+
+    `fingerprint` is a short name of its weights, None for half-precision weights whose original is not known.
+    """
 
     name: str
     num_layers: int
@@ -82,29 +87,36 @@ class ModelFacts(Record):
 
 @dataclass
 class Context:
-    """What the model passes to its blocks beside the state (rotary embeddings, masks): one `(args, kwargs)` a block."""
+    """The arguments that the model passes to its blocks beside the state, such as rotary embeddings and masks.
+
+    calls: `(args, kwargs)` of each block.
+    """
 
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]]
 
     def distinct(self) -> list[int]:
-        """The first block (from 0) of each kind of call: that with the same arguments."""
+        """Indices of blocks (from 0) with different arguments: of blocks that get equal ones, only the first."""
         found: list[int] = []
         for n, call in enumerate(self.calls):
-            if not any(_same_arguments(call, self.calls[other]) for other in found):
+            if not any(_same_arguments(call, self.calls[earlier]) for earlier in found):
                 found.append(n)
         return found
 
 
 def _same_arguments(call: Any, other: Any) -> bool:
-    """Whether nested arguments are the same; objects that are no tensors, numbers or strings only if they are one."""
-    (own, structure), (others, other_structure) = tree_flatten(call), tree_flatten(other)
-    return structure == other_structure and all(map(_same_value, own, others))
+    """Whether two calls have equal tensors, numbers and strings, and otherwise the same objects."""
+    values, structure = tree_flatten(call)
+    other_values, other_structure = tree_flatten(other)
+    return structure == other_structure and all(map(_same_value, values, other_values))
 
 
 def _same_value(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a is b or (a.dtype == b.dtype and a.device == b.device and torch.equal(a, b))
-    return a is b or (type(a) is type(b) and isinstance(a, bool | int | float | complex | str) and a == b)
+        return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+    # `==` of other types may mean anything; of arrays it is not even a bool. And 1 == True.
+    return type(a) is type(b) and isinstance(a, bool | int | float | complex | str) and a == b
 
 
 @dataclass
@@ -113,22 +125,22 @@ class ViT:
 
     Attributes:
         model: the model itself, untouched, in eval mode.
-        name: what it was opened as.
-        blocks_path: where its block list is, e.g. `blocks` or `encoder.layer`.
+        name: its name in titles, figures and files.
+        blocks_path: dotted path of its block list, e.g. `blocks` or `encoder.layer`.
         groups: the token groups at the image size of `preprocess`.
         grid: patches along height and width.
         patch_size: side of a patch in pixels.
         dim: width of the residual stream.
         preprocess: how images are prepared for it.
         norm: the model's final norm (an identity when it has none).
-        num_classes: classes of its head, 0 when it has no classifier.
-        classes: their names in the head's order, where the model keeps them.
+        num_classes: number of classes of its head, 0 if it has no classifier.
+        classes: names of the classes in the order of the head, if they are known.
         depth_conditioned: whether the model passes different arguments to different blocks (rope-mixed models).
-        source: how to open it again; empty for a module of the user's own.
-        opened: what `open_vit` was called with, for a teacher that a surrogate has to name.
+        source: how the plain model is built, so that a saved folder can open it; empty for a module of the user's own.
+        opened: the arguments of `open_vit`, so that a surrogate can open its teacher again.
         forward_kwargs: keyword arguments of every call; a tensor among them has one row, repeated for each image.
-        phases: of a surrogate (a `raptor.phases.Phases`, which is the sequence of its lengths), else None.
-        returns_tuple: whether its blocks return a tuple around the state.
+        phases: lengths of the phases of a surrogate (a `raptor.phases.Phases`); None for other models.
+        returns_tuple: whether its blocks return the state as the first entry of a tuple.
     """
 
     model: nn.Module
@@ -150,10 +162,14 @@ class ViT:
     returns_tuple: bool = False
 
     def __repr__(self) -> str:
-        tokens = ", ".join(f"{s.stop - s.start} {name}" for name, s in self.groups.present())
-        kind = f"surrogate with phases {' | '.join(map(str, self.phases))}, " if self.phases else ""
-        size = f"{self.num_layers} blocks, dim {self.dim}, {tokens}, {self.preprocess.size} px"
-        return f"ViT({self.name}: {kind}{size}, on {self.device})"
+        parts = []
+        if self.phases:
+            parts.append(f"surrogate with phases {' | '.join(map(str, self.phases))}")
+        parts += [f"{self.num_layers} blocks", f"dim {self.dim}"]
+        for name, where in self.groups.present():
+            parts.append(f"{where.stop - where.start} {name}")
+        parts += [f"{self.preprocess.size} px", f"on {self.device}"]
+        return f"ViT({self.name}: {', '.join(parts)})"
 
     @property
     def blocks(self) -> nn.ModuleList | nn.Sequential:
@@ -172,13 +188,16 @@ class ViT:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the weights, which images are turned into."""
-        return _input_dtype(self.model)
+        """The type of the weights, to which images are converted."""
+        return next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
 
     def to(self, device: torch.device | str) -> ViT:
         self.model.to(device)
-        tensors = {k: v.to(device) for k, v in self.forward_kwargs.items() if isinstance(v, Tensor)}
-        self.forward_kwargs = {**self.forward_kwargs, **tensors}
+        # A new dictionary, because a surrogate shares its teacher's.
+        self.forward_kwargs = dict(self.forward_kwargs)
+        for name, value in self.forward_kwargs.items():
+            if isinstance(value, Tensor):
+                self.forward_kwargs[name] = value.to(device)
         return self
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -186,29 +205,31 @@ class ViT:
         return output_tensor(self.model(images.to(self.dtype), **per_batch(self.forward_kwargs, images)))
 
     def embed(self, images: Tensor) -> tuple[Tensor, Context]:
-        """`a_0` (B, T, D) and what the blocks are called with, by running the model with its blocks skipped."""
+        """`a_0` (B, T, D) and the arguments of the blocks, from a run of the model that skips its blocks."""
         last = self.num_layers
-        recorders = [_Recorder(self.returns_tuple, last=layer == last) for layer in range(1, last + 1)]
-        with replaced_blocks(self, dict(enumerate(recorders, start=1))):
-            with suppress(_LastBlockReached):
-                self.model(images.to(self.dtype), **per_batch(self.forward_kwargs, images))
-        return recorders[0].state, Context([recorder.call for recorder in recorders])
+        recorders = {layer: _Recorder(self.returns_tuple, last=layer == last) for layer in range(1, last + 1)}
+        with replaced_blocks(self, recorders), suppress(_LastBlockReached):
+            self(images)
+        return recorders[1].state, Context([recorder.call for recorder in recorders.values()])
 
     def step(self, layer: int, x_btd: Tensor, context: Context) -> Tensor:
-        """State after block `layer` (1..L) given the state before it."""
+        """The state after block `layer` (1..L), given the state before it."""
         args, kwargs = context.calls[layer - 1]
         return first_tensor(self.blocks[layer - 1](x_btd, *args, **kwargs))
 
     def unroll(self, x_btd: Tensor, context: Context, start: int = 0, stop: int | None = None) -> list[Tensor]:
-        """States `start..stop` (both included; `stop` defaults to L) from the state at layer `start`."""
+        """The states `start..stop`, both included, from the state at layer `start`; `stop` defaults to L."""
+        if stop is None:
+            stop = self.num_layers
         states = [x_btd]
-        for layer in range(start + 1, (self.num_layers if stop is None else stop) + 1):
+        for layer in range(start + 1, stop + 1):
             states.append(self.step(layer, states[-1], context))
         return states
 
     def finish(self, x_btd: Tensor) -> Tensor:
-        """The model's output for a last state `a_L`: whatever the model does after its blocks."""
+        """The model's output for a last state `a_L`: all that the model does after its blocks."""
         size = self.preprocess.size
+        # The blank images only set the batch size: the last block returns `a_L` whatever it is given.
         blank = torch.zeros(x_btd.shape[0], 3, size, size, device=x_btd.device, dtype=self.dtype)
         steps: dict[int, nn.Module] = {layer: _Recorder(self.returns_tuple) for layer in range(1, self.num_layers)}
         steps[self.num_layers] = _Constant(x_btd, self.returns_tuple)
@@ -222,11 +243,11 @@ class ViT:
         return states, output
 
     def features(self, x_btd: Tensor) -> Tensor:
-        """Pooled features of a last state, `(B, D)` or `(B, 2 D)`: final norm, then cls and mean patch concatenated."""
+        """Features of a last state, (B, D) or (B, 2 D): after the final norm, cls and mean patch concatenated."""
         return pool(self.norm(x_btd), self.groups)
 
     def facts(self) -> ModelFacts:
-        """What result files say about the model."""
+        """The description of the model in result files."""
         return ModelFacts(
             name=self.name,
             num_layers=self.num_layers,
@@ -243,18 +264,15 @@ class ViT:
         )
 
     def fingerprint(self) -> str | None:
-        """A short name of the weights; in half precision that of the weights before, None where they are not known."""
-        is_half = any(p.is_floating_point() and p.element_size() < 4 for p in self.model.parameters())
-        return self.opened.get("fingerprint") if is_half else fingerprint(self.model)
-
-    def describe(self) -> dict[str, Any]:
-        """`facts` as JSON."""
-        return self.facts().to_dict()
+        """A short name of the weights, None if they were rounded to half precision and the original is not known."""
+        if any(p.is_floating_point() and p.element_size() < 4 for p in self.model.parameters()):
+            return self.opened.get("fingerprint")
+        return fingerprint(self.model)
 
 
 @contextmanager
 def recording(vit: ViT) -> Iterator[list[Tensor]]:
-    """Inside the context, each forward pass of the model leaves its states `a_0..a_L` in the yielded list."""
+    """Inside the context, the yielded list holds the states `a_0..a_L` of the model's latest forward pass."""
     states: list[Tensor] = []
 
     def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -275,7 +293,7 @@ def recording(vit: ViT) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def replaced_blocks(vit: ViT, replacements: Mapping[int, nn.Module]) -> Iterator[None]:
-    """Put other modules in place of blocks (numbered 1..L) and always put the model's own back."""
+    """Inside the context, other modules stand in the place of blocks (numbered 1..L) of the model."""
     blocks = vit.blocks
     names = list(blocks._modules)
     saved = dict(blocks._modules)
@@ -297,37 +315,47 @@ def pool(x_btd: Tensor, groups: TokenGroups) -> Tensor:
 
 
 def image_vectors(x_btd: Tensor, groups: TokenGroups, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """`cls` and `patches` (the mean patch) of each image, those that exist, each (B, D).
+    """The cls token (`cls`) and the mean patch (`patches`) of each image, each (B, D); absent groups are left out.
 
-    The patches are all tokens but cls and registers, so the image size may differ from that of `groups`.
+    All tokens except cls and registers count as patches, so the image size may differ from the size of `groups`.
     """
-    groups = replace(groups, patches=x_btd.shape[1] - groups.cls - groups.registers)
-    vectors = {"cls": x_btd[:, groups.slice("cls").start].to(dtype or x_btd.dtype)} if groups.cls else {}
-    patches_bpd = x_btd[:, groups.slice("patches")]
-    return vectors | {"patches": patches_bpd.mean(1, dtype=dtype)} if patches_bpd.shape[1] else vectors
+    num_patches = x_btd.shape[1] - groups.cls - groups.registers
+    groups = replace(groups, patches=num_patches)
+    vectors: dict[str, Tensor] = {}
+    if groups.cls:
+        cls_bd = x_btd[:, groups.slice("cls").start]
+        vectors["cls"] = cls_bd.to(dtype or x_btd.dtype)
+    if num_patches:
+        patches_bpd = x_btd[:, groups.slice("patches")]
+        vectors["patches"] = patches_bpd.mean(1, dtype=dtype)
+    return vectors
 
 
 def per_batch(kwargs: Mapping[str, Any], images: Tensor) -> dict[str, Any]:
-    """`kwargs` for a call with `images`: each tensor's single row repeated per image, on the images' device."""
-    num_images = images.shape[0]
-    return {
-        k: v.to(images.device).expand(num_images, *v.shape[1:]) if isinstance(v, Tensor) else v
-        for k, v in kwargs.items()
-    }
+    """`kwargs` for a call with `images`: the single row of each tensor is repeated per image, on the images' device."""
+    found = dict(kwargs)
+    for name, value in kwargs.items():
+        if isinstance(value, Tensor):
+            found[name] = value.to(images.device).expand(images.shape[0], *value.shape[1:])
+    return found
 
 
 def first_tensor(output: Any) -> Tensor:
-    """A block's state: its output, or the first entry of the tuple some libraries return."""
-    return output[0] if isinstance(output, tuple | list) else output
+    """The state in a block's output; transformers, among others, returns it as the first entry of a tuple."""
+    if isinstance(output, tuple | list):
+        return output[0]
+    return output
 
 
 def with_state(output: Any, state: Tensor) -> Any:
-    """A block's output with another state in its place; see `first_tensor`."""
-    return type(output)((state, *output[1:])) if type(output) in (tuple, list) else state
+    """A block's output with `state` in the place of its own state; see `first_tensor`."""
+    if type(output) in (tuple, list):
+        return type(output)((state, *output[1:]))
+    return state
 
 
 def output_tensor(output: Any) -> Tensor:
-    """A model's output as one tensor: logits, else pooled features, else token states."""
+    """A model's output as one tensor: its logits, pooled features or token states, the first that it has."""
     if isinstance(output, Tensor):
         return output
     for key in ("logits", "pooler_output", "last_hidden_state"):
@@ -351,11 +379,11 @@ class _LastBlockReached(Exception):
 
 
 class StandIn(nn.Module):
-    """A module in the place of a block."""
+    """A module that stands in the place of a block while `embed` or `finish` runs the model."""
 
 
 class _Recorder(StandIn):
-    """Stands in for a block: keeps what it is called with and passes the state on."""
+    """Keeps the arguments of its call and passes the state on."""
 
     def __init__(self, returns_tuple: bool, last: bool = False):
         super().__init__()
@@ -373,7 +401,7 @@ class _Recorder(StandIn):
 
 
 class _Constant(StandIn):
-    """Stands in for the last block: returns a given state."""
+    """Returns a given state."""
 
     def __init__(self, state: Tensor, returns_tuple: bool):
         super().__init__()
@@ -385,7 +413,3 @@ class _Constant(StandIn):
 
 def _state_argument(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
     return args[0] if args else kwargs["hidden_states"]
-
-
-def _input_dtype(model: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
