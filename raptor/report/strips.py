@@ -28,7 +28,7 @@ from raptor.vit.open import open_vit
 from raptor.vit.pair import open_pair
 from raptor.vit.saved import is_surrogate, saved_folder
 from raptor.vit.view import ViT
-from raptor.vit.weights import same_weights
+from raptor.vit.weights import fingerprint
 
 _NUM_FIT = 64  # images the components are fitted on, the shown ones among them
 _SPREAD = 2.0  # standard deviations from the middle of a colour channel to its end
@@ -153,7 +153,7 @@ def open_run(
     options = {key: config[key] for key in ("weights", "size") if config.get(key) is not None}
     options |= {} if weights is None else {"weights": weights}
     vit = open_vit(str(config["model"]), device=device, trust_hub=trust_hub, **options)
-    if weights is not None and not same_weights(vit.model, str(config.get("fingerprint"))):
+    if weights is not None and fingerprint(vit.model) != config.get("fingerprint"):
         raise RunError(f"{weights} does not hold the weights that {folder} was made with: leave out --weights")
     return vit, None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,14 @@ from raptor.vit.stated import processor_settings, split_revision
 TIMM_MODULES = ("vision_transformer", "eva", "beit", "deit")
 MAX_DEPTH = 1024
 MAX_COUNT = 2**20  # the largest number in a recorded configuration: tokens, widths, classes
-# What a file may not give a model: it would fetch or run something, or belongs to whoever opens it.
+# Arguments that a file may not give a model: they fetch or run something, or are for the person who opens it to say.
 UNTRUSTED_ARGUMENTS = {
     *("trust_remote_code", "code_revision", "revision", "auto_map", "use_kernels", "quantization_config"),
     *("attn_implementation", "_attn_implementation", "cache_dir", "token", "proxies", "checkpoint_path"),
     *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "device", "source", "teacher", "trust_hub"),
 }
-# Implementations of attention that a configuration file may ask for. Others are kernels, which transformers fetches
-# from the hub and runs.
+# Implementations of attention that a configuration file may ask for. Other names are kernels, which transformers would
+# fetch from the hub and run.
 _OWN_ATTENTION = (None, "eager", "sdpa", "flex_attention")
 
 
@@ -46,7 +45,9 @@ def build_base(base: dict[str, Any], fetch: bool = False, trust_hub: bool = Fals
             model = _build_hub(rest, base, fetch, trust_hub)
         else:
             raise ValueError(f"unknown model {base['source']!r}: write timm/NAME, hf/REPO or hub/REPO:ENTRY")
-        return model.float() if is_half(model) else model
+        if is_half(model):
+            model.float()
+        return model
     except ValueError:
         raise
     except (OSError, RuntimeError, AssertionError, ZeroDivisionError, TypeError, SafetensorError) as error:
@@ -75,9 +76,11 @@ def check_recorded(source: Any, kwargs: Any, where: str | Path, trust_hub: bool 
     kind = source.partition("/")[0]
     if kind == "hub" and not trust_hub:
         raise ValueError(f"{where} names {source}, which runs code: add --trust_hub if you trust it")
-    allowed = _timm_arguments() if kind == "timm" else None
     for name, value in kwargs.items():
-        if name in UNTRUSTED_ARGUMENTS or (allowed is not None and name not in allowed) or not _is_plain(value):
+        is_allowed = name not in UNTRUSTED_ARGUMENTS and _is_plain(value)
+        if kind == "timm":
+            is_allowed = is_allowed and name in _timm_arguments()
+        if not is_allowed:
             raise ValueError(f"{where} gives {source} the argument {name}, which is not allowed in a file")
         if isinstance(value, int) and abs(value) > MAX_COUNT:
             raise ValueError(f"{where} gives {source} {name}={value}, which is more than {MAX_COUNT}")
@@ -85,31 +88,39 @@ def check_recorded(source: Any, kwargs: Any, where: str | Path, trust_hub: bool 
 
 def check_memory(base: dict[str, Any]) -> None:
     """Raise for a recorded model that does not fit in this machine's memory, before any of it is taken."""
-    source, kwargs = base.get("source"), base.get("kwargs") or {}
-    values = [value for value in _numbers({**base, "kwargs": kwargs}) if isinstance(value, int | float)]
+    source = base.get("source")
+    kwargs = base.get("kwargs") or {}
+    numbers = _numbers({**base, "kwargs": kwargs})
     depth = kwargs.get("depth")
-    if any(not abs(value) <= MAX_COUNT for value in values) or (isinstance(depth, int) and depth > MAX_DEPTH):
+    if any(abs(number) > MAX_COUNT for number in numbers) or (isinstance(depth, int) and depth > MAX_DEPTH):
         raise ValueError(f"{source} is recorded with a number beyond any model's: save it again, or fetch it again")
-    if str(source).startswith("hub/") or all(abs(v) <= (2048 if isinstance(v, int) else 8) for v in values):
+    # Models of ordinary numbers are not counted, which takes up to a second; nor is an entry of torch.hub built twice.
+    is_ordinary = all(abs(number) <= (2048 if isinstance(number, int) else 8) for number in numbers)
+    if is_ordinary or str(source).startswith("hub/"):
         return
     try:
         with torch.device("meta"):
-            num = sum(p.numel() for p in build_base(dict(base)).parameters())
+            num_weights = sum(p.numel() for p in build_base(dict(base)).parameters())
     except NotImplementedError:  # a model that reads its weights as it is built
         return
-    if 4 * num > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
-        raise ValueError(f"{source} is recorded with {num:,} weights, more than this machine's memory holds")
+    if 4 * num_weights > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        raise ValueError(f"{source} is recorded with {num_weights:,} weights, more than this machine's memory holds")
 
 
-def _numbers(config: Any) -> Iterator[Any]:
-    """All values of nested dictionaries."""
-    for value in config.values() if isinstance(config, dict) else ():
-        yield from _numbers(value) if isinstance(value, dict) else [value]
+def _numbers(config: dict[str, Any]) -> list[int | float]:
+    """All numbers in nested dictionaries."""
+    found: list[int | float] = []
+    for value in config.values():
+        if isinstance(value, dict):
+            found += _numbers(value)
+        elif isinstance(value, int | float):
+            found.append(value)
+    return found
 
 
 @cache
 def _timm_arguments() -> frozenset[str]:
-    """Names of the arguments of timm's ViTs, without those that take a class or a function."""
+    """Names of the arguments of timm's ViTs, except arguments that take a class or a function."""
     from timm.models import beit, deit, eva, vision_transformer
 
     kinds = (vision_transformer.VisionTransformer, deit.VisionTransformerDistilled, eva.Eva, beit.Beit)
@@ -144,7 +155,7 @@ def _build_timm(name: str, base: dict[str, Any], fetch: bool) -> nn.Module:
 
 
 def _check_timm_name(architecture: str, tag: str) -> None:
-    """Raise for a name that timm does not know, with the nearest one, or the tags that there are."""
+    """Raise for a name that timm does not know; the message has the nearest name or the known tags."""
     import timm
 
     if not timm.is_model(architecture):
@@ -189,7 +200,9 @@ def _build_transformers(name: str, base: dict[str, Any], fetch: bool) -> nn.Modu
         model, missing = _fetch_transformers(auto, repo, config, revision)
         base["add_pooling_layer"] = not missing
     else:
-        options = {} if base.get("add_pooling_layer", True) else {"add_pooling_layer": False}
+        options = {}
+        if not base.get("add_pooling_layer", True):
+            options["add_pooling_layer"] = False
         model = auto.from_config(config, trust_remote_code=False, **options)
     model.config._name_or_path = name  # with its revision, for the settings of the image processor
     if fetch:
@@ -199,8 +212,7 @@ def _build_transformers(name: str, base: dict[str, Any], fetch: bool) -> nn.Modu
 
 
 def _check_config(config: Any, repo: str) -> None:
-    """Raise where a configuration, or one inside it, asks for attention that is fetched from the hub, or for weights of
-    whole numbers."""
+    """Raise if a configuration, or one inside it, asks for attention from the hub or for quantised weights."""
     for part in [config, *(getattr(config, name) for name in config.sub_configs)]:
         asked = getattr(part, "_attn_implementation", None)
         if asked not in _OWN_ATTENTION:
@@ -213,16 +225,18 @@ def _check_config(config: Any, repo: str) -> None:
 
 
 def _plain_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A recorded configuration without what would fetch or run code: remote classes, kernels, quantisers."""
-    return {
-        name: _plain_config(value) if isinstance(value, dict) else value
-        for name, value in config.items()
-        if name not in UNTRUSTED_ARGUMENTS
-    }
+    """A recorded configuration without entries that fetch or run code: remote classes, kernels, quantisers."""
+    plain = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            value = _plain_config(value)
+        if name not in UNTRUSTED_ARGUMENTS:
+            plain[name] = value
+    return plain
 
 
 def _fetch_transformers(auto: Any, repo: str, config: Any, revision: str | None) -> tuple[nn.Module, list[str]]:
-    """The model with its published weights, and the keys of a pooler it was left without for want of weights."""
+    """The model with its published weights; without its pooler, whose keys are returned, if these have none for it."""
     options: dict[str, Any] = dict(config=config, revision=revision, dtype=torch.float32, trust_remote_code=False)
     model, info = auto.from_pretrained(repo, output_loading_info=True, **options)
     missing = sorted(info["missing_keys"])

@@ -1,12 +1,13 @@
-"""Names of models: those that can be opened, those that a weight file fits, and what an unknown one is answered."""
+"""Names of models: the names that can be opened, the models that a weight file fits, messages for unknown names."""
 
 from __future__ import annotations
 
 import difflib
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from raptor.files import read_json
 from raptor.run import unfinished
@@ -18,86 +19,87 @@ ASSETS = Path(__file__).parents[1] / "assets"
 
 
 def list_models(filter: str = "") -> list[str]:
-    """Names that `open_vit` accepts and that contain `filter` (or match it, when it has a `*`)."""
+    """Names that `open_vit` accepts and that contain `filter`, or match it if it has a `*`."""
     import timm
 
     built_in = ["scenes", *sorted(path.name for path in ASSETS.glob("scenes-*"))]
-    pattern = filter if "*" in filter else f"*{filter}*"
-    published = timm.list_models(pattern.removeprefix("timm/"), module=list(TIMM_MODULES), pretrained=True)
     names = [name for name in built_in if filter.strip("*") in name]
-    return names + [f"timm/{name}" for name in published if "sam" not in name.split("_")[0]]
+    pattern = filter if "*" in filter else f"*{filter}*"
+    for name in timm.list_models(pattern.removeprefix("timm/"), module=list(TIMM_MODULES), pretrained=True):
+        if "sam" not in name.split("_")[0]:  # SAM's windows change the shape of the states
+            names.append(f"timm/{name}")
+    return names
 
 
 def models_for(weights: str | Path) -> list[str]:
     """The models of timm that a weight file fits, by every name and shape in it.
 
-    Models that are alike in their weights may differ in how images are prepared, so that several fit. Where some are
-    built for the file's own image size, only these are given.
+    Models with weights of the same names and shapes may prepare images differently, so several may fit. Models that are
+    built for the file's own image size, if there are any, exclude the others.
     """
     import timm
 
     state = read_weights(weights)
-    exact, resized = [], []
+    num_classes = classes_in_file(state)
+    exact = []
+    resized = []
     for name in timm.list_models(module=list(TIMM_MODULES)):
-        if not _may_fit(name, state):
+        base = {"source": f"timm/{name}", "kwargs": {}, "num_classes": num_classes}
+        if not _may_fit(base, state):
             continue
-        size = _size_of_fit(name, state)
-        if size == "own":
+        try:
+            model = _build_without_weights(base)
+            size = size_in_file(model, state)
+            if size is not None:
+                model = _build_without_weights({**base, "kwargs": {"img_size": size}})
+            fit_weights(model, state, "")
+        except ValueError:
+            continue
+        if size is None:
             exact.append(f"timm/{name}")
-        elif size == "other":
+        else:
             resized.append(f"timm/{name}")
     return exact or resized
 
 
-def _may_fit(name: str, state: dict[str, Tensor]) -> bool:
-    """Whether the model's patches and width are the file's. One block is built, which takes some milliseconds."""
+def _build_without_weights(base: dict[str, Any]) -> nn.Module:
+    with torch.device("meta"):
+        return build_base(base)
+
+
+def _may_fit(base: dict[str, Any], state: dict[str, Tensor]) -> bool:
+    """Whether the model's patches and width are in the file. One block is built, which takes some milliseconds."""
     try:
-        with torch.device("meta"):
-            model = build_base({"source": f"timm/{name}", "kwargs": {"depth": 1}, "num_classes": 0})
-    except ValueError:  # a model whose blocks are listed one by one
+        model = _build_without_weights({**base, "kwargs": {"depth": 1}, "num_classes": 0})
+    except ValueError:  # a model that takes no depth
         return True
     own = patch_weight(model.state_dict())
     return own is not None and any(tensor.shape == own.shape for tensor in state.values())
 
 
-def _size_of_fit(name: str, state: dict[str, Tensor]) -> str | None:
-    """Whether the file fits the model at the model's `own` image size or at an `other` one; None if it does not fit."""
-    base = {"source": f"timm/{name}", "kwargs": {}, "num_classes": classes_in_file(state)}
-    try:
-        with torch.device("meta"):
-            model = build_base(base)
-        size = size_in_file(model, state)
-        if size is not None:
-            with torch.device("meta"):
-                model = build_base({**base, "kwargs": {"img_size": size}})
-        fit_weights(model, state, "")
-    except ValueError:
-        return None
-    return "own" if size is None else "other"
-
-
 def named_for(weights: str) -> str:
-    """The only model that a weight file fits, as `timm/NAME@FILE`; ValueError where there is none, or more than one."""
+    """The only model that a weight file fits, as `timm/NAME@FILE`; ValueError if none or several fit."""
     if not Path(weights).expanduser().is_file():
         raise ValueError(f"weights file {weights} does not exist: correct the path, or write timm/NAME for a model")
     fitting = models_for(weights)
     if not fitting:
-        raise ValueError(f"{weights} fits no ViT of timm: give the module it is of, with the file as its weights")
+        raise ValueError(f"{weights} fits no ViT of timm: give the module it belongs to, with the file as its weights")
     if len(fitting) > 1:
         others = f" and {len(fitting) - 4} more" if len(fitting) > 4 else ""
         raise ValueError(
             f"{weights} fits {', '.join(fitting[:4])}{others}, which may prepare images differently: "
-            f"write {fitting[0]}@{weights} for the model it is of"
+            f"write {fitting[0]}@{weights} for the model it belongs to"
         )
     return f"{fitting[0]}@{weights}"
 
 
 def unknown_model(text: str) -> str:
-    """What to say of a name that stands for no model."""
+    """The message about a name or a folder that is not a model."""
+    import timm
+
     path = Path(text).expanduser()
     if path.is_dir():
         return unfinished(path) or _folder_without_model(path, text)
-    import timm
 
     known = ["scenes", *(f"timm/{name}" for name in timm.list_models(module=list(TIMM_MODULES)))]
     if timm.is_model(text.split(".")[0]):

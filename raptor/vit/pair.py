@@ -19,7 +19,7 @@ from raptor.vit.names import ASSETS
 from raptor.vit.open import DTYPES, Source, given_options, open_vit, refuse_options
 from raptor.vit.saved import Saved, describe_surrogate, find_teacher_files, is_built_in, saved_folder
 from raptor.vit.view import ViT
-from raptor.vit.weights import same_weights
+from raptor.vit.weights import fingerprint
 
 OTHER_TEACHER = " (another teacher)"
 """How the name of a teacher ends that its surrogate was not made from."""
@@ -143,7 +143,7 @@ def _weights_of_module(module: nn.Module, source: Source, saved: Saved) -> str |
         assert folder is not None
         recorded = find_teacher_files(folder, recorded)
     known, weights = recorded.get("fingerprint"), recorded.get("weights")
-    if not weights or (known and same_weights(module, known)):
+    if not weights or known == fingerprint(module):
         return None
     if _is_gone(weights):
         raise RunError(f"{weights}, which {shown} was made with, is not there: give its new place with --weights")
@@ -192,7 +192,7 @@ def check_teacher(surrogate: ViT, teacher: ViT, source: Source, allow: bool = Fa
     source: what the surrogate was opened as. allow: mark the teacher's name instead.
     """
     known = (surrogate.source.get("teacher") or {}).get("fingerprint")
-    if known is None or known == teacher.opened.get("fingerprint") or same_weights(teacher.model, str(known)):
+    if known is None or known == teacher.opened.get("fingerprint") or known == fingerprint(teacher.model):
         return
     if not allow:
         shown = surrogate.name if isinstance(source, ViT) else source

@@ -28,7 +28,7 @@ from raptor.vit.names import ASSETS
 from raptor.vit.stated import check_size, forward_arguments
 from raptor.vit.structure import inspect_vit
 from raptor.vit.view import ViT
-from raptor.vit.weights import check_weights, load_weights, read_weights, same_weights
+from raptor.vit.weights import check_weights, fingerprint, load_weights, read_weights
 
 _FORMAT = "raptor-vit/1"
 _FILES = ("config.json", "model.safetensors")
@@ -331,7 +331,7 @@ def check_folder_of(folder: Path, source: object, surrogate: ViT | None, model: 
     is_its_teacher = False
     if surrogate is None and saved.surrogate is not None:
         known = (saved.teacher or {}).get("fingerprint")
-        is_its_teacher = known is None or same_weights(model.model, known)
+        is_its_teacher = known in (None, fingerprint(model.model))
     if not is_its_teacher and not _holds(held, surrogate or model):
         raise RunError(f"{folder} is the run of another model ({saved.name}): choose another --out")
 

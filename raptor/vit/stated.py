@@ -1,4 +1,4 @@
-"""What a model states about itself: image size and statistics, the arguments of a call, the number of its classes."""
+"""Facts that a model states about itself: image size and statistics, arguments of its calls, number of classes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_SIZE = 4096
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-# Families of transformers that are normalised otherwise than for ImageNet, by how their model types start.
+# Families of transformers with other statistics than ImageNet's, by how their model types start.
 _HALF_FAMILIES = ("siglip", "beit", "data2vec-vision", "dpt", "idefics3", "smolvlm", "phi4_multimodal")
 _CLIP_FAMILIES = ("blip", "git", "owlvit", "owlv2", "flava", "mlcd", "aimv2")
 _REMEDY = "fetch the model again"
@@ -29,10 +29,13 @@ Statistics = tuple[Channels, Channels]
 def model_preprocess(model: nn.Module, size: int | None = None, blocks: str | None = None) -> Preprocess:
     """Mean, deviation and image size as the model states them, at the default size of docs/method.md.
 
-    A module of one's own around a model of timm or transformers is prepared for as that model is: the first one, or the
-    one that holds the block list at `blocks`.
+    A user's module may hold a model of timm or transformers, which then decides: the first one in it or, given the
+    dotted path `blocks` of the block list, the outermost one around the blocks.
     """
-    modules = list(model.modules()) if blocks is None else _around(model, blocks)
+    modules = list(model.modules())
+    if blocks is not None:
+        names = blocks.split(".")
+        modules = [model.get_submodule(".".join(names[:end])) for end in range(len(names))]
     return default_preprocess(model, size, _stated_statistics(modules))
 
 
@@ -43,14 +46,8 @@ def default_preprocess(model: nn.Module, size: int | None = None, statistics: St
     return Preprocess.for_native(_native_size(model), mean, std, size=size)
 
 
-def _around(model: nn.Module, blocks: str) -> list[nn.Module]:
-    """The modules around the block list at `blocks`, from the outside in."""
-    names = blocks.split(".")
-    return [model.get_submodule(".".join(names[:end])) for end in range(len(names))]
-
-
 def check_size(size: int | None) -> None:
-    """Raise for an image size that no model takes; the memory of attention grows as its fourth power."""
+    """Raise for an image size that no model takes; the memory of attention grows with its fourth power."""
     if size is not None and (not isinstance(size, int) or not 1 <= size <= MAX_SIZE):
         raise ValueError(f"images of {size} px are not possible: give a --size of 1..{MAX_SIZE}")
 
@@ -58,35 +55,40 @@ def check_size(size: int | None) -> None:
 def _stated_statistics(modules: list[nn.Module]) -> Statistics:
     """The statistics of the first of these modules that is a model of timm or transformers, else ImageNet's."""
     statistics = IMAGENET
-    published = next(filter(None, (_timm_config(module) for module in modules)), None)
-    if published is not None:
-        statistics = (tuple(published.get("mean", IMAGENET[0])), tuple(published.get("std", IMAGENET[1])))
-    configs = (getattr(module, "config", None) for module in modules)
-    hf_config = next((config for config in configs if hasattr(config, "model_type")), None)
-    return statistics if hf_config is None else _processor_statistics(hf_config, statistics)
+    for module in modules:
+        published = _timm_config(module)
+        if published:
+            statistics = (tuple(published.get("mean", IMAGENET[0])), tuple(published.get("std", IMAGENET[1])))
+            break
+    for module in modules:
+        config = getattr(module, "config", None)
+        if hasattr(config, "model_type"):
+            return _processor_statistics(config, statistics)
+    return statistics
 
 
 def _timm_config(module: nn.Module) -> dict[str, Any] | None:
-    """What timm publishes beside the weights of a model, also of one inside transformers' wrapper."""
+    """What timm publishes beside the weights of a model, also for a timm model inside transformers' wrapper."""
     config = getattr(module, "pretrained_cfg", None)
     return config or getattr(getattr(module, "config", None), "pretrained_cfg", None)
 
 
 def _processor_statistics(config: Any, statistics: Statistics) -> Statistics:
-    """Those of a transformers model: of its image processor's file, else the family's published ones.
-
-    Images here are in 0..1: a processor that scales pixels in another way has its statistics scaled to that.
-    """
+    """Mean and deviation from the file of a transformers image processor, else the published ones of its family."""
     mean, std = _family_statistics(getattr(config, "model_type", ""), statistics)
     settings, file = processor_settings(getattr(config, "_name_or_path", ""))
     if not settings:
         return mean, std
     if settings.get("do_normalize") is False:
-        mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+        mean = (0.0, 0.0, 0.0)
+        std = (1.0, 1.0, 1.0)
     else:
         mean = _channels(settings.get("image_mean") or mean, "image_mean", file)
         std = _channels(settings.get("image_std") or std, "image_std", file)
-    factor = 1.0 if settings.get("do_rescale") is False else settings.get("rescale_factor") or 1 / 255
+    factor = settings.get("rescale_factor") or 1 / 255
+    if settings.get("do_rescale") is False:
+        factor = 1.0
+    # Pixels here are in 0..1; the processor's statistics are for pixels that it scales by its own factor.
     scale = round(255 * factor, 9)
     return (mean[0] / scale, mean[1] / scale, mean[2] / scale), (std[0] / scale, std[1] / scale, std[2] / scale)
 
@@ -101,8 +103,10 @@ def _family_statistics(family: str, otherwise: Statistics) -> Statistics:
 
 
 def _channels(value: Any, name: str, file: Path | None) -> Channels:
-    """A statistic of each channel; a processor may give one number for all three."""
-    values = [value] * 3 if isinstance(value, int | float) else value
+    """A statistic of the three channels; a processor may give one number for all."""
+    values = value
+    if isinstance(value, int | float):
+        values = [value] * 3
     if not isinstance(values, list | tuple) or len(values) != 3 or not all(isinstance(v, int | float) for v in values):
         raise ValueError(f"{file} has {name}={value!r}, not one number or three: {_REMEDY}")
     red, green, blue = values
@@ -110,7 +114,7 @@ def _channels(value: Any, name: str, file: Path | None) -> Channels:
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
-    """A repository and the revision that stands after its `@`; a local folder has none."""
+    """A repository and the revision after its `@`, None without one; the name of a local folder may contain an `@`."""
     if Path(name).expanduser().is_dir():
         return name, None
     repo, _, revision = name.partition("@")
@@ -118,19 +122,21 @@ def split_revision(name: str) -> tuple[str, str | None]:
 
 
 def processor_settings(name: str, fetch: bool = False) -> tuple[dict[str, Any], Path | None]:
-    """The image processor's settings of a local folder or of a repository (fetched, or as fetched before), and the file
-    they are from; no settings and None where there is no such file.
+    """The settings of the image processor of a local folder or a repository, and their file; `({}, None)` without one.
 
-    transformers 5 writes them as one entry of the file of a whole processor, which goes before the older file.
+    A repository is asked only if `fetch`; otherwise files that were fetched before are read.
     """
     repo, revision = split_revision(name)
+    # transformers 5 writes them into the file of a whole processor, and reads this file before the older one.
     whole = _cached_file(repo, revision, "processor_config.json", fetch)
     if whole is not None:
         settings = read_json(whole, _REMEDY).get("image_processor")
         if isinstance(settings, dict):
             return settings, whole
     older = _cached_file(repo, revision, "preprocessor_config.json", fetch)
-    return ({}, None) if older is None else (read_json(older, _REMEDY), older)
+    if older is None:
+        return {}, None
+    return read_json(older, _REMEDY), older
 
 
 def _cached_file(repo: str, revision: str | None, name: str, fetch: bool) -> Path | None:
@@ -138,17 +144,23 @@ def _cached_file(repo: str, revision: str | None, name: str, fetch: bool) -> Pat
         return None
     from transformers.utils import cached_file
 
-    quiet = ("missing_entries", "connection_errors", "gated_repo")
-    options: dict[str, Any] = {f"_raise_exceptions_for_{case}": False for case in quiet}
     try:
-        found = cached_file(repo, name, revision=revision, local_files_only=not fetch, **options)
+        found = cached_file(
+            repo,
+            name,
+            revision=revision,
+            local_files_only=not fetch,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            _raise_exceptions_for_gated_repo=False,
+        )
     except (OSError, ValueError):
         return None
-    return None if found is None else Path(found)
+    return Path(found) if found else None
 
 
 def _native_size(model: nn.Module) -> int:
-    """The image size that the model, or the first part of it that says so, was made for; 224 when none says."""
+    """The image size for which the model, or the first module in it that states a size, was made; 224 without any."""
     for module in model.modules():
         config: Any = getattr(module, "config", None)
         candidates = [
@@ -167,7 +179,7 @@ def _native_size(model: nn.Module) -> int:
 
 
 def forward_arguments(model: nn.Module, size: int) -> dict[str, Any]:
-    """Arguments of every call: position interpolation where the model wants it said, patch order for MAE."""
+    """Arguments of every call: interpolation of positions if it must be asked for, an order of patches for MAE."""
     accepted = inspect.signature(model.forward).parameters
     kwargs: dict[str, Any] = {}
     if "interpolate_pos_encoding" in accepted and size != _native_size(model):
@@ -175,28 +187,27 @@ def forward_arguments(model: nn.Module, size: int) -> dict[str, Any]:
     config: Any = getattr(model, "config", None)
     if "noise" in accepted and hasattr(config, "mask_ratio"):
         if config.mask_ratio:
-            hides = f"{type(model).__name__} hides {config.mask_ratio:.0%} of the patches"
-            raise ValueError(f"{hides}: set its config.mask_ratio to 0")
+            kind = type(model).__name__
+            raise ValueError(f"{kind} hides {config.mask_ratio:.0%} of the patches: set its config.mask_ratio to 0")
+        # Without it MAE shuffles the patches at random; noise that rises keeps their order.
         num_patches = (size // config.patch_size) ** 2
         kwargs["noise"] = torch.arange(num_patches, dtype=torch.float32)[None]
     return kwargs
 
 
 def stated_classes(model: nn.Module) -> int:
-    """Number of classes that the model's own configuration gives its output; 0 where it states none.
-
-    transformers: the labels of a model for image classification. Others: `num_classes`, except where timm publishes a
-    head of that width for no label set that it knows, as for CLIP's projections.
-    """
+    """The number of classes of the model's output as its own configuration states it; 0 if it states none."""
     config: Any = getattr(model, "config", None)
-    if hasattr(config, "id2label"):
+    if hasattr(config, "id2label"):  # of transformers, where every model has labels but few have a classifier
         return int(config.num_labels) if "ForImageClassification" in type(model).__name__ else 0
     stated = getattr(model, "num_classes", None)
-    published = getattr(model, "pretrained_cfg", None) or {}
     if not isinstance(stated, int) or isinstance(stated, bool):
         return 0
+    published = getattr(model, "pretrained_cfg", None) or {}
     if stated == published.get("num_classes") and not published.get("label_names"):
         from timm.data.imagenet_info import infer_imagenet_subset
 
-        return 0 if infer_imagenet_subset({"num_classes": stated}) is None else stated
+        # A published head whose width is of no label set that timm knows is a projection, as CLIP's.
+        if infer_imagenet_subset({"num_classes": stated}) is None:
+            return 0
     return stated

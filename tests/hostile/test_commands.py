@@ -34,7 +34,7 @@ phases timm/resnet18 --pretrained false --data images :: timm/resnet18 :: choose
 phases timm/vit_tiny_patch16_224 --weights nope.pth --data images :: nope.pth :: check its path
 phases timm/vit_tiny_patch16_224@nope.pth --data images :: nope.pth :: there is no weight file
 phases timm/vit_tiny_patch16_224 --weights classes.txt --data images :: classes.txt :: fetch it again
-phases timm/vit_tiny_patch16_224 --weights images --data images :: images is no file :: give a .safetensors
+phases timm/vit_tiny_patch16_224 --weights images --data images :: images is not a file :: give a .safetensors
 phases timm/vit_tiny_patch16_224 --weights head.safetensors --data images :: head.safetensors :: name the model
 phases timm/vit_tiny_patch16_224 --weights weights.pth --data images :: weights.pth :: name the model
 phases timm/vit_tiny_patch16_224@weights.pth --weights weights.pth --data images :: weight file :: leave out --weights

@@ -67,6 +67,7 @@ FILES = {
     "val": ("phases teacher --data images --val FILE", ".tar"),
     "segment": ("probe teacher --task segment --data ade20k:FILE", ".zip"),
     "depth": ("probe teacher --task depth --data nyuv2:FILE", ".mat"),
+    "for_": ("models --for FILE", ".pth"),
 }
 NO_FILES = {
     *("out", "name", "blocks", "norm", "device", "precision", "dtype", "split", "tokens", "k", "phases", "target"),
@@ -108,7 +109,7 @@ def test_a_malicious_pickle(option: str, payload: str, world: Path, tmp_path: Pa
     words = [word.replace("FILE", str(path)) for word in line.split()]
     more = (
         []
-        if option in ("table", "results", "dynamics", "reference", "certificates")
+        if option in ("table", "results", "dynamics", "reference", "certificates", "for_")
         else ["--out", str(tmp_path / "out")]
     )
     found = run_words([*words, *more], capsys)

@@ -182,7 +182,7 @@ def test_the_object_beside_the_tensors_is_named(tmp_path: Path) -> None:
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not exist"):
         open_with(tmp_path / "nope.safetensors")
-    with pytest.raises(ValueError, match="is no file"):
+    with pytest.raises(ValueError, match="is not a file"):
         open_with(tmp_path)
 
 
