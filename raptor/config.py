@@ -450,6 +450,8 @@ class EvaluateConfig(Opening, OfTeacher, Measuring, GivenHead, Running):
     """training images that the null models are fitted on."""
     null_models: bool = True
     """also measure the null models (adds about a forward pass)."""
+    eps: Rate | None = None
+    """relative error that Definition 1 is judged by at every layer; by default the smallest one that holds."""
     bootstrap: NumberOrNone = 1000
     """resamples of the intervals."""
     out: str | None = None

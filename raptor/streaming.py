@@ -173,6 +173,11 @@ class Reservoir:
             self._trim(self.size)
         return self._kept.values()
 
+    def places(self) -> list[int]:
+        """The places of the rows kept."""
+        self.values()
+        return self._kept.places
+
     def reduce(self, ranks: Ranks) -> None:
         """The sample over all ranks, on rank 0; only the rows that stay are sent to it."""
         if ranks.size == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from raptor.certificate.definition import Definition
 from raptor.certificate.error_curves import METRICS, Curves
 from raptor.certificate.verdict import Estimate, Verdict, images_of
 from raptor.phases.cut import PhaseLengths
@@ -55,6 +56,7 @@ class Certificate(ResultFile):
         intervals: metric -> group -> bootstrap interval over images (2, L), lower and upper end.
         quantiles: `absolute`, `relative` and `cosine` -> `q05` to `q95` -> the quantile over images.
         eps: `absolute` and `relative` -> group -> the error that holds for every layer.
+        definition: whether Definition 1 holds.
         verdict: the first words about all this.
         nulls: the null models' curves on the same images; empty when left out.
         predictions: `agreement`, `teacher_accuracy`, `surrogate_accuracy` with their intervals; empty without a head.
@@ -78,6 +80,7 @@ class Certificate(ResultFile):
     quantiles: dict[str, dict[str, Quantile]]
     eps: dict[str, dict[str, Eps]]
     verdict: Verdict
+    definition: Definition | None = None
     nulls: dict[str, Curves] = field(default_factory=dict)
     predictions: dict[str, Estimate] = field(default_factory=dict)
     costs: dict[str, Cost] = field(default_factory=dict)

@@ -45,6 +45,7 @@ class Curves(Record):
         image_deviation: each image's share of sum |t - mean|^2, (N, L, G); the mean of the first batch is used,
             rescaled to the exact total. For bootstrap intervals of R2.
         image_cosine: mean cosine over the tokens of each kept image, (N, L, G).
+        image_places: the place of each kept image in the stream, (N,).
     """
 
     groups: tuple[str, ...]
@@ -61,6 +62,7 @@ class Curves(Record):
     image_norm: Array
     image_deviation: Array
     image_cosine: Array
+    image_places: Array
 
     @property
     def image_relative(self) -> Array:
@@ -96,6 +98,7 @@ class Curves(Record):
             image_norm=none,
             image_deviation=none,
             image_cosine=none,
+            image_places=np.zeros(0),
         )
 
 
@@ -269,6 +272,7 @@ class ErrorCurves:
             image_norm=np.sqrt(kept[..., 1]),
             image_deviation=kept[..., 2] * rescale,
             image_cosine=kept[..., 3] / self._token_counts(),
+            image_places=np.array(self._reservoir.places()),
         )
 
     def _stacks(self, states: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:

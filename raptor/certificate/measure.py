@@ -12,6 +12,7 @@ from torch import Tensor
 from raptor.certificate.bootstrap import interval, quantile_intervals, resampled_means, statistic_interval
 from raptor.certificate.certificate import Certificate, Cost, Eps, Quantile
 from raptor.certificate.complexity import block_list, count_flops, run_times
+from raptor.certificate.definition import judge_definition
 from raptor.certificate.error_curves import Curves, ErrorCurves
 from raptor.certificate.heads import Head, prediction_hits
 from raptor.certificate.null_models import NULL_NAMES, NullModels, fit_null_models
@@ -34,6 +35,7 @@ def certify(
     teacher: ViT,
     batches: Iterable[Batch],
     *,
+    eps: float | None = None,
     null_models: bool = True,
     head: Head | None = None,
     precision: str = "fp32",
@@ -51,6 +53,7 @@ def certify(
     Args:
         batches: held-out images (labels, where there are any, give accuracies), such as `raptor.iterate(...)` or a list
             of batches. They are gone through more than once.
+        eps: the relative error of Definition 1; None for the smallest one that holds.
         null_models: whether to measure the null models too; this adds a pass over `train_batches` and one more forward
             pass of the teacher's cost.
         head: from `raptor.certificate.heads.resolve_head`; None leaves accuracy and agreement out.
@@ -79,7 +82,9 @@ def certify(
     measured = _measure(surrogate, teacher, batches, nulls, head, precision, null_every)
 
     def finish() -> Certificate:
-        found = _certificate(surrogate, teacher, phases, precision, measured, notes, bootstrap, seed, training, split)
+        found = _certificate(
+            surrogate, teacher, phases, precision, measured, notes, eps, bootstrap, seed, training, split
+        )
         return replace(found, subject=Subject.of(teacher, getattr(batches, "data", None), surrogate))
 
     return sharing(batches).first(finish)
@@ -92,6 +97,7 @@ def _certificate(
     precision: str,
     measured: _Measured,
     notes: list[str],
+    eps: float | None,
     bootstrap: int,
     seed: int,
     training: Training | None,
@@ -116,6 +122,7 @@ def _certificate(
         intervals={metric: _by_group(ends, curves.groups) for metric, ends in intervals.items()},
         quantiles=_curve_quantiles(curves, bootstrap, seed),
         eps=_curve_eps(curves, bootstrap, seed),
+        definition=judge_definition(curves, intervals["relative"], measured.names_of(curves), eps),
         nulls=null_curves,
         predictions=_predictions(measured.hits, bootstrap, seed),
         costs=_costs(surrogate, teacher, measured.images, precision),
@@ -138,12 +145,30 @@ def _few_coordinates(curves: Curves) -> list[str]:
 
 @dataclass
 class _Measured:
-    """What one pass leaves: curves of the surrogate and the nulls, hits of each image (N, 1 or 3), the first images."""
+    """The results of one pass.
+
+    Attributes:
+        curves: of the surrogate and of the null models.
+        hits: right or wrong, of each image, (N, 1 or 3).
+        indices: the number of each image in the data, (N,).
+        images: the first batch.
+        image_names: of the data; empty where it has none.
+    """
 
     curves: dict[str, ErrorCurves]
     hits: Rows
+    indices: Rows
     images: Tensor | None
+    image_names: Sequence[str]
     notes: list[str]
+
+    def names_of(self, curves: Curves) -> list[str]:
+        """The names of the images that `curves` keeps."""
+        places = curves.image_places.tolist()
+        if not self.image_names:
+            return [f"image {place}" for place in places]
+        index_at = dict(zip(self.indices.places, self.indices.values().tolist()))
+        return [self.image_names[index_at[place]] for place in places]
 
 
 def _measure(
@@ -160,7 +185,8 @@ def _measure(
     data = getattr(batches, "data", None)
     classes: Sequence[str] = getattr(data, "classes", None) or ()
     scored = head is not None and (not classes or head.is_of(classes))
-    hits, ranks = Rows(), sharing(batches)
+    hits, indices = Rows(), Rows()
+    ranks = sharing(batches)
     first: Tensor | None = None
     centre = ranks.first(lambda: _centre(curves["surrogate"], teacher, batches, precision))
     if centre is not None:
@@ -177,13 +203,14 @@ def _measure(
                 student = head.logits(surrogate, student_states[-1], student_output).argmax(-1)
                 hits.add(prediction_hits(chosen, student, batch.labels if scored else None), batch.places)
         curves["surrogate"].update(teacher_states, student_states, batch.places)
+        indices.add(batch.indices.to(teacher.device), batch.places)
         del student_states
         if nulls is not None and (number * ranks.size + ranks.rank) % null_every == 0:
             for name, states in nulls.states(images, teacher_states, precision).items():
                 curves[name].update(teacher_states, states, batch.places)
     if not any(ranks.gather(first is not None)):
         raise ValueError("no images to certify on: the held-out data is empty")
-    reduce_all(ranks, *curves.values(), hits)
+    reduce_all(ranks, *curves.values(), hits, indices)
     notes = []
     if null_every > 1 and nulls is not None:
         notes.append(f"null models measured on {curves['mean'].num_images} of the images")
@@ -192,7 +219,7 @@ def _measure(
     if head is not None and not scored:
         other = "" if len(classes) != head.num_classes else f" of other names, such as {classes[0]}"
         notes.append(f"no accuracy: the head has {head.num_classes} classes, the data {len(classes)}{other}")
-    return _Measured(curves, hits, first, notes)
+    return _Measured(curves, hits, indices, first, getattr(data, "names", ()), notes)
 
 
 def _centre(curves: ErrorCurves, teacher: ViT, batches: Iterable[Batch], precision: str) -> Tensor | None:

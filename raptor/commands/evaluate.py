@@ -60,7 +60,9 @@ class Evaluation(Result):
 
         console = Console(width=140)
         with console.capture() as capture:
-            for line in self.certificate.judged.lines():
+            definition = self.certificate.definition
+            first = [] if definition is None else [definition.line()]
+            for line in [*first, *self.certificate.judged.lines()]:
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
             console.print(self.certificate.table())
             console.print(self.certificate.summary_table())
@@ -133,6 +135,7 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
         surrogate,
         model,
         held_out,
+        eps=config.eps,
         null_models=config.null_models,
         head=head,
         precision=precision,

@@ -74,6 +74,12 @@ def test_the_text_names_the_data_and_another_teacher(run: Path, photos: Path, tm
     for split in ("train", "val"):
         (photos / split / "a" / "broken.png").unlink()
     few = dict(data=str(photos), device="cpu", bootstrap=5, null_models=False)
+    judged = evaluate(str(run), eps=10.0, **few)
+    assert judged.text().startswith("Definition 1 holds for eps 10, closest at layer ")
+    worst = judged.certificate.definition
+    assert worst is not None and worst.worst_image.endswith(".png")
+    saved = json.loads((run / "certificate.json").read_text())["definition"]
+    assert saved["holds"] and saved["num_images"] == 6 and saved["q99"] <= saved["worst"]
     own = evaluate(str(run), **few).text()
     assert f"measured on 6 held-out images of {photos}\n" in own and "another teacher" not in own
     other = tiny_timm("vit_small_patch14_reg4_dinov2", reg_tokens=2, num_classes=2)
