@@ -12,7 +12,7 @@ factorisation instead.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -125,75 +125,49 @@ def fit_dmd(
     if rank < 1:
         raise ValueError(f"the rank must be at least 1, got {rank}")
     x_nld = x_nld.detach().cpu()
-    fit = _empty(x_nld, rank)
-    limit = max(gram_limit, tolerance)
-    rows = torch.arange(len(x_nld)).split(CHUNK)
-    parallel_map(lambda index, x: _fit_chunk(fit, index, x, tolerance, limit, with_modes), rows, x_nld.split(CHUNK))
-    return _sorted(fit, with_modes)
-
-
-def _fit_chunk(fit: BatchedDMD, rows: Tensor, x_nld: Tensor, tolerance: float, limit: float, with_modes: bool) -> None:
-    x_nld = x_nld.double()
-    gram = x_nld @ x_nld.mT
-    norms = gram.diagonal(dim1=1, dim2=2)
-    if not bool((torch.isfinite(norms) & (norms > 0)).all()):
-        raise ValueError("a trajectory holds a state that is zero or not finite: check the model's states")
-    good = torch.zeros(len(rows), dtype=torch.bool)
-    if np.isfinite(limit):
-        good = _fit_grams(fit, rows, gram, limit, with_modes)
-    if not bool(good.all()):
-        _fit_qr(fit, rows[~good], x_nld[~good], tolerance)
-
-
-def _empty(x_nld: Tensor, asked_rank: int) -> BatchedDMD:
     num = len(x_nld)
     num_steps = x_nld.shape[1] - 1
-    rank = min(asked_rank, num_steps, x_nld.shape[2])
+    used_rank = min(rank, num_steps, x_nld.shape[2])
     nan = complex(np.nan, np.nan)
-    return BatchedDMD(
-        eigenvalues=np.full((num, rank), nan),
-        amplitudes=np.full((num, rank), nan),
-        ranks=np.full(num, rank),
+    fit = BatchedDMD(
+        eigenvalues=np.full((num, used_rank), nan),
+        amplitudes=np.full((num, used_rank), nan),
+        ranks=np.full(num, used_rank),
         singular_values=np.zeros((num, num_steps)),
         reconstruction_error=np.zeros((num, num_steps + 1)),
-        coefficients=np.full((num, num_steps, rank), nan),
-        rank=rank,
-        asked_rank=asked_rank,
+        coefficients=np.full((num, num_steps, used_rank), nan),
+        rank=used_rank,
+        asked_rank=rank,
     )
+    limit = max(gram_limit, tolerance)
 
+    def fit_chunk(rows: Tensor, chunk_nld: Tensor) -> None:
+        chunk_nld = chunk_nld.double()
+        gram = chunk_nld @ chunk_nld.mT
+        norms = gram.diagonal(dim1=1, dim2=2)
+        if not bool((torch.isfinite(norms) & (norms > 0)).all()):
+            raise ValueError("a trajectory holds a state that is zero or not finite: check the model's states")
+        good = torch.zeros(len(rows), dtype=torch.bool)
+        if np.isfinite(limit):
+            good = _fit_grams(fit, rows, gram, limit, with_modes)
+        if not bool(good.all()):
+            _fit_qr(fit, rows[~good], chunk_nld[~good], tolerance)
 
-def _sorted(fit: BatchedDMD, with_modes: bool) -> BatchedDMD:
+    # Chunks write to rows of their own, so threads need no lock.
+    parallel_map(fit_chunk, torch.arange(num).split(CHUNK), x_nld.split(CHUNK))
     modulus = np.nan_to_num(np.abs(fit.eigenvalues), nan=-1.0)
     # Conjugate pairs have equal moduli up to rounding: the positive imaginary part comes first.
     order = np.lexsort((-np.nan_to_num(fit.eigenvalues.imag), -np.round(modulus, 10)), axis=1)
-    eigenvalues = np.take_along_axis(fit.eigenvalues, order, 1)
-    if not with_modes:
-        return replace(fit, eigenvalues=eigenvalues)
-    return replace(
-        fit,
-        eigenvalues=eigenvalues,
-        amplitudes=np.take_along_axis(fit.amplitudes, order, 1),
-        coefficients=np.take_along_axis(fit.coefficients, order[:, None], 2),
-    )
-
-
-def _store(fit: BatchedDMD, rows: Tensor, eigenvalues: Tensor, error: Tensor) -> None:
-    index = rows.numpy()
-    r = eigenvalues.shape[1]
-    fit.eigenvalues[index, :r] = eigenvalues.numpy()
-    fit.reconstruction_error[index] = error.numpy()
-    fit.ranks[index] = r
-
-
-def _store_modes(fit: BatchedDMD, rows: Tensor, amplitudes: Tensor, coefficients: Tensor) -> None:
-    index = rows.numpy()
-    r = amplitudes.shape[1]
-    fit.amplitudes[index, :r] = amplitudes.numpy()
-    fit.coefficients[index, :, :r] = coefficients.numpy()
+    fit.eigenvalues = np.take_along_axis(fit.eigenvalues, order, 1)
+    if with_modes:
+        fit.amplitudes = np.take_along_axis(fit.amplitudes, order, 1)
+        fit.coefficients = np.take_along_axis(fit.coefficients, order[:, None], 2)
+    return fit
 
 
 def _fit_grams(fit: BatchedDMD, rows: Tensor, gram: Tensor, limit: float, with_modes: bool) -> Tensor:
     """Fit the trajectories whose Gram matrices `(n, L+1, L+1)` are well enough conditioned; returns their mask."""
+    # Many small eigenproblems of size L cost far less than as many SVDs of size D.
     rank = fit.rank
     squares, vectors = torch.linalg.eigh(gram[:, :-1, :-1])
     sigma = squares.clamp_min(0).sqrt().flip(1)
@@ -214,15 +188,17 @@ def _fit_grams(fit: BatchedDMD, rows: Tensor, gram: Tensor, limit: float, with_m
     inner = torch.linalg.vecdot(weights, gram[:, :, 1:])
     own = torch.linalg.vecdot(weights @ gram[:, 1:, 1:], weights)
     norms = gram.diagonal(dim1=1, dim2=2)
+    index = rows.numpy()
     # |x_t - x̃_t|^2 from inner products alone; rounding may leave it just below 0.
-    error = ((norms - 2 * inner + own).clamp_min(0) / norms).sqrt()
-    if with_modes:
-        eigenvalues, w = torch.linalg.eig(operator)
-        amplitudes = torch.linalg.solve_ex(w, first.to(w.dtype)).result[:, :, 0]
-        _store_modes(fit, rows, amplitudes, _times(scaled, w))
-    else:
-        eigenvalues = torch.linalg.eigvals(operator)
-    _store(fit, rows, eigenvalues, error)
+    fit.reconstruction_error[index] = ((norms - 2 * inner + own).clamp_min(0) / norms).sqrt().numpy()
+    fit.ranks[index] = rank
+    if not with_modes:
+        fit.eigenvalues[index] = torch.linalg.eigvals(operator).numpy()
+        return good
+    eigenvalues, w = torch.linalg.eig(operator)
+    fit.eigenvalues[index] = eigenvalues.numpy()
+    fit.amplitudes[index] = torch.linalg.solve_ex(w, first.to(w.dtype)).result[:, :, 0].numpy()
+    fit.coefficients[index] = _times(scaled, w).numpy()
     return good
 
 
@@ -245,8 +221,12 @@ def _fit_qr(fit: BatchedDMD, rows: Tensor, x_nld: Tensor, tolerance: float) -> N
         amplitudes = torch.linalg.lstsq(phi, points[:, :, :1].to(w.dtype), driver="gelsd").solution[:, :, 0]
         rebuilt = after @ _path(operator, first, num_steps + 1)
         error = torch.linalg.vector_norm(points - rebuilt, dim=1) / torch.linalg.vector_norm(points, dim=1)
-        _store(fit, rows[same], eigenvalues, error)
-        _store_modes(fit, rows[same], amplitudes, _times(scaled, w))
+        index = rows[same].numpy()
+        fit.eigenvalues[index, :r] = eigenvalues.numpy()
+        fit.reconstruction_error[index] = error.numpy()
+        fit.ranks[index] = r
+        fit.amplitudes[index, :r] = amplitudes.numpy()
+        fit.coefficients[index, :, :r] = _times(scaled, w).numpy()
 
 
 def _path(operator: Tensor, first: Tensor, num: int) -> Tensor:
@@ -328,5 +308,7 @@ class PooledDMD:
         """`|x_t - x̃_t| / |x_t|` of trajectories, each rebuilt from its own `x_0`: `(N, L+1)`."""
         x = x_nld.detach().cpu().double().numpy()
         amplitudes = np.linalg.pinv(self.modes) @ x[:, 0].T  # (r', N)
-        rebuilt = [(self.modes @ (self.eigenvalues[:, None] ** t * amplitudes)).real.T for t in range(x.shape[1])]
-        return np.linalg.norm(x - np.stack(rebuilt, 1), axis=2) / np.linalg.norm(x, axis=2)
+        rebuilt = np.empty_like(x)
+        for t in range(x.shape[1]):
+            rebuilt[:, t] = (self.modes @ (self.eigenvalues[:, None] ** t * amplitudes)).real.T
+        return np.linalg.norm(x - rebuilt, axis=2) / np.linalg.norm(x, axis=2)

@@ -21,7 +21,7 @@ from raptor.certificate.verdict import Estimate
 from raptor.devices import Ranks, full_precision
 from raptor.dynamics.direction import DirectionResult, GatheringResult
 from raptor.dynamics.dmd import NUMBERS, eigenvalue_numbers
-from raptor.dynamics.modes import GroupModes, ModesResult
+from raptor.dynamics.modes import ModesResult
 from raptor.dynamics.rank import RankResult
 from raptor.dynamics.stability import StabilityResult, contraction, phase_spans
 from raptor.phases.cut import Phases, num_partitions, sample_partitions
@@ -61,6 +61,7 @@ class _Resampled:
     def __init__(self, values: Array) -> None:
         self.num_images = len(values)
         flat = values.reshape(len(values), -1)
+        # One NaN would spread through the matrix product to every column, so such columns are put back afterwards.
         drawn = resampled_means(np.nan_to_num(flat), _NUM_RESAMPLES)
         drawn[:, np.isnan(flat).any(0)] = np.nan
         self.means = np.concatenate([flat.mean(0, keepdims=True), drawn]).reshape(-1, *values.shape[1:])
@@ -76,28 +77,18 @@ class _Resampled:
 
 
 def _estimate(value: float, lower: float, upper: float, num_images: int) -> ImageEstimate:
+    # JSON has no NaN.
     known = [float(v) if np.isfinite(v) else None for v in (value, lower, upper)]
     return ImageEstimate(known[0], known[1], known[2], num_images)
 
 
-def _late(curve: Array) -> Array:
-    return curve[:, -max(1, curve.shape[1] // 3) :]
-
-
-def _early(curve: Array) -> Array:
-    return curve[:, : max(1, curve.shape[1] // 3)]
-
-
-def _before_late(curve: Array) -> Array:
-    return curve[:, : -max(1, curve.shape[1] // 3)]
-
-
 def _direction(direction: DirectionResult, phases: Phases | None) -> Estimates:
+    """Norm, gamma and speed of each group, the order of the groups, and the speed against the phases."""
     if direction.values is None:
         return {}
     resampled = _Resampled(direction.values)
     found: dict[str, Array] = {}
-    # Of each group: gamma over the inner layers, mean speed, and late variance of the speed.
+    # The claims about the order of groups compare gamma over the inner layers, mean speed and late variance.
     arrival: dict[str, Array] = {}
     mean_speed: dict[str, Array] = {}
     late_variance: dict[str, Array] = {}
@@ -107,17 +98,25 @@ def _direction(direction: DirectionResult, phases: Phases | None) -> Estimates:
         gamma = curves[:, 1]
         speed = curves[:, 2, 1:]
         variance = curves[:, 3, 1:] - speed**2
+        num_steps = speed.shape[1]
+        third = max(1, num_steps // 3)
+        last_quarter = num_steps - max(1, num_steps // 4)
         arrival[g] = gamma[:, 1:-1].mean(1)
         mean_speed[g] = speed.mean(1)
-        late_variance[g] = variance[:, max(1, variance.shape[1] // 3) :].mean(1)
+        late_variance[g] = variance[:, third:].mean(1)
         found[f"norm.ratio.{g}"] = norm[:, -1] / norm[:, 0]
         found[f"norm.smallest_step.{g}"] = (norm[:, 1:] / norm[:, :-1]).min(1)
         found[f"gamma.before_last.{g}"] = gamma[:, -2]
-        found[f"gamma.inner_rise.{g}"] = _inner_rise(gamma)
-        found[f"gamma.late_acceleration.{g}"] = _late_acceleration(gamma)
+        # An S-shaped gamma rises most in the middle: the number is negative where the last step rises more.
+        rise = np.diff(gamma, axis=1)
+        found[f"gamma.inner_rise.{g}"] = rise[:, :-1].max(1) - rise[:, -1]
+        before_late = rise[:, : max(1, num_steps - third)]
+        found[f"gamma.late_acceleration.{g}"] = rise[:, -third:].mean(1) - before_late.mean(1)
         found[f"speed.mean.{g}"] = mean_speed[g]
-        found[f"speed.late_turn.{g}"] = _late_turn(speed)
-        found[f"speed.late_turn_after_first.{g}"] = _late_turn(speed, skip=1)
+        # The first step is fast in every model, so the late turn is also compared with the later steps alone.
+        late_peak = speed[:, last_quarter:].max(1)
+        found[f"speed.late_turn.{g}"] = late_peak - speed[:, :last_quarter].max(1, initial=0.0)
+        found[f"speed.late_turn_after_first.{g}"] = late_peak - speed[:, 1:last_quarter].max(1, initial=0.0)
         found[f"speed_variance.late.{g}"] = late_variance[g]
     if "patches" in arrival and "cls" in arrival:
         found["gamma.patches_minus_cls"] = arrival["patches"] - arrival["cls"]
@@ -132,6 +131,7 @@ def _direction(direction: DirectionResult, phases: Phases | None) -> Estimates:
     if phases is not None and 1 < len(phases) < phases.num_layers:
         speed = resampled.means[:, 2, list(direction.norm).index("all"), 1:]
         share = between_share(speed, phases.lengths)
+        # Any cut into k parts explains some variance: the share counts only above the mean over all other cuts.
         random_shares = [between_share(speed, other) for other in _other_partitions(phases)]
         found["speed.jump_at_boundaries"] = boundary_jump(speed, phases.lengths)
         found["speed.between_phases"] = share
@@ -139,27 +139,8 @@ def _direction(direction: DirectionResult, phases: Phases | None) -> Estimates:
     return resampled.estimates(found)
 
 
-def _inner_rise(gamma: Array) -> Array:
-    """Largest rise of gamma in a step before the last one, minus that of the last: negative without an S-shape."""
-    rise = np.diff(gamma, axis=1)
-    return rise[:, :-1].max(1) - rise[:, -1]
-
-
-def _late_acceleration(gamma: Array) -> Array:
-    """Mean rise of gamma per step over the last third of the steps, minus that before."""
-    rise = np.diff(gamma, axis=1)
-    before = _before_late(rise) if rise.shape[1] > 1 else rise
-    return _late(rise).mean(1) - before.mean(1)
-
-
-def _late_turn(speed: Array, skip: int = 0) -> Array:
-    """Largest speed in the last quarter of the steps minus the largest one before, without the first `skip` steps."""
-    first = speed.shape[1] - max(1, speed.shape[1] // 4)
-    return speed[:, first:].max(1) - speed[:, skip:first].max(1, initial=0.0)
-
-
 def boundary_jump(speed: Array, lengths: Sequence[int]) -> Array:
-    """Mean change of the speed `(R, L)` from the last step of a phase to the next, minus that between other steps."""
+    """Mean change of the speed `(R, L)` from the last step of a phase to the next, minus the mean elsewhere."""
     change = np.abs(np.diff(speed, axis=1))
     at = np.array(Phases.from_lengths(lengths).boundaries) - 1
     return change[:, at].mean(1) - np.delete(change, at, axis=1).mean(1)
@@ -196,10 +177,10 @@ def _gathering(gathering: GatheringResult) -> Estimates:
     found: Estimates = {}
     for i, g in enumerate(gathering.alignment):
         curve = alignment.means[:, i]
-        late = curve[:, -1 - max(1, (curve.shape[1] - 1) // 3)]
-        found[f"gathering.alignment_late_rise.{g}"] = alignment.estimate(curve[:, -1] - late)
-        found[f"gathering.alignment_last.{g}"] = alignment.estimate(curve[:, -1])
-        found[f"gathering.toward_late.{g}"] = toward.estimate(_late(toward.means[:, i]).mean(1))
+        steps = toward.means[:, i]
+        third = max(1, steps.shape[1] // 3)
+        found[f"gathering.alignment_late_rise.{g}"] = alignment.estimate(curve[:, -1] - curve[:, -1 - third])
+        found[f"gathering.toward_late.{g}"] = toward.estimate(steps[:, -third:].mean(1))
     return found
 
 
@@ -209,19 +190,29 @@ def _stability(stability: StabilityResult, phases: Phases | None) -> Estimates:
     last = _Resampled(stability.angles)
     paths = _Resampled(stability.paths)
     layers = np.array(stability.layers, dtype=float)
+    late = slice(-max(2, len(layers) // 3), None)
+    num_blocks = paths.means.shape[-1] - 1
     spans = [] if phases is None else phase_spans(stability, phases.lengths)
     found: Estimates = {}
     for i, g in enumerate(stability.groups):
-        # All tokens are perturbed, then (own_) the measured group alone.
-        targets = {"": 0}
-        if g in stability.targets[1:]:
-            targets["own_"] = stability.targets.index(g)
-        for prefix, target in targets.items():
-            if len(layers) > 2:
-                log_angle = np.log(last.means[:, target, i, 0])
-                for name, quantity in _sensitivity(layers, log_angle).items():
-                    found[f"sensitivity.{prefix}{name}.{g}"] = last.estimate(quantity)
-        found[f"path.kept_angle.{g}"] = paths.estimate(_kept_angle(paths.means[:, i], stability.layers))
+        # A line through two points always fits.
+        if len(layers) > 2:
+            # The first target is all tokens, as in the paper.
+            log_angle = np.log(last.means[:, 0, i, 0])
+            slope, r2 = _line(layers, log_angle)
+            late_slope, _ = _line(layers[late], log_angle[:, late])
+            found[f"sensitivity.slope.{g}"] = last.estimate(slope)
+            found[f"sensitivity.r2.{g}"] = last.estimate(r2)
+            found[f"sensitivity.late_slope.{g}"] = last.estimate(late_slope)
+        # A path injected late has no room to bend back, so only injections in the first half of depth count.
+        log_ratios = []
+        for place, layer in enumerate(stability.layers):
+            if layer <= num_blocks // 2:
+                log_ratios.append(np.log(paths.means[:, i, place, -1] / paths.means[:, i, place, layer]))
+        kept_angle = np.full(len(paths.means), np.nan)
+        if log_ratios:
+            kept_angle = np.exp(np.mean(log_ratios, axis=0))
+        found[f"path.kept_angle.{g}"] = paths.estimate(kept_angle)
         rates = []
         for place, first, end in spans:
             rate = contraction(paths.means[:, i, place, first : end + 1])
@@ -233,14 +224,6 @@ def _stability(stability: StabilityResult, phases: Phases | None) -> Estimates:
     return found
 
 
-def _sensitivity(layers: Array, log_angle: Array) -> dict[str, Array]:
-    """Slope and R2 of the line through the log angles `(1 + R, n)` against the injection layer, and the late slope."""
-    slope, r2 = _line(layers, log_angle)
-    late = slice(-max(2, len(layers) // 3), None)
-    late_slope, _ = _line(layers[late], log_angle[:, late])
-    return {"slope": slope, "r2": r2, "late_slope": late_slope}
-
-
 def _line(x: Array, y: Array) -> tuple[Array, Array]:
     """Slope and R2 of the least-squares line through `(R, n)` values."""
     centred = x - x.mean()
@@ -250,53 +233,63 @@ def _line(x: Array, y: Array) -> tuple[Array, Array]:
         return slope, slope**2 * (centred @ centred) / (spread**2).sum(1)
 
 
-def _kept_angle(path: Array, layers: Sequence[int]) -> Array:
-    """Angle at the end over that at the injection, geometric mean over injections in the first half of depth."""
-    num_blocks = path.shape[-1] - 1
-    log_ratios = [
-        np.log(path[:, i, -1] / path[:, i, layer]) for i, layer in enumerate(layers) if layer <= num_blocks // 2
-    ]
-    if not log_ratios:
-        return np.full(len(path), np.nan)
-    return np.exp(np.mean(log_ratios, axis=0))
-
-
 def _rank(rank: RankResult) -> Estimates:
     if rank.values is None:
         return {}
     resampled = _Resampled(rank.values)
+    third = max(1, rank.values.shape[3] // 3)
     found: dict[str, Array] = {}
     for i, g in enumerate(list(rank.stable_rank)[: rank.values.shape[2]]):
         for j, name in enumerate(("stable", "effective")):
             curve = resampled.means[:, j, i]
-            found[f"rank.{name}_late.{g}"] = _late(curve).mean(1)
-            found[f"rank.{name}_late_over_early.{g}"] = _late(curve).mean(1) / _early(curve).mean(1)
+            late = curve[:, -third:].mean(1)
+            found[f"rank.{name}_late.{g}"] = late
+            found[f"rank.{name}_late_over_early.{g}"] = late / curve[:, :third].mean(1)
         coherence = resampled.means[:, 2, i]
-        found[f"rank.coherence_late_peak.{g}"] = _late(coherence).max(1) - _before_late(coherence).max(1, initial=-1.0)
-        found[f"rank.coherence_last.{g}"] = coherence[:, -1]
+        # -1 is the least that a cosine can be: with one step there is nothing before the late ones.
+        earlier_peak = coherence[:, :-third].max(1, initial=-1.0)
+        found[f"rank.coherence_late_peak.{g}"] = coherence[:, -third:].max(1) - earlier_peak
     return resampled.estimates(found)
 
 
 def _modes(modes: ModesResult) -> Estimates:
+    """Numbers of the eigenvalues (at the paper's ratio, pooled, at rank 10) and of the singular values."""
+    # "all" tokens are nearly the patches and would blur the order of the groups.
     named = {name: group for name, group in modes.groups.items() if name != "all" or len(modes.groups) == 1}
     groups = list(named)
     parts = list(named.values())
-    per_image = [part.ratio.values for part in parts if part.ratio is not None and part.ratio.values is not None]
-    fits = [part.fits for part in parts if part.fits is not None]
     found: Estimates = {}
+    ratios = [part.ratio for part in parts if part.ratio is not None]
+    per_image = [ratio.values for ratio in ratios if ratio.values is not None]
+    folds = [ratio.folds for ratio in ratios if ratio.folds is not None]
+    fits = [part.fits for part in parts if part.fits is not None]
     if len(per_image) == len(parts):
-        found |= _mode_numbers("dmd.ratio", groups, per_image)
-        found |= _pooled(groups, parts)
+        resampled = _Resampled(np.stack(per_image, 1))
+        found |= _compared("dmd.ratio", groups, resampled.means, resampled.estimate)
+        if len(folds) == len(parts):
+            num_images = parts[0].pooled.reconstruction_error.num_images
+
+            def estimate_pooled(quantity: Array) -> ImageEstimate:
+                # There is one pooled fit, which images cannot be drawn for cheaply: a jackknife over its parts instead.
+                lower, upper = jackknife_interval(quantity[0], quantity[1:])
+                return _estimate(quantity[0], lower, upper, num_images)
+
+            whole = np.array([[ratio.pooled[name] for name in NUMBERS] for ratio in ratios])
+            with_folds = np.concatenate([whole[None], np.stack(folds, 1)])
+            found |= _compared("dmd.pooled", groups, with_folds, estimate_pooled)
     if len(fits) == len(parts):
-        found |= _mode_numbers("dmd.rank10", groups, [eigenvalue_numbers(fit.eigenvalues) for fit in fits])
-        found |= _singular(groups, [fit.singular_values for fit in fits])
+        resampled = _Resampled(np.stack([eigenvalue_numbers(fit.eigenvalues) for fit in fits], 1))
+        found |= _compared("dmd.rank10", groups, resampled.means, resampled.estimate)
+        # exp of the entropy of the shares counts singular values; a slow decay gives a large number.
+        shares = [fit.singular_values / fit.singular_values.sum(1, keepdims=True) for fit in fits]
+        resampled = _Resampled(np.exp(stats.entropy(np.stack(shares, 1), axis=-1)))
+        for i, g in enumerate(groups):
+            found[f"dmd.singular.{g}"] = resampled.estimate(resampled.means[:, i])
+        for g, name, extreme in (("cls", "largest", np.max), ("patches", "least", np.min)):
+            difference = _minus_others(resampled.means, groups, g, extreme)
+            if difference is not None:
+                found[f"dmd.singular.{g}_minus_{name}_other"] = resampled.estimate(difference)
     return found
-
-
-def _mode_numbers(prefix: str, groups: Sequence[str], values: Sequence[Array]) -> Estimates:
-    """From the numbers `(N, 5)` of each group."""
-    resampled = _Resampled(np.stack(values, 1))
-    return _compared(prefix, groups, resampled.means, resampled.estimate)
 
 
 def _compared(
@@ -326,37 +319,12 @@ def _minus_others(values: Array, groups: Sequence[str], group: str, extreme: Cal
     return values[:, groups.index(group)] - extreme(values[:, others], axis=1)
 
 
-def _pooled(groups: Sequence[str], parts: Sequence[GroupModes]) -> Estimates:
-    """The numbers of the pooled fit; their interval is that of a jackknife over parts of the images."""
-    ratios = [part.ratio for part in parts if part.ratio is not None]
-    folds = [ratio.folds for ratio in ratios if ratio.folds is not None]
-    if len(folds) < len(parts):
-        return {}
-    whole = np.array([[ratio.pooled[name] for name in NUMBERS] for ratio in ratios])
-    num_images = parts[0].pooled.reconstruction_error.num_images
-
-    def estimate(quantity: Array) -> ImageEstimate:
-        lower, upper = jackknife_interval(quantity[0], quantity[1:])
-        return _estimate(quantity[0], lower, upper, num_images)
-
-    return _compared("dmd.pooled", groups, np.concatenate([whole[None], np.stack(folds, 1)]), estimate)
-
-
-def _singular(groups: Sequence[str], singular_values: Sequence[Array]) -> Estimates:
-    """Effective number of singular values, exp of the entropy of their shares: large for a slow decay."""
-    shares = np.stack([values / values.sum(1, keepdims=True) for values in singular_values], 1)
-    resampled = _Resampled(np.exp(stats.entropy(shares, axis=-1)))
-    found = {f"dmd.singular.{g}": resampled.means[:, i] for i, g in enumerate(groups)}
-    for g, name, extreme in (("cls", "largest", np.max), ("patches", "least", np.min)):
-        difference = _minus_others(resampled.means, groups, g, extreme)
-        if difference is not None:
-            found[f"dmd.singular.{g}_minus_{name}_other"] = difference
-    return resampled.estimates(found)
-
-
 class BlockContrast:
-    """Layer-layer similarity of each image (cls and mean patch): within phases, over all pairs of layers, and that
-    within phases minus that across them."""
+    """Layer-layer similarity of each image (cls and mean patch).
+
+    Three numbers: its mean within phases, its mean over all pairs of layers, and its mean within phases minus its mean
+    across them.
+    """
 
     def __init__(self, phases: Phases) -> None:
         layers = torch.tensor([phases.phase_of(layer) for layer in range(1, phases.num_layers + 1)])
@@ -382,5 +350,7 @@ class BlockContrast:
 
     def result(self) -> Estimates:
         resampled = _Resampled(self._moments.kept())
-        names = ("within_minus_across", "within_phases", "all_pairs")
-        return resampled.estimates({f"similarity.{name}": resampled.means[:, q] for q, name in enumerate(names)})
+        found: Estimates = {}
+        for q, name in enumerate(("within_minus_across", "within_phases", "all_pairs")):
+            found[f"similarity.{name}"] = resampled.estimate(resampled.means[:, q])
+        return found

@@ -7,11 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from raptor.dynamics.basins import BasinsResult
-from raptor.dynamics.direction import DirectionResult, GatheringResult
 from raptor.dynamics.measure import DynamicsResult
-from raptor.dynamics.modes import ModesResult
-from raptor.dynamics.rank import RankResult
-from raptor.dynamics.stability import PhaseAttraction, StabilityResult
+from raptor.dynamics.stability import StabilityResult
 from raptor.phases.cut import Phases
 
 _ARRIVED = 0.9
@@ -19,23 +16,7 @@ _ARRIVED = 0.9
 
 def find(result: DynamicsResult, phases: Sequence[int] | None = None) -> list[str]:
     """One line per finding about one model; `phases` are where speeds are compared."""
-    lines = _direction_findings(result.direction)
-    if phases is not None and len(phases) > 1:
-        lines.append(boundary_finding(result.direction.speed["all"].mean, phases))
-    if result.stability is not None:
-        lines.append(_stability_finding(result.stability))
-    if result.attraction:
-        lines.append(_attraction_finding(result.attraction))
-    if result.gathering is not None and "patches" in result.gathering.alignment:
-        lines.append(_gathering_finding(result.gathering))
-    lines.append(_rank_finding(result.rank))
-    lines.append(_mode_finding(result.modes))
-    if result.basins is not None:
-        lines.append(_basin_finding(result.basins))
-    return lines
-
-
-def _direction_findings(direction: DirectionResult) -> list[str]:
+    direction = result.direction
     norm = direction.norm["all"].mean
     arrived: dict[str, int] = {}
     mean_speed: dict[str, float] = {}
@@ -45,12 +26,56 @@ def _direction_findings(direction: DirectionResult) -> list[str]:
             arrived[g] = arrival(direction.gamma[g].mean)
             mean_speed[g] = float(speed.mean.mean())
             fastest[g] = int(np.argmax(speed.mean)) + 1
-    return [
+    lines = [
         f"norm: {norm[0]:.3g} at layer 0, {norm[-1]:.3g} at layer {len(norm) - 1}; "
         f"it grows in {np.sum(np.diff(norm) > 0)} of {len(norm) - 1} steps",
         f"direction: within a cosine of {_ARRIVED} of the last state from {_listed(arrived, 'layer {}')} on",
         f"speed, mean over depth: {_listed(mean_speed, '{:.3f} rad')}; fastest step: {_listed(fastest)}",
     ]
+    if phases is not None and len(phases) > 1:
+        lines.append(boundary_finding(direction.speed["all"].mean, phases))
+    if result.stability is not None:
+        lines.append(_stability_finding(result.stability))
+    if result.attraction:
+        rates = {}
+        for phase in result.attraction:
+            by_group = {g: rate for g, rate in phase.rate.items() if g != "all"}
+            rates[f"layers {phase.first} to {phase.last}"] = _listed(by_group, "{:.2f}")
+        lines.append(f"attraction, factor of a perturbation's angle per step within a phase: {_listed(rates, '({})')}")
+    if result.gathering is not None and "patches" in result.gathering.alignment:
+        alignment = result.gathering.alignment["patches"].mean
+        toward = result.gathering.toward["patches"].mean
+        lowest = int(np.argmin(alignment))
+        between = ""
+        if lowest not in (0, len(alignment) - 1):
+            between = f"lowest {alignment[lowest]:.2f} at layer {lowest}, "
+        lines.append(
+            f"patches and their mean direction: mean cosine {alignment[0]:.2f} at layer 0, {between}"
+            f"{alignment[-1]:.2f} at the last; "
+            f"their updates turn toward it in {int(np.sum(toward > 0))} of {len(toward)} steps"
+        )
+    rank = result.rank
+    ranked = "patches" if "patches" in rank.stable_rank else "all"
+    stable = rank.stable_rank[ranked].mean
+    effective = rank.effective_rank[ranked].mean
+    peaks = {g: int(np.argmax(spread.mean)) + 1 for g, spread in rank.coherence.items() if g != "all"}
+    lines.append(
+        f"updates of {ranked}: stable rank {stable[0]:.1f} to {stable[-1]:.1f}, effective rank {effective[0]:.1f} to "
+        f"{effective[-1]:.1f}; coherence peaks at step {_listed(peaks)}"
+    )
+    radius: dict[str, float] = {}
+    median: dict[str, float] = {}
+    for g, group in result.modes.groups.items():
+        if g != "all":
+            radius[g] = float(group.spectral_radius.mean)
+            median[g] = float(group.median_modulus.mean)
+    lines.append(
+        f"modes, mean over images: spectral radius {_listed(radius, '{:.3f}')}; "
+        f"median modulus {_listed(median, '{:.3f}')}"
+    )
+    if result.basins is not None:
+        lines.append(_basin_finding(result.basins))
+    return lines
 
 
 def arrival(gamma: np.ndarray) -> int:
@@ -71,12 +96,13 @@ def boundary_finding(speed: np.ndarray, phases: Sequence[int]) -> str:
 
 
 def _stability_finding(stability: StabilityResult) -> str:
-    """Only one group is perturbed, and measured on itself, at the smallest size."""
+    """Growth of the smallest perturbation of each single group, measured on the group itself."""
     slope = stability.log_slope()
     angle = stability.angle_per_eps.mean
     slopes: dict[str, float] = {}
     ends: dict[str, str] = {}
     for m, g in enumerate(stability.groups):
+        # "all" would repeat what the groups say, unless it is the only one.
         if g not in stability.targets or (g == "all" and len(stability.groups) > 1):
             continue
         t = stability.targets.index(g)
@@ -85,48 +111,6 @@ def _stability_finding(stability: StabilityResult) -> str:
     return (
         f"sensitivity (angle / eps, eps {stability.eps[0]:g}) from the first injection layer to the last: "
         f"{_listed(ends)}; slope of its log per layer: {_listed(slopes, '{:+.3f}')}"
-    )
-
-
-def _attraction_finding(attraction: Sequence[PhaseAttraction]) -> str:
-    rates = {}
-    for phase in attraction:
-        by_group = {g: rate for g, rate in phase.rate.items() if g != "all"}
-        rates[f"layers {phase.first} to {phase.last}"] = _listed(by_group, "{:.2f}")
-    return f"attraction, factor of a perturbation's angle per step within a phase: {_listed(rates, '({})')}"
-
-
-def _gathering_finding(gathering: GatheringResult) -> str:
-    alignment = gathering.alignment["patches"].mean
-    toward = gathering.toward["patches"].mean
-    lowest = int(np.argmin(alignment))
-    between = ""
-    if lowest not in (0, len(alignment) - 1):
-        between = f"lowest {alignment[lowest]:.2f} at layer {lowest}, "
-    return (
-        f"patches and their mean direction: mean cosine {alignment[0]:.2f} at layer 0, {between}{alignment[-1]:.2f} at "
-        f"the last; their updates turn toward it in {int(np.sum(toward > 0))} of {len(toward)} steps"
-    )
-
-
-def _rank_finding(rank: RankResult) -> str:
-    name = "patches" if "patches" in rank.stable_rank else "all"
-    stable = rank.stable_rank[name].mean
-    effective = rank.effective_rank[name].mean
-    peaks = {g: int(np.argmax(spread.mean)) + 1 for g, spread in rank.coherence.items() if g != "all"}
-    return (
-        f"updates of {name}: stable rank {stable[0]:.1f} to {stable[-1]:.1f}, effective rank {effective[0]:.1f} to "
-        f"{effective[-1]:.1f}; coherence peaks at step {_listed(peaks)}"
-    )
-
-
-def _mode_finding(modes: ModesResult) -> str:
-    groups = {g: group for g, group in modes.groups.items() if g != "all"}
-    radius = {g: float(group.spectral_radius.mean) for g, group in groups.items()}
-    median = {g: float(group.median_modulus.mean) for g, group in groups.items()}
-    return (
-        f"modes, mean over images: spectral radius {_listed(radius, '{:.3f}')}; "
-        f"median modulus {_listed(median, '{:.3f}')}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a tied block does when it goes on: each phase's block is repeated past its n_j steps.
+"""Fixed points of tied blocks: each phase's block is repeated past its n_j steps.
 
 The block is iterated from the state that ends its phase, with the depth's row held at the last one of the phase, and
 with the depth continuing where the conditioning extends past it (the paper's depth MLP). A path is judged by the turn
@@ -113,6 +113,7 @@ def _further_states(
     surrogate: ViT, last: int, depth: str, num_extra: int, state_btd: Tensor, call: tuple[tuple[Any, ...], Any]
 ) -> Iterator[Tensor]:
     """States of the block that produces layer `last`, applied again and again to the state at that layer."""
+    # The tied weights at a depth of our choice, without a change of the surrogate itself.
     block = surrogate.blocks[last - 1]
     assert isinstance(block, Step)
     args, kwargs = call
@@ -128,6 +129,7 @@ class Continuation:
 
     def __init__(self, num_extra: int, twin_decay: float | None = None) -> None:
         self.num_extra = num_extra
+        self.num_late = num_extra // 4
         self.twin_decay = twin_decay
         self._turn = ImageMoments()
         self._norm = ImageMoments()
@@ -136,39 +138,34 @@ class Continuation:
 
     def update(self, start_btd: Tensor, path: Iterable[Tensor], final_norm: Callable[[Tensor], Tensor]) -> None:
         """Add the paths of a batch: `num_extra` states `(B, T, D)` that follow `start`."""
+        # The final norm comes first because its gains weight the coordinates: the head sees nothing else.
         states = [unit(final_norm(start_btd))]
         norms = [_mean_norm(start_btd)]
         for state_btd in path:
             states.append(unit(final_norm(state_btd)))
             norms.append(_mean_norm(state_btd))
         turn_be = torch.stack([_turn(before, now) for before, now in pairwise(states)], 1)
-        late_b = turn_be[:, -self._num_late :].mean(1)
+        late_b = turn_be[:, -self.num_late :].mean(1)
         decay_b = late_b / turn_be[:, 0].clamp_min(torch.finfo(turn_be.dtype).tiny)
         self._turn.update(turn_be)
         self._norm.update(torch.stack(norms, 1))
         self._decay.update(decay_b)
-        miss_b = self._smallest_miss(states)
-        for late, decay, miss in zip(late_b.tolist(), decay_b.tolist(), miss_b.tolist()):
-            self._counts[self._kind(late, decay, miss)] += 1
-
-    @property
-    def _num_late(self) -> int:
-        return self.num_extra // 4
-
-    def _smallest_miss(self, states: list[Tensor]) -> Tensor:
-        """Mean angle `(B,)` over the last quarter of the steps to the state p steps before, for the best p >= 2."""
+        # A periodic path returns to its state of p steps before; the best p >= 2 decides, since p is not known.
         misses = []
         for period in range(2, self.num_extra // 2 + 1):
-            late = range(len(states) - self._num_late, len(states))
+            late = range(len(states) - self.num_late, len(states))
             misses.append(torch.stack([_turn(states[t - period], states[t]) for t in late]).mean(0))
-        return torch.stack(misses).amin(0)
+        miss_b = torch.stack(misses).amin(0)
+        for late, decay, miss in zip(late_b.tolist(), decay_b.tolist(), miss_b.tolist()):
+            self._counts[self._kind(late, decay, miss)] += 1
 
     def _kind(self, late: float, decay: float, miss: float) -> str:
         if not math.isfinite(late):
             return "diverging"
+        # Where both turns are rounding, their ratio means nothing.
         if late < _STILL:
             return "settled"
-        # A twin that diverges is no control.
+        # A twin that diverges is not a control.
         limit = _SETTLED
         if self.twin_decay is not None and math.isfinite(self.twin_decay):
             limit = min(_SETTLED, self.twin_decay / 2)

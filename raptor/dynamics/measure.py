@@ -197,17 +197,38 @@ def measure_dynamics(
     if num_seen == 0:
         raise ValueError("there are no images to measure")
     reduce_all(ranks, direction, gathering, contrast, rank, modes, basins, to_perturb)
-    ranks.first(lambda: _check_finite(vit, direction.result()))
+
+    def check_finite() -> None:
+        bad = np.flatnonzero(~np.isfinite(direction.result().norm["all"].mean))
+        if len(bad):
+            raise NonFiniteStates.of(vit.name, f"from layer {bad[0]} on")
+
+    # Before the factorisations, whose errors would not name a layer.
+    ranks.first(check_finite)
+
+    def factorise() -> tuple[RankResult, ModesResult, BasinsResult | None, list[str]]:
+        rank_result = rank.result()
+        modes_result = modes.result()
+        if basins is None:
+            return rank_result, modes_result, None, []
+        try:
+            return rank_result, modes_result, basins.result(), []
+        except ValueError as error:
+            # Too few images of the chosen classes: the other measures are as good as ever.
+            return rank_result, modes_result, None, [f"no basins: {error}"]
+
     with ThreadPoolExecutor(1) as pool:
         # The factorisations, on rank 0 only. With a GPU the host makes them while perturbations are followed; on a CPU
         # both would use the same cores.
         factorised = None
         if ranks.is_first:
-            factorised = pool.submit(lambda: (rank.result(), modes.result(), *_basins_or_note(basins)))
+            factorised = pool.submit(factorise)
             if vit.device.type == "cpu":
                 factorised.result()
         if stability is not None:
-            _follow_perturbed(vit, stability, _shared_images(to_perturb, ranks), ranks, count)
+            # Only rank 0 holds the images collected from all ranks, but all share the paths.
+            perturbed = to_perturb.values() if ranks.size == 1 else ranks.first(lambda: to_perturb.values().cpu())
+            _follow_perturbed(vit, stability, perturbed, ranks, count)
 
     def result() -> DynamicsResult:
         assert factorised is not None
@@ -252,13 +273,6 @@ def check_perturbable(vit: ViT) -> None:
             f"{vit.name} is opened in {str(vit.dtype).removeprefix('torch.')}: perturbations are followed in fp32, so "
             "leave out --dtype, or give --stability_images 0"
         )
-
-
-def _shared_images(rows: Rows, ranks: Ranks) -> Tensor:
-    """The images collected on rank 0, on every rank."""
-    if ranks.size == 1:
-        return rows.values()
-    return ranks.first(lambda: rows.values().cpu())
 
 
 def _follow_perturbed(vit: ViT, stability: Stability, images: Tensor, ranks: Ranks, count: _PassCount) -> None:
@@ -310,19 +324,3 @@ def _host_labels(batches: Iterable[Batch], batch: Batch) -> list[int]:
     if batch.labels is None:
         raise ValueError("basins need labels: use data with classes, or leave classes out")
     return [int(label) for label in batch.labels.tolist()]
-
-
-def _check_finite(vit: ViT, direction: DirectionResult) -> None:
-    """Raise if states are not finite, naming the first such layer."""
-    bad = np.flatnonzero(~np.isfinite(direction.norm["all"].mean))
-    if len(bad):
-        raise NonFiniteStates.of(vit.name, f"from layer {bad[0]} on")
-
-
-def _basins_or_note(basins: Basins | None) -> tuple[BasinsResult | None, list[str]]:
-    if basins is None:
-        return None, []
-    try:
-        return basins.result(), []
-    except ValueError as error:
-        return None, [f"no basins: {error}"]

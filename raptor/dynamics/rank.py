@@ -59,6 +59,7 @@ def ranks_from_squares(squares: Tensor) -> tuple[Tensor, Tensor]:
 
 def small_gram(updates: Tensor) -> Tensor:
     """The smaller Gram matrix of matrices `(..., T, D)`, in float64: its eigenvalues are squared singular values."""
+    # Squaring halves the digits, so float32 would lose the small singular values.
     updates = updates.double()
     if updates.shape[-2] <= updates.shape[-1]:
         return updates @ updates.mT
@@ -97,23 +98,21 @@ class Rank:
     def update(self, states: Sequence[Tensor], places: Sequence[int] | None = None) -> None:
         """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`, of the images at `places` of the stream."""
         check_states(states, num_tokens=self.groups.num_tokens)
+        # A single token of one image is one row: its rank says something only over images.
         for token, over_images in self._single.values():
             x_lbd = unit(torch.stack([a[:, token] for a in states]))
             over_images.update(x_lbd[1:] - x_lbd[:-1])
         rows = self._subset.pick(len(states[0]), places)
         for start in range(0, len(rows), _PENDING):
             some = rows[start : start + _PENDING]
-            self._measure([take_rows(a, some) for a in states], places_of(some, places))
+            x_lbtd = unit(torch.stack([take_rows(a, some) for a in states]))
+            update_bltd = (x_lbtd[1:] - x_lbtd[:-1]).transpose(0, 1)
+            parts = [update_bltd[:, :, span] for span in self._spans.values()]
+            self._coherence.update(torch.stack([coherence(part) for part in parts], 1), places_of(some, places))
+            # The Gram matrices wait: many are factorised in one call, which keeps the threads of the host busy.
+            self._pending.append(_Pending([small_gram(part) for part in parts], places_of(some, places)))
             if sum(pending.num_images for pending in self._pending) >= _PENDING:
                 self._factorise()
-
-    def _measure(self, states: Sequence[Tensor], places: list[int] | None) -> None:
-        """Add the coherence now and keep the Gram matrices for later."""
-        x_lbtd = unit(torch.stack(list(states)))
-        update_bltd = (x_lbtd[1:] - x_lbtd[:-1]).transpose(0, 1)
-        parts = [update_bltd[:, :, span] for span in self._spans.values()]
-        self._coherence.update(torch.stack([coherence(part) for part in parts], 1), places)
-        self._pending.append(_Pending([small_gram(part) for part in parts], places))
 
     def _factorise(self) -> None:
         """Ranks of the kept Gram matrices: computed now, or in the worker thread when they are on a GPU."""
@@ -132,6 +131,7 @@ class Rank:
         by_group = []
         for g in range(len(self._spans)):
             gram_bl = torch.cat([some.grams[g] for some in pending]).cpu()
+            # LAPACK would not converge, with an error that names no cause.
             if not bool(gram_bl.isfinite().all()):
                 raise ValueError("an update along depth is not finite: check the model's weights, or use fp32")
             squares = eigenvalues(gram_bl.flatten(0, 1))
@@ -227,7 +227,5 @@ class _UpdatesOverImages:
         stable, effective = ranks_from_squares(eigenvalues(self._second))
         # The mean of the cosines with the mean update is the cosine-free product of two running means.
         coherent = torch.linalg.vecdot(self._unit_sum / self.num_images, unit(self._sum))
-        return self._spread(stable), self._spread(effective), self._spread(coherent)
-
-    def _spread(self, values: Tensor) -> Spread:
-        return Spread(values.cpu().numpy(), num_images=self.num_images)
+        spreads = [Spread(values.cpu().numpy(), num_images=self.num_images) for values in (stable, effective, coherent)]
+        return spreads[0], spreads[1], spreads[2]

@@ -1,4 +1,4 @@
-"""Stability: perturb a state at layer l, follow it to the end, measure how far the path turns away.
+"""Stability: perturb a state at layer l, follow it to the end and measure how far the path turns away.
 
 A perturbation has a uniform direction. Its size is `eps` times each token's norm (`relative`), or it is the paper's
 `eps u` with `u ~ N(0, I)` (`paper`). `d = 1 - <x̂_L', x̂_L>` is quadratic in eps, so `d / eps` depends on eps and is
@@ -96,21 +96,18 @@ class Stability:
         self._spans = measured_groups(groups)
         self.targets = list(self._spans if targets is None else targets)
         self._layers = layers
-        self._check()
+        absent = [name for name in self.targets if name not in self._spans]
+        if absent:
+            raise ValueError(f"cannot perturb {', '.join(absent)}: this model has {', '.join(self._spans)}")
+        if not self.eps or min(self.eps) <= 0:
+            raise ValueError(f"perturbation sizes must be positive, got {self.eps}")
+        check_kind(kind)
         self.num_batches = 0
         self.num_block_calls = 0
         self._last = ImageMoments()
         self._path = ImageMoments(reservoir=0)
         self._paths = Reservoir(_KEPT)
         self._floor: Tensor | None = None
-
-    def _check(self) -> None:
-        absent = [name for name in self.targets if name not in self._spans]
-        if absent:
-            raise ValueError(f"cannot perturb {', '.join(absent)}: this model has {', '.join(self._spans)}")
-        if not self.eps or min(self.eps) <= 0:
-            raise ValueError(f"perturbation sizes must be positive, got {self.eps}")
-        check_kind(self.kind)
 
     @torch.no_grad()
     def update(self, states: Sequence[Tensor], run_from: _RunFrom, ranks: Ranks = ONE_PROCESS) -> None:
@@ -126,10 +123,25 @@ class Stability:
             raise ValueError(f"injection layers {self.layers} do not fit a model of {num_blocks} blocks")
         units = [unit(state) for state in states]
         if self._floor is None:
-            self._floor = self._noise_floor(states[0], units[-1], run_from)
-        both = self._respond(states, units, run_from, ranks)
+            # Turns no larger than what one unit of rounding in the first state causes are not due to the perturbation.
+            first_btd = at_least_float32(states[0])
+            generator = seeded_generator(first_btd.device, self.seed)
+            rounding = perturbation(first_btd, torch.finfo(first_btd.dtype).eps, slice(None), generator)
+            end = run_from(0, first_btd + rounding)[-1]
+            self._floor = _path_angles([end], [units[-1]], self._spans)[:, 0].mean(0)[:, 0]
+        # Response of every image to each target, size and layer: (B, 2, targets, groups, eps, layers, L+1).
+        shape = (len(states[0]), 2, len(self.targets), len(self._spans), len(self.eps), len(self.layers), len(states))
+        both = torch.zeros(shape, dtype=units[0].dtype, device=units[0].device)
+        for t, target in enumerate(self.targets):
+            for e in range(len(self.eps)):
+                for i, layer in enumerate(self.layers):
+                    # A rank leaves 0 where another one follows the path, so the sum over ranks has every path.
+                    if (t + e + i) % ranks.size == ranks.rank:
+                        both[:, :, t, :, e, i] = self._follow(states, units, run_from, target, e, layer)
+        both = ranks.add_(both)
         self._last.update(both[..., -1])
         self._path.update(both[:, 0])
+        # A view would keep the responses to all targets and sizes alive.
         self._paths.add(both[:, 0, 0, :, 0].clone())
         self.num_block_calls = self.count_block_calls(num_blocks)
         self.num_batches += 1
@@ -141,26 +153,6 @@ class Stability:
         """Blocks run on perturbed states for each batch of a model of `num_blocks`."""
         blocks_of_all_layers = sum(num_blocks - layer for layer in self._injection_layers(num_blocks))
         return blocks_of_all_layers * len(self.eps) * len(self.targets)
-
-    def _noise_floor(self, first_btd: Tensor, last_unit_btd: Tensor, run_from: _RunFrom) -> Tensor:
-        """Angle `(groups,)` at the last layer when the first state moves by one unit of rounding."""
-        first_btd = at_least_float32(first_btd)
-        generator = seeded_generator(first_btd.device, self.seed)
-        rounding = perturbation(first_btd, torch.finfo(first_btd.dtype).eps, slice(None), generator)
-        end = run_from(0, first_btd + rounding)[-1]
-        return _path_angles([end], [last_unit_btd], self._spans)[:, 0].mean(0)[:, 0]
-
-    def _respond(self, states: Sequence[Tensor], units: list[Tensor], run_from: _RunFrom, ranks: Ranks) -> Tensor:
-        """Response of every image to each target, size and layer: `(B, 2, targets, groups, eps, layers, L+1)`."""
-        shape = (len(states[0]), 2, len(self.targets), len(self._spans), len(self.eps), len(self.layers), len(states))
-        both = torch.zeros(shape, dtype=units[0].dtype, device=units[0].device)
-        for t, target in enumerate(self.targets):
-            for e in range(len(self.eps)):
-                for i, layer in enumerate(self.layers):
-                    # A rank leaves 0 where another one follows the path, so the sum over ranks has every path.
-                    if (t + e + i) % ranks.size == ranks.rank:
-                        both[:, :, t, :, e, i] = self._follow(states, units, run_from, target, e, layer)
-        return ranks.add_(both)
 
     def _follow(
         self, states: Sequence[Tensor], units: list[Tensor], run_from: _RunFrom, target: str, eps_index: int, layer: int
@@ -224,6 +216,7 @@ def check_kind(kind: str) -> None:
 
 def seeded_generator(device: torch.device, *key: int) -> torch.Generator:
     """A generator that depends only on the key."""
+    # Neighbouring keys as plain seeds would give related streams; a SeedSequence mixes them.
     state = np.random.SeedSequence(key).generate_state(2)
     return torch.Generator(device).manual_seed((int(state[0]) << 31) ^ int(state[1]))
 
@@ -233,6 +226,7 @@ def _path_angles(path: Sequence[Tensor], units: Sequence[Tensor], spans: dict[st
     by_layer = []
     for perturbed, clean in zip(path, units, strict=True):
         angle_bt = unit_angle(unit(perturbed), clean)
+        # 1 - cos from the angle: the difference itself would cancel to 0 for small angles.
         both_b2t = torch.stack([angle_bt, 2 * torch.sin(angle_bt / 2).square()], 1)
         by_layer.append(mean_by_group(both_b2t, spans))
     return torch.stack(by_layer, -1)
@@ -254,6 +248,7 @@ class PhaseAttraction(Record):
 def measure_attraction(stability: StabilityResult, phases: Sequence[int]) -> list[PhaseAttraction]:
     """The attraction of each phase, with all tokens perturbed at the smallest size."""
     attraction = []
+    # One size is enough: the angle is linear in it, as angle / eps shows.
     for place, first, last in phase_spans(stability, Phases.from_lengths(phases).lengths):
         path_gl = stability.path[0, :, 0, place, first : last + 1]
         angle = dict(zip(stability.groups, path_gl.tolist()))
