@@ -23,8 +23,8 @@ def surrogate_of(teacher: ViT, block: str) -> ViT:
 
 
 def tiny(**kwargs: Any) -> ViT:
-    """A cls token, two registers and four patches of width 12, in float64."""
-    options = dict(reg_tokens=2, num_classes=5, embed_dim=12, depth=3) | kwargs
+    """A cls token and four patches of width 12, two blocks, in float64."""
+    options = dict(reg_tokens=0, num_classes=5, embed_dim=12, depth=2) | kwargs
     vit = tiny_timm("vit_small_patch14_reg4_dinov2", **options)
     vit.model.double()
     return vit
@@ -34,23 +34,22 @@ def tiny(**kwargs: Any) -> ViT:
 def test_leading_singular_values_are_those_of_the_dense_jacobian(kind: str) -> None:
     vit = tiny()
     if kind == "rotary":
-        vit = tiny_timm("vit_small_patch16_dinov3", embed_dim=24, depth=3)
+        vit = tiny_timm("vit_small_patch16_dinov3", embed_dim=24, depth=2)
     if "block" in kind:
-        vit = make_surrogate(vit, (1, 2), block="paper" if "paper" in kind else "teacher")
+        vit = make_surrogate(vit, (2,), block="paper" if "paper" in kind else "teacher")
         shake(shared_blocks(vit), size=0.05)
     vit.model.double()
     images = noise_images(vit, 2).double()
-    found = measure_jacobians(vit, in_batches(images), (1, 2), max_iterations=40, tolerance=1e-3)
-    assert found.phases == [1, 2] and found.num_images == 2
+    found = measure_jacobians(vit, in_batches(images), (2,), max_iterations=40, tolerance=1e-3, num_random=1)
+    assert found.phases == [2] and found.num_images == 2
     for name in ("all", "patches"):
-        singular = {}
-        for span in ((0, 1), (2, 3), (1, 3)):
+        expected = []
+        for span in ((0, 1), (1, 2), (0, 2)):
             dense = [dense_jacobian(vit, image, *span, vit.groups.slice(name)) for image in images]
-            singular[span] = np.mean([float(torch.linalg.matrix_norm(matrix, 2)) for matrix in dense])
-        values = found.step[name].mean[[0, 2]].tolist() + found.phase[name].mean.tolist()
-        expected = np.array([singular[span] for span in ((0, 1), (2, 3), (0, 1), (1, 3))])
+            expected.append(np.mean([float(torch.linalg.matrix_norm(matrix, 2)) for matrix in dense]))
+        values = np.array([*found.step[name].mean, *found.phase[name].mean])
         # The iteration stops at a change of a thousandth and approaches from below.
-        assert (values < expected * (1 + 1e-9)).all()
+        assert (values < np.array(expected) * (1 + 1e-9)).all()
         np.testing.assert_allclose(values, expected, rtol=0.03)
 
 
@@ -59,8 +58,8 @@ def test_random_directions_grow_by_the_root_mean_square_of_the_singular_values()
     image = noise_images(vit, 1).double()
     (path,) = sphere_paths(vit, in_batches(image))
     tokens = vit.groups.slice("all")
-    growth_b = path.random_growth(0, 3, tokens, 100, torch.Generator().manual_seed(0))
-    dense = dense_jacobian(vit, image[0], 0, 3, tokens)
+    growth_b = path.random_growth(0, 2, tokens, 30, torch.Generator().manual_seed(0))
+    dense = dense_jacobian(vit, image[0], 0, 2, tokens)
     num_dimensions = vit.groups.num_tokens * (vit.dim - 1)
     expected = float(torch.linalg.matrix_norm(dense)) / math.sqrt(num_dimensions)
     assert growth_b.item() == pytest.approx(expected, rel=0.1)
