@@ -529,6 +529,9 @@ class DynamicsConfig(OpeningModel, OfTeacher, Measuring, GivenHead, Running):
     """also swap layers, run phases longer and shorter, and run a surrogate past its last layer."""
     intervention_images: Number = 32
     """images of the interventions, a sample spread over the data."""
+    tangent_images: NumberOrNone = 0
+    """images of Jacobian growth, Lyapunov exponents, fixed points and transplants, beside an untrained twin, e.g. 8;
+    0 leaves them out, because they take minutes."""
     seed: Seed = 0
     """of the perturbations, and of the weights of an untrained model."""
 

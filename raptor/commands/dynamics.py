@@ -19,6 +19,7 @@ from raptor.devices import Ranks, join_ranks, pick_device, pick_precision, seede
 from raptor.dynamics.findings import find
 from raptor.dynamics.interventions import InterventionsFile, intervene
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult, check_perturbable, measure_dynamics
+from raptor.dynamics.tangents import TANGENT_BATCH, TangentsFile, compare_tangents
 from raptor.phases.cut import Phases, check_phases, find_phases
 from raptor.phases.similarity import measure_similarity
 from raptor.phases.study import DEFAULT_TOKENS, check_cuts
@@ -35,10 +36,11 @@ from raptor.vit.view import ViT
 
 @dataclass
 class Dynamics(Result):
-    """What `raptor dynamics` found, as in dynamics.json and interventions.json, and where it was written."""
+    """The results in dynamics.json, interventions.json and tangents.json, and where they were written."""
 
     measured: DynamicsFile
     interventions: InterventionsFile | None
+    tangents: TangentsFile | None
     folder: Path
     figures: list[str]
 
@@ -46,6 +48,7 @@ class Dynamics(Result):
         return {
             "dynamics": self.measured.to_dict(),
             "interventions": None if self.interventions is None else self.interventions.to_dict(),
+            "tangents": None if self.tangents is None else self.tangents.to_dict(),
             "folder": str(self.folder),
             "figures": self.figures,
         }
@@ -75,11 +78,10 @@ class Dynamics(Result):
             lines.append(f"{side}: {found.model.name}, {self.measured.images}")
             lines += [f"  {line}" for line in found.findings + found.notes]
         lines += [self.measured.few_images] if self.measured.few_images else []
-        if self.interventions is not None:
-            lines += [
-                f"interventions, {self.interventions.images}:",
-                *(f"  {line}" for line in self.interventions.findings),
-            ]
+        for name, changed in (("interventions", self.interventions), ("tangents", self.tangents)):
+            if changed is not None:
+                lines.append(f"{name}, {changed.images}:")
+                lines += [f"  {line}" for line in changed.findings]
         return "\n".join([*lines, f"written to {self.folder}: dynamics.json, {len(self.figures)} figures in figures/"])
 
 
@@ -97,7 +99,7 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
     opening: dict[str, Any] = {**config.of_teacher(), **config.opening()}
     with seeded(seed):
         surrogate, main = open_pair(model, device=ranks.device, **opening)
-    if config.stability_images:
+    if config.stability_images or config.tangent_images:
         check_perturbable(main)
     folder = ranks.first(lambda: result_folder(config.out, folder_of(model), "dynamics"))
     check_folder_of(folder, folder_of(model), surrogate, main)
@@ -163,11 +165,11 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
         **facts,
     )
     ranks.first(lambda: _write(measured, folder))
+    bad = set(measured.bad_images)
+    few = images.select([i for i, name in enumerate(images.names) if name not in bad]) if bad else images
     changed = None
     if config.interventions:
         head, reason = _find_head(main, folder, precision, data, config, ranks)
-        bad = set(measured.bad_images)
-        few = images.select([i for i, name in enumerate(images.names) if name not in bad]) if bad else images
         some = iterate(few, main.preprocess, config.batch_size, device=ranks.device, limit=config.intervention_images)
         shown = ranks.first(lambda: torch.cat([batch.images.cpu() for batch in some]))
         parts = intervene(main, surrogate, shown, cut, head, ranks)
@@ -180,7 +182,22 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
             provenance=Provenance.since(started, device),
             **facts,
         )
-    return Dynamics(measured, changed, folder, ranks.first(lambda: _write_rest(measured, changed, folder)))
+    tangents = None
+    if config.tangent_images:
+        some = iterate(few, main.preprocess, TANGENT_BATCH, device=ranks.device, limit=config.tangent_images)
+        stability, notes = ranks.first(lambda: compare_tangents(main, surrogate, list(some), cut, seed))
+        tangents = TangentsFile(
+            stability["teacher"],
+            stability.get("surrogate"),
+            stability.get("twin"),
+            findings=[f"{side}: {line}" for side, one in stability.items() for line in one.findings()],
+            notes=notes,
+            num_images=stability["teacher"].jacobians.num_images,
+            provenance=Provenance.since(started, device),
+            **facts,
+        )
+    figures = ranks.first(lambda: _write_rest(measured, changed, tangents, folder))
+    return Dynamics(measured, changed, tangents, folder, figures)
 
 
 def _write(measured: DynamicsFile, folder: Path) -> None:
@@ -188,13 +205,16 @@ def _write(measured: DynamicsFile, folder: Path) -> None:
     measured.write(folder)
 
 
-def _write_rest(measured: DynamicsFile, changed: InterventionsFile | None, folder: Path) -> list[str]:
-    """Write interventions.json and the figures; the names of the figures."""
+def _write_rest(
+    measured: DynamicsFile, changed: InterventionsFile | None, tangents: TangentsFile | None, folder: Path
+) -> list[str]:
+    """Write interventions.json, tangents.json and the figures; the names of the figures."""
     from raptor.report.dynamics import save_figures
 
-    if changed is not None:
-        changed.write(folder)
-    return save_figures(measured, changed, folder / "figures")
+    for file in (changed, tangents):
+        if file is not None:
+            file.write(folder)
+    return save_figures(measured, changed, folder / "figures", tangents)
 
 
 def _find_head(

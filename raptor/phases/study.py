@@ -241,7 +241,7 @@ def _twin_matrix(
     if wanted is None and seconds * TWIN_IMAGES > TWIN_SECONDS:
         return None, f"{missing} (it takes longer than {TWIN_SECONDS} s: --twin true)"
     try:
-        twin = _untrained_twin(vit)
+        twin = untrained_twin(vit)
     except ValueError as error:
         return None, f"{missing} ({error})"
     trajectories = Trajectories(twin, batches.sample(TWIN_IMAGES), precision)
@@ -249,7 +249,7 @@ def _twin_matrix(
     return measured.matrices[tokens], f"its untrained twin was measured on {measured.num_images} images"
 
 
-def _untrained_twin(vit: ViT, seed: int = 0) -> ViT:
+def untrained_twin(vit: ViT, seed: int = 0) -> ViT:
     """The same model with random weights; ValueError for a surrogate or a module of your own, which has none."""
     if vit.phases or not vit.source.get("source"):
         raise ValueError("a surrogate has none" if vit.phases else "a module of your own cannot be built anew")

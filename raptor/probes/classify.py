@@ -58,6 +58,7 @@ class Classify:
             self.preprocess = Preprocess.for_native(size, vit.preprocess.mean, vit.preprocess.std, size=size)
         self.vit = view_at(vit, self.preprocess.size, self.preprocess.size)
         classes = _classes(train_data)
+        # By a hash of the image's name: the split is the same whatever else is in the folder.
         fit, held = choice_split(train_data.keys)
         if len(train_data.present()) < 2:
             raise ValueError(f"all training images of {train_data.name} are of one class: a probe needs two or more")
@@ -78,7 +79,8 @@ class Classify:
         collect: those of all ranks, on rank 0.
         """
         _classes(data)
-        features, labels = Rows(), Rows()
+        features = Rows()
+        labels = Rows()
         for batch in iterate(
             data,
             self.preprocess,
@@ -104,8 +106,10 @@ class Classify:
         """The model's own head, where it is linear in the features of this layer and has the data's classes."""
         if self.layer != self.vit.num_layers or self.vit.num_classes != self.num_outputs:
             return None
+        # As many outputs are not the same classes: a head for other ones would start below chance.
         if self.vit.classes not in (None, self.fit_data.classes):
             return None
+        # Whether the model's own end is linear in these features is found out on a few images.
         batch = next(iter(iterate(self.fit_data, self.preprocess, 8, device=self.device, limit=8)))
         return own_linear_head(self.vit, batch.images)
 
@@ -130,11 +134,13 @@ class Classify:
         if not len(labels_b):
             return  # the batch has fewer images than there are ranks
         features_bf = self._pooled(self.stream.batch(step, "probe"))
+        # Ranks may hold different numbers of images. Heads share no weights, so their losses are simply added.
         losses_g = classification_losses(features_bf, labels_b, weight_gcf, bias_gc)
         (losses_g * (len(labels_b) / self.batch_size)).sum().backward()
 
     def scores(self, weight_gcf: Tensor, bias_gc: Tensor, part: str) -> list[dict[str, float]]:
         features_nf, labels_n = self.parts[part]
+        # Logits of twelve heads and 1,000 classes for all of ImageNet's validation images would take 2.4 GB.
         chunk = max(1, _SCORE_ELEMENTS // bias_gc.numel())
         with torch.no_grad():
             guesses = [grid_logits(x, weight_gcf, bias_gc).argmax(dim=-1) for x in features_nf.split(chunk)]
@@ -246,8 +252,10 @@ def logistic_path(
     weight = torch.zeros(num_classes, z_nf.shape[1], dtype=torch.float64, device=z_nf.device, requires_grad=True)
     bias = torch.zeros(num_classes, dtype=torch.float64, device=z_nf.device, requires_grad=True)
     heads = []
+    # From the strongest penalty to the weakest, each start is close to its minimum.
     for penalty in penalties:
         _minimise(z_nf, labels_n, weight, bias, penalty)
+        # W (x - mean) / scale + b in terms of x itself.
         own = (weight / scale).detach()
         heads.append((own.float(), (bias - own @ mean).detach().float()))
     return heads

@@ -97,12 +97,9 @@ class DenseTask:
         return images
 
     def start(self, seed: int) -> None:
-        self._check_targets()
+        """As in `Task`. Raise where no pixel of a part has a target: nothing could be learned, or scored."""
         self.seed = seed
         self._order: tuple[int, Tensor] | None = None
-
-    def _check_targets(self) -> None:
-        """Raise where no pixel of a part has a target: heads would learn nothing, or scores would be of nothing."""
         for store, use in (
             (self.fit, "learn from"),
             (self.parts["split"], "choose by"),
@@ -135,12 +132,15 @@ class DenseTask:
 
     def coarse_logits(self, features_bhwf: Tensor, weight_gcf: Tensor, bias_gc: Tensor) -> Tensor:
         """Logits (B, h, w, G, C) of all heads in one matrix product."""
+        # A 1x1 head commutes with bilinear upsampling, so it runs on the coarse grid.
         with autocast(self.precision, features_bhwf.device):
             return grid_logits(features_bhwf, weight_gcf, bias_gc).float()
 
     def backward(self, weight_gcf: Tensor, bias_gc: Tensor, step: int) -> None:
         generator = torch.Generator().manual_seed(stable_seed(self.seed, "probe", "crop", step))
+        # One generator for the whole step: ranks draw the boxes of the global batch and take their own rows.
         images_u8, targets = self.fit.batch(self.indices(step))
+        # The next epoch has another order, which is drawn when it begins.
         if (step + 1) % self.steps_per_epoch:
             self.fit.prefetch(self.indices(step + 1))
         boxes = draw_boxes(self.batch_size, generator, self.crop_scale)[self.rows].to(self.device)
@@ -149,6 +149,7 @@ class DenseTask:
         if self.is_idle:
             targets = torch.full_like(targets, self.no_target)  # no pixel counts
         coarse = self.coarse_logits(self.grid_features(images), weight_gcf, bias_gc)
+        # The gradient in the logits is known in closed form: autograd would keep the upsampled logits of every head.
         coarse.backward(self.gradients(coarse.detach(), targets))
 
     def scored_batches(self, weight_gcf: Tensor, bias_gc: Tensor, part: str) -> Iterator[tuple[Tensor, Tensor]]:

@@ -25,8 +25,11 @@ _JITTER = 0.2
 
 
 class Depth(DenseTask):
-    """The depth task. Both losses are taken on the grid four times as fine as the patches, the score on the target's
-    frame: predictions lose their padding before they are resized to it."""
+    """The depth task.
+
+    Both losses are taken on the grid four times as fine as the patches, the score on the target's frame: predictions
+    lose their padding before they are resized to it.
+    """
 
     metric = "rmse"
     higher_is_better = False
@@ -157,8 +160,11 @@ def depth_loss_gradient(logits_bhwc: Tensor, true_bhw: Tensor, bins: Tensor, ran
 
 def eigen_crop(frame: tuple[int, int]) -> tuple[slice, slice]:
     """Rows 45-470 and columns 41-600 of 480 x 640, scaled to another frame."""
-    ends = zip((_EIGEN_ROWS, _EIGEN_COLUMNS), _EIGEN_FRAME, frame)
-    rows, columns = (slice(round(a * n / full), round(b * n / full)) for (a, b), full, n in ends)
+    height, width = _EIGEN_FRAME
+    top, bottom = _EIGEN_ROWS
+    left, right = _EIGEN_COLUMNS
+    rows = slice(round(top * frame[0] / height), round(bottom * frame[0] / height))
+    columns = slice(round(left * frame[1] / width), round(right * frame[1] / width))
     return rows, columns
 
 

@@ -17,8 +17,10 @@ def view_at(vit: ViT, height: int, width: int) -> ViT:
     """The same model for images of this size, with as many patch tokens; it must accept them."""
     size = vit.preprocess.size
     groups = dataclasses.replace(vit.groups, patches=_num_patches(vit, height, width))
+    # The weights are shared with `vit`; only the counts and arguments are the view's own.
     view = dataclasses.replace(vit, groups=groups, forward_kwargs=_forward_kwargs(vit, height, width))
     blank = torch.zeros(1, 3, height, width, device=vit.device)
+    # Whether a model interpolates its position embedding cannot be read off: a blank image tells.
     try:
         with torch.no_grad():
             num_tokens = view.embed(blank)[0].shape[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -13,25 +13,23 @@ from raptor.data.stream import draw_crops
 _CROP_UNITS = 2**16
 
 
-@dataclass(frozen=True)
+@dataclass
 class Side:
-    """One side of an image, padded at both ends to whole patches."""
+    """One side of an image, padded at both ends to whole patches.
+
+    start: where the image begins in the padded side, because the padding is centred.
+    """
 
     length: int
     patch: int
+    num_patches: int = field(init=False)
+    padded: int = field(init=False)
+    start: int = field(init=False)
 
-    @property
-    def num_patches(self) -> int:
-        return -(-self.length // self.patch)
-
-    @property
-    def padded(self) -> int:
-        return self.num_patches * self.patch
-
-    @property
-    def start(self) -> int:
-        """Where the image begins: the padding is centred."""
-        return (self.padded - self.length) // 2
+    def __post_init__(self) -> None:
+        self.num_patches = -(-self.length // self.patch)
+        self.padded = self.num_patches * self.patch
+        self.start = (self.padded - self.length) // 2
 
     def to_image(self, scale: int) -> Tensor:
         """The matrix (length, scale x patches): upsample, then unpad."""
@@ -46,6 +44,7 @@ class Side:
         pixels = torch.arange(self.start, self.start + self.length, dtype=torch.float64)
         places = (pixels + 0.5) / self.patch + 0.5
         cells = places.floor()
+        # Before the first centre and after the last one, bilinear resizing repeats the patch at the edge.
         shares = torch.where(cells == 0, 1.0, torch.where(cells == self.num_patches, 0.0, places - cells))
         starts = torch.searchsorted(cells, torch.arange(self.num_patches + 2, dtype=torch.float64))
         return starts.int(), shares.float()
@@ -56,38 +55,30 @@ class Side:
         return (centres - self.start) / self.length
 
 
-@dataclass(frozen=True)
+@dataclass
 class Geometry:
     """From an image of (height, width), padded on all sides to whole patches, to a grid and back to a target frame.
 
-    Matrices and places come in pairs, of rows and of columns.
+    Matrices and places come in pairs, of rows and of columns. grid: patches along height and width. padded: the padded
+    frame. start: row and column in the padded frame at which the image begins.
     """
 
     height: int
     width: int
     patch: int
     target: tuple[int, int]
+    sides: tuple[Side, Side] = field(init=False)
+    grid: tuple[int, int] = field(init=False)
+    padded: tuple[int, int] = field(init=False)
+    start: tuple[int, int] = field(init=False)
 
-    @property
-    def sides(self) -> tuple[Side, Side]:
-        return Side(self.height, self.patch), Side(self.width, self.patch)
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Patches along height and width."""
-        rows, columns = self.sides
-        return rows.num_patches, columns.num_patches
-
-    @property
-    def padded(self) -> tuple[int, int]:
-        rows, columns = self.sides
-        return rows.padded, columns.padded
-
-    @property
-    def start(self) -> tuple[int, int]:
-        """Row and column in the padded frame at which the image begins."""
-        rows, columns = self.sides
-        return rows.start, columns.start
+    def __post_init__(self) -> None:
+        rows = Side(self.height, self.patch)
+        columns = Side(self.width, self.patch)
+        self.sides = (rows, columns)
+        self.grid = (rows.num_patches, columns.num_patches)
+        self.padded = (rows.padded, columns.padded)
+        self.start = (rows.start, columns.start)
 
     def pad(self, images: Tensor) -> Tensor:
         """(B, 3, height, width) to (B, 3, *padded) with zeros."""
@@ -127,12 +118,14 @@ def bilinear(num_in: int, num_out: int) -> Tensor:
 def resize(x_bhwc: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """(B, h, w, C) to (B, H, W, C) by two matrix products; equal to bilinear resizing, and so is its gradient."""
     num, height, width, channels = x_bhwc.shape
+    # The gradient is the same two products with both matrices transposed.
     tall = (rows @ x_bhwc.reshape(num, height, -1)).view(num, -1, width, channels)
     return columns @ tall
 
 
 def draw_boxes(num_images: int, generator: torch.Generator, scale: tuple[float, float]) -> Tensor:
     """Random resized crops as shares of the frame: (B, 5) of top, left, height, width, flip."""
+    # `draw_crops` draws whole pixels; of a frame this large they are shares.
     boxes = draw_crops(num_images, _CROP_UNITS, generator, scale).float()
     return torch.cat([boxes[:, :4] / _CROP_UNITS, boxes[:, 4:]], dim=1)
 
@@ -165,6 +158,7 @@ def crop_targets(targets: Tensor, boxes: Tensor, rows: Tensor, columns: Tensor, 
     rows_bh, columns_bw = _sources(boxes, rows, columns)
     y_bh = (rows_bh * height).floor().clamp(0, height - 1).long()
     x_bw = (columns_bw * width).floor().clamp(0, width - 1).long()
+    # Labels and depths are never blended: between two classes there is no third one.
     images_b = torch.arange(num, device=targets.device)
     taken = targets[images_b[:, None, None], y_bh[:, :, None], x_bw[:, None, :]]
     inside = ((rows >= 0) & (rows < 1))[:, None] & ((columns >= 0) & (columns < 1))[None, :]
@@ -172,6 +166,7 @@ def crop_targets(targets: Tensor, boxes: Tensor, rows: Tensor, columns: Tensor, 
 
 
 def _sources(boxes: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns in the frame, as shares of it, of places that are shares of each box."""
     top, left, height, width, flip = boxes.unbind(dim=1)
     columns_bw = torch.where(flip[:, None] > 0, 1 - columns[None], columns[None])
     return top[:, None] + height[:, None] * rows[None], left[:, None] + width[:, None] * columns_bw

@@ -53,6 +53,7 @@ class HeadGrid:
     """
 
     def __init__(self, init: HeadTensors, lrs: Sequence[float], weight_decay: float) -> None:
+        # One tensor of all heads: a step costs as many kernel launches as that of one head.
         weight_cf, bias_c = init
         self.weight = weight_cf.expand(len(lrs), *weight_cf.shape).clone().requires_grad_()
         self.bias = bias_c.expand(len(lrs), *bias_c.shape).clone().requires_grad_()
@@ -80,6 +81,7 @@ class HeadGrid:
         self.num_steps += 1
         params = (self.weight, self.bias)
         grads = [p.grad for p in params]
+        # Each head is clipped by its own norm, as if it were trained alone.
         norm_g = sum(g.flatten(1).square().sum(dim=1) for g in grads if g is not None)
         clip_g = (_MAX_NORM / (torch.as_tensor(norm_g).sqrt() + 1e-6)).clamp(max=1.0)
         debias = [1 - beta**self.num_steps for beta in _BETAS]
@@ -108,6 +110,7 @@ def grid_around(lr: float) -> list[float]:
 
 def random_head(task: Task, seed: int) -> HeadTensors:
     """Small normal weights and zero biases, the same on every device."""
+    # Drawn on the CPU, because generators of devices differ.
     generator = torch.Generator().manual_seed(stable_seed(seed, "probe", "head"))
     weight = torch.randn(task.num_outputs, task.num_features, generator=generator) * _INIT_STD
     return weight.to(task.device), torch.zeros(task.num_outputs, device=task.device)
@@ -131,6 +134,7 @@ def train_heads(
     task.start(seed)
     weight, bias = init or random_head(task, seed)
     heads = HeadGrid((weight.to(task.device), bias.to(task.device)), lrs, weight_decay)
+    # A cut run has the whole cosine in fewer steps; a schedule that stops half-way would end at a high learning rate.
     planned_steps = epochs * task.steps_per_epoch
     num_steps = planned_steps
     if max_steps is not None:
@@ -189,6 +193,7 @@ class Choice:
         self.rows.append(row)
         g = max(range(len(row)), key=lambda i: self._rank(row[i]))
         self.last = Pick(self.values[g], epoch, row[g], head=(weight_gcf[g].clone(), bias_gc[g].clone()))
+        # Strictly better: of equal heads the earlier epoch stays.
         if self.best is None or self._rank(row[g]) > self._rank(self.best.split_score):
             self.best = self.last
 

@@ -18,7 +18,7 @@ from raptor.probes.classify import CLOSED_FORMS, Classify, fit_closed_form, read
 from raptor.probes.depth import Depth
 from raptor.probes.features import check_layer
 from raptor.probes.grid import Task, grid_around, step_seconds, steps_that_fit, train_heads
-from raptor.probes.result import HeadTensors, ProbeResult, ProbeSettings, SeedRun
+from raptor.probes.result import HeadTensors, ProbeResult, ProbeSettings
 from raptor.probes.segment import Segment
 from raptor.subject import Subject
 from raptor.vit.view import ViT
@@ -100,13 +100,18 @@ def probe(
         batch_size = own.batch_size
     if weight_decay is None:
         weight_decay = own.weight_decay
-    grid = _grid(lrs, closed_form, own.lr)
+    # Ties go to the first: the smaller learning rate, the larger penalty.
+    if closed_form is not None:
+        grid = sorted(lrs or CLOSED_FORMS[closed_form], reverse=True)
+    else:
+        grid = sorted(lrs or grid_around(own.lr))
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds {' '.join(map(str, seeds))} repeats one, which says nothing more: give each once")
     if min(grid) <= 0 or epochs < 1 or not seeds:
         raise ValueError("a probe needs learning rates above 0, at least one epoch and at least one seed")
     if device is not None:
         vit = vit.to(device)
+    # On a CPU bf16 does not pay.
     if precision is None:
         precision = "bf16" if vit.device.type == "cuda" else "fp32"
     train, val = _open_both(train_data, val_data, task)
@@ -140,8 +145,32 @@ def probe(
         init = _start(init_head, made)
         if max_steps is None and max_seconds is not None:
             max_steps = steps_that_fit(step_seconds(made, grid), max_seconds)
-        runs = _train(made, grid, seeds, epochs, weight_decay, init, max_steps, progress)
+        runs = []
+        for i, seed in enumerate(seeds):
+
+            def tell(done: int, total: int, num_before: int = i) -> None:
+                # One bar for all seeds.
+                if progress is not None:
+                    progress(num_before * total + done, len(seeds) * total)
+
+            run = train_heads(
+                made,
+                grid,
+                epochs=epochs,
+                weight_decay=weight_decay,
+                seed=seed,
+                init=init,
+                max_steps=max_steps,
+                progress=tell,
+            )
+            runs.append(run)
+    start = str(init_head)
+    if init is None:
+        start = "random"  # also where the model has no head of its own
+    elif isinstance(init_head, LinearHead):
+        start = "given"
     for run in runs:
+        # A head that is not finite gives every image class 0: a score that looks like one.
         if not all(bool(tensor.isfinite().all()) for tensor in run.chosen.head or ()):
             raise ValueError(
                 f"a head of the {task} probe of {vit.name} is not finite: check its weights, use --precision fp32, or "
@@ -154,7 +183,7 @@ def probe(
         precision=precision,
         train_data=train.name,
         val_data=val.name,
-        init_head=_name_of_start(init_head, init),
+        init_head=start,
         max_seconds=max_seconds,
     )
     classes = made.fit_data.classes if isinstance(made, Classify) else None
@@ -190,21 +219,13 @@ def _check(task: str, closed_form: str | None, init_head: object) -> _Defaults:
     return DEFAULTS[task]
 
 
-def _grid(lrs: Sequence[float] | None, closed_form: str | None, lr: float) -> list[float]:
-    """Learning rates, or penalties of a closed form, in the order in which ties are decided."""
-    # Ties go to the first: the smaller learning rate, the larger penalty.
-    if closed_form is not None:
-        return sorted(lrs or CLOSED_FORMS[closed_form], reverse=True)
-    return sorted(lrs or grid_around(lr))
-
-
 def _open_both(train: _AnyData | str, val: _AnyData | str | None, task: str) -> tuple[_AnyData, _AnyData]:
     is_named = isinstance(train, str) or isinstance(val, str)
     if val is None:
         if not isinstance(train, str):
             raise ValueError("give val_data: opened training data does not say where its validation split is")
         val = train
-    opened = _open(train, "train", task), _open(val, "val", task)
+    opened = (_open(train, "train", task), _open(val, "val", task))
     if is_named:  # a command that opens both has checked them already
         check_apart(*opened)
     return opened
@@ -234,43 +255,3 @@ def _start(init_head: str | Path | LinearHead, made: Task) -> HeadTensors | None
     if head is None:
         return None
     return head.weight, head.bias
-
-
-def _name_of_start(init_head: str | Path | LinearHead, init: HeadTensors | None) -> str:
-    if init is None:
-        return "random"
-    if isinstance(init_head, LinearHead):
-        return "given"
-    return str(init_head)
-
-
-def _train(
-    task: Task,
-    lrs: Sequence[float],
-    seeds: Sequence[int],
-    epochs: int,
-    weight_decay: float,
-    init: HeadTensors | None,
-    max_steps: int | None,
-    progress: Callable[[int, int], None] | None,
-) -> list[SeedRun]:
-    """One training of all heads for each seed; `progress` is told of all seeds together."""
-    runs = []
-    for i, seed in enumerate(seeds):
-
-        def tell(done: int, total: int, num_before: int = i) -> None:
-            if progress is not None:
-                progress(num_before * total + done, len(seeds) * total)
-
-        run = train_heads(
-            task,
-            lrs,
-            epochs=epochs,
-            weight_decay=weight_decay,
-            seed=seed,
-            init=init,
-            max_steps=max_steps,
-            progress=tell,
-        )
-        runs.append(run)
-    return runs

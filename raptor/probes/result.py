@@ -68,6 +68,7 @@ class Scores(Record):
     def over(cls, picks: Sequence[Pick]) -> Scores:
         scores = cls({}, {})
         for name in picks[0].reported:
+            # One diverged seed leaves no mean: fmean of NaN is NaN.
             values = [_number(pick.reported[name]) for pick in picks]
             scores.mean[name] = fmean(values)
             scores.deviation[name] = stdev(values) if len(values) > 1 else None
@@ -131,11 +132,13 @@ class ProbeResult(ResultFile):
     @property
     def head(self) -> HeadTensors:
         """weight (C, F) and bias (C,) of the seed whose chosen head is best on the split."""
-        sign = 1 if self.higher_is_better else -1
 
         def rank(run: SeedRun) -> float:
             score = _number(run.chosen.split_score)
-            return -math.inf if math.isnan(score) else sign * score
+            # max() keeps a NaN that comes first.
+            if math.isnan(score):
+                return -math.inf
+            return score if self.higher_is_better else -score
 
         head = max(self.seeds, key=rank).chosen.head
         assert head is not None, "a result that was read from a file has no heads"
@@ -217,6 +220,7 @@ class ProbeReport(ResultFile):
         reasons = []
         num = teacher.num_images.get("reported", 0)
         if teacher.chance is not None and num:
+            # The standard error of a guess on as many images.
             error = math.sqrt(teacher.chance * (1 - teacher.chance) / num)
             if teacher.score <= teacher.chance + 2 * error:
                 reasons.append(f"the teacher is no better than a guess ({teacher.chance:.1%})")

@@ -48,6 +48,7 @@ class Segment(DenseTask):
         return crop_targets(targets, boxes, *self.places, IGNORE_INDEX).long()
 
     def gradients(self, logits_bhwgc: Tensor, targets_bhw: Tensor) -> Tensor:
+        # The plain way writes upsampled logits, head by head; the kernel writes nothing of the image's size.
         if logits_bhwgc.is_cuda and HAS_TRITON:
             num_valid = self._num_valid(targets_bhw)
             cells = (self.cell_rows, self.cell_columns)
@@ -80,6 +81,7 @@ class Segment(DenseTask):
             for g, metric in enumerate(metrics):
                 guess = resize(logits_bhwgc[..., g, :], *self.to_target).argmax(dim=-1)
                 metric.update(guess, targets.long())
+        # Counts are added over ranks before the ratio: a mean of ratios would be another number.
         counts_gcc = self.ranks.add_(torch.stack([metric.confmat for metric in metrics]))
         scores = []
         for g, metric in enumerate(metrics):
@@ -93,6 +95,7 @@ def entropy_gradient(logits_bhwc: Tensor, labels_bhw: Tensor, num_valid: Tensor)
     """Gradient of the cross-entropy, summed over labelled pixels and divided by `num_valid`: softmax less one-hot."""
     valid = (labels_bhw != IGNORE_INDEX)[..., None]
     gradient = logits_bhwc.softmax(dim=-1)
+    # Scatter takes no index outside the classes; pixels without a label are zeroed at the end.
     labels = torch.where(valid, labels_bhw[..., None], 0)
     gradient.scatter_add_(-1, labels, torch.full_like(labels, -1, dtype=gradient.dtype))
     return gradient.mul_(valid.to(gradient.dtype) / num_valid)
@@ -120,6 +123,7 @@ def fused_gradient(
     if num_valid is None:
         num_valid = (labels != IGNORE_INDEX).sum().clamp(min=1)
     parts = logits.new_empty(4, num, h + 1, w + 1, num_heads, num_classes)
+    # Triton wants powers of 2.
     sizes = {"PIXELS": 1 << (patch - 1).bit_length(), "CLASSES": 1 << (num_classes - 1).bit_length()}
     kernel[(num * (h + 1) * (w + 1) * num_heads,)](
         logits,
@@ -155,6 +159,7 @@ def iou_metric(num_classes: int) -> MulticlassJaccardIndex:
 
 def mean_iou(metric: MulticlassJaccardIndex) -> dict[str, float]:
     """mIoU over the classes that occur in the targets, their number, and pixel accuracy."""
+    # A class that does not occur in the targets has no IoU to average.
     counts = metric.confmat.double()
     occurs = counts.sum(dim=1) > 0
     num_classes = int(occurs.sum())

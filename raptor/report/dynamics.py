@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from html import escape
 from pathlib import Path
 
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult
+from raptor.dynamics.tangents import TangentsFile
 from raptor.report.basins import figure_basins, figure_paths
 from raptor.report.charts import (
     BLOCK,
@@ -49,6 +51,7 @@ from raptor.report.stability import (
     sensitivity,
 )
 from raptor.report.style import data_title, save_figure
+from raptor.report.tangents import TANGENT_FIGURES, tangent_charts
 from raptor.streaming import Spread
 
 LEAD = (
@@ -148,6 +151,11 @@ def dynamics(results: Results) -> Section:
         section.charts.append(perturbed_paths(stability, phases, evenly_spaced(stability)))
     section.charts += [eigenvalues(sides), spectrum(sides), reconstruction(sides, phases), rank_sweep(sides)]
     section.html = _measured(measured) + _findings(sides)
+    if results.tangents is not None:
+        section.charts += tangent_charts(results.tangents)
+        lines = results.tangents.findings + results.tangents.notes
+        summary = f"In words: stability beside an untrained twin, {results.tangents.images}"
+        section.html += f"<details><summary>{escape(summary)}</summary>{bullet_list(lines)}</details>"
     missing = [] if "teacher" in stability else ["stability"]
     if measured.surrogate is None:
         missing.append("the surrogate")
@@ -270,11 +278,16 @@ FIGURES: dict[str, Callable[[DynamicsFile], Figure | None]] = {
 _OF_PERTURBED = ("dynamics-perturbed-path", "dynamics-sensitivity", "dynamics-attraction")
 
 
-def save_figures(measured: DynamicsFile, interventions: InterventionsFile | None, folder: str | Path) -> list[str]:
+def save_figures(
+    measured: DynamicsFile,
+    interventions: InterventionsFile | None,
+    folder: str | Path,
+    tangents: TangentsFile | None = None,
+) -> list[str]:
     """Write every figure whose data is there, as PNG and SVG; returns their names.
 
-    Figures of an earlier result are removed; those of interventions only where there are new ones, because their file
-    stays.
+    Figures of an earlier result are removed; figures of interventions and tangents only where there are new results,
+    because their files stay.
     """
     figures: dict[str, Figure | None] = {}
     names = ", ".join(side.model.name for side in measured.sides().values())
@@ -284,6 +297,9 @@ def save_figures(measured: DynamicsFile, interventions: InterventionsFile | None
     if interventions is not None:
         for name, describe_changed in INTERVENTION_FIGURES.items():
             figures[name] = _with_images(describe_changed(interventions), interventions, interventions.num_images)
+    if tangents is not None:
+        for name, describe_tangents in TANGENT_FIGURES.items():
+            figures[name] = _with_images(describe_tangents(tangents), tangents, tangents.num_images)
     for name, figure in figures.items():
         path = Path(folder) / name
         if figure is not None:
@@ -295,7 +311,10 @@ def save_figures(measured: DynamicsFile, interventions: InterventionsFile | None
 
 
 def _with_images(
-    figure: Figure | None, result: DynamicsFile | InterventionsFile, num_images: int | None, names: str = ""
+    figure: Figure | None,
+    result: DynamicsFile | InterventionsFile | TangentsFile,
+    num_images: int | None,
+    names: str = "",
 ) -> Figure | None:
     """The figure with the models and images it was measured on."""
     if figure is None:

@@ -13,6 +13,7 @@ from raptor.certificate.error_curves import Curves
 from raptor.certificate.verdict import Verdict
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile
+from raptor.dynamics.tangents import TangentsFile
 from raptor.files import RunError, read_yaml
 from raptor.phases.study import PhasesFile
 from raptor.probes.result import ProbeReport
@@ -28,8 +29,8 @@ from raptor.vit.view import ModelFacts
 
 _File = TypeVar("_File", bound=ResultFile)
 TASKS = ("classify", "segment", "depth")
-# The same command writes both files, so that one of them is never about another model than the other.
-_BESIDE = {"dynamics": "interventions", "certificate": "complexity"}
+# The same command writes these files, so that one of them is never about another model than the other.
+_BESIDE = {"dynamics": ("interventions", "tangents"), "certificate": ("complexity",)}
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Results:
     probes: dict[str, ProbeReport] = field(default_factory=dict)
     dynamics: DynamicsFile | None = None
     interventions: InterventionsFile | None = None
+    tangents: TangentsFile | None = None
     images: ImagesFile | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     losses: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
@@ -67,6 +69,7 @@ class Results:
             **probes,
             "dynamics": self.dynamics,
             "interventions": self.interventions,
+            "tangents": self.tangents,
             "images": self.images,
         }
         return {name: file for name, file in files.items() if file is not None}
@@ -156,8 +159,8 @@ def _leave_out(results: Results, name: str) -> None:
         del results.probes[name.removeprefix("probe-")]
         return
     setattr(results, name, None)
-    if name in _BESIDE:
-        setattr(results, _BESIDE[name], None)
+    for other in _BESIDE.get(name, ()):
+        setattr(results, other, None)
 
 
 def _read_all(folder: Path) -> Results:
@@ -173,6 +176,7 @@ def _read_all(folder: Path) -> Results:
         probes=probes,
         dynamics=_read(DynamicsFile, folder),
         interventions=_read(InterventionsFile, folder),
+        tangents=_read(TangentsFile, folder),
         images=_read(ImagesFile, folder),
     )
     if not results.files():

@@ -19,6 +19,7 @@ from raptor.commands.dynamics import choose_classes, dynamics
 from raptor.config import DynamicsConfig
 from raptor.data.images import ImageData
 from raptor.dynamics.interventions import InterventionsFile
+from raptor.dynamics.jacobian import measure_jacobians
 from raptor.dynamics.measure import DynamicsFile
 from raptor.recipes import load_recipe
 from raptor.report import dynamics as report_of_dynamics
@@ -200,3 +201,19 @@ def test_interventions_are_on_images_of_all_classes(tmp_path: Path, monkeypatch:
             dynamics(vit, **options, **few)
     assert len(given[0]) == 8 and len(given[1]) == 23
     assert len(given[0][:, 0, 0, 0].unique()) == 3
+
+
+def test_stability_beside_an_untrained_twin(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("raptor.report.dynamics.FIGURES", {})
+    quick = functools.partial(measure_jacobians, max_iterations=2, num_random=1)
+    monkeypatch.setattr("raptor.dynamics.tangents.measure_jacobians", quick)
+    save_vit(tiny_timm("vit_small_patch14_reg4_dinov2", reg_tokens=0, depth=2, num_classes=5), tmp_path / "tiny")
+    given = dict(SMALL, stability_images=0, num_classes=0, interventions=False, tangent_images=2)
+    found = dynamics(str(tmp_path / "tiny"), **given, k=1, data="scenes", device="cpu", out=str(tmp_path / "out"))
+    assert found.tangents is not None and {"tangents-jacobian", "tangents-lyapunov"} <= {*found.figures}
+    saved = json.loads((tmp_path / "out" / "tangents.json").read_text())
+    assert next(iter(saved)) == "subject" and saved["num_images"] == 2
+    assert list(found.tangents.sides()) == ["teacher", "twin"]
+    assert found.tangents.findings[0] in found.text()
+    growth = [saved[side]["jacobians"]["step"]["all"]["mean"] for side in ("teacher", "twin")]
+    assert growth[0] != growth[1]
