@@ -19,6 +19,7 @@ from raptor.commands.phases import phases
 from raptor.commands.probe import probe
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile
+from raptor.dynamics.tangents import TangentsFile
 from raptor.files import RunError
 from raptor.phases.study import PhasesFile
 from raptor.report.page import build_page
@@ -79,6 +80,8 @@ def kind_of(path: Path) -> tuple[type[ResultFile], str] | None:
         return Complexity, "complexity.json"
     if path.stem.endswith("-interventions"):
         return InterventionsFile, "interventions.json"
+    if path.stem.endswith("-tangents"):
+        return TangentsFile, "tangents.json"
     return DynamicsFile, "dynamics.json"
 
 
