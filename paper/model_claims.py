@@ -183,9 +183,9 @@ def _difference(model: Json, twins: Sequence[Json], key: str) -> Number | None:
         return None
     value, lower, upper = over_seeds([trained.value - other for other in values])
     if lower is None or upper is None or trained.lower is None or trained.upper is None:
-        return Number(value, None, None, "seeds", len(values))
+        return Number(value, None, None, "twins", len(values))
     half = hypot(upper - value, 0.5 * (trained.upper - trained.lower))
-    return Number(value, value - half, value + half, "seeds", len(values))
+    return Number(value, value - half, value + half, "twins", len(values))
 
 
 def _described(model: Json, twins: Sequence[tuple[Path, Json]]) -> list[Json]:

@@ -35,7 +35,7 @@ class Number:
 
     Attributes:
         basis: what the interval is over: `images` of a given model, `seeds` of one training, `runs` (models trained in
-            different ways), or `counted`, which has no error.
+            different ways), untrained `twins` of one trained model, or `counted`, which has no error.
         num: how many of them.
         smaller_budget: the number is what a run with less training than the paper's reached.
     """

@@ -2,8 +2,9 @@
 
 A claim says that a number lies between its bounds. It agrees where the whole 95 % interval does, disagrees where the
 whole interval lies outside, and is undetermined in between. What depends on training needs at least three seeds, what
-is measured of a given model an interval over images; with less than that it is undetermined. A run on a smaller budget
-than the paper's may confirm what a surrogate reaches, but not refute it.
+is measured of a given model an interval over images; with less than that it is undetermined. A smaller budget than the
+paper's is no excuse: the row disagrees all the same. Where our number and the paper's mean different things, the row is
+not comparable. A row is about one model or one experiment; `cards.py` judges claims over teachers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from sweep import Json
 
 ROOT = Path(__file__).parents[1]
 SECTIONS: Json = yaml.safe_load((Path(__file__).parent / "claims.yaml").read_text())
-_ENOUGH = {"images": 16, "seeds": 3, "runs": 3, "counted": 0}
+_ENOUGH = {"images": 16, "seeds": 3, "runs": 3, "twins": inf, "counted": 0}
+"""Enough for a verdict. However many untrained twins, their difference to one trained model is about one training."""
 
 
 class Verdict(StrEnum):
@@ -33,7 +35,8 @@ class Verdict(StrEnum):
     AGREES = "agrees"
     DISAGREES = "disagrees"
     UNDETERMINED = "undetermined"
-    NOT_TESTED = "not tested at this budget"
+    NOT_COMPARABLE = "not comparable"
+    NOT_TESTED = "not tested"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,7 @@ class Claim:
         untrained: the same number of untrained models of the same make, each with its cut where that counts.
         source: the JSON file. command: what made it. machine: where it ran. figure: the picture.
         recipe: what would test the claim, where it was not tested.
+        not_comparable: why our number does not mean what the paper's does; empty where it does.
     """
 
     place: str
@@ -60,10 +64,11 @@ class Claim:
     machine: str = ""
     figure: str = ""
     recipe: str = ""
+    not_comparable: str = ""
 
     @property
     def verdict(self) -> Verdict:
-        return judge(self.number, self.above, self.below)
+        return Verdict.NOT_COMPARABLE if self.not_comparable else judge(self.number, self.above, self.below)
 
     @property
     def untrained_too(self) -> bool | None:
@@ -84,10 +89,9 @@ def judge(number: Number | None, above: float | None, below: float | None) -> Ve
     """The verdict on a claim that the number lies between the bounds."""
     if number is None or number.value is None or not isfinite(number.value):
         return Verdict.NOT_TESTED
-    verdict = _by_interval(number, -inf if above is None else above, inf if below is None else below)
-    if verdict is Verdict.DISAGREES and number.smaller_budget:
-        return Verdict.NOT_TESTED
-    return verdict if number.num >= _ENOUGH[number.basis] else Verdict.UNDETERMINED
+    if number.num < _ENOUGH[number.basis]:
+        return Verdict.UNDETERMINED
+    return _by_interval(number, -inf if above is None else above, inf if below is None else below)
 
 
 def _by_interval(number: Number, above: float, below: float) -> Verdict:
@@ -104,7 +108,7 @@ def claim_of(line: Json, section: Json, says: str | None = None, **given: Any) -
     """A line of claims.yaml as a claim."""
     fields = {"place": line["place"].replace("{base}", ""), "says": says or line["says"]}
     fields["recipe"] = section.get("recipe", "")
-    fields |= {name: line[name] for name in ("above", "below", "recipe") if name in line}
+    fields |= {name: line[name] for name in ("above", "below", "recipe", "not_comparable") if name in line}
     return Claim(**{**fields, **given})
 
 

@@ -49,14 +49,14 @@ def witness(distance: ArrayLike) -> Json:
         "last_turn": acos(before),
         "last_turn_ends": [acos(before + _ROUNDING), acos(before - _ROUNDING)],
         "phases": {str(k): list(find_phases(similarity, k).lengths) for k in _CUTS},
-        "above_smooth": {str(k): _contrast(similarity, k) - _contrast(smooth_matrix(similarity), k) for k in _CUTS},
+        "above_smooth": {str(k): contrast(similarity, k) - contrast(smooth_matrix(similarity), k) for k in _CUTS},
         "model": "DINOv2 ViT-B/14 with registers",
         "num_images": NUM_IMAGES,
     }
 
 
-def _contrast(similarity: np.ndarray, k: int) -> float:
-    """Similarity within phases minus across them."""
+def contrast(similarity: np.ndarray, k: int) -> float:
+    """Similarity within the matrix's own max-cut phases minus across them."""
     within, across = within_and_across(similarity, find_phases(similarity, k).lengths)
     assert within is not None and across is not None
     return within - across

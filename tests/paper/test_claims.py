@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import model_claims
 import pytest
 import quantities
 from claims import Claims, once_per_model
-from claims_page import claims_page, experiments_page, read_header
+from claims_page import experiments_page, read_header
 from quantities import Number
 from run_claims import without_gaps
 from sweep import Json
@@ -23,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "paper" / "results"
 DYNAMICS = ROOT / "docs" / "results" / "dynamics"
 CLEAR = Number(0.5, 0.4, 0.6, "seeds", 3)
-AGREES, DISAGREES, UNDETERMINED, NOT_TESTED = Verdict
+AGREES, DISAGREES, UNDETERMINED, NOT_COMPARABLE, NOT_TESTED = Verdict
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +48,23 @@ def test_fewer_than_three_seeds_or_no_interval_can_only_be_undetermined() -> Non
     assert judge(replace(CLEAR, basis="images", num=64), 0, None) is AGREES
 
 
-def test_a_smaller_budget_confirms_but_does_not_refute() -> None:
+def test_the_rule_is_symmetric_at_a_smaller_budget() -> None:
     small = replace(CLEAR, smaller_budget=True)
     assert judge(small, 0, None) is AGREES
-    assert judge(small, 0.9, None) is judge(replace(small, num=1), 0.9, None) is NOT_TESTED
+    assert judge(small, 0.9, None) is DISAGREES
+    assert judge(replace(small, num=1), 0.9, None) is UNDETERMINED
     assert judge(None, 0, None) is judge(replace(CLEAR, value=None), 0, None) is NOT_TESTED
+
+
+def test_a_number_that_means_something_else_is_neither_for_nor_against() -> None:
+    for above in (0, 0.9):
+        claim = Claim(place="Figure 6", says="gamma", number=CLEAR, above=above, not_comparable="other depth")
+        assert claim.verdict is NOT_COMPARABLE
+
+
+def test_no_row_of_figure_11_rests_on_one_trained_model(committed: Json) -> None:
+    rows = [claim for claim in committed["claims"] if claim["number"] and claim["number"]["basis"] == "twins"]
+    assert len(rows) == 6 and {claim["verdict"] for claim in rows} == {UNDETERMINED}
 
 
 def test_a_counted_number_on_its_bound_does_not_meet_it() -> None:
@@ -81,7 +92,6 @@ def test_the_committed_files_are_what_the_recorded_results_give(
             expected = pytest.approx(value, rel=1e-9) if isinstance(value, float) else value
             assert ours["number"][key] == expected, (ours["says"], key)
         assert ours["verdict"] == theirs["verdict"]
-    assert claims_page(committed) == (ROOT / "docs" / "results" / "claims.md").read_text()
     assert experiments_page(RESULTS) == (RESULTS / "experiments.md").read_text()
 
 
@@ -106,28 +116,6 @@ def test_one_seed_is_never_a_verdict_and_every_verdict_has_its_interval(committe
         assert number["num"] >= {"images": 16, "seeds": 3, "runs": 3, "counted": 0}[number["basis"]]
 
 
-def rows_of(text: str, columns: str) -> list[list[str]]:
-    """The cells of every table of a page that has these columns."""
-    rows, inside = [], False
-    for line in text.splitlines():
-        inside = line.startswith(columns) or (inside and line.startswith("|"))
-        if inside and not line.startswith((columns, "| -")):
-            rows.append([cell.strip() for cell in line.strip("|").split(" | ")])
-    return rows
-
-
-def test_the_page_holds_every_claim_and_counts_verdicts_by_part_of_the_paper(committed: Json) -> None:
-    text = claims_page(committed)
-    assert len(rows_of(text, "| paper says |")) == len(committed["claims"])
-    *parts, total = rows_of(text, "| claims of |")
-    assert [int(num) for num in total[1:]] == list(committed["counts"].values())
-    assert [sum(int(row[i]) for row in parts) for i in range(1, 5)] == list(committed["counts"].values())
-    assert [name[1 : name.index("]")] for name, *_ in parts] == re.findall(r"^## (?!Runs|Not run)(.+)$", text, re.M)
-    not_run = {row[0].strip("`") for row in rows_of(text, "| recipe |")}
-    assert {"ablation-paper", "partitions-p06", "table1-paper"} <= not_run
-    assert not {"ablation", "swaps-dinov2", "table1-five-minutes"} & not_run
-
-
 def test_two_runs_of_an_experiment_on_the_same_data_are_told_apart(sweep_folder: Path, tmp_path: Path) -> None:
     """A later run with other seeds or a longer training stands beside the first, without edits."""
     for name in ("stochastic-depth", "stochastic-depth-long"):
@@ -138,7 +126,7 @@ def test_two_runs_of_an_experiment_on_the_same_data_are_told_apart(sweep_folder:
     found = claims.evaluate(Claims(results=str(tmp_path), dynamics=nowhere, certificates=nowhere))
     ons = {claim["on"] for claim in found["claims"] if claim["on"]}
     assert ons == {"scenes (stochastic-depth)", "scenes (stochastic-depth-long)"}
-    # What was not run stands on the page, too.
+    # What was not run is a row, too.
     assert sum(claim["verdict"] == NOT_TESTED for claim in found["claims"]) > 40
     text = experiments_page(tmp_path)
     assert all(f"### {on}\n" in text for on in ons) and "All in all." in text
@@ -185,11 +173,10 @@ def write(folder: Path, **models: Json) -> list[Claim]:
     ("key", "holds", "fails"),
     [
         ("norm.smallest_step.cls", 1.1, 0.9),
-        ("gamma.before_last.patches", 0.95, 0.5),
+        ("gamma.late_acceleration.patches", 0.1, -0.1),
         ("speed.registers_minus_slowest_other", -0.1, 0.1),
         ("sensitivity.slope.patches", -0.3, 0.1),
         ("rank.stable_late.patches", 6.0, 1.5),
-        ("rank.effective_late.patches", 6.0, 100.0),
         ("dmd.ratio.spectral_radius.cls", 0.95, 1.05),
         ("attraction.last_minus_least_before.all", -0.1, 0.1),
         ("attraction.layers_7_10.all", 0.9, 1.1),
@@ -225,7 +212,7 @@ def test_an_untrained_model_stands_beside_a_trained_one(tmp_path: Path) -> None:
     assert {cut for _, cut in within.untrained} == {"cut alike, 7+3+2", "its own cut, 5+3+4"}
     assert within.untrained_too is False
     emerges = found["block structure emerges during training"]
-    assert emerges.number == Number(pytest.approx(0.32 - 0.15), None, None, "seeds", 1)
+    assert emerges.number == Number(pytest.approx(0.32 - 0.15), None, None, "twins", 1)
     assert emerges.verdict is UNDETERMINED  # one untrained seed
 
 
@@ -238,7 +225,8 @@ def test_three_untrained_seeds_tell_what_training_made_of_one_model() -> None:
         return model_claims._difference(model, twins, key)
 
     found = number(0.1, 0.12, 0.08)
-    assert found.num == 3 and judge(found, 0, None) is AGREES
+    assert found.num == 3 and found.lower > 0
+    assert judge(found, 0, None) is UNDETERMINED  # one trained model, however many untrained ones
     half = ((4.302653 * 0.02 / 3**0.5) ** 2 + 0.02**2) ** 0.5  # t with two degrees of freedom, and the model's own
     assert found.lower == pytest.approx(0.32 - 0.1 - half)
     # A second run of the same weights is no further seed.
