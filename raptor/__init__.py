@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from raptor.vit.names import list_models, models_for
     from raptor.vit.open import open_vit
     from raptor.vit.pair import open_pair
-    from raptor.vit.saved import SharedViT, save_vit
+    from raptor.vit.saved import save_vit
+    from raptor.vit.shared import SharedViT
     from raptor.vit.trajectory import Trajectories, perturb, replace_block, swap_blocks
     from raptor.vit.view import TokenGroups, ViT
 
@@ -117,7 +118,8 @@ _PLACES = {
     "raptor.vit.names": ("list_models", "models_for"),
     "raptor.vit.open": ("open_vit",),
     "raptor.vit.pair": ("open_pair",),
-    "raptor.vit.saved": ("SharedViT", "save_vit"),
+    "raptor.vit.saved": ("save_vit",),
+    "raptor.vit.shared": ("SharedViT",),
     "raptor.vit.trajectory": ("Trajectories", "perturb", "replace_block", "swap_blocks"),
     "raptor.vit.view": ("TokenGroups", "ViT"),
 }

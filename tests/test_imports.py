@@ -21,7 +21,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("vit",),
     ("phases",),
     ("surrogate",),
-    ("vit.saved", "vit.open", "vit.pair"),  # a surrogate is opened like any other model
+    ("vit.saved", "vit.shared", "vit.open", "vit.pair"),  # a surrogate is opened like any other model
     ("certificate",),
     ("train", "recipes"),
     ("probes", "dynamics", "recurrence"),

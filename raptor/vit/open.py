@@ -1,4 +1,4 @@
-"""open_vit: names, files, folders and modules to a view.
+"""open_vit: a view from a name, a file, a folder or a module.
 
 timm/NAME            any timm model, e.g. timm/vit_base_patch14_reg4_dinov2.lvd142m
 hf/REPO              a transformers model, from the hub or a local folder
@@ -41,13 +41,13 @@ from raptor.vit.weights import (
 )
 
 Source = str | Path | nn.Module | ViT
-"""A name, file or folder, a module, or a model that is opened already."""
+"""A name, a file, a folder, a module, or an opened model."""
 
 _FLAGS = {
     *("weights", "pretrained", "layer_scale", "size", "blocks", "norm", "cls", "registers", "head_classes", "dtype"),
     *("trust_hub", "name"),
 }
-"""The options that commands take, too."""
+"""The options that are flags of commands, too."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -92,8 +92,8 @@ def open_vit(
         dtype: type of the weights: fp32, also where they are stored in half precision, or bf16 or fp16. A module of
             your own in half precision is copied, not changed.
         trust_hub: run the code of a torch.hub repository, for `hub/REPO:ENTRY`.
-        name: of the model in titles, figures and files; by default the weight file's stem, else `source`.
-        device: where it runs: by default where a module or an opened model is, and the CPU for others.
+        name: the name of the model in titles, figures and files; by default the weight file's stem, else `source`.
+        device: the device of the model; by default a module or an opened model stays on its own, others are on the CPU.
         model_kwargs: further arguments of the model's constructor (timm) or configuration (transformers).
     """
     prepared = Preprocess.from_dict(preprocess) if isinstance(preprocess, dict) else preprocess
@@ -144,7 +144,12 @@ def open_vit(
     if layer_scale is not None:
         _set_layer_scale(model, layer_scale, trained=pretrained or state is not None, name=text)
     images = resized(prepared, size) if prepared else model_preprocess(model, size)
-    shown = name or (Path(weights).stem if weights else text if pretrained else f"{text} (untrained)")
+    if name:
+        shown = name
+    elif weights:
+        shown = Path(weights).stem
+    else:
+        shown = text if pretrained else f"{text} (untrained)"  # so that no result passes for the published weights'
     arguments = forward_arguments(model, images.size)
     view = inspect_vit(model, shown, images, forward_kwargs=arguments, source=base, **structure)
     view.opened = {"model": text, "weights": weights, "size": size, "pretrained": pretrained, **model_kwargs}
@@ -175,7 +180,7 @@ def _open_module(
 
 
 def _split_source(text: str, weights: str | None) -> tuple[str, str | None]:
-    """The name of a model and its weight file, of a name with a file after its `@` or of a file alone."""
+    """The name of a model and its weight file, from `timm/NAME@FILE` or from a file by itself."""
     given = text
     if is_weight_file(text) and not text.startswith(("timm/", "hf/", "hub/")):
         text = named_for(text)
@@ -192,7 +197,10 @@ def _set_layer_scale(model: nn.Module, value: float, trained: bool, name: str) -
     """Fill the LayerScale parameters of a model with random weights."""
     if trained:
         raise ValueError(f"--layer_scale would change the weights of {name}: give --pretrained false too")
-    scales = [p for m in model.modules() if type(m).__name__.endswith("LayerScale") for p in m.parameters()]
+    scales: list[nn.Parameter] = []
+    for module in model.modules():
+        if type(module).__name__.endswith("LayerScale"):
+            scales += module.parameters()
     if not scales:
         raise ValueError(f"{name} has no LayerScale: leave out --layer_scale")
     with torch.no_grad():
@@ -201,22 +209,26 @@ def _set_layer_scale(model: nn.Module, value: float, trained: bool, name: str) -
 
 
 def _as_dtype(vit: ViT, dtype: str) -> ViT:
-    """The weights of `vit` as `dtype`; noted in `opened` where it is not fp32."""
+    """The weights of `vit` as `dtype`, which `opened` notes unless it is fp32."""
     if dtype != "fp32":
         vit.model.to(DTYPES[dtype])
-        vit.opened = {**vit.opened, "dtype": dtype} if vit.opened else {}
+        if vit.opened:
+            vit.opened = {**vit.opened, "dtype": dtype}
     return vit
 
 
 def tell_apart(views: Sequence[ViT]) -> list[ViT]:
-    """The same views; weight files of the same name are called by their folder too, or else by their whole path."""
+    """The same views with distinct names: weight files of one name also get their folder, or else their whole path."""
     found = list(views)
-    for place in (lambda path: f"{path.parent.name}/{path.stem}", str):
+    for whole_path in (False, True):
         counts = Counter(vit.name for vit in found)
         for i, vit in enumerate(found):
             weights = vit.opened.get("weights")
-            if counts[vit.name] > 1 and weights and not vit.opened.get("name"):
-                found[i] = replace(vit, name=place(Path(weights).expanduser().resolve()))
+            if counts[vit.name] == 1 or not weights or vit.opened.get("name"):
+                continue
+            path = Path(weights).expanduser().resolve()
+            place = str(path) if whole_path else f"{path.parent.name}/{path.stem}"
+            found[i] = replace(vit, name=place)
     return found
 
 
@@ -229,9 +241,11 @@ def refuse_options(what: str, **options: Any) -> None:
     known = inspect.signature(open_vit).parameters
     names = []
     for name in given_options(**options):
-        close = [] if name in known else difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-        if close:
+        # Any other keyword is an argument of a model's constructor, so a misspelt option gets here too.
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        if close and name not in known:
             raise ValueError(f"unknown option {name!r}: did you mean {close[0]!r}?")
         names.append(f"--{name}" if name in _FLAGS else name)
     if names:
-        raise ValueError(f"{', '.join(names)} cannot be given for {what}: leave {'them' if names[1:] else 'it'} out")
+        them = "them" if len(names) > 1 else "it"
+        raise ValueError(f"{', '.join(names)} cannot be given for {what}: leave {them} out")

@@ -1,10 +1,10 @@
-"""A surrogate with its teacher: the one that it was made from, found again and compared by its weights."""
+"""A surrogate with the teacher it was made from, which is found again and compared by its weights."""
 
 from __future__ import annotations
 
 import copy
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,21 +22,21 @@ from raptor.vit.view import ViT
 from raptor.vit.weights import fingerprint
 
 OTHER_TEACHER = " (another teacher)"
-"""How the name of a teacher ends that its surrogate was not made from."""
+"""The end of the name of a teacher from which the surrogate was not made."""
 
 _RECORDED_OPTIONS = {
     *("model", "weights", "size", "pretrained", "num_classes", "preprocess", "blocks", "norm", "head", "cls"),
     *("registers", "head_classes", "dtype", "layer_scale"),
 }
-"""What a surrogate's config.json may say about opening its teacher, beside arguments of the model's constructor."""
+"""Options of `open_vit` in the config.json of a surrogate; other entries are arguments of the teacher's constructor."""
 
 
 class OtherTeacher(RunError):
-    """A surrogate and a model that it was not made from."""
+    """The surrogate was not made from this model."""
 
 
 class Pair(NamedTuple):
-    """A surrogate and its teacher; of a model that is no surrogate, None and the model."""
+    """A surrogate and its teacher, or None and a model that is not a surrogate."""
 
     surrogate: ViT | None
     teacher: ViT
@@ -61,18 +61,20 @@ def open_pair(
     trust_hub: bool = False,
     name: str | None = None,
 ) -> Pair:
-    """A surrogate and its teacher, or None and the model when `source` is no surrogate.
+    """A surrogate and its teacher, or None and the model if `source` is not a surrogate.
 
-    The teacher is the one the surrogate says it was made from, or is found at `teacher`; `weights` are the teacher's,
-    and so are `blocks`, `norm`, `cls` and `registers` (as in `open_vit`). A module of your own is opened with those
-    that the surrogate was made with, unless others are given; the weight file is loaded into a copy of it, unless the
-    module has these weights already. `pretrained=False` gives a plain model's untrained copy.
-    A teacher whose weights are not the ones the surrogate was made from is refused, unless `allow_other_teacher`; its
-    name then says so, in every result. The result of a distillation stands for its folder and brings its teacher.
+    The surrogate names its teacher, unless `teacher` is given. `weights`, `blocks`, `norm`, `cls` and `registers` are
+    options of the teacher (as in `open_vit`). A module of your own is opened with the options that were given when the
+    surrogate was made, unless others are given now; its weight file is loaded into a copy of the module, unless the
+    module has these weights already. `pretrained=False` opens a plain model with random weights.
+
+    A teacher with other weights is refused, unless `allow_other_teacher`; its name then says so in every result. The
+    result of a distillation stands for its run folder and its teacher.
     """
     if isinstance(source, Result):
         held = getattr(source, "teacher", None)
-        teacher = held if teacher is None and isinstance(held, ViT) else teacher
+        if teacher is None and isinstance(held, ViT):
+            teacher = held
         source = folder_of(source)
     assert not isinstance(source, Result)
     both: dict[str, Any] = dict(device=device, dtype=dtype, trust_hub=trust_hub)
@@ -84,7 +86,7 @@ def open_pair(
         if teacher is not None:
             shown = source if isinstance(source, str | Path) else "this model"
             raise ValueError(
-                f"{shown} is no surrogate and has no teacher: name a run, or leave out --teacher and --module"
+                f"{shown} is not a surrogate and has no teacher: name a run, or leave out --teacher and --module"
             )
         return Pair(None, open_vit(source, **of_source, **of_teacher))
     if isinstance(teacher, ViT):
@@ -113,19 +115,13 @@ def open_pair(
 def _opening_of_module(
     module: nn.Module, source: Source, saved: Saved, given: dict[str, Any], allow_other_teacher: bool
 ) -> dict[str, Any]:
-    """How the module that a surrogate was made from was opened, where that is not given: its structure, its classes,
-    how images are prepared and its weight file.
+    """The options for a user's module: as `given`, else as it was opened when the surrogate was made.
 
-    source: the surrogate. saved: its config.json, or what that would hold.
+    source: the surrogate. saved: its description.
     """
     if saved.base is not None:  # the teacher was opened by its name
         return given
-    structure = given_options(
-        blocks=saved.structure.blocks,
-        norm=saved.structure.norm,
-        cls=saved.structure.cls,
-        registers=saved.structure.registers,
-    )
+    structure = given_options(**asdict(saved.structure))
     options = {**structure, "head_classes": saved.num_classes, "preprocess": Preprocess.from_dict(saved.preprocess)}
     if "weights" not in given and not allow_other_teacher:
         options["weights"] = _weights_of_module(module, source, saved)
@@ -133,9 +129,9 @@ def _opening_of_module(
 
 
 def _weights_of_module(module: nn.Module, source: Source, saved: Saved) -> str | None:
-    """The weight file that a surrogate of one's own module was made with; None where there was none, or the module has
-    these weights already."""
-    shown, recorded = str(source), saved.teacher or {}
+    """The weight file of the module when the surrogate was made; None without one, or if the module has its weights."""
+    shown = str(source)
+    recorded = saved.teacher or {}
     if isinstance(source, ViT):
         shown = saved.name
     else:
@@ -154,7 +150,7 @@ def _weights_of_module(module: nn.Module, source: Source, saved: Saved) -> str |
 def _open_teacher(
     source: Source, made_from: dict[str, Any], size: int | None, given: dict[str, Any], both: dict[str, Any]
 ) -> ViT:
-    """The teacher that a surrogate names, with the options that are given now."""
+    """The teacher that a surrogate names, with the recorded options where none is given now."""
     if not made_from.get("model"):
         raise ValueError(
             f"{source} does not say what its teacher was opened as: name it with --teacher or --module (in Python also "
@@ -181,15 +177,15 @@ def _open_teacher(
 
 
 def _is_gone(path: str) -> bool:
-    """Whether `path` is written like a file or folder, not like a name that can be opened, and is not there."""
+    """Whether `path` is a file or folder that does not exist, and not the name of a model."""
     is_name = saved_folder(path) is not None or path.split("/")[0] in ("timm", "hf", "hub")
     return not is_name and not Path(path).expanduser().exists()
 
 
 def check_teacher(surrogate: ViT, teacher: ViT, source: Source, allow: bool = False) -> None:
-    """Raise OtherTeacher unless `teacher` has the weights that `surrogate` was made from, as far as it says which.
+    """Raise OtherTeacher unless `teacher` has the weights from which `surrogate` was made, if these are recorded.
 
-    source: what the surrogate was opened as. allow: mark the teacher's name instead.
+    source: the name from which the surrogate was opened. allow: mark the teacher's name instead of raising.
     """
     known = (surrogate.source.get("teacher") or {}).get("fingerprint")
     if known is None or known == teacher.opened.get("fingerprint") or known == fingerprint(teacher.model):

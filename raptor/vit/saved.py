@@ -1,4 +1,4 @@
-"""Models on disk: every weight as safetensors, how to build the model as JSON. Nothing in a folder is ever run."""
+"""Models on disk: the weights as safetensors, and a JSON file that says how to build the model. No code is run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import ModelHubMixin, snapshot_download
 from pydantic import ConfigDict
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -31,14 +30,13 @@ from raptor.vit.view import ViT
 from raptor.vit.weights import check_weights, fingerprint, load_weights, read_weights
 
 _FORMAT = "raptor-vit/1"
-_FILES = ("config.json", "model.safetensors")
-_DOWNLOAD_OPTIONS = ("revision", "cache_dir", "force_download", "local_files_only", "token")
+FILES = ("config.json", "model.safetensors")
 _REMEDY = "save the model again, or fetch it again"
 
 
 @dataclass(kw_only=True)
 class Structure:
-    """Where a saved model has its blocks, its norm and its tokens, as `inspect_vit` takes them."""
+    """The structure of a saved model: arguments of `inspect_vit`."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
 
@@ -54,9 +52,9 @@ class Saved:
 
     Attributes:
         base: the plain model, as `build_base` takes it; None for a module of the user's own.
-        surrogate: what the surrogate is made of, as `make_surrogate` takes it; None for a plain model.
+        surrogate: arguments of `make_surrogate`; None for a plain model.
         teacher: how a surrogate's teacher was opened, with its fingerprint and the places of its files.
-        inner_surrogates: of a surrogate of a surrogate, what is between the plain model and the outermost one.
+        inner_surrogates: for a surrogate of a surrogate, the surrogates between the plain model and the outermost one.
     """
 
     __pydantic_config__ = ConfigDict(strict=True)
@@ -80,7 +78,7 @@ class Saved:
 
     @classmethod
     def of(cls, vit: ViT) -> Saved:
-        """What describes `vit`; the places of its teacher's files are not in it yet."""
+        """The description of `vit`, still without the places of its teacher's files."""
         base, surrogates = _layers_of(vit.source)
         norm = next((name for name, module in vit.model.named_modules() if module is vit.norm), None)
         return cls(
@@ -97,7 +95,7 @@ class Saved:
 
     @classmethod
     def read(cls, folder: Path) -> Saved:
-        """The config.json in `folder`; ValueError that names what is wrong with it."""
+        """The config.json in `folder`; ValueError with the entry that is wrong."""
         path = folder / "config.json"
         config = read_json(path, _REMEDY)
         if config.get("format") != _FORMAT:
@@ -109,7 +107,7 @@ class Saved:
 
 
 def _layers_of(source: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The plain model that a view comes from, and the surrogates made one from the other, the outermost last."""
+    """The plain model below a view, and the surrogates above it, each made from the one before."""
     surrogates: list[dict[str, Any]] = []
     while "surrogate" in source:
         surrogates.insert(0, source["surrogate"])
@@ -118,10 +116,10 @@ def _layers_of(source: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, A
 
 
 def saved_folder(text: str) -> Path | None:
-    """The folder with `config.json` that `text` names: a saved model, a run folder's surrogate or teacher, a built-in.
+    """The folder of the saved model that `text` names: a saved model, a run folder with one, or a built-in; else None.
 
-    A folder of a built-in's name that is here wins. Where it is a run that holds no model yet, nothing is named:
-    the built-in would be measured in place of the run.
+    A folder in the working directory wins over a built-in of the same name. If it is a run without a model yet, the
+    result is None, because the built-in would be measured in the place of the run.
     """
     path = Path(text).expanduser()
     for place in (path / "surrogate", path / "teacher", path):
@@ -135,30 +133,30 @@ def saved_folder(text: str) -> Path | None:
 
 
 def is_built_in(folder: Path | None) -> bool:
-    """Whether a saved model is one of those that come with the package."""
+    """Whether a saved model comes with the package."""
     return folder is not None and folder.parent == ASSETS
 
 
 def _holds_model(folder: Path) -> bool:
     config = folder / "config.json"
-    return config.is_file() and b"raptor" in _first_bytes(config)
-
-
-def _first_bytes(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(200)
+    if not config.is_file():
+        return False
+    with config.open("rb") as file:
+        return b"raptor" in file.read(200)  # the format is the first entry
 
 
 def describe_surrogate(source: str | Path | nn.Module | ViT) -> Saved | None:
-    """The config.json of the surrogate that `source` names, or what it would hold of an opened one; None for others."""
+    """The description of a surrogate, opened or named; None for other models."""
+    if isinstance(source, nn.Module):
+        return None
     if isinstance(source, ViT):
         saved = Saved.of(source)
-        return None if saved.surrogate is None else saved
-    folder = None if isinstance(source, nn.Module) else saved_folder(str(source))
-    if folder is None:
-        return None
-    saved = Saved.read(folder)
-    return None if saved.surrogate is None else saved
+    else:
+        folder = saved_folder(str(source))
+        if folder is None:
+            return None
+        saved = Saved.read(folder)
+    return saved if saved.surrogate is not None else None
 
 
 def is_surrogate(source: str | Path | nn.Module | ViT) -> bool:
@@ -167,16 +165,16 @@ def is_surrogate(source: str | Path | nn.Module | ViT) -> bool:
 
 
 def is_of_own_module(source: str | Path) -> bool:
-    """Whether `source` names a saved model that opens only with the module it was made from."""
+    """Whether `source` names a saved model that can only be opened together with the user's own module."""
     folder = saved_folder(str(source))
     return folder is not None and read_json(folder / "config.json").get("base") is None
 
 
 def save_vit(vit: ViT, folder: str | Path) -> Path:
-    """Save a model so that `open_vit(folder)` gives it back: every weight as safetensors, how to build it as JSON.
+    """Save a model so that `open_vit(folder)` gives it back. Other files in the folder stay.
 
-    A fault leaves what was there before, or no model, never a part of one: both files are written beside the folder and
-    synced first. Other files in the folder stay.
+    After a fault the folder holds the model it held before, or none, but never a part of one: both files are first
+    written to a folder beside it and synced.
     """
     folder = Path(folder).expanduser()
     check_weights(vit.model.state_dict(), f"{vit.name} cannot be saved")
@@ -196,43 +194,50 @@ def save_vit(vit: ViT, folder: str | Path) -> Path:
 
 
 def _separate_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The model's weights, each in memory of its own, which safetensors asks for.
+    """The model's weights, each in its own memory, because safetensors refuses tensors that share it.
 
-    A module of the user's own may hold one weight under two names; it is written under both, as it is loaded.
+    A user's module may hold one weight under two names. It is written under both, because both are loaded.
     """
     tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, weight in model.state_dict().items():
         tensor = weight.detach().cpu().contiguous()
         memory = tensor.untyped_storage().data_ptr()
-        tensors[name] = tensor.clone() if memory in seen else tensor
+        if memory in seen:
+            tensor = tensor.clone()
         seen.add(memory)
+        tensors[name] = tensor
     return tensors
 
 
 def _put_in_place(partial: Path, folder: Path) -> None:
-    """Make `folder` hold the model in `partial`. Its config.json goes last: without it a folder is no model."""
+    """Move the model in `partial` to `folder`, its config.json last: a folder without it does not count as a model."""
     if not folder.exists():
         os.rename(partial, folder)
     else:
         (folder / "config.json").unlink(missing_ok=True)
-        for name in reversed(_FILES):
+        for name in reversed(FILES):
             os.replace(partial / name, folder / name)
         sync(folder)
     sync(folder.absolute().parent)
 
 
 def _with_relative_paths(teacher: dict[str, Any] | None, folder: Path) -> dict[str, Any] | None:
-    """A surrogate's account of its teacher, with the places of the teacher's files as seen from `folder`."""
+    """The description of a surrogate's teacher, with the paths of its files relative to `folder`."""
     if teacher is None:
         return None
-    local = {name: _local(teacher.get(name)) for name in ("model", "weights")}
-    places = {name: os.path.relpath(path.resolve(), folder.resolve()) for name, path in local.items() if path}
-    return {**teacher, "relative": places} if places else teacher
+    places = {}
+    for name in ("model", "weights"):
+        path = _local(teacher.get(name))
+        if path is not None:
+            places[name] = os.path.relpath(path.resolve(), folder.resolve())
+    if not places:
+        return teacher
+    return {**teacher, "relative": places}
 
 
 def find_teacher_files(folder: Path, teacher: dict[str, Any]) -> dict[str, Any]:
-    """The account with each path as it was written or, where that is gone, as seen from the saved folder."""
+    """The description of a teacher with its paths as they were written or, if one is gone, relative to `folder`."""
     found = {name: value for name, value in teacher.items() if name != "relative"}
     for name, place in (teacher.get("relative") or {}).items():
         if _local(found[name]) is None and (folder / place).exists():
@@ -241,7 +246,7 @@ def find_teacher_files(folder: Path, teacher: dict[str, Any]) -> dict[str, Any]:
 
 
 def _local(text: Any) -> Path | None:
-    """A file or folder that a name stands for and that is there; None for a built-in or a model of a library."""
+    """The existing file or folder of this name; None for a built-in or a model of a library."""
     if not text or is_built_in(saved_folder(str(text))):
         return None
     path = Path(str(text)).expanduser()
@@ -256,10 +261,9 @@ def load_saved(
     weights: str | None = None,
     trust_hub: bool = False,
 ) -> ViT:
-    """Open a folder written by `save_vit`. A surrogate of a user's own module needs that module as `teacher`, or the
-    surrogate of it that this one was made from.
+    """Open a folder written by `save_vit`; no code in it is run. A model from a torch.hub entry needs `trust_hub`.
 
-    Nothing in the folder is run; a model made from a torch.hub entry needs `trust_hub`.
+    A surrogate of a user's own module needs as `teacher` this module, or the surrogate from which it was made.
     """
     folder = Path(folder)
     saved = Saved.read(folder)
@@ -304,9 +308,9 @@ def resized(images: Preprocess, size: int | None) -> Preprocess:
 
 @contextmanager
 def _reading(folder: Path, given_size: bool = False) -> Iterator[None]:
-    """Inside the context an error that a damaged config.json leads to is one line that names the file.
+    """Inside the context, errors that a damaged config.json causes become one line with the name of the file.
 
-    given_size: the image size is the user's, so that the file is not at fault for it.
+    given_size: the user has given the image size, so a size that does not fit is not the fault of the file.
     """
     try:
         yield
@@ -320,24 +324,26 @@ def _reading(folder: Path, given_size: bool = False) -> Iterator[None]:
 
 
 def check_folder_of(folder: Path, source: object, surrogate: ViT | None, model: ViT) -> None:
-    """Raise where `folder` is the run of another model: its page would show the results of both as one.
+    """Raise if `folder` is the run of another model, because its page would show results of both as one model.
 
-    source: what `surrogate` and `model` were opened as; `model` is its teacher, or the model by itself.
+    source: the name from which `surrogate` and its teacher `model`, or `model` alone, were opened.
     """
     held = saved_folder(str(folder.absolute()))
-    if held is None or (isinstance(source, str | Path) and saved_folder(str(source)) == saved_folder(str(folder))):
+    if held is None:
+        return
+    if isinstance(source, str | Path) and saved_folder(str(source)) == saved_folder(str(folder)):
         return
     saved = Saved.read(held)
-    is_its_teacher = False
     if surrogate is None and saved.surrogate is not None:
         known = (saved.teacher or {}).get("fingerprint")
-        is_its_teacher = known in (None, fingerprint(model.model))
-    if not is_its_teacher and not _holds(held, surrogate or model):
+        if known in (None, fingerprint(model.model)):  # the teacher of the run by itself
+            return
+    if not _holds(held, surrogate or model):
         raise RunError(f"{folder} is the run of another model ({saved.name}): choose another --out")
 
 
 def repair_saved(vit: ViT, folder: Path) -> None:
-    """Write the model of a finished run again where its folder is missing or damaged."""
+    """Write the model of a finished run again if its folder is missing or damaged."""
     try:
         read_json(folder / "config.json")
         if _holds(folder, vit):
@@ -349,50 +355,7 @@ def repair_saved(vit: ViT, folder: Path) -> None:
 
 
 def _holds(folder: Path, vit: ViT) -> bool:
-    """Whether the model that is saved in `folder` has the weights of `vit`; ValueError for a damaged one."""
-    kept, ours = read_weights(folder / "model.safetensors"), vit.model.state_dict()
+    """Whether the model saved in `folder` has the weights of `vit`; ValueError if its file is damaged."""
+    kept = read_weights(folder / "model.safetensors")
+    ours = vit.model.state_dict()
     return kept.keys() == ours.keys() and all(torch.equal(kept[name], ours[name].cpu()) for name in ours)
-
-
-class SharedViT(
-    ModelHubMixin,
-    library_name="raptor-vit",
-    tags=["vision-transformer", "raptor"],
-    paper_url="https://arxiv.org/abs/2512.19941",
-):
-    """A view with `save_pretrained`, `from_pretrained` and `push_to_hub`, to share it on the Hugging Face hub.
-
-        SharedViT(open_vit("runs/scenes-k3")).push_to_hub("me/scenes-k3")
-        vit = SharedViT.from_pretrained("me/scenes-k3").vit
-
-    A folder holds only safetensors and JSON, so loading one never runs code that is in it.
-
-    Attributes:
-        vit: the view itself.
-    """
-
-    def __init__(self, vit: ViT):
-        self.vit = vit
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """The model's own output for `images` (B, 3, H, W)."""
-        return self.vit(images)
-
-    def __repr__(self) -> str:
-        return f"SharedViT({self.vit!r})"
-
-    def _save_pretrained(self, save_directory: Path) -> None:
-        save_vit(self.vit, save_directory)
-
-    @classmethod
-    def _from_pretrained(
-        cls, *, model_id: str, teacher: nn.Module | ViT | None = None, size: int | None = None, **download: Any
-    ) -> SharedViT:
-        """`teacher` and `size` as in `open_vit`."""
-        folder = Path(model_id)
-        if not folder.is_dir():
-            options = {name: value for name, value in download.items() if name in _DOWNLOAD_OPTIONS}
-            folder = Path(snapshot_download(model_id, allow_patterns=list(_FILES), **options))
-        if not (folder / "config.json").is_file():
-            raise ValueError(f"{model_id} holds no raptor model: it has no config.json")
-        return cls(load_saved(folder, teacher=teacher, size=size))

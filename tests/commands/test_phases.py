@@ -33,7 +33,7 @@ def test_a_teacher_is_that_of_the_runs_among_the_models(tmp_path: Path, capsys: 
     few = ["--num_images", "4", "--k", "2", "--twin", "false", "--device", "cpu", "--out", str(tmp_path / "out")]
     module = ["--module", f"{tmp_path / 'mine.py'}:make", *few]
     assert main(["phases", "scenes", *module]) == 2
-    assert "scenes is no surrogate and has no teacher: name a run" in capsys.readouterr().err
+    assert "scenes is not a surrogate and has no teacher: name a run" in capsys.readouterr().err
     assert main(["phases", "scenes-k2", "scenes", *module]) == 0
     sides = [entry.side for entry in PhasesFile.read(tmp_path / "out").models]
     assert sides == ["teacher", "surrogate", ""]

@@ -101,10 +101,10 @@ def test_a_teacher_of_what_is_no_surrogate_is_refused() -> None:
     """It was left aside without a word, and what was named was measured instead of a --module."""
     with pytest.raises(
         ValueError,
-        match=r"^scenes is no surrogate and has no teacher: name a run, or leave out --teacher",
+        match=r"^scenes is not a surrogate and has no teacher: name a run, or leave out --teacher",
     ):
         open_pair("scenes", teacher="scenes-k2")
-    with pytest.raises(ValueError, match=r"^this model is no surrogate"):
+    with pytest.raises(ValueError, match=r"^this model is not a surrogate"):
         open_pair(open_vit("scenes"), teacher=tiny_timm().model)
 
 
