@@ -13,12 +13,14 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 @dataclass(frozen=True)
 class Bounds:
-    """The smallest and the largest value of a number; with `above` and `below`, these two are not among them."""
+    """The smallest and the largest value of a number; with `above` and `below`, these two are not among them. With
+    `endless`, infinity is a value as well."""
 
     low: float
     high: float = math.inf
     above: bool = False
     below: bool = False
+    endless: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,16 +51,16 @@ def expand_home(value: Any) -> Any:
 def members(kind: Any) -> tuple[list[Any], list[Any]]:
     """The types that an option takes, and what their annotations say of them (`Bounds`, `Exists`).
 
-    A list or a tuple stands as `list` before the types of its entries.
+    A list or a tuple stands as `list` before the types of its entries, a mapping as `dict`.
     """
     if get_origin(kind) is Annotated:
         kinds, notes = members(get_args(kind)[0])
         return kinds, [*notes, *get_args(kind)[1:]]
     if get_origin(kind) is Literal or not get_args(kind):
         return [kind], []
-    is_list = get_origin(kind) in (list, tuple)
-    kinds, notes = ([list] if is_list else []), []
-    for part in get_args(kind):
+    origin = {tuple: list}.get(get_origin(kind), get_origin(kind))
+    kinds, notes = ([origin] if origin in (list, dict) else []), []
+    for part in get_args(kind)[origin is dict :]:  # not the names of a mapping
         if part is Ellipsis:
             continue
         inner, inner_notes = members(part)
@@ -67,15 +69,44 @@ def members(kind: Any) -> tuple[list[Any], list[Any]]:
     return kinds, notes
 
 
+def takes_none(kind: Any) -> bool:
+    return type(None) in members(kind)[0]
+
+
 def choices_of(kind: Any) -> tuple[str, ...]:
     return next((get_args(one) for one in members(kind)[0] if get_origin(one) is Literal), ())
+
+
+def in_type(kind: Any, value: Any) -> Any:
+    """An entry of a YAML file in its option's type: YAML reads 1e-3 as a word, and 32.0 where 32 is meant."""
+    kinds, _ = members(kind)
+    if isinstance(value, list | tuple) and list in kinds:
+        entries = [in_type(kind, entry) for entry in value]
+        return tuple(entries) if get_origin(kind) is tuple else entries
+    if isinstance(value, dict) and dict in kinds:
+        return {name: in_type(float, entry) for name, entry in value.items()}
+    if kinds == [str] and value is not None:
+        return str(value)
+    if isinstance(value, bool) or not (int in kinds or float in kinds):
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return value
+    if float in kinds:
+        return number
+    return int(number) if number.is_integer() else value
 
 
 def in_words(kind: Any) -> str:
     """What values an option of this type takes."""
     kinds, _ = members(kind)
+    if dict in kinds:
+        return "a weight of each token group, as in {cls: 1, patches: 1}"
     if choices_of(kind):
         return f"one of {', '.join(choices_of(kind))}"
+    if get_origin(kind) is tuple and Ellipsis not in get_args(kind):
+        return f"{len(get_args(kind))} numbers"
     if list in kinds:
         return "whole numbers" if int in kinds else "numbers" if float in kinds else "words"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
@@ -86,16 +117,19 @@ def check(config: Any, name: str, kind: Any, value: Any) -> None:
     """Raise for a value that no command can use, naming its option."""
     option = shown(config, name)
     kinds, notes = members(kind)
-    entries = value if isinstance(value, list | tuple) else [value]
-    if isinstance(value, list) and not value:
+    if type(value) in (list, tuple) and not value:
         raise ValueError(f"{option} is missing: give one; see --help")
+    if not _has_form(kind, kinds, value):
+        raise ValueError(f"{option} must be {in_words(kind)}, got {value!r}")
+    entries = value if isinstance(value, list | tuple) else list(value.values()) if dict in kinds and value else [value]
     for entry in entries:
         if isinstance(entry, str):
             if not entry.strip() and entry != type(config).__dict__.get(name):
                 raise ValueError(f"{option} is empty: give a value, or leave it out")
             _check_word(option, name, kind, kinds, entry)
         elif isinstance(entry, bool):
-            continue
+            if bool not in kinds:
+                raise ValueError(f"{option} must be {in_words(kind)}, got {str(entry).lower()}")
         elif isinstance(entry, int | float):
             _check_number(option, kind, kinds, notes, entry)
     files = [note for note in notes if isinstance(note, Exists)]
@@ -104,6 +138,16 @@ def check(config: Any, name: str, kind: Any, value: Any) -> None:
         raise ValueError(f"{option}: there is no file {value}: check its path{other}")
     if name == "out" and isinstance(value, str):
         _check_out(config, value)
+
+
+def _has_form(kind: Any, kinds: list[Any], value: Any) -> bool:
+    """Whether a list, a mapping or a single value stands where the option takes one. Objects pass."""
+    if type(value) is dict or dict in kinds:
+        return dict in kinds and isinstance(value, dict | None)
+    if type(value) in (list, tuple):
+        num = len([part for part in get_args(kind) if part is not Ellipsis])
+        return list in kinds and (get_origin(kind) is not tuple or Ellipsis in get_args(kind) or len(value) == num)
+    return list not in kinds or not isinstance(value, int | float)
 
 
 def shown(config: Any, name: str) -> str:
@@ -130,7 +174,8 @@ def _check_number(option: str, kind: Any, kinds: list[Any], notes: list[Any], nu
     is_whole = isinstance(number, int)
     if not (float in kinds or (is_whole and int in kinds)):
         raise ValueError(f"{option} must be {in_words(kind)}, got {number!r}")
-    if not math.isfinite(number):
+    is_endless = any(isinstance(note, Bounds) and note.endless for note in notes)
+    if not math.isfinite(number) and not (is_endless and number > 0):
         raise ValueError(f"{option} must be {in_words(kind)}, got {number}")
     for note in notes:
         if isinstance(note, Bounds):

@@ -131,7 +131,8 @@ def split_words(name: str, kind: type[Config], words: Sequence[str]) -> dict[str
 
     `--num-images` is `--num_images`; a switch alone is true; `--data photos/ MODEL` is not taken apart.
     """
-    kinds = kind.kinds() | {"config": list[str], "module": str}
+    kinds = {option: of for option, of in kind.kinds().items() if dict not in members(of)[0]}
+    kinds |= {"config": list[str], "module": str}
     first = kind.POSITIONAL[0] if kind.POSITIONAL else None
     found: dict[str, list[str]] = {}
     free: list[str] = []

@@ -129,7 +129,7 @@ def test_known_words_pass_the_early_checks() -> None:
     found = parse("distill", DistillConfig, words.split())
     assert isinstance(found, DistillConfig)
     assert (found.stage, found.conditioning, found.augment, found.normalise) == ("2", "none", "none", "none")
-    assert DistillConfig("scenes").block is None
+    assert DistillConfig("scenes").block == "teacher" and DistillConfig("scenes", recipe="paper").block == "paper"
 
 
 @pytest.mark.parametrize(

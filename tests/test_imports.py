@@ -16,14 +16,14 @@ ROOT = Path(__file__).parents[1] / "raptor"
 
 # Left to right. The entries of one tuple may import each other, as long as there is no cycle between modules.
 ORDER: tuple[tuple[str, ...], ...] = (
-    ("checks", "config", "files", "run", "devices", "progress", "provenance", "streaming", "subject"),
+    ("checks", "config", "files", "recipes", "run", "devices", "progress", "provenance", "streaming", "subject"),
     ("data",),
     ("vit",),
     ("phases",),
     ("surrogate",),
     ("vit.saved", "vit.shared", "vit.open", "vit.pair"),  # a surrogate is opened like any other model
     ("certificate",),
-    ("train", "recipes"),
+    ("train",),
     ("probes", "dynamics", "recurrence"),
     ("report",),
     ("commands",),

@@ -7,23 +7,22 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raptor.config import DistillConfig
+from raptor.config import DistillConfig, Recipe
 from raptor.recipes import FOLDER, recipe_names
 from raptor.terminal.help import options_of
-from raptor.train.recipe import resolve_recipe
 
 
 def test_named_recipes_resolve() -> None:
     assert set(recipe_names()) >= {"paper", "authors", "default"}
     for name in recipe_names():
-        resolve_recipe(name, {})
+        Recipe(recipe=name)
 
 
 def test_recipes_that_are_compared_with_adamw_have_adamw() -> None:
     """Whatever the default recipe is."""
     of_assets = yaml.safe_load((FOLDER / "scenes-surrogate.yaml").read_text())["recipe"]
     for name in ("adamw", "authors", "paper", "quick", "vitb16", of_assets):
-        assert resolve_recipe(name, {}).optimizer == "adamw", name
+        assert Recipe(recipe=name).optimizer == "adamw", name
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)

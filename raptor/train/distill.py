@@ -8,7 +8,6 @@ Reads top to bottom: `distill` (the typed surface), setup, one run, fit, plan.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 import time
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from raptor.certificate.heads import head_outputs
 from raptor.certificate.linear_head import head_fingerprint
-from raptor.config import DistillConfig
+from raptor.config import DistillConfig, Recipe
 from raptor.data import ChosenData, iterate
 from raptor.data.apart import check_apart, describe_images
 from raptor.data.by_name import as_spec
@@ -43,6 +42,7 @@ from raptor.progress import clock
 from raptor.provenance import Provenance, command
 from raptor.run import Run, StopSignal, check_config, check_folder, check_shared, read_config
 from raptor.subject import Subject
+from raptor.surrogate.surrogate import check_parts
 from raptor.surrogate.teacher_blocks import adapted_layers
 from raptor.train.distilled import Distilled, DistillSummary
 from raptor.train.graphs import StepGraphs
@@ -57,7 +57,6 @@ from raptor.train.loop import (
 from raptor.train.losses import groups_at, state_variance
 from raptor.train.optimizer import ParameterGroup, is_matrix, num_moments
 from raptor.train.plan import NUM_DECODED, Memory, Plan, free_disk, measured_step, num_bytes
-from raptor.train.recipe import Recipe, resolve_recipe
 from raptor.train.resume import check_run_folder, keep_teacher, load_blocks, start_from
 from raptor.train.schedule import Budget, Rates, teacher_forcing
 from raptor.train.step import DistillStep, Parts
@@ -81,7 +80,8 @@ def distill(config: DistillConfig) -> Distilled | Plan:
     data: in Python also a pair of opened data, training and held-out; a third are labelled images that heads are fitted
     on. Where only `val` has labels, heads are fitted on its own training part.
     """
-    settings = resolve_recipe(config.recipe, config.recipe_entries())
+    check_parts(config.block, config.conditioning, config.adapters, config.table_start)
+    Budget.parse(config.budget)
     wanted = _check_options(config)
     model, data, k, phases, tokens = config.model, config.data, config.k, config.phases, config.tokens
     if phases is not None and tokens != DEFAULT_TOKENS:
@@ -98,8 +98,8 @@ def distill(config: DistillConfig) -> Distilled | Plan:
         _check_repeatable(model, teacher, opening)
     if teacher.dtype != torch.float32:
         raise ValueError(f"{teacher.name} is opened in {teacher.dtype}: training needs fp32, so leave out --dtype")
-    if settings.adapters:
-        adapted_layers(teacher, 1, settings.adapters)
+    if config.adapters:
+        adapted_layers(teacher, 1, config.adapters)
     found = None if phases is None else check_phases(teacher, phases)
     check_cuts(teacher, [] if phases is not None or k in (None, "auto") else [num_blocks], tokens=tokens)
     num_classes, own_names = head_outputs(teacher, config.head_file)
@@ -126,13 +126,13 @@ def distill(config: DistillConfig) -> Distilled | Plan:
         val_data = chosen.judged(config.val_images, side, like=train_data)
         head_data = chosen.labelled(train_data, val_data, side)
         tell_of_new_classes(head_data, val_data)
-    check_stream(len(train_data), settings.batch_size, settings.augment, settings.crop_scale, sizes=settings.sizes)
-    for side in settings.sizes or ():
+    check_stream(len(train_data), config.batch_size, config.augment, config.crop_scale, sizes=config.sizes)
+    for side in config.sizes or ():
         groups_at(teacher, side)
     teacher.to(fabric.device)
     job = Job(
         teacher,
-        settings,
+        config,
         train_data,
         val_data,
         fabric,
@@ -207,7 +207,7 @@ def _made_with(
         size=job.teacher.preprocess.size,
         seed=job.seed,
         start=job.start,
-        recipe=dataclasses.asdict(job.recipe),
+        recipe=job.recipe.entries(),
         precision=job.precision,
     )
     structure = {key: value for key, value in opening.items() if key not in ("dtype", "trust_hub", "pretrained")}

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
+from raptor.config import Recipe
 from raptor.data import ImageData
 from raptor.data.stream import TrainStream
 from raptor.devices import Ranks, ranks_of
 from raptor.phases.cut import Phases
 from raptor.surrogate.surrogate import check_trainable, make_surrogate
-from raptor.train.recipe import Recipe
 from raptor.train.schedule import Budget
 from raptor.train.step import DistillStep
 from raptor.train.validation import Validator

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 
 from pages import ROOT, read
 
-from raptor.train.recipe import resolve_recipe
+from raptor.config import Recipe
 
 FOUND = json.loads((ROOT / "docs" / "results" / "recipe.json").read_text())
 PAGE = read("docs/results/recipe.md")
@@ -53,7 +53,7 @@ def test_the_default_optimizer_is_the_better_one_of_the_file() -> None:
     more = 100 * (muon["agreement"] - adamw["agreement"])
     assert f"Muon has {shown(muon['r2_last'] - adamw['r2_last'])} more R2 than AdamW" in PAGE
     assert f"and {more:.1f} points more agreement" in PAGE
-    change, recipe = FOUND["equal_images"]["muon-2e-3"]["change"], resolve_recipe("default", {})
+    change, recipe = FOUND["equal_images"]["muon-2e-3"]["change"], Recipe(recipe="default")
     assert change == {"batch_size": recipe.batch_size, "optimizer": recipe.optimizer, "lr": recipe.lr}
 
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from raptor.config import Recipe
 from raptor.data.archives import expand_ranges, list_files
 from raptor.data.by_name import open_data, open_dense
 from raptor.data.preprocess import Preprocess
 from raptor.files import parse_json, parse_yaml, slug
 from raptor.run import load_checkpoint, read_config, read_metrics, read_summary
 from raptor.train.loop import LoopState
-from raptor.train.recipe import Recipe, resolve_recipe
 from raptor.train.schedule import Budget
 from raptor.vit.open import open_vit
 
@@ -77,7 +77,7 @@ def test_yaml_and_json(text: str) -> None:
 @SETTINGS
 def test_recipes(tmp_path: Path, values: dict[str, Any]) -> None:
     (tmp_path / "recipe.yaml").write_text(json.dumps(values))
-    parses_or_refuses(lambda: resolve_recipe(str(tmp_path / "recipe.yaml"), {}))
+    parses_or_refuses(lambda: Recipe(recipe=str(tmp_path / "recipe.yaml")))
 
 
 @given(st.dictionaries(st.sampled_from(list(Preprocess.__dataclass_fields__)), VALUES, max_size=4))

@@ -11,7 +11,7 @@ import yaml
 from claims_page import read_header
 from sweep import read_config
 
-from raptor.train.recipe import resolve_recipe
+from raptor.config import Recipe
 
 FOLDER = Path(__file__).parents[2] / "paper" / "recipes"
 RECIPES = sorted(FOLDER.glob("*.yaml"))
@@ -43,7 +43,7 @@ def test_what_was_recorded_with_adamw_and_what_is_compared_with_it_has_adamw() -
             continue
         is_muon = path.stem in ("table1-two-minutes", "table1-ten-minutes")
         named = entries.get("recipe") or entries.get("base")
-        recipe = resolve_recipe(named, {"optimizer": entries.get("optimizer")})
+        recipe = Recipe(recipe=named, optimizer=entries.get("optimizer"))
         assert recipe.optimizer == ("muon" if is_muon else "adamw"), path.stem
         if is_muon:
             assert recipe.lr == 2e-3, path.stem

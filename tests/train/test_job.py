@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from tiny_run import tiny_run
 
+from raptor.config import Recipe
 from raptor.train.job import Job
-from raptor.train.recipe import resolve_recipe
 
 
 def test_one_stage_alone_is_as_long_as_beside_the_other():
-    recipe = resolve_recipe("paper", {})
+    recipe = Recipe(recipe="paper")
     for stage, name in (("1", "stage1"), ("2", "stage2")):
         assert Job(None, recipe, None, None, None, stage=stage).stages() == {name: 0.5}  # type: ignore[arg-type]
     joint = replace(recipe, stage1_share=0.0)
