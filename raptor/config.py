@@ -429,7 +429,7 @@ class PhasesConfig(OpeningModel, OfTeacher, Measuring, Running):
     """which similarity is cut: all, cls, registers, patches or pooled (cls + mean patch)."""
     standardise: bool = False
     """divide each coordinate by its deviation first, so that a few huge ones do not dominate."""
-    split: str | None = None
+    split: str | None = None  # type: ignore[assignment]
     """which images: val (held out), train, all, or one of the data's own parts. By default all of a plain folder, the
     validation part of data that has one, and the held-out images of a run."""
     twin: bool | None = None
@@ -459,7 +459,7 @@ class StudyConfig(OpeningModel, OnData, Running):
     model: Model = field(kw_only=False)
     """timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, or a run folder, whose surrogate is then studied beside its
     teacher."""
-    split: str | None = None
+    split: str | None = None  # type: ignore[assignment]
     """which images, as in `raptor phases`; dynamics measures held-out images, because it may fit a head."""
     full: bool = False
     """measure as much as `raptor phases` and `raptor dynamics` do by themselves; it takes about ten times as long."""
