@@ -275,6 +275,7 @@ class Recipe(Config):
         "lam",
         "lam_until",
         "cosine",
+        "head_weight",
         "crop_scale",
         "epoch_images",
     )
@@ -315,6 +316,9 @@ class Recipe(Config):
     that, or `none`. `coordinate` is for models in which a few coordinates are far larger than the others."""
     cosine: Weight = _entry(0.0)
     """weight of a cosine loss beside the squared error."""
+    head_weight: Weight = _entry(0.0)
+    """weight in stage 2 of KL(teacher || student) of the head's classes, e.g. .005; needs a head, or labels to fit
+    one."""
     lam: Annotated[float, Bounds(0, 1)] = _entry(0.5)
     """share of teacher forcing in the loss at the start of stage 1."""
     lam_until: Annotated[float, Bounds(0, endless=True)] = _entry(0.25)

@@ -99,11 +99,16 @@ def given_head(file: str | Path, vit: ViT) -> LinearHead:
         raise ValueError(
             f"the head in {file} reads layer {probe['layer']}, not the last one of {vit.name}: give another --head_file"
         )
-    num = vit.dim * sum(name in POOLED for name, _ in vit.groups.present())
-    if linear.weight.shape[1] != num:
-        takes = linear.weight.shape[1]
+    takes = linear.weight.shape[1]
+    num = num_features(vit)
+    if takes != num:
         raise ValueError(f"the head in {file} takes {takes} features, {vit.name} gives {num}: give another --head_file")
     return linear
+
+
+def num_features(vit: ViT) -> int:
+    """The width of `vit.features`."""
+    return vit.dim * sum(name in POOLED for name, _ in vit.groups.present())
 
 
 def head_outputs(vit: ViT, file: str | Path | None) -> tuple[int, Sequence[str] | None]:

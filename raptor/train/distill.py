@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raptor.certificate.heads import head_outputs
-from raptor.certificate.linear_head import head_fingerprint
+from raptor.certificate.heads import Head, head_outputs, num_features
+from raptor.certificate.linear_head import LinearHead, head_fingerprint
 from raptor.config import DistillConfig, Recipe
 from raptor.data import ChosenData, iterate
 from raptor.data.apart import check_apart, describe_images
@@ -155,6 +155,11 @@ def distill(config: DistillConfig) -> Distilled | Plan:
     )
     job.stages()
     job.graphed()
+    if config.head_weight and not num_classes and len(head_data.present()) < 2:
+        raise ValueError(
+            f"--head_weight compares classes, and {teacher.name} has no classifier: give --head_file, or images with "
+            "labels, or --head_weight 0"
+        )
     if found is None and wanted is None:
         check_cuts(teacher, [num_blocks], tokens=tokens)
     name = str(model) if isinstance(model, str | Path) else teacher.name
@@ -328,7 +333,7 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
         variance = measured_variance.divisors(job.recipe.normalise)
         if job.fabric.is_global_zero and job.recipe.normalise in ("layer", "group"):
             _tell_of_large_coordinates(*measured_variance.concentration())
-    module = job.step(student, phases, variance)
+    module = job.step(student, phases, variance, validator.head if job.has_head_term() else None)
     loop = Loop(run, job.fabric, saved, [job.train_data, job.val_data], job.track, job.checkpoint_minutes)
     stages = [DistillStage(job, name, module, stream, validator, student) for name in job.stages()]
     loop.check(stages)
@@ -435,6 +440,7 @@ class DistillStage:
         self.before = recipe.stage1_share if name == "stage2" else 0.0
         self.module, self.stream, self.recipe = module, stream, recipe
         self.validator, self.student = validator, student
+        self.num_layers = student.num_layers
         self.graphs = StepGraphs(module, name, job.precision, job.graphed())
         self.groups = _parameter_groups(module.trained_parameters(), recipe)
         self.clip, self.rates = recipe.clip, Rates(recipe.lr, recipe.min_lr, recipe.warmup)
@@ -469,13 +475,21 @@ class DistillStage:
         return tensors | {"variance": self.module.variance}
 
     def metrics(self, loss_nl: Tensor) -> dict[str, Any]:
-        return {
-            "loss": float(loss_nl.mean()),
-            "layer_loss": [float(f"{v:.7g}") for v in loss_nl.mean(0).tolist()],
+        layer_nl = loss_nl[:, : self.num_layers]
+        found = {
+            "loss": float(layer_nl.mean()),
+            "layer_loss": [float(f"{v:.7g}") for v in layer_nl.mean(0).tolist()],
         }
+        if self.module.has_head_term(self.name):
+            found["head_loss"] = float(loss_nl[:, self.num_layers].mean())
+        return found
 
     def where(self, column: int | None = None) -> str:
-        return f" of {self.name}" + ("" if column is None else f", layer {column + 1}")
+        if column is None:
+            return f" of {self.name}"
+        if column == self.num_layers:
+            return f" of {self.name}, head term"
+        return f" of {self.name}, layer {column + 1}"
 
     def validate(self) -> tuple[dict[str, Any], str]:
         scores = self.validator.validate(self.student)
@@ -513,7 +527,7 @@ def _plan(job: Job, phases: Phases, folder: Path, config: dict[str, Any], num_si
     memory, student, stream = Memory(job.fabric.device), job.student(phases), job.stream(NUM_DECODED)
     validator = job.validator(folder)
     ones_lt = torch.ones(job.teacher.num_layers, job.teacher.groups.num_tokens, device=job.fabric.device)
-    module = job.step(student, phases, ones_lt)
+    module = job.step(student, phases, ones_lt, _planned_head(job, validator) if job.has_head_term() else None)
     stages = [DistillStage(job, name, module, stream, validator, student) for name in job.stages()]
     trained = num_bytes([parameter for _, parameter in module.trained_parameters()])
     moments = sum(num_moments(group.optimizer) * num_bytes([p for _, p in group.named]) for group in stages[0].groups)
@@ -543,6 +557,16 @@ def _plan(job: Job, phases: Phases, folder: Path, config: dict[str, Any], num_si
         exchanged_bytes=trained,
         notes=_plan_notes(job, folder),
     )
+
+
+def _planned_head(job: Job, validator: Validator) -> Head | None:
+    """The head of the head term; in place of a ridge head that the run would fit, one as large."""
+    if job.head_file is not None or job.teacher.num_classes:
+        return validator.head
+    assert job.head_data is not None
+    num_classes = len(job.head_data.classes or ())
+    weight_cf = torch.zeros(num_classes, num_features(job.teacher))
+    return Head("ridge", num_classes, LinearHead(weight_cf, torch.zeros(num_classes)))
 
 
 def _plan_notes(job: Job, folder: Path) -> list[str]:

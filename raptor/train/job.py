@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from raptor.certificate.heads import Head
 from raptor.config import Recipe
 from raptor.data import ImageData
 from raptor.data.stream import TrainStream
@@ -119,8 +120,14 @@ class Job:
         check_trainable(student)
         return student
 
-    def step(self, student: ViT, phases: Phases, variance: Tensor) -> DistillStep:
-        """One training step; `variance`, (L, T) or (L, T, D), is what squared errors are divided by."""
+    def has_head_term(self) -> bool:
+        return self.recipe.head_weight > 0 and "stage2" in self.stages()
+
+    def step(self, student: ViT, phases: Phases, variance: Tensor, head: Head | None = None) -> DistillStep:
+        """One training step; `variance`, (L, T) or (L, T, D), is what squared errors are divided by.
+
+        head: of the head term, where the recipe has one.
+        """
         return DistillStep(
             self.teacher,
             student,
@@ -134,6 +141,8 @@ class Job:
             self.checkpointing,
             half_teacher=self.precision == "bf16" and self.fabric.device.type == "cuda",
             sizes=self.recipe.sizes or (),
+            head=head,
+            head_weight=self.recipe.head_weight,
         )
 
     def validator(self, folder: Path) -> Validator:

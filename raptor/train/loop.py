@@ -88,7 +88,7 @@ class Stage(Protocol):
         """What a checkpoint holds beside the optimizer's state."""
 
     def metrics(self, loss_nl: Tensor) -> dict[str, Any]:
-        """The log line's entries for the losses (steps, N) since the last one."""
+        """The log line's entries for the losses (steps, N) since the last one; `loss` is among them."""
 
     def where(self, column: int | None = None) -> str:
         """The end of an error message: which stage, and which part of it the loss in `column` belongs to."""
@@ -199,7 +199,7 @@ class Loop:
             if log or save:
                 loss_nl = self.fabric.all_reduce(torch.stack(losses), reduce_op="mean").cpu()  # the loop's only sync
                 self._check_finite(stage, loss_nl, step)
-                bar.note = f"loss {loss_nl[-1].mean():.4f}"
+                bar.note = f"loss {stage.metrics(loss_nl[-1:])['loss']:.4f}"
                 self.state.seconds += time.monotonic() - since
                 unlogged = {_UNLOGGED: loss_nl}
                 if log:

@@ -9,9 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from raptor.certificate.heads import Head
 from raptor.phases.cut import Phases
 from raptor.surrogate.block import Modulation
 from raptor.surrogate.fast import LayerCall, fold_depths, layer_calls
@@ -52,6 +54,8 @@ class DistillStep(nn.Module):
         checkpointing: recompute the student's activations in the backward pass.
         half_teacher: take the targets from a bf16 copy of the teacher (half the memory traffic), for autocast runs.
         sizes: image sizes that batches may have beside the teacher's own.
+        head: the classifier of the head term.
+        head_weight: the weight of the head term in stage 2; 0 leaves it out.
     """
 
     def __init__(
@@ -68,12 +72,19 @@ class DistillStep(nn.Module):
         checkpointing: bool = False,
         half_teacher: bool = False,
         sizes: Sequence[int] = (),
+        head: Head | None = None,
+        head_weight: float = 0.0,
     ):
         super().__init__()
         teacher.model.eval()
+        self.head = head
+        self.head_weight = head_weight
+        if head is not None and head.linear is not None:
+            head.linear.to(teacher.device)
         self.shared_blocks = shared_blocks(student)
         self.shared_blocks.requires_grad_(True)
-        # In a tuple, so that this module does not register it.
+        # In tuples, so that this module does not register them.
+        self._student = (student,)
         self._teacher = (teacher,)
         if half_teacher:
             self._teacher = (half_copy(teacher),)
@@ -115,7 +126,8 @@ class DistillStep(nn.Module):
     def forward(
         self, images: Tensor, stage: str, lam: float | Tensor = 0.0, parts: Parts | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The loss to minimise, and the loss of every trained layer: (L,), or the layers of one phase.
+        """The loss to minimise, and the losses to log: that of every layer, (L,), and in stage 2 the head term's after
+        them, (L + 1,), where it has a weight.
 
         Args:
             stage: `stage1` trains each phase on its own, `stage2` all of them end to end.
@@ -124,8 +136,12 @@ class DistillStep(nn.Module):
         """
         states, context = self.teacher_states(images)
         if stage == "stage2":
-            layer_losses = torch.stack(self._autoregress(states, context, range(len(self.spans)), "stage2"))
-            return layer_losses.mean(), layer_losses
+            losses, last_btd = self._autoregress(states, context, range(len(self.spans)), "stage2")
+            layer_losses = torch.stack(losses)
+            if not self.has_head_term(stage):
+                return layer_losses.mean(), layer_losses
+            head_loss = self._head_loss(states[-1], last_btd)
+            return layer_losses.mean() + self.head_weight * head_loss, torch.cat([layer_losses, head_loss[None]])
         if parts is None and isinstance(lam, Tensor):
             parts = Parts(True, True)
         elif parts is None:
@@ -161,7 +177,7 @@ class DistillStep(nn.Module):
             weighted = []
             known = None
             if parts.autoregressive:
-                losses = self._autoregress(states, context, [j], "stage1")
+                losses, _ = self._autoregress(states, context, [j], "stage1")
                 known = losses[0]
                 weighted.append((1 - lam) * torch.stack(losses))
             if parts.forced:
@@ -169,8 +185,33 @@ class DistillStep(nn.Module):
             mixed.append(torch.stack(weighted).sum(dim=0))
         return torch.stack([losses.mean() for losses in mixed]).sum(), torch.cat(mixed)
 
-    def _autoregress(self, states: list[Tensor], context: Context, phases: Sequence[int], stage: str) -> list[Tensor]:
-        """The loss of each layer of `phases`, run on from the teacher's state at the start of the first one.
+    def has_head_term(self, stage: str) -> bool:
+        return stage == "stage2" and self.head_weight > 0
+
+    def _head_loss(self, teacher_btd: Tensor, student_btd: Tensor) -> Tensor:
+        """KL(p_T || p_S) of the classes that a head gives two last states, mean over images.
+
+        Both go through the norm and head that the student has from its teacher, which are frozen.
+        """
+        with torch.no_grad():
+            teacher_bc = self._log_probabilities(teacher_btd.float())
+        student_bc = self._log_probabilities(student_btd)
+        return F.kl_div(student_bc, teacher_bc, reduction="batchmean", log_target=True)
+
+    def _log_probabilities(self, state_btd: Tensor) -> Tensor:
+        student = self._student[0]
+        assert self.head is not None
+        if self.head.linear is None:
+            logits_bc = student.finish(state_btd)
+        else:
+            logits_bc = self.head.linear(student.features(state_btd))
+        return logits_bc.float().log_softmax(dim=-1)
+
+    def _autoregress(
+        self, states: list[Tensor], context: Context, phases: Sequence[int], stage: str
+    ) -> tuple[list[Tensor], Tensor]:
+        """The loss of each layer of `phases`, run on from the teacher's state at the start of the first one; and the
+        student's state after the last one.
 
         The student's own stream is fp32, whatever the teacher's states are.
         """
@@ -184,7 +225,7 @@ class DistillStep(nn.Module):
                     call.kwargs["normed_btd"] = normed_btd
                 x_btd, normed_btd, loss = self._step(states, context, stage, j, layer, call, x_btd)
                 losses.append(loss)
-        return losses
+        return losses, x_btd
 
     def _teacher_forced(self, states: list[Tensor], context: Context, j: int, known: Tensor | None) -> Tensor:
         """The loss of each layer of phase `j`, one step from the teacher's state before it.

@@ -8,18 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 from families import Block, Unheard
-from tiny_run import OPTIONS, blocks_of, tiny_run, tiny_teacher, write_recipe
+from tiny_run import OPTIONS, blocks_of, metrics, tiny_run, tiny_teacher, write_recipe
 from torch import Tensor, nn
 
-from raptor.data import iterate, open_data
+from raptor.data import ImageData, iterate, open_data
 from raptor.files import RunError
 from raptor.phases.cut import Phases, find_phases
 from raptor.phases.similarity import measure_similarity
-from raptor.run import read_config
+from raptor.run import Interrupted, read_config
 from raptor.train import distill
+from raptor.train.loop import Loop
 from raptor.vit.open import open_vit
 from raptor.vit.pair import open_pair
 from raptor.vit.trajectory import Trajectories
+from raptor.vit.view import ViT
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,7 @@ from raptor.vit.trajectory import Trajectories
         (dict(conditioning="time"), "--conditioning must be one of table"),
         (dict(normalise="all"), "--normalise must be one of none"),
         (dict(augment="blur"), "--augment must be one of none"),
+        (dict(head_weight=-1), "--head_weight must be at least 0"),
         (dict(track="paper"), "--track must be one of wandb, tensorboard, got paper"),
         (dict(device="tpu"), "--device must be one of auto, cpu, cuda, got tpu"),
         (dict(precision="fp8"), "--precision must be one of auto, fp32, bf16, got fp8"),
@@ -82,6 +85,48 @@ def test_a_budget_of_seconds_is_kept_and_what_was_timed_is_undone(tmp_path):
     exact = tiny_run(tmp_path / "exact", budget=f"{steps}steps", stage1_share=0.0)
     ours, theirs = blocks_of(result), blocks_of(exact)
     assert all(torch.equal(ours[n], theirs[n]) for n in ours)
+
+
+def without_head(num_labels: int) -> tuple[ViT, tuple[ImageData, ImageData]]:
+    """A teacher without a classifier, and images of which `num_labels` sets (0 or 2) have labels."""
+    teacher = open_vit(tiny_teacher().model, size=24, head_classes=0)
+    pair = [open_data("scenes", part, limit=num, size=24) for part, num in (("train", 64), ("val", 8))]
+    if num_labels == 0:
+        pair = [data.without_labels() for data in pair]
+    return teacher, (pair[0], pair[1])
+
+
+def test_the_head_term_is_logged_resumed_and_of_stage_2_only(tmp_path, monkeypatch):
+    options = dict(head_weight=0.5, checkpoint_minutes=0)
+    whole = tiny_run(tmp_path / "whole", **options)
+    lines = [line for line in metrics(whole.folder) if "loss" in line]
+    assert all(("head_loss" in line) == (line["stage"] == "stage2") for line in lines)
+    assert all(len(line["layer_loss"]) == 4 for line in lines)
+    assert all(line["loss"] == pytest.approx(sum(line["layer_loss"]) / 4, rel=1e-5) for line in lines)
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "_stop_or_save", lambda loop: ((loop.state.stage, loop.state.step) == ("stage2", 1), True))
+        with pytest.raises(Interrupted):
+            tiny_run(tmp_path / "run", **options)
+    again = tiny_run(tmp_path / "run", **options)
+    assert all(torch.equal(blocks_of(whole)[n], v) for n, v in blocks_of(again).items())
+    resumed = [line["head_loss"] for line in metrics(again.folder) if "head_loss" in line]
+    assert resumed == [line["head_loss"] for line in lines if "head_loss" in line]
+    plain = blocks_of(tiny_run(tmp_path / "plain"))
+    assert any(not torch.equal(plain[n], v) for n, v in blocks_of(whole).items())
+
+
+def test_the_head_term_takes_a_ridge_head_where_there_are_labels_and_says_so_where_not(tmp_path):
+    options = dict(phases=[2, 2], recipe=write_recipe(tmp_path, budget="4steps"), head_weight=0.1, device="cpu")
+    teacher, labelled = without_head(2)
+    done = distill(teacher, labelled, out=str(tmp_path / "run"), **options)
+    assert (done.folder / "head.safetensors").is_file()
+    assert [line["head_loss"] >= 0 for line in metrics(done.folder) if "head_loss" in line]
+    plan = distill(teacher, labelled, out=str(tmp_path / "plan"), dry_run=True, **options)
+    assert plan.parts[1].name == "stage2" and not (tmp_path / "plan").exists()
+    teacher, plain = without_head(0)
+    with pytest.raises(ValueError, match=r"--head_weight compares classes, and .* has no classifier: give --head_file"):
+        distill(teacher, plain, out=str(tmp_path / "none"), **options)
+    assert not (tmp_path / "none").exists()
 
 
 def test_auto_stops_at_the_smallest_k_that_passes(tmp_path, capfd):

@@ -17,7 +17,7 @@ from tiny_run import metrics, tiny_run, train_tiny
 from raptor.train import loop
 
 OPTIONS = dict(budget="8steps", normalise="group", cosine=0.1, optimizer="muon", lr=1e-3)
-PAPER = dict(budget="8steps", block="paper", conditioning="mlp", normalise="none")
+PAPER = dict(budget="8steps", block="paper", conditioning="mlp", normalise="none", head_weight=0.1)
 
 pytestmark = pytest.mark.slow  # each process imports everything
 TEACHER = dict(budget="10steps", drop=0.4, mixup=0.4, cutmix=1.0)
@@ -61,6 +61,8 @@ def test_two_processes_have_the_losses_of_one(both, kind):
     for a, b in zip(one, two):
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-5)
         assert b["layer_loss"] == pytest.approx(a["layer_loss"], rel=1e-4, abs=1e-5)
+        assert ("head_loss" in b) == ("head_loss" in a)
+        assert b.get("head_loss", 0.0) == pytest.approx(a.get("head_loss", 0.0), rel=1e-4)
     assert one[-1]["loss"] < one[4]["loss"]
 
 

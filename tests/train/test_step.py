@@ -15,6 +15,8 @@ from tiny_run import tiny_teacher
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 
+from raptor.certificate.heads import Head
+from raptor.certificate.linear_head import LinearHead
 from raptor.phases.cut import Phases
 from raptor.surrogate import fast
 from raptor.surrogate.block import CopiedBlock, PaperBlock
@@ -257,6 +259,60 @@ def test_stage_2_is_the_mean_over_all_layers_run_end_to_end(block, conditioning,
     ]
     assert layers.numpy() == pytest.approx(expected, rel=2e-4)
     assert loss.item() == pytest.approx(np.mean(expected), rel=2e-4)
+
+
+def written_out_logits(teacher: ViT, linear: LinearHead | None, x_btd: Tensor) -> Tensor:
+    """The class scores of a last state, with the tiny teacher's own layers: a cls token, two registers, nine patches."""
+    model: Any = teacher.model
+    normed_btd = nn.functional.layer_norm(x_btd, (32,), model.norm.weight, model.norm.bias, model.norm.eps)
+    if linear is None:
+        return normed_btd[:, 0] @ model.head.weight.T + model.head.bias
+    features_bf = torch.cat([normed_btd[:, 0], normed_btd[:, 3:].mean(1)], dim=1)
+    return features_bf @ linear.weight.T + linear.bias
+
+
+@pytest.mark.parametrize("source", ["own", "ridge"])
+def test_the_head_term_is_the_divergence_of_the_teachers_classes_from_the_students(source):
+    teacher = tiny_teacher()
+    student = student_of(teacher, (1, 3))
+    images = images_for(teacher)
+    linear = None
+    if source == "ridge":
+        generator = torch.Generator().manual_seed(3)
+        linear = LinearHead(torch.randn(4, 64, generator=generator), torch.randn(4, generator=generator))
+    plain = make_step(teacher, student)
+    step = make_step(teacher, student, head=Head(source, 6, linear), head_weight=0.3)
+    plain_loss, plain_layers = plain(images, "stage2")
+    loss, losses = step(images, "stage2")
+    assert torch.equal(losses[:4], plain_layers) and losses.shape == (5,)
+    with torch.no_grad():
+        p_bc = written_out_logits(teacher, linear, teacher.record(images)[0][-1]).softmax(-1)
+    x_btd = student.record(images)[0][-1]  # with gradients of the shared blocks
+    q_bc = written_out_logits(teacher, linear, x_btd).softmax(-1)
+    divergence = (p_bc * (p_bc.log() - q_bc.log())).sum(-1).mean()
+    assert divergence.item() > 1e-3
+    assert losses[4].item() == pytest.approx(divergence.item(), rel=1e-4)
+    assert loss.item() == pytest.approx(plain_loss.item() + 0.3 * divergence.item(), rel=1e-5)
+    parameters = [parameter for _, parameter in step.trained_parameters()]
+    of_layers = torch.autograd.grad(plain_loss, parameters, allow_unused=True)
+    of_head = torch.autograd.grad(divergence, parameters, allow_unused=True)
+    ours = torch.autograd.grad(loss, parameters, allow_unused=True)
+    for mine, layer, head in zip(ours, of_layers, of_head):
+        if mine is not None:
+            torch.testing.assert_close(mine, layer + 0.3 * head, rtol=1e-3, atol=1e-6)
+    assert all(parameter.grad is None for parameter in teacher.model.parameters())
+
+
+def test_stage_1_and_a_weight_of_zero_have_no_head_term():
+    teacher = tiny_teacher()
+    student = student_of(teacher, (1, 3))
+    images = images_for(teacher)
+    plain = make_step(teacher, student)
+    weighted = make_step(teacher, student, head=Head("own", 6), head_weight=0.3)
+    without = make_step(teacher, student, head=Head("own", 6))
+    with torch.no_grad():
+        assert torch.equal(weighted(images, "stage1", 0.5)[1], plain(images, "stage1", 0.5)[1])
+        assert torch.equal(without(images, "stage2")[1], plain(images, "stage2")[1])
 
 
 def rotary(name: str = "vit_small_patch16_dinov3", **changes: Any) -> ViT:
