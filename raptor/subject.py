@@ -74,11 +74,15 @@ class Subject(Record):
 def other_models(own: Subject, other: Subject) -> list[str]:
     """The models of `other` that are not those of `own`, in words; empty where they are the same.
 
-    A result about a teacher alone may stand beside one about its surrogate: only what both name is compared.
+    A result about a single model may stand beside one about a pair that it is the teacher or the surrogate of.
     """
+    if own.teacher is None and other.teacher is not None and not _other_model(*_model(own), *_model(other)):
+        return []
+    if own.teacher is not None and other.teacher is None and not _other_model(*_model(own), *_model(other)):
+        return []
     found = _other_model(*_plain(own), *_plain(other))
     if own.teacher is not None and other.teacher is not None:
-        found += _other_model(own.model, own.weights, other.model, other.weights)
+        found += _other_model(*_model(own), *_model(other))
     return found
 
 
@@ -133,6 +137,11 @@ def _read_subject(path: Path) -> Subject | None:
         return Subject.from_dict(saved)
     except (OSError, ValueError):  # a damaged file; what reads it next says so
         return None
+
+
+def _model(subject: Subject) -> tuple[str, str | None]:
+    """Name and weights of the model itself: of the surrogate, if there is a teacher beside it."""
+    return subject.model, subject.weights
 
 
 def _plain(subject: Subject) -> tuple[str, str | None]:

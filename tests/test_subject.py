@@ -25,6 +25,9 @@ PAIR = Subject("vit-k2", "2", 96, "photos", 8, "f", "vit", "1")
         (PLAIN, PLAIN, []),
         (PLAIN, PAIR, []),  # a surrogate's result beside one of its teacher
         (PAIR, PLAIN, []),
+        (PAIR, Subject("vit-k2", "2", 96, "photos", 8, "f"), []),  # the surrogate by itself
+        (Subject("vit-k2", "2", 96, "photos", 8, "f"), PAIR, []),
+        (Subject("vit-k2", "3", 96, "photos", 8, "f"), PAIR, ["another model, vit"]),
         (PLAIN, Subject("vit", "9", 96, "photos", 8, "f"), ["other weights of vit"]),
         (PLAIN, Subject("other", "9", 96, "photos", 8, "f"), ["another model, other"]),
         (PLAIN, Subject("renamed", "1", 96, "photos", 8, "f"), []),  # the same weights by another name

@@ -185,7 +185,7 @@ def _read_all(folder: Path) -> Results:
     if config.exists():
         results.config = read_yaml(config, "run the command that made it again")
     for row in read_metrics(folder):
-        if row.get("loss") is not None:
+        if {"stage", "step"} <= row.keys() and row.get("loss") is not None:
             results.losses.setdefault(row["stage"], []).append((row["step"], row["loss"]))
     return results
 

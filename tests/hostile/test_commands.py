@@ -48,7 +48,7 @@ phases teacher --val nope --data images :: 'nope' :: give a folder
 phases teacher --data wds/a{1..10000000000}.tar --out OUT :: a{1..10000000000}.tar :: shorter range
 phases teacher --data 'wds/{1..1000}{1..1000}{1..1000}.tar' --out OUT :: {1..1000} :: shorter range
 phases teacher --data 'wds/{9..1}.tar' --out OUT :: {9..1} :: runs backwards
-phases teacher --data 'wds/{1..9.tar' --out OUT :: {1..9.tar :: unclosed brace
+phases teacher --data 'wds/{1..9.tar' --out OUT :: {1..9.tar :: check the path or the pattern
 phases teacher --data wds/nope.tar --out OUT :: nope.tar :: check the path
 phases teacher --data nope.zip --out OUT :: nope.zip :: check the path
 phases teacher --data hf/ --out OUT :: 'hf/' :: give a folder
@@ -223,7 +223,7 @@ probe teacher --data images --max_seconds nan --out OUT :: --max_seconds :: a nu
 probe teacher --task depth --data images --out OUT :: 'images' :: give scenes, ade20k:PATH
 probe teacher --task segment --data nope --out OUT :: 'nope' :: give a folder
 probe teacher --task depth --data nyuv2:nope --out OUT :: nope :: check the path
-probe teacher --task depth --data nyuv2: --out OUT :: 'nyuv2:' :: did you mean nyuv2:PATH
+probe teacher --task depth --data nyuv2: --out OUT :: 'nyuv2:' :: or nyuv2:PATH
 probe teacher --task segment --data ade20k:images --out OUT :: images :: expected ADEChallengeData2016
 probe teacher --task depth --data nyuv2:images --out OUT :: images :: expected a .mat
 probe teacher --task depth --data nyuv2:classes.txt --out OUT :: classes.txt :: make it again
@@ -259,7 +259,7 @@ report :: give RUN :: --help
 report nope :: run folder nope :: give the --out
 report --module mine.py:make_vit :: a run :: name its folder
 report images :: images holds no results :: raptor phases
-report classes.txt :: classes.txt is no folder :: run folder
+report classes.txt :: classes.txt is not a folder :: run folder
 report run --images -1 :: --images :: at least 0
 report run --images x :: --images :: whole number
 report run --data nope :: 'nope' :: give a folder

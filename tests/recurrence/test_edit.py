@@ -34,22 +34,25 @@ def test_the_smallest_step_is_the_one_a_linear_head_asks_for() -> None:
     """At the last layer, read by a linear map of cls, the step that flips an image can be computed."""
     vit = tiny_timm(depth=2)
     images = noise_images(vit, 6)
-    weight = torch.zeros(2, vit.dim)
-    weight[0, 0], weight[1, 1] = 1.0, 1.0
-
-    def logits(x_btd: torch.Tensor) -> torch.Tensor:
-        return x_btd[:, 0] @ weight.T
-
-    mean_cgd = torch.zeros(2, 2, vit.dim, dtype=torch.float64)
-    mean_cgd[1, 0, 1] = 20.0  # from class 0 to class 1: add 20 to the second coordinate of cls
     with torch.no_grad():
         last = vit.record(images)[0][-1][:, 0]
+    weight = torch.zeros(2, vit.dim)
+    weight[0, 0], weight[1, 1] = 1.0, 1.0
+    gaps = (last[:, 1] - last[:, 0]).sort().values
+    bias = torch.tensor([float(gaps[2:4].mean()), 0.0])  # three of the six images are of class 0
+
+    def logits(x_btd: torch.Tensor) -> torch.Tensor:
+        return x_btd[:, 0] @ weight.T + bias
+
+    mean_cgd = torch.zeros(2, 2, vit.dim, dtype=torch.float64)
+    mean_cgd[1, 0, 1] = 2.0  # from class 0 to class 1: add 2 to the second coordinate of cls
     batches = [Batch(images, None, list(range(6)))]
     found = edit(vit, batches, {2: mean_cgd}, to=1, phase=1, phases=[2], logits=logits)
-    margins = (last[:, 0] - last[:, 1])[last[:, 0] > last[:, 1]]
-    assert found.num_images == len(margins) > 0 and found.flipped == 1
+    margins = last[:, 0] - last[:, 1] + bias[0]
+    margins = margins[margins > 0]
+    assert found.num_images == len(margins) == 3 and found.flipped == 1
     # Sixteen steps and six bisections tell steps apart by 4 / 16 / 64.
-    assert found.step == pytest.approx(float((margins / 20).mean()), abs=4 / 16 / 64)
+    assert found.step == pytest.approx(float((margins / 2).mean()), abs=4 / 16 / 64)
     assert found.at_the_end == 1
     # Two classes only: there are no others that could change.
     assert found.other_classes == 0
