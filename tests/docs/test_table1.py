@@ -75,5 +75,3 @@ def test_other_sizes_stand_in_a_row_per_set() -> None:
     for data in {row["data"] for row in rows}:
         cells = [with_interval(row["all"]) for row in rows if row["data"] == data]
         assert len(cells) == 4 and f"| {' | '.join(cells)} |" in TWO_MINUTE_PAGE
-
-
