@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from raptor.certificate.definition import Definition
 from raptor.certificate.error_curves import METRICS, Curves
+from raptor.certificate.heads import share_kept
 from raptor.certificate.verdict import Estimate, Verdict, images_of
 from raptor.phases.cut import PhaseLengths
 from raptor.provenance import Provenance
@@ -48,7 +49,7 @@ class Quantile(Record):
 
 @dataclass
 class Certificate(ResultFile):
-    """certificate.json: evidence that a surrogate is eps-BRH, or how far it is from it.
+    """certificate.json: how close a surrogate is to its teacher at every layer.
 
     Attributes:
         num_images: the held-out images.
@@ -57,7 +58,7 @@ class Certificate(ResultFile):
         quantiles: `absolute`, `relative` and `cosine` -> `q05` to `q95` -> the quantile over images.
         eps: `absolute` and `relative` -> group -> the error that holds for every layer.
         definition: whether Definition 1 holds.
-        verdict: the first words about all this.
+        verdict: training, and R2 against the null models, in words.
         nulls: the null models' curves on the same images; empty when left out.
         predictions: `agreement`, `teacher_accuracy`, `surrogate_accuracy` with their intervals; empty without a head.
         costs: `surrogate` and `teacher`.
@@ -108,8 +109,10 @@ class Certificate(ResultFile):
     @property
     def head(self) -> str:
         """The head that the predictions are made by, as the notes say it."""
-        notes = (note.removeprefix("head: ") for note in self.notes if note.startswith("head: "))
-        return next(notes, "the same head for both")
+        for note in self.notes:
+            if note.startswith("head: "):
+                return note.removeprefix("head: ")
+        return "the same head for both"
 
     @property
     def run_time_ratio(self) -> float:
@@ -117,35 +120,46 @@ class Certificate(ResultFile):
         return self.costs["surrogate"].seconds_per_image / self.costs["teacher"].seconds_per_image
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the per-image values, as JSON can hold it; the verdict first."""
-        derived = {
+        """Everything but the values of single images; the verdict first."""
+        saved = super().to_dict()
+        del saved["verdict"]
+        return {
+            "verdict": self.judged.to_dict(),
+            **saved,
             "phases": list(self.phases),
             "layers": list(range(1, self.curves.num_layers + 1)),
             "run_time_ratio": self.run_time_ratio,
         }
-        return {"verdict": None} | super().to_dict() | {"verdict": self.judged.to_dict()} | derived
+
+    def first_lines(self) -> list[str]:
+        """The verdict on Definition 1, and the verdict on training and null models."""
+        lines = self.judged.lines()
+        if self.definition is not None:
+            lines.insert(0, self.definition.line())
+        return lines
 
     def rows(self, group: str = "all") -> list[dict[str, float]]:
         """One row per layer: its phase, every metric of `group`, and the R2 of each null model."""
-        return [
-            {
-                "layer": layer + 1,
-                "phase": self.phases.phase_of(layer + 1) + 1,
-                **{metric: float(getattr(self.curves, metric)[group][layer]) for metric in METRICS},
-                **{f"r2 of {name}": float(null.r2[group][layer]) for name, null in self.nulls.items()},
-            }
-            for layer in range(self.curves.num_layers)
-        ]
+        rows = []
+        for layer in range(1, self.curves.num_layers + 1):
+            row: dict[str, float] = {"layer": layer, "phase": self.phases.phase_of(layer) + 1}
+            for metric in METRICS:
+                row[metric] = float(getattr(self.curves, metric)[group][layer - 1])
+            for name, null in self.nulls.items():
+                row[f"r2 of {name}"] = float(null.r2[group][layer - 1])
+            rows.append(row)
+        return rows
 
     def table(self, group: str = "all") -> Table:
         """A rich table of `rows`."""
         from rich.table import Table
 
         eps = self.eps["relative"][group]
-        against = f" against {self.other_teacher}" if self.other_teacher else ""
-        images = f"{self.num_images} {images_of(self.split)} of {self.data}"
-        title = (
-            f"{self.surrogate}{against}\n{images}, {self.image_size} px, tokens: {group}"
+        title = self.surrogate
+        if self.other_teacher:
+            title += f" against {self.other_teacher}"
+        title += (
+            f"\n{self.num_images} {images_of(self.split)} of {self.data}, {self.image_size} px, tokens: {group}"
             f"; relative eps {_number(eps.value)} (layer {eps.layer}, at most {_number(eps.upper)})"
         )
         table = Table(title=title)
@@ -153,7 +167,7 @@ class Certificate(ResultFile):
         for name in rows[0]:
             table.add_column(name.replace("_", " "), justify="right")
         for row in rows:
-            table.add_row(*(_number(v) for v in row.values()))
+            table.add_row(*(_number(value) for value in row.values()))
         return table
 
     def summary_table(self) -> Table:
@@ -161,26 +175,28 @@ class Certificate(ResultFile):
         from rich.table import Table
 
         table = Table("", "teacher", "surrogate", "surrogate / teacher")
-        teacher, surrogate = self.costs["teacher"], self.costs["surrogate"]
-        for label, name, scale in (
+        for label, name, unit in (
             ("parameters (M)", "num_parameters", 1e6),
             ("block parameters (M)", "block_parameters", 1e6),
             ("GFLOPs per image", "flops", 1e9),
             ("run time per image (ms)", "seconds_per_image", 1e-3),
         ):
-            old, new = getattr(teacher, name) / scale, getattr(surrogate, name) / scale
-            table.add_row(label, _number(old), _number(new), _number(new / old))
+            of_teacher = getattr(self.costs["teacher"], name) / unit
+            own = getattr(self.costs["surrogate"], name) / unit
+            table.add_row(label, _number(of_teacher), _number(own), _number(own / of_teacher))
         scores = {name: entry.value or 0.0 for name, entry in self.predictions.items()}
         if "teacher_accuracy" in scores:
-            old, new = scores["teacher_accuracy"], scores["surrogate_accuracy"]
-            table.add_row(f"accuracy ({self.head})", _number(old), _number(new), _number(new / old if old else None))
+            of_teacher = scores["teacher_accuracy"]
+            own = scores["surrogate_accuracy"]
+            kept = share_kept(own, of_teacher)
+            table.add_row(f"accuracy ({self.head})", _number(of_teacher), _number(own), _number(kept))
         if "agreement" in scores:
             table.add_row(f"agreement ({self.head})", "", _number(scores["agreement"]), "")
         return table
 
 
 def _number(value: float | None) -> str:
-    """A number for a table: whole ones as they are, others with three figures after the point."""
+    """A number for a table: integers as they are, others with three digits after the point."""
     if value is None:
         return "-"
     return str(value) if isinstance(value, int) else f"{value:.3f}"

@@ -71,33 +71,35 @@ class Curves(Record):
 
     def to_dict(self) -> dict[str, Any]:
         """Group -> metric -> list over layers, without the per-image values. Numbers that are not finite are None."""
-        return {group: {metric: jsonable(getattr(self, metric)[group]) for metric in METRICS} for group in self.groups}
+        found: dict[str, Any] = {}
+        for group in self.groups:
+            found[group] = {metric: jsonable(getattr(self, metric)[group]) for metric in METRICS}
+        return found
 
     @classmethod
     def from_dict(cls, saved: Any) -> Curves:
         """The curves of parsed JSON, with no per-image values."""
         found: dict[str, dict[str, Array]] = decode(dict[str, dict[str, Array]], saved)
         curves: dict[str, dict[str, Array]] = {metric: {} for metric in METRICS}
+        num_layers = 0
         for group, of_group in found.items():
+            num_layers = num_layers or of_group.get("r2", np.zeros(0)).size
             for metric in METRICS:
                 if metric not in of_group:
                     raise ValueError(f"{group}.{metric}: Field required")
-                curves[metric][group] = of_group[metric]
-        num_layers = max((values.size for values in curves["r2"].values()), default=0)
-        for metric, by_group in curves.items():
-            for group, values in by_group.items():
-                if values.shape != (num_layers,):
+                if of_group[metric].shape != (num_layers,):
                     raise ValueError(f"{group}.{metric}: Input should be a number for each of {num_layers} layers")
-        none = np.zeros((0, num_layers, len(found)))
+                curves[metric][group] = of_group[metric]
+        none_nlg = np.zeros((0, num_layers, len(found)))
         return cls(
             tuple(found),
             num_layers,
-            0,
+            num_images=0,
             **curves,
-            image_error=none,
-            image_norm=none,
-            image_deviation=none,
-            image_cosine=none,
+            image_error=none_nlg,
+            image_norm=none_nlg,
+            image_deviation=none_nlg,
+            image_cosine=none_nlg,
             image_places=np.zeros(0),
         )
 
@@ -117,19 +119,25 @@ def _layer_sums(t_lbtd: Tensor, s_lbtd: Tensor, centre_lgd: Tensor, bounds: Boun
         per image (L, B, G + 1, 6), see `_NUM_IMAGE_VALUES`, all tokens last; per coordinate (L, G, 3, D): mean of t and
         sum of (t - mean)^2 over the batch's images and tokens, and sum of (s - t)^2.
     """
-    t, s = t_lbtd.float(), s_lbtd.float()
+    t = t_lbtd.float()
+    s = s_lbtd.float()
     error = s - t
-    t_square, t_spread, s_square, s_spread, e_square, e_spread = (x for v in (t, s, error) for x in _row_squares(v))
+    t_square, t_spread = _row_squares(t)
+    s_square, s_spread = _row_squares(s)
+    e_square, e_spread = _row_squares(error)
     cosine = _cosine(t_square, s_square, e_square)
     pearson = _cosine(t_spread, s_spread, e_spread)
     products = (t.flatten(1, 2) @ centre_lgd.mT).unflatten(1, t.shape[1:3])
     from_centre_lbtg = t_square[..., None] - 2 * products + centre_lgd.square().sum(-1)[:, None, None]
-    token_lbtv = torch.stack([e_square, t_square, torch.zeros_like(cosine), cosine, pearson, pearson.square()], dim=-1)
+    # The place of the distance from the centre is filled below: the centre is another one for each group.
+    not_yet = torch.zeros_like(cosine)
+    token_lbtv = torch.stack([e_square, t_square, not_yet, cosine, pearson, pearson.square()], dim=-1)
     spans = (*bounds, (0, t.shape[2]))
     image_lbgv = torch.stack([token_lbtv[:, :, a:b].sum(2) for a, b in spans], dim=2)
     for g, (a, b) in enumerate(spans):
         image_lbgv[:, :, g, 2] = from_centre_lbtg[:, :, a:b, g].clamp_min(0).sum(2)
-    return image_lbgv, torch.stack([_column_sums(t[:, :, a:b], error[:, :, a:b]) for a, b in bounds], dim=1)
+    column_lg3d = torch.stack([_column_sums(t[:, :, a:b], error[:, :, a:b]) for a, b in bounds], dim=1)
+    return image_lbgv, column_lg3d
 
 
 def _row_squares(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,27 +179,33 @@ class ErrorCurves:
         reservoir: int = _RESERVOIR_IMAGES,
         seed: int = 0,
     ) -> None:
-        self.num_layers, self.groups = num_layers, groups
-        present = list(groups.present())
-        self.names = tuple(name for name, _ in present)
-        self.bounds: Bounds = tuple((s.start, s.stop) for _, s in present)
+        self.num_layers = num_layers
+        self.groups = groups
+        present = dict(groups.present())
+        self.names = tuple(present)
+        self.bounds: Bounds = tuple((where.start, where.stop) for where in present.values())
         self.num_images = 0
         self._reservoir = Reservoir(reservoir, seed)
         self._coordinates = Moments()  # of the teacher's states, (L, G, D)
         self._centre: Tensor | None = None  # (L, G + 1, D)
-        self._image_sums = self._norm_sums = self._residuals = torch.zeros((), dtype=torch.float64)
+        # Sums over all images; they get their shape with the first batch.
+        self._image_sums = torch.zeros((), dtype=torch.float64)
+        self._norm_sums = self._image_sums
+        self._residuals = self._image_sums
 
     @torch.no_grad()
     def centre_of(self, teacher_states: Sequence[Tensor]) -> Tensor:
         """The mean of each layer and group over a batch, all tokens last: (L, G + 1, D)."""
         spans = (*self.bounds, (0, self.groups.num_tokens))
-        return torch.stack(
-            [torch.stack([x.float()[:, a:b].mean((0, 1)) for a, b in spans]) for x in teacher_states[1:]]
-        )
+        layers = []
+        for x_btd in teacher_states[1:]:
+            layers.append(torch.stack([x_btd.float()[:, a:b].mean((0, 1)) for a, b in spans]))
+        return torch.stack(layers)
 
     def start(self, centre_lgd: Tensor) -> None:
         """Measure the images' deviations from this centre; by default the first batch's."""
-        device, (_, num, dim) = centre_lgd.device, centre_lgd.shape
+        device = centre_lgd.device
+        _, num, dim = centre_lgd.shape
         self._centre = centre_lgd
         self._num_stacked = min(STACKED_VALUES.get(device.type, 1), free_bytes(device) // _BYTES_EACH)
         double = torch.float64
@@ -214,13 +228,19 @@ class ErrorCurves:
         if self._centre is None:
             self.start(self.centre_of(teacher_states))
         assert self._centre is not None
-        pairs = zip(*(self._stacks(states) for states in (teacher_states, student_states)))
+        image_parts = []
+        coordinate_parts = []
         with full_precision(teacher_states[0].device):
-            rows = [_layer_sums(t, s, self._centre[where], self.bounds) for (where, t), (_, s) in pairs]
-        image_blgv = torch.cat([image for image, _ in rows]).transpose(0, 1)
+            for where in self._stacked_layers(teacher_states[1]):
+                t_lbtd = _stack(teacher_states[1:][where])
+                s_lbtd = _stack(student_states[1:][where])
+                image_lbgv, coordinate_lg3d = _layer_sums(t_lbtd, s_lbtd, self._centre[where], self.bounds)
+                image_parts.append(image_lbgv)
+                coordinate_parts.append(coordinate_lg3d)
+        image_blgv = torch.cat(image_parts).transpose(0, 1)
         self._image_sums += image_blgv.sum(0, dtype=torch.float64)
         self._norm_sums += image_blgv[..., :2].sqrt().sum(0, dtype=torch.float64)
-        mean_lgd, square_lgd, residual_lgd = torch.cat([coordinate for _, coordinate in rows]).double().unbind(2)
+        mean_lgd, square_lgd, residual_lgd = torch.cat(coordinate_parts).double().unbind(2)
         self._coordinates.add(mean_lgd, square_lgd, len(image_blgv) * self._num_tokens)
         self._residuals += residual_lgd
         self._reservoir.add(image_blgv, places)
@@ -228,7 +248,8 @@ class ErrorCurves:
 
     def reduce(self, ranks: Ranks) -> None:
         """Merge the sums of all ranks; the images' own values are then on rank 0."""
-        self._image_sums, self._norm_sums = ranks.sum(self._image_sums), ranks.sum(self._norm_sums)
+        self._image_sums = ranks.sum(self._image_sums)
+        self._norm_sums = ranks.sum(self._norm_sums)
         self._residuals = ranks.sum(self._residuals)
         self._coordinates.reduce(ranks)
         self._reservoir.reduce(ranks)
@@ -240,7 +261,10 @@ class ErrorCurves:
             return None
         finite_lv = self._norm_sums.isfinite().all(dim=1)  # of |s - t| and |t|, over the groups
         bad = (~finite_lv.all(dim=1)).nonzero()
-        return (int(bad[0]) + 1, not bool(finite_lv[bad[0, 0], 1])) if len(bad) else None
+        if not len(bad):
+            return None
+        first = int(bad[0])
+        return first + 1, not bool(finite_lv[first, 1])
 
     def result(self) -> Curves:
         """The curves over everything seen so far."""
@@ -275,21 +299,20 @@ class ErrorCurves:
             image_places=np.array(self._reservoir.places()),
         )
 
-    def _stacks(self, states: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """The states `a_1..a_L`, several layers per tensor, because a GPU would otherwise wait for kernel launches."""
-        together = max(1, self._num_stacked // states[1].numel())
+    def _stacked_layers(self, state: Tensor) -> Iterator[slice]:
+        """Which layers are measured at once: several on a GPU, which would otherwise wait for kernel launches."""
+        together = max(1, self._num_stacked // state.numel())
         for start in range(0, self.num_layers, together):
-            where = slice(start, min(start + together, self.num_layers))
-            chosen = [x.detach() for x in states[1:][where]]
-            yield where, torch.stack(chosen) if together > 1 else chosen[0][None]
+            yield slice(start, min(start + together, self.num_layers))
 
     def _token_counts(self) -> Array:
         return np.array([self.groups.num_tokens, *(b - a for a, b in self.bounds)], dtype=np.float64)
 
     def _squares(self) -> tuple[Array, Array]:
         """Sums of squares about the mean and of errors, per coordinate: (L, G + 1, D) each, all tokens first."""
-        found = (self._coordinates.mean, self._coordinates.squares, self._residuals)
-        mean, about_mean, residual = (x_lgd.cpu().numpy() for x_lgd in found)
+        mean = self._coordinates.mean.cpu().numpy()
+        about_mean = self._coordinates.squares.cpu().numpy()
+        residual = self._residuals.cpu().numpy()
         count = (self._token_counts()[1:] * self.num_images)[None, :, None]
         grand_mean = (mean * count).sum(1, keepdims=True) / count.sum()
         whole = (about_mean + count * (mean - grand_mean) ** 2).sum(1, keepdims=True)
@@ -307,10 +330,16 @@ class ErrorCurves:
             raise ValueError(f"student and teacher states differ in shape: {shapes}")
 
 
+def _stack(states: Sequence[Tensor]) -> Tensor:
+    """States (B, T, D) of some layers as (l, B, T, D); a single one is not copied."""
+    return states[0].detach()[None] if len(states) == 1 else torch.stack([x.detach() for x in states])
+
+
 def _coordinate_r2(residual: Array, total: Array) -> Array:
     """R2 of each coordinate; a constant coordinate counts 1 if it is predicted exactly, else 0 (as in scikit-learn)."""
-    constant = total <= _TINY
-    return np.where(constant, np.where(residual <= _TINY, 1.0, 0.0), 1 - residual / np.where(constant, 1.0, total))
+    is_constant = total <= _TINY
+    of_constant = (residual <= _TINY).astype(np.float64)
+    return np.where(is_constant, of_constant, 1 - residual / np.where(is_constant, 1.0, total))
 
 
 def _all_first(values: Array, axis: int) -> Array:

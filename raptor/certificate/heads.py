@@ -37,8 +37,12 @@ class Head:
 
     def is_of(self, classes: Sequence[str]) -> bool:
         """Whether it can be right about labels of these classes: as many and, where it names its own, the same."""
-        same = self.classes is None or list(classes) == list(self.classes)
-        return len(classes) == self.num_classes and same
+        has_other_names = self.classes is not None and list(classes) != list(self.classes)
+        return len(classes) == self.num_classes and not has_other_names
+
+    def fits(self, classes: Sequence[str]) -> bool:
+        """The same, where data that names no classes (`classes` is empty) is taken to have those of the head."""
+        return not classes or self.is_of(classes)
 
     def logits(self, vit: ViT, state_btd: Tensor, output: Tensor) -> Tensor:
         """Logits (B, C) of `vit`, given its last state `a_L` and its own output."""
@@ -49,12 +53,15 @@ class Head:
 
 def share_kept(score: float | None, of_teacher: float, higher_is_better: bool = True) -> float | None:
     """Surrogate / teacher for scores, teacher / surrogate for errors; None without a score or if it divides by 0."""
-    top, bottom = (score, of_teacher) if higher_is_better else (of_teacher, score)
-    return top / bottom if top is not None and bottom else None
+    if score is None:
+        return None
+    if higher_is_better:
+        return score / of_teacher if of_teacher else None
+    return of_teacher / score if score else None
 
 
 def prediction_hits(teacher_b: Tensor, student_b: Tensor, labels_b: Tensor | None) -> Tensor:
-    """Per image, 0 or 1: whether both chose the same class and, with labels, whether each was right: (B, 1 or 3)."""
+    """0 or 1 for each image (B, 1 or 3): whether both chose the same class and, with labels, whether each is right."""
     hits = [teacher_b == student_b]
     if labels_b is not None:
         labels_b = labels_b.to(teacher_b.device)
@@ -75,16 +82,16 @@ def head_batches(
 
     None of them is in the part of train that probes choose on, so that a probe may start from such a head.
     """
-    fit = data.select(choice_split(data.keys)[0]) if len(data) > 1 else data
+    if len(data) > 1:
+        data = data.select(choice_split(data.keys)[0])
     wanted = head_images or max(_NUM_IMAGES, _NUM_IMAGES_PER_CLASS * len(data.classes or ()))
-    limit = min(wanted, len(fit))
     return iterate(
-        fit,
+        data,
         teacher.preprocess,
         batch_size,
         device=teacher.device,
         num_workers=num_workers,
-        limit=limit,
+        limit=min(wanted, len(data)),
         ranks=ranks,
     )
 
@@ -112,8 +119,10 @@ def num_features(vit: ViT) -> int:
 
 
 def head_outputs(vit: ViT, file: str | Path | None) -> tuple[int, Sequence[str] | None]:
-    """How many classes the head that judges has, the one in `file` or else the model's own, and their names where it
-    keeps them."""
+    """Number and names of the classes of the head that judges: the one in `file`, else the model's own.
+
+    The names are None where the head keeps none.
+    """
     if file is None:
         return vit.num_classes, vit.classes
     linear = given_head(file, vit)
@@ -125,10 +134,10 @@ class RidgeFit(Record):
     """What a ridge head was fitted on; its file keeps it, so that another head is never taken for it.
 
     Attributes:
-        num_images: that were asked for; None where the batches do not say.
+        num_images: how many images were asked for; None where the batches do not say.
         num_classes, classes: of the data, with its names where it has as many.
-        labels: a short name of the label of each image, which the fingerprint of images does not know.
-        num_fitted, alpha: images that the head was fitted on, and its penalty; 0 before the fit.
+        labels: a short name of the labels of all images, which the fingerprint of images does not know.
+        num_fitted, alpha: how many images the head was fitted on, and its penalty; 0 before the fit.
     """
 
     subject: Subject
@@ -143,9 +152,9 @@ class RidgeFit(Record):
         return f"a ridge probe on the teacher's features of {self.num_fitted} training images (alpha {self.alpha:g})"
 
     def is_of(self, kept: RidgeFit, of_run: bool) -> bool:
-        """Whether the head of `kept` is the one that this fit would give, as far as both say.
+        """Whether the head that `kept` describes is the one that this fit would give, as far as both say.
 
-        of_run: the head is that of a run. One with --limit has fewer images, and its head holds for all of its data.
+        of_run: the head was fitted by a run. A run with --limit has fewer images, and its head holds for all its data.
         """
         if differences(self.subject, kept.subject):
             return False
@@ -168,13 +177,14 @@ def resolve_head(
     num_classes: int | None = None,
     precision: str = "fp32",
 ) -> tuple[Head | None, str]:
-    """The head for accuracy and agreement, or None; and a sentence saying which, or why none.
+    """The head for accuracy and agreement, or None; and a sentence that says which one, or why there is none.
 
-    The one in `file`; else the model's own; else a ridge probe on the teacher's features of `train_batches` (see
-    `head_batches`), when these have labels. `cache` is where the ridge probe is kept (in the run folder): it is read
-    from there, so that all commands on a run use one head, unless it was fitted on other images, labels or classes, on
-    another teacher, or on another number of images than the `head_images` that were asked for. Rank 0 reads and keeps
-    it.
+    This is the head in `file`; else the model's own; else a ridge probe on the teacher's features of `train_batches`
+    (see `head_batches`), if these have labels.
+
+    cache: where the ridge probe is kept (in the run folder), so that all commands on a run use one head. A kept probe
+        is not used if it was fitted on other images, labels or classes, on another teacher, or on another number of
+        images than `head_images`. Rank 0 reads and keeps it.
     """
     if file is not None:
         linear = given_head(file, teacher)
@@ -184,17 +194,21 @@ def resolve_head(
     data = getattr(train_batches, "data", None)
     ranks = sharing(train_batches)
     own = _fit_of(teacher, train_batches, num_classes)
-    wanted = own if head_images is not None else replace(own, num_images=None)
-    kept = None if cache is None else ranks.first(lambda: _read_kept(Path(cache), wanted))
-    if kept is not None:
-        linear, fit = kept
-        return Head("ridge", linear.num_classes, linear, linear.classes), str(fit)
+    if cache is not None:
+        wanted = own
+        if head_images is None:  # then the number of images does not matter
+            wanted = replace(own, num_images=None)
+        kept = ranks.first(lambda: _read_kept(Path(cache), wanted))
+        if kept is not None:
+            linear, fit = kept
+            return Head("ridge", linear.num_classes, linear, linear.classes), str(fit)
     none = f"no accuracy or agreement: {teacher.name} has no head, none was given and"
     if train_batches is None:
         return None, f"{none} there is no training data"
     if data is not None and len(data.present()) < 2:
-        has = "has no labels" if data.labels is None else "has one class only"
-        return None, f"{none} {data.name} {has}"
+        if data.labels is None:
+            return None, f"{none} {data.name} has no labels"
+        return None, f"{none} {data.name} has one class only"
     fitted = fit_ridge_head(teacher, train_batches, own.num_classes, precision)
     if fitted is None:
         return None, f"{none} the data has no labels"
@@ -209,17 +223,16 @@ def resolve_head(
 
 
 def _fit_of(teacher: ViT, batches: Iterable[Batch] | None, num_classes: int | None) -> RidgeFit:
-    """What decides a ridge head, as far as known before a pass over the images."""
+    """What decides a ridge head, as far as it is known before a pass over the images."""
     data = getattr(batches, "data", None)
     names = list(getattr(data, "classes", None) or ())
     num_classes = num_classes or len(names) or None
-    return RidgeFit(
-        subject=Subject.of(teacher, data),
-        num_images=getattr(batches, "num_images", None),
-        num_classes=num_classes,
-        classes=names if len(names) == num_classes else None,
-        labels=None if data is None else hash_config({"labels": sorted(zip(data.keys, data.labels or ()))}),
-    )
+    fit = RidgeFit(Subject.of(teacher, data), getattr(batches, "num_images", None), num_classes)
+    if len(names) == num_classes:
+        fit = replace(fit, classes=names)
+    if data is not None:
+        fit = replace(fit, labels=hash_config({"labels": sorted(zip(data.keys, data.labels or ()))}))
+    return fit
 
 
 def _read_kept(cache: Path, wanted: RidgeFit) -> tuple[LinearHead, RidgeFit] | None:

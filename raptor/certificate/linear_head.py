@@ -45,7 +45,8 @@ class LinearHead(nn.Module):
             raise ValueError(f"a head needs at least one class and one feature, not weight {_shape(weight_cf)}")
         self.register_buffer("weight", weight_cf.float().contiguous())
         self.register_buffer("bias", bias_c.float().contiguous())
-        self.alpha, self.classes = alpha, classes
+        self.alpha = alpha
+        self.classes = classes
 
     @property
     def num_classes(self) -> int:
@@ -62,10 +63,11 @@ class LinearHead(nn.Module):
         """Write weight and bias as safetensors, with its classes and what it was fitted on as metadata."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        tensors = {"weight": self.weight.cpu(), "bias": self.bias.cpu()}
-        alpha = {} if self.alpha is None else {"alpha": str(self.alpha)}
+        metadata = {**(fitted_on or {}), **classes_metadata(self.classes)}
+        if self.alpha is not None:
+            metadata.setdefault("alpha", str(self.alpha))
         with replacing(path) as partial:
-            save_file(tensors, partial, metadata=alpha | (fitted_on or {}) | classes_metadata(self.classes))
+            save_file({"weight": self.weight.cpu(), "bias": self.bias.cpu()}, partial, metadata)
         return path
 
     @classmethod
@@ -74,22 +76,22 @@ class LinearHead(nn.Module):
         path = Path(path)
         if not path.is_file():
             raise ValueError(f"no head at {path}: give a safetensors file with weight (C, F) and bias (C,)")
+        fault = f"{path} is no linear head:"
         remedy = "give a file with weight (C, F) and bias (C,)"
         try:
             tensors = load_tensors(path)
         except ValueError as error:
-            raise ValueError(f"{path} is no linear head: it cannot be read ({str(error)[:120]}): {remedy}") from None
+            raise ValueError(f"{fault} it cannot be read ({str(error)[:120]}): {remedy}") from None
         if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-            raise ValueError(f"{path} is no linear head: it holds no named tensors: {remedy}")
+            raise ValueError(f"{fault} it holds no named tensors: {remedy}")
         found = {str(name).rsplit(".", 1)[-1]: tensor for name, tensor in tensors.items()}
         if len(tensors) > 2 or set(found) not in ({"weight", "bias"}, {"weight"}):
-            raise ValueError(
-                f"{path} is no linear head: it holds {', '.join(sorted(map(str, tensors))[:4])}, not weight and bias"
-            )
+            raise ValueError(f"{fault} it holds {', '.join(sorted(map(str, tensors))[:4])}, not weight and bias")
         weight = found["weight"]
-        if not weight.is_floating_point() or not weight.numel():
-            held = "no classes" if weight.is_floating_point() else f"{str(weight.dtype).removeprefix('torch.')} weights"
-            raise ValueError(f"{path} is no linear head: it has {held}: {remedy}")
+        if not weight.is_floating_point():
+            raise ValueError(f"{fault} it has {str(weight.dtype).removeprefix('torch.')} weights: {remedy}")
+        if not weight.numel():
+            raise ValueError(f"{fault} it has no classes: {remedy}")
         check_weights(tensors, path)
         return cls(weight, found.get("bias", weight.new_zeros(len(weight))), classes=_read_classes(path, len(weight)))
 
@@ -121,7 +123,7 @@ def _read_classes(path: Path, num_classes: int) -> list[str] | None:
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
-    """What a saved head is and was fitted on; empty when the file is damaged or does not say."""
+    """The metadata of a saved head: its task, its layer, its fit; empty when the file is damaged or has none."""
     try:
         with safe_open(path, framework="pt") as file:
             return file.metadata() or {}
@@ -131,14 +133,17 @@ def read_metadata(path: str | Path) -> dict[str, str]:
 
 @torch.no_grad()
 def own_linear_head(vit: ViT, images_bchw: Tensor) -> LinearHead | None:
-    """The model's own head as one on cls and mean patch; None when it is not linear in them (seen on `images_bchw`)."""
+    """The model's own head as a linear head on cls and mean patch; None if it is not linear in them."""
     layers = [m for m in vit.model.modules() if isinstance(m, nn.Linear) and m.out_features == vit.num_classes]
     if not layers or layers[-1].in_features != vit.dim:
         return None
     states, output = vit.record(images_bchw.to(vit.device))
     features = vit.features(states[-1])
     weight = layers[-1].weight.detach()
-    bias = weight.new_zeros(len(weight)) if layers[-1].bias is None else layers[-1].bias.detach()
+    bias = weight.new_zeros(len(weight))
+    if layers[-1].bias is not None:
+        bias = layers[-1].bias.detach()
+    # A head may read cls only or the mean patch only: the other half of the features then has weight 0.
     none = weight.new_zeros(len(weight), features.shape[1] - vit.dim)
     for parts in ([weight, none], [none, weight]):
         head = LinearHead(torch.cat(parts, dim=1), bias).to(vit.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -42,7 +42,6 @@ def certify(
     bootstrap: int = 1000,
     seed: int = 0,
     train_batches: Iterable[Batch] | None = None,
-    null_every: int = 1,
     training: Training | None = None,
     split: str = "val",
 ) -> Certificate:
@@ -61,86 +60,66 @@ def certify(
         bootstrap: resamples of the intervals; 0 for none.
         train_batches: what the mean and the linear maps of the null models are fitted on; the held-out images
             themselves when it is None (the nulls are then at their best).
-        null_every: measure the null models only on every n-th batch, to save their forward passes on large sets.
         training: how the surrogate was trained, for the verdict; see `read_training`.
         split: what the images are called in it: `val` for held-out ones, `train`, `all`, or a part of the data.
     """
-    _check_pair(surrogate, teacher)
+    check_pair(surrogate, teacher)
     if isinstance(batches, Iterator):
         raise ValueError("batches are gone through more than once: give raptor.iterate(...) or a list, not an iterator")
-    if null_every < 1:
-        raise ValueError(f"null_every must be at least 1; got {null_every}")
     phases = Phases.from_lengths(surrogate.phases or [teacher.num_layers])
-    nulls, notes = None, []
+    notes = []
+    nulls = None
     if null_models:
-        fitting = batches if train_batches is None else train_batches
-        nulls = fit_null_models(teacher, phases, fitting, precision)
         which = "held-out" if train_batches is None else "training"
+        nulls = fit_null_models(teacher, phases, batches if train_batches is None else train_batches, precision)
         notes.append(f"mean and linear maps of the null models fitted on {nulls.num_images} {which} images")
-    if head is None:
-        notes.append("no accuracy or agreement: no head")
-    measured = _measure(surrogate, teacher, batches, nulls, head, precision, null_every)
+    measured = _measure(surrogate, teacher, batches, nulls, head, precision)
+    notes += _head_notes(head, measured.classes)
 
     def finish() -> Certificate:
-        found = _certificate(
-            surrogate, teacher, phases, precision, measured, notes, eps, bootstrap, seed, training, split
+        assert measured.images is not None
+        _check_finite(measured.curves["surrogate"], surrogate, teacher)
+        curves = measured.curves["surrogate"].result()
+        null_curves = {name: each.result() for name, each in measured.curves.items() if name in NULL_NAMES}
+        intervals = _curve_intervals(curves, bootstrap, seed)
+        return Certificate(
+            surrogate=surrogate.name,
+            teacher=teacher.name,
+            phases=phases,
+            image_size=teacher.preprocess.size,
+            precision=precision,
+            device=device_name(teacher.device),
+            batch_size=len(measured.images),
+            num_images=curves.num_images,
+            curves=curves,
+            intervals={metric: _by_group(ends, curves.groups) for metric, ends in intervals.items()},
+            quantiles=_curve_quantiles(curves, bootstrap, seed),
+            eps=_curve_eps(curves, bootstrap, seed),
+            definition=judge_definition(curves, intervals["relative"], measured.names_of(curves), eps),
+            nulls=null_curves,
+            predictions=_predictions(measured.hits, bootstrap, seed),
+            costs=_costs(surrogate, teacher, measured.images, precision),
+            notes=notes + _few_coordinates(curves),
+            verdict=judge(curves, null_curves, intervals, training, bootstrap, seed, split),
+            split=split,
+            subject=Subject.of(teacher, getattr(batches, "data", None), surrogate),
         )
-        return replace(found, subject=Subject.of(teacher, getattr(batches, "data", None), surrogate))
 
     return sharing(batches).first(finish)
 
 
-def _certificate(
-    surrogate: ViT,
-    teacher: ViT,
-    phases: Phases,
-    precision: str,
-    measured: _Measured,
-    notes: list[str],
-    eps: float | None,
-    bootstrap: int,
-    seed: int,
-    training: Training | None,
-    split: str,
-) -> Certificate:
-    """The certificate of what was measured."""
-    assert measured.images is not None
-    _check_finite(measured.curves["surrogate"], surrogate, teacher)
-    curves = measured.curves["surrogate"].result()
-    null_curves = {name: measured.curves[name].result() for name in NULL_NAMES if name in measured.curves}
-    intervals = _curve_intervals(curves, bootstrap, seed)
-    return Certificate(
-        surrogate=surrogate.name,
-        teacher=teacher.name,
-        phases=phases,
-        image_size=teacher.preprocess.size,
-        precision=precision,
-        device=device_name(teacher.device),
-        batch_size=len(measured.images),
-        num_images=curves.num_images,
-        curves=curves,
-        intervals={metric: _by_group(ends, curves.groups) for metric, ends in intervals.items()},
-        quantiles=_curve_quantiles(curves, bootstrap, seed),
-        eps=_curve_eps(curves, bootstrap, seed),
-        definition=judge_definition(curves, intervals["relative"], measured.names_of(curves), eps),
-        nulls=null_curves,
-        predictions=_predictions(measured.hits, bootstrap, seed),
-        costs=_costs(surrogate, teacher, measured.images, precision),
-        notes=notes + measured.notes + _few_coordinates(curves),
-        verdict=judge(curves, null_curves, intervals, training, bootstrap, seed, split),
-        split=split,
-    )
-
-
-def _few_coordinates(curves: Curves) -> list[str]:
-    """A note where R2 of the last layer is far above the mean R2 of its coordinates: a few large ones decide it."""
-    pooled, single = (float(values["all"][-1]) for values in (curves.r2, curves.r2_uniform))
-    if not (pooled > 0 and pooled - single > _FEW_DECIDE):
-        return []
-    return [
-        f"a few large coordinates decide R2 of the last layer ({pooled:.2f}; the mean of single coordinates is "
-        f"{single:.2f}); raptor distill --normalise coordinate weighs all alike"
-    ]
+def check_pair(surrogate: ViT, teacher: ViT) -> None:
+    """Raise unless the states of both can be compared layer by layer."""
+    for what, ours, theirs in (
+        ("layers", surrogate.num_layers, teacher.num_layers),
+        ("dimensions", surrogate.dim, teacher.dim),
+        ("token groups", surrogate.groups, teacher.groups),
+        ("device", surrogate.device, teacher.device),
+    ):
+        if ours != theirs:
+            raise ValueError(
+                f"{surrogate.name} cannot be certified against {teacher.name}: {what} {ours}, not {theirs}"
+            )
 
 
 @dataclass
@@ -152,7 +131,7 @@ class _Measured:
         hits: right or wrong, of each image, (N, 1 or 3).
         indices: the number of each image in the data, (N,).
         images: the first batch.
-        image_names: of the data; empty where it has none.
+        image_names, classes: of the data; empty where it has none.
     """
 
     curves: dict[str, ErrorCurves]
@@ -160,7 +139,7 @@ class _Measured:
     indices: Rows
     images: Tensor | None
     image_names: Sequence[str]
-    notes: list[str]
+    classes: Sequence[str]
 
     def names_of(self, curves: Curves) -> list[str]:
         """The names of the images that `curves` keeps."""
@@ -178,48 +157,55 @@ def _measure(
     nulls: NullModels | None,
     head: Head | None,
     precision: str,
-    null_every: int = 1,
 ) -> _Measured:
-    names = ("surrogate", *(NULL_NAMES if nulls is not None else ()))
+    names = ["surrogate"]
+    if nulls is not None:
+        names += NULL_NAMES
     curves = {name: ErrorCurves(teacher.num_layers, teacher.groups) for name in names}
     data = getattr(batches, "data", None)
-    classes: Sequence[str] = getattr(data, "classes", None) or ()
-    scored = head is not None and (not classes or head.is_of(classes))
-    hits, indices = Rows(), Rows()
+    found = _Measured(curves, Rows(), Rows(), None, getattr(data, "names", ()), getattr(data, "classes", None) or ())
+    is_scored = head is not None and head.fits(found.classes)
     ranks = sharing(batches)
-    first: Tensor | None = None
     centre = ranks.first(lambda: _centre(curves["surrogate"], teacher, batches, precision))
     if centre is not None:
         for each in curves.values():
             each.start(centre.to(teacher.device))
-    for number, batch in enumerate(batches):
+    for batch in batches:
         images = batch.images.to(teacher.device, non_blocking=True)
-        first = images if first is None else first
+        if found.images is None:
+            found.images = images
         with autocast(precision, teacher.device):
             teacher_states, teacher_output = teacher.record(images)
             student_states, student_output = surrogate.record(images)
             if head is not None:
-                chosen = head.logits(teacher, teacher_states[-1], teacher_output).argmax(-1)
-                student = head.logits(surrogate, student_states[-1], student_output).argmax(-1)
-                hits.add(prediction_hits(chosen, student, batch.labels if scored else None), batch.places)
+                of_teacher = head.logits(teacher, teacher_states[-1], teacher_output).argmax(-1)
+                of_student = head.logits(surrogate, student_states[-1], student_output).argmax(-1)
+                labels = batch.labels if is_scored else None
+                found.hits.add(prediction_hits(of_teacher, of_student, labels), batch.places)
         curves["surrogate"].update(teacher_states, student_states, batch.places)
-        indices.add(batch.indices.to(teacher.device), batch.places)
-        del student_states
-        if nulls is not None and (number * ranks.size + ranks.rank) % null_every == 0:
+        found.indices.add(batch.indices.to(teacher.device), batch.places)
+        del student_states  # null models need the memory
+        if nulls is not None:
             for name, states in nulls.states(images, teacher_states, precision).items():
                 curves[name].update(teacher_states, states, batch.places)
-    if not any(ranks.gather(first is not None)):
+    if not any(ranks.gather(found.images is not None)):
         raise ValueError("no images to certify on: the held-out data is empty")
-    reduce_all(ranks, *curves.values(), hits, indices)
-    notes = []
-    if null_every > 1 and nulls is not None:
-        notes.append(f"null models measured on {curves['mean'].num_images} of the images")
-    if head is not None and head.source == "file" and head.classes is None and classes and scored:
-        notes.append("the head names no classes: its outputs were taken in the order of the data's")
-    if head is not None and not scored:
-        other = "" if len(classes) != head.num_classes else f" of other names, such as {classes[0]}"
-        notes.append(f"no accuracy: the head has {head.num_classes} classes, the data {len(classes)}{other}")
-    return _Measured(curves, hits, indices, first, getattr(data, "names", ()), notes)
+    reduce_all(ranks, *curves.values(), found.hits, found.indices)
+    return found
+
+
+def _head_notes(head: Head | None, classes: Sequence[str]) -> list[str]:
+    """What must be known of the head beside its accuracy, or why there is none."""
+    if head is None:
+        return ["no accuracy or agreement: no head"]
+    if not head.fits(classes):
+        other = ""
+        if len(classes) == head.num_classes:
+            other = f" of other names, such as {classes[0]}"
+        return [f"no accuracy: the head has {head.num_classes} classes, the data {len(classes)}{other}"]
+    if head.source == "file" and head.classes is None and classes:
+        return ["the head names no classes: its outputs were taken in the order of the data's"]
+    return []
 
 
 def _centre(curves: ErrorCurves, teacher: ViT, batches: Iterable[Batch], precision: str) -> Tensor | None:
@@ -235,10 +221,12 @@ def _centre(curves: ErrorCurves, teacher: ViT, batches: Iterable[Batch], precisi
         sample = _spread(batches, _CENTRE_IMAGES)
     else:
         return None
-    sums_lgd, num_images = None, 0
+    sums_lgd: Tensor | None = None
+    num_images = 0
     for states, _, batch in Trajectories(teacher, sample, precision):
-        added = len(batch.images) * curves.centre_of(states).double()
-        sums_lgd, num_images = added if sums_lgd is None else sums_lgd + added, num_images + len(batch.images)
+        added_lgd = len(batch.images) * curves.centre_of(states).double()
+        sums_lgd = added_lgd if sums_lgd is None else sums_lgd + added_lgd
+        num_images += len(batch.images)
     return None if sums_lgd is None else (sums_lgd / num_images).float().cpu()
 
 
@@ -246,25 +234,31 @@ def _spread(batches: Sequence[Batch], num_images: int) -> list[Batch]:
     """About `num_images` images, as many of each batch."""
     chosen = batches[:: max(1, -(-len(batches) // num_images))]
     share = max(1, num_images // max(1, len(chosen)))
-    rows = [torch.linspace(0, len(b.images) - 1, min(share, len(b.images))).long() for b in chosen]
-    return [Batch(b.images[row.to(b.images.device)], None, b.indices[row]) for b, row in zip(chosen, rows)]
+    found = []
+    for batch in chosen:
+        rows = torch.linspace(0, len(batch.images) - 1, min(share, len(batch.images))).long()
+        found.append(Batch(batch.images[rows.to(batch.images.device)], None, batch.indices[rows]))
+    return found
 
 
 def _predictions(rows: Rows, bootstrap: int, seed: int) -> dict[str, Estimate]:
     if not len(rows):
         return {}
-    hits = rows.values().double().cpu().numpy()
-    ends = interval(resampled_means(hits, bootstrap, seed))
-    names = ("agreement", "teacher_accuracy", "surrogate_accuracy")[: hits.shape[1]]
-    return {
-        name: Estimate(float(hits[:, i].mean()), jsonable(ends[0, i]), jsonable(ends[1, i]))
-        for i, name in enumerate(names)
-    }
+    hits_nc = rows.values().double().cpu().numpy()
+    mean_c = hits_nc.mean(0)
+    lower_c, upper_c = interval(resampled_means(hits_nc, bootstrap, seed))
+    found = {}
+    # Without labels there is only the first column.
+    for name, *estimate in zip(("agreement", "teacher_accuracy", "surrogate_accuracy"), mean_c, lower_c, upper_c):
+        value, lower, upper = (jsonable(number) for number in estimate)
+        found[name] = Estimate(value, lower, upper)
+    return found
 
 
 def _curve_intervals(curves: Curves, bootstrap: int, seed: int) -> dict[str, Array]:
     """Bootstrap intervals (2, L, G) over images of absolute and relative error, R2 and cosine."""
-    error, norm = curves.image_error, curves.image_norm
+    error = curves.image_error
+    norm = curves.image_norm
     return {
         "absolute": statistic_interval([error], lambda e: e, bootstrap, seed),
         "relative": statistic_interval([error, norm], lambda e, n: e / n, bootstrap, seed),
@@ -280,14 +274,13 @@ def _by_group(values_lg: Array, groups: Sequence[str]) -> dict[str, Array]:
 
 def _curve_quantiles(curves: Curves, bootstrap: int, seed: int) -> dict[str, dict[str, Quantile]]:
     """Quantiles over images of error, relative error and cosine, with their intervals."""
-    values = {"absolute": curves.image_error, "relative": curves.image_relative, "cosine": curves.image_cosine}
+    by_metric = {"absolute": curves.image_error, "relative": curves.image_relative, "cosine": curves.image_cosine}
     found: dict[str, dict[str, Quantile]] = {}
-    for metric, values_nlg in values.items():
+    for metric, values_nlg in by_metric.items():
         value_qlg, ends_q2lg = quantile_intervals(values_nlg, QUANTILES, bootstrap, seed)
-        found[metric] = {
-            key: Quantile(_by_group(value_lg, curves.groups), _by_group(ends_2lg, curves.groups))
-            for key, value_lg, ends_2lg in zip(QUANTILE_KEYS, value_qlg, ends_q2lg)
-        }
+        found[metric] = {}
+        for key, value_lg, ends_2lg in zip(QUANTILE_KEYS, value_qlg, ends_q2lg):
+            found[metric][key] = Quantile(_by_group(value_lg, curves.groups), _by_group(ends_2lg, curves.groups))
     return found
 
 
@@ -302,11 +295,13 @@ def _curve_eps(curves: Curves, bootstrap: int, seed: int) -> dict[str, dict[str,
     with np.errstate(divide="ignore", invalid="ignore"):
         resampled = {"absolute": error, "relative": error / norm}
     eps: dict[str, dict[str, Eps]] = {}
-    for metric, estimates in resampled.items():
+    for metric, estimates_rlg in resampled.items():
         eps[metric] = {}
         for g, group in enumerate(curves.groups):
             curve = getattr(curves, metric)[group]
-            upper = np.quantile(estimates[:, :, g].max(1), 0.95) if bootstrap else np.nan
+            upper = np.nan
+            if bootstrap:
+                upper = np.quantile(estimates_rlg[:, :, g].max(1), 0.95)
             eps[metric][group] = Eps(
                 value=jsonable(curve.max()),
                 layer=int(curve.argmax()) + 1,
@@ -315,37 +310,36 @@ def _curve_eps(curves: Curves, bootstrap: int, seed: int) -> dict[str, dict[str,
     return eps
 
 
+def _few_coordinates(curves: Curves) -> list[str]:
+    """A note where R2 of the last layer is far above the mean R2 of its coordinates: a few large ones decide it."""
+    pooled = float(curves.r2["all"][-1])
+    single = float(curves.r2_uniform["all"][-1])
+    if not (pooled > 0 and pooled - single > _FEW_DECIDE):
+        return []
+    return [
+        f"a few large coordinates decide R2 of the last layer ({pooled:.2f}; the mean of single coordinates is "
+        f"{single:.2f}); raptor distill --normalise coordinate weighs all alike"
+    ]
+
+
 def _costs(surrogate: ViT, teacher: ViT, images: Tensor, precision: str) -> dict[str, Cost]:
     sides = {"surrogate": surrogate, "teacher": teacher}
     seconds = run_times(sides, images, precision)
-    return {
-        side: Cost(
+    costs = {}
+    for side, vit in sides.items():
+        costs[side] = Cost(
             num_parameters=sum(p.numel() for p in vit.model.parameters()),
             block_parameters=sum(p.numel() for p in block_list(vit).parameters()),
             flops=count_flops(vit),
             seconds_per_image=seconds[side],
         )
-        for side, vit in sides.items()
-    }
+    return costs
 
 
 def _check_finite(curves: ErrorCurves, surrogate: ViT, teacher: ViT) -> None:
     """Raise if states of any image are not finite: its prediction, and with it every score, would mean nothing."""
     bad = curves.first_not_finite()
     if bad is not None:
-        layer, of_teacher = bad
-        vit = teacher if of_teacher else surrogate
-        raise NonFiniteStates.of(vit.name, f"from layer {layer} on, for one image or more")
-
-
-def _check_pair(surrogate: ViT, teacher: ViT) -> None:
-    for what, ours, theirs in (
-        ("layers", surrogate.num_layers, teacher.num_layers),
-        ("dimensions", surrogate.dim, teacher.dim),
-        ("token groups", surrogate.groups, teacher.groups),
-        ("device", surrogate.device, teacher.device),
-    ):
-        if ours != theirs:
-            raise ValueError(
-                f"{surrogate.name} cannot be certified against {teacher.name}: {what} {ours}, not {theirs}"
-            )
+        layer, is_teacher = bad
+        name = teacher.name if is_teacher else surrogate.name
+        raise NonFiniteStates.of(name, f"from layer {layer} on, for one image or more")

@@ -30,7 +30,7 @@ class NullModels:
     """The four null models of one teacher and its phases.
 
     Attributes:
-        mean_ltd: mean of each layer 0..L, per token's group, expanded to tokens: (L + 1, T, D).
+        mean_ltd: mean of each layer 0..L; every token has the mean of its group, (L + 1, T, D).
         maps: one (D + 1, D) matrix per phase; the last row is the offset.
         tied: the teacher with the phase's middle block repeated.
         num_images: how many images the mean and the maps were fitted on.
@@ -66,20 +66,23 @@ class NullModels:
 
 def fit_null_models(teacher: ViT, phases: Sequence[int], batches: Iterable[Batch], precision: str) -> NullModels:
     """Fit the null models on the teacher's states, in one streaming pass; of all ranks that share the batches."""
-    phases, ranks = check_phases(teacher, phases), sharing(batches)
+    phases = check_phases(teacher, phases)
+    ranks = sharing(batches)
     fits = [LinearFit() for _ in phases]
     if ranks.size > 1:
-        for fit, start in zip(fits, ranks.first(lambda: _first_scales(teacher, phases, batches, precision))):
-            fit.start(*(part.to(teacher.device) for part in start))
+        # All ranks standardise alike, by the first batch, which rank 0 has.
+        scales = ranks.first(lambda: _first_scales(teacher, phases, batches, precision))
+        for fit, (x_mean, x_scale, y_mean) in zip(fits, scales):
+            fit.start(x_mean.to(teacher.device), x_scale.to(teacher.device), y_mean.to(teacher.device))
     sums_ltd: Tensor | None = None
     num_images = 0
     for states, _, batch in Trajectories(teacher, batches, precision, "null models", quiet=True):
-        added = torch.stack([x.float().sum(0) for x in states]).double()
-        sums_ltd = added if sums_ltd is None else sums_ltd + added
+        added_ltd = torch.stack([x.float().sum(0) for x in states]).double()
+        sums_ltd = added_ltd if sums_ltd is None else sums_ltd + added_ltd
+        num_images += len(batch.images)
         for (first, last), fit in zip(phases.spans, fits):
             for layer in range(first, last + 1):
                 fit.update(states[layer - 1], states[layer])
-        num_images += len(batch.images)
     num_images = sum(ranks.gather(num_images))
     if num_images == 0:
         raise ValueError("no images to fit the null models on: the data is empty")
@@ -97,15 +100,18 @@ def fit_null_models(teacher: ViT, phases: Sequence[int], batches: Iterable[Batch
 def _first_scales(
     teacher: ViT, phases: Phases, batches: Iterable[Batch], precision: str
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """What each phase's fit is standardised by: moments of the first batch, which rank 0 has. Empty without images."""
+    """For each phase, mean and deviation of x and mean of y on the first batch; empty without images."""
     for states, _, _ in Trajectories(teacher, batches, precision):
-        found = [LinearFit.scales(states[first - 1], states[first]) for first, _ in phases.spans]
-        return [(x_mean.cpu(), x_scale.cpu(), y_mean.cpu()) for x_mean, x_scale, y_mean in found]
+        found = []
+        for first, _ in phases.spans:
+            x_mean, x_scale, y_mean = LinearFit.scales(states[first - 1], states[first])
+            found.append((x_mean.cpu(), x_scale.cpu(), y_mean.cpu()))
+        return found
     return []
 
 
 def _group_means(mean_ltd: Tensor, groups: TokenGroups) -> Tensor:
-    """Replace each token's mean by that of its group, in float32."""
+    """Replace each token's mean by the mean of its group, in float32."""
     means_ltd = torch.empty_like(mean_ltd)
     for _, where in groups.present():
         means_ltd[:, where] = mean_ltd[:, where].mean(1, keepdim=True)
@@ -125,24 +131,27 @@ class LinearFit:
     @staticmethod
     def scales(x_btd: Tensor, y_btd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and deviation of x and mean of y, per coordinate."""
-        x, y = x_btd.float().flatten(0, -2), y_btd.float().flatten(0, -2)
+        x = x_btd.float().flatten(0, -2)
+        y = y_btd.float().flatten(0, -2)
         return x.mean(0), x.std(0, correction=0).clamp_min(1e-6), y.mean(0)
 
     def start(self, x_mean: Tensor, x_scale: Tensor, y_mean: Tensor) -> None:
-        """Standardise by these."""
+        """Standardise by this mean and deviation of x and this mean of y."""
         self._start = (x_mean, x_scale, y_mean)
-        dim, out = len(x_mean), len(y_mean)
-        self._gram = torch.zeros(dim + 1, dim + 1, device=x_mean.device, dtype=torch.float64)
-        self._cross = torch.zeros(dim + 1, out, device=x_mean.device, dtype=torch.float64)
+        num_features = len(x_mean) + 1  # and the offset
+        self._gram = x_mean.new_zeros(num_features, num_features, dtype=torch.float64)
+        self._cross = x_mean.new_zeros(num_features, len(y_mean), dtype=torch.float64)
 
     def reduce(self, ranks: Ranks) -> None:
         """Merge the rows of all ranks."""
-        self._gram, self._cross = ranks.sum(self._gram), ranks.sum(self._cross)
+        self._gram = ranks.sum(self._gram)
+        self._cross = ranks.sum(self._cross)
 
     @torch.no_grad()
     def update(self, x_btd: Tensor, y_btd: Tensor) -> None:
         """Add pairs of rows."""
-        x, y = x_btd.float().flatten(0, -2), y_btd.float().flatten(0, -2)
+        x = x_btd.float().flatten(0, -2)
+        y = y_btd.float().flatten(0, -2)
         if self._start is None:
             self.start(*self.scales(x_btd, y_btd))
         assert self._start is not None

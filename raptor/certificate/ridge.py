@@ -27,28 +27,30 @@ def fit_ridge(
 ) -> LinearHead:
     """Ridge regression of one-hot labels on standardised features, in closed form and float64.
 
-    Minimises `|Y - Z W - b|^2 + alpha |W|^2` with Z the standardised features. Alpha is the one with the best accuracy
-    on a random fifth of these features after fitting on the rest, of several the one with the smallest squared error
-    there: a far larger penalty may be as accurate, but not after the shares of the classes change a little. The head is
-    then fitted on all of them.
+    Minimises `|Y - Z W - b|^2 + alpha |W|^2` with Z the standardised features. Alpha is chosen on a random fifth of the
+    features after a fit on the rest, by accuracy, and by squared error where several alphas are equally accurate. The
+    head is then fitted on all features.
     """
     if len(features_nf) != len(labels_n) or len(features_nf) < 2:
         raise ValueError(f"a ridge head needs at least two images with one label each, not {len(features_nf)}")
     if int(labels_n.min()) < 0 or int(labels_n.max()) >= num_classes:
         raise ValueError(f"labels must be 0..{num_classes - 1}, not {int(labels_n.min())}..{int(labels_n.max())}")
     labels_n = labels_n.to(features_nf.device)
-    alpha = max(alphas)
+    alpha = alphas[0]
     if len(alphas) > 1:
         generator = torch.Generator().manual_seed(0)
         order = torch.randperm(len(features_nf), generator=generator).to(features_nf.device)
-        chosen, rest = order.tensor_split([max(1, round(_CHOICE_SHARE * len(order)))])
+        held_out, rest = order.tensor_split([max(1, round(_CHOICE_SHARE * len(order)))])
         heads = _ridge_path(features_nf[rest], labels_n[rest], num_classes, sorted(alphas, reverse=True))
-        alpha = max(heads, key=lambda a: _fit_of(heads[a](features_nf[chosen]), labels_n[chosen]))
+        alpha = max(heads, key=lambda a: _goodness(heads[a](features_nf[held_out]), labels_n[held_out]))
     return _ridge_path(features_nf, labels_n, num_classes, [alpha])[alpha]
 
 
-def _fit_of(logits_nc: Tensor, labels_n: Tensor) -> tuple[float, float]:
-    """Accuracy, and minus the squared error of one-hot labels: larger is better."""
+def _goodness(logits_nc: Tensor, labels_n: Tensor) -> tuple[float, float]:
+    """Accuracy, and minus the squared error of one-hot labels: larger is better.
+
+    A far too large penalty may be as accurate, but not any more after the shares of the classes change a little.
+    """
     error = (logits_nc - F.one_hot(labels_n.long(), logits_nc.shape[1])).square().mean().item()
     return accuracy(logits_nc, labels_n), -error
 
@@ -75,7 +77,8 @@ def standardised(features_nf: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     The scale of a feature that does not vary is 1.
     """
     x_nf = features_nf.double()
-    mean, scale = x_nf.mean(0), x_nf.std(0, correction=0)
+    mean = x_nf.mean(0)
+    scale = x_nf.std(0, correction=0)
     scale = torch.where(scale > 1e-12 * scale.max(), scale, torch.ones_like(scale))
     return (x_nf - mean) / scale, mean, scale
 
@@ -100,7 +103,9 @@ def collect_features(vit: ViT, batches: Iterable[Batch], precision: str = "fp32"
 
     Where ranks share the batches, all of them call this, and rank 0 gets the rows of all.
     """
-    features, labels, ranks = Rows(), Rows(), sharing(batches)
+    features = Rows()
+    labels = Rows()
+    ranks = sharing(batches)
     for some, batch in _pooled_features(vit, batches, precision):
         features.add(some, batch.places)
         if batch.labels is not None:
@@ -109,16 +114,18 @@ def collect_features(vit: ViT, batches: Iterable[Batch], precision: str = "fp32"
         raise ValueError("no images to take features from: the data is empty")
     features.reduce(ranks)
     labels.reduce(ranks)
-    own = features.values() if len(features) else torch.empty(0, device=vit.device)
-    return own, labels.values() if len(labels) else None
+    if not len(features):  # rank 0 has them
+        return torch.empty(0, device=vit.device), None
+    return features.values(), labels.values() if len(labels) else None
 
 
 def fit_ridge_head(
     vit: ViT, batches: Iterable[Batch], num_classes: int | None = None, precision: str = "fp32"
 ) -> tuple[LinearHead, int] | None:
-    """A ridge head on the features of `batches`, of all ranks that share them, and the number of images.
+    """A ridge head on the CPU and the number of images that it was fitted on; None without labels.
 
-    It is on the CPU. None without labels. `num_classes` is by default one more than the largest label.
+    It is fitted on the features of `batches`, of all ranks that share them. `num_classes` is by default one more than
+    the largest label.
     """
     features, labels = collect_features(vit, batches, precision)
 
@@ -132,7 +139,9 @@ def fit_ridge_head(
 
 def head_accuracy(vit: ViT, head: LinearHead, batches: Iterable[Batch], precision: str = "fp32") -> float:
     """Accuracy of a head on the features of labelled batches, of all ranks that share them."""
-    head, num_right, num = head.to(vit.device), torch.zeros((), dtype=torch.int64, device=vit.device), 0
+    head = head.to(vit.device)
+    num_right = torch.zeros((), dtype=torch.int64, device=vit.device)
+    num = 0
     for features, batch in _pooled_features(vit, batches, precision):
         assert batch.labels is not None
         num_right += is_right(head(features), batch.labels).sum()
@@ -142,10 +151,10 @@ def head_accuracy(vit: ViT, head: LinearHead, batches: Iterable[Batch], precisio
 
 
 def is_right(logits_nc: Tensor, labels_n: Tensor) -> Tensor:
-    """Whether the largest logit is the label's, (N,) bool on the device of the logits."""
+    """Whether each largest logit is that of the label, (N,) bool on the device of the logits."""
     return logits_nc.argmax(-1) == labels_n.to(logits_nc.device)
 
 
 def accuracy(logits_nc: Tensor, labels_n: Tensor) -> float:
-    """Share of images whose largest logit is their label's."""
+    """Share of images whose largest logit is that of their label."""
     return is_right(logits_nc, labels_n).float().mean().item()

@@ -6,7 +6,7 @@ Written once, and shown by `raptor evaluate`, `raptor distill`, certificate.json
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,9 @@ class Estimate(Record):
     def __str__(self) -> str:
         if self.value is None:
             return "undefined"
-        ends = "" if self.lower is None or self.upper is None else f" [{self.lower:.3f}, {self.upper:.3f}]"
-        return f"{self.value:.3f}{ends}"
+        if self.lower is None or self.upper is None:
+            return f"{self.value:.3f}"
+        return f"{self.value:.3f} [{self.lower:.3f}, {self.upper:.3f}]"
 
 
 @dataclass
@@ -62,9 +63,9 @@ class Training(Record):
     loss_fall: float | None = None
 
     def undertrained(self) -> list[str]:
-        """The rules that say so: fewer than 100 steps in a stage, or a loss that still falls steeply."""
+        """Why the surrogate counts as undertrained: fewer than 100 steps in a stage, or a loss that still falls."""
         found = []
-        if self.start is None:
+        if self.start is None:  # otherwise the steps of the run it started from are missing here
             few = [f"{num} in {stage}" for stage, num in self.num_steps.items() if num < MIN_STEPS]
             if few:
                 found.append(f"fewer than {MIN_STEPS} steps: {', '.join(few)}")
@@ -73,13 +74,16 @@ class Training(Record):
         return found
 
     def __str__(self) -> str:
-        steps = f"{sum(self.num_steps.values())} steps"
+        text = f"trained {sum(self.num_steps.values())} steps"
         if len(self.num_steps) > 1:
-            steps += f" ({' + '.join(map(str, self.num_steps.values()))})"
-        images = "" if self.batch_size is None else f" of {self.batch_size} images"
-        drawn = "" if self.num_images is None else f" from {self.num_images:,}"
-        began = "" if self.start is None else f", starting from {self.start}"
-        return f"trained {steps}{images}{drawn}{began}"
+            text += f" ({' + '.join(map(str, self.num_steps.values()))})"
+        if self.batch_size is not None:
+            text += f" of {self.batch_size} images"
+        if self.num_images is not None:
+            text += f" from {self.num_images:,}"
+        if self.start is not None:
+            text += f", starting from {self.start}"
+        return text
 
 
 @dataclass
@@ -110,16 +114,23 @@ def images_of(split: str) -> str:
 
 
 def named_images(num: int | None, split: str, data: str, size: int | str | None) -> str:
-    """What was measured on, as far as it is known: `24 held-out images of scenes at 64 px`."""
-    count = "" if num is None else f"{num:,} "
-    return f"{count}{images_of(split)} of {data}" + ("" if size is None else f" at {size} px")
+    """The images of a measurement, as far as they are known: `24 held-out images of scenes at 64 px`."""
+    text = f"{images_of(split)} of {data}"
+    if num is not None:
+        text = f"{num:,} {text}"
+    if size is not None:
+        text += f" at {size} px"
+    return text
 
 
 @dataclass
 class Verdict(Record):
-    """What a reader must know first. `lines` are the words; None for `training` of a surrogate whose run is unknown.
+    """What a reader must know first; `lines` says it in words.
 
-    data: what the images are of; None where it is not known. against: a teacher that is not the surrogate's own.
+    Attributes:
+        training: None where the run that trained the surrogate is not known.
+        data: name of the images, where it is known.
+        against: name of the teacher, where it is not the surrogate's own.
     """
 
     num_images: int
@@ -137,31 +148,37 @@ class Verdict(Record):
 
     def lines(self) -> list[str]:
         """One line on training, then one for each token group."""
-        trained = "how it was trained is not known" if self.training is None else str(self.training)
-        words = f"undertrained ({'; '.join(self.undertrained)}): " if self.undertrained else ""
-        images = f"{self.num_images:,} {images_of(self.split)}" + (f" of {self.data}" if self.data else "")
-        against = f", against {self.against}" if self.against else ""
-        return [
-            f"{words}{trained}; measured on {images}{against}",
-            *(self._line(name, group) for name, group in self.groups.items()),
-        ]
+        trained = "how it was trained is not known"
+        if self.training is not None:
+            trained = str(self.training)
+        if self.undertrained:
+            trained = f"undertrained ({'; '.join(self.undertrained)}): {trained}"
+        first = f"{trained}; measured on {self.num_images:,} {images_of(self.split)}"
+        if self.data:
+            first += f" of {self.data}"
+        if self.against:
+            first += f", against {self.against}"
+        return [first, *(self._line(name, group) for name, group in self.groups.items())]
 
     def _line(self, name: str, group: GroupVerdict) -> str:
         lowest = f"lowest {group.r2_lowest} at layer {group.lowest_layer}"
         parts = [f"{name}: R2 {group.r2_last} at the last layer, {lowest}"]
+        compared = {"better than": group.better, "worse than": group.worse, "no different from": group.alike}
         if group.no_better_than_mean:
-            is_null = "mean" in (*group.worse, *group.alike)
-            parts.append(f"no better than {NULL_WORDS['mean'] if is_null else 'the mean of these images'}")
-        compared = (("better than", group.better), ("worse than", group.worse), ("no different from", group.alike))
-        for word, nulls in compared:
+            is_null_model = "mean" in group.worse or "mean" in group.alike
+            mean = NULL_WORDS["mean"] if is_null_model else "the mean of these images"
+            parts.append(f"no better than {mean}")
+        for words, nulls in compared.items():
             named = [NULL_WORDS.get(null, null) for null in nulls if null != "mean" or not group.no_better_than_mean]
             if named:
-                parts.append(f"{word} {', '.join(named)}")
+                parts.append(f"{words} {', '.join(named)}")
         if group.layers_ahead is not None:
-            every = group.layers_ahead == self.num_layers
-            where = "every layer" if every else f"{group.layers_ahead} of {self.num_layers} layers"
-            unsure = group.no_better_than_mean or group.alike  # of the last layer, where intervals count
-            words = "smaller mean error than" if unsure else "ahead of"
+            # "ahead" would contradict an interval at the last layer that says otherwise.
+            is_unsure = group.no_better_than_mean or group.alike
+            words = "smaller mean error than" if is_unsure else "ahead of"
+            where = f"{group.layers_ahead} of {self.num_layers} layers"
+            if group.layers_ahead == self.num_layers:
+                where = "every layer"
             parts.append(f"{words} every null model at {where}")
         return "; ".join(parts)
 
@@ -175,34 +192,50 @@ def judge(
     seed: int = 0,
     split: str = "val",
 ) -> Verdict:
-    """The verdict from error curves; their per-image errors, where they are there, give intervals of differences."""
-    r2_ends = None if intervals is None else intervals.get("r2")
+    """The verdict from error curves; errors of single images, where they are kept, give intervals of differences."""
     advantage = _advantages(curves, nulls, bootstrap, seed)
+    r2_ends = None if intervals is None else intervals.get("r2")
     groups = {}
     for g, group in enumerate(curves.groups):
         r2 = curves.r2[group]
-        worst = int(np.argmin(np.where(np.isfinite(r2), r2, np.inf)))
-        last, lowest = (_estimate(r2, r2_ends, layer, g) for layer in (len(r2) - 1, worst))
-        found = GroupVerdict(last, lowest, worst + 1)
+        lowest = int(np.argmin(np.where(np.isfinite(r2), r2, np.inf)))
+        ends_2l = None if r2_ends is None else r2_ends[..., g]
+        found = GroupVerdict(_estimate(r2, ends_2l, -1), _estimate(r2, ends_2l, lowest), lowest + 1)
         for name, null in nulls.items():
             low, high = advantage[name][:, g]
-            if not np.isnan(low):
-                side = found.better if low > 0 else (found.worse if high < 0 else found.alike)
-                side.append(name)
+            if low > 0:
+                found.better.append(name)
+            elif high < 0:
+                found.worse.append(name)
+            elif not np.isnan(low):  # NaN: there is no interval
+                found.alike.append(name)
             found.layers_better[name] = int(np.sum(r2 > null.r2[group]))
-        below = last.value is None or (last.value if last.lower is None else last.lower) <= 0
-        compared = {*found.better, *found.worse, *found.alike}
-        found.no_better_than_mean = ("mean" not in found.better) if "mean" in compared else below
+        found.no_better_than_mean = _is_no_better_than_mean(found)
         if nulls and curves.num_images > 1:
-            found.layers_ahead = int(np.sum(r2 > np.max([null.r2[group] for null in nulls.values()], axis=0)))
+            best_null = np.max([null.r2[group] for null in nulls.values()], axis=0)
+            found.layers_ahead = int(np.sum(r2 > best_null))
         groups[group] = found
     undertrained = [] if training is None else training.undertrained()
     return Verdict(curves.num_images, groups, curves.num_layers, training, undertrained, split)
 
 
-def _estimate(r2: Array, ends: Array | None, layer: int, g: int) -> Estimate:
-    lower, upper = (None, None) if ends is None else ends[:, layer, g]
-    return Estimate(jsonable(r2[layer]), jsonable(lower), jsonable(upper))
+def _estimate(r2_l: Array, ends_2l: Array | None, layer: int) -> Estimate:
+    if ends_2l is None:
+        return Estimate(jsonable(r2_l[layer]))
+    return Estimate(jsonable(r2_l[layer]), jsonable(ends_2l[0, layer]), jsonable(ends_2l[1, layer]))
+
+
+def _is_no_better_than_mean(group: GroupVerdict) -> bool:
+    """By the comparison with the null model, where there is one; else by R2, which is 0 for the mean of the images."""
+    if "mean" in group.better:
+        return False
+    if "mean" in group.worse or "mean" in group.alike:
+        return True
+    last = group.r2_last
+    if last.value is None:
+        return True
+    lower = last.value if last.lower is None else last.lower
+    return lower <= 0
 
 
 def _advantages(curves: Curves, nulls: Mapping[str, Curves], bootstrap: int, seed: int) -> dict[str, Array]:
@@ -210,53 +243,73 @@ def _advantages(curves: Curves, nulls: Mapping[str, Curves], bootstrap: int, see
 
     Where the values of the images are not there, both ends are the difference of the R2. NaN of a single image.
     """
-    with np.errstate(invalid="ignore"):  # both are -inf where all images have the same state
-        plain = {name: [curves.r2[g][-1] - null.r2[g][-1] for g in curves.groups] for name, null in nulls.items()}
-    found = {name: np.array([difference, difference]) for name, difference in plain.items()}
+    found: dict[str, Array] = {}
+    gains_ng: dict[str, Array] = {}
     ours_nlg = curves.image_error
-    paired = [name for name, null in nulls.items() if null.image_error.shape == ours_nlg.shape]
-    if not bootstrap or len(ours_nlg) == 0 or not paired:
-        return found
-    gain_nm = np.concatenate([nulls[name].image_error[:, -1] ** 2 - ours_nlg[:, -1] ** 2 for name in paired], axis=1)
-    ends_2m = interval(resampled_means(gain_nm, bootstrap, seed))
-    return found | dict(zip(paired, np.split(ends_2m, len(paired), axis=1)))
+    for name, null in nulls.items():
+        with np.errstate(invalid="ignore"):  # both are -inf where all images have the same state
+            difference = [curves.r2[group][-1] - null.r2[group][-1] for group in curves.groups]
+        found[name] = np.array([difference, difference])
+        if bootstrap and len(ours_nlg) and null.image_error.shape == ours_nlg.shape:
+            gains_ng[name] = null.image_error[:, -1] ** 2 - ours_nlg[:, -1] ** 2
+    if gains_ng:
+        # One set of resamples for all null models.
+        ends_2m = interval(resampled_means(np.concatenate(list(gains_ng.values()), axis=1), bootstrap, seed))
+        found.update(zip(gains_ng, np.split(ends_2m, len(gains_ng), axis=1)))
+    return found
 
 
 def loss_fall(losses: Sequence[float]) -> float | None:
-    """By how much the loss fell within the last quarter of a stage: its second half against its first, as a share."""
-    quarter = list(losses)[-(len(losses) // 4) :] if len(losses) >= 8 else []
+    """By how much the loss fell within the last quarter of a stage: its second half against its first, as a share.
+
+    None of fewer than eight losses.
+    """
+    if len(losses) < 8:
+        return None
+    quarter = list(losses)[-(len(losses) // 4) :]
     half = len(quarter) // 2
-    before, after = np.mean(quarter[:half]) if half else 0.0, np.mean(quarter[-half:]) if half else 0.0
+    before = np.mean(quarter[:half])
+    after = np.mean(quarter[-half:])
     return float(1 - after / before) if before > 0 else None
 
 
 def read_training(folder: Path) -> Training | None:
-    """How the run in `folder` was trained, from its own files; None where it is no finished distillation."""
-    summary, config = folder / "summary.json", folder / "config.yaml"
-    if not summary.is_file():
+    """How the run in `folder` was trained, by its own files; None where it is not a finished distillation."""
+    if not (folder / "summary.json").is_file():
         return None
-    saved = read_json(summary)
-    if not isinstance(saved.get("num_steps"), dict):
+    summary = read_json(folder / "summary.json")
+    if not isinstance(summary.get("num_steps"), dict):
         return None
-    settings = read_config(folder) if config.is_file() else {}
+    settings = read_config(folder) if (folder / "config.yaml").is_file() else {}
     recipe = settings.get("recipe")
-    batch_size = recipe.get("batch_size") if isinstance(recipe, dict) else None
-    fall = loss_fall(last_losses(folder / "metrics.jsonl", saved["num_steps"]))
-    found = [saved["num_steps"], batch_size, saved.get("train_images"), settings.get("start"), fall]
+    saved = {
+        "num_steps": summary["num_steps"],
+        "batch_size": recipe.get("batch_size") if isinstance(recipe, dict) else None,
+        "num_images": summary.get("train_images"),
+        "start": settings.get("start"),
+        "loss_fall": loss_fall(last_losses(folder / "metrics.jsonl", summary["num_steps"])),
+    }
     try:
-        return Training.from_dict(dict(zip([f.name for f in fields(Training)], found)))
+        return Training.from_dict(saved)
     except ValueError as error:
         raise RunError(f"{folder} has a damaged summary.json or config.yaml ({error}): distil it again") from None
 
 
 def last_losses(path: Path, stages: Collection[str]) -> list[float]:
-    """The logged losses of the last of `stages`."""
-    rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+    """The logged losses of the last of `stages`; a line that is cut off is left out."""
+    if not path.is_file():
+        return []
+    stage = None
+    losses: list[float] = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             row = parse_json(line)
         except ValueError:
             continue
-        if isinstance(row.get("loss"), int | float) and row.get("stage") in stages:
-            rows.append((row.get("stage"), float(row["loss"])))
-    return [loss for stage, loss in rows if stage == rows[-1][0]]
+        if not isinstance(row.get("loss"), int | float) or row.get("stage") not in stages:
+            continue
+        if row["stage"] != stage:
+            stage = row["stage"]
+            losses = []
+        losses.append(float(row["loss"]))
+    return losses

@@ -60,9 +60,7 @@ class Evaluation(Result):
 
         console = Console(width=140)
         with console.capture() as capture:
-            definition = self.certificate.definition
-            first = [] if definition is None else [definition.line()]
-            for line in [*first, *self.certificate.judged.lines()]:
+            for line in self.certificate.first_lines():
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
             console.print(self.certificate.table())
             console.print(self.certificate.summary_table())
@@ -79,24 +77,21 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     device = pick_device(config.device)
     precision = pick_precision(config.precision, device)
     ranks = join_ranks(device)
-    surrogate, model = open_pair(run, **config.of_teacher(), device=ranks.device, **config.opening())
-    if surrogate is None:
-        source = folder_of(run) if isinstance(folder_of(run), str | Path) else None
-        words = source or model.opened.get("model") or module_option(Provenance.here().module)
-        raise ValueError(f"{source or model.name} is no surrogate: make one with raptor distill {words}")
+    surrogate, teacher = _open_both(config, ranks.device)
     folder = ranks.first(lambda: result_folder(config.out, folder_of(run), "evaluate"))
-    check_folder_of(folder, folder_of(run), surrogate, model)
-    num_classes, names = head_outputs(model, config.head_file)
-    num_images = config.num_images
-    bar = Progress("certificate", num_images, "images")
-    chosen, size = ChosenData.of(folder_of(run), vars(config), names, num_classes), model.preprocess.size
-    if chosen.classes is not None and config.head_file is None:
-        model = replace(model, classes=list(chosen.classes))
+    check_folder_of(folder, folder_of(run), surrogate, teacher)
+    bar = Progress("certificate", config.num_images, "images")
+    images = _choose_images(config, teacher)
+    if images.chosen.classes is not None and config.head_file is None:
+        teacher = replace(teacher, classes=list(images.chosen.classes))
+    subject = ranks.first(lambda: Subject.of(teacher, images.judged, surrogate))
+    ranks.first(lambda: check_place(folder, subject, Certificate.FILE, Complexity.FILE))
+    folder.mkdir(parents=True, exist_ok=True)
 
-    def stream(images: ImageData, progress: Any = None) -> ImageStream:
+    def stream(data: ImageData, progress: Any = None) -> ImageStream:
         return iterate(
-            images,
-            model.preprocess,
+            data,
+            teacher.preprocess,
             config.batch_size,
             device=ranks.device,
             num_workers=config.num_workers,
@@ -104,36 +99,32 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
             ranks=ranks,
         )
 
-    fitted = chosen.training(config.train_images, size, any_class=True)
-    seen = chosen.trained_on(folder_of(run), size)
-    own_head = config.head_file is None and chosen.classes is None
-    like: ImageData = fitted
-    other: ImageData | None = seen
-    if own_head and seen is not None and 0 < len(seen.classes or ()) == model.num_classes:
-        like, other = seen, fitted  # the head's classes are called as those of the run
-    judged = chosen.judged(num_images, size, like=like, also=other)
-    subject = ranks.first(lambda: Subject.of(model, judged, surrogate))
-    ranks.first(lambda: check_place(folder, subject, Certificate.FILE, Complexity.FILE))
-    held_out, training = stream(judged, bar.update), stream(fitted)
-    folder.mkdir(parents=True, exist_ok=True)
-    head_file, head_images = config.head_file, config.head_images
-    fitting = None
-    if head_file is None and not model.num_classes:
-        images = chosen.labelled(chosen.training(None, size), judged, size)
-        fitting = head_batches(
-            model,
-            images,
+    held_out = stream(images.judged, bar.update)
+    streams = [held_out, stream(images.fitted)]
+    head_fit = None
+    if config.head_file is None and not teacher.num_classes:
+        size = teacher.preprocess.size
+        labelled = images.chosen.labelled(images.chosen.training(None, size), images.judged, size)
+        head_fit = head_batches(
+            teacher,
+            labelled,
             config.batch_size,
-            head_images=head_images,
+            head_images=config.head_images,
             num_workers=config.num_workers,
             ranks=ranks,
         )
+        streams.append(head_fit)
     head, reason = resolve_head(
-        model, fitting, file=head_file, cache=folder / "head.safetensors", head_images=head_images, precision=precision
+        teacher,
+        head_fit,
+        file=config.head_file,
+        cache=folder / "head.safetensors",
+        head_images=config.head_images,
+        precision=precision,
     )
     certificate = certify(
         surrogate,
-        model,
+        teacher,
         held_out,
         eps=config.eps,
         null_models=config.null_models,
@@ -141,28 +132,66 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
         precision=precision,
         bootstrap=config.bootstrap,
         seed=config.seed,
-        train_batches=training,
+        train_batches=streams[1],
         training=None if isinstance(run, ViT) else read_training(Path(folder_of(run))),
-        split=chosen.split,
+        split=images.chosen.split,
     )
     bar.finish()
     certificate.notes.append(f"head: {reason}")
-    few = judged.select(judged.sample(min(256, num_images)))
-    rounding = _cost_of_rounding(surrogate, model, stream(few), precision)
+    few = images.judged.select(images.judged.sample(min(256, config.num_images)))
+    rounding = _cost_of_rounding(surrogate, teacher, stream(few), precision)
     about = Provenance.since(started, device)
-    bad = sorted({name for used in (held_out, training, fitting) if used is not None for name in used.bad_images()})
-    certificate = replace(certificate, data=chosen.name, bad_images=bad, provenance=about)
+    bad: set[str] = set()
+    for each in streams:
+        bad.update(each.bad_images())
+    certificate = replace(certificate, data=images.chosen.name, bad_images=sorted(bad), provenance=about)
     complexity = Complexity(
-        **levin_bounds(surrogate, model),
+        **levin_bounds(surrogate, teacher),
         quantisation=rounding,
-        data=chosen.name,
-        split=chosen.split,
+        data=images.chosen.name,
+        split=images.chosen.split,
         provenance=about,
         subject=subject,
     )
     found = Evaluation(certificate, complexity, folder)
     ranks.first(lambda: _write(found))
     return found
+
+
+def _open_both(config: EvaluateConfig, device: torch.device) -> tuple[ViT, ViT]:
+    """The surrogate and its teacher."""
+    run = config.run
+    surrogate, model = open_pair(run, **config.of_teacher(), device=device, **config.opening())
+    if surrogate is not None:
+        return surrogate, model
+    source = folder_of(run) if isinstance(folder_of(run), str | Path) else None
+    words = source or model.opened.get("model") or module_option(Provenance.here().module)
+    raise ValueError(f"{source or model.name} is no surrogate: make one with raptor distill {words}")
+
+
+@dataclass
+class _Images:
+    """The images that are judged, and the training images that null models are fitted on."""
+
+    chosen: ChosenData
+    judged: ImageData
+    fitted: ImageData
+
+
+def _choose_images(config: EvaluateConfig, teacher: ViT) -> _Images:
+    num_classes, names = head_outputs(teacher, config.head_file)
+    size = teacher.preprocess.size
+    chosen = ChosenData.of(folder_of(config.run), vars(config), names, num_classes)
+    fitted = chosen.training(config.train_images, size, any_class=True)
+    seen = chosen.trained_on(folder_of(config.run), size)
+    like: ImageData = fitted
+    other: ImageData | None = seen
+    has_own_head = config.head_file is None and chosen.classes is None
+    if has_own_head and seen is not None and 0 < len(seen.classes or ()) == teacher.num_classes:
+        # The run's classes are those of the head, so that they give the labels their numbers.
+        like = seen
+        other = fitted
+    return _Images(chosen, chosen.judged(config.num_images, size, like=like, also=other), fitted)
 
 
 def _write(found: Evaluation) -> None:

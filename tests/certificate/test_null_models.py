@@ -79,15 +79,6 @@ def test_images_that_null_models_are_fitted_on_must_be_finite(teacher: ViT, surr
         certify(surrogate, teacher, image_batches(1), train_batches=train, bootstrap=0)
 
 
-def test_null_models_on_every_second_batch(teacher: ViT, surrogate: ViT) -> None:
-    train, held_out = image_batches(0), image_batches(1)
-    some = certify(surrogate, teacher, held_out, train_batches=train, bootstrap=0, null_every=2)
-    alone = certify(surrogate, teacher, held_out[::2], train_batches=train, bootstrap=0)
-    np.testing.assert_allclose(some.nulls["tied"].r2["all"], alone.nulls["tied"].r2["all"], rtol=1e-6)
-    assert some.curves.num_images == 21 and some.nulls["tied"].num_images == 13
-    assert "13 of the images" in some.notes[-1]
-
-
 def test_linear_fit_survives_a_huge_coordinate_and_offset() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(400, 6, generator=generator) * torch.tensor([1.0, 1, 1, 1, 1, 500]) + torch.tensor(

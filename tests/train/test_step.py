@@ -262,7 +262,7 @@ def test_stage_2_is_the_mean_over_all_layers_run_end_to_end(block, conditioning,
 
 
 def written_out_logits(teacher: ViT, linear: LinearHead | None, x_btd: Tensor) -> Tensor:
-    """The class scores of a last state, with the tiny teacher's own layers: a cls token, two registers, nine patches."""
+    """Class scores of a last state, with the tiny teacher's own layers: a cls token, two registers, nine patches."""
     model: Any = teacher.model
     normed_btd = nn.functional.layer_norm(x_btd, (32,), model.norm.weight, model.norm.bias, model.norm.eps)
     if linear is None:
