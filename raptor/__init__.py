@@ -19,16 +19,9 @@ if TYPE_CHECKING:
     from raptor.devices import pick_device, pick_precision
     from raptor.dynamics.measure import measure_dynamics
     from raptor.dynamics.swaps import compare_pairs, measure_swaps
-    from raptor.phases.cut import (
-        Phases,
-        choose_k,
-        find_phases,
-        num_partitions,
-        random_phases,
-        sample_partitions,
-        smooth_matrix,
-        within_and_across,
-    )
+    from raptor.phases.cut import Phases, choose_k, find_phases, within_and_across
+    from raptor.phases.evidence import smooth_matrix
+    from raptor.phases.partitions import num_partitions, random_phases, sample_partitions
     from raptor.phases.similarity import measure_similarity
     from raptor.phases.study import check_cuts, study_phases
     from raptor.probes import probe
@@ -98,16 +91,9 @@ _PLACES = {
     "raptor.certificate.error_curves": ("ErrorCurves",),
     "raptor.certificate.measure": ("certify",),
     "raptor.certificate.null_models": ("fit_null_models",),
-    "raptor.phases.cut": (
-        "Phases",
-        "choose_k",
-        "find_phases",
-        "num_partitions",
-        "random_phases",
-        "sample_partitions",
-        "smooth_matrix",
-        "within_and_across",
-    ),
+    "raptor.phases.cut": ("Phases", "choose_k", "find_phases", "within_and_across"),
+    "raptor.phases.evidence": ("smooth_matrix",),
+    "raptor.phases.partitions": ("num_partitions", "random_phases", "sample_partitions"),
     "raptor.phases.study": ("check_cuts", "study_phases"),
     "raptor.probes": ("probe",),
     "raptor.recipes": ("load_recipe",),

@@ -416,19 +416,22 @@ class PhasesConfig(OpeningModel, OfTeacher, Measuring, Running):
 
     title = "phases"
     POSITIONAL = ("models",)
-    RARE: ClassVar[tuple[str, ...]] = ("twin", "score", "standardise")
+    RARE: ClassVar[tuple[str, ...]] = ("twin", "score", "standardise", "function_images")
 
     models: Models = field(kw_only=False)
     """one or more of timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, or a run folder, whose teacher and surrogate are
     then shown side by side."""
     k: list[Several] | None = None
     """how many phases to cut depth into; several at once. By default those of 2, 3 and 4 that there is room for."""
-    method: Literal["maxcut", "dp"] = "maxcut"
-    """`maxcut` (hierarchical, phases nest) or `dp` (exact for an additive score)."""
+    method: Literal["maxcut", "dp", "function"] = "maxcut"
+    """`maxcut` (hierarchical, phases nest), `dp` (exact for an additive score), or `function` (exact for the cost of
+    replacing the blocks of a phase by one of them)."""
     score: Literal["weighted", "mean", "cut"] = "weighted"
     """with dp: `weighted`, `mean` (the printed one) or `cut`."""
     min_length: Several | None = None
-    """shortest phase; by default 1 with maxcut and 2 with dp."""
+    """shortest phase; by default 2 with dp, else 1."""
+    function_images: Number = 32
+    """with function: images on which each block is replaced by each other one."""
     tokens: str = "pooled"
     """which similarity is cut: all, cls, registers, patches or pooled (cls + mean patch)."""
     standardise: bool = False
@@ -445,8 +448,8 @@ class PhasesConfig(OpeningModel, OfTeacher, Measuring, Running):
         self.k = [self.k] if isinstance(self.k, int) else self.k
         self.models = self.models if isinstance(self.models, list) else [self.models]
         super().__post_init__()
-        if self.method == "maxcut" and self.score != "weighted":
-            raise ValueError(f"--score {self.score} goes with --method dp: max-cut has a score of its own")
+        if self.method != "dp" and self.score != "weighted":
+            raise ValueError(f"--score {self.score} goes with --method dp: {self.method} has a score of its own")
         if self.weights is not None and len(self.models) > 1:
             raise ValueError("--weights goes with one model: write timm/NAME@FILE for several")
         if self.name is not None and len(self.models) > 1:

@@ -24,7 +24,8 @@ from raptor.dynamics.dmd import NUMBERS, eigenvalue_numbers
 from raptor.dynamics.modes import ModesResult
 from raptor.dynamics.rank import RankResult
 from raptor.dynamics.stability import StabilityResult, contraction, phase_spans
-from raptor.phases.cut import Phases, num_partitions, sample_partitions
+from raptor.phases.cut import Phases
+from raptor.phases.partitions import num_partitions, sample_partitions
 from raptor.streaming import ImageMoments
 
 Array = NDArray[np.float64]

@@ -18,7 +18,7 @@ from raptor.dynamics.fixed_points import KINDS, FixedPointsResult, measure_fixed
 from raptor.dynamics.jacobian import JacobianResult, measure_jacobians
 from raptor.dynamics.lyapunov import LyapunovResult, measure_lyapunov
 from raptor.dynamics.transplants import TransplantResult, measure_transplants
-from raptor.phases.study import untrained_twin
+from raptor.phases.twin import untrained_twin
 from raptor.progress import Progress
 from raptor.provenance import Provenance
 from raptor.run import ResultFile

@@ -21,8 +21,8 @@ class LinearCKA:
     over batches, weighted by their number of images, and the ratio is taken at the end. Each batch's HSIC is unbiased
     and its variance falls as one over its number of images, so these weights give the least variance: a short last
     batch gets less weight. The estimator needs 4 images: a smaller batch is skipped and counted in
-    `num_skipped_images`. All that holds of batches drawn at random: those of one class each measure CKA within classes
-    (`iterate(..., shuffle=True)`). The value depends a little on the batch size, so state it.
+    `num_skipped_images`. All this assumes batches drawn at random (`iterate(..., shuffle=True)`): with one class per
+    batch it would be CKA within classes. The value depends a little on the batch size, so state it.
     """
 
     def __init__(self, num_layers: int, groups: TokenGroups, features: str = "both") -> None:
@@ -31,8 +31,11 @@ class LinearCKA:
         present = [name for name, _ in groups.present() if name in POOLED and features in (name, "both")]
         if not present:
             raise ValueError(f"this model has no tokens for CKA features {features!r}: choose another group")
-        self.num_layers, self.groups, self.names = num_layers, groups, present
-        self.num_images = self.num_skipped_images = 0
+        self.num_layers = num_layers
+        self.groups = groups
+        self.names = present
+        self.num_images = 0
+        self.num_skipped_images = 0
         self._hsic_ll = torch.zeros((), dtype=torch.float64)
 
     @torch.no_grad()
@@ -42,7 +45,8 @@ class LinearCKA:
         if len(states[0]) < 4:
             self.num_skipped_images += len(states[0])
             return
-        pooled = pool_layers(states, self.groups) if pooled is None else pooled
+        if pooled is None:
+            pooled = pool_layers(states, self.groups)
         features_bld = torch.cat([pooled[name] for name in self.names], dim=2)
         hsic_ll = _unbiased_hsic(double(features_bld).transpose(0, 1))
         self._hsic_ll = self._hsic_ll + len(states[0]) * hsic_ll
@@ -79,6 +83,5 @@ def _unbiased_hsic(features_lnd: Tensor) -> Tensor:
     total_l = rows_ln.sum(1)
     flat_l = kernel_lnn.flatten(1)
     trace_ll = flat_l @ flat_l.T
-    return (trace_ll + torch.outer(total_l, total_l) / ((n - 1) * (n - 2)) - 2 / (n - 2) * rows_ln @ rows_ln.T) / (
-        n * (n - 3)
-    )
+    totals_ll = torch.outer(total_l, total_l) / ((n - 1) * (n - 2))
+    return (trace_ll + totals_ll - 2 / (n - 2) * rows_ln @ rows_ln.T) / (n * (n - 3))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from raptor.phases.cut import ChosenK, Phases, choose_k, find_phases, most_cuts, smooth_matrix, within_and_across
+from raptor.phases.cut import ChosenK, Phases, choose_k, find_phases, most_cuts, within_and_across
 from raptor.phases.similarity import Blocks
 from raptor.streaming import Array, Record
 
 NUM_RESAMPLES = 200  # of images, and of orders of the layers
 TWIN_MARGIN = 1.25
 _ROUNDING = 1e-6  # mean cosines are sums of float32 products
+_NUM_GAINS = 20  # shuffled matrices whose gains are averaged
 _ENDS = (0.025, 0.975)  # of intervals of 95 %
 
 
@@ -21,14 +23,18 @@ _ENDS = (0.025, 0.975)  # of intervals of 95 %
 class CutEvidence(Record):
     """How sure a cut into k phases is, and what it is worth.
 
-    The contrast is the mean similarity within phases less the mean across them. `shuffled` is the contrast of a matrix
-    whose layers are in random order (mean, and its 95th percentile), `smooth` that of a matrix with the same mean
-    similarity at each distance between layers, `twin` that of the untrained twin. None where it is not known.
+    The contrast is the mean similarity within phases less the mean across them. None where it is not known.
 
     Attributes:
         boundaries: 95 % interval of each boundary over resampled images.
-        stability: share of resamples with this very boundary.
+        stability: for each boundary, the share of resamples that have the same one.
         interval: 95 % interval of the contrast.
+        shuffled: mean contrast of the matrix with its layers in random order.
+        shuffled_upper: 95th percentile of the contrast of shuffled matrices.
+        smooth: contrast of a matrix with the same mean similarity at each distance between layers.
+        twin: contrast of the untrained twin.
+        cost: of a cut by function, the sum over blocks of being replaced by the representative of their phase.
+        random_cost: mean of that cost over partitions into as many phases.
     """
 
     boundaries: list[tuple[int, int]] = field(default_factory=list)
@@ -39,24 +45,33 @@ class CutEvidence(Record):
     shuffled_upper: float | None = None
     smooth: float | None = None
     twin: float | None = None
+    cost: float | None = None
+    random_cost: float | None = None
+
+    @property
+    def lowest(self) -> float | None:
+        """The lower end of the contrast's interval; without images to resample, the contrast itself."""
+        if self.interval is None:
+            return self.contrast
+        return self.interval[0]
 
 
 def no_structure(k: int, cut: CutEvidence, similarity: Array) -> str:
     """Why a suggested cut of `similarity` into `k` phases is no finding; empty where it is one.
 
     Distances must be more than rounding: the tokens of an untrained DINOv2, with a LayerScale of 1e-5, hardly move. The
-    contrast must be above that of a shuffled matrix (95th percentile) and above `TWIN_MARGIN` times that of the
-    untrained twin where it was measured; its lower end counts. A second random model differs from the first by less
-    than that margin.
+    lower end of the contrast must be above the 95th percentile of shuffled matrices, and above `TWIN_MARGIN` times the
+    contrast of the untrained twin where it was measured. A second random model differs from the first by less than that
+    margin.
     """
     largest = float((1 - similarity).max())
     if largest < _ROUNDING:
         return f"all layers are alike up to rounding (the largest distance is {largest:.0e})"
     if k == 1:
         return "all layers are alike"
-    if cut.contrast is None:
+    lowest = cut.lowest
+    if lowest is None:
         return f"the gains of further cuts do not level off before k={k}, where every layer is a phase"
-    lowest = cut.contrast if cut.interval is None else cut.interval[0]
     found = f"at k={k} no more phase structure than {{}} (contrast at least {lowest:.3f}; {{}} {{:.3f}})"
     if cut.shuffled_upper is not None and lowest <= cut.shuffled_upper:
         return found.format("a shuffled matrix", "95 % of shuffled ones are below", cut.shuffled_upper)
@@ -65,27 +80,30 @@ def no_structure(k: int, cut: CutEvidence, similarity: Array) -> str:
     return ""
 
 
-@dataclass
 class Evidence:
-    """What cuts are compared with: resamples over images, and matrices without phases. See `CutEvidence`."""
+    """What cuts of one matrix are compared with: resamples over images, and matrices without phases."""
 
-    matrix: Array
-    blocks: Blocks | None
-    twin: Array | None
-    min_length: int
-
-    def __post_init__(self) -> None:
-        num = len(self.matrix)
-        enough = self.blocks is not None and len(self.blocks.sizes) > 1
-        self.resampled = self.blocks.resampled(NUM_RESAMPLES) if enough and self.blocks else np.empty((0, num, num))
+    def __init__(self, matrix: Array, blocks: Blocks | None, twin: Array | None, min_length: int) -> None:
+        self.matrix = matrix
+        self.twin = twin
+        self.min_length = min_length
+        num = len(matrix)
+        self.resampled = np.empty((0, num, num))
+        if blocks is not None and len(blocks.sizes) > 1:
+            self.resampled = blocks.resampled(NUM_RESAMPLES)
         rng = np.random.default_rng(0)
-        orders = [rng.permutation(num) for _ in range(NUM_RESAMPLES)]
-        self.shuffled = np.stack([self.matrix[np.ix_(order, order)] for order in orders])
-        self.smooth = smooth_matrix(self.matrix)
+        shuffled = []
+        for _ in range(NUM_RESAMPLES):
+            order = rng.permutation(num)
+            shuffled.append(matrix[np.ix_(order, order)])
+        self.shuffled = np.stack(shuffled)
+        self.smooth = smooth_matrix(matrix)
 
     def of(
         self, phases: Phases, method: str = "maxcut", score: str = "weighted", min_length: int | None = None
     ) -> CutEvidence:
+        """The evidence of `phases`, which were found with these options; every other matrix is cut in the same way."""
+
         def cut(matrix: Array) -> Phases:
             return find_phases(matrix, phases.k, method, score, min_length)
 
@@ -93,47 +111,67 @@ class Evidence:
         if self.twin is not None:
             found.twin = _contrast(self.twin, cut(self.twin))
         if len(self.resampled):
-            self._add_intervals(found, phases, [cut(m) for m in self.resampled])
+            recut = [cut(matrix) for matrix in self.resampled]
+            found.boundaries, found.stability = boundary_intervals(phases, recut)
+            if found.contrast is not None:
+                contrasts = [_contrast(matrix, phases) for matrix in self.resampled]
+                lower, upper = np.quantile(contrasts, _ENDS)
+                found.interval = (float(lower), float(upper))
         if found.contrast is not None:
-            contrasts = [_contrast(m, cut(m)) for m in self.shuffled]
-            null = [contrast for contrast in contrasts if contrast is not None]
-            if null:
-                found.shuffled = float(np.mean(null))
-                found.shuffled_upper = float(np.quantile(null, 0.95))
+            self._add_shuffled(found, cut)
         return found
 
-    def _add_intervals(self, found: CutEvidence, phases: Phases, recut: Sequence[Phases]) -> None:
-        """The intervals of the boundaries and of the contrast of `phases`; `recut` are the cuts of the resamples."""
-        edges_rb = np.array([one.boundaries for one in recut]).reshape(len(recut), phases.k - 1)
-        # The nearest of the resampled layers: a boundary lies between two layers.
-        lower_b, upper_b = np.quantile(edges_rb, _ENDS, axis=0, method="nearest")
-        found.boundaries = [(int(lower), int(upper)) for lower, upper in zip(lower_b, upper_b)]
-        found.stability = (edges_rb == np.array(phases.boundaries)).mean(0).tolist()
-        if found.contrast is not None:
-            lower, upper = np.quantile([_contrast(m, phases) for m in self.resampled], _ENDS)
-            found.interval = (float(lower), float(upper))
+    def _add_shuffled(self, found: CutEvidence, cut: Callable[[Array], Phases]) -> None:
+        contrasts = []
+        for matrix in self.shuffled:
+            contrast = _contrast(matrix, cut(matrix))
+            if contrast is not None:
+                contrasts.append(contrast)
+        if contrasts:
+            found.shuffled = float(np.mean(contrasts))
+            found.shuffled_upper = float(np.quantile(contrasts, 0.95))
 
     def choose(self, matrix: Array) -> ChosenK:
-        """The k that `matrix` suggests, of those that every matrix of its size has room for."""
+        """The k that `matrix` suggests, among those that every matrix of its size has room for."""
         return choose_k(matrix, most_cuts(len(matrix), self.min_length), self.min_length)
 
     def k_shares(self) -> dict[int, float]:
         """The share of resamples that suggest each k."""
-        ks = [self.choose(m).k for m in self.resampled]
+        ks = [self.choose(matrix).k for matrix in self.resampled]
         return {k: ks.count(k) / len(ks) for k in sorted(set(ks))}
 
     def null_gains(self) -> dict[str, list[float]]:
-        nulls = {"shuffled": self.shuffled[:20], "smooth": self.smooth[None]}
+        """The mean gain of each further cut, for each kind of matrix without phases."""
+        nulls = {"shuffled": self.shuffled[:_NUM_GAINS], "smooth": self.smooth[None]}
         if self.twin is not None:
             nulls["twin"] = self.twin[None]
         found = {}
         for name, matrices in nulls.items():
-            rows = [self.choose(m).gains for m in matrices]
-            num_cuts = min(len(gains) for gains in rows)  # of those that all of them reach
+            rows = [self.choose(matrix).gains for matrix in matrices]
+            num_cuts = min(len(gains) for gains in rows)  # every matrix has this many
             found[name] = np.mean([gains[:num_cuts] for gains in rows], axis=0).tolist()
         return found
 
 
+def boundary_intervals(phases: Phases, recut: Sequence[Phases]) -> tuple[list[tuple[int, int]], list[float]]:
+    """The 95 % interval of each boundary of `phases` over the cuts of resamples, and the share that have the same."""
+    edges_rb = np.array([one.boundaries for one in recut]).reshape(len(recut), phases.k - 1)
+    # A boundary lies between two layers, so the ends are boundaries of resamples, not values between them.
+    lower_b, upper_b = np.quantile(edges_rb, _ENDS, axis=0, method="nearest")
+    intervals = [(int(lower), int(upper)) for lower, upper in zip(lower_b, upper_b)]
+    return intervals, (edges_rb == np.array(phases.boundaries)).mean(0).tolist()
+
+
+def smooth_matrix(matrix: ArrayLike) -> Array:
+    """The (L, L) matrix without boundaries that has the same mean at each distance between layers."""
+    m = np.asarray(matrix, dtype=np.float64)
+    num = len(m)
+    distance = np.abs(np.arange(num)[:, None] - np.arange(num))
+    return np.array([np.diagonal(m, n).mean() for n in range(num)])[distance]
+
+
 def _contrast(matrix: Array, phases: Phases) -> float | None:
     within, across = within_and_across(matrix, phases)
-    return None if within is None or across is None else within - across
+    if within is None or across is None:
+        return None
+    return within - across

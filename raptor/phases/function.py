@@ -1,34 +1,39 @@
 """Which blocks do the same: each block of a model is replaced by each other one, and depth is cut where that breaks it.
 
 The similarity of states says where depth changes its *representation*. Replacement says which blocks compute the same
-*function*, as the block of a phase has to. Nothing is trained: block l of the untouched model is replaced by block m,
-the blocks behind it run as they are, and the model's output is compared with the original output.
+*function*, as the tied block of a phase has to. Nothing is trained: block l of the untouched model is replaced by block
+m, the blocks behind it run as they are, and the model's output is compared with the original output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from raptor.streaming import Moments
-from raptor.vit.trajectory import Trajectories, autocast
+from raptor.data.stream import Batch
+from raptor.phases.cut import Phases, best_partition, check_counts, segment_lengths
+from raptor.phases.evidence import NUM_RESAMPLES, CutEvidence, boundary_intervals
+from raptor.phases.partitions import num_partitions, sample_partitions
+from raptor.progress import Progress
+from raptor.streaming import Array, NotSaved, Record
+from raptor.vit.trajectory import autocast
 from raptor.vit.view import Context, ViT, first_tensor
 
-Array = NDArray[np.float64]
 Part = Literal["block", "attention", "mlp"]
-Logits = Callable[[Tensor], Tensor]
+PARTS: tuple[Part, ...] = ("block", "attention", "mlp")
+_NUM_RANDOM = 1000  # partitions whose mean cost is shown beside the best one
 
 
-@dataclass(frozen=True)
-class Replacement:
+@dataclass
+class Replacement(Record):
     """What replacing one block by another costs.
 
     Attributes:
@@ -36,95 +41,107 @@ class Replacement:
             is 0.
         agreement: (L, L); the share of images whose class stays the same, or None for a model without a head.
         measure: `kl` for the divergence of class probabilities in nats, `error` for the relative error of `a_L`.
-        part: whether whole blocks are replaced or only one branch of them.
+        image_cost: the cost for each image, (N, L, L), in the order of the images.
     """
 
     cost: Array
     agreement: Array | None
     measure: Literal["kl", "error"]
-    part: Part
     num_images: int
+    image_cost: NotSaved[Array | None] = None
+
+    def resampled(self, seed: int = 0) -> Array:
+        """The cost over all images, (R, L, L), with the images drawn again with replacement."""
+        assert self.image_cost is not None, "a result that was read from a file has no images"
+        num = self.num_images
+        weights_rn = np.random.default_rng(seed).multinomial(num, np.full(num, 1 / num), size=NUM_RESAMPLES)
+        return np.einsum("rn,nlm->rlm", weights_rn / num, self.image_cost)
 
 
-@dataclass(frozen=True)
-class FunctionCut:
-    """Phases whose blocks can stand for each other, and the block that stands for each phase best.
-
-    Attributes:
-        lengths: of the phases, in the order of depth.
-        representatives: for each phase, the block (1..L) that replaces all others of the phase at the least cost.
-        cost: sum over all blocks of the cost of being replaced by the representative of their phase.
-    """
-
-    lengths: tuple[int, ...]
-    representatives: tuple[int, ...]
-    cost: float
+# Replacing ------------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def measure_replacement(
-    vit: ViT, trajectories: Trajectories, logits: Logits | None = None, part: Part = "block"
-) -> Replacement:
-    """Replace every block by every other one over a stream of images.
+    vit: ViT, batches: Iterable[Batch], parts: Sequence[Part] = ("block",), precision: str = "fp32"
+) -> dict[Part, Replacement]:
+    """Replace every block, or one part of it, by every other one over a stream of images.
 
-    Costs `L (L + 1) / 2` forward passes per image. Memory does not grow with the number of images.
-
-    Args:
-        logits: class scores of a last state `a_L`, for a model without a head of its own; without either the cost is
-            the relative error of `a_L`.
-        part: replace whole blocks, or only their attention or their MLP.
+    Costs about L^2 / 2 forward passes per image and part.
     """
-    if logits is None and vit.num_classes:
-        logits = vit.finish
-    cost, agreement = Moments(), Moments()
-    num_images = 0
-    for states, _, batch in trajectories:
-        images = batch.images.to(vit.device, non_blocking=True)
-        with autocast(trajectories.precision, vit.device):
-            _, context = vit.embed(images)
-            found = _replace_all(vit, states, context, logits, part)
-        cost.add_rows(found.cost_bll)
-        if found.agrees_bll is not None:
-            agreement.add_rows(found.agrees_bll)
-        num_images += len(images)
-    cost.reduce(trajectories.ranks)
-    if logits is not None:
-        agreement.reduce(trajectories.ranks)
+    costs: dict[Part, list[Tensor]] = {part: [] for part in parts}
+    agreements: dict[Part, list[Tensor]] = {part: [] for part in parts}
+    with Progress(f"replacing blocks of {vit.name}", None, "replacements") as bar:
+        num_each = len(parts) * vit.num_layers * (vit.num_layers - 1)
+        bar.total = num_each * _num_batches(batches)
+        for batch in batches:
+            images = batch.images.to(vit.device, non_blocking=True)
+            with autocast(precision, vit.device):
+                a_0, context = vit.embed(images)
+                states = vit.unroll(a_0, context)
+                for part in parts:
+                    cost_bll, agrees_bll = _replace_all(vit, states, context, part, bar)
+                    costs[part].append(cost_bll)
+                    agreements[part].append(agrees_bll)
+    found = {}
+    for part in parts:
+        found[part] = _averaged(vit, torch.cat(costs[part]), torch.cat(agreements[part]))
+    return found
+
+
+def _num_batches(batches: Iterable[Batch]) -> int:
+    return len(batches)  # type: ignore[arg-type]
+
+
+def _averaged(vit: ViT, cost_bll: Tensor, agrees_bll: Tensor) -> Replacement:
+    image_cost = cost_bll.cpu().numpy()
+    bad = np.argwhere(~np.isfinite(image_cost))
+    if len(bad):
+        _, row, column = bad[0]
+        raise ValueError(
+            f"{vit.name} with block {row + 1} replaced by block {column + 1} gives an output that is not finite: "
+            "check its weights, or use --precision fp32"
+        )
+    agreement = None
+    if vit.num_classes:
+        agreement = agrees_bll.mean(0).cpu().numpy()
     return Replacement(
-        cost=cost.mean.cpu().numpy(),
-        agreement=None if logits is None else agreement.mean.cpu().numpy(),
-        measure="error" if logits is None else "kl",
-        part=part,
-        num_images=int(cost.num),
+        cost=image_cost.mean(0),
+        agreement=agreement,
+        measure="kl" if vit.num_classes else "error",
+        num_images=len(image_cost),
+        image_cost=image_cost,
     )
 
 
-@dataclass(frozen=True)
-class _Found:
-    """Costs of one batch: for each image, an (L, L) matrix."""
-
-    cost_bll: Tensor
-    agrees_bll: Tensor | None
-
-
-def _replace_all(vit: ViT, states: Sequence[Tensor], context: Context, logits: Logits | None, part: Part) -> _Found:
-    num_layers, num_images = vit.num_layers, len(states[0])
-    cost_bll = torch.zeros(num_images, num_layers, num_layers, dtype=torch.float64, device=states[0].device)
-    agrees_bll = None if logits is None else torch.ones_like(cost_bll)
-    original_bc = None if logits is None else logits(states[-1]).float()
+def _replace_all(
+    vit: ViT, states: Sequence[Tensor], context: Context, part: Part, bar: Progress
+) -> tuple[Tensor, Tensor]:
+    """For each image of a batch, the cost of every replacement and whether its class stays the same: (B, L, L) each."""
+    num_layers = vit.num_layers
+    cost_bll = torch.zeros(len(states[0]), num_layers, num_layers, dtype=torch.float64)
+    agrees_bll = torch.ones_like(cost_bll)
+    original = _outcome(vit, states[-1])
     for layer in range(1, num_layers + 1):
         for other in range(1, num_layers + 1):
             if layer == other:
                 continue
             last_btd = _run_replaced(vit, states[layer - 1], context, layer, other, part)
-            place = (slice(None), layer - 1, other - 1)
-            if logits is None or original_bc is None or agrees_bll is None:
-                cost_bll[place] = _relative_error(last_btd, states[-1])
-                continue
-            altered_bc = logits(last_btd).float()
-            cost_bll[place] = _divergence(original_bc, altered_bc)
-            agrees_bll[place] = (original_bc.argmax(-1) == altered_bc.argmax(-1)).double()
-    return _Found(cost_bll, agrees_bll)
+            altered = _outcome(vit, last_btd)
+            if vit.num_classes:
+                cost_bll[:, layer - 1, other - 1] = _divergence(original, altered)
+                agrees_bll[:, layer - 1, other - 1] = (original.argmax(-1) == altered.argmax(-1)).double()
+            else:
+                cost_bll[:, layer - 1, other - 1] = _relative_error(altered, original)
+            bar.advance()
+    return cost_bll, agrees_bll
+
+
+def _outcome(vit: ViT, last_btd: Tensor) -> Tensor:
+    """Class scores (B, C) of a last state, or the state itself where the model has no head."""
+    if vit.num_classes:
+        return vit.finish(last_btd).double()
+    return last_btd.double()
 
 
 def _run_replaced(vit: ViT, x_btd: Tensor, context: Context, layer: int, other: int, part: Part) -> Tensor:
@@ -151,33 +168,53 @@ def _replaced_part(block: nn.Module, other: nn.Module, part: Part) -> Iterator[n
         block._modules.update(own)
 
 
+def parts_of(vit: ViT) -> tuple[tuple[Part, ...], str]:
+    """The parts of the model's blocks that can be replaced, and why they are not all of them."""
+    try:
+        for block in vit.blocks:
+            branch_names(block)
+    except ValueError as error:
+        return ("block",), str(error)
+    return PARTS, ""
+
+
 def branch_names(block: nn.Module) -> dict[Part, list[str]]:
     """The children of a pre-norm block that belong to its attention and to its MLP.
 
     Blocks declare their children in the order in which they call them: a norm, attention, a norm, an MLP.
     """
-    names = [name for name, child in block.named_children() if any(True for _ in child.parameters())]
-    kinds = [type(block.get_submodule(name)).__name__.lower() for name in names]
-    attention = next((i for i, kind in enumerate(kinds) if "att" in kind), None)
-    second_norm = next((i for i, name in enumerate(names) if i > (attention or 0) and "norm" in name.lower()), None)
+    names = []
+    for name, child in block.named_children():
+        if any(True for _ in child.parameters()):
+            names.append(name)
+    attention = None
+    second_norm = None
+    for place, name in enumerate(names):
+        if attention is None and "att" in type(block.get_submodule(name)).__name__.lower():
+            attention = place
+        elif attention is not None and second_norm is None and "norm" in name.lower():
+            second_norm = place
     if attention is None or second_norm is None or "norm" not in names[0].lower():
-        raise ValueError(f"the branches of a {type(block).__name__} cannot be told apart: replace whole blocks instead")
+        kind = type(block).__name__
+        raise ValueError(f"the branches of a {kind} cannot be told apart: only whole blocks can be replaced")
     return {"attention": names[:second_norm], "mlp": names[second_norm:]}
 
 
 def _divergence(original_bc: Tensor, altered_bc: Tensor) -> Tensor:
     """KL(original || altered) of class probabilities for each image, in nats."""
-    log_p_bc = F.log_softmax(original_bc.double(), dim=-1)
-    log_q_bc = F.log_softmax(altered_bc.double(), dim=-1)
+    log_p_bc = F.log_softmax(original_bc, dim=-1)
+    log_q_bc = F.log_softmax(altered_bc, dim=-1)
     return (log_p_bc.exp() * (log_p_bc - log_q_bc)).sum(-1)
 
 
 def _relative_error(x_btd: Tensor, target_btd: Tensor) -> Tensor:
-    difference_btd = x_btd.double() - target_btd.double()
-    return difference_btd.flatten(1).norm(dim=1) / target_btd.double().flatten(1).norm(dim=1)
+    return (x_btd - target_btd).flatten(1).norm(dim=1) / target_btd.flatten(1).norm(dim=1)
 
 
-def cut_by_function(cost: Array, k: int, min_length: int = 1, max_length: int | None = None) -> FunctionCut:
+# Cutting --------------------------------------------------------------------------------------------------------------
+
+
+def cut_by_function(cost: Array, k: int, min_length: int | None = None, max_length: int | None = None) -> Phases:
     """The exact partition into `k` contiguous phases of least cost, by dynamic programming.
 
     The cost of a phase is the sum of the costs of replacing its blocks by one representative, the best of the phase.
@@ -185,46 +222,56 @@ def cut_by_function(cost: Array, k: int, min_length: int = 1, max_length: int | 
 
     Args:
         cost: (L, L), see `Replacement`.
-        max_length: longest phase that is allowed; by default any.
+        min_length, max_length: shortest and longest phase allowed; by default 1 and any.
     """
     num_layers = len(cost)
+    shortest = 1 if min_length is None else min_length
     longest = num_layers if max_length is None else max_length
-    if not 1 <= k <= num_layers or k * min_length > num_layers or k * longest < num_layers:
-        raise ValueError(
-            f"{num_layers} blocks cannot be cut into {k} phases of {min_length} to {longest} blocks: change --k or the "
-            "length of phases"
-        )
-    best = np.full((k + 1, num_layers + 1), np.inf)
-    start_of = np.zeros((k + 1, num_layers + 1), dtype=int)
-    best[0, 0] = 0.0
-    segment_cost, representative = _segments(cost)
-    for phase in range(1, k + 1):
-        for stop in range(1, num_layers + 1):
-            for start in range(max(0, stop - longest), stop - min_length + 1):
-                total = best[phase - 1, start] + segment_cost[start, stop]
-                if total <= best[phase, stop] and np.isfinite(total):
-                    best[phase, stop] = total
-                    start_of[phase, stop] = start
-    lengths: list[int] = []
-    representatives: list[int] = []
-    stop = num_layers
-    for phase in range(k, 0, -1):
-        start = int(start_of[phase, stop])
-        lengths.insert(0, stop - start)
-        representatives.insert(0, int(representative[start, stop]))
-        stop = start
-    return FunctionCut(tuple(lengths), tuple(representatives), float(best[k, num_layers]))
+    check_counts(num_layers, k, shortest)
+    if k * longest < num_layers:
+        raise ValueError(f"{k} phases of at most {longest} blocks are fewer than {num_layers}: give a larger --k")
+    length_se = segment_lengths(num_layers)
+    is_allowed = (length_se >= shortest) & (length_se <= longest)
+    score_se = np.where(is_allowed, -_segment_costs(cost), -np.inf)
+    edges = best_partition(score_se, k, tolerance=1e-12 * float(np.abs(cost).max()))
+    return with_representatives(cost, Phases(tuple(end - start for start, end in pairwise(edges)), method="function"))
 
 
-def _segments(cost: Array) -> tuple[Array, NDArray[np.int64]]:
-    """Cost and representative (1..L) of the phase of the blocks start+1..stop, for each start and stop."""
+def with_representatives(cost: Array, phases: Phases) -> Phases:
+    """The same phases with the representative of each, and what it costs to replace the whole phase by it."""
+    costs = []
+    representatives = []
+    for first, last in phases.spans:
+        cost_m = cost[first - 1 : last, first - 1 : last].sum(axis=0)
+        best = int(cost_m.argmin())
+        costs.append(float(cost_m[best]))
+        representatives.append(first + best)
+    return Phases(phases.lengths, tuple(costs), phases.method, tuple(representatives))
+
+
+def _segment_costs(cost: Array) -> Array:
+    """(L+1, L+1): the cost of a phase of the blocks s+1..e; infinite where e is not after s."""
     num_layers = len(cost)
-    total_of = np.full((num_layers + 1, num_layers + 1), np.inf)
-    representative = np.zeros((num_layers + 1, num_layers + 1), dtype=np.int64)
+    cost_se = np.full((num_layers + 1, num_layers + 1), np.inf)
     for start in range(num_layers):
-        for stop in range(start + 1, num_layers + 1):
-            cost_by_representative = cost[start:stop, start:stop].sum(axis=0)
-            chosen = int(cost_by_representative.argmin())
-            total_of[start, stop] = cost_by_representative[chosen]
-            representative[start, stop] = start + chosen + 1
-    return total_of, representative
+        for end in range(start + 1, num_layers + 1):
+            cost_se[start, end] = cost[start:end, start:end].sum(axis=0).min()
+    return cost_se
+
+
+def function_evidence(found: Replacement, phases: Phases, min_length: int | None = None) -> CutEvidence:
+    """How sure the boundaries of a cut by function are over resampled images, and what other partitions cost."""
+    evidence = CutEvidence(cost=sum(phases.scores), random_cost=mean_cost(found.cost, phases))
+    if found.num_images > 1:
+        recut = [cut_by_function(cost, phases.k, min_length) for cost in found.resampled()]
+        evidence.boundaries, evidence.stability = boundary_intervals(phases, recut)
+    return evidence
+
+
+def mean_cost(cost: Array, phases: Phases) -> float:
+    """The mean cost of contiguous partitions into as many phases: of all, or of a sample where there are many."""
+    num = min(num_partitions(phases.num_layers, phases.k), _NUM_RANDOM)
+    costs = []
+    for drawn in sample_partitions(phases.num_layers, phases.k, num):
+        costs.append(sum(with_representatives(cost, drawn).scores))
+    return float(np.mean(costs))

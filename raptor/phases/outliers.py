@@ -28,11 +28,12 @@ class Outliers(Record):
 
 
 class OutlierShares:
-    """Accumulates what `Outliers` reports."""
+    """Accumulates the energy of coordinates and tokens for `Outliers`."""
 
     def __init__(self, num_layers: int) -> None:
         self.num_layers = num_layers
-        self._coordinate_ld = self._token_l = torch.zeros((), dtype=torch.float64)
+        self._coordinate_ld = torch.zeros((), dtype=torch.float64)
+        self._token_l = torch.zeros((), dtype=torch.float64)
         self._num_tokens = 0
 
     @torch.no_grad()
@@ -51,13 +52,15 @@ class OutlierShares:
 
     def reduce(self, ranks: Ranks) -> None:
         """Merge the sums of all ranks."""
-        self._token_l, self._coordinate_ld = ranks.sum(self._token_l), ranks.sum(self._coordinate_ld)
+        self._token_l = ranks.sum(self._token_l)
+        self._coordinate_ld = ranks.sum(self._coordinate_ld)
         self._num_tokens = max(ranks.gather(self._num_tokens))
 
     def result(self) -> Outliers:
         if self._num_tokens == 0:
             raise ValueError("no images were measured: the data is empty")
-        dim, total_l = self._coordinate_ld.shape[1], self._coordinate_ld.sum(1)
+        dim = self._coordinate_ld.shape[1]
+        total_l = self._coordinate_ld.sum(1)
         top_l = self._coordinate_ld.topk(_one_percent(dim)).values.sum(1)
         return Outliers(
             coordinates=(top_l / total_l).cpu().numpy(),

@@ -72,13 +72,17 @@ class CosineSimilarity:
         model: str = "the model",
         blocks_of: str | None = None,
     ) -> None:
-        self.num_layers, self.groups, self.statistics = num_layers, groups, statistics
+        self.num_layers = num_layers
+        self.groups = groups
+        self.statistics = statistics
         self.blocks_of = blocks_of
-        self._block_nll = torch.zeros((), dtype=torch.float64)
-        self._block_sizes = np.zeros(NUM_BLOCKS, dtype=np.int64)
         self.num_images = 0
         self._bad = _BadStates(num_layers, model)
-        self._token_tll = self._pooled_ll = torch.zeros((), dtype=torch.float64)
+        # Sums over images; the first batch gives them their shape and device.
+        self._token_tll = torch.zeros((), dtype=torch.float64)
+        self._pooled_ll = torch.zeros((), dtype=torch.float64)
+        self._block_nll = torch.zeros((), dtype=torch.float64)
+        self._block_sizes = np.zeros(NUM_BLOCKS, dtype=np.int64)
 
     @torch.no_grad()
     def update(
@@ -86,12 +90,16 @@ class CosineSimilarity:
     ) -> Tensor:
         """Add a batch; returns the squared norms of its tokens, (B, T, L).
 
-        pooled: from `pool_layers`, if known. start: how many images of the stream come before; by default those seen.
+        pooled: from `pool_layers`, if known. start: the number of images before the batch; by default the number seen.
         """
         check_states(states, self.num_layers, self.groups.num_tokens)
-        block_b = (torch.arange(len(states[0])) + (self.num_images if start is None else start)) % NUM_BLOCKS
+        if start is None:
+            start = self.num_images
+        if pooled is None:
+            pooled = pool_layers(states, self.groups)
+        # The block of an image follows from its place in the stream, whichever rank has it.
+        block_b = (torch.arange(len(states[0])) + start) % NUM_BLOCKS
         self._block_sizes += np.bincount(block_b.numpy(), minlength=NUM_BLOCKS)
-        pooled = pool_layers(states, self.groups) if pooled is None else pooled
         gram_btll = torch.cat([_gram(self._standardise(x_btld)) for x_btld in _chunks(states)])
         cosine_btll, energy_btl = _cosines(gram_btll)
         self._token_tll = self._token_tll + double(cosine_btll.sum(0))
@@ -113,7 +121,8 @@ class CosineSimilarity:
     def reduce(self, ranks: Ranks) -> None:
         """Merge the sums of all ranks; raises where this rank saw states that are not finite."""
         self._bad.check()
-        self._token_tll, self._pooled_ll = ranks.sum(self._token_tll), ranks.sum(self._pooled_ll)
+        self._token_tll = ranks.sum(self._token_tll)
+        self._pooled_ll = ranks.sum(self._pooled_ll)
         self._block_nll = ranks.sum(self._block_nll)
         self._block_sizes = np.sum(ranks.gather(self._block_sizes), axis=0)
         self.num_images = sum(ranks.gather(self.num_images))
@@ -126,7 +135,8 @@ class CosineSimilarity:
         token_tll = (self._token_tll / self.num_images).cpu().numpy()
         present = dict(self.groups.present())
         matrices: dict[str, Array] = {"all": token_tll.mean(axis=0)}
-        matrices |= {name: token_tll[where].mean(axis=0) for name, where in present.items()}
+        for name, where in present.items():
+            matrices[name] = token_tll[where].mean(axis=0)
         num_pooled = sum(name in present for name in POOLED)
         if num_pooled > 0:
             matrices["pooled"] = (self._pooled_ll / (num_pooled * self.num_images)).cpu().numpy()
@@ -140,7 +150,8 @@ class CosineSimilarity:
         if self.blocks_of is None or self.num_images == 0:
             return None
         used = self._block_sizes > 0
-        sizes, sums_nll = self._block_sizes[used], self._block_nll.cpu().numpy()[used]
+        sizes = self._block_sizes[used]
+        sums_nll = self._block_nll.cpu().numpy()[used]
         return Blocks(sums_nll / sizes[:, None, None], sizes)
 
     def _deal_out(self, cosine_bll: Tensor, block_b: Tensor) -> None:
@@ -151,14 +162,17 @@ class CosineSimilarity:
         self._block_nll.index_add_(0, block_b.to(cosine_bll.device), cosine_bll)
 
     def _standardise(self, x: Tensor) -> Tensor:
-        return x if self.statistics is None else self.statistics.standardise(x)
+        if self.statistics is None:
+            return x
+        return self.statistics.standardise(x)
 
 
 class CoordinateStatistics:
     """Mean and standard deviation of each coordinate at each layer, over all images and tokens."""
 
     def __init__(self, num_layers: int, model: str = "the model") -> None:
-        self.num_layers, self.count = num_layers, 0
+        self.num_layers = num_layers
+        self.count = 0  # tokens
         self._bad = _BadStates(num_layers, model)
         self._moments = Moments()  # of (L, D)
         self._scale: tuple[Tensor, Tensor] | None = None
@@ -166,11 +180,18 @@ class CoordinateStatistics:
     @torch.no_grad()
     def update(self, states: Sequence[Tensor]) -> None:
         check_states(states, self.num_layers)
-        moments = [torch.var_mean(at_least_float32(x).flatten(0, 1), dim=0, correction=0) for x in states[1:]]
-        variance_ld, mean_ld = (double(torch.stack(m)) for m in zip(*moments))
+        variances = []
+        means = []
+        for x_btd in states[1:]:
+            variance_d, mean_d = torch.var_mean(at_least_float32(x_btd).flatten(0, 1), dim=0, correction=0)
+            variances.append(variance_d)
+            means.append(mean_d)
+        variance_ld = double(torch.stack(variances))
+        mean_ld = double(torch.stack(means))
         num_tokens = states[0].shape[0] * states[0].shape[1]
         self._moments.add(mean_ld, variance_ld * num_tokens, num_tokens)
-        self.count, self._scale = self.count + num_tokens, None
+        self.count += num_tokens
+        self._scale = None
         self._bad.watch_input(states[0])
         self._bad.watch(1 + mean_ld.square().sum(1)[None] + variance_ld.sum(1)[None])
         self._bad.next_batch()
@@ -179,7 +200,8 @@ class CoordinateStatistics:
         """Merge the statistics of all ranks; raises where this rank saw states that are not finite."""
         self._bad.check()
         self._moments.reduce(ranks)
-        self.count, self._scale = sum(ranks.gather(self.count)), None
+        self.count = sum(ranks.gather(self.count))
+        self._scale = None
 
     @property
     def mean(self) -> Array:
@@ -196,11 +218,13 @@ class CoordinateStatistics:
     def standardise(self, x: Tensor) -> Tensor:
         """(…, L, D) with each coordinate to mean 0 and deviation 1; a coordinate that never varies becomes 0."""
         if self._scale is None:
-            mean, std = torch.from_numpy(self.mean), torch.from_numpy(self.std)
+            mean = torch.from_numpy(self.mean)
+            std = torch.from_numpy(self.std)
             inverse = torch.where(std > 0, 1 / std, 0.0)
             dtype = torch.promote_types(x.dtype, torch.float32)
-            self._scale = mean.to(x.device, dtype), inverse.to(x.device, dtype)
-        return (x - self._scale[0]) * self._scale[1]
+            self._scale = (mean.to(x.device, dtype), inverse.to(x.device, dtype))
+        mean, inverse = self._scale
+        return (x - mean) * inverse
 
     def _check(self) -> None:
         if self.count == 0:
@@ -235,36 +259,49 @@ def measure_similarity(
     matrices are kept by blocks of images, see `CosineSimilarity`.
     """
     cosine = CosineSimilarity(num_layers, groups, statistics, model, blocks_of)
-    cka = None if cka_features is None else LinearCKA(num_layers, groups, cka_features)
+    cka = None
+    if cka_features is not None:
+        cka = LinearCKA(num_layers, groups, cka_features)
     outliers = OutlierShares(num_layers)
     for states, start in _with_starts(trajectories):
         check_states(states, num_layers, groups.num_tokens)
         pooled = pool_layers(states, groups)
         energy_btl = cosine.update(states, pooled, start)
-        outliers.update(states, energy_btl if statistics is None else None)
+        if statistics is None:
+            outliers.update(states, energy_btl)
+        else:  # those norms are of standardised states
+            outliers.update(states)
         if cka is not None:
             cka.update(states, pooled)
-    ranks = trajectories.ranks if isinstance(trajectories, Trajectories) else ONE_PROCESS
+    ranks = ONE_PROCESS
+    if isinstance(trajectories, Trajectories):
+        ranks = trajectories.ranks
     reduce_all(ranks, cosine, outliers, cka)
     matrices = cosine.result()
-    cka_ll = cka.result() if cka is not None and cka.num_images > 0 else None
+    cka_ll = None
+    if cka is not None and cka.num_images > 0:
+        cka_ll = cka.result()
     return SimilarityResult(matrices, cka_ll, outliers.result(), cosine.num_images, cosine.blocks())
 
 
 def _with_starts(
     trajectories: Trajectories | Iterable[Sequence[Tensor]],
 ) -> Iterator[tuple[Sequence[Tensor], int | None]]:
-    """The states of each batch, and how many images of the stream come before it, where that is known."""
-    if isinstance(trajectories, Trajectories):
-        return ((states, batch.start) for states, _, batch in trajectories)
-    return ((states, None) for states in trajectories)
+    """The states of each batch, and the number of images before it, where it is known."""
+    if not isinstance(trajectories, Trajectories):
+        for states in trajectories:
+            yield states, None
+        return
+    for found, _, batch in trajectories:
+        yield found, batch.start
 
 
 class _BadStates:
     """The first batch in which each layer was not finite, or had a vector of norm zero; kept on the device."""
 
     def __init__(self, num_layers: int, model: str) -> None:
-        self.num_layers, self.model = num_layers, model
+        self.num_layers = num_layers
+        self.model = model
         self.batch = 0
         self._first: Tensor | None = None
 
@@ -299,10 +336,12 @@ class _BadStates:
 
 
 def _first_bad(first_l: list[int]) -> str | None:
-    """Where a stream was bad first, in words, given the first bad batch of each layer, or -1; None where nowhere."""
+    """The first place of a bad state in words, given the first bad batch of each layer or -1; None without any."""
     found = [(batch, layer) for layer, batch in enumerate(first_l) if batch >= 0]
-    batch, layer = min(found, default=(None, None))
-    return None if batch is None else f"layer {layer} in batch {batch} (the first batch is 0)"
+    if not found:
+        return None
+    batch, layer = min(found)
+    return f"layer {layer} in batch {batch} (the first batch is 0)"
 
 
 def _chunks(states: Sequence[Tensor]) -> Iterator[Tensor]:

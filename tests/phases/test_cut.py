@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -11,15 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from known_matrices import DISTANCE, TABLE_3, striped
-from scipy.stats import chisquare
 
 from raptor.phases.cut import (
     Phases,
     choose_k,
     find_phases,
-    num_partitions,
-    random_phases,
-    sample_partitions,
     within_and_across,
 )
 
@@ -168,40 +163,6 @@ def test_a_layer_alone_is_a_phase_for_maxcut_but_not_by_default_for_dp() -> None
     assert find_phases(similarity, 2, "dp", min_length=1).lengths == (5, 1)
 
 
-@pytest.mark.parametrize(("num_layers", "k", "min_length"), [(8, 3, 1), (12, 3, 2), (7, 2, 1), (10, 4, 2)])
-def test_random_phases_are_uniform(num_layers: int, k: int, min_length: int) -> None:
-    every = all_partitions(num_layers, k, min_length)
-    assert num_partitions(num_layers, k, min_length) == len(every)
-    counts = Counter(random_phases(num_layers, k, min_length, seed).lengths for seed in range(100 * len(every)))
-    assert set(counts) <= set(every)
-    assert chisquare([counts[p] for p in every]).pvalue > 1e-4
-
-
-def test_random_phases_edge_cases() -> None:
-    assert random_phases(5, 1).lengths == (5,)
-    assert random_phases(5, 5).lengths == (1, 1, 1, 1, 1)
-    assert random_phases(12, 4, seed=3) == random_phases(12, 4, seed=3)
-
-
-def test_sample_partitions_without_replacement() -> None:
-    best = find_phases(1 - DISTANCE, 2)
-    others = sample_partitions(12, 2, 10, exclude=[best])
-    assert {p.lengths for p in others} == {(n, 12 - n) for n in range(1, 12)} - {(7, 5)}
-    assert [p.lengths for p in others] == [p.lengths for p in sample_partitions(12, 2, 10, exclude=[(7, 5)])]
-    with pytest.raises(ValueError, match="count must be 0 to 10"):
-        sample_partitions(12, 2, 11, exclude=[best])
-    many = sample_partitions(60, 8, 500, seed=1)
-    assert len(set(many)) == 500
-    assert all(p.num_layers == 60 and p.k == 8 for p in many)
-
-
-def test_sample_partitions_first_draw_is_uniform() -> None:
-    every = [p for p in all_partitions(8, 3, 1) if p != (2, 3, 3)]
-    counts = Counter(sample_partitions(8, 3, 4, seed=s, exclude=[(2, 3, 3)])[0].lengths for s in range(1500))
-    assert set(counts) <= set(every)
-    assert chisquare([counts[p] for p in every]).pvalue > 1e-4
-
-
 @pytest.mark.parametrize(
     ("similarity", "options", "message"),
     [
@@ -230,9 +191,6 @@ def test_maxcut_that_cannot_go_on_says_so() -> None:
     with pytest.raises(ValueError, match=r"max-cut stops at 3 \| 3"):
         find_phases(similarity, 3, min_length=2)
     assert find_phases(similarity, 3, "dp").k == 3
-    for bad in ({"k": 4, "min_length": 2}, {"k": 0}):
-        with pytest.raises(ValueError):
-            random_phases(7, **bad)
 
 
 def test_within_and_across_by_hand():

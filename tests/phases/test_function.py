@@ -12,20 +12,41 @@ from torch.nn import functional as F
 
 from raptor import replace_block
 from raptor.data.stream import Batch
-from raptor.phases.function import branch_names, cut_by_function, measure_replacement
-from raptor.vit.trajectory import Trajectories
+from raptor.phases.cut import Phases
+from raptor.phases.function import (
+    branch_names,
+    cut_by_function,
+    function_evidence,
+    mean_cost,
+    measure_replacement,
+    parts_of,
+    with_representatives,
+)
+from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.view import ViT
 
 
-def _trajectories(vit: ViT, num: int = 3) -> Trajectories:
+def _batches(vit: ViT, num: int = 3) -> list[Batch]:
     images = noise_images(vit, num)
-    return Trajectories(vit, [Batch(images[:2], None, [0, 1]), Batch(images[2:], None, [2])])
+    return [Batch(images[:2], None, [0, 1]), Batch(images[2:], None, [2])]
+
+
+def _total(cost: np.ndarray, edges: list[int]) -> float:
+    """The cost of a partition by the definition: the best representative of each phase replaces all its blocks."""
+    total = 0.0
+    for start, stop in pairwise(edges):
+        total += min(sum(cost[row, m] for row in range(start, stop)) for m in range(start, stop))
+    return total
+
+
+def _partitions(num_layers: int, k: int) -> list[list[int]]:
+    return [[0, *cuts, num_layers] for cuts in combinations(range(1, num_layers), k - 1)]
 
 
 def test_the_cost_is_the_divergence_of_a_model_with_the_block_replaced() -> None:
     vit = tiny_timm(depth=3, num_classes=5)
     images = noise_images(vit, 3)
-    found = measure_replacement(vit, _trajectories(vit))
+    found = measure_replacement(vit, _batches(vit))["block"]
     with torch.no_grad():
         probability = vit(images).softmax(-1)
         for layer, other in ((1, 3), (2, 1), (3, 2)):
@@ -42,7 +63,7 @@ def test_the_cost_is_the_divergence_of_a_model_with_the_block_replaced() -> None
 def test_without_a_head_the_cost_is_the_relative_error_of_the_last_state() -> None:
     vit = tiny_timm(depth=3, num_classes=0)
     images = noise_images(vit, 3)
-    found = measure_replacement(vit, _trajectories(vit))
+    found = measure_replacement(vit, _batches(vit))["block"]
     with torch.no_grad():
         last = vit.record(images)[0][-1]
         with replace_block(vit, 2, vit.blocks[0]):
@@ -59,7 +80,7 @@ def test_only_one_branch_is_replaced_and_the_model_is_left_as_it_was() -> None:
     images = noise_images(vit, 3)
     with torch.no_grad():
         before = vit(images)
-        found = measure_replacement(vit, _trajectories(vit), part="mlp")
+        found = measure_replacement(vit, _batches(vit), ["mlp"])["mlp"]
         assert torch.equal(vit(images), before)
         block, other = vit.blocks[1], vit.blocks[2]
         own = block.norm2, block.mlp
@@ -77,29 +98,94 @@ def test_a_block_without_two_norms_has_no_parts() -> None:
 
 @pytest.mark.parametrize(("k", "shortest", "longest"), [(1, 1, 7), (2, 1, 7), (3, 2, 7), (4, 1, 3)])
 def test_the_cut_is_the_best_of_all_partitions(k: int, shortest: int, longest: int) -> None:
-    num_layers = 7
-    cost = np.random.default_rng(k).random((num_layers, num_layers))
+    cost = np.random.default_rng(k).random((7, 7))
     np.fill_diagonal(cost, 0)
-    best = np.inf
-    for boundaries in combinations(range(1, num_layers), k - 1):
-        edges = [0, *boundaries, num_layers]
-        spans = list(pairwise(edges))
-        if all(shortest <= stop - start <= longest for start, stop in spans):
-            total = 0.0
-            for start, stop in spans:
-                total += min(sum(cost[row, m] for row in range(start, stop)) for m in range(start, stop))
-            best = min(best, total)
+    allowed = [edges for edges in _partitions(7, k) if all(shortest <= b - a <= longest for a, b in pairwise(edges))]
+    best = min(allowed, key=lambda edges: _total(cost, edges))
     found = cut_by_function(cost, k, shortest, longest)
-    assert found.cost == pytest.approx(best) and sum(found.lengths) == num_layers
-    again = 0.0
-    start = 0
-    for length, representative in zip(found.lengths, found.representatives):
-        assert start < representative <= start + length
-        again += cost[start : start + length, representative - 1].sum()
-        start += length
-    assert again == pytest.approx(best)
+    assert found.lengths == tuple(np.diff(best)) and sum(found.scores) == pytest.approx(_total(cost, best))
+    for (first, last), representative, score in zip(found.spans, found.representatives, found.scores):
+        assert first <= representative <= last
+        assert cost[first - 1 : last, representative - 1].sum() == pytest.approx(score)
+
+
+@pytest.mark.parametrize("num_classes", [5, 0])
+def test_the_cut_of_a_model_is_the_best_of_all_its_partitions(num_classes: int) -> None:
+    """Every phase of every partition is measured again: its blocks are replaced one by one in the model itself."""
+    vit = tiny_timm(depth=4, num_classes=num_classes)
+    images = noise_images(vit, 3)
+    measured = measure_replacement(vit, _batches(vit))["block"]
+
+    def changed(layer: int, other: int) -> float:
+        with torch.no_grad():
+            plain = vit(images) if num_classes else vit.record(images)[0][-1]
+            with replace_block(vit, layer, vit.blocks[other - 1]):
+                altered = vit(images) if num_classes else vit.record(images)[0][-1]
+        if num_classes:
+            return float(F.kl_div(altered.double().log_softmax(-1), plain.double().softmax(-1), reduction="batchmean"))
+        return float(np.mean([float((a - b).norm() / b.norm()) for a, b in zip(altered, plain)]))
+
+    cost = np.array([[changed(row, column) for column in range(1, 5)] for row in range(1, 5)])
+    for k in (1, 2, 3, 4):
+        totals = {tuple(np.diff(edges)): _total(cost, edges) for edges in _partitions(4, k)}
+        found = cut_by_function(measured.cost, k)
+        assert found.lengths == min(totals, key=totals.__getitem__)
+        assert sum(found.scores) == pytest.approx(min(totals.values()), rel=1e-4, abs=1e-9)
+
+
+def test_by_hand_one_block_stands_for_its_phase() -> None:
+    """Blocks 1 and 2 do the same, and so do 3 and 4; block 4 replaces 3 at the lower cost."""
+    cost = np.array([[0.0, 0.0, 5, 5], [0.0, 0.0, 5, 5], [5, 5, 0.0, 0.1], [5, 5, 0.4, 0.0]])
+    found = cut_by_function(cost, 2)
+    assert found.lengths == (2, 2) and found.scores == pytest.approx((0.0, 0.1))
+    assert found.representatives == (1, 4)  # of two equal ones the earlier block
+    assert found.method == "function"
+    given = with_representatives(cost, Phases((3, 1)))
+    assert given.scores == pytest.approx((5.0, 0.0)) and given.representatives == (1, 4)
+
+
+def test_ties_go_to_the_later_boundary() -> None:
+    assert cut_by_function(np.zeros((4, 4)), 2).lengths == (3, 1)
+    assert cut_by_function(np.zeros((4, 4)), 3).lengths == (2, 1, 1)
+    assert cut_by_function(np.zeros((5, 5)), 2, max_length=3).lengths == (3, 2)
+
+
+def test_the_mean_cost_is_that_of_all_partitions() -> None:
+    cost = np.random.default_rng(0).random((6, 6))
+    expected = np.mean([_total(cost, edges) for edges in _partitions(6, 3)])
+    assert mean_cost(cost, Phases((2, 2, 2))) == pytest.approx(expected)
+
+
+def test_boundaries_that_every_image_has_are_certain() -> None:
+    vit = tiny_timm(depth=4, num_classes=5)
+    measured = measure_replacement(vit, _batches(vit))["block"]
+    sharp = np.ones((4, 4)) - np.eye(4)
+    sharp[:2, :2] = sharp[2:, 2:] = 0
+    images = sharp * np.array([1.0, 2.0, 3.0])[:, None, None]
+    measured.cost, measured.image_cost = images.mean(0), images
+    found = function_evidence(measured, cut_by_function(measured.cost, 2))
+    assert found.boundaries == [(2, 2)] and found.stability == [1.0] and found.cost == 0
+    # In 1 | 3 and in 3 | 1 one block costs 2 on average, in 2 | 2 none does.
+    assert found.random_cost == pytest.approx((2 + 0 + 2) / 3)
+
+
+def test_a_surrogate_has_only_whole_blocks_to_replace() -> None:
+    vit = tiny_timm(depth=3, num_classes=5)
+    assert parts_of(vit) == (("block", "attention", "mlp"), "")
+    parts, reason = parts_of(make_surrogate(vit, [2, 1]))
+    assert parts == ("block",) and "cannot be told apart" in reason
 
 
 def test_impossible_cuts_are_refused() -> None:
-    with pytest.raises(ValueError, match="cannot be cut into 3 phases"):
+    with pytest.raises(ValueError, match="k=3 phases of at least 2 layers need 6"):
         cut_by_function(np.zeros((4, 4)), 3, min_length=2)
+    with pytest.raises(ValueError, match="2 phases of at most 3 blocks are fewer than 7"):
+        cut_by_function(np.zeros((7, 7)), 2, max_length=3)
+
+
+def test_an_output_that_is_not_finite_names_the_blocks() -> None:
+    vit = tiny_timm(depth=3, num_classes=5)
+    with torch.no_grad():
+        vit.blocks[2].mlp.fc2.bias.fill_(float("inf"))
+    with pytest.raises(ValueError, match="with block 1 replaced by block 2 gives an output that is not finite"):
+        measure_replacement(vit, _batches(vit))

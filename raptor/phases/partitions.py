@@ -1,0 +1,75 @@
+"""Random partitions of depth, which a cut is compared with: uniform over all contiguous phases of a given number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations, pairwise
+from math import comb
+
+import numpy as np
+
+from raptor.phases.cut import Phases, check_counts
+
+_LISTED = 10_000  # so many partitions are written out before some are drawn
+
+
+def num_partitions(num_layers: int, k: int, min_length: int = 1) -> int:
+    """The number of ways to cut L layers into k phases of at least `min_length`."""
+    check_counts(num_layers, k, min_length)
+    return comb(_num_places(num_layers, k, min_length), k - 1)
+
+
+def random_phases(num_layers: int, k: int, min_length: int = 1, seed: int = 0) -> Phases:
+    """One contiguous partition, uniform over the compositions of L into k parts of at least `min_length`."""
+    check_counts(num_layers, k, min_length)
+    return _draw(np.random.default_rng(seed), num_layers, k, min_length)
+
+
+def sample_partitions(
+    num_layers: int,
+    k: int,
+    count: int,
+    seed: int = 0,
+    exclude: Iterable[Sequence[int]] = (),
+) -> list[Phases]:
+    """`count` distinct partitions drawn uniformly without replacement, none of them in `exclude`."""
+    excluded = set()
+    for lengths in exclude:
+        phases = Phases.from_lengths(lengths)
+        if phases.num_layers == num_layers and phases.k == k:
+            excluded.add(phases)
+    total = num_partitions(num_layers, k)
+    if not 0 <= count <= total - len(excluded):
+        raise ValueError(f"count must be 0 to {total - len(excluded)}, the partitions there are, got {count}")
+    rng = np.random.default_rng(seed)
+    if total <= max(_LISTED, 2 * (count + len(excluded))):
+        left = []
+        for bars in combinations(range(num_layers - 1), k - 1):
+            phases = _from_bars(bars, num_layers, k, 1)
+            if phases not in excluded:
+                left.append(phases)
+        return [left[i] for i in rng.choice(len(left), count, replace=False)]
+    drawn: dict[Phases, None] = {}  # a set that keeps the order
+    while len(drawn) < count:
+        phases = _draw(rng, num_layers, k, 1)
+        if phases not in excluded:
+            drawn[phases] = None
+    return list(drawn)
+
+
+def _num_places(num_layers: int, k: int, min_length: int) -> int:
+    """Places for stars and bars: the layers left once every phase has its `min_length`, and k-1 bars."""
+    return num_layers - k * min_length + k - 1
+
+
+def _draw(rng: np.random.Generator, num_layers: int, k: int, min_length: int) -> Phases:
+    if k == 1:
+        return _from_bars((), num_layers, k, min_length)
+    bars = rng.choice(_num_places(num_layers, k, min_length), k - 1, replace=False)
+    return _from_bars(sorted(int(bar) for bar in bars), num_layers, k, min_length)
+
+
+def _from_bars(bars: Sequence[int], num_layers: int, k: int, min_length: int) -> Phases:
+    """The partition of k-1 bars among the places."""
+    edges = [-1, *bars, _num_places(num_layers, k, min_length)]
+    return Phases(tuple(end - start - 1 + min_length for start, end in pairwise(edges)), method="random")
