@@ -114,7 +114,7 @@ class Evidence:
             recut = [cut(matrix) for matrix in self.resampled]
             found.boundaries, found.stability = boundary_intervals(phases, recut)
             if found.contrast is not None:
-                contrasts = [_contrast(matrix, phases) for matrix in self.resampled]
+                contrasts = np.array([_contrast(matrix, phases) for matrix in self.resampled], dtype=np.float64)
                 lower, upper = np.quantile(contrasts, _ENDS)
                 found.interval = (float(lower), float(upper))
         if found.contrast is not None:
