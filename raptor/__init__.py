@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from raptor.surrogate.surrogate import block_parameters, make_surrogate
     from raptor.train import distill
     from raptor.train.teacher import train_teacher
+    from raptor.vit.groups import TokenGroups
     from raptor.vit.names import list_models, models_for
     from raptor.vit.open import open_vit
     from raptor.vit.pair import open_pair
     from raptor.vit.saved import save_vit
     from raptor.vit.shared import SharedViT
     from raptor.vit.trajectory import Trajectories, perturb, replace_block, swap_blocks
-    from raptor.vit.view import TokenGroups, ViT
+    from raptor.vit.view import ViT
 
 __all__ = [
     "ChosenData",

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raptor.vit.view import TokenGroups
+from raptor.vit.groups import TokenGroups
 
 GROUPS = TokenGroups(cls=1, registers=2, patches=5)
 NUM_LAYERS, DIM = 4, 12

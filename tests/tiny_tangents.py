@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from raptor.data.stream import Batch
-from raptor.vit.view import Context, TokenGroups, ViT
+from raptor.vit.groups import TokenGroups
+from raptor.vit.view import Context, ViT
 
 
 class LinearViT:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from raptor.dynamics.states import group_means
-from raptor.vit.view import TokenGroups
+from raptor.vit.groups import TokenGroups
 
 GROUPS = TokenGroups(cls=1, registers=4, patches=16)
 

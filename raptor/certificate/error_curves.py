@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raptor.devices import Ranks, free_bytes, full_precision
 from raptor.streaming import Array, Moments, Record, Reservoir, decode, jsonable
-from raptor.vit.view import TokenGroups
+from raptor.vit.groups import TokenGroups
 
 Bounds = tuple[tuple[int, int], ...]
 _RESERVOIR_IMAGES = 10_000

@@ -19,7 +19,8 @@ from raptor.devices import ONE_PROCESS, Ranks
 from raptor.provenance import hash_config
 from raptor.streaming import Record
 from raptor.subject import Subject, differences
-from raptor.vit.view import POOLED, ViT
+from raptor.vit.groups import POOLED
+from raptor.vit.view import ViT
 
 _NUM_IMAGES, _NUM_IMAGES_PER_CLASS = 5000, 20  # a ridge head is fitted on 20 images per class, at least 5,000
 HEAD_OF_FILE = "the head in "

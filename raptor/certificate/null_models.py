@@ -18,8 +18,9 @@ from raptor.data.stream import Batch, sharing
 from raptor.devices import Ranks, full_precision
 from raptor.phases.cut import Phases, check_phases
 from raptor.surrogate.surrogate import make_surrogate
+from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import NonFiniteStates, Trajectories, autocast
-from raptor.vit.view import TokenGroups, ViT
+from raptor.vit.view import ViT
 
 NULL_NAMES = ("identity", "mean", "tied", "linear")
 _JITTER = 1e-7  # of the mean squared feature: keeps directions that hold only rounding noise out of the linear maps

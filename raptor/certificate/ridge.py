@@ -12,8 +12,9 @@ from raptor.certificate.linear_head import LinearHead
 from raptor.data.stream import Batch, sharing
 from raptor.progress import track
 from raptor.streaming import Rows
+from raptor.vit.calls import first_tensor
 from raptor.vit.trajectory import autocast
-from raptor.vit.view import ViT, first_tensor
+from raptor.vit.view import ViT
 
 ALPHAS = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5)
 _CHOICE_SHARE = 0.2

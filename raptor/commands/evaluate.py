@@ -165,7 +165,7 @@ def _open_both(config: EvaluateConfig, device: torch.device) -> tuple[ViT, ViT]:
     if surrogate is not None:
         return surrogate, model
     source = folder_of(run) if isinstance(folder_of(run), str | Path) else None
-    words = source or model.opened.get("model") or module_option(Provenance.here().module)
+    words = source or model.opened.model or module_option(Provenance.here().module)
     raise ValueError(f"{source or model.name} is no surrogate: make one with raptor distill {words}")
 
 

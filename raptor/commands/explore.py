@@ -154,7 +154,7 @@ def describe(found: dict[str, Any], classes: list[str]) -> str:
 
 def class_names(vit: ViT) -> list[str]:
     """Names of the built-in classes, where the model is the built-in one."""
-    if vit.opened.get("model") != "scenes":
+    if vit.opened.model != "scenes":
         return []
     from raptor.data.scenes.render import Scenes
 

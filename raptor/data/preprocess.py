@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import ExifTags, Image, ImageOps
+from pydantic import ConfigDict
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
@@ -34,6 +35,8 @@ _Triple = tuple[float, float, float]
 @dataclass(frozen=True)
 class Preprocess:
     """How images reach a model: shorter side to `resize`, centre square, centre crop to `size`, normalised."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     size: int = 224
     resize: int = 256

@@ -15,8 +15,8 @@ from torch import Tensor
 from raptor.devices import Ranks
 from raptor.dynamics.states import group_means, on_host_if_small, parallel_map, places_of, take_rows
 from raptor.streaming import Array, NotSaved, Record, Rows, reduce_all
+from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import check_states
-from raptor.vit.view import TokenGroups
 
 _PER_CLASS = 200
 

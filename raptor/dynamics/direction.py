@@ -22,8 +22,8 @@ from torch import Tensor
 from raptor.devices import Ranks
 from raptor.dynamics.states import EvenSubset, chord_angle, measured_groups, places_of, take_rows, unit
 from raptor.streaming import Array, ImageMoments, NotSaved, Record, Spread, reduce_all
+from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import at_least_float32, check_states
-from raptor.vit.view import TokenGroups
 
 GATHERING_IMAGES = 256
 Bounds = tuple[tuple[int, int], ...]

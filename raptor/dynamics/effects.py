@@ -11,7 +11,8 @@ from torch import Tensor
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.dynamics.states import mean_by_group, measured_groups, unit, unit_angle
 from raptor.streaming import ImageMoments, Spread
-from raptor.vit.view import Context, ViT, first_tensor
+from raptor.vit.calls import first_tensor
+from raptor.vit.view import Context, ViT
 
 BATCH = 32
 HARDLY_VARIED = 0.9

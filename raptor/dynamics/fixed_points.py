@@ -25,10 +25,12 @@ from torch import Tensor
 from raptor.data.stream import Batch
 from raptor.devices import full_precision
 from raptor.dynamics.states import unit, unit_angle
+from raptor.phases.cut import Phases
 from raptor.streaming import ImageMoments, Record, Spread
 from raptor.surrogate.surrogate import Step, surrogate_spec
+from raptor.vit.calls import first_tensor
 from raptor.vit.trajectory import at_least_float32
-from raptor.vit.view import ViT, first_tensor
+from raptor.vit.view import ViT
 
 KINDS = ("settled", "periodic", "drifting", "diverging")
 _SETTLED = 0.1  # of the first turn, below which the last turns count as settled
@@ -86,6 +88,7 @@ def measure_fixed_points(
     """
     spec = surrogate_spec(surrogate)
     phases = list(spec.phases)
+    spans = Phases.from_lengths(phases).spans
     if num_extra < 8:
         raise ValueError(f"at least eight further steps are needed to judge a path, got {num_extra}")
     if twin is not None and twin.phases != phases:
@@ -102,7 +105,7 @@ def measure_fixed_points(
             a_0, context = surrogate.embed(batch.images.to(surrogate.device))
             states = surrogate.unroll(a_0, context)
             for (phase, depth), continuation in continuations.items():
-                _, last = spec.phases.spans[phase - 1]
+                _, last = spans[phase - 1]
                 path = _further_states(surrogate, last, depth, num_extra, states[last], context.calls[last - 1])
                 continuation.update(states[last], path, surrogate.norm)
     found = [continuation.result(*key) for key, continuation in continuations.items()]

@@ -29,8 +29,8 @@ from raptor.streaming import (
     jsonable,
     reduce_all,
 )
+from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import check_states
-from raptor.vit.view import TokenGroups
 
 _TRAJECTORIES = 256
 _SHOWN = 64  # trajectories that are swept over ranks and whose eigenvalues go into the JSON

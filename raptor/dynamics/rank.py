@@ -22,8 +22,8 @@ from torch import Tensor
 from raptor.devices import Ranks
 from raptor.dynamics.states import EvenSubset, eigenvalues, measured_groups, places_of, take_rows, unit
 from raptor.streaming import ImageMoments, NotSaved, Record, Spread, reduce_all
+from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import check_states
-from raptor.vit.view import TokenGroups
 
 RANK_IMAGES = 64
 _PENDING = 8  # images whose Gram matrices are collected on the device before they are copied to the host

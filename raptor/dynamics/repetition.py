@@ -19,8 +19,9 @@ from raptor.dynamics.states import mean_by_group, unit
 from raptor.phases.cut import check_phases
 from raptor.streaming import ImageMoments, Record, Spread
 from raptor.surrogate.surrogate import Step, surrogate_spec
+from raptor.vit.calls import first_tensor
 from raptor.vit.trajectory import at_least_float32
-from raptor.vit.view import ViT, first_tensor
+from raptor.vit.view import ViT
 
 
 @dataclass

@@ -23,8 +23,8 @@ from raptor.devices import ONE_PROCESS, Ranks
 from raptor.dynamics.states import mean_by_group, measured_groups, unit, unit_angle
 from raptor.phases.cut import Phases
 from raptor.streaming import Array, ImageMoments, NotSaved, Record, Reservoir, Spread, jsonable
+from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import at_least_float32, check_states
-from raptor.vit.view import TokenGroups
 
 EPS = (1e-3, 1e-2, 1e-1)
 KINDS = ("relative", "paper")

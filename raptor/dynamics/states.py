@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import at_least_float32, float_type
-from raptor.vit.view import TokenGroups
 
 Result = TypeVar("Result")
 _HOST_SIZE = 1024

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raptor.devices import Ranks
+from raptor.vit.groups import POOLED, TokenGroups
 from raptor.vit.trajectory import check_states, double, pool_layers
-from raptor.vit.view import POOLED, TokenGroups
 
 
 class LinearCKA:

@@ -24,8 +24,9 @@ from raptor.phases.evidence import NUM_RESAMPLES, CutEvidence, boundary_interval
 from raptor.phases.partitions import num_partitions, sample_partitions
 from raptor.progress import Progress
 from raptor.streaming import Array, NotSaved, Record
+from raptor.vit.calls import first_tensor
 from raptor.vit.trajectory import autocast
-from raptor.vit.view import Context, ViT, first_tensor
+from raptor.vit.view import Context, ViT
 
 Part = Literal["block", "attention", "mlp"]
 PARTS: tuple[Part, ...] = ("block", "attention", "mlp")

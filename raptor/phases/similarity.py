@@ -20,6 +20,7 @@ from raptor.devices import ONE_PROCESS, Ranks, full_precision
 from raptor.phases.cka import LinearCKA
 from raptor.phases.outliers import Outliers, OutlierShares
 from raptor.streaming import Array, Moments, Result, reduce_all
+from raptor.vit.groups import POOLED, TokenGroups
 from raptor.vit.trajectory import (
     NonFiniteStates,
     Trajectories,
@@ -29,7 +30,6 @@ from raptor.vit.trajectory import (
     float_type,
     pool_layers,
 )
-from raptor.vit.view import POOLED, TokenGroups
 
 _CHECK_EVERY = 50  # batches
 NUM_BLOCKS = 64  # of images, for the bootstrap: memory does not grow with the number of images

@@ -26,8 +26,9 @@ from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.streaming import Array, Record
 from raptor.subject import Subject
+from raptor.vit.groups import POOLED
 from raptor.vit.trajectory import Trajectories
-from raptor.vit.view import POOLED, ModelFacts, ViT
+from raptor.vit.view import ModelFacts, ViT
 
 FUNCTION_IMAGES = 32
 DEFAULT_CUTS = (2, 3, 4)

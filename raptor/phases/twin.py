@@ -7,7 +7,6 @@ from raptor.devices import seeded
 from raptor.phases.similarity import measure_similarity
 from raptor.streaming import Array
 from raptor.vit.builders import build_base
-from raptor.vit.stated import forward_arguments
 from raptor.vit.structure import inspect_vit
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
@@ -49,24 +48,9 @@ def untrained_twin(vit: ViT, seed: int = 0) -> ViT:
     """The same model with random weights; ValueError for a surrogate or a module of your own, which has none."""
     if vit.phases:
         raise ValueError("a surrogate has none")
-    if not vit.source.get("source"):
+    if vit.origin.base is None:
         raise ValueError("a module of your own cannot be built anew")
     with seeded(seed):
-        model = build_base(vit.source)
-    norm = None
-    for name, module in vit.model.named_modules():
-        if module is vit.norm:
-            norm = name
-            break
-    twin = inspect_vit(
-        model,
-        f"untrained twin of {vit.name}",
-        vit.preprocess,
-        forward_kwargs=forward_arguments(model, vit.preprocess.size),
-        source=vit.source,
-        blocks=vit.blocks_path,
-        norm=norm,
-        cls=vit.groups.cls,
-        registers=vit.groups.registers,
-    )
-    return twin.to(vit.device)
+        model = build_base(vit.origin.base)
+    name = f"untrained twin of {vit.name}"
+    return inspect_vit(model, name, vit.preprocess, vit.structure(), vit.origin).to(vit.device)

@@ -21,7 +21,8 @@ from raptor.probes.features import check_finite, normed_tokens, view_at
 from raptor.probes.grid import Choice
 from raptor.probes.result import HeadTensors, SeedRun
 from raptor.streaming import Rows, reduce_all
-from raptor.vit.view import POOLED, ViT, pool
+from raptor.vit.groups import POOLED, pool
+from raptor.vit.view import ViT
 
 _CROP_SCALE = (0.08, 1.0)
 _SCORE_ELEMENTS = 2**26

@@ -19,7 +19,8 @@ from raptor.dynamics.effects import run_blocks
 from raptor.dynamics.repetition import repetition_plan
 from raptor.phases.cut import check_phases
 from raptor.recurrence.rules import Logits
-from raptor.vit.view import Context, TokenGroups, ViT
+from raptor.vit.groups import TokenGroups
+from raptor.vit.view import Context, ViT
 
 LARGEST_STEP = 4.0
 NUM_STEPS = 16

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raptor.vit.view import TokenGroups, image_vectors
+from raptor.vit.groups import TokenGroups, image_vectors
 
 Logits = Callable[[Tensor], Tensor]
 

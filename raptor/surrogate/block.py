@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raptor.surrogate.adapters import DepthLinear, Weights, adapt
-from raptor.vit.view import first_tensor, with_state
+from raptor.vit.calls import first_tensor, with_state
 
 _NUM_FACTORS = 8
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from raptor.devices import seeded
-from raptor.phases.cut import Phases, check_phases
+from raptor.phases.cut import check_phases
 from raptor.surrogate import fast
 from raptor.surrogate.adapters import DepthAdapters, Weights
 from raptor.surrogate.block import CopiedBlock, DepthMLP, DepthTable, Modulation, PaperBlock
@@ -30,49 +29,11 @@ from raptor.surrogate.teacher_blocks import (
     own_copy,
     uses_places,
 )
+from raptor.vit.origin import Opened, Origin, SurrogateSpec
 from raptor.vit.view import ViT
 from raptor.vit.weights import fingerprint
 
-BLOCKS = ("teacher", "paper")
-CONDITIONINGS = ("table", "mlp", "none")
-COPIES = ("middle", "first", "last")
 TABLE_STARTS = ("plain", "teacher")
-
-
-@dataclass(frozen=True)
-class SurrogateSpec:
-    """What a surrogate is made of.
-
-    Attributes:
-        phases: their lengths are the repetition counts n_1..n_k, and sum to the teacher's L.
-        block: `teacher` copies a block of each phase, `paper` is the paper's own block from scratch.
-        conditioning: how the layer number enters: `table` (learned scales and shifts per depth), `mlp` (the paper's
-            depth scaling) or `none` (autonomous).
-        copy: which teacher block of a phase is copied: `middle`, `first` or `last`.
-        adapters: rank of what each depth adds to the matrices of a copied block, and an own addition to their biases;
-            0 ties the matrices of a phase.
-    """
-
-    phases: Phases
-    block: str = "teacher"
-    conditioning: str = "table"
-    copy: str = "middle"
-    adapters: int = 0
-
-    def __post_init__(self) -> None:
-        for value, choices, what in (
-            (self.block, BLOCKS, "block"),
-            (self.conditioning, CONDITIONINGS, "conditioning"),
-            (self.copy, COPIES, "copy"),
-        ):
-            if value not in choices:
-                raise ValueError(f"unknown {what} {value!r}: choose from {', '.join(choices)}")
-        if type(self.adapters) is not int or self.adapters < 0:
-            raise ValueError(f"adapters must be a rank of 0 or more, got {self.adapters!r}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON; the phases are the list of their lengths."""
-        return {**vars(self), "phases": list(self.phases)}
 
 
 class TiedBlock(nn.Module):
@@ -166,7 +127,7 @@ def make_surrogate(
     adapters: int = 0,
     table_start: str = "plain",
     seed: int = 0,
-    made_from: dict[str, Any] | None = None,
+    made_from: Opened | None = None,
 ) -> ViT:
     """A surrogate of `teacher`, untrained, as a separate view; the teacher is not changed.
 
@@ -178,7 +139,8 @@ def make_surrogate(
         seed: of the random initialisation.
         made_from: what the surrogate says about its teacher; by default what it was opened as, and its fingerprint.
     """
-    spec = SurrogateSpec(check_phases(teacher, phases), block, conditioning, copy, adapters)
+    phases = check_phases(teacher, phases)
+    spec = SurrogateSpec(tuple(phases), block, conditioning, copy, adapters)
     check_parts(spec.block, spec.conditioning, spec.adapters, table_start)
     if block == "paper" and uses_places(teacher):
         raise ValueError(
@@ -186,11 +148,11 @@ def make_surrogate(
             "which the paper's block does not know: take --block teacher"
         )
     if made_from is None:
-        made_from = {**teacher.opened, "fingerprint": fingerprint(teacher.model)}
+        made_from = dataclasses.replace(teacher.opened, fingerprint=fingerprint(teacher.model))
     with seeded(seed):
-        shared = nn.ModuleList(_tied_block(teacher, spec, span) for span in spec.phases.spans)
+        shared = nn.ModuleList(_tied_block(teacher, spec, span) for span in phases.spans)
         if table_start == "teacher":
-            for tied, (first, last) in zip(shared, spec.phases.spans):
+            for tied, (first, last) in zip(shared, phases.spans):
                 _start(tied, teacher, range(first, last + 1))  # type: ignore[arg-type]
     # A deep copy of the model whose block list is empty: the teacher's blocks themselves are not copied.
     blocks = teacher.blocks
@@ -198,7 +160,7 @@ def make_surrogate(
     model.requires_grad_(False)
     shared.to(teacher.device)
     container = model.get_submodule(teacher.blocks_path)
-    for j, (first, last) in enumerate(spec.phases.spans):
+    for j, (first, last) in enumerate(phases.spans):
         for layer in range(first, last + 1):
             step = Step(shared[j], layer, teacher.returns_tuple)  # type: ignore[arg-type]
             container.add_module(str(layer - 1), step)
@@ -211,20 +173,19 @@ def make_surrogate(
     return dataclasses.replace(
         teacher,
         model=model,
-        name=f"raptor k={spec.phases.k} of {teacher.name}",
+        name=f"raptor k={phases.k} of {teacher.name}",
         norm=norm,
-        phases=spec.phases,
-        source={"base": teacher.source, "surrogate": spec.to_dict(), "teacher": made_from},
-        opened={},
+        phases=phases,
+        origin=Origin(base=teacher.origin.base, surrogates=(*teacher.origin.surrogates, spec), teacher=made_from),
+        opened=Opened(),
     ).to(teacher.device)
 
 
 def surrogate_spec(vit: ViT) -> SurrogateSpec:
     """What the surrogate `vit` is made of."""
-    if "surrogate" not in vit.source:
+    if not vit.origin.surrogates:
         raise ValueError(f"{vit.name} is not a surrogate")
-    fields = dict(vit.source["surrogate"])
-    return SurrogateSpec(**{**fields, "phases": Phases.from_lengths(fields["phases"])})
+    return vit.origin.surrogates[-1]
 
 
 def shared_blocks(vit: ViT) -> nn.ModuleList:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from raptor.vit.view import Context, ViT, first_tensor, with_state
+from raptor.vit.calls import first_tensor, with_state
+from raptor.vit.view import Context, ViT
 
 _DIM_PER_HEAD = 64
 _MIN_MATRICES = 4  # of attention and MLP, where a block holds them in linear layers

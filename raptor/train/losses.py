@@ -13,8 +13,9 @@ from raptor.data.stream import TrainStream
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.phases.cut import Phases
 from raptor.streaming import Moments
+from raptor.vit.groups import GROUP_NAMES, TokenGroups
 from raptor.vit.trajectory import NonFiniteStates, autocast
-from raptor.vit.view import GROUP_NAMES, TokenGroups, ViT
+from raptor.vit.view import ViT
 
 NORMALISATIONS = ("none", "layer", "group", "coordinate")
 _VARIANCE_BATCHES = 8

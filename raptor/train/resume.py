@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from raptor.files import RunError
 from raptor.surrogate.surrogate import shared_blocks, surrogate_spec
 from raptor.vit.open import open_vit
+from raptor.vit.origin import Opened
 from raptor.vit.pair import check_teacher
 from raptor.vit.saved import is_of_own_module, save_vit, saved_folder
 from raptor.vit.view import ViT
@@ -19,19 +21,21 @@ from raptor.vit.weights import load_weights
 
 def check_run_folder(teacher: ViT, out: Path) -> None:
     """Refuse the teacher's own folder: a surrogate saved there would be opened in the teacher's place."""
-    folder = saved_folder(str(teacher.opened.get("model") or ""))
+    folder = saved_folder(teacher.opened.model or "")
     if folder is not None and out.resolve() in (folder.resolve(), folder.resolve().parent):
         raise RunError(f"{out} holds the teacher itself: choose another --out")
 
 
 def keep_teacher(teacher: ViT, student: ViT, folder: Path) -> None:
     """Save a teacher that cannot be opened again by its name: built from a name, then changed or never trained."""
-    opened, made_from = teacher.opened, student.source["teacher"]
-    untrained = opened.get("pretrained") is False and not opened.get("weights")
-    if teacher.source and (untrained or opened.get("fingerprint") != made_from["fingerprint"]):
+    made_from = student.origin.teacher
+    assert made_from is not None
+    untrained = not teacher.opened.pretrained and not teacher.opened.weights
+    changed = teacher.opened.fingerprint != made_from.fingerprint
+    if teacher.origin.base is not None and (untrained or changed):
         save_vit(teacher, folder / "teacher")
-        made_from = {"model": str(folder / "teacher"), "fingerprint": made_from["fingerprint"]}
-        student.source["teacher"] = made_from
+        kept = Opened(model=str(folder / "teacher"), fingerprint=made_from.fingerprint)
+        student.origin = replace(student.origin, teacher=kept)
 
 
 def load_blocks(student: ViT, tensors: Mapping[str, Tensor]) -> None:
@@ -50,7 +54,10 @@ def start_from(student: ViT, start: str, teacher: ViT, allow_other_teacher: bool
         check_teacher(other, teacher, start)
     theirs, ours = surrogate_spec(other), surrogate_spec(student)
     for name in ("phases", "block", "conditioning", "adapters"):
-        here, there = getattr(ours, name), getattr(theirs, name)
+        here = getattr(ours, name)
+        there = getattr(theirs, name)
         if here != there:
+            if name == "phases":
+                here, there = student.phases, other.phases  # as they are written
             raise ValueError(f"{start} has {name} {there}, this run {here}: give the same --{name}")
     shared_blocks(student).load_state_dict(shared_blocks(other).state_dict())

@@ -22,7 +22,8 @@ from raptor.surrogate.surrogate import shared_blocks
 from raptor.surrogate.teacher_blocks import has_image_arguments
 from raptor.train.frozen import half_copy
 from raptor.train.losses import Target, at_groups, groups_at, targets_of
-from raptor.vit.view import Context, ViT, first_tensor
+from raptor.vit.calls import first_tensor
+from raptor.vit.view import Context, ViT
 
 _MAX_SHAPES = 64  # graphs of one function that a process may compile, two for each batch size
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from raptor.data.stream import stable_seed
-from raptor.vit.view import first_tensor
+from raptor.vit.calls import first_tensor
 
 
 class StochasticBlock(nn.Module):

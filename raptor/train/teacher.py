@@ -38,6 +38,7 @@ from raptor.train.schedule import Budget, Rates
 from raptor.train.stochastic import StochasticDepth, check_drop
 from raptor.vit.builders import build_base
 from raptor.vit.open import open_vit
+from raptor.vit.origin import Base, Origin, Structure
 from raptor.vit.saved import repair_saved, save_vit
 from raptor.vit.stated import IMAGENET, check_size
 from raptor.vit.structure import inspect_vit
@@ -101,14 +102,15 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
     check_folder(out)
     if val is not None and val_data.labels is None:
         raise ValueError(f"{spec_text(val)} has other classes than {spec_text(spec)}: give --val with the same ones")
-    base = {"source": f"timm/{shape}", "kwargs": kwargs, "num_classes": len(classes)}
+    base = Base(source=f"timm/{shape}", kwargs=kwargs, num_classes=len(classes))
     with seeded(seed):
         model = build_base(base)
     separate_registers(model, seed)
     native = size or int(model.patch_embed.img_size[0])  # type: ignore[union-attr, index]
     preprocess = Preprocess.for_native(native, *IMAGENET, size=native)
     fabric = open_fabric(device, "fp32")  # `TeacherStep` has its own autocast
-    vit = inspect_vit(model, f"timm/{shape} trained on {spec_text(spec)}", preprocess, source=base).to(fabric.device)
+    name = f"timm/{shape} trained on {spec_text(spec)}"
+    vit = inspect_vit(model, name, preprocess, Structure(), Origin(base=base)).to(fabric.device)
     vit.classes = list(classes)
     made_with: dict[str, Any] = {
         "shape": shape,

@@ -1,8 +1,9 @@
 """The view over any Vision Transformer, and its token states through depth."""
 
+from raptor.vit.groups import GROUP_NAMES, TokenGroups
 from raptor.vit.structure import inspect_vit
 from raptor.vit.trajectory import Trajectories, perturb, replace_block, swap_blocks
-from raptor.vit.view import GROUP_NAMES, Context, NotAViT, TokenGroups, ViT, recording, replaced_blocks
+from raptor.vit.view import Context, NotAViT, ViT, recording, replaced_blocks
 
 __all__ = [
     "GROUP_NAMES",

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raptor.vit.view import NotAViT, first_tensor, output_tensor, per_batch
+from raptor.vit.calls import first_tensor, output_tensor, per_batch, reason_of, state_argument
+from raptor.vit.origin import Arguments
+from raptor.vit.view import NotAViT
 
 NUM_PROBED = 2  # images of a probe forward
 
@@ -157,29 +159,29 @@ def choose(candidates: list[Candidate], name: str) -> Candidate:
 
 
 def watch_forward(
-    model: nn.Module, candidates: list[Candidate], images: Tensor, kwargs: dict[str, Any], name: str
+    model: nn.Module, candidates: list[Candidate], images: Tensor, kwargs: Arguments, name: str
 ) -> tuple[list[Call], Tensor]:
     """One forward pass; fills the candidates' calls and returns every other call (norms, linears) and the output."""
     others: list[Call] = []
     handles = []
     running: list[str] = []
 
-    def watch(module: nn.Module, args: tuple[Any, ...], kw: dict[str, Any], output: Any) -> None:
-        others.append(Call(module, _state_argument(args, kw), output))
+    def watch(module: nn.Module, args: tuple[Any, ...], kw: Arguments, output: Any) -> None:
+        others.append(Call(module, state_argument(args, kw), output))
 
     def enter_of(candidate: Candidate) -> Callable[..., None]:
-        def hook(_module: nn.Module, args: tuple[Any, ...], kw: dict[str, Any]) -> None:
+        def hook(_module: nn.Module, args: tuple[Any, ...], kw: Arguments) -> None:
             candidate.within.update(path for path in running if path != candidate.path)
-            candidate.entered.append(_kept(_state_argument(args, kw)))
+            candidate.entered.append(_kept(state_argument(args, kw)))
             running.append(candidate.path)
 
         return hook
 
     def leave_of(candidate: Candidate) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kw: dict[str, Any], output: Any) -> None:
+        def hook(module: nn.Module, args: tuple[Any, ...], kw: Arguments, output: Any) -> None:
             running.pop()
             given = candidate.entered.pop()
-            in_place = isinstance(given, Tensor) and not torch.equal(given, _state_argument(args, kw))
+            in_place = isinstance(given, Tensor) and not torch.equal(given, state_argument(args, kw))
             candidate.calls.append(Call(module, given, _kept(output), in_place))
 
         return hook
@@ -205,19 +207,11 @@ def watch_forward(
     return others, output_tensor(output)
 
 
-def _state_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return args[0] if args else kwargs.get("hidden_states")
-
-
 def _kept(value: Any) -> Any:
     """A copy of a state, or of a block's output around it, that later writes into the state do not reach."""
     if isinstance(value, tuple | list) and value:
         return (_kept(value[0]), *value[1:])
     return value.clone() if isinstance(value, Tensor) else value
-
-
-def reason_of(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def is_norm(module: nn.Module) -> bool:

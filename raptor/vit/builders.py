@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from raptor.vit.calls import reason_of
+from raptor.vit.origin import Arguments, Base
 from raptor.vit.stated import processor_settings, split_revision
 
 TIMM_MODULES = ("vision_transformer", "eva", "beit", "deit")
@@ -29,13 +32,14 @@ UNTRUSTED_ARGUMENTS = {
 _OWN_ATTENTION = (None, "eager", "sdpa", "flex_attention")
 
 
-def build_base(base: dict[str, Any], fetch: bool = False, trust_hub: bool = False) -> nn.Module:
-    """The plain model named by `base` (source, arguments, class count), with published weights if `fetch`.
+def build_base(base: Base, fetch: bool = False, trust_hub: bool = False) -> nn.Module:
+    """The plain model `base`, with published weights if `fetch`.
 
     Half-precision weights are widened to fp32. `trust_hub` allows a torch.hub entry, which runs code of its repository.
-    A source may end in `@REVISION`, a commit, tag or branch of the hub's repository.
+    A source may end in `@REVISION`, a commit, tag or branch of the hub's repository. Of a transformers model `base`
+    keeps the configuration, so that it can be built again without its repository.
     """
-    kind, _, rest = base["source"].partition("/")
+    kind, _, rest = base.source.partition("/")
     try:
         if kind == "timm":
             model = _build_timm(rest, base, fetch)
@@ -44,20 +48,20 @@ def build_base(base: dict[str, Any], fetch: bool = False, trust_hub: bool = Fals
         elif kind == "hub":
             model = _build_hub(rest, base, fetch, trust_hub)
         else:
-            raise ValueError(f"unknown model {base['source']!r}: write timm/NAME, hf/REPO or hub/REPO:ENTRY")
-        if is_half(model):
-            model.float()
-        return model
+            raise ValueError(f"unknown model {base.source!r}: write timm/NAME, hf/REPO or hub/REPO:ENTRY")
     except ValueError:
         raise
     except (OSError, RuntimeError, AssertionError, ZeroDivisionError, TypeError, SafetensorError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+        reason = reason_of(error)[:120]
         if not fetch:
-            raise ValueError(f"{base['source']} could not be built ({reason}): change its shape") from None
+            raise ValueError(f"{base.source} could not be built ({reason}): change its shape") from None
         raise ValueError(
-            f"the weights of {base['source']} could not be fetched ({reason}): "
+            f"the weights of {base.source} could not be fetched ({reason}): "
             "give a local file with --weights, or --pretrained false for random ones"
         ) from None
+    if is_half(model):
+        model.float()
+    return model
 
 
 def is_half(model: nn.Module) -> bool:
@@ -65,14 +69,12 @@ def is_half(model: nn.Module) -> bool:
     return any(p.is_floating_point() and p.element_size() < 4 for p in model.parameters())
 
 
-def check_recorded(source: Any, kwargs: Any, where: str | Path, trust_hub: bool = False) -> None:
+def check_recorded(source: str, kwargs: Arguments, where: str | Path, trust_hub: bool = False) -> None:
     """Raise unless `source` and `kwargs`, which were read from the file `where`, can be built without running its code.
 
     timm's names with arguments of its ViTs, transformers' own models with plain values, and saved folders. A torch.hub
     entry is code, so it needs `trust_hub`, which only a person can give.
     """
-    if not isinstance(source, str) or not isinstance(kwargs, dict):
-        raise ValueError(f"{where} does not say which model it was made from")
     kind = source.partition("/")[0]
     if kind == "hub" and not trust_hub:
         raise ValueError(f"{where} names {source}, which runs code: add --trust_hub if you trust it")
@@ -86,36 +88,36 @@ def check_recorded(source: Any, kwargs: Any, where: str | Path, trust_hub: bool 
             raise ValueError(f"{where} gives {source} {name}={value}, which is more than {MAX_COUNT}")
 
 
-def check_memory(base: dict[str, Any]) -> None:
+def check_memory(base: Base) -> None:
     """Raise for a recorded model that does not fit in this machine's memory, before any of it is taken."""
-    source = base.get("source")
-    kwargs = base.get("kwargs") or {}
-    numbers = _numbers({**base, "kwargs": kwargs})
-    depth = kwargs.get("depth")
+    numbers = _numbers(asdict(base))
+    depth = base.kwargs.get("depth")
     if any(abs(number) > MAX_COUNT for number in numbers) or (isinstance(depth, int) and depth > MAX_DEPTH):
-        raise ValueError(f"{source} is recorded with a number beyond any model's: save it again, or fetch it again")
+        raise ValueError(
+            f"{base.source} is recorded with a number beyond any model's: save it again, or fetch it again"
+        )
     # Models of ordinary numbers are not counted, which takes up to a second; nor is an entry of torch.hub built twice.
     is_ordinary = all(abs(number) <= (2048 if isinstance(number, int) else 8) for number in numbers)
-    if is_ordinary or str(source).startswith("hub/"):
+    if is_ordinary or base.source.startswith("hub/"):
         return
     try:
         with torch.device("meta"):
-            num_weights = sum(p.numel() for p in build_base(dict(base)).parameters())
+            num_weights = sum(p.numel() for p in build_base(replace(base)).parameters())
     except NotImplementedError:  # a model that reads its weights as it is built
         return
     if 4 * num_weights > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
-        raise ValueError(f"{source} is recorded with {num_weights:,} weights, more than this machine's memory holds")
+        raise ValueError(
+            f"{base.source} is recorded with {num_weights:,} weights, more than this machine's memory holds"
+        )
 
 
-def _numbers(config: dict[str, Any]) -> list[int | float]:
+def _numbers(value: Any) -> list[int | float]:
     """All numbers in nested dictionaries."""
-    found: list[int | float] = []
-    for value in config.values():
-        if isinstance(value, dict):
-            found += _numbers(value)
-        elif isinstance(value, int | float):
-            found.append(value)
-    return found
+    if isinstance(value, dict):
+        return [number for item in value.values() for number in _numbers(item)]
+    if isinstance(value, int | float):
+        return [value]
+    return []
 
 
 @cache
@@ -134,15 +136,15 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _build_timm(name: str, base: dict[str, Any], fetch: bool) -> nn.Module:
+def _build_timm(name: str, base: Base, fetch: bool) -> nn.Module:
     import timm
 
     name, _, revision = name.partition("@")
     architecture, _, tag = name.partition(".")
     _check_timm_name(architecture, tag)
-    kwargs = dict(base["kwargs"])
-    if base.get("num_classes") is not None:
-        kwargs["num_classes"] = base["num_classes"]
+    kwargs = dict(base.kwargs)
+    if base.num_classes is not None:
+        kwargs["num_classes"] = base.num_classes
     module = timm.model_entrypoint(architecture).__module__.rsplit(".", 1)[-1]
     if module in ("vision_transformer", "eva", "deit"):
         kwargs.setdefault("dynamic_img_size", True)
@@ -160,36 +162,43 @@ def _check_timm_name(architecture: str, tag: str) -> None:
 
     if not timm.is_model(architecture):
         close = difflib.get_close_matches(architecture, timm.list_models(module=list(TIMM_MODULES)), n=1)
-        hint = f"did you mean timm/{close[0]}?" if close else "see raptor models"
+        hint = "see raptor models"
+        if close:
+            hint = f"did you mean timm/{close[0]}?"
         raise ValueError(f"timm has no model {architecture!r}: {hint}")
     if tag and not timm.is_model_pretrained(f"{architecture}.{tag}"):
         tags = sorted(name.split(".", 1)[1] for name in timm.list_pretrained(f"{architecture}.*"))
-        hint = f": its tags are {', '.join(tags)}" if tags else ""
+        hint = ""
+        if tags:
+            hint = f": its tags are {', '.join(tags)}"
         raise ValueError(f"timm has no weights {f'{architecture}.{tag}'!r}{hint}")
 
 
-def _build_transformers(name: str, base: dict[str, Any], fetch: bool) -> nn.Module:
+def _build_transformers(name: str, base: Base, fetch: bool) -> nn.Module:
     try:
         import transformers
     except ImportError:
         raise ValueError("hf/ models need the extra: pip install 'raptor-vit[hf]'") from None
-    if "trust_remote_code" in base["kwargs"]:
+    if "trust_remote_code" in base.kwargs:
         raise ValueError("code from a repository is never run: load the model yourself and pass the module to open_vit")
     repo, revision = split_revision(name)
-    if "config" in base:
-        config = transformers.AutoConfig.for_model(**_plain_config(base["config"]))
+    if base.config is None:
+        config = transformers.AutoConfig.from_pretrained(
+            repo, revision=revision, trust_remote_code=False, **base.kwargs
+        )
     else:
-        options = dict(revision=revision, trust_remote_code=False, **base["kwargs"])
-        config = transformers.AutoConfig.from_pretrained(repo, **options)
+        config = transformers.AutoConfig.for_model(**_plain_config(base.config))
     _check_config(config, repo)
     classifier = any("ForImageClassification" in name for name in config.architectures or [])
     if not classifier:
         config = getattr(config, "vision_config", config)
     if hasattr(config, "mask_ratio"):
         config.mask_ratio = 0.0
-    if base.get("num_classes"):
-        config.num_labels = base["num_classes"]
-    auto = transformers.AutoModelForImageClassification if classifier else transformers.AutoModel
+    if base.num_classes:
+        config.num_labels = base.num_classes
+    auto: Any = transformers.AutoModel
+    if classifier:
+        auto = transformers.AutoModelForImageClassification
     if type(config) not in auto._model_mapping:
         kind = type(config).__name__
         raise ValueError(
@@ -198,16 +207,14 @@ def _build_transformers(name: str, base: dict[str, Any], fetch: bool) -> nn.Modu
     model: Any
     if fetch:
         model, missing = _fetch_transformers(auto, repo, config, revision)
-        base["add_pooling_layer"] = not missing
-    else:
-        options = {}
-        if not base.get("add_pooling_layer", True):
-            options["add_pooling_layer"] = False
-        model = auto.from_config(config, trust_remote_code=False, **options)
-    model.config._name_or_path = name  # with its revision, for the settings of the image processor
-    if fetch:
+        base.add_pooling_layer = not missing
         processor_settings(name, fetch=True)
-    base["config"] = config.to_dict()
+    elif base.add_pooling_layer:
+        model = auto.from_config(config, trust_remote_code=False)
+    else:
+        model = auto.from_config(config, trust_remote_code=False, add_pooling_layer=False)
+    model.config._name_or_path = name  # with its revision, for the settings of the image processor
+    base.config = config.to_dict()
     return model
 
 
@@ -224,7 +231,7 @@ def _check_config(config: Any, repo: str) -> None:
             raise ValueError(f"the weights of hf/{repo} are quantised: name a repository with fp32, fp16 or bf16 ones")
 
 
-def _plain_config(config: dict[str, Any]) -> dict[str, Any]:
+def _plain_config(config: dict[str, Any]) -> Arguments:
     """A recorded configuration without entries that fetch or run code: remote classes, kernels, quantisers."""
     plain = {}
     for name, value in config.items():
@@ -237,7 +244,7 @@ def _plain_config(config: dict[str, Any]) -> dict[str, Any]:
 
 def _fetch_transformers(auto: Any, repo: str, config: Any, revision: str | None) -> tuple[nn.Module, list[str]]:
     """The model with its published weights; without its pooler, whose keys are returned, if these have none for it."""
-    options: dict[str, Any] = dict(config=config, revision=revision, dtype=torch.float32, trust_remote_code=False)
+    options: Arguments = dict(config=config, revision=revision, dtype=torch.float32, trust_remote_code=False)
     model, info = auto.from_pretrained(repo, output_loading_info=True, **options)
     missing = sorted(info["missing_keys"])
     if missing and all(key.startswith("pooler.") for key in missing):
@@ -247,17 +254,18 @@ def _fetch_transformers(auto: Any, repo: str, config: Any, revision: str | None)
     return model, missing
 
 
-def _build_hub(rest: str, base: dict[str, Any], fetch: bool, trust_hub: bool) -> nn.Module:
+def _build_hub(rest: str, base: Base, fetch: bool, trust_hub: bool) -> nn.Module:
     repo, _, entry = rest.rpartition(":")
     if not repo:
         raise ValueError(f"hub/{rest} lacks its entry: write hub/REPO:ENTRY")
     if not trust_hub:
         raise ValueError(f"hub/{rest} runs the code of {repo}: add --trust_hub (trust_hub=True) if you trust it")
-    where = "local" if Path(repo).is_dir() else "github"
-    if where == "github":
+    where = "local"
+    if not Path(repo).is_dir():
+        where = "github"
         repo = repo.replace("@", ":")  # torch.hub's own way to name a revision
-    kwargs = {"pretrained": fetch, **base["kwargs"]}
+    kwargs = {"pretrained": fetch, **base.kwargs}
     try:
         return torch.hub.load(repo, entry, source=where, trust_repo=True, **kwargs)
     except TypeError:  # an entry without such an argument
-        return torch.hub.load(repo, entry, source=where, trust_repo=True, **base["kwargs"])
+        return torch.hub.load(repo, entry, source=where, trust_repo=True, **base.kwargs)

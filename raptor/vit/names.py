@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from raptor.files import read_json
 from raptor.run import unfinished
 from raptor.vit.builders import TIMM_MODULES, build_base
+from raptor.vit.origin import Base
 from raptor.vit.weights import classes_in_file, fit_weights, patch_weight, read_weights, size_in_file
 
 ASSETS = Path(__file__).parents[1] / "assets"
@@ -44,14 +45,14 @@ def models_for(weights: str | Path) -> list[str]:
     exact = []
     resized = []
     for name in timm.list_models(module=list(TIMM_MODULES)):
-        base = {"source": f"timm/{name}", "kwargs": {}, "num_classes": num_classes}
+        base = Base(source=f"timm/{name}", num_classes=num_classes)
         if not _may_fit(base, state):
             continue
         try:
             model = _build_without_weights(base)
             size = size_in_file(model, state)
             if size is not None:
-                model = _build_without_weights({**base, "kwargs": {"img_size": size}})
+                model = _build_without_weights(replace(base, kwargs={"img_size": size}))
             fit_weights(model, state, "")
         except ValueError:
             continue
@@ -62,15 +63,15 @@ def models_for(weights: str | Path) -> list[str]:
     return exact or resized
 
 
-def _build_without_weights(base: dict[str, Any]) -> nn.Module:
+def _build_without_weights(base: Base) -> nn.Module:
     with torch.device("meta"):
         return build_base(base)
 
 
-def _may_fit(base: dict[str, Any], state: dict[str, Tensor]) -> bool:
+def _may_fit(base: Base, state: dict[str, Tensor]) -> bool:
     """Whether the model's patches and width are in the file. One block is built, which takes some milliseconds."""
     try:
-        model = _build_without_weights({**base, "kwargs": {"depth": 1}, "num_classes": 0})
+        model = _build_without_weights(replace(base, kwargs={"depth": 1}, num_classes=0))
     except ValueError:  # a model that takes no depth
         return True
     own = patch_weight(model.state_dict())
@@ -85,7 +86,9 @@ def named_for(weights: str) -> str:
     if not fitting:
         raise ValueError(f"{weights} fits no ViT of timm: give the module it belongs to, with the file as its weights")
     if len(fitting) > 1:
-        others = f" and {len(fitting) - 4} more" if len(fitting) > 4 else ""
+        others = ""
+        if len(fitting) > 4:
+            others = f" and {len(fitting) - 4} more"
         raise ValueError(
             f"{weights} fits {', '.join(fitting[:4])}{others}, which may prepare images differently: "
             f"write {fitting[0]}@{weights} for the model it belongs to"

@@ -27,8 +27,9 @@ from torch import nn
 from raptor.data.preprocess import Preprocess
 from raptor.vit.builders import build_base, is_half
 from raptor.vit.names import named_for, unknown_model
+from raptor.vit.origin import Arguments, Base, Opened, Origin, Structure
 from raptor.vit.saved import load_saved, resized, saved_folder
-from raptor.vit.stated import check_size, default_preprocess, forward_arguments, model_preprocess
+from raptor.vit.stated import check_size, default_preprocess, model_preprocess
 from raptor.vit.structure import inspect_vit
 from raptor.vit.view import ViT
 from raptor.vit.weights import (
@@ -65,7 +66,7 @@ def open_vit(
     cls: int | None = None,
     registers: int | None = None,
     head_classes: int | None = None,
-    preprocess: Preprocess | dict[str, Any] | None = None,
+    preprocess: Preprocess | None = None,
     teacher: nn.Module | ViT | None = None,
     dtype: str = "fp32",
     trust_hub: bool = False,
@@ -87,7 +88,7 @@ def open_vit(
         blocks, norm, head: dotted paths in a model whose structure cannot be guessed.
         cls, registers: counts of these tokens, where they cannot be guessed.
         head_classes: number of class scores that the model gives, where its configuration does not say; 0 for none.
-        preprocess: how images are prepared, where the model does not say (also as `Preprocess.to_dict` gives it).
+        preprocess: how images are prepared, where the model does not say.
         teacher: the module a surrogate of your own module was made from.
         dtype: type of the weights: fp32, also where they are stored in half precision, or bf16 or fp16. A module of
             your own in half precision is copied, not changed.
@@ -96,67 +97,81 @@ def open_vit(
         device: the device of the model; by default a module or an opened model stays on its own, others are on the CPU.
         model_kwargs: further arguments of the model's constructor (timm) or configuration (transformers).
     """
-    prepared = Preprocess.from_dict(preprocess) if isinstance(preprocess, dict) else preprocess
-    structure: dict[str, Any] = dict(
-        blocks=blocks, norm=norm, head=head, cls=cls, registers=registers, head_classes=head_classes
-    )
     check_size(size)
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
-    untrained = None if pretrained else False
-    built = dict(num_classes=num_classes, pretrained=untrained, layer_scale=layer_scale, **model_kwargs)
+    structure = Structure(blocks=blocks, norm=norm, head=head, cls=cls, registers=registers, head_classes=head_classes)
+    building: Arguments = dict(num_classes=num_classes, layer_scale=layer_scale, **model_kwargs)
+    if not pretrained:
+        building["pretrained"] = False
     if isinstance(source, ViT):
-        other_dtype = None if dtype == "fp32" else dtype
-        opened = dict(weights=weights, size=size, preprocess=prepared, name=name, dtype=other_dtype)
-        refuse_options("a model that is already opened", **opened, **structure, **built)
+        options = dict(weights=weights, size=size, preprocess=preprocess, name=name, **vars(structure), **building)
+        if dtype != "fp32":
+            options["dtype"] = dtype
+        refuse_options("a model that is already opened", **options)
         return source if device is None else source.to(device)
     if isinstance(source, nn.Module):
-        refuse_options("a module of your own", **built)
+        refuse_options("a module of your own", **building)
         if dtype != "fp32" or is_half(source):
             source = copy.deepcopy(source).float()
-        view = _open_module(source, name or type(source).__name__, weights, size, prepared, structure)
-        return _as_dtype(view, dtype).to(device or view.device)
+        vit = _open_module(source, name or type(source).__name__, weights, size, preprocess, structure)
+        return _as_dtype(vit, dtype).to(device or vit.device)
     text, weights = _split_source(str(source), weights)
     folder = saved_folder(text)
     if folder is not None:
-        refuse_options(f"{text}, which is saved with its own", preprocess=prepared, **structure, **built)
-        view = load_saved(folder, teacher=teacher, size=size, weights=weights, trust_hub=trust_hub)
-        view.name = name or view.name
-        view.opened = {"model": text, "weights": weights, "size": size, "fingerprint": fingerprint(view.model)}
-        return _as_dtype(view, dtype).to(device or "cpu")
-
+        refuse_options(f"{text}, which is saved with its own", preprocess=preprocess, **vars(structure), **building)
+        vit = load_saved(folder, teacher=teacher, size=size, weights=weights, trust_hub=trust_hub)
+        vit.name = name or vit.name
+        vit.opened = Opened(model=text, weights=weights, size=size, fingerprint=fingerprint(vit.model))
+        return _as_dtype(vit, dtype).to(device or "cpu")
     kind, _, rest = text.partition("/")
     if kind not in ("timm", "hf", "hub") or not rest:
         raise ValueError(unknown_model(text))
     if kind == "timm" and "@" in rest and (weights or not pretrained):
         raise ValueError(f"{text} names a revision of published weights: leave out --weights and --pretrained false")
-    state = read_weights(weights) if weights else None
-    base: dict[str, Any] = {"source": text, "kwargs": dict(model_kwargs), "num_classes": num_classes}
-    if state is not None and num_classes is None:
-        base["num_classes"] = classes_in_file(state)
-    model = build_base(base, fetch=pretrained and state is None, trust_hub=trust_hub)
-    if state is not None:
-        own_size = None if "img_size" in model_kwargs else size_in_file(model, state)
-        if own_size is not None:
-            base["kwargs"]["img_size"] = own_size
-            model = build_base(base, trust_hub=trust_hub)
-        load_weights(model, state, str(weights))
+    base = Base(source=text, kwargs=dict(model_kwargs), num_classes=num_classes)
+    model = _build(base, weights, pretrained, trust_hub)
     if layer_scale is not None:
-        _set_layer_scale(model, layer_scale, trained=pretrained or state is not None, name=text)
-    images = resized(prepared, size) if prepared else model_preprocess(model, size)
-    if name:
-        shown = name
-    elif weights:
+        if pretrained or weights:
+            raise ValueError(f"--layer_scale would change the weights of {text}: give --pretrained false too")
+        _set_layer_scale(model, layer_scale, text)
+    shown = text
+    if weights:
         shown = Path(weights).stem
-    else:
-        shown = text if pretrained else f"{text} (untrained)"  # so that no result passes for the published weights'
-    arguments = forward_arguments(model, images.size)
-    view = inspect_vit(model, shown, images, forward_kwargs=arguments, source=base, **structure)
-    view.opened = {"model": text, "weights": weights, "size": size, "pretrained": pretrained, **model_kwargs}
-    further = dict(num_classes=num_classes, preprocess=prepared and prepared.to_dict(), layer_scale=layer_scale)
-    view.opened |= given_options(**further, **structure, name=name)
-    view.opened["fingerprint"] = fingerprint(model)
-    return _as_dtype(view, dtype).to(device or "cpu")
+    elif not pretrained:
+        shown = f"{text} (untrained)"  # so that no result passes for the published weights'
+    images = model_preprocess(model, size) if preprocess is None else resized(preprocess, size)
+    vit = inspect_vit(model, name or shown, images, structure, Origin(base=base))
+    vit.opened = Opened(
+        model=text,
+        weights=weights,
+        size=size,
+        pretrained=pretrained,
+        layer_scale=layer_scale,
+        num_classes=num_classes,
+        preprocess=preprocess,
+        structure=structure,
+        name=name,
+        kwargs=model_kwargs,
+        fingerprint=fingerprint(model),
+    )
+    return _as_dtype(vit, dtype).to(device or "cpu")
+
+
+def _build(base: Base, weights: str | None, pretrained: bool, trust_hub: bool) -> nn.Module:
+    """The model of a library with the weights of a file, the published ones, or random ones."""
+    if weights is None:
+        return build_base(base, fetch=pretrained, trust_hub=trust_hub)
+    state = read_weights(weights)
+    if base.num_classes is None:
+        base.num_classes = classes_in_file(state)
+    model = build_base(base, trust_hub=trust_hub)
+    own_size = size_in_file(model, state)
+    if own_size is not None and "img_size" not in base.kwargs:
+        base.kwargs["img_size"] = own_size
+        model = build_base(base, trust_hub=trust_hub)
+    load_weights(model, state, weights)
+    return model
 
 
 def _open_module(
@@ -164,19 +179,18 @@ def _open_module(
     name: str,
     weights: str | None,
     size: int | None,
-    prepared: Preprocess | None,
-    structure: dict[str, Any],
+    preprocess: Preprocess | None,
+    structure: Structure,
 ) -> ViT:
     """The view over a module of the user's own, with the weights of a file if one is given."""
     if weights is not None:
         load_weights(module, read_weights(weights), weights)
-    images = resized(prepared, size) if prepared else default_preprocess(module, size)
-    arguments = forward_arguments(module, images.size)
-    view = inspect_vit(module, name, images, forward_kwargs=arguments, **structure)
-    if not prepared:  # there may be other models beside the one around the blocks
-        view.preprocess = model_preprocess(module, size, view.blocks_path)
-    view.opened = given_options(weights=weights)
-    return view
+    images = default_preprocess(module, size) if preprocess is None else resized(preprocess, size)
+    vit = inspect_vit(module, name, images, structure, Origin())
+    if preprocess is None:  # there may be other models beside the one around the blocks
+        vit.preprocess = model_preprocess(module, size, vit.blocks_path)
+    vit.opened = Opened(weights=weights)
+    return vit
 
 
 def _split_source(text: str, weights: str | None) -> tuple[str, str | None]:
@@ -193,10 +207,8 @@ def _split_source(text: str, weights: str | None) -> tuple[str, str | None]:
     return name, file
 
 
-def _set_layer_scale(model: nn.Module, value: float, trained: bool, name: str) -> None:
+def _set_layer_scale(model: nn.Module, value: float, name: str) -> None:
     """Fill the LayerScale parameters of a model with random weights."""
-    if trained:
-        raise ValueError(f"--layer_scale would change the weights of {name}: give --pretrained false too")
     scales: list[nn.Parameter] = []
     for module in model.modules():
         if type(module).__name__.endswith("LayerScale"):
@@ -212,8 +224,7 @@ def _as_dtype(vit: ViT, dtype: str) -> ViT:
     """The weights of `vit` as `dtype`, which `opened` notes unless it is fp32."""
     if dtype != "fp32":
         vit.model.to(DTYPES[dtype])
-        if vit.opened:
-            vit.opened = {**vit.opened, "dtype": dtype}
+        vit.opened = replace(vit.opened, dtype=dtype)
     return vit
 
 
@@ -223,8 +234,8 @@ def tell_apart(views: Sequence[ViT]) -> list[ViT]:
     for whole_path in (False, True):
         counts = Counter(vit.name for vit in found)
         for i, vit in enumerate(found):
-            weights = vit.opened.get("weights")
-            if counts[vit.name] == 1 or not weights or vit.opened.get("name"):
+            weights = vit.opened.weights
+            if counts[vit.name] == 1 or not weights or vit.opened.name:
                 continue
             path = Path(weights).expanduser().resolve()
             place = str(path) if whole_path else f"{path.parent.name}/{path.stem}"
@@ -232,7 +243,7 @@ def tell_apart(views: Sequence[ViT]) -> list[ViT]:
     return found
 
 
-def given_options(**options: Any) -> dict[str, Any]:
+def given_options(**options: Any) -> Arguments:
     return {name: value for name, value in options.items() if value is not None}
 
 

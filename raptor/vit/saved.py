@@ -8,9 +8,8 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import ConfigDict
@@ -23,8 +22,10 @@ from raptor.streaming import decode
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.block_list import WrongSize
 from raptor.vit.builders import MAX_COUNT, build_base, check_memory, check_recorded
+from raptor.vit.calls import reason_of
 from raptor.vit.names import ASSETS
-from raptor.vit.stated import check_size, forward_arguments
+from raptor.vit.origin import Base, Opened, Origin, Structure, SurrogateSpec
+from raptor.vit.stated import check_size
 from raptor.vit.structure import inspect_vit
 from raptor.vit.view import ViT
 from raptor.vit.weights import check_weights, fingerprint, load_weights, read_weights
@@ -35,24 +36,12 @@ _REMEDY = "save the model again, or fetch it again"
 
 
 @dataclass(kw_only=True)
-class Structure:
-    """The structure of a saved model: arguments of `inspect_vit`."""
-
-    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
-
-    blocks: str
-    norm: str | None
-    cls: int
-    registers: int
-
-
-@dataclass(kw_only=True)
 class Saved:
     """The config.json of a saved model.
 
     Attributes:
-        base: the plain model, as `build_base` takes it; None for a module of the user's own.
-        surrogate: arguments of `make_surrogate`; None for a plain model.
+        base: the plain model; None for a module of the user's own.
+        surrogate: what a surrogate is made of; None for a plain model.
         teacher: how a surrogate's teacher was opened, with its fingerprint and the places of its files.
         inner_surrogates: for a surrogate of a surrogate, the surrogates between the plain model and the outermost one.
     """
@@ -61,14 +50,14 @@ class Saved:
 
     format: str = _FORMAT
     name: str
-    base: dict[str, Any] | None
-    preprocess: dict[str, Any]
+    base: Base | None
+    preprocess: Preprocess
     structure: Structure
     num_classes: int
     classes: list[str] | None = None
-    surrogate: dict[str, Any] | None
-    teacher: dict[str, Any] | None = None
-    inner_surrogates: list[dict[str, Any]] = field(default_factory=list)
+    surrogate: SurrogateSpec | None
+    teacher: Opened | None = None
+    inner_surrogates: tuple[SurrogateSpec, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_classes <= MAX_COUNT:
@@ -79,18 +68,19 @@ class Saved:
     @classmethod
     def of(cls, vit: ViT) -> Saved:
         """The description of `vit`, still without the places of its teacher's files."""
-        base, surrogates = _layers_of(vit.source)
-        norm = next((name for name, module in vit.model.named_modules() if module is vit.norm), None)
+        surrogate = None
+        if vit.origin.surrogates:
+            surrogate = vit.origin.surrogates[-1]
         return cls(
             name=vit.name,
-            base=base or None,
-            preprocess=vit.preprocess.to_dict(),
-            structure=Structure(blocks=vit.blocks_path, norm=norm, cls=vit.groups.cls, registers=vit.groups.registers),
+            base=vit.origin.base,
+            preprocess=vit.preprocess,
+            structure=vit.structure(),
             num_classes=vit.num_classes,
             classes=vit.classes,
-            surrogate=surrogates[-1] if surrogates else None,
-            teacher=vit.source.get("teacher"),
-            inner_surrogates=surrogates[:-1],
+            surrogate=surrogate,
+            teacher=vit.origin.teacher,
+            inner_surrogates=vit.origin.surrogates[:-1],
         )
 
     @classmethod
@@ -104,15 +94,6 @@ class Saved:
             return decode(cls, config)
         except ValueError as error:
             raise ValueError(f"{path} is damaged ({error}): {_REMEDY}") from None
-
-
-def _layers_of(source: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The plain model below a view, and the surrogates above it, each made from the one before."""
-    surrogates: list[dict[str, Any]] = []
-    while "surrogate" in source:
-        surrogates.insert(0, source["surrogate"])
-        source = source["base"]
-    return source, surrogates
 
 
 def saved_folder(text: str) -> Path | None:
@@ -222,35 +203,30 @@ def _put_in_place(partial: Path, folder: Path) -> None:
     sync(folder.absolute().parent)
 
 
-def _with_relative_paths(teacher: dict[str, Any] | None, folder: Path) -> dict[str, Any] | None:
-    """The description of a surrogate's teacher, with the paths of its files relative to `folder`."""
+def _with_relative_paths(teacher: Opened | None, folder: Path) -> Opened | None:
+    """How a surrogate's teacher was opened, with the places of its files relative to `folder`."""
     if teacher is None:
         return None
     places = {}
-    for name in ("model", "weights"):
-        path = _local(teacher.get(name))
-        if path is not None:
-            places[name] = os.path.relpath(path.resolve(), folder.resolve())
-    if not places:
-        return teacher
-    return {**teacher, "relative": places}
+    for name, text in (("model", teacher.model), ("weights", teacher.weights)):
+        if _is_local(text):
+            path = Path(str(text)).expanduser().resolve()
+            places[name] = os.path.relpath(path, folder.resolve())
+    return replace(teacher, relative=places)
 
 
-def find_teacher_files(folder: Path, teacher: dict[str, Any]) -> dict[str, Any]:
-    """The description of a teacher with its paths as they were written or, if one is gone, relative to `folder`."""
-    found = {name: value for name, value in teacher.items() if name != "relative"}
-    for name, place in (teacher.get("relative") or {}).items():
-        if _local(found[name]) is None and (folder / place).exists():
-            found[name] = os.path.normpath(folder / place)
+def find_teacher_files(folder: Path, teacher: Opened) -> Opened:
+    """How a teacher was opened, with its paths as they were written or, if one is gone, relative to `folder`."""
+    found = replace(teacher, relative={})
+    for name, place in teacher.relative.items():
+        if not _is_local(getattr(teacher, name)) and (folder / place).exists():
+            found = replace(found, **{name: os.path.normpath(folder / place)})  # type: ignore[arg-type]
     return found
 
 
-def _local(text: Any) -> Path | None:
-    """The existing file or folder of this name; None for a built-in or a model of a library."""
-    if not text or is_built_in(saved_folder(str(text))):
-        return None
-    path = Path(str(text)).expanduser()
-    return path if path.exists() else None
+def _is_local(text: str | None) -> bool:
+    """Whether this names an existing file or folder, not a built-in or a model of a library."""
+    return bool(text) and not is_built_in(saved_folder(str(text))) and Path(str(text)).expanduser().exists()
 
 
 def load_saved(
@@ -267,13 +243,13 @@ def load_saved(
     """
     folder = Path(folder)
     saved = Saved.read(folder)
-    known = saved.base or {}
+    origin = Origin(base=saved.base)
     if teacher is not None:
         model = teacher.model if isinstance(teacher, ViT) else teacher
-        if saved.base is None and isinstance(teacher, ViT) and is_surrogate(teacher):
-            known = teacher.source
+        if saved.base is None and isinstance(teacher, ViT) and teacher.phases:
+            origin = teacher.origin
     elif saved.base is not None:
-        check_recorded(saved.base.get("source"), saved.base.get("kwargs"), f"{folder}/config.json", trust_hub)
+        check_recorded(saved.base.source, saved.base.kwargs, f"{folder}/config.json", trust_hub)
         with _reading(folder):
             check_memory(saved.base)
             model = build_base(saved.base, trust_hub=trust_hub)
@@ -283,16 +259,14 @@ def load_saved(
             "--module FILE.py:FUNCTION, or --teacher NAME)"
         )
     with _reading(folder, given_size=size is not None):
-        images = resized(Preprocess.from_dict(saved.preprocess), size)
+        images = resized(saved.preprocess, size)
         check_size(images.size)
-        structure = {name: value for name, value in asdict(saved.structure).items() if value is not None}
-        arguments = forward_arguments(model, images.size)
-        vit = inspect_vit(model, saved.name, images, forward_kwargs=arguments, source=known, **structure)
-        made_from = find_teacher_files(folder, saved.teacher or {})
-        surrogates = [] if saved.surrogate is None else [*saved.inner_surrogates, saved.surrogate]
-        num_made = len(_layers_of(known)[1])
-        for surrogate in surrogates[num_made:]:
-            vit = make_surrogate(vit, **surrogate, made_from=made_from)
+        vit = inspect_vit(model, saved.name, images, saved.structure, origin)
+        if saved.surrogate is not None:
+            made_from = find_teacher_files(folder, saved.teacher or Opened())
+            surrogates = (*saved.inner_surrogates, saved.surrogate)
+            for spec in surrogates[len(origin.surrogates) :]:
+                vit = make_surrogate(vit, **vars(spec), made_from=made_from)
     file = weights or folder / "model.safetensors"
     load_weights(vit.model, read_weights(file), str(weights or folder))
     return replace(vit, name=saved.name, num_classes=saved.num_classes, classes=saved.classes)
@@ -319,8 +293,7 @@ def _reading(folder: Path, given_size: bool = False) -> Iterator[None]:
             raise
         raise ValueError(f"{folder}/config.json: {error}") from None
     except (TypeError, KeyError, AttributeError, IndexError, OverflowError, RuntimeError, MemoryError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
-        raise ValueError(f"{folder}/config.json is damaged ({reason}): {_REMEDY}") from None
+        raise ValueError(f"{folder}/config.json is damaged ({reason_of(error)[:120]}): {_REMEDY}") from None
 
 
 def check_folder_of(folder: Path, source: object, surrogate: ViT | None, model: ViT) -> None:
@@ -335,7 +308,7 @@ def check_folder_of(folder: Path, source: object, surrogate: ViT | None, model: 
         return
     saved = Saved.read(held)
     if surrogate is None and saved.surrogate is not None:
-        known = (saved.teacher or {}).get("fingerprint")
+        known = saved.teacher.fingerprint if saved.teacher else None
         if known in (None, fingerprint(model.model)):  # the teacher of the run by itself
             return
     if not _holds(held, surrogate or model):

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess
-from raptor.vit.block_list import NUM_PROBED, Call, choose, find_candidates, is_norm, reason_of, watch_forward
-from raptor.vit.stated import stated_classes
+from raptor.vit.block_list import NUM_PROBED, Call, choose, find_candidates, is_norm, watch_forward
+from raptor.vit.calls import reason_of
+from raptor.vit.groups import TokenGroups
+from raptor.vit.origin import Origin, Structure
+from raptor.vit.stated import forward_arguments, stated_classes
 from raptor.vit.tokens import place_tokens
-from raptor.vit.view import NotAViT, StandIn, TokenGroups, ViT
+from raptor.vit.view import NotAViT, StandIn, ViT
 from raptor.vit.weights import check_weights
 
 
@@ -27,35 +29,27 @@ def inspect_vit(
     model: nn.Module,
     name: str,
     preprocess: Preprocess,
-    *,
-    blocks: str | None = None,
-    norm: str | None = None,
-    head: str | None = None,
-    cls: int | None = None,
-    registers: int | None = None,
-    head_classes: int | None = None,
-    forward_kwargs: dict[str, Any] | None = None,
-    source: dict[str, Any] | None = None,
+    structure: Structure,
+    origin: Origin,
 ) -> ViT:
     """The view over `model`, found by forward passes of two noise images of `preprocess.size`.
 
     Args:
         model: any module that maps images (B, 3, H, W) to a tensor or an output object; put in eval mode.
-        blocks, norm, head: dotted paths of the block list, the final norm and the classifier, where the model's own
-            structure should not be asked.
-        cls, registers: counts of these tokens, where they should not be guessed from the token count.
-        head_classes: number of class scores the model gives, where its configuration does not say; 0 for none.
+        structure: the parts for which the model's own structure should not be asked.
+        origin: how the model is built; empty for a module of the user's own.
     """
     check_weights(model.state_dict(), name)
     model.eval()
-    candidates = find_candidates(model, blocks)
+    candidates = find_candidates(model, structure.blocks)
     if not candidates:
         raise NotAViT(
             f"{name}: no list of alike blocks found; name it with blocks=, for example blocks='encoder.layers'"
         )
+    forward_kwargs = forward_arguments(model, preprocess.size)
     with _probing(model):
         images = _noise_images(model, preprocess.size)
-        other_calls, output = watch_forward(model, candidates, images, forward_kwargs or {}, name)
+        other_calls, output = watch_forward(model, candidates, images, forward_kwargs, name)
         depth = choose(candidates, name)
         states = depth.states()
         num_tokens, dim = states[-1].shape[1:]
@@ -69,9 +63,9 @@ def inspect_vit(
             dim=dim,
             preprocess=preprocess,
             norm=nn.Identity(),
-            num_classes=_num_classes(model, output, head, head_classes, name),
-            source=source or {},
-            forward_kwargs=forward_kwargs or {},
+            num_classes=_num_classes(model, output, structure, name),
+            origin=origin,
+            forward_kwargs=forward_kwargs,
             returns_tuple=isinstance(depth.calls[0].output, tuple | list),
         )
         # The order matters: this one runs the model on the first image alone, so that whatever the model remembers
@@ -79,8 +73,11 @@ def inspect_vit(
         _check_batch(vit, images, states)
         _check_finish(vit, states[-1], output)
         _check_steps(vit, images, states)
-        place_tokens(vit, images, states[0], cls, registers)
-        vit.norm = _named_norm(model, norm, name) if norm else _final_norm(other_calls, states[-1], vit.groups)
+        place_tokens(vit, images, states[0], structure.cls, structure.registers)
+        if structure.norm is None:
+            vit.norm = _final_norm(other_calls, states[-1], vit.groups)
+        else:
+            vit.norm = _named_norm(model, structure.norm, name)
         vit.depth_conditioned = len(vit.embed(images[:1])[1].distinct()) > 1
     return vit
 
@@ -116,7 +113,8 @@ def _final_norm(calls: list[Call], last_btd: Tensor, groups: TokenGroups) -> nn.
     """
     pooled = [last_btd, last_btd[:, groups.slice("cls").start]]
     for tokens_btd in (last_btd, last_btd[:, groups.slice("patches")]):
-        mean_bd, largest_bd = tokens_btd.mean(1), tokens_btd.amax(1)
+        mean_bd = tokens_btd.mean(1)
+        largest_bd = tokens_btd.amax(1)
         pooled += [mean_bd, largest_bd, (mean_bd + largest_bd) / 2]
     for call in calls:
         x = call.state
@@ -127,24 +125,33 @@ def _final_norm(calls: list[Call], last_btd: Tensor, groups: TokenGroups) -> nn.
     return nn.Identity()
 
 
-def _num_classes(model: nn.Module, output: Tensor, head: str | None, head_classes: int | None, name: str) -> int:
+def _num_classes(model: nn.Module, output: Tensor, structure: Structure, name: str) -> int:
     """Classes of the model's own classifier, by the user's word or as the model states them; 0 when there is none.
 
     A linear layer at the end is not enough: the projections of CLIP and AIMv2 have no classes.
     """
-    width = int(output.shape[-1]) if output.ndim == 2 else 0
-    if head_classes is not None:
-        if head_classes and head_classes != width:
-            gives = f"{width} numbers per image" if width else f"an output of shape {tuple(output.shape)}"
-            raise ValueError(f"{name} gives {gives}, not {head_classes} class scores: correct --head_classes")
-        return head_classes
-    if head is not None:
+    width = 0
+    gives = f"an output of shape {tuple(output.shape)}"
+    if output.ndim == 2:
+        width = int(output.shape[-1])
+        gives = f"{width} numbers per image"
+    if structure.head_classes is not None:
+        if structure.head_classes not in (0, width):
+            raise ValueError(f"{name} gives {gives}, not {structure.head_classes} class scores: correct --head_classes")
+        return structure.head_classes
+    if structure.head is not None:
         try:
-            module = model.get_submodule(head)
+            module = model.get_submodule(structure.head)
         except AttributeError:
-            raise ValueError(f"{name} has no `{head}`: head= takes the dotted path of its classifier") from None
-        return module.out_features if isinstance(module, nn.Linear) else width
-    return width if width and width == stated_classes(model) else 0
+            raise ValueError(
+                f"{name} has no `{structure.head}`: head= takes the dotted path of its classifier"
+            ) from None
+        if isinstance(module, nn.Linear):
+            return module.out_features
+        return width
+    if width == stated_classes(model):
+        return width
+    return 0
 
 
 def _check_batch(vit: ViT, images: Tensor, states: list[Tensor]) -> None:
@@ -152,7 +159,9 @@ def _check_batch(vit: ViT, images: Tensor, states: list[Tensor]) -> None:
     alone, _ = vit.record(images[:1])
     for layer in (0, -1):
         of_one, of_batch = alone[layer], states[layer]
-        tolerance = (1e-2 if of_one.element_size() < 4 else 1e-3) * float(of_batch.abs().max())
+        tolerance = 1e-3 * float(of_batch.abs().max())
+        if of_one.element_size() < 4:
+            tolerance *= 10
         if of_one.shape != of_batch[:1].shape or not torch.allclose(of_one, of_batch[:1], rtol=1e-2, atol=tolerance):
             raise NotAViT(f"{vit.name}: the states of an image depend on the other images of its batch")
 
@@ -182,10 +191,15 @@ def _check_steps(vit: ViT, images: Tensor, states: list[Tensor]) -> None:
     The states are of the second image and the last whole forward pass was of the first one, so that a block that takes
     something from another block is noticed as well.
     """
-    exact, rounding = (1e-2, 1e-5) if states[0].element_size() >= 4 else (1e-1, 1e-2)
+    exact = 1e-2
+    rounding = 1e-5
+    if states[0].element_size() < 4:
+        exact = 1e-1
+        rounding = 1e-2
     _, context = vit.embed(images[1:])
     for layer in range(vit.num_layers, 0, -1):
-        before_btd, after_btd = states[layer - 1][1:], states[layer][1:].float()
+        before_btd = states[layer - 1][1:]
+        after_btd = states[layer][1:].float()
         error = (vit.step(layer, before_btd, context).float() - after_btd).norm()
         if not error <= exact * (after_btd - before_btd.float()).norm() + rounding * after_btd.norm():
             raise NotAViT(

@@ -7,14 +7,16 @@ import math
 import torch
 from torch import Tensor, nn
 
-from raptor.vit.view import NotAViT, TokenGroups, ViT
+from raptor.vit.groups import TokenGroups
+from raptor.vit.view import NotAViT, ViT
 
 _CLS_NAMES = ("cls_token", "class_token", "class_embedding", "cls_embed", "cls")
 
 
 def place_tokens(vit: ViT, images: Tensor, first_btd: Tensor, cls: int | None, registers: int | None) -> None:
     """Find the patches among the tokens: those that depend on the image. Sets `groups`, `grid` and `patch_size`."""
-    num_tokens, size = first_btd.shape[1], vit.preprocess.size
+    num_tokens = first_btd.shape[1]
+    size = vit.preprocess.size
     depends_t = (first_btd[0] - first_btd[1]).abs().amax(-1) > 1e-6 * first_btd.abs().max()
     found = depends_t.nonzero().flatten().tolist()
     if not found:
@@ -25,8 +27,10 @@ def place_tokens(vit: ViT, images: Tensor, first_btd: Tensor, cls: int | None, r
     stated = _stated_grid(vit.model, size)
     if cls is not None and registers is not None:
         num_patches = num_tokens - cls - registers
+    elif stated and math.isqrt(len(found)) ** 2 != len(found):
+        num_patches = stated**2
     else:
-        num_patches = len(found) if math.isqrt(len(found)) ** 2 == len(found) else stated**2 or len(found)
+        num_patches = len(found)
     if num_patches < 1 or cls not in (None, 0, 1) or (registers or 0) < 0:
         raise ValueError(f"{vit.name}: cls={cls}, registers={registers} do not fit {num_tokens} tokens")
     if num_patches > len(found):
@@ -39,7 +43,9 @@ def place_tokens(vit: ViT, images: Tensor, first_btd: Tensor, cls: int | None, r
     if side**2 != num_patches:
         raise NotAViT(f"{vit.name}: {num_patches} patches are no square grid: give cls= and registers=")
     vit.grid = (side, side)
-    vit.patch_size = _patch_size(vit.model) if stated == side else max(1, size // side)
+    vit.patch_size = max(1, size // side)
+    if stated == side:
+        vit.patch_size = _patch_size(vit.model)
     vit.groups = _token_groups(vit, images, num_patches, start, num_tokens - stop, cls, registers)
     _check_order(vit, images, start)
 
@@ -49,8 +55,11 @@ def _token_groups(
 ) -> TokenGroups:
     """cls is 1 when a parameter of such a name is a token; every other token beside the patches is a register."""
     if cls is None:
-        place = _cls_place(vit, images) if before + after > 0 and registers != before + after else None
-        if place is not None and place != (0 if before else num_patches):
+        place = None
+        if before + after > 0 and registers != before + after:
+            place = _cls_place(vit, images)
+        first_other = 0 if before else num_patches  # the first token that is not a patch
+        if place is not None and place != first_other:
             raise NotAViT(
                 f"{vit.name}: its cls token is number {place + 1} of {before + after + num_patches} tokens: put it "
                 "first, or give cls=0 to take it for a register"
@@ -81,7 +90,8 @@ def _cls_place(vit: ViT, images: Tensor) -> int | None:
     """
     for name, parameter in vit.model.named_parameters():
         if name.rsplit(".", 1)[-1] in _CLS_NAMES:
-            before_btd, kept = vit.embed(images[:1])[0], parameter.data
+            before_btd, _ = vit.embed(images[:1])
+            kept = parameter.data
             parameter.data = kept + torch.linspace(0.1, 1, kept.numel()).to(kept).view_as(kept)
             try:
                 moved_t = (vit.embed(images[:1])[0] - before_btd).abs().amax((0, 2)) > 0

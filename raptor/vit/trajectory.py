@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from raptor.data.stream import Batch, sharing
 from raptor.progress import track
-from raptor.vit.view import TokenGroups, ViT, first_tensor, image_vectors, replaced_blocks, with_state
+from raptor.vit.calls import first_tensor, with_state
+from raptor.vit.groups import TokenGroups, image_vectors
+from raptor.vit.view import ViT, replaced_blocks
 
 _PRECISIONS = ("fp32", "bf16")
 

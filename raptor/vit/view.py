@@ -7,10 +7,9 @@ these blocks read the states, so the model keeps its own rotary arguments, drop-
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,49 +18,14 @@ from torch.utils._pytree import tree_flatten
 
 from raptor.data.preprocess import Preprocess
 from raptor.run import Record
+from raptor.vit.calls import first_tensor, output_tensor, per_batch, state_argument
+from raptor.vit.groups import TokenGroups, pool
+from raptor.vit.origin import Arguments, Opened, Origin, Structure
 from raptor.vit.weights import fingerprint
-
-POOLED = ("cls", "patches")  # the token groups that `image_vectors` returns
-GROUP_NAMES = ("cls", "registers", "patches")
 
 
 class NotAViT(ValueError):
     """The model has no single residual stream of blocks; the message names the condition that failed."""
-
-
-@dataclass(frozen=True)
-class TokenGroups(Record):
-    """The numbers of cls tokens (0 or 1), registers and patches of one image; any of them may be 0.
-
-    `order` is the order of the groups along the token axis.
-    """
-
-    cls: int
-    registers: int
-    patches: int
-    order: tuple[str, ...] = GROUP_NAMES
-
-    @property
-    def num_tokens(self) -> int:
-        return self.cls + self.registers + self.patches
-
-    def slice(self, name: str) -> slice:
-        """The place of the group `name` (or `all`) along the token axis; an empty slice if the group is absent."""
-        if name == "all":
-            return slice(0, self.num_tokens)
-        if name not in GROUP_NAMES:
-            raise ValueError(f"unknown token group {name!r}: choose from all, {', '.join(GROUP_NAMES)}")
-        start = 0
-        for before in self.order[: self.order.index(name)]:
-            start += getattr(self, before)
-        return slice(start, start + getattr(self, name))
-
-    def present(self) -> Iterator[tuple[str, builtins.slice]]:
-        """Name and slice of each group that has tokens."""
-        for name in GROUP_NAMES:
-            where = self.slice(name)
-            if where.stop > where.start:
-                yield name, where
 
 
 @dataclass(frozen=True)
@@ -92,7 +56,7 @@ class Context:
     calls: `(args, kwargs)` of each block.
     """
 
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]]
+    calls: list[tuple[tuple[Any, ...], Arguments]]
 
     def distinct(self) -> list[int]:
         """Indices of blocks (from 0) with different arguments: of blocks that get equal ones, only the first."""
@@ -136,8 +100,8 @@ class ViT:
         num_classes: number of classes of its head, 0 if it has no classifier.
         classes: names of the classes in the order of the head, if they are known.
         depth_conditioned: whether the model passes different arguments to different blocks (rope-mixed models).
-        source: how the plain model is built, so that a saved folder can open it; empty for a module of the user's own.
-        opened: the arguments of `open_vit`, so that a surrogate can open its teacher again.
+        origin: how the model is built, so that a saved folder can build it again.
+        opened: how it was opened, so that a surrogate can open its teacher again.
         forward_kwargs: keyword arguments of every call; a tensor among them has one row, repeated for each image.
         phases: lengths of the phases of a surrogate (a `raptor.phases.Phases`); None for other models.
         returns_tuple: whether its blocks return the state as the first entry of a tuple.
@@ -155,9 +119,9 @@ class ViT:
     num_classes: int = 0
     classes: list[str] | None = None
     depth_conditioned: bool = False
-    source: dict[str, Any] = field(default_factory=dict)
-    opened: dict[str, Any] = field(default_factory=dict)
-    forward_kwargs: dict[str, Any] = field(default_factory=dict)
+    origin: Origin = field(default_factory=Origin)
+    opened: Opened = field(default_factory=Opened)
+    forward_kwargs: Arguments = field(default_factory=dict)
     phases: Sequence[int] | None = None
     returns_tuple: bool = False
 
@@ -246,6 +210,11 @@ class ViT:
         """Features of a last state, (B, D) or (B, 2 D): after the final norm, cls and mean patch concatenated."""
         return pool(self.norm(x_btd), self.groups)
 
+    def structure(self) -> Structure:
+        """The parts of the model by their paths and counts, with which the same model is inspected again."""
+        norm = next((name for name, module in self.model.named_modules() if module is self.norm), None)
+        return Structure(blocks=self.blocks_path, norm=norm, cls=self.groups.cls, registers=self.groups.registers)
+
     def facts(self) -> ModelFacts:
         """The description of the model in result files."""
         return ModelFacts(
@@ -266,7 +235,7 @@ class ViT:
     def fingerprint(self) -> str | None:
         """A short name of the weights, None if they were rounded to half precision and the original is not known."""
         if any(p.is_floating_point() and p.element_size() < 4 for p in self.model.parameters()):
-            return self.opened.get("fingerprint")
+            return self.opened.fingerprint
         return fingerprint(self.model)
 
 
@@ -275,8 +244,8 @@ def recording(vit: ViT) -> Iterator[list[Tensor]]:
     """Inside the context, the yielded list holds the states `a_0..a_L` of the model's latest forward pass."""
     states: list[Tensor] = []
 
-    def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        states[:] = [_state_argument(args, kwargs)]
+    def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: Arguments) -> None:
+        states[:] = [state_argument(args, kwargs)]
 
     def leave(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         states.append(first_tensor(output))
@@ -309,71 +278,6 @@ def replaced_blocks(vit: ViT, replacements: Mapping[int, nn.Module]) -> Iterator
         blocks._modules.update(saved)
 
 
-def pool(x_btd: Tensor, groups: TokenGroups) -> Tensor:
-    """The image vectors concatenated: `(B, D)` or `(B, 2 D)`."""
-    return torch.cat(list(image_vectors(x_btd, groups).values()), dim=-1)
-
-
-def image_vectors(x_btd: Tensor, groups: TokenGroups, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """The cls token (`cls`) and the mean patch (`patches`) of each image, each (B, D); absent groups are left out.
-
-    All tokens except cls and registers count as patches, so the image size may differ from the size of `groups`.
-    """
-    num_patches = x_btd.shape[1] - groups.cls - groups.registers
-    groups = replace(groups, patches=num_patches)
-    vectors: dict[str, Tensor] = {}
-    if groups.cls:
-        cls_bd = x_btd[:, groups.slice("cls").start]
-        vectors["cls"] = cls_bd.to(dtype or x_btd.dtype)
-    if num_patches:
-        patches_bpd = x_btd[:, groups.slice("patches")]
-        vectors["patches"] = patches_bpd.mean(1, dtype=dtype)
-    return vectors
-
-
-def per_batch(kwargs: Mapping[str, Any], images: Tensor) -> dict[str, Any]:
-    """`kwargs` for a call with `images`: the single row of each tensor is repeated per image, on the images' device."""
-    found = dict(kwargs)
-    for name, value in kwargs.items():
-        if isinstance(value, Tensor):
-            found[name] = value.to(images.device).expand(images.shape[0], *value.shape[1:])
-    return found
-
-
-def first_tensor(output: Any) -> Tensor:
-    """The state in a block's output; transformers, among others, returns it as the first entry of a tuple."""
-    if isinstance(output, tuple | list):
-        return output[0]
-    return output
-
-
-def with_state(output: Any, state: Tensor) -> Any:
-    """A block's output with `state` in the place of its own state; see `first_tensor`."""
-    if type(output) in (tuple, list):
-        return type(output)((state, *output[1:]))
-    return state
-
-
-def output_tensor(output: Any) -> Tensor:
-    """A model's output as one tensor: its logits, pooled features or token states, the first that it has."""
-    if isinstance(output, Tensor):
-        return output
-    for key in ("logits", "pooler_output", "last_hidden_state"):
-        value = getattr(output, key, None)
-        if isinstance(value, Tensor):
-            return value
-    if isinstance(output, Mapping):
-        for key in ("x_norm_clstoken", "logits", "out", "pooler_output", "last_hidden_state"):
-            if isinstance(output.get(key), Tensor):
-                return output[key]
-    if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
-        return output[0]
-    raise ValueError(
-        f"cannot read a tensor out of the model's output of type {type(output).__name__}: return a tensor, or a dict "
-        "with logits or last_hidden_state"
-    )
-
-
 class _LastBlockReached(Exception):
     """Stops a forward pass once the last block's arguments are known."""
 
@@ -389,11 +293,11 @@ class _Recorder(StandIn):
         super().__init__()
         self.returns_tuple = returns_tuple
         self.last = last
-        self.call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self.call: tuple[tuple[Any, ...], Arguments] = ((), {})
         self.state: Any = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.state = _state_argument(args, kwargs)
+        self.state = state_argument(args, kwargs)
         self.call = (args[1:], {k: v for k, v in kwargs.items() if k != "hidden_states"})
         if self.last:
             raise _LastBlockReached
@@ -409,7 +313,3 @@ class _Constant(StandIn):
 
     def forward(self, *_args: Any, **_kwargs: Any) -> Any:
         return self.output
-
-
-def _state_argument(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    return args[0] if args else kwargs["hidden_states"]

@@ -12,7 +12,7 @@ from torchmetrics.functional import r2_score as torchmetrics_r2
 
 from raptor.certificate import error_curves as curves_module
 from raptor.certificate.error_curves import METRICS, ErrorCurves
-from raptor.vit.view import TokenGroups
+from raptor.vit.groups import TokenGroups
 
 GROUPS = TokenGroups(1, 2, 6)
 NUM_LAYERS = 3

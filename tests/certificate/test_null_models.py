@@ -14,8 +14,9 @@ from torch import Tensor
 from raptor.certificate.certificate import Certificate
 from raptor.certificate.measure import certify
 from raptor.certificate.null_models import LinearFit, fit_null_models
+from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import NonFiniteStates
-from raptor.vit.view import TokenGroups, ViT
+from raptor.vit.view import ViT
 
 
 def test_null_models_by_brute_force(teacher: ViT, certificate: Certificate) -> None:

@@ -124,7 +124,7 @@ def test_a_checkpoint_is_named_by_its_file(tmp_path: Path) -> None:
         save_file(model.state_dict(), tmp_path / f"{name}.safetensors")
     source = f"timm/vit_tiny_patch16_224@{tmp_path}/first.safetensors"
     vit = open_vit(source, depth=2)
-    assert vit.name == "first" and vit.opened["weights"].endswith("first.safetensors")
+    assert vit.name == "first" and vit.opened.weights.endswith("first.safetensors")
     assert open_vit(source, depth=2, name="mine").name == "mine"
 
 

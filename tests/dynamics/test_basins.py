@@ -10,7 +10,7 @@ from sklearn.model_selection import LeaveOneOut, cross_val_score
 from sklearn.neighbors import NearestCentroid
 
 from raptor.dynamics.basins import Basins, centroid_accuracy, class_means, group_basins, scatter_ratio
-from raptor.vit.view import TokenGroups
+from raptor.vit.groups import TokenGroups
 
 
 def test_two_class_toy_scatter() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from raptor.dynamics.direction import Direction, Gathering, GatheringResult, toward
 from raptor.dynamics.states import unit
-from raptor.vit.view import TokenGroups
+from raptor.vit.groups import TokenGroups
 
 
 def rotation_states(theta: float, num_steps: int, groups: TokenGroups, batch: int, dim: int) -> list[torch.Tensor]:

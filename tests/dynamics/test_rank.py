@@ -8,7 +8,7 @@ import torch
 
 from raptor.dynamics.rank import Rank, coherence, ranks_from_squares, small_gram
 from raptor.dynamics.states import EvenSubset
-from raptor.vit.view import TokenGroups
+from raptor.vit.groups import TokenGroups
 
 GROUPS = TokenGroups(cls=1, registers=2, patches=12)
 

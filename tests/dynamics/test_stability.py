@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from raptor.dynamics.stability import Stability, contraction, measure_attraction, perturbation, seeded_generator
-from raptor.vit.view import TokenGroups
+from raptor.vit.groups import TokenGroups
 
 GROUPS = TokenGroups(cls=1, registers=1, patches=4)
 NUM_BLOCKS = 6

@@ -12,7 +12,7 @@ from raptor.dynamics.states import (
     on_host_if_small,
     parallel_map,
 )
-from raptor.vit.view import TokenGroups
+from raptor.vit.groups import TokenGroups
 
 
 def test_group_means_are_raw_means_then_normalised() -> None:

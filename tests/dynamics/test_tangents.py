@@ -86,7 +86,7 @@ def test_the_twin_is_the_same_surrogate_with_random_weights(monkeypatch: pytest.
     again, _ = compare_tangents(teacher, surrogate, [], lengths, seed=3)
     (measured, control), (twin, none) = sides["surrogate"], sides["twin"]
     assert measured is surrogate and control[0] is twin and none is None
-    assert twin.source["surrogate"] == surrogate.source["surrogate"]
+    assert twin.origin.surrogates == surrogate.origin.surrogates
     own, random, repeated = (shared_blocks(vit).state_dict() for vit in (surrogate, twin, again["twin"][0]))
     assert all(torch.equal(random[name], repeated[name]) for name in random)
     assert any(not torch.equal(own[name], random[name]) for name in own)

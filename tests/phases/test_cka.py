@@ -11,7 +11,7 @@ from raptor.phases.cka import LinearCKA
 from raptor.phases.similarity import (
     measure_similarity,
 )
-from raptor.vit.view import TokenGroups
+from raptor.vit.groups import TokenGroups
 
 
 @pytest.mark.parametrize("features", ["cls", "patches", "both"])

@@ -11,7 +11,7 @@ from raptor.phases.outliers import OutlierShares
 from raptor.phases.similarity import (
     measure_similarity,
 )
-from raptor.vit.view import TokenGroups
+from raptor.vit.groups import TokenGroups
 
 
 def test_outlier_shares() -> None:

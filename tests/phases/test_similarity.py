@@ -13,8 +13,8 @@ from raptor.phases.similarity import (
     CosineSimilarity,
     measure_similarity,
 )
+from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import NonFiniteStates
-from raptor.vit.view import TokenGroups
 
 
 def mean_cosine(x_lnd: np.ndarray) -> np.ndarray:

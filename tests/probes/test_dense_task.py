@@ -14,7 +14,8 @@ from raptor.data import DenseData, open_dense
 from raptor.probes import probe
 from raptor.probes.depth import Depth
 from raptor.probes.features import normed_tokens, view_at
-from raptor.vit.view import ViT, pool
+from raptor.vit.groups import pool
+from raptor.vit.view import ViT
 
 
 def test_other_sizes_pad_and_stay_finite(vit: ViT) -> None:

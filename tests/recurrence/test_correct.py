@@ -9,7 +9,7 @@ from tiny_models import noise_images, tiny_timm
 from raptor import open_vit
 from raptor.data.stream import Batch
 from raptor.recurrence.correct import Correction, disturb, measure_correction
-from raptor.vit.view import first_tensor
+from raptor.vit.calls import first_tensor
 
 
 def test_agreement_is_that_of_a_loop_over_blocks() -> None:

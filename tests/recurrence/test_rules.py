@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from raptor.recurrence.rules import Entropy, RandomSkip, ReadOutChange, SecondDifference, Turn, parse_rule, turn
-from raptor.vit.view import TokenGroups
+from raptor.vit.groups import TokenGroups
 
 GROUPS = TokenGroups(cls=1, registers=0, patches=2)
 

@@ -349,7 +349,7 @@ def test_any_k(teacher: ViT, block: str) -> None:
         for cuts in combinations(range(1, 4), k - 1):
             phases = [b - a for a, b in pairwise((0, *cuts, 4))]
             surrogate = make_surrogate(teacher, phases, block=block, conditioning="none")
-            assert surrogate.phases == Phases.from_lengths(phases) == surrogate_spec(surrogate).phases
+            assert surrogate.phases == Phases.from_lengths(phases) == Phases(surrogate_spec(surrogate).phases)
             assert len(shared_blocks(surrogate)) == k
             assert surrogate.num_layers == 4
             single = block_parameters(make_surrogate(teacher, [4], block=block, conditioning="none"))

@@ -11,7 +11,7 @@ from tiny_models import on_ranks
 
 from raptor.train.losses import StateVariance, token_weights
 from raptor.train.step import weighted_error
-from raptor.vit.view import TokenGroups
+from raptor.vit.groups import TokenGroups
 
 FULL = TokenGroups(cls=1, registers=3, patches=5)
 WEIGHTS = {"cls": 0.45, "registers": 0.10, "patches": 0.45}

@@ -21,9 +21,9 @@ from tiny_models import noise_images, shake, tiny_timm
 from torch import Tensor, nn
 
 from raptor.vit import stated
+from raptor.vit.groups import TokenGroups
 from raptor.vit.open import open_vit
 from raptor.vit.saved import save_vit
-from raptor.vit.view import TokenGroups
 
 
 @pytest.mark.parametrize("name", HF_MODELS)
@@ -155,7 +155,7 @@ def test_a_revision_of_the_hub_is_opened_and_recorded(hub_cache: Path, tmp_path:
         vit = open_vit(source)
         assert torch.equal(vit.model.embeddings.cls_token, models[name].embeddings.cls_token)
         assert vit.preprocess.mean == pytest.approx((mean,) * 3)
-        assert vit.source["source"] == vit.opened["model"] == vit.name == source
+        assert vit.origin.base.source == vit.opened.model == vit.name == source
         again = open_vit(save_vit(vit, tmp_path / name))
         assert torch.equal(again.model.embeddings.cls_token, models[name].embeddings.cls_token)
 
@@ -170,7 +170,7 @@ def test_a_revision_of_timms_weights_is_opened(hub_cache: Path) -> None:
 
     publish(hub_cache, repository, {name: writer(name) for name in models})
     vit = open_vit("timm/test_vit@v1")
-    assert torch.equal(vit.model.cls_token, models["v1"].cls_token) and vit.source["source"] == "timm/test_vit@v1"
+    assert torch.equal(vit.model.cls_token, models["v1"].cls_token) and vit.origin.base.source == "timm/test_vit@v1"
     assert torch.equal(open_vit("timm/test_vit").model.cls_token, models["main"].cls_token)
     with pytest.raises(ValueError, match="names a revision of published weights"):
         open_vit("timm/test_vit@v1", pretrained=False)

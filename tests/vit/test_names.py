@@ -56,15 +56,15 @@ def test_models_that_a_file_fits(
 def test_a_weight_file_is_opened_as_the_only_model_that_it_fits(few_models: None, tmp_path: Path, capsys) -> None:
     path = weights_of("deit_tiny_distilled_patch16_224", tmp_path / "w.pt")
     vit = open_vit(path)
-    assert vit.source["source"] == "timm/deit_tiny_distilled_patch16_224" and vit.name == "w"
-    assert vit.opened["weights"] == str(path)
+    assert vit.origin.base.source == "timm/deit_tiny_distilled_patch16_224" and vit.name == "w"
+    assert vit.opened.weights == str(path)
     assert "w.pt fits timm/deit_tiny_distilled_patch16_224 alone" in capsys.readouterr().err
 
 
 def test_a_weight_file_after_a_name_is_of_that_model(tmp_path: Path) -> None:
     path = weights_of("vit_tiny_patch16_224", tmp_path / "w.pt", depth=2)
     vit = open_vit(f"timm/deit_tiny_patch16_224@{path}", depth=2)
-    assert vit.source["source"] == "timm/deit_tiny_patch16_224" and vit.opened["weights"] == str(path)
+    assert vit.origin.base.source == "timm/deit_tiny_patch16_224" and vit.opened.weights == str(path)
 
 
 def test_a_weight_file_that_fits_several_models_or_none_is_not_guessed(few_models: None, tmp_path: Path) -> None:

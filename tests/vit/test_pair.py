@@ -19,10 +19,12 @@ from raptor.data.preprocess import Preprocess
 from raptor.files import RunError
 from raptor.phases.cut import Phases
 from raptor.surrogate.surrogate import make_surrogate
+from raptor.vit.groups import TokenGroups
 from raptor.vit.open import open_vit
+from raptor.vit.origin import Opened
 from raptor.vit.pair import OtherTeacher, open_pair
 from raptor.vit.saved import save_vit
-from raptor.vit.view import TokenGroups, ViT
+from raptor.vit.view import ViT
 from raptor.vit.weights import fingerprint
 
 TINY = dict(patch_size=8, embed_dim=24, depth=3, num_heads=2, img_size=32)
@@ -211,7 +213,7 @@ def test_a_run_of_an_own_module_brings_its_weight_file(tmp_path: Path, monkeypat
     surrogate, found = open_pair("run", teacher=plain)
     assert surrogate is not None and fingerprint(found.model) == fingerprint(trained)
     assert fingerprint(plain) == before  # the caller's module is not changed
-    assert open_pair(surrogate, teacher=plain)[1].opened["weights"] == "weights.pth"
+    assert open_pair(surrogate, teacher=plain)[1].opened.weights == "weights.pth"
     assert open_pair("run", teacher=plain, weights="weights.pth")[0] is not None and fingerprint(plain) == before
     monkeypatch.chdir(tmp_path)  # found beside the run, wherever the command is started
     assert fingerprint(open_pair("a/run", teacher=plain)[1].model) == fingerprint(trained)
@@ -258,7 +260,7 @@ def test_a_damaged_structure_of_an_own_module_is_named(damage: dict, tmp_path: P
 def hostile_folder(folder: Path, marker: Path, **changes) -> Path:
     """A saved surrogate whose config.json is changed, and a hubconf.py in it that leaves a mark when it is run."""
     vit = tiny_timm()
-    vit.opened = {"model": "scenes", "weights": None, "size": None}
+    vit.opened = Opened(model="scenes")
     save_vit(make_surrogate(vit, (2, 2)), folder)
     (folder / "hubconf.py").write_text(f"open({str(marker)!r}, 'w').close()\ndef entry(**_): return None\n")
     config = json.loads((folder / "config.json").read_text())
@@ -276,12 +278,16 @@ def hostile_folder(folder: Path, marker: Path, **changes) -> Path:
         (dict(teacher__model="hub/FOLDER:entry"), "runs code: add --trust_hub"),
         (dict(base__kwargs={"trust_remote_code": True}), "argument trust_remote_code, which is not allowed"),
         (dict(base__source="hf/x/y", base__kwargs={"trust_remote_code": True}), "argument trust_remote_code"),
-        (dict(teacher__model="hf/x/y", teacher__trust_remote_code=True), "argument trust_remote_code"),
-        (dict(teacher__model="timm/vit_tiny_patch16_224", teacher__checkpoint_path="x"), "argument checkpoint_path"),
-        (dict(teacher__trust_hub=True), "argument trust_hub"),
+        (dict(teacher__model="hf/x/y", teacher__kwargs={"trust_remote_code": True}), "argument trust_remote_code"),
+        (
+            dict(teacher__model="timm/vit_tiny_patch16_224", teacher__kwargs={"checkpoint_path": "x"}),
+            "argument checkpoint_path",
+        ),
+        (dict(teacher__kwargs={"trust_hub": True}), "argument trust_hub"),
+        (dict(teacher__trust_hub=True), r"teacher\.trust_hub: Unexpected keyword argument"),
         (dict(base__kwargs={"embed_dim": 10**12}), "more than"),
         (dict(base__source="what/ever"), "unknown model 'what/ever'"),
-        (dict(base__source=3), "does not say which model"),
+        (dict(base__source=3), r"base\.source: Input should be a valid string"),
         (dict(preprocess__size=10**6, preprocess__resize=10**6), "size must be a whole number"),
     ],
 )

@@ -16,8 +16,9 @@ from tiny_models import noise_images, shake, tiny_timm
 from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess
+from raptor.vit.groups import TokenGroups
 from raptor.vit.open import open_vit
-from raptor.vit.view import NotAViT, TokenGroups
+from raptor.vit.view import NotAViT
 
 SMALL = dict(hidden_size=48, num_hidden_layers=3, num_attention_heads=3, intermediate_size=96, patch_size=16)
 

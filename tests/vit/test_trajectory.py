@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from raptor.data import open_data
 from raptor.data.stream import Batch, iterate
+from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import Trajectories, check_states, perturb, pool_layers, replace_block, swap_blocks
-from raptor.vit.view import TokenGroups, ViT, recording
+from raptor.vit.view import ViT, recording
 
 GROUPS = ("all", "cls", "registers", "patches")
 

@@ -15,7 +15,7 @@ from families import (
 from tiny_models import noise_images, same_tensors, tiny_timm
 
 from raptor.surrogate.surrogate import make_surrogate
-from raptor.vit.view import Context, TokenGroups, ViT, pool
+from raptor.vit.view import Context, ViT
 
 
 @each_family
@@ -80,21 +80,6 @@ def test_final_norm_and_pooled_features() -> None:
     x = torch.randn(2, 9, 48)
     normed = vit.model.norm(x)
     assert torch.equal(vit.features(x), torch.cat([normed[:, 0], normed[:, 5:].mean(1)], -1))
-    assert torch.equal(pool(x, TokenGroups(0, 4, 5)), x[:, 4:].mean(1))
-    assert torch.equal(pool(x, TokenGroups(1, 8, 0)), x[:, 0])
-
-
-def test_token_groups() -> None:
-    groups = TokenGroups(cls=1, registers=4, patches=256)
-    assert groups.num_tokens == 261
-    assert groups.slice("cls") == slice(0, 1)
-    assert groups.slice("registers") == slice(1, 5)
-    assert groups.slice("patches") == slice(5, 261)
-    assert groups.slice("all") == slice(0, 261)
-    assert dict(TokenGroups(0, 0, 9).present()) == {"patches": slice(0, 9)}
-    assert [name for name, _ in TokenGroups(1, 0, 9).present()] == ["cls", "patches"]
-    with pytest.raises(ValueError, match="choose from"):
-        groups.slice("heads")
 
 
 def test_moving_a_view_moves_the_tensors_of_its_calls(teacher: ViT) -> None:

@@ -1,0 +1,63 @@
+"""Calls of models and blocks: where the state stands in their arguments, and the tensors in their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from raptor.vit.origin import Arguments
+
+
+def state_argument(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The state that a block was called with: its first argument, or transformers' name for it; None without either."""
+    return args[0] if args else kwargs.get("hidden_states")
+
+
+def per_batch(kwargs: Mapping[str, Any], images: Tensor) -> Arguments:
+    """`kwargs` for a call with `images`: the single row of each tensor is repeated per image, on the images' device."""
+    found = dict(kwargs)
+    for name, value in kwargs.items():
+        if isinstance(value, Tensor):
+            found[name] = value.to(images.device).expand(images.shape[0], *value.shape[1:])
+    return found
+
+
+def first_tensor(output: Any) -> Tensor:
+    """The state in a block's output; transformers, among others, returns it as the first entry of a tuple."""
+    if isinstance(output, tuple | list):
+        return output[0]
+    return output
+
+
+def with_state(output: Any, state: Tensor) -> Any:
+    """A block's output with `state` in the place of its own state; see `first_tensor`."""
+    if type(output) in (tuple, list):
+        return type(output)((state, *output[1:]))
+    return state
+
+
+def output_tensor(output: Any) -> Tensor:
+    """A model's output as one tensor: its logits, pooled features or token states, the first that it has."""
+    if isinstance(output, Tensor):
+        return output
+    for key in ("logits", "pooler_output", "last_hidden_state"):
+        value = getattr(output, key, None)
+        if isinstance(value, Tensor):
+            return value
+    if isinstance(output, Mapping):
+        for key in ("x_norm_clstoken", "logits", "out", "pooler_output", "last_hidden_state"):
+            if isinstance(output.get(key), Tensor):
+                return output[key]
+    if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
+        return output[0]
+    raise ValueError(
+        f"cannot read a tensor out of the model's output of type {type(output).__name__}: return a tensor, or a dict "
+        "with logits or last_hidden_state"
+    )
+
+
+def reason_of(error: Exception) -> str:
+    """The first line of an error's message, at most 200 characters, or else its type."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
