@@ -19,6 +19,7 @@ from raptor.dynamics.transplants import TransplantResult
 from raptor.streaming import Spread
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
 from raptor.vit.open import open_vit
+from raptor.vit.origin import Origin
 from raptor.vit.view import ViT
 
 
@@ -71,7 +72,7 @@ def test_one_image_has_no_transplants_and_a_teacher_no_fixed_points(
 
 def test_a_module_of_ones_own_has_no_twin(two_blocks: ViT, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raptor.dynamics.tangents.measure_tangents", lambda vit, *_, **__: vit)
-    own = replace(two_blocks, source={})
+    own = replace(two_blocks, origin=Origin())
     sides, notes = compare_tangents(own, None, [], (1, 1))
     assert sides == {"teacher": own}
     assert notes == ["no untrained twin: a module of your own cannot be built anew"]
