@@ -67,10 +67,12 @@ class Dynamics(Result):
 
     def plot(self) -> Any:
         """The angle of each step over layers; the other figures are in `folder`/figures."""
-        from raptor.report.dynamics import figure_panel
+        from raptor.report.figures import FIGURES, charts_of, on_paper
         from raptor.report.paper import draw
 
-        return draw(figure_panel("speed", self.measured))
+        figure = on_paper(FIGURES["dynamics-speed"], charts_of(self.measured))
+        assert figure is not None
+        return draw(figure)
 
     def text(self) -> str:
         lines = []
@@ -209,7 +211,7 @@ def _write_rest(
     measured: DynamicsFile, changed: InterventionsFile | None, tangents: TangentsFile | None, folder: Path
 ) -> list[str]:
     """Write interventions.json, tangents.json and the figures; the names of the figures."""
-    from raptor.report.dynamics import save_figures
+    from raptor.report.figures import save_figures
 
     for file in (changed, tangents):
         if file is not None:

@@ -1,25 +1,31 @@
 """Figures described once: what is drawn, in which units, what to look for.
 
-`draw.js` draws a `Chart` on the page and `paper.py` in files; neither knows which measure a curve is of.
+`draw.js` draws a `Chart` on the page and `paper.py` in files; neither knows which measure a curve is of. The words of
+each chart stand in `charts.yaml`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import yaml
 
+from raptor.files import RunError
 from raptor.streaming import Spread, jsonable
 
 _DIGITS = 5
 _MAX_IN_WORDS = 8  # series
 GROUP_NAMES = {"all": "all tokens", "cls": "cls", "registers": "registers", "patches": "patches", "pooled": "pooled"}
 GROUPS = ("all", "cls", "registers", "patches")
-SHOWN_ON_PAPER = ("cls", "registers", "patches")  # all tokens are nearly the patches
 EVERY = "every group"
+Kind = Literal["lines", "bars", "points", "heatmap", "paths"]
 
 
 @dataclass
@@ -43,8 +49,12 @@ class Axis:
     symlog: bool = False
 
 
-STATE = Axis("layer l", integer=True)
-BLOCK = Axis("block l (from state l−1 to l)", integer=True)
+# Axes over depth, and where a phase begins on them: on the state that ends the phase before it, or between two blocks.
+_DEPTH = {
+    "state": (Axis("layer l", integer=True), 0.0),
+    "layer": (Axis("layer l", integer=True), 0.5),
+    "block": (Axis("block l (from state l−1 to l)", integer=True), 0.5),
+}
 
 
 @dataclass
@@ -83,9 +93,12 @@ class Series:
     plain: bool = False
     large: bool = False
 
-    def is_shown(self, chosen: dict[str, Sequence[str]]) -> bool:
+    def is_shown(self, chosen: Mapping[str, Sequence[str]]) -> bool:
         """Whether the series is on view with the `chosen` values of the controls."""
-        return all(set(self.when[name]) & set(values) for name, values in chosen.items() if name in self.when)
+        for name, values in chosen.items():
+            if name in self.when and not set(self.when[name]) & set(values):
+                return False
+        return True
 
 
 @dataclass
@@ -114,10 +127,12 @@ class Chart:
         circle: whether the unit circle is drawn. labelled: whether points carry their series' name.
         cells: what the rows of a heat map are.
         wide: whether it takes the whole width of the page.
+        gaps: whether values may be undefined at some places.
+        file: the result file that its numbers come from.
     """
 
     id: str
-    kind: Literal["lines", "bars", "points", "heatmap", "paths"]
+    kind: Kind
     title: str
     series: list[Series]
     caption: str = ""
@@ -133,12 +148,30 @@ class Chart:
     labelled: bool = False
     cells: str = "layers"
     wide: bool = False
+    gaps: bool = False
+    file: str = ""
 
-    def only(self, *, title: str | None = None, **chosen: str | Sequence[str]) -> Chart:
-        """The chart with the series that are on view with these values of the controls, and optionally a new title."""
-        values = {name: [value] if isinstance(value, str) else value for name, value in chosen.items()}
+    def only(self, **chosen: str | Sequence[str]) -> Chart:
+        """The chart with the series that are on view with these values of the controls."""
+        values: dict[str, Sequence[str]] = {}
+        for name, value in chosen.items():
+            values[name] = [value] if isinstance(value, str) else value
         kept = [series for series in self.series if series.is_shown(values)]
-        return replace(self, series=kept, title=self.title if title is None else title)
+        return replace(self, series=kept)
+
+    def check(self) -> None:
+        """Raise RunError where a value is missing among others: the file was damaged or edited."""
+        if self.gaps:
+            return
+        for series in self.series:
+            values = np.asarray(series.z if self.kind == "heatmap" else series.y, dtype=float)
+            known = np.isfinite(values)
+            if known.any() and not known.all():
+                place = "/".join(str(i) for i in np.argwhere(~known)[0])
+                raise RunError(
+                    f"{self.file} lacks a number in {self.title!r} ({series.name}, position {place}): run the command "
+                    "that made it again"
+                )
 
     def words(self) -> str:
         """The chart in words, with numbers, for readers who do not see it."""
@@ -149,17 +182,16 @@ class Chart:
                 parts.append(f"{series.name} from {number(min(values))} to {number(max(values))}")
             elif values:
                 parts.append(f"{series.name} from {number(values[0])} to {number(values[-1])}")
-        axes = f"{self.y.label} by {self.x.label}" if self.x.label and self.y.label else ""
-        found = [part for part in (axes, "; ".join(parts), self.alt) if part]
-        return f"{self.title}: {'. '.join(found)}."
+        found = ["; ".join(parts), self.alt]
+        if self.x.label and self.y.label:
+            found.insert(0, f"{self.y.label} by {self.x.label}")
+        return f"{self.title}: {'. '.join(part for part in found if part)}."
 
     def to_dict(self) -> dict[str, Any]:
         """The chart for `draw.js`; what a series does not have is left out."""
-        saved = rounded(asdict(self))
-        for series in saved["series"]:
-            for name in [name for name, value in series.items() if value in (None, False, {})]:
-                del series[name]
-        assert isinstance(saved, dict)
+        saved: dict[str, Any] = rounded(asdict(self))
+        for i, series in enumerate(saved["series"]):
+            saved["series"][i] = {key: value for key, value in series.items() if value not in (None, False, {})}
         return saved
 
 
@@ -185,23 +217,60 @@ class Figure:
 
 @dataclass
 class Section:
-    """A part of the argument: a heading, a lead, then HTML made here, controls for all its charts, and the charts.
+    """A part of the argument: a heading, a lead, controls for all its charts, and its body.
 
-    `nav` is its name in the bar. `after` is HTML below the charts.
-
-    `hint` stands in for a part that was not measured: the command that adds it. `hint_reason` says why it is missing.
+    Attributes:
+        nav: its name in the bar.
+        body: HTML made here and charts, in the order of the page; charts that follow each other share a grid.
+        hint: stands in for a part that was not measured: the command that adds it. hint_reason: why it is missing.
     """
 
     id: str
     nav: str
     title: str
     lead: str = ""
-    html: str = ""
     controls: list[Control] = field(default_factory=list)
-    charts: list[Chart] = field(default_factory=list)
-    after: str = ""
+    body: list[str | Chart] = field(default_factory=list)
     hint: str = ""
     hint_reason: str = ""
+
+    @property
+    def charts(self) -> list[Chart]:
+        return [part for part in self.body if isinstance(part, Chart)]
+
+    @property
+    def html(self) -> str:
+        """The body without its charts."""
+        return "".join(part for part in self.body if isinstance(part, str))
+
+
+@cache
+def descriptions() -> dict[str, dict[str, Any]]:
+    """Id of a chart -> its words in `charts.yaml`, with its file."""
+    saved = yaml.safe_load(Path(__file__).with_name("charts.yaml").read_text(encoding="utf-8"))
+    found: dict[str, dict[str, Any]] = {}
+    for file, charts in saved.items():
+        for name, words in charts.items():
+            found[name] = {"kind": "lines", "file": file, **words}
+    return found
+
+
+def described(name: str, series: list[Series], say: Mapping[str, object] | None = None, **more: Any) -> Chart:
+    """The chart `name` of `charts.yaml`.
+
+    Args:
+        say: what fills the names in its caption.
+        more: what depends on the result, such as controls and phases; it goes before the file's words.
+    """
+    words = deepcopy(descriptions()[name])
+    words["caption"] = words["caption"].format(**(say or {}))
+    x = words.pop("x", {})
+    if isinstance(x, str):
+        words["x"], words["offset"] = _DEPTH[x]
+    else:
+        words["x"] = Axis(**x)
+    words["y"] = Axis(**words.pop("y", {}))
+    return Chart(id=name, series=series, **{**words, **more})
 
 
 def rounded(value: Any) -> Any:
@@ -221,33 +290,28 @@ def with_band(series: Series, spread: Spread) -> Series:
     return replace(series, lower=spread.quantile(0.25), upper=spread.quantile(0.75))
 
 
-def along_depth(group: str, side: str, spread: Spread, first: int) -> Series:
-    """A quantity of one token group over the layers from `first` on, with its band."""
-    layers = list(range(first, first + len(spread.mean)))
-    return with_band(of_group(group, side, layers, spread.mean), spread)
-
-
 def group_control(groups: Sequence[str]) -> Control:
     """The chooser of a token group; where there are several, `every group` first."""
-    options = [(EVERY, EVERY)] if len(groups) > 1 else []
-    options += [(group, GROUP_NAMES.get(group, group)) for group in groups]
+    options = [(group, GROUP_NAMES.get(group, group)) for group in groups]
+    if len(groups) > 1:
+        options.insert(0, (EVERY, EVERY))
     return Control("tokens", "Tokens", options, options[0][0])
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """A number for text: three figures, thousands separated, `-` when there is none."""
+    """A number for text: three figures, thousands separated, a dash when there is none."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "–"
     if isinstance(value, int):
         return f"{value:,}"
     if abs(value) >= 1000:
         return f"{value:,.0f}"
-    text = f"{value:.{digits}g}"
+    text = f"{value:z.{digits}g}"
     return text if "e" not in text or abs(value) < 1e-4 else f"{value:.0f}"
 
 
 def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f}\u00a0%"
+    return "–" if value is None else f"{100 * value:z.1f}\u00a0%"
 
 
 def finite_values(values: Iterable[Any]) -> list[float]:

@@ -1,136 +1,51 @@
 """Depth as a dynamical system: what is measured along depth, teacher and surrogate over each other.
 
-Perturbations are in `stability.py`, modes in `modes.py`, class basins in `basins.py`.
+Class basins are in `basins.py`, interventions in `interventions.py`, an untrained twin's stability in `tangents.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from html import escape
-from pathlib import Path
 
-from raptor.dynamics.interventions import InterventionsFile
+import numpy as np
+
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult
-from raptor.dynamics.tangents import TangentsFile
-from raptor.report.basins import figure_basins, figure_paths
+from raptor.dynamics.modes import GroupModes
+from raptor.dynamics.stability import StabilityResult
 from raptor.report.charts import (
-    BLOCK,
+    EVERY,
+    GROUP_NAMES,
     GROUPS,
-    SHOWN_ON_PAPER,
-    STATE,
     Axis,
     Chart,
-    Figure,
+    Control,
     Section,
     Series,
-    along_depth,
+    described,
+    descriptions,
     group_control,
+    number,
+    of_group,
+    with_band,
 )
-from raptor.report.interventions import INTERVENTION_FIGURES
 from raptor.report.markup import bullet_list, paragraph
-from raptor.report.modes import (
-    eigenvalues,
-    figure_eigenvalues,
-    figure_rank_sweep,
-    figure_singular_values,
-    rank_sweep,
-    reconstruction,
-    spectrum,
-)
-from raptor.report.paper import draw
 from raptor.report.results import Results
-from raptor.report.stability import (
-    evenly_spaced,
-    figure_attraction,
-    figure_perturbed_path,
-    figure_sensitivity,
-    perturbed,
-    perturbed_paths,
-    sensitivity,
-)
-from raptor.report.style import data_title, save_figure
-from raptor.report.tangents import TANGENT_FIGURES, tangent_charts
+from raptor.report.tangents import tangent_charts
 from raptor.streaming import Spread
 
 LEAD = (
     "Read depth as time. Solid lines are the teacher, dashed ones the surrogate, bands the phases. "
     "Choose one token group to see its spread over images (middle half)."
 )
-_OVER_IMAGES = "of one image's tokens; cls: of all images"
+_ONLY_ON_PAPER = ("dynamics-speed-variance", "gathering-tokens", "gathering-updates", "attraction", "rank-sweep-error")
+_POOLED = "one fit for all images"
+_MAX_PATHS = 4  # perturbed paths for one choice of the controls
+_ROOM = 1.06  # around the eigenvalues, as a share of their plane
 
-Sides = dict[str, DynamicsResult]
-
-
-@dataclass(frozen=True)
-class Panel:
-    """A quantity along depth: how it is called, its unit, and what to look for.
-
-    steps: whether it belongs to blocks 1..L rather than to states 0..L.
-    """
-
-    title: str
-    y: Axis
-    caption: str
-    pick: Callable[[DynamicsResult], dict[str, Spread]]
-    steps: bool = False
-    note: str = ""
-
-
-PANELS = {
-    "norm": Panel(
-        "Norm",
-        Axis("mean token norm |x|", log=True),
-        "Look for growth, and for groups that grow faster.",
-        lambda found: found.direction.norm,
-    ),
-    "gamma": Panel(
-        "Directional convergence",
-        Axis("γ: cosine with the last state"),
-        "Look for an S-shape, and for the group that arrives first.",
-        lambda found: found.direction.gamma,
-    ),
-    "speed": Panel(
-        "Angular speed",
-        Axis("turn in one block (rad)", from_zero=True),
-        "Look for jumps where a phase ends, and a late turn of cls.",
-        lambda found: found.direction.speed,
-        steps=True,
-    ),
-    "speed-variance": Panel(
-        "Variance of the angular speed",
-        Axis("variance over tokens and images (rad²)", log=True),
-        "Look for steps at which all tokens turn alike (low) or each on its own (high).",
-        lambda found: {group: Spread(parts.total) for group, parts in found.direction.speed_variance.items()},
-        steps=True,
-    ),
-    "stable-rank": Panel(
-        "Stable rank of updates",
-        Axis("stable rank", log=True),
-        "Look for a fall: fewer and fewer directions shared by all tokens.",
-        lambda found: found.rank.stable_rank,
-        steps=True,
-        note=_OVER_IMAGES,
-    ),
-    "effective-rank": Panel(
-        "Effective rank of updates",
-        Axis("effective rank", log=True),
-        "The same with small directions counted too.",
-        lambda found: found.rank.effective_rank,
-        steps=True,
-        note=_OVER_IMAGES,
-    ),
-    "coherence": Panel(
-        "Coherence of updates",
-        Axis("mean cosine with the mean update", range=(0, 1)),
-        "1 means all tokens move as one. Look for a late peak.",
-        lambda found: found.rank.coherence,
-        steps=True,
-        note=_OVER_IMAGES,
-    ),
-}
-_ON_PAGE = ("norm", "gamma", "speed", "stable-rank", "effective-rank", "coherence")
+Sides = Mapping[str, DynamicsResult]
+Pick = Callable[[DynamicsResult], Mapping[str, Spread]]
 
 
 def dynamics(results: Results) -> Section:
@@ -138,25 +53,23 @@ def dynamics(results: Results) -> Section:
     measured = results.dynamics
     if measured is None:
         section.hint = "raptor dynamics"
-        section.hint_reason = results.notes.get("dynamics", "")
         return section
     sides = measured.sides()
     phases = measured.phases or results.phase_lengths
-    found = [group for group in GROUPS if any(group in side.direction.norm for side in sides.values())]
-    section.controls = [group_control(found)]
-    section.charts = [panel(name, sides, phases) for name in _ON_PAGE]
-    stability = perturbed(sides)
-    if stability:
-        section.charts.append(sensitivity(stability, phases))
-        section.charts.append(perturbed_paths(stability, phases, evenly_spaced(stability)))
-    section.charts += [eigenvalues(sides), spectrum(sides), reconstruction(sides, phases), rank_sweep(sides)]
-    section.html = _measured(measured) + _findings(sides)
+    section.controls = [group_control([group for group in GROUPS if group in measured.teacher.direction.norm])]
+    section.body = [_measured(measured)]
+    for side, found in sides.items():
+        section.body.append(_folded(f"In words: the {side}", found.findings + found.notes))
+    charts = [chart for chart in dynamics_charts(sides, phases) if chart.id not in _ONLY_ON_PAPER]
     if results.tangents is not None:
-        section.charts += tangent_charts(results.tangents)
         lines = results.tangents.findings + results.tangents.notes
-        summary = f"In words: stability beside an untrained twin, {results.tangents.images}"
-        section.html += f"<details><summary>{escape(summary)}</summary>{bullet_list(lines)}</details>"
-    missing = [] if "teacher" in stability else ["stability"]
+        images = results.tangents.images
+        section.body.append(_folded(f"In words: stability beside an untrained twin, {images}", lines))
+        charts += tangent_charts(results.tangents)
+    section.body += charts
+    missing = []
+    if measured.teacher.stability is None:
+        missing.append("stability")
     if measured.surrogate is None:
         missing.append("the surrogate")
     if missing:
@@ -168,156 +81,199 @@ def dynamics(results: Results) -> Section:
 def _measured(measured: DynamicsFile) -> str:
     """The models and the images, and a warning where these are very few."""
     names = " and ".join(side.model.name for side in measured.sides().values())
-    few = f" {measured.few_images.capitalize()}." if measured.few_images else ""
-    return paragraph(f"{names}, {measured.images}.{few}", "caption")
+    text = f"{names}, {measured.images}."
+    if measured.few_images:
+        text += f" {measured.few_images.capitalize()}."
+    return paragraph(text, "caption")
 
 
-def _findings(sides: Sides) -> str:
-    """The findings of each side in words, folded away."""
-    html = ""
-    for side, found in sides.items():
-        lines = found.findings + found.notes
-        if lines:
-            html += f"<details><summary>In words: the {side}</summary>{bullet_list(lines)}</details>"
-    return html
+def _folded(summary: str, lines: list[str]) -> str:
+    if not lines:
+        return ""
+    return f"<details><summary>{escape(summary)}</summary>{bullet_list(lines)}</details>"
 
 
-def panel(name: str, sides: Sides, phases: list[int] | None) -> Chart:
-    """One of `PANELS`, every token group of every side."""
-    about = PANELS[name]
-    first = 1 if about.steps else 0
+def dynamics_charts(sides: Sides, phases: list[int] | None) -> list[Chart]:
+    """Every chart of dynamics.json but the basins; those that were not measured are left out."""
+    charts = [depth_curves(name, sides, phases, pick) for name, pick in _CURVES.items()]
+    perturbed = {side: found.stability for side, found in sides.items() if found.stability is not None}
+    if perturbed:
+        charts += [sensitivity(perturbed, phases), perturbed_paths(perturbed, phases), attraction(sides, phases)]
+    charts.append(eigenvalues(sides))
+    charts += _mode_curves(sides, phases)
+    return [chart for chart in charts if chart.series]
+
+
+# Curves over depth ----------------------------------------------------------------------------------------------------
+
+
+def _speed_variance(found: DynamicsResult) -> Mapping[str, Spread]:
+    return {group: Spread(parts.total) for group, parts in found.direction.speed_variance.items()}
+
+
+def _gathered(name: str) -> Pick:
+    """`alignment` or `toward` of the gathering, where it was measured."""
+
+    def pick(found: DynamicsResult) -> Mapping[str, Spread]:
+        if found.gathering is None:
+            return {}
+        spreads: Mapping[str, Spread] = getattr(found.gathering, name)
+        return spreads
+
+    return pick
+
+
+_CURVES: dict[str, Pick] = {
+    "dynamics-norm": lambda found: found.direction.norm,
+    "dynamics-gamma": lambda found: found.direction.gamma,
+    "dynamics-speed": lambda found: found.direction.speed,
+    "dynamics-speed-variance": _speed_variance,
+    "dynamics-stable-rank": lambda found: found.rank.stable_rank,
+    "dynamics-effective-rank": lambda found: found.rank.effective_rank,
+    "dynamics-coherence": lambda found: found.rank.coherence,
+    "gathering-tokens": _gathered("alignment"),
+    "gathering-updates": _gathered("toward"),
+}
+
+
+def depth_curves(name: str, sides: Sides, phases: list[int] | None, pick: Pick) -> Chart:
+    """A quantity along depth, every token group of every side: over states 0..L or over blocks 1..L."""
+    first = int(descriptions()[name]["x"] == "block")
     series = []
     for side, found in sides.items():
-        spreads = about.pick(found)
+        spreads = pick(found)
         for group in GROUPS:
             if group in spreads:
-                series.append(along_depth(group, side, spreads[group], first))
-    return Chart(
-        id=f"dynamics-{name}",
-        kind="lines",
-        title=about.title,
-        caption=about.caption,
-        series=series,
-        x=BLOCK if about.steps else STATE,
-        y=about.y,
-        phases=phases,
-        offset=0.5 if about.steps else 0,
-    )
+                layers = list(range(first, first + len(spreads[group].mean)))
+                series.append(with_band(of_group(group, side, layers, spreads[group].mean), spreads[group]))
+    return described(name, series, phases=phases)
 
 
-def figure_panel(name: str, measured: DynamicsFile) -> Figure:
-    """On paper: one of `PANELS`."""
-    about = PANELS[name]
-    title = f"{about.title}\n({about.note})" if about.note else about.title
-    chart = panel(name, measured.sides(), measured.phases)
-    return Figure([[chart.only(tokens=SHOWN_ON_PAPER, title=title)]])
+# Perturbations --------------------------------------------------------------------------------------------------------
 
 
-def _figure_speed_variance(measured: DynamicsFile) -> Figure | None:
-    return figure_panel("speed-variance", measured) if measured.teacher.direction.speed_variance else None
+def _size_controls(measured: StabilityResult) -> list[Control]:
+    targets = [(target, GROUP_NAMES.get(target, target)) for target in measured.targets]
+    sizes = [(str(i), f"{size:g}") for i, size in enumerate(measured.eps)]
+    middle = str(len(measured.eps) // 2)
+    return [Control("target", "Perturb", targets, measured.targets[0]), Control("eps", "Size ε", sizes, middle)]
 
 
-# Gathering ------------------------------------------------------------------------------------------------------------
+def _responses(measured: StabilityResult) -> Iterator[tuple[tuple[int, int, int], str, dict[str, list[str]]]]:
+    """Place (target, group, size) in the arrays, the group, and the values of the controls."""
+    for t, target in enumerate(measured.targets):
+        for g, group in enumerate(measured.groups):
+            for e in range(len(measured.eps)):
+                yield (t, g, e), group, {"target": [target], "eps": [str(e)]}
 
 
-def figure_gathering(measured: DynamicsFile) -> Figure | None:
-    """On paper: mean cosine of an image's tokens with their mean direction, and of their updates with the way to it."""
-    if measured.teacher.gathering is None:
-        return None
-    tokens: list[Series] = []
-    updates: list[Series] = []
-    for side, found in measured.sides().items():
-        if found.gathering is not None:
-            for group in SHOWN_ON_PAPER:
-                if group in found.gathering.alignment:
-                    tokens.append(along_depth(group, side, found.gathering.alignment[group], first=0))
-                    updates.append(along_depth(group, side, found.gathering.toward[group], first=1))
-    left = Chart(
-        id="gathering-tokens",
-        kind="lines",
-        title="Tokens and their mean direction",
-        caption="Look for a rise: the tokens of an image come to point the same way.",
-        series=tokens,
-        x=STATE,
-        y=Axis("mean cosine"),
-        phases=measured.phases,
-    )
-    right = replace(
-        left,
-        id="gathering-updates",
-        title="Updates toward the mean direction",
-        caption="Above 0, tokens gather.",
-        series=updates,
-        x=BLOCK,
-        offset=0.5,
-        level=0,
-    )
-    return Figure([[left, right]], size=(4.3, 3.4))
+def sensitivity(found: Mapping[str, StabilityResult], phases: list[int] | None) -> Chart:
+    """Angle at the last layer over the size of a perturbation, against the layer where it enters."""
+    series = []
+    for side, measured in found.items():
+        for place, group, when in _responses(measured):
+            spread = measured.angle_per_eps[place]
+            series.append(with_band(of_group(group, side, measured.layers, spread.mean, **when), spread))
+    first = next(iter(found.values()))
+    size = "a share of the token's norm" if first.kind == "relative" else "times a Gaussian"
+    return described("sensitivity", series, {"size": size}, controls=_size_controls(first), phases=phases)
 
 
-# Files ----------------------------------------------------------------------------------------------------------------
-
-FIGURES: dict[str, Callable[[DynamicsFile], Figure | None]] = {
-    "dynamics-paths": figure_paths,
-    "dynamics-gamma": partial(figure_panel, "gamma"),
-    "dynamics-norm": partial(figure_panel, "norm"),
-    "dynamics-perturbed-path": figure_perturbed_path,
-    "dynamics-sensitivity": figure_sensitivity,
-    "dynamics-speed": partial(figure_panel, "speed"),
-    "dynamics-speed-variance": _figure_speed_variance,
-    "dynamics-attraction": figure_attraction,
-    "dynamics-gathering": figure_gathering,
-    "dynamics-stable-rank": partial(figure_panel, "stable-rank"),
-    "dynamics-effective-rank": partial(figure_panel, "effective-rank"),
-    "dynamics-coherence": partial(figure_panel, "coherence"),
-    "dynamics-eigenvalues": figure_eigenvalues,
-    "dynamics-singular-values": figure_singular_values,
-    "dynamics-rank-sweep": figure_rank_sweep,
-    "dynamics-basins": figure_basins,
-}
-_OF_PERTURBED = ("dynamics-perturbed-path", "dynamics-sensitivity", "dynamics-attraction")
+def perturbed_paths(found: Mapping[str, StabilityResult], phases: list[int] | None) -> Chart:
+    """Angle between perturbed and clean path, from a few layers of injection on."""
+    first = next(iter(found.values()))
+    every = -(-len(first.layers) // _MAX_PATHS)
+    series = []
+    for side, measured in found.items():
+        for place, group, when in _responses(measured):
+            when["tokens"] = [group]
+            if group == "all":
+                when["tokens"].append(EVERY)
+            for i in range(0, len(measured.layers), every):
+                angles = measured.path[(*place, i)]
+                base = f"from layer {measured.layers[i]}"
+                path = of_group(base, side, list(range(len(angles))), angles)
+                colour = f"ramp-{i / max(len(measured.layers) - 1, 1):.3f}"
+                series.append(replace(path, colour=colour, when=when))
+    return described("perturbed-paths", series, controls=_size_controls(first), phases=phases)
 
 
-def save_figures(
-    measured: DynamicsFile,
-    interventions: InterventionsFile | None,
-    folder: str | Path,
-    tangents: TangentsFile | None = None,
-) -> list[str]:
-    """Write every figure whose data is there, as PNG and SVG; returns their names.
-
-    Figures of an earlier result are removed; figures of interventions and tangents only where there are new results,
-    because their files stay.
-    """
-    figures: dict[str, Figure | None] = {}
-    names = ", ".join(side.model.name for side in measured.sides().values())
-    for name, describe in FIGURES.items():
-        num = measured.teacher.num_stability_images if name in _OF_PERTURBED else measured.num_images
-        figures[name] = _with_images(describe(measured), measured, num, f"{names}; ")
-    if interventions is not None:
-        for name, describe_changed in INTERVENTION_FIGURES.items():
-            figures[name] = _with_images(describe_changed(interventions), interventions, interventions.num_images)
-    if tangents is not None:
-        for name, describe_tangents in TANGENT_FIGURES.items():
-            figures[name] = _with_images(describe_tangents(tangents), tangents, tangents.num_images)
-    for name, figure in figures.items():
-        path = Path(folder) / name
-        if figure is not None:
-            save_figure(draw(figure), path)
-            continue
-        for kind in ("png", "svg"):
-            path.with_name(f"{name}.{kind}").unlink(missing_ok=True)
-    return [name for name, figure in figures.items() if figure is not None]
+def attraction(sides: Sides, phases: list[int] | None) -> Chart:
+    """Angle between perturbed and clean states inside each phase, perturbed where the phase begins."""
+    series = []
+    for side, found in sides.items():
+        for phase in found.attraction:
+            for group, angles in phase.angle.items():
+                layers = list(range(phase.first, phase.last + 1))
+                curve = Series(side, layers, angles, colour=group, side=side, when={"tokens": [group]})
+                if side == "teacher":
+                    curve.text = [""] * len(layers)
+                    curve.text[len(layers) // 2] = f"×{phase.rate[group]:.2f}"
+                series.append(curve)
+    return described("attraction", series, phases=phases)
 
 
-def _with_images(
-    figure: Figure | None,
-    result: DynamicsFile | InterventionsFile | TangentsFile,
-    num_images: int | None,
-    names: str = "",
-) -> Figure | None:
-    """The figure with the models and images it was measured on."""
-    if figure is None:
-        return None
-    images = f"{names}{num_images} images of {data_title(result.data, result.split)}"
-    return replace(figure, source=images)
+# Modes ----------------------------------------------------------------------------------------------------------------
+
+
+def _modes(sides: Sides) -> Iterator[tuple[str, str, GroupModes]]:
+    for side, found in sides.items():
+        for group in GROUPS:
+            if group in found.modes.groups:
+                yield side, group, found.modes.groups[group]
+
+
+def eigenvalues(sides: Sides) -> Chart:
+    """Eigenvalues on the complex plane: of one fit per image, and of the fit pooled over all images."""
+    series: list[Series] = []
+    words = ""
+    limit = 1.0
+    for side, group, modes in _modes(sides):
+        fitted = modes.eigenvalues[np.isfinite(modes.eigenvalues)]
+        pooled = modes.pooled.eigenvalues[np.isfinite(modes.pooled.eigenvalues)]
+        small = of_group(group, side, fitted.real, fitted.imag, model=[side])
+        name = f"{small.name}, {_POOLED}"
+        large = replace(small, name=name, x=pooled.real, y=pooled.imag, base=_POOLED, large=True)
+        large.when = {"model": [side], "tokens": [group]}
+        series += [small, large]
+        limit = max(limit, np.abs(fitted).max(initial=0), np.abs(pooled).max(initial=0))
+        if not words:
+            radius = number(float(modes.spectral_radius.mean))
+            modulus = number(float(modes.median_modulus.mean))
+            words = f"{small.name}: mean spectral radius {radius}, median modulus {modulus}"
+    reach = (-_ROOM * float(limit), _ROOM * float(limit))
+    real = Axis("real part of λ", range=reach)
+    imaginary = Axis("imaginary part of λ", range=reach)
+    return described("eigenvalues", series, alt=words, x=real, y=imaginary)
+
+
+def _mode_curves(sides: Sides, phases: list[int] | None) -> list[Chart]:
+    """Singular values, the states rebuilt by the fitted operator, and what the rank of the fit decides."""
+    spectra: list[Series] = []
+    rebuilt: list[Series] = []
+    moduli: list[Series] = []
+    errors: list[Series] = []
+    rank = 0
+    for side, group, modes in _modes(sides):
+        values = modes.singular_values.mean
+        spectra.append(of_group(group, side, list(range(1, len(values) + 1)), values / (values[0] or 1.0)))
+        error = modes.reconstruction_error.mean
+        layers = list(range(len(error)))
+        rebuilt.append(of_group(group, side, layers, error))
+        if side == "teacher":
+            pooled = of_group(group, "null", layers, modes.pooled.reconstruction_error.mean)
+            name = "one pooled fit"
+            rebuilt.append(replace(pooled, name=name, base=name, when={"tokens": [group]}))
+        ranks = sorted(modes.sweep)
+        if ranks:
+            fits = [modes.sweep[r] for r in ranks]
+            moduli.append(of_group(group, side, ranks, [fit.median_modulus.mean for fit in fits]))
+            means = [float(np.mean(fit.reconstruction_error.mean[1:])) for fit in fits]
+            errors.append(of_group(group, side, ranks, means))
+        rank = rank or modes.rank
+    return [
+        described("singular-values", spectra),
+        described("reconstruction", rebuilt, {"rank": rank}, phases=phases),
+        described("rank-sweep", moduli),
+        described("rank-sweep-error", errors),
+    ]

@@ -13,6 +13,8 @@ _PHASE_COLOURS = 7  # phases beyond that take the colours again, from the first
 _DRAWING_WIDTH = 1000
 _MAX_STEP = 72  # few blocks are not drawn as wide as the page
 _MIN_STEP_WITH_NUMBER = 24  # narrower blocks have no room for their number
+# A script element ends at its end tag wherever that stands, and a line separator ends a line of JavaScript.
+_UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], numeric: bool = True) -> str:
@@ -44,6 +46,11 @@ def paragraph(text: str, kind: str = "") -> str:
     return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
 
 
+def part(title: str, look_for: str) -> str:
+    """The heading of a part of a section, and what to look for in it."""
+    return f'<h3 class="part">{escape(title)}</h3>{paragraph(look_for, "caption")}'
+
+
 def bullet_list(items: Iterable[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(str(item))}</li>" for item in items) + "</ul>"
 
@@ -57,21 +64,26 @@ def depth_drawing(num_layers: int, phases: Sequence[int] | None) -> str:
     step = min(_DRAWING_WIDTH / num_layers, _MAX_STEP)
     gap = min(4.0, step / 6)
     left = (_DRAWING_WIDTH - num_layers * step) / 2
-    cut = Phases.from_lengths(phases) if phases and sum(phases) == num_layers else None
-    parts = []
+    cut = None
+    if phases and sum(phases) == num_layers:
+        cut = Phases.from_lengths(phases)
+    drawing = ""
     for layer in range(num_layers):
-        x, width = left + layer * step + gap / 2, step - gap
         colour = "none" if cut is None else cut.phase_of(layer + 1) % _PHASE_COLOURS
-        parts.append(f'<rect class="phase-{colour}" x="{x:.1f}" y="20" width="{width:.1f}" height="56" rx="5"/>')
+        x = left + layer * step + gap / 2
+        width = step - gap
+        drawing += f'<rect class="phase-{colour}" x="{x:.1f}" y="20" width="{width:.1f}" height="56" rx="5"/>'
         if step > _MIN_STEP_WITH_NUMBER:
-            parts.append(f'<text x="{x + width / 2:.1f}" y="53">{layer + 1}</text>')
-    words, height = f"{num_layers} blocks", 96
+            drawing += f'<text x="{x + width / 2:.1f}" y="53">{layer + 1}</text>'
+    words = f"{num_layers} blocks"
+    height = 96
     if cut is not None:
-        words, height = f"{words} in {cut.k} phases: {cut}", 212
+        words += f" in {cut.k} phases: {cut}"
+        height = 212
         for j, (first, last) in enumerate(cut.spans):
-            start, end = left + (first - 1) * step + gap / 2, left + last * step - gap / 2
-            parts.append(_tied_block(j, start, end, last - first + 1))
-    drawing = "".join(parts)
+            start = left + (first - 1) * step + gap / 2
+            end = left + last * step - gap / 2
+            drawing += _tied_block(j, start, end, last - first + 1)
     return f'<svg class="depth" viewBox="0 0 1000 {height}" role="img" aria-label="{escape(words)}">{drawing}</svg>'
 
 
@@ -89,7 +101,6 @@ def _tied_block(phase: int, start: float, end: float, count: int) -> str:
 def safe_json(value: Any) -> str:
     """JSON that may stand inside a script element: no `<`, `>` or `&`, and no line separators."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    replaced = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-    for character, code in replaced.items():
+    for character, code in _UNSAFE.items():
         text = text.replace(character, code)
     return text

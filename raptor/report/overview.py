@@ -1,77 +1,96 @@
-"""The model at a glance: what it is, how depth is cut, and the verdict in one sentence."""
+"""The model at a glance: the verdict in words, what the model is, and how depth is cut."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 
 from raptor.certificate.certificate import Cost
-from raptor.certificate.verdict import NULL_WORDS, GroupVerdict, Verdict, images_of
+from raptor.certificate.definition import Definition
+from raptor.certificate.verdict import NULL_WORDS, Verdict, images_of
 from raptor.dynamics.measure import DynamicsFile
 from raptor.phases.cut import within_and_across
 from raptor.phases.study import ModelPhases
-from raptor.report.charts import GROUP_NAMES, Section, finite_values, number, percent
-from raptor.report.markup import cards, depth_drawing, paragraph, table
+from raptor.report.charts import Section, finite_values, number, percent
+from raptor.report.markup import cards, depth_drawing, paragraph
 from raptor.report.results import Results
 
 COUNTS = ("no", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve")
 _NEAR_END = 0.9  # cosine with the last state from which a direction counts as found
+_BUILT_IN = "scenes"
+_EXAMPLE = (
+    "An example: the built-in model on built-in images. The model is small and comes with Raptor, which also draws the "
+    "images."
+)
 
 
 def overview(results: Results) -> Section:
-    html = paragraph(_verdict(results), "verdict")
-    if results.verdict is not None:
-        html += _judged(results.verdict)
-    num_layers = results.facts.num_layers if results.facts else sum(results.phase_lengths or [])
+    section = Section("glance", "Glance", "At a glance")
+    if _is_built_in(results):
+        section.body.append(paragraph(_EXAMPLE, "example"))
+    section.body.append(_headline(results))
+    num_layers = sum(results.phase_lengths or [])
+    if results.facts:
+        num_layers = results.facts.num_layers
     if num_layers:
-        html += depth_drawing(num_layers, results.phase_lengths)
-        html += paragraph(_drawing_note(results, num_layers), "drawing-note")
-    return Section("glance", "Glance", "At a glance", html=html + cards(_cards(results)))
+        section.body.append(depth_drawing(num_layers, results.phase_lengths))
+        section.body.append(paragraph(_drawing_note(results, num_layers), "drawing-note"))
+    section.body.append(cards(_cards(results)))
+    return section
+
+
+def _is_built_in(results: Results) -> bool:
+    if results.subject is None:
+        return False
+    _, about = results.subject
+    return (about.teacher or about.model) == _BUILT_IN and about.data in (None, _BUILT_IN)
 
 
 # The verdict ----------------------------------------------------------------------------------------------------------
 
 
+def _headline(results: Results) -> str:
+    """The judgement in a few words, in its colour, then one sentence with the numbers."""
+    if results.verdict is not None:
+        definition = None if results.certificate is None else results.certificate.definition
+        tone, words = judgement(results.verdict, definition)
+        return f'<p class="verdict {tone}"><strong>{escape(words)}</strong> {escape(_surrogate_verdict(results))}</p>'
+    return paragraph(_verdict(results), "verdict")
+
+
+def judgement(judged: Verdict, definition: Definition | None) -> tuple[str, str]:
+    """`bad`, `poor`, `good` or `open`, and the reason in words: the worst fault first."""
+    group = next(iter(judged.groups.values()))
+    faults = []
+    tone = "poor"
+    if definition is not None and definition.is_given and not definition.holds:
+        tone = "bad"
+        faults.append(f"Definition 1 fails for ε = {definition.eps:g} at layer {definition.layer}")
+    if group.no_better_than_mean:
+        tone = "bad"
+        faults.append("The surrogate does not follow its teacher: it is no better than the mean of the images")
+    elif nulls := [NULL_WORDS.get(name, name) for name in (*group.worse, *group.alike)]:
+        faults.append(f"The surrogate is no better than {' and '.join(nulls)}")
+    if judged.undertrained:
+        faults.append(f"The surrogate is undertrained: {'; '.join(judged.undertrained)}")
+    if faults:
+        return tone, f"{'. '.join(faults)}."
+    if definition is None:
+        return "open", "Not certified yet."
+    if definition.is_given:
+        return "good", f"Definition 1 holds for ε = {definition.eps:g}."
+    return "good", "The surrogate follows its teacher at every layer, closer than every null model at the last."
+
+
 def _verdict(results: Results) -> str:
     """One sentence with its numbers, from the strongest evidence that is there."""
-    if results.certificate or results.distilled:
+    if results.distilled:
         return _surrogate_verdict(results)
     if results.phases and results.phases.models:
         return _phases_verdict(results.phases.models[0], results.phase_lengths)
     if results.dynamics:
         return _dynamics_verdict(results.dynamics)
     return f"This run holds {', '.join(results.files())}."
-
-
-def _judged(judged: Verdict) -> str:
-    """How the surrogate was trained, and a column per token group: its R2, and how it compares with each null model."""
-    groups = list(judged.groups.values())
-    rows = [
-        ["R² at the last layer, 95 % interval", *(str(group.r2_last) for group in groups)],
-        ["lowest R²", *(f"{group.r2_lowest} at layer {group.lowest_layer}" for group in groups)],
-    ]
-    for null, words in NULL_WORDS.items():
-        cells = [_against(null, group) for group in groups]
-        if any(cells):
-            rows.append([f"against {words}", *cells])
-    if any(group.layers_ahead is not None for group in groups):
-        ahead = [f"at {group.layers_ahead} of {judged.num_layers} layers" for group in groups]
-        rows.append(["smaller mean error than every null model", *ahead])
-    names = [GROUP_NAMES.get(name, name) for name in judged.groups]
-    trained = judged.lines()[0]
-    return paragraph(f"{trained[0].upper()}{trained[1:]}.", "caption") + table(("tokens", *names), rows)
-
-
-def _against(null: str, group: GroupVerdict) -> str:
-    """How the surrogate's error at the last layer compares with a null model's; empty where they were not compared."""
-    if null in group.better:
-        return "better"
-    if null in group.alike:
-        return "no different"
-    if null in group.worse:
-        return "worse"
-    if null == "mean" and group.no_better_than_mean:
-        return "no better"
-    return ""
 
 
 @dataclass
@@ -100,10 +119,11 @@ def _scores(results: Results) -> _Scores:
 def _surrogate_verdict(results: Results) -> str:
     lengths = results.phase_lengths or []
     name = results.facts.name if results.facts else "the model"
-    count = COUNTS[len(lengths)] if len(lengths) < len(COUNTS) else len(lengths)
-    blocks = f"{count} tied blocks ({' | '.join(map(str, lengths))}) stand in"
     if len(lengths) == 1:
         blocks = "One tied block stands in"
+    else:
+        count = COUNTS[len(lengths)] if len(lengths) < len(COUNTS) else len(lengths)
+        blocks = f"{count} tied blocks ({' | '.join(map(str, lengths))}) stand in"
     parts = _curve_words(results)
     scores = _scores(results)
     if scores.agreement is not None:
@@ -120,18 +140,17 @@ def _curve_words(results: Results) -> list[str]:
     r2 = finite_values(results.curves.r2["all"])
     relative = finite_values(results.curves.relative["all"])
     if r2 and min(r2) == r2[-1]:
-        parts.append(f"R² {r2[-1]:.2f} at the last layer, its lowest")
+        parts.append(f"R² {r2[-1]:z.2f} at the last layer, its lowest")
     elif r2:
-        parts.append(f"R² {r2[-1]:.2f} at the last layer and at least {min(r2):.2f} at every other")
+        parts.append(f"R² {r2[-1]:z.2f} at the last layer and at least {min(r2):z.2f} at every other")
     if relative:
         parts.append(f"relative error at most {max(relative):.2f} at any layer")
     return parts
 
 
 def _cost_words(costs: dict[str, Cost]) -> str:
-    teacher, surrogate = costs["teacher"], costs["surrogate"]
-    parameters = surrogate.block_parameters / teacher.block_parameters
-    flops = surrogate.flops / teacher.flops
+    parameters = costs["surrogate"].block_parameters / costs["teacher"].block_parameters
+    flops = costs["surrogate"].flops / costs["teacher"].flops
     return f"{parameters:.2f} times the block parameters and {flops:.2f} times the FLOPs"
 
 
@@ -170,7 +189,7 @@ def _drawing_note(results: Results, num_layers: int) -> str:
     lengths = results.phase_lengths
     if not lengths or sum(lengths) != num_layers:
         return f"The {num_layers} blocks of the model, from input (left) to output (right)."
-    if results.certificate or results.summary:
+    if results.certificate or results.distilled:
         return "Above, the teacher's blocks, coloured by phase. Below, the surrogate: each block repeats, weights tied."
     return "Above, the model's blocks, coloured by phase. Below, what a surrogate would be: one tied block per phase."
 
@@ -188,7 +207,7 @@ def _cards(results: Results) -> list[tuple[str, str, str]]:
     if results.curves is not None:
         r2 = finite_values(results.curves.r2["all"])
         if r2:
-            items.append((f"{r2[-1]:.3f}", "R², last layer", f"lowest {min(r2):.3f}"))
+            items.append((f"{r2[-1]:z.3f}", "R², last layer", f"lowest {min(r2):z.3f}"))
     elif results.dynamics:
         items.append((number(results.dynamics.num_images), "images", "measured along depth"))
     scores = _scores(results)

@@ -7,6 +7,7 @@ import gzip
 from dataclasses import asdict
 from functools import lru_cache
 from html import escape
+from itertools import groupby
 from pathlib import Path
 
 from raptor.report.charts import Chart, Section, rounded
@@ -27,7 +28,11 @@ _POLICY = (
 def build_page(results: Results) -> str:
     """The whole HTML page of `results`; ValueError where its data would be too large."""
     sections = [make(results) for make in SECTIONS]
-    charts = {chart.id: chart.to_dict() for section in sections for chart in section.charts}
+    charts = {}
+    for section in sections:
+        for chart in section.charts:
+            chart.check()
+            charts[chart.id] = chart.to_dict()
     data = safe_json(
         {
             "charts": charts,
@@ -70,37 +75,30 @@ def _page(results: Results, sections: list[Section], data: str) -> str:
 
 
 def _section(section: Section) -> str:
-    head = f'<section id="{section.id}"><h2>{escape(section.title)}</h2>'
-    if section.hint and not section.charts and not section.html and not section.after:
-        return f"{head}{_hint(section)}</section>"
-    parts = [head]
-    if section.lead:
+    parts = [f'<section id="{section.id}"><h2>{escape(section.title)}</h2>']
+    if section.lead and section.body:
         parts.append(paragraph(section.lead, "lead"))
-    parts.append(section.html)
     if section.controls:
         parts.append(f'<div class="controls" data-section="{section.id}"></div>')  # page.js fills it
-    if section.charts:
-        charts = "".join(_chart(chart) for chart in section.charts)
-        parts.append(f'<div class="grid">{charts}</div>')
-    parts.append(section.after)
+    for is_chart, body in groupby(section.body, key=lambda one: isinstance(one, Chart)):
+        if is_chart:
+            charts = "".join(_chart(chart) for chart in body if isinstance(chart, Chart))
+            parts.append(f'<div class="grid">{charts}</div>')
+        else:
+            parts += [html for html in body if isinstance(html, str)]
     if section.hint:
-        parts.append(_hint(section))
+        reason = escape(section.hint_reason or "Not measured in this run.")
+        parts.append(f'<p class="hint">{reason} Add it with {command(section.hint)}</p>')
     elif section.hint_reason:
         parts.append(paragraph(section.hint_reason, "caption"))
     return f"{''.join(parts)}</section>"
 
 
-def _hint(section: Section) -> str:
-    reason = escape(section.hint_reason or "Not measured in this run.")
-    return f'<p class="hint">{reason} Add it with {command(section.hint)}</p>'
-
-
 def _chart(chart: Chart) -> str:
-    buttons = "".join(
-        f'<button type="button" data-download="{kind}" aria-label="Download {escape(chart.title)} as {kind.upper()}">'
-        f"{kind.upper()}</button>"
-        for kind in ("png", "svg", "csv")
-    )
+    buttons = ""
+    for kind in ("PNG", "SVG", "CSV"):
+        words = f"Download {escape(chart.title)} as {kind}"
+        buttons += f'<button type="button" data-download="{kind.lower()}" aria-label="{words}">{kind}</button>'
     wide = " wide" if chart.wide else ""
     readout = '<p class="readout" aria-live="polite"></p>' if chart.kind in ("heatmap", "paths") else ""
     return (

@@ -24,7 +24,6 @@ from raptor.report.style import (
     STYLE,
     VERMILION,
     phase_lines,
-    whole_numbers,
 )
 
 _GREY = "#777777"
@@ -43,6 +42,7 @@ _MANY_POINTS = 24  # markers of longer curves would touch
 _MAX_COLUMNS = 8  # of a legend
 _OUTLINE_STEP = 0.09  # each further cut is outlined a little inside the one before
 _TICKS = 8
+_LETTER = 0.55  # mean width of a letter, as a share of the font size
 
 
 def draw(figure: Figure) -> Any:
@@ -54,12 +54,12 @@ def draw(figure: Figure) -> Any:
     width, height = figure.size
     heights = figure.heights or [height] * len(figure.panels)
     legend = _Legend(figure)
+    maps = _Maps(figure)
     with rc_context(STYLE):  # type: ignore[arg-type]
         canvas = Canvas(figsize=(width * num_columns, sum(heights)), layout="constrained")
         axes = canvas.subplots(
-            len(heights), num_columns, squeeze=False, height_ratios=heights, sharey="row" if figure.same_y else False
+            len(heights), num_columns, squeeze=False, height_ratios=heights, sharey="row" if figure.same_y else "none"
         )
-        maps = _Maps(figure)
         for row, charts in zip(axes, figure.panels):
             for ax, chart in zip_longest(row, charts):
                 if chart is None:
@@ -76,12 +76,16 @@ def draw(figure: Figure) -> Any:
 
 def _write_title(canvas: Any, figure: Figure) -> None:
     """The title, and below it what was measured on, small and grey where it stands alone."""
-    size = 10 if figure.title else 6
-    letters = int(canvas.bbox.width / canvas.dpi * 72 / (0.55 * size))  # a letter is about .55 of its size wide
-    lines = [figure.title, textwrap.fill(figure.source, letters)]
-    text = "\n".join(line for line in lines if line)
+    size = 10
+    colour = "black"
+    if not figure.title:
+        size = 6
+        colour = "grey"
+    num_letters = int(canvas.bbox.width / canvas.dpi * 72 / (_LETTER * size))
+    lines = [*figure.title.split("\n"), figure.source]
+    text = "\n".join(textwrap.fill(line, num_letters) for line in lines if line)
     if text:
-        canvas.suptitle(text, fontsize=size, color="black" if figure.title else "grey")
+        canvas.suptitle(text, fontsize=size, color=colour)
 
 
 def _draw_lines(ax: Any, chart: Chart, legend: _Legend) -> None:
@@ -92,8 +96,14 @@ def _draw_lines(ax: Any, chart: Chart, legend: _Legend) -> None:
         if series.lower is not None:
             alpha = 0.08 if series.side == "surrogate" else 0.18
             ax.fill_between(series.x, series.lower, series.upper, color=style["color"], alpha=alpha, linewidth=0)
-        _write_texts(ax, series)
-    _mark(ax, chart)
+        if series.text is not None:
+            for x, y, text in zip(series.x, series.y, series.text):
+                ax.text(x, y, text, ha="center", va="bottom")
+    phase_lines(ax, _boundaries(chart), chart.offset)
+    if chart.level is not None:
+        ax.axhline(chart.level, color=_GREY, linestyle=":", linewidth=1)
+    if chart.mark is not None:
+        ax.axvline(chart.mark, color=LINE_COLOUR, linewidth=1, zorder=1)
     _set_axes(ax, chart)
     ax.grid(axis="y")
 
@@ -101,12 +111,10 @@ def _draw_lines(ax: Any, chart: Chart, legend: _Legend) -> None:
 def _draw_points(ax: Any, chart: Chart, legend: _Legend) -> None:
     for series in chart.series:
         colour = _colour(series.colour)
-        marker, size = ("D", 5.0) if series.large else (".", 3.0)
-        face, alpha = ("white", 1.0) if series.large else (colour, 0.35)
-        style = {"marker": marker, "markersize": size, "markerfacecolor": face, "markeredgecolor": colour}
-        (points,) = ax.plot(series.x, series.y, linestyle="none", alpha=alpha, **style)
-        if not series.large:
-            points.set_markeredgewidth(0)
+        style = {"marker": ".", "markersize": 3.0, "color": colour, "alpha": 0.35, "markeredgewidth": 0}
+        if series.large:
+            style = {"marker": "D", "markersize": 5.0, "markerfacecolor": "white", "markeredgecolor": colour}
+        (points,) = ax.plot(series.x, series.y, linestyle="none", **style)
         legend.add(series, points)
     if chart.circle:
         turn = np.linspace(0, 2 * np.pi, 400)
@@ -135,25 +143,29 @@ def _draw_paths(ax: Any, chart: Chart, legend: _Legend) -> None:
 _DRAWERS = {"lines": _draw_lines, "points": _draw_points, "paths": _draw_paths}
 
 
+# Heat maps ------------------------------------------------------------------------------------------------------------
+
+
 class _Maps:
-    """The heat maps of a figure: those of one unit share a colour scale and a colour bar."""
+    """The heat maps of a figure. Maps of one unit share a colour scale and a colour bar."""
 
     def __init__(self, figure: Figure) -> None:
-        self._values: dict[str, list[np.ndarray]] = {}
+        self._limits: dict[str, tuple[float, float]] = {}
         self._drawn: dict[str, list[tuple[Any, Any]]] = {}
         for row in figure.panels:
             for chart in row:
                 if chart is not None and chart.kind == "heatmap":
-                    self._values.setdefault(chart.series[0].unit, []).append(np.asarray(chart.series[0].z))
+                    unit = chart.series[0].unit
+                    low, high = self._limits.get(unit, (np.inf, -np.inf))
+                    matrix = np.asarray(chart.series[0].z)
+                    self._limits[unit] = (min(low, np.nanmin(matrix)), max(high, np.nanmax(matrix)))
 
     def draw(self, ax: Any, chart: Chart) -> None:
         """The matrix of the chart's first series, with an outline per phase for every cut."""
         series = chart.series[0]
-        matrices = self._values[series.unit]
-        low = min(np.nanmin(matrix) for matrix in matrices)
-        high = max(np.nanmax(matrix) for matrix in matrices)
+        low, high = self._limits[series.unit]
         num = len(series.z)
-        # several cuts have outlines of several colours, which only stand out from grey
+        # Outlines of several cuts have several colours, which only stand out from grey.
         colours = "Greys_r" if len(series.cuts) > 1 else "viridis"
         image = ax.imshow(series.z, cmap=colours, vmin=low, vmax=high, extent=(0.5, num + 0.5, num + 0.5, 0.5))
         self._drawn.setdefault(series.unit, []).append((ax, image))
@@ -165,16 +177,16 @@ class _Maps:
         ax.set_xticks(ticks)
         ax.set_yticks(ticks)
         ax.spines[:].set_visible(False)
-        labelled = dict(zip(*reversed(ax.get_legend_handles_labels())))
+        handles, labels = ax.get_legend_handles_labels()
+        labelled = dict(zip(labels, handles))  # one entry for all intervals
         if labelled:
             below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "fontsize": 7, "ncols": 2}
             ax.legend(labelled.values(), labelled, columnspacing=1.0, **below)
 
     def draw_colour_bars(self, canvas: Any) -> None:
         for unit, drawn in self._drawn.items():
-            axes = [ax for ax, _ in drawn]
             _, image = drawn[0]
-            canvas.colorbar(image, ax=axes, shrink=0.7, label=unit)
+            canvas.colorbar(image, ax=[ax for ax, _ in drawn], shrink=0.7, label=unit)
 
 
 def _outline_cut(ax: Any, series: Series, key: Any, place: int) -> None:
@@ -184,10 +196,13 @@ def _outline_cut(ax: Any, series: Series, key: Any, place: int) -> None:
     lengths = series.cuts[key]
     colour = PALETTE[(place + 1) % len(PALETTE)]
     inset = _OUTLINE_STEP * place
-    label = f"k = {key}: {' | '.join(map(str, lengths))}" if isinstance(key, int) else None
+    label = None
+    if isinstance(key, int):
+        label = f"k = {key}: {' | '.join(map(str, lengths))}"
     start = 0.5
     for length in lengths:
-        corner, side = start + inset, length - 2 * inset
+        corner = start + inset
+        side = length - 2 * inset
         square = Rectangle((corner, corner), side, side, fill=False, edgecolor=colour, linewidth=1.8, label=label)
         ax.add_patch(square)
         label = None  # one entry of the legend for all phases of the cut
@@ -198,49 +213,57 @@ def _outline_cut(ax: Any, series: Series, key: Any, place: int) -> None:
             ax.plot(ends, ends, color=colour, linewidth=3, solid_capstyle="butt", label="boundary, 95 %")
 
 
+# Legend ---------------------------------------------------------------------------------------------------------------
+
+
 class _Legend:
-    """One legend for all panels. Of two sides, those of one colour stand above each other."""
+    """One legend for all panels. Entries of two sides that share a colour stand above each other."""
 
     def __init__(self, figure: Figure) -> None:
-        charts = [chart for row in figure.panels for chart in row if chart is not None]
-        sides = {series.side for chart in charts for series in chart.series}
+        sides: set[str] = set()
+        for row in figure.panels:
+            for chart in row:
+                if chart is not None:
+                    sides.update(series.side for series in chart.series)
         self._names_sides = {"teacher", "surrogate"} <= sides
         self._entries: dict[str, tuple[Series, Any]] = {}
 
     def add(self, series: Series, handle: Any) -> None:
         label = series.name
         if self._names_sides and series.side in ("teacher", "surrogate"):
-            label = ", ".join(part for part in (series.base, series.side) if part)
+            label = f"{series.base}, {series.side}" if series.base else series.side
         handle.set_label(label)
-        if not label:
-            return
-        known = self._entries.setdefault(label, (series, handle))[0]
-        if known.colour != series.colour:  # panels of several colours
-            self._entries[label] = (Series(label, base=known.base, side=known.side), handle)
+        known, _ = self._entries.setdefault(label, (series, handle))
+        if known.colour != series.colour:  # the panels draw it in different colours
+            self._entries[label] = (Series(label, base=known.base, side=known.side, large=known.large), handle)
 
     def draw(self, canvas: Any) -> None:
-        entries = list(self._entries.items())
-        if len(entries) < 2:
+        if len(self._entries) < 2:
             return
-        own = [entry for entry in entries if entry[1][0].side != "null"]
-        bases = list(dict.fromkeys(series.base for _, (series, _) in own))
-        own.sort(key=lambda entry: bases.index(entry[1][0].base))
-        entries = own + [entry for entry in entries if entry[1][0].side == "null"]
+        bases: list[str] = []
+        for series, _ in self._entries.values():
+            if series.base not in bases:
+                bases.append(series.base)
+
+        def place(entry: tuple[str, tuple[Series, Any]]) -> tuple[bool, int]:
+            series, _ = entry[1]
+            return series.side == "null", bases.index(series.base)
+
+        entries = dict(sorted(self._entries.items(), key=place))
         columns = min(len(entries), _MAX_COLUMNS)
         if len(entries) == 2 * len(bases):
             columns = len(bases)
-        legend = _place(canvas, entries, columns)
+        legend = _place_legend(canvas, entries, columns)
         while columns > 1 and legend.get_window_extent().width > canvas.bbox.width:
             legend.remove()
             columns = (columns + 1) // 2
-            legend = _place(canvas, entries, columns)
+            legend = _place_legend(canvas, entries, columns)
 
 
-def _place(canvas: Any, entries: list[tuple[str, tuple[Series, Any]]], columns: int) -> Any:
-    handles = [handle for _, (_, handle) in entries]
-    labels = [label for label, _ in entries]
-    legend = canvas.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.6)
-    for handle, (_, (series, _)) in zip(legend.legend_handles, entries):
+def _place_legend(canvas: Any, entries: dict[str, tuple[Series, Any]], columns: int) -> Any:
+    handles = [handle for _, handle in entries.values()]
+    legend = canvas.legend(handles, list(entries), loc="outside lower center", ncols=columns, handlelength=2.6)
+    for handle, (series, _) in zip(legend.legend_handles, entries.values()):
         if series.colour == "soft":
             handle.set(color=_GREY, alpha=1)
             if series.large:
@@ -248,8 +271,11 @@ def _place(canvas: Any, entries: list[tuple[str, tuple[Series, Any]]], columns: 
     return legend
 
 
+# Styles and axes ------------------------------------------------------------------------------------------------------
+
+
 def _curve_style(series: Series) -> dict[str, Any]:
-    """Colour, dashes and markers; those of a null model are its own."""
+    """Colour, dashes and markers; a null model has its own."""
     colour = _colour(series.colour)
     if series.side == "null":
         _, dashes = _NULLS.get(series.colour, ("", ":"))
@@ -283,26 +309,12 @@ def _boundaries(chart: Chart) -> list[int]:
     return list(Phases.from_lengths(chart.phases).boundaries) if chart.phases else []
 
 
-def _mark(ax: Any, chart: Chart) -> None:
-    """Lines behind the curves: ends of phases, and the chart's own level and mark."""
-    phase_lines(ax, _boundaries(chart), chart.offset)
-    if chart.level is not None:
-        ax.axhline(chart.level, color=_GREY, linestyle=":", linewidth=1)
-    if chart.mark is not None:
-        ax.axvline(chart.mark, color=LINE_COLOUR, linewidth=1, zorder=1)
-
-
-def _write_texts(ax: Any, series: Series) -> None:
-    """The words beside points."""
-    if series.text is not None:
-        for x, y, text in zip(series.x, series.y, series.text):
-            ax.text(x, y, text, ha="center", va="bottom")
-
-
 def _set_axes(ax: Any, chart: Chart) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     ax.set(title=chart.title, xlabel=chart.x.label, ylabel=chart.y.label or chart.series[0].unit)
     if chart.x.integer:
-        whole_numbers(ax)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     _scale(ax, chart.y)
     if chart.x.range is not None:
         ax.set_xlim(chart.x.range)
@@ -333,15 +345,16 @@ def _clip(ax: Any, chart: Chart, limits: tuple[float, float]) -> None:
     drawn = np.concatenate([np.asarray(series.y, float) for series in chart.series])
     drawn = drawn[np.isfinite(drawn)]
     low = max(drawn.min(initial=0), floor)
-    high = min(drawn.max(initial=1 if ceiling == 1 else 0), ceiling)
-    below, above = [], []
+    high = min(drawn.max(initial=ceiling if ceiling == 1 else 0), ceiling)  # 1 is the best value of a share
+    below = []
+    above = []
     for series in chart.series:
-        if series.side != "null":
-            lowest, highest = np.nanmin(series.y), np.nanmax(series.y)
-            if lowest < low:
-                below.append(f"{series.name} to {lowest:.3g}")
-            if highest > high:
-                above.append(f"{series.name} to {highest:.3g}")
+        if series.side == "null":
+            continue
+        if np.nanmin(series.y) < low:
+            below.append(f"{series.name} to {np.nanmin(series.y):.3g}")
+        if np.nanmax(series.y) > high:
+            above.append(f"{series.name} to {np.nanmax(series.y):.3g}")
     if below or above:
         height, edge = (0.02, "bottom") if below else (0.98, "top")
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}

@@ -10,7 +10,7 @@ from typing import Any
 from raptor.phases.cut import Phases
 from raptor.phases.evidence import CutEvidence
 from raptor.phases.study import ModelPhases, PhasesFile
-from raptor.report.charts import GROUP_NAMES, Axis, Chart, Control, Figure, Section, Series, number
+from raptor.report.charts import GROUP_NAMES, Chart, Control, Figure, Section, Series, described, number
 from raptor.report.markup import bullet_list, table
 from raptor.report.paper import draw
 from raptor.report.results import Results
@@ -41,40 +41,50 @@ def phases(results: Results) -> Section:
     entries = results.phases.models if results.phases else []
     if not entries:
         section.hint = "raptor phases"
-        section.hint_reason = results.notes.get("phases", "")
         return section
-    section.html = bullet_list([_remarks(entry) for entry in entries])
-    section.after = _evidence_table(entries)
+    section.body.append(bullet_list(_remarks(entry) for entry in entries))
     charts = [
         similarity(entries, results.phase_lengths),
         gains(entries),
         outliers(entries, results.phase_lengths),
     ]
-    section.charts = [chart for chart in charts if chart.series]
+    section.body += [chart for chart in charts if chart.series]
+    rows = []
+    for name, entry in zip(_names(entries), entries):
+        for k, found in entry.phases.items():
+            if k in entry.evidence:
+                rows.append((name, str(found), *_evidence(found, entry.evidence[k])))
+    if rows:
+        section.body.append(table(_EVIDENCE_HEAD, rows))
     return section
 
 
 def figure_phases(entries: Sequence[ModelPhases]) -> Figure:
     """On paper: one heat map per model, with the phases of each k outlined; under it what each cut gains."""
     panels: list[list[Chart | None]] = []
+    heights: list[float] = []
     for start in range(0, len(entries), _MAX_COLUMNS):
         row = entries[start : start + _MAX_COLUMNS]
         panels.append([_map_on_paper(entry) for entry in row])
         panels.append([_gains_on_paper(entry) for entry in row])
-    return Figure(panels, size=(3.6, 4.1), heights=[4.1, 2.1] * (len(panels) // 2))
+        heights += [4.1, 2.1]
+    return Figure(panels, size=(3.6, 4.1), heights=heights)
 
 
 def _map_on_paper(entry: ModelPhases) -> Chart:
     name = entry.whose.replace("timm/", "")
-    title = f"{name}\n{data_title(entry.data, entry.split)}"
-    return similarity([entry], None).only(tokens=entry.tokens, title=title)
+    chart = similarity([entry], None).only(tokens=entry.tokens)
+    chart.title = f"{name}\n{data_title(entry.data, entry.split)}"
+    return chart
 
 
 def _gains_on_paper(entry: ModelPhases) -> Chart:
-    title = "no k is suggested" if entry.structure else f"suggested k = {entry.chosen_k}"
     chart = gains([entry])
-    series = [replace(found, name="measured") if found.side != "null" else found for found in chart.series]
-    return replace(chart, title=title, series=series)
+    for series in chart.series:
+        if series.side != "null":
+            series.name = "measured"
+    chart.title = "no k is suggested" if entry.structure else f"suggested k = {entry.chosen_k}"
+    return chart
 
 
 def similarity(entries: Sequence[ModelPhases], lengths: Sequence[int] | None) -> Chart:
@@ -84,26 +94,20 @@ def similarity(entries: Sequence[ModelPhases], lengths: Sequence[int] | None) ->
     start = list(first.chosen or [])
     if lengths and sum(lengths) == first.model.num_layers:
         start = list(lengths)
-    found = [list(cut.lengths) for cut in first.phases.values()]
-    own = [] if start in found else start
+    is_own = start not in [list(cut.lengths) for cut in first.phases.values()]
     maps: list[Series] = []
     for name, entry in zip(names, entries):
-        maps += _maps(name, entry, own)
-    title = "Similarity between layers"
-    if len(entries) == 1:
-        title += f": states of {names[0]}"
-    images = f"{number(first.num_images)} images of {first.data} at {first.image_size} px"
-    return Chart(
-        id="similarity",
-        kind="heatmap",
-        title=title,
-        caption=f"Look for squares: move k and see where depth is cut. Mean over {images}.",
+        maps += _maps(name, entry, start if is_own else [])
+    chart = described(
+        "similarity",
+        maps,
+        {"images": f"{number(first.num_images)} images of {first.data} at {first.image_size} px"},
         alt=f"Cut into phases {' | '.join(map(str, start))}",
-        series=maps,
-        x=Axis("layer l", integer=True),
-        y=Axis("layer m", integer=True),
-        controls=_map_controls(maps, first.tokens, start, bool(own)),
+        controls=_map_controls(maps, first.tokens, _OWN if is_own else str(len(start))),
     )
+    if len(entries) == 1:
+        chart.title += f": states of {names[0]}"
+    return chart
 
 
 def _maps(name: str, entry: ModelPhases, own: Sequence[int]) -> list[Series]:
@@ -121,7 +125,7 @@ def _maps(name: str, entry: ModelPhases, own: Sequence[int]) -> list[Series]:
     return maps
 
 
-def _map_controls(maps: list[Series], tokens: str, start: Sequence[int], is_own: bool) -> list[Control]:
+def _map_controls(maps: list[Series], tokens: str, start: str) -> list[Control]:
     """Choosers of the model, of the tokens and of k, as far as there is a choice."""
     models: dict[str, str] = {}
     groups: dict[str, str] = {}
@@ -136,23 +140,15 @@ def _map_controls(maps: list[Series], tokens: str, start: Sequence[int], is_own:
     if len(models) > 1:
         controls.append(Control("model", "Model", list(models.items()), maps[0].name))
     controls.append(Control("tokens", "Tokens", list(groups.items()), tokens))
-    if counts:
-        chosen = _OWN if is_own else str(len(start))
-        controls.append(Control("k", "Phases k", _cut_options(counts), chosen, slider=True))
-    return controls
-
-
-def _cut_options(counts: dict[int | str, int]) -> list[tuple[str, str]]:
-    """The cuts by their number of phases, the run's own after those that were found."""
     options = []
-    for key in sorted(counts, key=lambda key: (counts[key], key == _OWN)):
-        label = f"{counts[key]} phases"
-        if counts[key] == 1:
-            label = "1 phase"
+    for key in sorted(counts, key=lambda key: (counts[key], key == _OWN)):  # the run's own after those that were found
+        label = "1 phase" if counts[key] == 1 else f"{counts[key]} phases"
         if key == _OWN:
             label += " of the run"
         options.append((str(key), label))
-    return options
+    if options:
+        controls.append(Control("k", "Phases k", options, start, slider=True))
+    return controls
 
 
 def gains(entries: Sequence[ModelPhases]) -> Chart:
@@ -165,16 +161,7 @@ def gains(entries: Sequence[ModelPhases]) -> Chart:
     for name, values in first.null_gains.items():
         label = _NULL_NAMES.get(name, name)
         series.append(Series(label, _ks(values), values, colour=f"null-{name}", side="null"))
-    return Chart(
-        id="gains",
-        kind="lines",
-        title="What each further cut gains",
-        caption="Look for the bend: later cuts separate layers that were alike. The vertical line is the suggested k.",
-        series=series,
-        x=Axis("number of phases k", integer=True),
-        y=Axis("distance across the cut", from_zero=True, symlog=True),
-        mark=None if first.structure else first.chosen_k,
-    )
+    return described("gains", series, mark=None if first.structure else first.chosen_k)
 
 
 def _ks(values: Sequence[float]) -> list[int]:
@@ -185,24 +172,13 @@ def outliers(entries: Sequence[ModelPhases], lengths: list[int] | None) -> Chart
     """The share of the squared norm in the largest coordinates and tokens, layer by layer."""
     series: list[Series] = []
     for i, (name, entry) in enumerate(zip(_names(entries), entries)):
-        coordinates, tokens = "top 1 % of coordinates", "top 1 % of tokens"
-        if len(entries) > 1:
-            coordinates, tokens = f"{name}: {coordinates}", f"{name}: {tokens}"
+        whose = f"{name}: " if len(entries) > 1 else ""
         shares = entry.outliers
         layers = list(range(1, len(shares.tokens) + 1))
-        series.append(Series(coordinates, layers, shares.coordinates, colour=f"palette-{2 * i}"))
-        series.append(Series(tokens, layers, shares.tokens, colour=f"palette-{2 * i + 1}", side="surrogate"))
-    return Chart(
-        id="outliers",
-        kind="lines",
-        title="Do a few values rule the cosines?",
-        caption="Near 0 is healthy; near 1 the similarity is that of a few huge coordinates or tokens.",
-        series=series,
-        x=Axis("layer", integer=True),
-        y=Axis("share of squared norm", range=(0, 1)),
-        phases=lengths if len(entries) == 1 else None,
-        offset=0.5,
-    )
+        coordinates = Series(f"{whose}top 1 % of coordinates", layers, shares.coordinates, colour=f"palette-{2 * i}")
+        tokens = Series(f"{whose}top 1 % of tokens", layers, shares.tokens, colour=f"palette-{2 * i + 1}")
+        series += [coordinates, replace(tokens, side="surrogate")]
+    return described("outliers", series, phases=lengths if len(entries) == 1 else None)
 
 
 def _names(entries: Sequence[ModelPhases]) -> list[str]:
@@ -221,17 +197,8 @@ def _remarks(entry: ModelPhases) -> str:
     return f"{entry.whose}: {'; '.join(remarks)}."
 
 
-def _evidence_table(entries: Sequence[ModelPhases]) -> str:
-    """Every cut with the interval of its boundaries, and its contrast beside that of matrices without phases."""
-    rows = []
-    for name, entry in zip(_names(entries), entries):
-        for k, found in entry.phases.items():
-            if k in entry.evidence:
-                rows.append((name, str(found), *_evidence_cells(found, entry.evidence[k])))
-    return table(_EVIDENCE_HEAD, rows) if rows else ""
-
-
-def _evidence_cells(found: Phases, cut: CutEvidence) -> tuple[str, ...]:
+def _evidence(found: Phases, cut: CutEvidence) -> tuple[str, ...]:
+    """The cells of `_EVIDENCE_HEAD` after the phases."""
     edges = []
     for edge, (low, high), share in zip(found.boundaries, cut.boundaries, cut.stability):
         edges.append(f"{edge} [{low}, {high}], {100 * share:.0f} %")
@@ -258,12 +225,14 @@ class SavedPhases(Result):
         return {"models": [entry.to_dict() for entry in self.models], "folder": str(self.folder)}
 
     def table_rows(self) -> list[dict[str, Any]]:
-        """One row per model and k."""
+        """One row per model and k, with the contrast of the cut and of matrices without phases."""
         rows = []
         for entry in self.models:
             for k, found in entry.phases.items():
                 within, across = entry.within[k]
                 row = {"model": entry.model.name, "k": k, "phases": str(found), "within": within, "across": across}
+                cut = entry.evidence.get(k, CutEvidence())
+                row |= {"contrast": cut.contrast, "shuffled": cut.shuffled, "smooth": cut.smooth, "twin": cut.twin}
                 rows.append({**row, "suggested": k == entry.chosen_k and not entry.structure})
         return rows
 
@@ -281,32 +250,21 @@ class SavedPhases(Result):
                 f"{entry.num_images} images of {entry.data} at {entry.image_size} px"
             )
             for k, found in entry.phases.items():
-                within, across = ("none" if mean is None else f"{mean:.3f}" for mean in entry.within[k])
-                lines.append(f"  k={k:>2}  {found!s:<24} similarity within {within}, across {across}")
-                lines += [f"        {line}" for line in _evidence_lines(found, entry.evidence.get(k))]
+                lines += _cut_lines(entry, k, found)
             lines += [f"  {line}" for line in (entry.suggestion, entry.twin, entry.few_images) if line]
             if entry.bad_images:
                 lines.append(f"  {len(entry.bad_images)} unreadable images were skipped: see bad_images in phases.json")
         return "\n".join([*lines, f"written to {self.folder}/phases.json and {self.folder}/figures/phases.png"])
 
 
-def _evidence_lines(found: Phases, cut: CutEvidence | None) -> list[str]:
-    """Boundaries with their 95 % intervals, and the contrast beside that of matrices without phases."""
-    if cut is None:
-        return []
-    lines = []
-    if cut.boundaries:
-        ends = [
-            f"{edge} [{low}, {high}] in {share:.0%} of resamples"
-            for edge, (low, high), share in zip(found.boundaries, cut.boundaries, cut.stability)
-        ]
-        lines.append(f"boundary after layer {'; '.join(ends)}")
-    if cut.contrast is not None:
-        interval = "" if cut.interval is None else f" [{cut.interval[0]:.3f}, {cut.interval[1]:.3f}]"
-        nulls = {"shuffled": cut.shuffled, "smooth": cut.smooth, "untrained twin": cut.twin}
-        upper = {"shuffled": "" if cut.shuffled_upper is None else f" (95 % below {cut.shuffled_upper:.3f})"}
-        known = ", ".join(f"{name} {v:.3f}{upper.get(name, '')}" for name, v in nulls.items() if v is not None)
-        lines.append(f"contrast (within less across) {cut.contrast:.3f}{interval}; {known}")
+def _cut_lines(entry: ModelPhases, k: int, found: Phases) -> list[str]:
+    """A cut with its mean similarities, its boundaries and its contrast, as lines of a terminal."""
+    within, across = ("none" if mean is None else f"{mean:.3f}" for mean in entry.within[k])
+    lines = [f"  k={k:>2}  {found!s:<24} similarity within {within}, across {across}"]
+    if k in entry.evidence:
+        edges, contrast, shuffled, smooth, twin = _evidence(found, entry.evidence[k])
+        lines.append(f"        boundaries [95 %], share of resamples: {edges}")
+        lines.append(f"        contrast {contrast}; shuffled (95 % below) {shuffled}, smooth {smooth}, twin {twin}")
     return lines
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raptor.probes.result import ProbeReport, Scores
-from raptor.report.charts import Axis, Chart, Section, Series, number, percent
+from raptor.report.charts import Section, Series, described, number, percent
 from raptor.report.markup import bullet_list, table
 from raptor.report.results import TASKS, Results
 
@@ -19,39 +19,22 @@ def probes(results: Results) -> Section:
     missing = [task for task in TASKS if task not in found]
     if missing:
         section.hint = f"raptor probe --task {missing[0]}"
-        reasons = [results.notes[f"probe-{task}"] for task in missing if f"probe-{task}" in results.notes]
-        if found:
-            reasons.append(f"Not probed yet: {', '.join(missing)}.")
-        section.hint_reason = " ".join(reasons)
     if not found:
         return section
-    kept = {task: report.recovery for task, report in found.items() if report.recovery is not None}
+    if missing:
+        section.hint_reason = f"Not probed yet: {', '.join(missing)}."
+    kept = {task: 100 * report.recovery for task, report in found.items() if report.recovery is not None}
     if kept:
-        section.charts = [recovery(kept)]
+        bars = Series("surrogate / teacher", list(kept), list(kept.values()), colour="side-surrogate")
+        section.body.append(described("recovery", [bars]))
     num_layers = results.facts.num_layers if results.facts else None
-    section.after = table(_HEAD, [_row(task, report, num_layers) for task, report in found.items()])
+    section.body.append(table(_HEAD, [_row(task, report, num_layers) for task, report in found.items()]))
     remarks = []
     for task, report in found.items():
         remarks += [f"{task}: {remark}." for remark in (report.caution, report.unequal) if remark]
     if remarks:
-        section.after += bullet_list(remarks)
+        section.body.append(bullet_list(remarks))
     return section
-
-
-def recovery(kept: dict[str, float]) -> Chart:
-    """The share of the teacher's score that the surrogate keeps, task by task."""
-    shares = [100 * value for value in kept.values()]
-    return Chart(
-        id="recovery",
-        kind="bars",
-        title="Recovery",
-        caption="100 % is the teacher. For errors, recovery is teacher over surrogate.",
-        series=[Series("surrogate / teacher", list(kept), shares, colour="side-surrogate")],
-        x=Axis("task"),
-        y=Axis("recovery (%)", from_zero=True),
-        level=100,
-        wide=True,
-    )
 
 
 def _row(task: str, report: ProbeReport, num_layers: int | None) -> tuple[str, ...]:

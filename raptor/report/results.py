@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from raptor.certificate.certificate import Certificate
 from raptor.certificate.complexity import Complexity
@@ -27,10 +27,16 @@ from raptor.vit.pair import OTHER_TEACHER
 from raptor.vit.saved import saved_folder
 from raptor.vit.view import ModelFacts
 
-_File = TypeVar("_File", bound=ResultFile)
 TASKS = ("classify", "segment", "depth")
-# The same command writes these files, so that one of them is never about another model than the other.
-_BESIDE = {"dynamics": ("interventions", "tangents"), "certificate": ("complexity",)}
+_KINDS: dict[str, type[ResultFile]] = {
+    "phases": PhasesFile,
+    "certificate": Certificate,
+    "complexity": Complexity,
+    "dynamics": DynamicsFile,
+    "interventions": InterventionsFile,
+    "tangents": TangentsFile,
+    "images": ImagesFile,
+}
 
 
 @dataclass
@@ -60,23 +66,50 @@ class Results:
 
     def files(self) -> dict[str, Any]:
         """The files that are there, by their names without `.json`."""
-        probes = {f"probe-{task}": report for task, report in self.probes.items()}
-        files: dict[str, Any] = {
-            "summary": self.summary,
-            "phases": self.phases,
-            "certificate": self.certificate,
-            "complexity": self.complexity,
-            **probes,
-            "dynamics": self.dynamics,
-            "interventions": self.interventions,
-            "tangents": self.tangents,
-            "images": self.images,
-        }
-        return {name: file for name, file in files.items() if file is not None}
+        found: dict[str, Any] = {}
+        for name in ("summary", *_KINDS):
+            if name == "dynamics":  # probes stand before it, as on the page
+                found |= {f"probe-{task}": report for task, report in self.probes.items()}
+            if getattr(self, name) is not None:
+                found[name] = getattr(self, name)
+        return found
 
     def provenance(self) -> dict[str, Provenance]:
         """Where each file came from, by its name without `.json`."""
         return {name: file.provenance for name, file in self.files().items()}
+
+    @property
+    def subject(self) -> tuple[str, Subject] | None:
+        """The file that says what the page is about, and its subject: of a surrogate, if there is one."""
+        first = None
+        for name, file in self.files().items():
+            if file.subject is None or self._is_of_another_teacher(file.subject):
+                continue
+            if file.subject.teacher is not None:
+                return name, file.subject
+            first = first or (name, file.subject)
+        return first
+
+    def check_models(self) -> None:
+        """Raise RunError where two files are about different models: a page has one title."""
+        if self.subject is None:
+            return
+        own_name, own = self.subject
+        for name, file in self.files().items():
+            subject = file.subject
+            if subject is None or self._is_of_another_teacher(subject):
+                continue
+            if others := other_models(own, subject):
+                where = self.folder if name == "images" else self.folder / f"{name}.json"
+                raise RunError(
+                    f"{where} is about {' and '.join(others)}, and {own_name}.json about {own.model}: "
+                    "a page shows one model, so give each a folder of its own"
+                )
+
+    def _is_of_another_teacher(self, subject: Subject) -> bool:
+        """Whether the command was told to take another teacher; its name says so wherever the page names it."""
+        is_run = self.summary is not None or saved_folder(str(self.folder)) is not None
+        return is_run and (subject.teacher or subject.model).endswith(OTHER_TEACHER)
 
     @property
     def distilled(self) -> DistillSummary | None:
@@ -89,10 +122,9 @@ class Results:
         for file in (self.certificate, self.distilled, self.dynamics):
             if file is not None and file.phases:
                 return list(file.phases)
-        if self.phases is None or not self.phases.models:
+        if self.phases is None or not self.phases.models or self.phases.models[0].chosen is None:
             return None
-        chosen = self.phases.models[0].chosen
-        return None if chosen is None else list(chosen)
+        return list(self.phases.models[0].chosen)
 
     @property
     def curves(self) -> Curves | None:
@@ -118,67 +150,30 @@ class Results:
         if self.summary is not None:
             return self.summary.teacher
         if self.phases is not None and self.phases.models:
-            entries = self.phases.models
-            teachers = [entry for entry in entries if not entry.model.phases]  # a surrogate has phases
-            return (teachers or entries)[0].model
+            for entry in self.phases.models:
+                if not entry.model.phases:  # a surrogate has phases
+                    return entry.model
+            return self.phases.models[0].model
         if self.dynamics is not None:
             return self.dynamics.teacher.model
         return None
 
 
 def read_results(folder: Path) -> Results:
-    """Read every known file of `folder`; RunError when there is none, or when one is damaged.
+    """Read every known file of `folder`.
 
-    A file about another model than the page is left out, with a note: its numbers would stand under the wrong title.
+    RunError when there is none, when one is damaged, or when two are about different models: the numbers of one would
+    stand under the title of the other.
     """
-    results = _read_all(folder)
-    subjects = _subjects(results)
-    own = subjects.get("summary") or next(iter(subjects.values()), None)
-    if own is None:
-        return results
-    is_run = results.summary is not None or saved_folder(str(folder)) is not None
-    for name, subject in subjects.items():
-        others = other_models(own, subject)
-        # The command was told to take another teacher, and its name says so wherever the page names it.
-        is_allowed = is_run and (subject.teacher or subject.model).endswith(OTHER_TEACHER)
-        if others and not is_allowed:
-            _leave_out(results, name)
-            told = others[0].removeprefix("another model, ")
-            results.notes[name] = f"{name}.json is of {told}, not of {own.teacher or own.model}, and is left out."
-    return results
-
-
-def _subjects(results: Results) -> dict[str, Subject]:
-    """The model and images of each file. A file about several models has no subject."""
-    return {name: file.subject for name, file in results.files().items() if file.subject is not None}
-
-
-def _leave_out(results: Results, name: str) -> None:
-    """Forget a file, and the file that the same command wrote beside it."""
-    if name.startswith("probe-"):
-        del results.probes[name.removeprefix("probe-")]
-        return
-    setattr(results, name, None)
-    for other in _BESIDE.get(name, ()):
-        setattr(results, other, None)
-
-
-def _read_all(folder: Path) -> Results:
     if not folder.is_dir():
         raise RunError(f"{folder} is not a folder: give the run folder that a command wrote with --out")
-    probes = {task: ProbeReport.read(folder, task) for task in TASKS if (folder / f"probe-{task}.json").exists()}
-    results = Results(
-        folder,
-        summary=_read_summary(folder),
-        phases=_read(PhasesFile, folder),
-        certificate=_read(Certificate, folder),
-        complexity=_read(Complexity, folder),
-        probes=probes,
-        dynamics=_read(DynamicsFile, folder),
-        interventions=_read(InterventionsFile, folder),
-        tangents=_read(TangentsFile, folder),
-        images=_read(ImagesFile, folder),
-    )
+    results = Results(folder, summary=_read_summary(folder))
+    for name, kind in _KINDS.items():
+        if (folder / kind.FILE).exists():
+            setattr(results, name, kind.read(folder))
+    for task in TASKS:
+        if (folder / f"probe-{task}.json").exists():
+            results.probes[task] = ProbeReport.read(folder, task)
     if not results.files():
         raise RunError(f"{folder} holds no results yet: start with raptor phases MODEL --out {folder}")
     config = folder / "config.yaml"
@@ -187,15 +182,24 @@ def _read_all(folder: Path) -> Results:
     for row in read_metrics(folder):
         if {"stage", "step"} <= row.keys() and row.get("loss") is not None:
             results.losses.setdefault(row["stage"], []).append((row["step"], row["loss"]))
+    _forget_old_images(results)
+    results.check_models()
     return results
 
 
-def _read(kind: type[_File], folder: Path) -> _File | None:
-    return kind.read(folder) if (folder / kind.FILE).exists() else None
+def _forget_old_images(results: Results) -> None:
+    """Leave out images.json of another model: `raptor report` measures it again."""
+    if results.images is None or results.images.subject is None or results.subject is None:
+        return
+    _, own = results.subject
+    if other_models(own, results.images.subject):
+        results.images = None
 
 
 def _read_summary(folder: Path) -> DistillSummary | TeacherSummary | None:
     saved = read_summary(folder)
+    if saved is None:
+        return None
     if isinstance(saved, dict) and "validation" in saved:
-        return _read(DistillSummary, folder)
-    return _read(TeacherSummary, folder)
+        return DistillSummary.read(folder)
+    return TeacherSummary.read(folder)

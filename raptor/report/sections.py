@@ -8,7 +8,7 @@ from html import escape
 import yaml
 
 from raptor.report.basins import basins
-from raptor.report.charts import Axis, Chart, Section, Series, finite_values, number
+from raptor.report.charts import Axis, Chart, Section, Series, described, finite_values, number
 from raptor.report.dynamics import dynamics
 from raptor.report.fidelity import fidelity
 from raptor.report.interventions import interventions
@@ -34,8 +34,7 @@ def images(results: Results) -> Section:
         section.hint = "raptor report --images 4"
         section.hint_reason = results.notes.get("images", "")
         return section
-    section.html = '<div id="strip" class="strip"></div>'
-    section.after = paragraph(_caption(found), "caption")
+    section.body = ['<div id="strip" class="strip"></div>', paragraph(_caption(found), "caption")]
     return section
 
 
@@ -58,12 +57,12 @@ def provenance(results: Results) -> Section:
         versions = ", ".join(f"{package} {version}" for package, version in found.versions.items())
         seconds = number(found.seconds)
         rows.append((f"{name}.json", found.command or "–", seconds, found.device or "–", versions or "–"))
-    section.after = table(head, rows, numeric=False)
     if sum(len(steps) for steps in results.losses.values()) > 1:
-        section.charts = [_training(results.losses)]
+        section.body.append(_training(results.losses))
+    section.body.append(table(head, rows, numeric=False))
     if results.config:
         text = escape(yaml.safe_dump(dict(results.config), sort_keys=False, allow_unicode=True))
-        section.after += (
+        section.body.append(
             f"<details><summary>config.yaml, everything resolved</summary><pre tabindex='0'>{text}</pre></details>"
         )
     return section
@@ -77,16 +76,7 @@ def _training(losses: dict[str, list[tuple[int, float]]]) -> Chart:
         steps, values = zip(*rows[::every])
         series.append(Series(stage, steps, values, colour=f"palette-{i}", plain=True))
     lowest = min(min(one.y) for one in series)
-    return Chart(
-        id="training",
-        kind="lines",
-        title="Training",
-        caption="Look for a loss that has stopped falling. The stages measure different things.",
-        series=series,
-        x=Axis("step"),
-        y=Axis("loss", log=lowest > 0),
-        wide=True,
-    )
+    return described("training", series, y=Axis("loss", log=lowest > 0))
 
 
 SECTIONS: tuple[Callable[[Results], Section], ...] = (

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from raptor.certificate.certificate import Certificate
 from raptor.data import ChosenData, ImageData, iterate
 from raptor.files import RunError
 from raptor.provenance import Provenance
@@ -55,10 +56,21 @@ class ImageStrip(Record):
 
 
 @dataclass
+class WorstImage(Record):
+    """An image that the surrogate follows badly: its picture, and its relative error at a layer."""
+
+    name: str
+    image: str
+    error: float
+    layer: int
+
+
+@dataclass
 class ImagesFile(ResultFile):
     """images.json: a few held-out images of `data` through depth.
 
     explained: share of the variance that the three components of a layer hold, per layer.
+    worst: the images with the largest errors in the certificate.
     """
 
     FILE: ClassVar[str] = "images.json"
@@ -72,6 +84,7 @@ class ImagesFile(ResultFile):
     explained: list[float | None]
     images: list[ImageStrip]
     split: str = "val"
+    worst: list[WorstImage] = field(default_factory=list)
     provenance: Provenance = field(default_factory=Provenance)
     subject: Subject | None = None
 
@@ -119,6 +132,29 @@ def measure_strips(teacher: ViT, surrogate: ViT | None, data: ChosenData, num_im
         images=rows,
         subject=Subject.of(teacher, images, surrogate),
     )
+
+
+def worst_names(data: ChosenData, certificate: Certificate | None) -> list[str]:
+    """Names of the certificate's worst images; empty where it is of other images than `data`."""
+    if certificate is None or certificate.definition is None:
+        return []
+    if (certificate.data, certificate.split) != (data.name, data.split):
+        return []
+    return [certificate.definition.worst_image]
+
+
+def worst_images(vit: ViT, data: ChosenData, certificate: Certificate | None) -> list[WorstImage]:
+    """The certificate's worst images with their pictures."""
+    found = []
+    for name in worst_names(data, certificate):
+        assert certificate is not None and certificate.definition is not None
+        images = data.judged(certificate.num_images, vit.preprocess.size)
+        names = list(images.names)
+        if name in names:
+            picture = png(_picture(vit.preprocess(images[names.index(name)]), vit))
+            about = certificate.definition
+            found.append(WorstImage(name, picture, about.worst, about.layer))
+    return found
 
 
 def open_run(

@@ -58,13 +58,6 @@ def phase_lines(ax: Any, boundaries: Sequence[int], offset: float = 0.5) -> None
         ax.axvline(boundary + offset, color=LINE_COLOUR, linewidth=1, zorder=1)
 
 
-def whole_numbers(ax: Any) -> None:
-    """Ticks only at whole layers."""
-    from matplotlib.ticker import MaxNLocator
-
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
 def data_title(data: str, split: str) -> str:
     """Data and split for a title: the last part of each path."""
     names = " ".join(word.rstrip("/").rsplit("/", 1)[-1] for word in data.split(" "))

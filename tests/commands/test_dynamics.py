@@ -22,9 +22,8 @@ from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.jacobian import measure_jacobians
 from raptor.dynamics.measure import DynamicsFile
 from raptor.recipes import load_recipe
-from raptor.report import dynamics as report_of_dynamics
-from raptor.report.dynamics import FIGURES
-from raptor.report.interventions import INTERVENTION_FIGURES
+from raptor.report import figures
+from raptor.report.figures import FIGURES
 from raptor.report.style import save_figure
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.open import open_vit
@@ -47,7 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_vit(make_surrogate(open_vit(folder / "tiny"), (1, 3)), folder / "surrogate")
     with pytest.MonkeyPatch.context() as patch:
         one_format = functools.partial(save_figure, formats=("svg",))
-        patch.setattr("raptor.report.dynamics.save_figure", one_format)
+        patch.setattr("raptor.report.figures.save_figure", one_format)
         result = dynamics(str(folder), **SMALL, device="cpu")
     assert result.folder == folder
     return folder
@@ -74,14 +73,14 @@ def test_run_folder_gives_both_sides(run: Path) -> None:
 
 
 def test_every_panel_is_drawn(run: Path) -> None:
-    names = {*FIGURES, *INTERVENTION_FIGURES}
+    names = {name for name in FIGURES if not name.startswith("tangents")}
     assert {p.stem for p in (run / "figures").glob("*.svg")} == names
 
 
 def test_figures_are_saved_as_two_files_and_twice_with_the_same_bytes(run: Path, tmp_path: Path, monkeypatch) -> None:
     speed = "dynamics-speed"
-    monkeypatch.setattr(report_of_dynamics, "FIGURES", {speed: FIGURES[speed]})
-    assert report_of_dynamics.save_figures(DynamicsFile.read(run), None, tmp_path) == [speed]
+    monkeypatch.setattr(figures, "FIGURES", {speed: FIGURES[speed]})
+    assert figures.save_figures(DynamicsFile.read(run), None, tmp_path) == [speed]
     files = [tmp_path / f"{speed}.png", tmp_path / f"{speed}.svg"]
     assert all(file.stat().st_size > 1000 for file in files)
     assert files[1].read_bytes() == (run / "figures" / files[1].name).read_bytes()
@@ -90,27 +89,27 @@ def test_figures_are_saved_as_two_files_and_twice_with_the_same_bytes(run: Path,
 def test_figures_that_a_new_result_lacks_are_removed(run: Path, tmp_path: Path, monkeypatch) -> None:
     blank_figures(monkeypatch)
     found, changed = DynamicsFile.read(run), InterventionsFile.read(run)
-    names = report_of_dynamics.save_figures(found, changed, tmp_path)
+    names = figures.save_figures(found, changed, tmp_path)
     assert {"dynamics-basins", "interventions-extrapolation"} <= {*names}
     (tmp_path / "certificate.png").write_text("of another command")
     teacher = replace(found.teacher, basins=None)
-    again = report_of_dynamics.save_figures(replace(found, teacher=teacher), replace(changed, surrogate=None), tmp_path)
+    again = figures.save_figures(replace(found, teacher=teacher), replace(changed, surrogate=None), tmp_path)
     assert "dynamics-basins" not in again and "interventions-extrapolation" not in again
     kept = {f"{name}.{kind}" for name in again for kind in ("png", "svg")}
     assert {file.name for file in tmp_path.iterdir()} == {*kept, "certificate.png"}
-    report_of_dynamics.save_figures(found, None, tmp_path)  # interventions.json stays, and so do its figures
+    figures.save_figures(found, None, tmp_path)  # interventions.json stays, and so do its figures
     assert (tmp_path / "interventions-swaps.png").exists() and (tmp_path / "dynamics-basins.png").exists()
 
 
 def test_the_same_command_twice_gives_the_same_numbers(run: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("raptor.report.dynamics.save_figures", lambda *_: [])
+    monkeypatch.setattr("raptor.report.figures.save_figures", lambda *_: [])
     dynamics(str(run), **SMALL, device="cpu", out=str(tmp_path))
     for name in ("dynamics.json", "interventions.json"):
         assert without_provenance(run / name) == without_provenance(tmp_path / name)
 
 
 def test_a_model_alone_through_the_command_line(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("raptor.report.dynamics.save_figures", lambda *_: [])
+    monkeypatch.setattr("raptor.report.figures.save_figures", lambda *_: [])
     options = "--num-images 8 --stability-images 0 --rank-images 2 --eps 1e-2 1e-1 --k 2 --num_classes 0 --device cpu"
     code = main(["dynamics", "scenes", *options.split(), "--interventions", "false", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
@@ -123,7 +122,7 @@ def test_a_model_alone_through_the_command_line(tmp_path: Path, monkeypatch, cap
 
 
 def test_the_weights_of_an_untrained_model_depend_on_the_seed_only(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("raptor.report.dynamics.save_figures", lambda *_: [])
+    monkeypatch.setattr("raptor.report.figures.save_figures", lambda *_: [])
     options = dict(num_images=4, stability_images=0, rank_images=2, num_classes=0, k=2, interventions=False)
 
     def norms(seed: int) -> list[float]:
@@ -167,7 +166,7 @@ def test_recipe_names_options_of_the_command() -> None:
 
 
 def test_labels_follow_a_file_of_class_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_of_dynamics, "save_figures", lambda *_: [])
+    monkeypatch.setattr(figures, "save_figures", lambda *_: [])
     vit = tiny_timm("vit_small_patch14_reg4_dinov2", reg_tokens=2, num_classes=3)
     for i in range(6):
         path = tmp_path / "pets" / "val" / ("cat", "dog")[i % 2] / f"{i}.png"
@@ -204,7 +203,8 @@ def test_interventions_are_on_images_of_all_classes(tmp_path: Path, monkeypatch:
 
 
 def test_stability_beside_an_untrained_twin(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("raptor.report.dynamics.FIGURES", {})
+    few = ("tangents-jacobian", "tangents-lyapunov")
+    monkeypatch.setattr(figures, "FIGURES", {name: FIGURES[name] for name in few})
     quick = functools.partial(measure_jacobians, max_iterations=2, num_random=1)
     monkeypatch.setattr("raptor.dynamics.tangents.measure_jacobians", quick)
     save_vit(tiny_timm("vit_small_patch14_reg4_dinov2", reg_tokens=0, depth=2, num_classes=5), tmp_path / "tiny")

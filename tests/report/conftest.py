@@ -46,20 +46,16 @@ def full_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     entry = study_phases(teacher, batches, k=(2, 3, 4))
     subject = Subject.of(teacher, val, surrogate)
     PhasesFile([replace(entry, data="scenes")], ABOUT, subject).write(folder)
-    replace(certify(surrogate, teacher, batches, bootstrap=20), provenance=ABOUT).write(folder)
+    certificate = certify(surrogate, teacher, batches, bootstrap=20)
+    replace(certificate, data="scenes", provenance=ABOUT).write(folder)
     Complexity(**levin_bounds(surrogate, teacher), provenance=ABOUT).write(folder)
-    found = {
-        s: probe(v, "classify", train, val, closed_form="ridge")
-        for s, v in (("teacher", teacher), ("surrogate", surrogate))
-    }
-    ProbeReport(ABOUT, "scenes", "classify", found, subject=subject).write(folder)
     labels = sorted({c for c in val.labels if val.labels.count(c) > 1})[:3]
-    sides = {
-        side: measure_dynamics(
-            vit, batches, num_images=24, classes=labels, stability_images=1, rank_images=2, eps=(1e-2,)
-        )
-        for side, vit in (("teacher", teacher), ("surrogate", surrogate))
-    }
+    few = dict(num_images=24, classes=labels, stability_images=1, rank_images=2, eps=(1e-2,))
+    found, sides = {}, {}
+    for side, vit in (("teacher", teacher), ("surrogate", surrogate)):
+        found[side] = probe(vit, "classify", train, val, closed_form="ridge")
+        sides[side] = measure_dynamics(vit, batches, **few)
+    ProbeReport(ABOUT, "scenes", "classify", found, subject=subject).write(folder)
     DynamicsFile(
         **sides,
         data="scenes",

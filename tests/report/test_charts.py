@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from raptor.report.charts import Axis, Chart, Series, number, rounded
+from raptor.files import RunError
+from raptor.report.charts import Axis, Chart, Series, described, descriptions, number, rounded
 
 
 def test_numbers_for_text_and_pages() -> None:
@@ -29,7 +31,7 @@ def test_a_choice_keeps_the_series_that_are_on_view_with_it() -> None:
     chart = Chart("id", "lines", "title", series)
     assert [s.name for s in chart.only(tokens="every", measure="x").series] == ["a", "c"]
     assert [s.name for s in chart.only(tokens=("cls", "all")).series] == ["a", "b", "c"]
-    assert chart.only(title="new").title == "new" and len(chart.series) == 3
+    assert len(chart.series) == 3
 
 
 def test_a_chart_is_told_in_words_with_its_numbers() -> None:
@@ -37,3 +39,22 @@ def test_a_chart_is_told_in_words_with_its_numbers() -> None:
     chart = Chart("id", "lines", "Norm", [curve], x=Axis("layer l"), y=Axis("mean norm"))
     assert chart.words() == "Norm: mean norm by layer l. cls from 1.5 to 40."
     assert Chart("id", "heatmap", "Map", [matrix], alt="In two").words() == "Map: scenes from 0.25 to 1. In two."
+
+
+def test_the_words_of_every_chart_say_what_to_look_for() -> None:
+    for name, words in descriptions().items():
+        assert words["title"] and words["caption"].rstrip().endswith((".", "}")) and words["file"], name
+    block = described("dynamics-speed", [Series("a", [1, 2], [0.1, 0.2])], phases=[1, 1])
+    assert (block.offset, block.x.integer, block.y.from_zero, block.file) == (0.5, True, True, "dynamics.json")
+    assert described("dynamics-norm", []).offset == 0
+    assert "rank-4 linear map" in described("reconstruction", [], {"rank": 4}).caption
+
+
+def test_a_value_that_is_missing_among_others_names_its_file() -> None:
+    broken = described("dynamics-norm", [Series("cls", [0, 1, 2], [1.0, np.nan, 2.0])])
+    with pytest.raises(RunError, match=r"dynamics.json lacks a number in 'Norm' \(cls, position 1\)"):
+        broken.check()
+    described("dynamics-norm", [Series("cls", [0, 1], [np.nan, np.nan])]).check()  # not defined at all
+    described(
+        "basins-scatter-ratio", [Series("cls", [0, 1], [np.nan, 1.0])]
+    ).check()  # undefined before the first block

@@ -1,27 +1,14 @@
-"""Dynamics: curves, eigenvalues and findings, on the page and on paper, are those of dynamics.json."""
+"""Dynamics: curves, eigenvalues and findings on the page are those of dynamics.json."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from html import unescape
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 
-from raptor.dynamics.measure import DynamicsFile
-from raptor.report import dynamics as report_of_dynamics
-from raptor.report.dynamics import (
-    FIGURES,
-    dynamics,
-    figure_panel,
-    save_figures,
-)
-from raptor.report.paper import draw
+from raptor.report.dynamics import dynamics
 from raptor.report.results import Results
-
-WITHOUT_REGISTERS = Path(__file__).parents[2] / "docs" / "results" / "dynamics" / "vitb16.json"
 
 
 def test_curves_are_the_saved_means_with_their_quartiles(committed: Results) -> None:
@@ -39,20 +26,6 @@ def test_curves_are_the_saved_means_with_their_quartiles(committed: Results) -> 
             assert series.x == list(range(first, first + len(spread.mean)))
         # A phase ends on a state, and between two blocks.
         assert chart.offset == (0.5 if name == "speed" else 0)
-
-
-def test_the_same_curves_are_drawn_on_paper(committed: Results) -> None:
-    measured = committed.dynamics
-    assert measured is not None and measured.phases == [3, 4, 5]
-    for quantity, first, ends in (("gamma", 0, [3, 7]), ("speed", 1, [3.5, 7.5])):
-        (ax,) = draw(figure_panel(quantity, measured)).axes
-        lines = {line.get_label(): line for line in ax.get_lines()}
-        for side, result in measured.sides().items():
-            expected = getattr(result.direction, quantity)["cls"].mean
-            line = lines[f"cls, {side}"]
-            np.testing.assert_array_equal(line.get_ydata(), expected)
-            np.testing.assert_array_equal(line.get_xdata(), np.arange(first, first + len(expected)))
-        assert [line.get_xdata()[0] for line in ax.get_lines() if len(line.get_xdata()) == 2] == ends
 
 
 def test_findings_are_on_the_page(committed: Results) -> None:
@@ -78,16 +51,18 @@ def test_without_dynamics_there_is_a_hint(committed: Results) -> None:
     assert section.charts == [] and section.hint is not None and section.hint.startswith("raptor dynamics")
 
 
-def test_a_legend_stays_inside_its_figure_and_the_title_counts_the_perturbed_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured = DynamicsFile.read_file(WITHOUT_REGISTERS)
-    saved: dict[str, Any] = {}
-    shown = ("dynamics-perturbed-path", "dynamics-speed")
-    monkeypatch.setattr(report_of_dynamics, "FIGURES", {name: FIGURES[name] for name in shown})
-    monkeypatch.setattr(report_of_dynamics, "save_figure", lambda figure, path: saved.update({path.name: figure}))
-    save_figures(measured, None, tmp_path)
-    path, speed = (saved[name] for name in shown)
-    assert path.legends[0].get_window_extent().width <= path.bbox.width
-    assert f"; {measured.teacher.num_stability_images} images of" in path.get_suptitle()
-    assert f"; {measured.num_images} images of" in speed.get_suptitle()
+def test_eigenvalues_are_finite_and_those_of_both_fits(committed: Results) -> None:
+    assert committed.dynamics is not None
+    modes = committed.dynamics.teacher.modes.groups["cls"]
+    chart = next(chart for chart in dynamics(committed).charts if chart.id == "eigenvalues")
+    assert all(np.isfinite(series.x).all() and len(series.x) > 0 for series in chart.series)
+    own = [s for s in chart.series if s.colour == "cls" and s.side == "teacher"]
+    for series, values in zip(own, (modes.eigenvalues, modes.pooled.eigenvalues), strict=True):
+        np.testing.assert_array_equal(series.x + 1j * series.y, values[np.isfinite(values)])
+    furthest = max(np.hypot(series.x, series.y).max() for series in chart.series)
+    assert chart.x.range is not None and chart.x.range[1] > furthest
+
+
+def test_charts_of_the_figures_folder_are_not_on_the_page(committed: Results) -> None:
+    ids = {chart.id for chart in dynamics(committed).charts}
+    assert "sensitivity" in ids and ids.isdisjoint({"attraction", "gathering-tokens", "rank-sweep-error"})

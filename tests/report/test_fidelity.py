@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import re
+from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from raptor.certificate.certificate import Certificate, Eps
 from raptor.report.fidelity import fidelity, figure_certificate
 from raptor.report.paper import draw
 from raptor.report.results import Results, read_results
+from raptor.vit.pair import OTHER_TEACHER
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def test_the_certificate_gives_curves_null_models_and_costs(full_run: Path) -> None:
@@ -27,9 +36,9 @@ def test_the_certificate_gives_curves_null_models_and_costs(full_run: Path) -> N
     costs = {s.side: (s.x[0], s.y[0]) for s in charts["costs"].series}
     for side, cost in certificate.costs.items():
         assert costs[side] == (cost.flops / 1e9, cost.block_parameters / 1e6)
-    assert "GFLOPs per image" in section.after and not section.hint
+    assert "GFLOPs per image" in section.html and not section.hint
     size = f"{certificate.image_size} px"
-    assert f"measured on 24 held-out images of the data at {size}, against scenes" in section.after
+    assert f"measured on 24 held-out images of scenes at {size}, against scenes" in section.html
 
 
 def test_a_summary_gives_curves_and_asks_for_the_certificate(committed: Results) -> None:
@@ -68,3 +77,37 @@ def test_the_title_gives_the_error_of_all_tokens_and_of_groups_where_it_is_large
     assert figure_certificate(certificate).title.split("\n")[1].endswith("at most 0.573 at every layer")
     relative["all"] = Eps(None, 12)
     assert "relative error" not in figure_certificate(certificate).title
+
+
+def test_another_teacher_is_named_with_the_images(committed: Results) -> None:
+    saved = Certificate.read_file(RESULTS / "dinov2s-732-certificate.json")
+    name = f"m2{OTHER_TEACHER}"
+    html = fidelity(replace(committed, certificate=replace(saved, teacher=name, data="photos"))).html
+    assert f"images of photos, against {name}" in html
+
+
+def test_the_section_goes_from_the_verdict_to_the_tables(full_run: Path, full_page: str) -> None:
+    section = fidelity(read_results(full_run))
+    parts = re.findall(r'<h3 class="part">(.*?)</h3><p class="caption">(.+?)</p>', section.html)
+    assert [title for title, _ in parts] == ["Verdict", "Worst images", "Layer by layer", "Cost"]
+    assert all(chart.caption for chart in section.charts)
+    certificate = read_results(full_run).certificate
+    assert certificate is not None and certificate.definition is not None
+    assert section.html.index(escape(certificate.definition.line())) < section.html.index("<img")
+    picture = re.search(r'<img src="data:image/png;base64,([^"]+)" alt="([^"]+)">', section.html)
+    assert picture is not None and picture[2] == certificate.definition.worst_image
+    assert Image.open(io.BytesIO(base64.b64decode(picture[1]))).size == (48, 48)
+
+
+def test_each_null_model_is_named_once_for_all_token_groups(committed: Results) -> None:
+    certificate = Certificate.read_file(RESULTS / "dinov2s-732-certificate.json")
+    html = fidelity(replace(committed, certificate=certificate)).html
+    groups = certificate.judged.groups
+    assert html.count("against a linear map per phase") == 1
+    row = re.search(r"against a linear map per phase</th>(.*?)</tr>", html)
+    assert row is not None
+    words = {"better": "better", "alike": "no different", "worse": "worse"}
+    for cell, group in zip(re.findall(r"<td>(.*?)</td>", row[1]), groups.values(), strict=True):
+        (found,) = [word for kind, word in words.items() if "linear" in getattr(group, kind)]
+        assert cell == found
+    assert all(f"<td>{group.r2_last}</td>" in html for group in groups.values())

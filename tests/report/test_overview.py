@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
 from raptor.certificate.certificate import Certificate
 from raptor.phases.cut import within_and_across
 from raptor.phases.study import PhasesFile
-from raptor.report.overview import overview
+from raptor.report.overview import judgement, overview
 from raptor.report.results import Results, read_results
-from raptor.vit.pair import OTHER_TEACHER
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -43,14 +41,7 @@ def test_a_certificate_is_not_joined_with_the_runs_own_scores(committed: Results
     assert "accuracy kept" in overview(committed).html
     agreement = {"agreement": saved.predictions["agreement"]}
     html = overview(replace(committed, certificate=replace(saved, predictions=agreement, data="photos"))).html
-    assert "the same prediction on" in html and "accuracy kept" not in html and "images of photos" in html
-
-
-def test_another_teacher_is_named_with_the_images(committed: Results) -> None:
-    saved = Certificate.read_file(RESULTS / "dinov2s-732-certificate.json")
-    name = f"m2{OTHER_TEACHER}"
-    html = overview(replace(committed, certificate=replace(saved, teacher=name))).html
-    assert f"images, against {name}" in html.replace(f" of {saved.data}", "")
+    assert "the same prediction on" in html and "accuracy kept" not in html
 
 
 def test_phases_are_told_by_their_means(tmp_path: Path) -> None:
@@ -93,15 +84,43 @@ def test_dynamics_are_told_by_norm_and_direction(committed: Results) -> None:
     assert f"at layer {[g >= 0.9 for g in gamma].index(True)}." in html
 
 
-def test_each_null_model_is_named_once_for_all_token_groups(committed: Results) -> None:
-    certificate = Certificate.read_file(RESULTS / "dinov2s-732-certificate.json")
-    html = overview(replace(committed, certificate=certificate)).html
-    groups = certificate.judged.groups
-    assert html.count("against a linear map per phase") == 1
-    row = re.search(r"against a linear map per phase</th>(.*?)</tr>", html)
-    assert row is not None
-    words = {"better": "better", "alike": "no different", "worse": "worse"}
-    for cell, group in zip(re.findall(r"<td>(.*?)</td>", row[1]), groups.values(), strict=True):
-        (found,) = [word for kind, word in words.items() if "linear" in getattr(group, kind)]
-        assert cell == found
-    assert all(f"<td>{group.r2_last}</td>" in html for group in groups.values())
+def test_a_bad_surrogate_says_so_first_and_in_its_colour(committed: Results) -> None:
+    saved = Certificate.read_file(RESULTS / "dinov2s-732-certificate.json")
+    judged = saved.verdict
+    assert judgement(judged, None) == ("open", "Not certified yet.")
+    group = replace(judged.groups["all"], worse=["linear"], better=["mean"])
+    worse = replace(judged, groups={"all": group})
+    assert judgement(worse, None) == ("poor", "The surrogate is no better than a linear map per phase.")
+    bad = replace(worse, groups={"all": replace(group, no_better_than_mean=True)}, undertrained=["2 steps"])
+    tone, words = judgement(bad, None)
+    assert tone == "bad" and words.startswith("The surrogate does not follow its teacher")
+    assert words.endswith("The surrogate is undertrained: 2 steps.")
+    html = overview(replace(committed, certificate=replace(saved, verdict=bad))).html
+    assert html.index(words.partition(":")[0]) < html.index("tied blocks")
+    assert '<p class="verdict bad"><strong>The surrogate does not follow' in html
+
+
+def test_definition_1_decides_where_an_eps_was_asked_for(full_run: Path) -> None:
+    certificate = read_results(full_run).certificate
+    assert certificate is not None and certificate.definition is not None
+    good = replace(certificate.verdict, undertrained=[])
+    group = replace(good.groups["all"], worse=[], alike=[], no_better_than_mean=False)
+    good.groups = {"all": group}
+    asked = replace(certificate.definition, is_given=True, eps=0.5, holds=True)
+    assert judgement(good, asked) == ("good", "Definition 1 holds for ε = 0.5.")
+    failed = replace(asked, holds=False, layer=7)
+    assert judgement(good, failed) == ("bad", "Definition 1 fails for ε = 0.5 at layer 7.")
+
+
+def test_the_demo_says_that_it_is_an_example(full_run: Path, committed: Results) -> None:
+    assert "the built-in model on built-in images" in overview(read_results(full_run)).html
+    assert "built-in" not in overview(committed).html
+
+
+def test_no_number_is_a_negative_zero(committed: Results) -> None:
+    assert committed.distilled is not None
+    found = committed.distilled.validation
+    curves = {group: {**values, "r2": [-1e-5] * len(values["r2"])} for group, values in found.curves.items()}
+    summary = replace(committed.distilled, validation=replace(found, curves=curves))
+    html = overview(replace(committed, summary=summary)).html
+    assert "R² 0.00 at the last layer" in html and ">0.000<" in html

@@ -130,20 +130,29 @@ def test_folder_without_results_says_how_to_start(tmp_path: Path) -> None:
         read_results(tmp_path / "nowhere")
 
 
-def test_what_is_of_another_model_is_left_out(full_run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["certificate", "dynamics", "probe-classify", "interventions"])
+def test_a_page_of_two_models_is_refused_with_the_name_of_the_file(run_of: RunOf, name: str) -> None:
     """Phases of one model on the similarity of another would look like a finding."""
-    folder = tmp_path / "run"
-    shutil.copytree(full_run, folder)
-    assert not read_results(folder).notes
-    for name in ("dynamics", "probe-classify"):
-        saved = json.loads((folder / f"{name}.json").read_text())
-        saved["subject"] |= {"teacher": "another", "teacher_weights": "0" * 32}
-        (folder / f"{name}.json").write_text(json.dumps(saved))
-    found = read_results(folder)
-    assert found.dynamics is None and found.interventions is None and not found.probes
-    assert found.notes["dynamics"] == "dynamics.json is of another, not of scenes, and is left out."
-    page = build_page(found)
-    assert all(found.notes[name].partition("'")[0] in page for name in ("dynamics", "probe-classify"))
+    folder = run_of("phases.json", "certificate.json", f"{name}.json")
+    read_results(folder)
+    path = folder / f"{name}.json"
+    saved = json.loads(path.read_text())
+    teacher = {"teacher": "another", "teacher_weights": "0" * 32}
+    path.write_text(json.dumps(saved | {"subject": saved["subject"] | teacher}))
+    with pytest.raises(RunError, match="a page shows one model") as error:
+        read_results(folder)
+    assert f"{name}.json" in str(error.value) and "another" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_probe_of_another_surrogate_of_the_same_teacher_is_refused(run_of: RunOf) -> None:
+    folder = run_of("phases.json", "probe-classify.json", "certificate.json")
+    path = folder / "probe-classify.json"
+    saved = json.loads(path.read_text())
+    other = {"model": "raptor k=2 of scenes", "weights": "another"}
+    path.write_text(json.dumps(saved | {"subject": saved["subject"] | other}))
+    message = r"probe-classify\.json is about another model, raptor k=2 of scenes, and phases\.json about raptor k=3"
+    with pytest.raises(RunError, match=message):
+        read_results(folder)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -185,49 +194,31 @@ def test_commands_do_not_add_results_of_another_model(
     assert dynamics(replace(views["m2"], name="by another name"), out=str(folder), **_FEW_DYNAMICS).folder == folder
 
 
-def test_results_of_another_model_are_left_out_of_a_folder_that_is_no_run(
+def test_results_of_another_model_are_refused_in_a_folder_that_is_no_run(
     measured: tuple[dict[str, ViT], dict[str, Path]], tmp_path: Path
 ) -> None:
     _, folders = measured
     folder = tmp_path / "mixed"
     shutil.copytree(folders["m1"], folder)
-    assert not read_results(folder).notes
-    for name in ("dynamics.json", "probe-classify.json"):
-        shutil.copy(folders["m2"] / name, folder / name)
-    found = read_results(folder)
-    assert found.facts is not None and found.facts.name == "m1" and found.dynamics is None and not found.probes
-    page = build_page(found)
-    for name in ("dynamics", "probe-classify"):
-        note = f"{name}.json is of m2, not of m1, and is left out."
-        assert found.notes[name] == note and note.partition("'")[0] in page
+    read_results(folder)
+    shutil.copy(folders["m2"] / "probe-classify.json", folder / "probe-classify.json")
+    with pytest.raises(RunError, match=r"probe-classify\.json is about another model, m2, and phases\.json about m1"):
+        read_results(folder)
     saved = json.loads((folder / "phases.json").read_text())
     saved["subject"]["weights"] = None  # of a model in half precision: names decide
     (folder / "phases.json").write_text(json.dumps(saved))
-    assert read_results(folder).notes == found.notes
+    with pytest.raises(RunError, match=r"probe-classify\.json is about another model, m2"):
+        read_results(folder)
 
 
-def test_a_certificate_of_other_weights_by_the_same_name_is_left_out(run_of: RunOf) -> None:
-    folder = run_of("phases.json", "certificate.json")
-    results = read_results(folder)
-    assert results.facts is not None and results.certificate is not None
-    subject = results.certificate.subject
-    assert subject is not None and subject.teacher_weights == results.facts.fingerprint
-    replace(results.certificate, subject=replace(subject, teacher_weights="another")).write(folder)
-    found = read_results(folder)
-    assert found.certificate is None and "is of other weights of" in found.notes["certificate"]
-
-
-def test_the_complexity_of_another_surrogate_is_left_out(run_of: RunOf) -> None:
-    folder = run_of("phases.json", "certificate.json", "complexity.json")
-    results = read_results(folder)
-    assert results.certificate is not None and results.certificate.subject is not None
-    other = replace(results.certificate.subject, model="raptor k=2 of scenes", weights="another")
-    assert results.complexity is not None
-    replace(results.complexity, subject=other).write(folder)
-    (folder / "phases.json").unlink()
-    found = read_results(folder)
-    assert found.certificate is not None and found.complexity is None
-    assert found.notes["complexity"].startswith("complexity.json is of raptor k=2 of scenes, not of")
+def test_images_of_another_model_are_measured_again(full_run: Path, full_page: str, run_of: RunOf) -> None:
+    folder = run_of("phases.json", "images.json")
+    assert read_results(folder).images is not None
+    path = folder / "images.json"
+    saved = json.loads(path.read_text())
+    other = {"teacher": "another", "teacher_weights": "another"}
+    path.write_text(json.dumps(saved | {"subject": saved["subject"] | other}))
+    assert read_results(folder).images is None
 
 
 @pytest.mark.parametrize(
@@ -238,6 +229,10 @@ def test_the_complexity_of_another_surrogate_is_left_out(run_of: RunOf) -> None:
         ("certificate.json", ("curves", "patches", "r2"), None),
         ("certificate.json", ("nulls", "mean", "cls", "relative"), [0.5]),
         ("interventions.json", ("surrogate", "extrapolation", "speed", "all", "mean"), None),
+        ("phases.json", ("models", 0, "similarity", "all", 2, 3), None),
+        ("dynamics.json", ("surrogate", "direction", "gamma", "cls", "mean", 4), None),
+        ("certificate.json", ("curves", "cls", "relative", 0), None),
+        ("interventions.json", ("teacher", "repetition", "angle", 0, "all", "mean", 1), None),
     ],
 )
 def test_a_value_that_is_no_number_is_refused_with_the_name_of_its_file(

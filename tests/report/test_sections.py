@@ -38,11 +38,11 @@ def test_the_caption_has_the_mean_cosine_of_the_last_layer(full_run: Path, full_
     results = read_results(full_run)
     assert results.images is not None
     ends = [row.cosine[-1] for row in results.images.images if row.cosine]
-    assert len(ends) == 2 and f"patches is {sum(ends) / 2:.3g}." in images(results).after
+    assert len(ends) == 2 and f"patches is {sum(ends) / 2:.3g}." in images(results).html
 
 
 def test_every_file_has_a_row_with_its_command(committed: Results) -> None:
-    html = provenance(committed).after
+    html = provenance(committed).html
     for name, found in committed.provenance().items():
         assert f'<th scope="row">{name}.json</th>' in html
         assert found.command is None or found.command.split()[0] in html
@@ -58,5 +58,5 @@ def test_the_training_curve_is_thinned_and_split_by_stage(tmp_path: Path) -> Non
 
 
 def test_the_config_is_text(tmp_path: Path) -> None:
-    html = provenance(Results(tmp_path, config={"model": "<b>"})).after
+    html = provenance(Results(tmp_path, config={"model": "<b>"})).html
     assert "&lt;b&gt;" in html and "<b>" not in html
