@@ -1,0 +1,150 @@
+"""Is recurrence what works? Students with as many parameters or as little help, trained on the same images.
+
+Every student has k blocks and learns from the same teacher in the same number of steps:
+
+- tied: the surrogate, whose blocks repeat and know their depth by a table.
+- autonomous: the same blocks repeat and do not know their depth.
+- untied: each block is used once and has to do what a whole phase does.
+- paper: the paper's block from scratch, trained by the paper's recipe.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from estimates import spread
+from surrogates import cut_phases, images_to_distil, make_surrogate, open_teacher
+from sweep import Json, SweepConfig, markdown, read_config, run_cells, sum_of, write_result
+from torch import Tensor, nn
+
+from raptor import Phases, ViT, open_vit
+
+# Name of a student -> its title, and the options of its distillation that differ from the recipe's.
+STUDENTS: dict[str, tuple[str, Json]] = {
+    "tied": ("tied, with depth rows", {}),
+    "autonomous": ("tied, autonomous", {"conditioning": "none"}),
+    "untied": ("untied, each block once", {"conditioning": "none"}),
+    "paper": ("the paper's block and recipe", {"recipe": "paper", "optimizer": None}),
+}
+_SCORES = ("r2_last", "r2_ends", "agreement", "recovery", "recovery_head")
+
+
+@dataclass(kw_only=True)
+class Controls(SweepConfig):
+    """Students with the parameters of a surrogate but without its recurrence, its depth rows or its recipe."""
+
+    model: str = "timm/vit_small_patch14_reg4_dinov2"
+    """The teacher."""
+    weights: str | None = None
+    """A local weight file for it."""
+    more_data: list[str] | None = None
+    """Further images to distil on, without labels."""
+    size: int | None = None
+    """Image size."""
+    k: int = 3
+    """Blocks of each student."""
+    tokens: str = "pooled"
+    """The tokens whose similarity is cut: all, cls, registers, patches, pooled."""
+    recipe: str = "long"
+    """Recipe of all students but the paper's."""
+    optimizer: str | None = None
+    """Optimizer of these; by default the recipe's."""
+    budget: str = "5000steps"
+    """Training of each student, in steps, so that they are equal."""
+    batch_size: int = 64
+    """Images per step."""
+    seeds: list[int] = field(default_factory=lambda: [0])
+    """Of the distillations."""
+    out: str = "runs/controls"
+
+
+class Stretch(nn.Module):
+    """The blocks of a phase as one block. A student's copy of it keeps only the middle one."""
+
+    def __init__(self, blocks: Sequence[nn.Module]):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def own(self) -> None:
+        middle = (len(self.blocks) - 1) // 2
+        self.blocks = nn.ModuleList([self.blocks[middle]])
+
+    def forward(self, x_btd: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        for block in self.blocks:
+            x_btd = block(x_btd, *args, **kwargs)
+        return x_btd
+
+
+def in_stretches(teacher: ViT, phases: Phases) -> ViT:
+    """The same teacher, seen as one block per phase: only the states at the ends of phases are left."""
+    model = copy.deepcopy(teacher.model)
+    blocks = list(model.get_submodule(teacher.blocks_path).children())
+    stretches = [Stretch(blocks[first - 1 : last]) for first, last in phases.spans]
+    model.set_submodule(teacher.blocks_path, nn.Sequential(*stretches))
+    name = f"{teacher.name} by phases"
+    path = teacher.blocks_path
+    return open_vit(model, blocks=path, size=teacher.preprocess.size, name=name, device=teacher.device)
+
+
+def main(config: Controls) -> Json:
+    common = {name: value for name, value in config.options().items() if name != "seeds"}
+    cells: dict[str, Json] = {}
+    for seed in config.seeds:
+        for student in STUDENTS:
+            cells[f"{student}-s{seed}"] = {**common, "student": student, "seed": seed}
+    results = run_cells(config, cells, partial(_train, config))
+    rows = summarise(list(results.values()))
+    return write_result(config, "controls", cells, {"rows": rows, "cells": results}, table(rows))
+
+
+def _train(config: Controls, options: Json) -> Json:
+    """Train one student, measure it, and keep its curves at the ends of phases."""
+    teacher, pair = open_teacher(options, config)
+    phases = cut_phases(teacher, pair[0], options["k"], config, options["tokens"])
+    images = images_to_distil(pair, options, teacher.preprocess, config)
+    student = options["student"]
+    named = {name: options[name] for name in ("recipe", "optimizer", "budget", "batch_size", "seed")}
+    named |= STUDENTS[student][1]
+    blocks = phases
+    if student == "untied":
+        teacher = in_stretches(teacher, phases)
+        blocks = Phases((1,) * phases.k)
+        # To compile a stretch of seven blocks takes minutes, which a student of three calls does not win back.
+        config = dataclasses.replace(config, compile=False)
+    folder = Path(config.out) / "students" / f"{student}-s{options['seed']}"
+    scores = make_surrogate(teacher, images, blocks, folder, config, num_workers=config.num_workers, **named)
+    r2 = scores["curves"]["all"]["r2"]
+    ends = range(phases.k) if student == "untied" else [last - 1 for _, last in phases.spans]
+    lowest = min(r2[end] for end in ends)  # at the states that all students have
+    return {"student": student, "seed": options["seed"], **scores, "phases": list(phases), "r2_ends": lowest}
+
+
+def summarise(results: Sequence[Json]) -> list[Json]:
+    """One row per student: means and deviations over seeds."""
+    rows: list[Json] = []
+    for student, (title, _) in STUDENTS.items():
+        found = [result for result in results if result["student"] == student]
+        if found:
+            scores = {name: spread([result[name] for result in found]) for name in _SCORES}
+            same = {name: found[0][name] for name in ("phases", "parameters", "num_steps")}
+            rows.append({"student": student, "title": title, "num_seeds": len(found), **same, "scores": scores})
+    return rows
+
+
+def table(rows: Sequence[Json]) -> str:
+    lines = []
+    for row in rows:
+        scores = [row["scores"][name]["mean"] for name in _SCORES]
+        lines.append([row["title"], sum_of(row["phases"]), f"{row['parameters'] / 1e6:.2f}", *scores])
+    columns = ["student", "phases", "block parameters (M)", "R2 last", "R2 lowest phase end", "agreement"]
+    return markdown([*columns, "accuracy kept, ridge probe refitted", "accuracy kept, teacher's head"], lines)
+
+
+if __name__ == "__main__":
+    main(read_config(Controls))
