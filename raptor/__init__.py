@@ -108,7 +108,8 @@ _PLACES = {
     "raptor.vit.saved": ("save_vit",),
     "raptor.vit.shared": ("SharedViT",),
     "raptor.vit.trajectory": ("Trajectories", "perturb", "replace_block", "swap_blocks"),
-    "raptor.vit.view": ("TokenGroups", "ViT"),
+    "raptor.vit.groups": ("TokenGroups",),
+    "raptor.vit.view": ("ViT",),
 }
 
 

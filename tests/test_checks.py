@@ -22,7 +22,7 @@ from raptor.config import DistillConfig, DynamicsConfig, PhasesConfig, ProbeConf
         (dict(layer_scale="2"), "--layer_scale must be a number, got '2'"),
         (dict(layer_scale=float("nan")), "--layer_scale must be a number, got nan"),
         (dict(skip_bad="false"), "--skip_bad must be true or false, got 'false'"),
-        (dict(method="best"), "--method must be one of maxcut, dp, got best"),
+        (dict(method="best"), "--method must be one of maxcut, dp, function, got best"),
         (dict(blocks=" "), "--blocks is empty: give a value, or leave it out"),
         (dict(weights="nowhere.pth"), "--weights: there is no file nowhere.pth"),
         (dict(data="scnes"), "unknown data 'scnes': did you mean scenes"),

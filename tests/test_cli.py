@@ -81,7 +81,7 @@ def test_help_and_version_import_nothing_heavy():
         (["evaluate", "scenes-k3", "--num_images", "4", "--head_file", "/etc/passwd"], "is no linear head"),
         (["phases", "scenes", "--tokens", "pixels"], "has no 'pixels' tokens"),
         (["phases", "scenes", "--k", "2", "13"], "k=13 phases"),
-        (["phases", "scenes", "--method", "guess"], "--method must be one of maxcut, dp"),
+        (["phases", "scenes", "--method", "guess"], "--method must be one of maxcut, dp, function"),
         (["phases", "scenes", "--registers", "2"], "registers cannot be given"),
         (["train-teacher", "--dim", "32", "--heads", "3"], "could not be built"),
         (["train-teacher", "--dim", "32", "--heads", "0"], "--heads must be at least 1"),

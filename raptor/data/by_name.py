@@ -179,7 +179,8 @@ def _open_dense_reader(spec: str, task: str) -> DenseData:
         from raptor.data.nyuv2 import open_nyuv2
 
         return open_nyuv2(path, task)
-    raise ValueError(f"unknown dense data {spec!r}; give scenes, ade20k:PATH or nyuv2:PATH")
+    hint = _did_you_mean(spec, DENSE_KINDS)
+    raise ValueError(f"unknown dense data {spec!r}{hint}; give scenes, ade20k:PATH or nyuv2:PATH")
 
 
 def _did_you_mean(spec: str, names: Sequence[str]) -> str:

@@ -57,7 +57,7 @@ def test_teacher_and_surrogate_are_probed_for_equal_steps(tmp_path: Path, monkey
     assert done.text().count("(only 3 of 8 planned steps)") == 2 and "recovery" in done.text()
     saved = json.loads((tmp_path / "probe-segment.json").read_text())
     assert saved["results"]["teacher"]["unfinished"] == "only 3 of 8 planned steps"
-    page = probes(read_results(tmp_path)).after
+    page = probes(read_results(tmp_path)).html
     assert page.count("only 3 of 8 planned steps") == 2
 
 
@@ -81,7 +81,7 @@ def test_a_recovery_that_says_little_is_told_of(tmp_path: Path) -> None:
     steps = done.results["teacher"].num_steps
     assert told.endswith(f"only 40 images were scored, and only {steps} steps were trained") and told in done.text()
     assert json.loads((tmp_path / "probe-classify.json").read_text())["caution"] == told
-    assert told in probes(read_results(tmp_path)).after
+    assert told in probes(read_results(tmp_path)).html
     teacher = done.results["teacher"]
     assert teacher.chance == 1 / len(teacher.classes or ())
     pick = replace(teacher.seeds[0].chosen, reported={"accuracy": teacher.chance})
@@ -94,7 +94,7 @@ def test_a_recovery_that_says_little_is_told_of(tmp_path: Path) -> None:
 def test_scores_on_training_images_say_so(tmp_path: Path) -> None:
     done = probe("scenes", task="depth", split="train", size=32, out=str(tmp_path), **SMALL)
     assert " on 6 training images of scenes at 32 px" in done.text() and "held-out" not in done.text()
-    assert "6 training images of scenes at 32 px" in probes(read_results(tmp_path)).after
+    assert "6 training images of scenes at 32 px" in probes(read_results(tmp_path)).html
 
 
 def test_all_frames_of_data_that_are_only_judged_on_are_scored(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ phases teacher --data images --split nope :: 'nope' :: use train, val, all
 phases teacher --data images --device tpu :: --device :: one of auto, cpu, cuda
 phases teacher --data images --precision fp8 :: --precision :: one of auto, fp32, bf16
 phases teacher --data images --dtype int8 :: --dtype :: one of fp32
-phases teacher --data images --method nope :: --method :: one of maxcut, dp
+phases teacher --data images --method nope :: --method :: one of maxcut, dp, function
 phases teacher --data images --score nope :: --score :: one of weighted
 phases teacher --data images --min_length 0 :: --min_length :: at least 1
 phases teacher --data images --min_length 99 :: 99 layers :: smaller --min_length

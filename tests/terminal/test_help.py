@@ -38,5 +38,5 @@ def test_all_options_are_shown_on_request(name: str) -> None:
 
 def test_an_option_shows_its_choices_and_its_default() -> None:
     lines = help_of("phases", everything=True)
-    assert "{maxcut, dp}" in lines and "[1000]" in lines and "[maxcut]" in lines
+    assert "{maxcut, dp, function}" in lines and "[1000]" in lines and "[maxcut]" in lines
     assert "--twin" in lines and "--twin" not in help_of("phases")

@@ -52,14 +52,15 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "one", folder / "two"
 
 
-@pytest.mark.parametrize("kind", ["", "paper-"])
-def test_two_processes_have_the_losses_of_one(both, kind):
+# Muon iterates in bf16, which makes more of the last bit in which two sums of gradients differ.
+@pytest.mark.parametrize(("kind", "tolerance"), [("", 1e-4), ("paper-", 1e-5)])
+def test_two_processes_have_the_losses_of_one(both, kind, tolerance):
     folders = [folder.with_name(kind + folder.name) for folder in both]
     one, two = ([line for line in metrics(folder) if "loss" in line] for folder in folders)
     assert [(line["stage"], line["step"]) for line in one] == [(line["stage"], line["step"]) for line in two]
     assert {line["stage"] for line in one} == {"stage1", "stage2"}
     for a, b in zip(one, two):
-        assert b["loss"] == pytest.approx(a["loss"], rel=1e-5)
+        assert b["loss"] == pytest.approx(a["loss"], rel=tolerance)
         assert b["layer_loss"] == pytest.approx(a["layer_loss"], rel=1e-4, abs=1e-5)
         assert ("head_loss" in b) == ("head_loss" in a)
         assert b.get("head_loss", 0.0) == pytest.approx(a.get("head_loss", 0.0), rel=1e-4)
