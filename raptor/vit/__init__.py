@@ -1,6 +1,7 @@
 """The view over any Vision Transformer, and its token states through depth."""
 
 from raptor.vit.groups import GROUP_NAMES, TokenGroups
+from raptor.vit.parts import Parts
 from raptor.vit.structure import inspect_vit
 from raptor.vit.trajectory import Trajectories, perturb, replace_block, swap_blocks
 from raptor.vit.view import Context, NotAViT, ViT, recording, replaced_blocks
@@ -9,6 +10,7 @@ __all__ = [
     "GROUP_NAMES",
     "Context",
     "NotAViT",
+    "Parts",
     "TokenGroups",
     "Trajectories",
     "ViT",

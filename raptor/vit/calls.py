@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten
 
 from raptor.vit.origin import Arguments
 
@@ -61,3 +63,19 @@ def output_tensor(output: Any) -> Tensor:
 def reason_of(error: Exception) -> str:
     """The first line of an error's message, at most 200 characters, or else its type."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def same_arguments(call: Any, other: Any) -> bool:
+    """Whether two calls have equal tensors, numbers and strings, and otherwise the same objects."""
+    values, structure = tree_flatten(call)
+    other_values, other_structure = tree_flatten(other)
+    return structure == other_structure and all(map(_same_value, values, other_values))
+
+
+def _same_value(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+    # `==` of other types may mean anything; of arrays it is not even a bool. And 1 == True.
+    return type(a) is type(b) and isinstance(a, bool | int | float | complex | str) and a == b

@@ -7,6 +7,7 @@ scenes               the built-in teacher; scenes-k2 and scenes-k3 are its shipp
 FILE                 a weight file that fits one model of timm
 FOLDER               a run folder or a saved model: a surrogate or a trained teacher
 an nn.Module         a model of your own
+a result             the surrogate that distill gave, or the model in a result's run folder
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 from torch import nn
 
 from raptor.data.preprocess import Preprocess
+from raptor.streaming import Result, folder_of
 from raptor.vit.builders import build_base, is_half
 from raptor.vit.names import named_for, unknown_model
 from raptor.vit.origin import Arguments, Base, Opened, Origin, Structure
@@ -53,7 +55,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def open_vit(
-    source: str | Path | nn.Module | ViT,
+    source: Source | Result,
     *,
     weights: str | None = None,
     pretrained: bool = True,
@@ -77,7 +79,8 @@ def open_vit(
     """A view over any Vision Transformer.
 
     Args:
-        source: `timm/NAME`, `hf/REPO`, `hub/REPO:ENTRY`, `scenes`, a folder, or a module (see the module's docstring).
+        source: `timm/NAME`, `hf/REPO`, `hub/REPO:ENTRY`, `scenes`, a folder, a module, or what `distill` gave (see the
+            module's docstring).
             `timm/NAME@FILE` is `timm/NAME` with the weight file FILE; `timm/NAME@REVISION`, `hf/REPO@REVISION` and
             `hub/REPO@REVISION:ENTRY` name a commit, tag or branch of the hub.
         weights: a local weight file (safetensors or weights-only .pth) instead of the hub's.
@@ -104,6 +107,8 @@ def open_vit(
     building: Arguments = dict(num_classes=num_classes, layer_scale=layer_scale, **model_kwargs)
     if not pretrained:
         building["pretrained"] = False
+    if isinstance(source, Result):
+        source = _model_of(source)
     if isinstance(source, ViT):
         options = dict(weights=weights, size=size, preprocess=preprocess, name=name, **vars(structure), **building)
         if dtype != "fp32":
@@ -156,6 +161,17 @@ def open_vit(
         fingerprint=fingerprint(model),
     )
     return _as_dtype(vit, dtype).to(device or "cpu")
+
+
+def _model_of(result: Result) -> Source:
+    """The surrogate of a distillation, or the run folder of another result."""
+    surrogate = getattr(result, "surrogate", None)
+    if isinstance(surrogate, ViT):
+        return surrogate
+    folder = folder_of(result)
+    if isinstance(folder, Result):
+        raise ValueError(f"a {type(result).__name__} holds no model: give what distill returned, or a run folder")
+    return Path(folder)
 
 
 def _build(base: Base, weights: str | None, pretrained: bool, trust_hub: bool) -> nn.Module:

@@ -6,7 +6,7 @@ import copy
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -113,6 +113,20 @@ def open_pair(
     if teacher.classes is None and teacher.num_classes == surrogate.num_classes:  # the run was told their names
         teacher = replace(teacher, classes=surrogate.classes)
     return Pair(surrogate, teacher)
+
+
+def open_studied(
+    source: Source | Result, *, teacher: Source | None = None, allow_other_teacher: bool = False, **opening: Any
+) -> ViT:
+    """The model of a command that looks at a single one: of a run its surrogate.
+
+    A surrogate needs its teacher here only if it was made from a module of the user's own, or if a teacher is given,
+    with which it is then compared. `opening` holds other arguments of `open_pair`.
+    """
+    if teacher is None:
+        return open_vit(source, **opening)
+    pair = open_pair(source, teacher=teacher, allow_other_teacher=allow_other_teacher, **opening)
+    return pair.surrogate or pair.teacher
 
 
 def _check_opened(teacher: ViT, size: int | None, dtype: str, of_teacher: Arguments) -> None:

@@ -19,9 +19,10 @@ from raptor.vit.block_list import NUM_PROBED, Call, choose, find_candidates, is_
 from raptor.vit.calls import reason_of
 from raptor.vit.groups import TokenGroups
 from raptor.vit.origin import Origin, Structure
+from raptor.vit.stand_in import StandIn
 from raptor.vit.stated import forward_arguments, stated_classes
 from raptor.vit.tokens import place_tokens
-from raptor.vit.view import NotAViT, StandIn, ViT
+from raptor.vit.view import NotAViT, ViT
 from raptor.vit.weights import check_weights
 
 

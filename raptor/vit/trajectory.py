@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
 import torch
@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from raptor.data.stream import Batch, sharing
 from raptor.progress import track
-from raptor.vit.calls import first_tensor, with_state
 from raptor.vit.groups import TokenGroups, image_vectors
-from raptor.vit.view import ViT, replaced_blocks
+from raptor.vit.view import ViT, changed_state, replaced_blocks
 
 _PRECISIONS = ("fp32", "bf16")
 
@@ -128,41 +127,19 @@ def double(x: Tensor) -> Tensor:
     return x.double()
 
 
-@contextmanager
-def perturb(vit: ViT, layer: int, change: Tensor | Callable[[Tensor], Tensor], group: str = "all") -> Iterator[None]:
+def perturb(
+    vit: ViT, layer: int, change: Tensor | Callable[[Tensor], Tensor], group: str = "all"
+) -> AbstractContextManager[None]:
     """Inside the context, `change` is added to the state at `layer` (0..L), at the tokens of `group`.
 
     `change` is a tensor that broadcasts to (B, tokens of the group, D), or a function from the state of the group to
     such a tensor.
     """
-    where = vit.groups.slice(group)
-    if where.start == where.stop:
-        raise ValueError(f"{vit.name} has no {group} tokens to perturb")
-    if not 0 <= layer <= vit.num_layers:
-        raise ValueError(f"layer {layer} is not a state of {vit.name}: states are numbered 0..{vit.num_layers}")
 
-    def changed(x_btd: Tensor) -> Tensor:
-        part = x_btd[:, where]
-        added = change(part) if callable(change) else change
-        return torch.cat([x_btd[:, : where.start], part + added, x_btd[:, where.stop :]], dim=1)
+    def add(part_btd: Tensor) -> Tensor:
+        return part_btd + (change(part_btd) if callable(change) else change)
 
-    def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if args:
-            return (changed(args[0]), *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": changed(kwargs["hidden_states"])}
-
-    def leave(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
-        return with_state(output, changed(first_tensor(output)))
-
-    # Prepended, so that a hook that records the states sees the changed one.
-    if layer == 0:
-        handle = vit.blocks[0].register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
-    else:
-        handle = vit.blocks[layer - 1].register_forward_hook(leave, prepend=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return changed_state(vit, layer, add, group)
 
 
 def swap_blocks(vit: ViT, first: int, second: int) -> AbstractContextManager[None]:

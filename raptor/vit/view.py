@@ -7,21 +7,30 @@ these blocks read the states, so the model keeps its own rotary arguments, drop-
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias, overload
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
+from raptor.data.given import given_images
 from raptor.data.preprocess import Preprocess
 from raptor.run import Record
-from raptor.vit.calls import first_tensor, output_tensor, per_batch, state_argument
+from raptor.vit.cache import NamesFilter, choose_names, named_tensors
+from raptor.vit.calls import first_tensor, output_tensor, per_batch, same_arguments, state_argument, with_state
 from raptor.vit.groups import TokenGroups, pool
 from raptor.vit.origin import Arguments, Opened, Origin, Structure
+from raptor.vit.parts import Parts, recording_parts
+from raptor.vit.stand_in import Constant, LastBlockReached, Recorder
 from raptor.vit.weights import fingerprint
+
+Picture: TypeAlias = str | Path | Image.Image
+Images: TypeAlias = Tensor | Picture | Sequence[Picture]
+"""A batch as the model sees it, (B, 3, H, W) and normalised, or files and pictures that are prepared for it."""
 
 
 class NotAViT(ValueError):
@@ -62,25 +71,9 @@ class Context:
         """Indices of blocks (from 0) with different arguments: of blocks that get equal ones, only the first."""
         found: list[int] = []
         for n, call in enumerate(self.calls):
-            if not any(_same_arguments(call, self.calls[earlier]) for earlier in found):
+            if not any(same_arguments(call, self.calls[earlier]) for earlier in found):
                 found.append(n)
         return found
-
-
-def _same_arguments(call: Any, other: Any) -> bool:
-    """Whether two calls have equal tensors, numbers and strings, and otherwise the same objects."""
-    values, structure = tree_flatten(call)
-    other_values, other_structure = tree_flatten(other)
-    return structure == other_structure and all(map(_same_value, values, other_values))
-
-
-def _same_value(a: Any, b: Any) -> bool:
-    if a is b:
-        return True
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
-    # `==` of other types may mean anything; of arrays it is not even a bool. And 1 == True.
-    return type(a) is type(b) and isinstance(a, bool | int | float | complex | str) and a == b
 
 
 @dataclass
@@ -171,8 +164,8 @@ class ViT:
     def embed(self, images: Tensor) -> tuple[Tensor, Context]:
         """`a_0` (B, T, D) and the arguments of the blocks, from a run of the model that skips its blocks."""
         last = self.num_layers
-        recorders = {layer: _Recorder(self.returns_tuple, last=layer == last) for layer in range(1, last + 1)}
-        with replaced_blocks(self, recorders), suppress(_LastBlockReached):
+        recorders = {layer: Recorder(self.returns_tuple, last=layer == last) for layer in range(1, last + 1)}
+        with replaced_blocks(self, recorders), suppress(LastBlockReached):
             self(images)
         return recorders[1].state, Context([recorder.call for recorder in recorders.values()])
 
@@ -195,16 +188,79 @@ class ViT:
         size = self.preprocess.size
         # The blank images only set the batch size: the last block returns `a_L` whatever it is given.
         blank = torch.zeros(x_btd.shape[0], 3, size, size, device=x_btd.device, dtype=self.dtype)
-        steps: dict[int, nn.Module] = {layer: _Recorder(self.returns_tuple) for layer in range(1, self.num_layers)}
-        steps[self.num_layers] = _Constant(x_btd, self.returns_tuple)
+        steps: dict[int, nn.Module] = {layer: Recorder(self.returns_tuple) for layer in range(1, self.num_layers)}
+        steps[self.num_layers] = Constant(x_btd, self.returns_tuple)
         with replaced_blocks(self, steps):
             return self(blank)
 
-    def record(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
-        """States `a_0..a_L` and the output of one forward pass of the model, by hooks on its own blocks."""
-        with recording(self) as states:
-            output = self(images)
-        return states, output
+    def prepare(self, images: Images) -> Tensor:
+        """A batch (B, 3, H, W) for the model; a tensor has been prepared already."""
+        if isinstance(images, Tensor):
+            if images.ndim != 4:
+                raise ValueError(
+                    f"a batch of images has the shape (B, 3, H, W), this one has {tuple(images.shape)}: "
+                    "use images[None] for a single image"
+                )
+            return images
+        several = [images] if isinstance(images, Picture) else images
+        pictures = given_images(several)
+        if pictures is None:
+            raise ValueError(f"{images} are not image files: open a folder or a set with raptor.iterate")
+        return torch.stack([self.preprocess(pictures[i]) for i in range(len(pictures))]).to(self.device)
+
+    @overload
+    def record(self, images: Images) -> tuple[list[Tensor], Tensor]: ...
+
+    @overload
+    def record(
+        self, images: Images, parts: Sequence[str], layers: Sequence[int] | None = None
+    ) -> tuple[list[Tensor], Tensor, Parts]: ...
+
+    def record(self, images: Images, parts: Sequence[str] | None = None, layers: Sequence[int] | None = None) -> Any:
+        """States `a_0..a_L` and the output of one forward pass of the model, by hooks on its own blocks.
+
+        With `parts`, some of `attn`, `attn_out`, `resid_mid` and `mlp_out`, also these parts of the blocks `layers`
+        (1..L; by default of all): `states, output, inside = vit.record(images, parts=("attn",))`.
+        """
+        x_bchw = self.prepare(images)
+        if parts is None:
+            with recording(self) as states:
+                output = self(x_bchw)
+            return states, output
+        with recording(self) as states, recording_parts(self.blocks, self.name, parts, layers) as inside:
+            output = self(x_bchw)
+        return states, output, inside
+
+    def run_with_cache(self, images: Images, names_filter: NamesFilter = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """The output and the states and parts by TransformerLens' names, which count blocks from 0.
+
+        `names_filter` chooses them: a name such as `blocks.5.attn.hook_pattern`, several, or a function of a name.
+        """
+        chosen = choose_names(self.num_layers, names_filter)
+        parts = {part for part, _ in chosen.values() if part}
+        layers = {number for part, number in chosen.values() if part}
+        states, output, inside = self.record(images, sorted(parts), sorted(layers))
+        return output, named_tensors(chosen, states, inside)
+
+    def patched(self, layer: int, state: Tensor, group: str = "all") -> AbstractContextManager[None]:
+        """Inside the context, the tokens of `group` at layer `layer` (0..L) are set to those of `state`.
+
+        `state` has all tokens, as `record` gives them, or the group's only; it broadcasts over images and tokens.
+        """
+        where = self.groups.slice(group)
+
+        def put(part_btd: Tensor) -> Tensor:
+            given = state.to(part_btd)
+            if given.ndim > 1 and given.shape[-2] == self.groups.num_tokens:
+                given = given[..., where, :]
+            try:
+                return given.expand_as(part_btd)
+            except RuntimeError:
+                raise ValueError(
+                    f"a state of shape {tuple(state.shape)} does not fit the {group} tokens {tuple(part_btd.shape)}"
+                ) from None
+
+        return changed_state(self, layer, put, group)
 
     def features(self, x_btd: Tensor) -> Tensor:
         """Features of a last state, (B, D) or (B, 2 D): after the final norm, cls and mean patch concatenated."""
@@ -261,6 +317,37 @@ def recording(vit: ViT) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
+def changed_state(vit: ViT, layer: int, change: Callable[[Tensor], Tensor], group: str) -> Iterator[None]:
+    """Inside the context, `change` makes the tokens of `group` at layer `layer` (0..L) of what the model computes."""
+    where = vit.groups.slice(group)
+    if where.start == where.stop:
+        raise ValueError(f"{vit.name} has no {group} tokens to change")
+    if not 0 <= layer <= vit.num_layers:
+        raise ValueError(f"layer {layer} is not a state of {vit.name}: states are numbered 0..{vit.num_layers}")
+
+    def changed(x_btd: Tensor) -> Tensor:
+        return torch.cat([x_btd[:, : where.start], change(x_btd[:, where]), x_btd[:, where.stop :]], dim=1)
+
+    def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: Arguments) -> Any:
+        if args:
+            return (changed(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": changed(kwargs["hidden_states"])}
+
+    def leave(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+        return with_state(output, changed(first_tensor(output)))
+
+    # Prepended, so that a hook that records the states sees the changed one.
+    if layer == 0:
+        handle = vit.blocks[0].register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
+    else:
+        handle = vit.blocks[layer - 1].register_forward_hook(leave, prepend=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
 def replaced_blocks(vit: ViT, replacements: Mapping[int, nn.Module]) -> Iterator[None]:
     """Inside the context, other modules stand in the place of blocks (numbered 1..L) of the model."""
     blocks = vit.blocks
@@ -276,40 +363,3 @@ def replaced_blocks(vit: ViT, replacements: Mapping[int, nn.Module]) -> Iterator
     finally:
         blocks._modules.clear()
         blocks._modules.update(saved)
-
-
-class _LastBlockReached(Exception):
-    """Stops a forward pass once the last block's arguments are known."""
-
-
-class StandIn(nn.Module):
-    """A module that stands in the place of a block while `embed` or `finish` runs the model."""
-
-
-class _Recorder(StandIn):
-    """Keeps the arguments of its call and passes the state on."""
-
-    def __init__(self, returns_tuple: bool, last: bool = False):
-        super().__init__()
-        self.returns_tuple = returns_tuple
-        self.last = last
-        self.call: tuple[tuple[Any, ...], Arguments] = ((), {})
-        self.state: Any = None
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.state = state_argument(args, kwargs)
-        self.call = (args[1:], {k: v for k, v in kwargs.items() if k != "hidden_states"})
-        if self.last:
-            raise _LastBlockReached
-        return (self.state,) if self.returns_tuple else self.state
-
-
-class _Constant(StandIn):
-    """Returns a given state."""
-
-    def __init__(self, state: Tensor, returns_tuple: bool):
-        super().__init__()
-        self.output = (state,) if returns_tuple else state
-
-    def forward(self, *_args: Any, **_kwargs: Any) -> Any:
-        return self.output

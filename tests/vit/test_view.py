@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from families import (
     each_family,
     opened,
 )
+from PIL import Image
 from tiny_models import noise_images, same_tensors, tiny_timm
 
 from raptor.surrogate.surrogate import make_surrogate
@@ -121,3 +124,68 @@ def test_calls_are_the_same_if_all_their_arguments_are() -> None:
         ((object(),), {}),
     ]
     assert Context(calls).distinct() == [0, 2, 3, 4, 5, 6, 7, 8, 10]
+
+
+@torch.no_grad()
+def test_files_and_pictures_are_prepared_as_the_model_wants(teacher: ViT, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (2, 40, 50, 3), np.uint8)
+    pictures = [Image.fromarray(one) for one in noise]
+    files = []
+    for i, picture in enumerate(pictures):
+        files.append(tmp_path / f"{i}.png")
+        picture.save(files[-1])
+    batch = torch.stack([teacher.preprocess(picture) for picture in pictures])
+    wanted, output = teacher.record(batch)
+    for images in (pictures, files, [str(file) for file in files]):
+        states, found = teacher.record(images)
+        assert torch.equal(found, output) and torch.equal(states[-1], wanted[-1])
+    for single in (pictures[1], files[1], str(files[1])):
+        states, _ = teacher.record(single)
+        assert torch.allclose(states[-1], wanted[-1][1:], atol=1e-5)
+
+
+def test_what_is_no_batch_of_images_gets_one_line(teacher: ViT, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"this one has \(3, 28, 28\): use images\[None\]"):
+        teacher.record(torch.zeros(3, 28, 28))
+    with pytest.raises(ValueError, match=r"are not image files: open a folder or a set with raptor.iterate"):
+        teacher.record(str(tmp_path))
+    with pytest.raises(ValueError, match=r"absent\.png"):
+        teacher.record(tmp_path / "absent.png")
+
+
+@pytest.mark.parametrize("layer", [0, 2, 4])
+@pytest.mark.parametrize("group", ["all", "cls", "registers", "patches"])
+@torch.no_grad()
+def test_patching_sets_the_state_of_a_group(teacher: ViT, layer: int, group: str) -> None:
+    """A whole state and the group's part alone do the same, and all other tokens stay."""
+    images = noise_images(teacher)
+    plain, _ = teacher.record(images)
+    other = teacher.record(noise_images(teacher, seed=7))[0][layer]
+    where = teacher.groups.slice(group)
+    wanted = plain[layer].clone()
+    wanted[:, where] = other[:, where]
+    expected = teacher.unroll(wanted, teacher.embed(images)[1], start=layer)
+    for state in (other, other[:, where]):
+        with teacher.patched(layer, state, group=group):
+            states, output = teacher.record(images)
+        assert all(torch.equal(a, b) for a, b in zip(states[:layer], plain))
+        assert all(torch.equal(a, b) for a, b in zip(states[layer:], expected))
+        assert torch.equal(output, teacher.finish(expected[-1]))
+    assert torch.equal(teacher(images), teacher.finish(plain[-1]))
+
+
+@torch.no_grad()
+def test_a_patch_broadcasts_or_is_refused(teacher: ViT) -> None:
+    images = noise_images(teacher)
+    mean_d = torch.linspace(-1, 1, 48)
+    with teacher.patched(2, mean_d, group="patches"):
+        states, _ = teacher.record(images)
+    assert torch.equal(states[2][:, 3:], mean_d.expand(3, 4, 48))
+    with teacher.patched(2, states[0][:1]):  # of one image into all
+        moved, _ = teacher.record(images)
+    assert torch.equal(moved[2], states[0][:1].expand(3, -1, -1))
+    with (
+        pytest.raises(ValueError, match=r"a state of shape \(3, 5, 48\) does not fit the patches tokens \(3, 4, 48\)"),
+        teacher.patched(2, torch.zeros(3, 5, 48), group="patches"),
+    ):
+        teacher(images)
