@@ -653,6 +653,9 @@ class StatesConfig(OpeningModel, OfTeacher, OnData, HeadClasses, Running):
     """a run folder, or timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes. Of a run the features are the surrogate's."""
     layers: list[int] | None = None
     """which states, 0 (after the embedding) to L; by default the last."""
+    parts: list[Literal["attn", "attn_out", "mlp_out", "resid_mid"]] | None = None
+    """also parts of the blocks that end at these layers: attn (attention weights, (N, heads, T), of the queries of each
+    group), attn_out and mlp_out (what both branches add to the state) and resid_mid (the state between them)."""
     split: str = "all"
     """all, train (without the held-out images), val, or one of the data's own parts; of --val where that is given."""
     limit: Number | None = None
@@ -665,6 +668,27 @@ class StatesConfig(OpeningModel, OfTeacher, OnData, HeadClasses, Running):
     """npy (a file per layer and group) or safetensors (one file)."""
     out: str | None = None
     """folder for the features and states.json."""
+
+
+@dataclass(kw_only=True)
+class ShowConfig(OpeningModel, OfTeacher, OnDevice):
+    """Write pictures of one image inside a model: attention, PCA of patches, logit lens, which patches still turn."""
+
+    title = "pictures"
+    POSITIONAL = ("model", "image")
+
+    model: Model = field(kw_only=False)
+    """a run folder, or any model name. Of a run the pictures are of the surrogate."""
+    image: File = field(kw_only=False)
+    """an image file."""
+    what: list[Literal["attention", "pca", "lens", "turn"]] | None = None
+    """attention (of the cls token, by head, and rolled out), pca (of the patches, as in DINOv2's paper), lens (the
+    final norm and head on every layer's state) and turn (by how much each block turns each patch); by default all,
+    without lens where there is no classifier."""
+    layers: list[int] | None = None
+    """which layers are drawn, 1 to L; by default six spread over depth."""
+    out: str | None = None
+    """folder for IMAGE-attention.png and so on; by default the run's own."""
 
 
 @dataclass(kw_only=True)
@@ -759,6 +783,7 @@ COMMANDS: dict[str, tuple[type[Config], str]] = {
     "dynamics": (DynamicsConfig, "depth as a dynamical system: norms, directions, modes, swaps"),
     "report": (ReportConfig, "one interactive page of a run folder"),
     "states": (StatesConfig, "save features of every image, per layer and token group"),
+    "show": (ShowConfig, "pictures of one image inside a model: attention, PCA, logit lens, turns"),
     "explore": (ExploreConfig, "a local page to try images and perturbations"),
     "train-teacher": (TeacherConfig, "train a small ViT to study"),
 }

@@ -23,6 +23,7 @@ COMMANDS = (
     "phases",
     "probe",
     "report",
+    "show",
     "states",
     "study",
     "train_teacher",

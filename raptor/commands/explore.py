@@ -32,7 +32,7 @@ def explore(config: ExploreConfig) -> None:
         with seeded():
             surrogate, of_teacher = open_pair(folder_of(model), **config.of_teacher(), device=device, **opening)
     views = {"teacher": of_teacher} if surrogate is None else {"teacher": of_teacher, "surrogate": surrogate}
-    page = build_page(views, class_names(of_teacher))
+    page = build_page(views, of_teacher.classes or [])
     print(f"explore: http://127.0.0.1:{port}, only on this machine; Ctrl-C ends it", file=sys.stderr, flush=True)
     with _own_hosts_only():
         page.launch(
@@ -150,12 +150,3 @@ def describe(found: dict[str, Any], classes: list[str]) -> str:
         )
         lines.append(f"**{name}** sees {plain}; perturbed: {moved}; final deviation {result.deviation[-1]:.2e} rad.")
     return "\n\n".join(lines)
-
-
-def class_names(vit: ViT) -> list[str]:
-    """Names of the built-in classes, where the model is the built-in one."""
-    if vit.opened.model != "scenes":
-        return []
-    from raptor.data.scenes.render import Scenes
-
-    return list(Scenes.classes)

@@ -24,15 +24,12 @@ from raptor.provenance import Provenance, command
 from raptor.run import ResultFile, result_folder
 from raptor.streaming import Result, folder_of
 from raptor.subject import Subject, check_place
-from raptor.train import Distilled
-from raptor.vit.open import open_vit
-from raptor.vit.pair import open_pair
+from raptor.vit.pair import open_studied
+from raptor.vit.parts import Parts, recording_parts
 from raptor.vit.trajectory import NonFiniteStates, Trajectories
 from raptor.vit.view import ModelFacts, ViT
 
 _SHOWN_IMAGES = 2000  # in a plot
-
-
 _COPIED_ROWS = 1024
 
 
@@ -41,7 +38,8 @@ class StatesFile(ResultFile):
     """states.json: what the feature files hold.
 
     Attributes:
-        arrays: name (`layer3.cls`) -> file and shape; row i is image i of `names`.
+        arrays: name (`layer3.cls`, or `layer3.attn_out.cls` for a part of block 3) -> file and shape; row i is image i
+            of `names`.
         labels: class index per image, or None.
         bad_images: unreadable images, which were left out.
     """
@@ -113,41 +111,35 @@ class States(Result):
 def states(config: StatesConfig) -> States:
     """Save features of every image, per layer and token group, without holding them in memory."""
     started = time.monotonic()
-    format, pool, layers = config.format, config.pool, config.layers
+    format = config.format
     device = pick_device(config.device)
     precision = pick_precision(config.precision, device)
     ranks = join_ranks(device)
     _check_one_machine(ranks)
     with seeded():
-        vit = _open(config, ranks.device)
+        vit = open_studied(config.model, device=ranks.device, **config.of_teacher(), **config.opening())
     model = folder_of(config.model)
-    wanted = [vit.num_layers] if layers is None else sorted(set(layers))
-    if any(not 0 <= layer <= vit.num_layers for layer in wanted) or not wanted:
-        raise ValueError(f"--layers must be from 0 to {vit.num_layers}, got {' '.join(map(str, layers or []))}")
+    features = _choose_features(vit, config)
     folder = ranks.first(lambda: result_folder(config.out, model, "states"))
     chosen, images = _choose_images(vit, model, config)
     subject = ranks.first(lambda: Subject.of(vit, images))
     ranks.first(lambda: check_place(folder, subject, StatesFile.FILE))
-    groups = dict(vit.groups.present())
-    shapes = {
-        f"layer{layer}.{name}": [len(images), *([] if pool else [s.stop - s.start]), vit.dim]
-        for layer in wanted
-        for name, s in groups.items()
-    }
+    shapes = {feature.name: [len(images), *feature.shape] for feature in features}
     files = ranks.first(lambda: _make_files(folder, shapes, format))
     arrays = _open_arrays(folder, shapes, format)
     batches = iterate(
         images, vit.preprocess, config.batch_size, device=ranks.device, num_workers=config.num_workers, ranks=ranks
     )
     rows: dict[int, int] = {}  # of the arrays, and the image of each
-    for found, _, batch in Trajectories(vit, batches, precision, f"features of {vit.name}"):
-        assert batch.places is not None
-        rows |= zip(batch.places, batch.indices.tolist())
-        for layer in wanted:
-            for name, where in groups.items():
-                features = _features(found[layer][:, where], pool)
-                _check_finite(features, images.names, batch.indices, vit, layer)
-                arrays[f"layer{layer}.{name}"][batch.places.start : batch.places.stop] = features
+    layers = {feature.layer for feature in features if feature.part}
+    with recording_parts(vit.blocks, vit.name, config.parts or (), layers) as inside:
+        for found, _, batch in Trajectories(vit, batches, precision, f"features of {vit.name}"):
+            assert batch.places is not None
+            rows |= zip(batch.places, batch.indices.tolist())
+            for feature in features:
+                values = feature.read(found, inside, config.pool)
+                _check_finite(values, images.names, batch.indices, vit, feature.layer)
+                arrays[feature.name][batch.places.start : batch.places.stop] = values
     for array in arrays.values():
         array.flush()
     rows = dict(sorted(pair for pairs in ranks.gather(rows) for pair in pairs.items()))
@@ -172,15 +164,6 @@ def states(config: StatesConfig) -> States:
     return States(saved, folder)
 
 
-def _open(config: StatesConfig, device: torch.device) -> ViT:
-    """The model, or a run's surrogate, which needs its teacher only where that is a module of one's own."""
-    opening, model = config.opening(), config.model
-    if config.teacher is None and not isinstance(model, Distilled):
-        return open_vit(model, device=device, **opening)
-    surrogate, main = open_pair(model, device=device, **config.of_teacher(), **opening)
-    return main if surrogate is None else surrogate
-
-
 def _check_one_machine(ranks: Ranks) -> None:
     """Ranks write their rows into the same mapped files, which machines that share a disk cannot do."""
     hosts = sorted(set(ranks.gather(socket.gethostname())))
@@ -200,9 +183,64 @@ def _choose_images(vit: ViT, model: Any, config: StatesConfig) -> tuple[ChosenDa
     return chosen, chosen.judged(config.limit, vit.preprocess.size)
 
 
-def _features(x_btd: Tensor, pool: bool) -> np.ndarray:
-    x = x_btd.float()
-    return (x.mean(1) if pool else x).cpu().numpy()
+@dataclass(frozen=True)
+class _Feature:
+    """One array: the state at a layer or a part of the block before it, at the tokens of a group.
+
+    shape: of one image.
+    """
+
+    layer: int
+    part: str
+    group: str
+    where: slice
+    shape: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        part = f".{self.part}" if self.part else ""
+        return f"layer{self.layer}{part}.{self.group}"
+
+    def read(self, states: Sequence[Tensor], inside: Parts, pool: bool) -> np.ndarray:
+        """The feature of a batch of images, (B, *shape)."""
+        x = states[self.layer]
+        if self.part:
+            x = inside.of(self.part)[self.layer]
+        # The tokens are the second last axis: those that attend, of an attention pattern (B, heads, T, T).
+        x = x[..., self.where, :].float()
+        if pool:
+            x = x.mean(-2)
+        return x.cpu().numpy()
+
+
+def _choose_features(vit: ViT, config: StatesConfig) -> list[_Feature]:
+    """The arrays that are saved: of every layer its state and the parts of the block before it, by token group."""
+    layers = [vit.num_layers]
+    if config.layers is not None:
+        layers = sorted(set(config.layers))
+    if not layers or any(not 0 <= layer <= vit.num_layers for layer in layers):
+        given = " ".join(map(str, config.layers or []))
+        raise ValueError(f"--layers must be from 0 to {vit.num_layers}, got {given}")
+    parts = list(dict.fromkeys(config.parts or ()))
+    if parts and layers == [0]:
+        raise ValueError("layer 0 comes before the blocks and has no parts: give other --layers, or leave out --parts")
+    # One image tells how many heads each block has, and whether its parts can be read at all.
+    size = vit.preprocess.size
+    with torch.no_grad(), recording_parts(vit.blocks, vit.name, parts, layers) as inside:
+        states, _ = vit.record(torch.zeros(1, 3, size, size, device=vit.device))
+    features = []
+    for layer in layers:
+        for part in ["", *parts]:
+            if part and layer == 0:
+                continue
+            x = inside.of(part)[layer] if part else states[layer]
+            for group, where in vit.groups.present():
+                shape = list(x.shape[1:])
+                shape[-2] = where.stop - where.start
+                if config.pool:
+                    del shape[-2]
+                features.append(_Feature(layer, part, group, where, tuple(shape)))
+    return features
 
 
 def _check_finite(features: np.ndarray, names: Sequence[str], indices_b: Tensor, vit: ViT, layer: int) -> None:
@@ -283,7 +321,7 @@ def _reserve(path: Path, num_bytes: int) -> None:
         raise WriteError(path, error.strerror or "no space") from None
 
 
-_OWN_FILE = re.compile(r"layer\d+\.\w+\.npy|states\.safetensors")
+_OWN_FILE = re.compile(r"layer\d+(\.\w+){1,2}\.npy|states\.safetensors")
 
 
 def _earlier_files(folder: Path) -> set[str]:

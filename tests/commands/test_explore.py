@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raptor.commands.explore import _own_hosts_only, build_page, class_names, describe, example_image, explore
+from raptor.commands.explore import _own_hosts_only, build_page, describe, example_image, explore
 from raptor.report.perturbed_image import PerturbedImage, read_image
 from raptor.train import Distilled
 from raptor.vit.open import open_vit
@@ -29,15 +29,15 @@ def perturbed(prediction: tuple[int, float] | None) -> PerturbedImage:
 
 
 def test_predictions_are_named_where_the_classes_are_known(vit: ViT) -> None:
-    text = describe({"teacher": perturbed((1, 0.5)), "surrogate": perturbed(None)}, class_names(vit))
-    assert f"**teacher** sees {class_names(vit)[1]} (50%)" in text and "final deviation 2.50e-01 rad" in text
+    text = describe({"teacher": perturbed((1, 0.5)), "surrogate": perturbed(None)}, vit.classes)
+    assert f"**teacher** sees {vit.classes[1]} (50%)" in text and "final deviation 2.50e-01 rad" in text
     assert "**surrogate** has no head" in text
     assert "sees 1 (50%)" in describe({"teacher": perturbed((1, 0.5))}, [])
 
 
 def test_the_page_builds_where_gradio_is_installed(vit: ViT) -> None:
     pytest.importorskip("gradio")
-    page = build_page({"teacher": vit}, class_names(vit))
+    page = build_page({"teacher": vit}, vit.classes)
     (upload,) = [block for block in page.blocks.values() if type(block).__name__ == "Image"]
     path = upload.value["path"]
     assert upload.preprocess(SimpleNamespace(path="torn.png")) == "torn.png"  # not decoded before `show` sees it

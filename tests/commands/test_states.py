@@ -101,6 +101,28 @@ def test_an_untrained_model_is_the_same_in_every_run(command: Any, tmp_path: Pat
     assert len(set(seen)) == 1
 
 
+@pytest.mark.parametrize("pool", [True, False])
+def test_parts_of_the_blocks(pool: bool, tmp_path: Path) -> None:
+    vit = open_vit("scenes")
+    parts = ["attn", "attn_out", "mlp_out", "resid_mid"]
+    found = states(vit, layers=[0, 3], parts=parts, limit=6, batch_size=4, pool=pool, out=str(tmp_path))
+    batch = next(iter(iterate(open_data("scenes", "all", limit=6, size=48), vit.preprocess, 6)))
+    with torch.no_grad():
+        _, _, inside = vit.record(batch.images, parts)
+    names = set(found.saved.arrays)
+    assert len(names) == 3 * (2 + 4) and not any(name.startswith("layer0.attn") for name in names)
+    for part in parts:
+        for group, where in vit.groups.present():
+            x = inside.of(part)[3][..., where, :]
+            expected = (x.mean(-2) if pool else x).numpy()
+            np.testing.assert_allclose(found.load(f"layer3.{part}.{group}"), expected, rtol=1e-3, atol=1e-4)
+    assert found.load("layer3.attn.cls").shape == ((6, 4, 41) if pool else (6, 4, 1, 41))
+    states(vit, layers=[12], limit=4, out=str(tmp_path))
+    assert not list(tmp_path.glob("*.attn.*"))  # parts of the earlier command went with it
+    with pytest.raises(ValueError, match="layer 0 comes before the blocks and has no parts"):
+        states(vit, layers=[0], parts=["attn"], out=str(tmp_path))
+
+
 def test_layers_that_are_not_there_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--layers must be from 0 to 12"):
         states("scenes", layers=[13], out=str(tmp_path))

@@ -281,6 +281,15 @@ states teacher --data nope --out OUT :: 'nope' :: give a folder
 states teacher --data images --format safetensors --pool false --out OUT
 states teacher --data images --layers 0 4 --out 'OUT with spaces é'
 states teacher --data images --out OUT/-dash
+states teacher --data images --parts nope --out OUT :: --parts :: one of attn, attn_out
+states teacher --data images --layers 0 --parts attn --out OUT :: --parts :: give other --layers
+show :: give MODEL :: --help
+show teacher :: give IMAGE :: --help
+show teacher nope.png --out OUT :: nope.png :: does not exist
+show teacher classes.txt --out OUT :: classes.txt :: not an image
+show nope images/0.png --out OUT :: 'nope' :: write timm/NAME
+show teacher IMAGE --what nope --out OUT :: --what :: one of attention, pca
+show teacher IMAGE --layers 9 --out OUT :: --layers :: from 1 to
 explore :: give MODEL :: --help
 explore nope :: 'nope' :: write timm/NAME
 explore teacher --port -1 :: --port :: at least 1

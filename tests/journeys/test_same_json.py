@@ -32,6 +32,7 @@ NO_JSON = {
     "demo": "runs the commands above one after the other",
     "study": "runs phases, dynamics and report",
     "models": "only prints",
+    "show": "writes pictures",
     "explore": "serves a page",
 }
 TIME = re.compile(r"seconds|images_per_s|run_time")

@@ -1,0 +1,280 @@
+"""One image inside a model: where its tokens attend, what its patches have in common, what the head sees, what turns.
+
+`look_inside` measures one image, and a function for each picture draws it, as `raptor show` writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from raptor.dynamics.states import angle
+from raptor.report.strips import components, teacher_colours
+from raptor.report.style import use_style
+from raptor.vit.view import ViT
+
+PICTURES = ("attention", "pca", "lens", "turn")
+_NUM_SHOWN = 6  # layers, where none are named
+_NUM_CLASSES = 5  # lines of the logit lens
+_CELL = 1.25  # inches of a map
+_LEAST = 1e-5  # of the axis of probabilities
+_NAME = 28  # characters of a class name
+
+
+@dataclass
+class InsideImage:
+    """One image in one model, at all of its layers.
+
+    Attributes:
+        picture: what the model sees of the image, (S, S, 3) in 0..1.
+        grid: patches along height and width.
+        layers: the layers that are drawn, among 1..L.
+        query: whose attention the maps show: the cls token's, or the mean over the patches'.
+        attention: softmax weights on the patches by layer and head, (L, heads, P), nan where a block has fewer heads;
+            None if it was not asked for.
+        rollout: attention rolled out from the image to each layer, (L, P); likewise.
+        patches: states of the patches after the final norm, (L+1, P, D).
+        turns: angle between a patch's states before and after each block, (L, P), in degrees.
+        probabilities: of the classes, by the final norm and head on each state, (L+1, classes); None if not asked for.
+        classes: names of the classes.
+    """
+
+    name: str
+    picture: np.ndarray
+    grid: tuple[int, int]
+    layers: list[int]
+    query: str
+    patches: Tensor
+    turns: Tensor
+    attention: Tensor | None = None
+    rollout: Tensor | None = None
+    probabilities: Tensor | None = None
+    classes: list[str] = field(default_factory=list)
+
+    def top(self) -> list[tuple[int, str, float]]:
+        """The most probable class at every layer, 0..L: layer, name, probability; empty without the lens."""
+        if self.probabilities is None:
+            return []
+        found = []
+        for layer, row in enumerate(self.probabilities):
+            best = int(row.argmax())
+            found.append((layer, self.classes[best], float(row[best])))
+        return found
+
+
+@torch.no_grad()
+def look_inside(
+    vit: ViT, image: Image.Image, what: Sequence[str] = PICTURES, layers: Sequence[int] | None = None
+) -> InsideImage:
+    """Follow one image through a model. `layers` (1..L) are drawn, by default six spread over depth."""
+    if not vit.groups.patches:
+        raise ValueError(f"{vit.name} has no patch tokens to show")
+    if "lens" in what and not vit.num_classes:
+        raise ValueError(f"{vit.name} has no classifier for a logit lens: leave lens out of --what")
+    num = vit.num_layers
+    if layers is None:
+        num_shown = min(num, _NUM_SHOWN)
+        layers = [round(num * (i + 1) / num_shown) for i in range(num_shown)]
+    if not layers or not all(1 <= layer <= num for layer in layers):
+        raise ValueError(f"--layers must be from 1 to {num}, got {' '.join(map(str, layers))}")
+    pixels = vit.preprocess(image)[None].to(vit.device)
+    parts = ("attn",) if "attention" in what else ()
+    states, _, inside = vit.record(pixels, parts)
+    where = vit.groups.slice("patches")
+    patches = [state[0, where] for state in states]
+    turns = [angle(before, after).rad2deg() for before, after in pairwise(patches)]
+    found = InsideImage(
+        name=vit.name,
+        picture=_seen(pixels[0], vit),
+        grid=vit.grid,
+        layers=sorted(set(layers)),
+        query="cls" if vit.groups.cls else "patches",
+        patches=torch.stack([vit.norm(patch).float() for patch in patches]).cpu(),
+        turns=torch.stack(turns).cpu(),
+    )
+    if "attention" in what:
+        patterns = [inside.attn[layer][0].float() for layer in range(1, num + 1)]
+        queries = vit.groups.slice(found.query)
+        rolled = rollout([pattern.mean(0) for pattern in patterns])
+        found.attention = _stacked([pattern[:, queries, where].mean(1) for pattern in patterns])
+        found.rollout = torch.stack([total[queries, where].mean(0) for total in rolled]).cpu()
+    if "lens" in what:
+        found.probabilities = torch.stack([vit.finish(state)[0].float().softmax(-1) for state in states]).cpu()
+        found.classes = class_names(vit)
+    return found
+
+
+def class_names(vit: ViT) -> list[str]:
+    """The classes of a head: by the model's own names, by ImageNet's words where their number fits, or by numbers."""
+    if vit.classes:
+        return list(vit.classes)
+    from timm.data import ImageNetInfo
+    from timm.data.imagenet_info import infer_imagenet_subset
+
+    subset = infer_imagenet_subset({"num_classes": vit.num_classes})
+    if subset is None:
+        return [f"class {number}" for number in range(vit.num_classes)]
+    return list(ImageNetInfo(subset).label_descriptions())
+
+
+def rollout(patterns: Sequence[Tensor]) -> list[Tensor]:
+    """How much of each token of the image reaches each token after every block (T, T), by Abnar and Zuidema (2020).
+
+    `patterns` are the blocks' attention (T, T), averaged over heads. Half of every step stays in place, which stands
+    for the residual connection.
+    """
+    found: list[Tensor] = []
+    total = torch.eye(len(patterns[0]), dtype=patterns[0].dtype, device=patterns[0].device)
+    stay = total
+    for pattern in patterns:
+        step = (pattern + stay) / 2
+        total = step / step.sum(-1, keepdim=True) @ total
+        found.append(total)
+    return found
+
+
+def foreground(patches_pd: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Which patches belong to the object, (P,): one side of their first principal component, as in DINOv2's paper.
+
+    A component has no sign. The object is the side with the smaller share of the picture's border.
+    """
+    mean, axes, _ = components(patches_pd.double())
+    is_side = (patches_pd.double() - mean) @ axes[:, 0] > 0
+    border = torch.ones(grid, dtype=torch.bool)
+    border[1:-1, 1:-1] = False
+    on_border = border.flatten()
+    share = is_side[on_border].double().mean()
+    return is_side if share <= 0.5 else ~is_side
+
+
+def object_colours(patches: Sequence[Tensor], is_object: Tensor) -> list[Tensor]:
+    """Colours (P, 3) in 0..1 at every layer: components of the object's patches (P, D); other patches are black."""
+    found = [torch.zeros(len(is_object), 3, dtype=torch.float64) for _ in patches]
+    if int(is_object.sum()) > 3:
+        colours, _, _ = teacher_colours([patches_pd[is_object][None] for patches_pd in patches])
+        for colours_pc, of_layer in zip(found, colours):
+            colours_pc[is_object] = of_layer[0]
+    return found
+
+
+def draw_attention(found: InsideImage) -> Any:
+    """A row per layer: the attention of each head, and the rollout up to this layer."""
+    assert found.attention is not None and found.rollout is not None
+    num_heads = found.attention.shape[1]
+    columns = ["image", *(f"head {head + 1}" for head in range(num_heads)), "rollout"]
+    figure, axes = _cells(len(found.layers), columns)
+    for row, layer in enumerate(found.layers):
+        _show_picture(axes[row][0], found, f"block {layer}")
+        for head in range(num_heads):
+            weights_p = found.attention[layer - 1, head]
+            if not weights_p.isnan().any():
+                _show_map(axes[row][1 + head], weights_p, found.grid)
+                axes[row][1 + head].set_xlabel(f"{float(weights_p.sum()):.0%}", fontsize=7, labelpad=1)
+        _show_map(axes[row][-1], found.rollout[layer - 1], found.grid)
+    of = "the cls token" if found.query == "cls" else "the patches (mean)"
+    figure.suptitle(f"{found.name}: where {of} attends. Each map has its own scale; % is what falls on patches")
+    return figure
+
+
+def draw_pca(found: InsideImage) -> Any:
+    """Three principal components of the patches as colours: of all, and of the object's as in DINOv2's paper."""
+    columns = ["image", *(f"layer {layer}" for layer in found.layers)]
+    figure, axes = _cells(2, columns)
+    shown = [found.patches[layer] for layer in found.layers]
+    colours, _, explained = teacher_colours([patches_pd[None] for patches_pd in shown])
+    _show_picture(axes[0][0], found, "all patches")
+    _show_picture(axes[1][0], found, "object")
+    # The last layer tells the object: the sign of a component, and so its side, would differ between layers.
+    of_object = object_colours(shown, foreground(found.patches[-1], found.grid))
+    for column in range(len(shown)):
+        _show_colours(axes[0][column + 1], colours[column][0], found.grid)
+        axes[0][column + 1].set_xlabel(f"{explained[column]:.0%} of variance", fontsize=7, labelpad=1)
+        _show_colours(axes[1][column + 1], of_object[column], found.grid)
+    figure.suptitle(f"{found.name}: three principal components of the patches, after the final norm")
+    return figure
+
+
+def draw_turn(found: InsideImage) -> Any:
+    """By how many degrees each block turns each patch, on one scale."""
+    columns = ["image", *(f"block {layer}" for layer in found.layers)]
+    figure, axes = _cells(1, columns)
+    _show_picture(axes[0][0], found, "")
+    most = float(torch.quantile(torch.stack([found.turns[layer - 1] for layer in found.layers]), 0.99))
+    for column, layer in enumerate(found.layers, start=1):
+        turns_p = found.turns[layer - 1]
+        image = _show_map(axes[0][column], turns_p, found.grid, most)
+        axes[0][column].set_xlabel(f"mean {float(turns_p.mean()):.0f}°", fontsize=7, labelpad=1)
+    figure.colorbar(image, ax=list(axes[0]), label="turn in one block (°)", shrink=0.8)
+    figure.suptitle(f"{found.name}: which patches still turn")
+    return figure
+
+
+def draw_lens(found: InsideImage) -> Any:
+    """The probabilities of the final classes, and the most probable class, when each layer's state goes to the head."""
+    assert found.probabilities is not None
+    plt = use_style()
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(9.6, 3.4), width_ratios=(1, 1.7, 1.1))
+    left.imshow(found.picture)
+    left.axis("off")
+    layers = range(len(found.probabilities))
+    for label in found.probabilities[-1].argsort(descending=True)[:_NUM_CLASSES].tolist():
+        middle.plot(layers, found.probabilities[:, label], marker="o", label=found.classes[label][:_NAME])
+    middle.set(xlabel="layer l", ylabel="probability", yscale="log", title="classes that are likely at the end")
+    middle.set_ylim(_LEAST, 1.5)
+    middle.legend()
+    right.axis("off")
+    right.set_title("most probable class")
+    lines = [f"{layer:>3}  {share:>6.1%}  {name[:_NAME]}" for layer, name, share in found.top()]
+    right.text(0, 1, "\n".join(lines), family="monospace", fontsize=7, va="top", transform=right.transAxes)
+    figure.suptitle(f"{found.name}: final norm and head on every layer's state")
+    return figure
+
+
+def _stacked(patterns: Sequence[Tensor]) -> Tensor:
+    """Patterns (heads, P) of blocks, nan in the place of heads that some blocks do not have."""
+    num_heads = max(len(pattern) for pattern in patterns)
+    found = torch.full((len(patterns), num_heads, patterns[0].shape[-1]), torch.nan)
+    for row, pattern in enumerate(patterns):
+        found[row, : len(pattern)] = pattern.cpu()
+    return found
+
+
+def _seen(pixels_chw: Tensor, vit: ViT) -> np.ndarray:
+    """What the model sees, back in 0..1, (S, S, 3)."""
+    mean = torch.tensor(vit.preprocess.mean).view(3, 1, 1)
+    std = torch.tensor(vit.preprocess.std).view(3, 1, 1)
+    return (pixels_chw.cpu() * std + mean).clamp(0, 1).permute(1, 2, 0).numpy()
+
+
+def _cells(num_rows: int, columns: Sequence[str]) -> tuple[Any, Any]:
+    """A figure of empty square cells with a title above each column."""
+    plt = use_style()
+    size = (_CELL * len(columns) + 0.4, _CELL * num_rows + 0.6)
+    figure, axes = plt.subplots(num_rows, len(columns), figsize=size, squeeze=False)
+    for cell in axes.flat:
+        cell.set(xticks=[], yticks=[])
+        for side in cell.spines.values():
+            side.set_visible(False)
+    for cell, title in zip(axes[0], columns):
+        cell.set_title(title, fontsize=8)
+    return figure, axes
+
+
+def _show_picture(cell: Any, found: InsideImage, text: str) -> None:
+    cell.imshow(found.picture)
+    cell.set_ylabel(text, fontsize=8)
+
+
+def _show_map(cell: Any, values_p: Tensor, grid: tuple[int, int], most: float | None = None) -> Any:
+    return cell.imshow(values_p.reshape(grid).numpy(), cmap="inferno", vmin=0, vmax=most, interpolation="nearest")
+
+
+def _show_colours(cell: Any, colours_pc: Tensor, grid: tuple[int, int]) -> None:
+    cell.imshow(colours_pc.reshape(*grid, 3).numpy(), interpolation="nearest")
