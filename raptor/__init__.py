@@ -102,13 +102,13 @@ _PLACES = {
     "raptor.surrogate.surrogate": ("block_parameters", "make_surrogate"),
     "raptor.train": ("distill",),
     "raptor.train.teacher": ("train_teacher",),
+    "raptor.vit.groups": ("TokenGroups",),
     "raptor.vit.names": ("list_models", "models_for"),
     "raptor.vit.open": ("open_vit",),
     "raptor.vit.pair": ("open_pair",),
     "raptor.vit.saved": ("save_vit",),
     "raptor.vit.shared": ("SharedViT",),
     "raptor.vit.trajectory": ("Trajectories", "perturb", "replace_block", "swap_blocks"),
-    "raptor.vit.groups": ("TokenGroups",),
     "raptor.vit.view": ("ViT",),
 }
 
@@ -125,4 +125,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__, "__version__"])
+    return sorted([*__all__, "__version__"])

@@ -14,9 +14,9 @@ import html
 import json
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
+from functools import cache, wraps
 from typing import Annotated, Any, Protocol, Self, TypeVar, get_type_hints
 
 import numpy as np
@@ -246,6 +246,8 @@ class Result:
         super().__init_subclass__(**options)
         if "__repr__" not in cls.__dict__:  # else a dataclass writes one that prints every number
             cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
+        if "plot" in cls.__dict__:
+            cls.plot = _drawn_once(cls.plot)  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
         return _short_repr(self)
@@ -268,6 +270,21 @@ class Result:
 
     def _repr_html_(self) -> str:
         return html_table(self.table_rows())
+
+
+def _drawn_once(plot: Callable[..., Any]) -> Callable[..., Any]:
+    """`plot` for notebooks, which show the value of a cell's last line and then every figure that is still open."""
+
+    @wraps(plot)
+    def draw(result: Result) -> Any:
+        figure = plot(result)
+        import matplotlib.pyplot as plt
+
+        if "inline" in plt.get_backend():
+            plt.close(figure)
+        return figure
+
+    return draw
 
 
 def folder_of(run: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import matplotlib
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -50,6 +51,21 @@ def test_a_distillation_and_its_certificate(tmp_path: Path, monkeypatch) -> None
 
 def test_names_have_no_figure() -> None:
     check_result(models("scenes"), figure=False)
+
+
+class Drawn(Result):
+    def plot(self) -> Figure:
+        return plt.figure()
+
+
+@pytest.mark.parametrize(("backend", "num_open"), [("module://matplotlib_inline.backend_inline", 0), ("agg", 1)])
+def test_a_notebook_draws_a_figure_once(backend: str, num_open: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook shows the last value of a cell and all open figures; a script shows open figures only."""
+    plt.close("all")
+    monkeypatch.setattr(plt, "get_backend", lambda: backend)
+    figure = Drawn().plot()
+    assert isinstance(figure, Figure) and len(plt.get_fignums()) == num_open
+    plt.close("all")
 
 
 def test_a_record_with_arrays_is_short() -> None:
