@@ -151,9 +151,11 @@ def _has_form(kind: Any, kinds: list[Any], value: Any) -> bool:
 
 
 def shown(config: Any, name: str) -> str:
-    """An option as it is typed: --k, but MODEL for the words that come first."""
+    """An option as it is typed: --k, but MODEL and IMAGE for the words that come first."""
     if name in ("model", "models", "run") and name == config.POSITIONAL[0]:
         return name.upper().removesuffix("S")
+    if name == "image" and name in config.POSITIONAL:
+        return "IMAGE"
     return f"--{name.rstrip('_')}"  # `for_`, because `for` is a keyword of Python
 
 

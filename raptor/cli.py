@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from raptor.checks import OWN, in_words, members, shown
-from raptor.config import COMMANDS, WORDS_FIRST, Config
+from raptor.config import COMMANDS, WORDS_FIRST, WORDS_SECOND, Config
 from raptor.files import read_yaml, slug
 from raptor.progress import started_processes
 from raptor.terminal.help import completion, help_of, overview
@@ -120,6 +120,9 @@ def parse(name: str, kind: type[Config], words: Sequence[str]) -> Config:
         typed[first] = [OWN]
     elif not is_named and first in _MODELS:
         raise ValueError(f"give {shown(kind, first)}; see raptor {name} --help")
+    for option in kind.POSITIONAL:
+        if option in WORDS_SECOND and option not in typed and option not in defaults:
+            raise ValueError(f"give {shown(kind, option)}; see raptor {name} --help")
     config = _with_tyro(name, kind, typed, defaults)
     if any(str(word).startswith(("timm/", "hf/")) for value in vars(config).values() for word in _as_list(value)):
         fail_fast_offline()
@@ -162,9 +165,19 @@ def split_words(name: str, kind: type[Config], words: Sequence[str]) -> dict[str
             flag = shown(kind, option)
             raise ValueError(f"{flag} has no value: give one, as {flag}=VALUE where it starts with a dash")
         found[option] = [*found.get(option, []), *values]
-    if free and (first not in WORDS_FIRST or (len(free) > 1 and first != "models")):
-        raise ValueError(f"unexpected {' '.join(free[first in WORDS_FIRST :])}; see raptor {name} --help")
-    return {str(first): free, **found} if free else found
+    return {**_by_place(name, kind, free, "module" in found), **found}
+
+
+def _by_place(name: str, kind: type[Config], free: list[str], has_module: bool) -> dict[str, list[str]]:
+    """The words that belong to no option, by what their place says: the model, and of `show` the image after it."""
+    places = [option for option in kind.POSITIONAL if option in WORDS_FIRST or option in WORDS_SECOND]
+    if has_module and len(free) < len(places):  # which stands for the model
+        places = places[1:]
+    if places == ["models"]:
+        return {"models": free} if free else {}
+    if len(free) > len(places):
+        raise ValueError(f"unexpected {' '.join(free[len(places) :])}; see raptor {name} --help")
+    return {option: [word] for option, word in zip(places, free)}
 
 
 def _has_model(kind: type[Config]) -> bool:

@@ -377,6 +377,8 @@ class Recipe(Config):
 
 WORDS_FIRST = ("model", "models", "run", "filter")
 """Options that a terminal takes as words without a name."""
+WORDS_SECOND = ("image",)
+"""The same, after the first word."""
 
 
 # One class per command.

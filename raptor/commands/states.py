@@ -224,23 +224,30 @@ def _choose_features(vit: ViT, config: StatesConfig) -> list[_Feature]:
     parts = list(dict.fromkeys(config.parts or ()))
     if parts and layers == [0]:
         raise ValueError("layer 0 comes before the blocks and has no parts: give other --layers, or leave out --parts")
-    # One image tells how many heads each block has, and whether its parts can be read at all.
-    size = vit.preprocess.size
-    with torch.no_grad(), recording_parts(vit.blocks, vit.name, parts, layers) as inside:
-        states, _ = vit.record(torch.zeros(1, 3, size, size, device=vit.device))
+    num_heads = _count_heads(vit, parts, layers)
     features = []
     for layer in layers:
         for part in ["", *parts]:
             if part and layer == 0:
                 continue
-            x = inside.of(part)[layer] if part else states[layer]
             for group, where in vit.groups.present():
-                shape = list(x.shape[1:])
-                shape[-2] = where.stop - where.start
+                shape = [where.stop - where.start, vit.dim]
+                if part == "attn":
+                    shape = [num_heads[layer], where.stop - where.start, vit.groups.num_tokens]
                 if config.pool:
                     del shape[-2]
                 features.append(_Feature(layer, part, group, where, tuple(shape)))
     return features
+
+
+def _count_heads(vit: ViT, parts: Sequence[str], layers: Sequence[int]) -> dict[int, int]:
+    """Attention heads of the blocks `layers`. One image tells, and also whether the parts can be read at all."""
+    size = vit.preprocess.size
+    if not parts:
+        return {}
+    with torch.no_grad():
+        _, _, inside = vit.record(torch.zeros(1, 3, size, size, device=vit.device), parts, layers)
+    return {layer: pattern.shape[1] for layer, pattern in inside.attn.items()}
 
 
 def _check_finite(features: np.ndarray, names: Sequence[str], indices_b: Tensor, vit: ViT, layer: int) -> None:

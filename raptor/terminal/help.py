@@ -33,6 +33,7 @@ EXAMPLES = {
     "dynamics": ["raptor dynamics scenes --data scenes", "raptor dynamics runs/scenes-k3 --data scenes"],
     "report": ["raptor report runs/scenes-k3"],
     "states": ["raptor states timm/vit_base_patch14_reg4_dinov2.lvd142m --data photos/ --layers 3 6 9"],
+    "show": ["raptor show scenes cat.jpg", "raptor show runs/scenes-k3 cat.jpg --what attention --layers 3 6 12"],
     "explore": ["raptor explore runs/scenes-k3"],
     "train-teacher": ["raptor train-teacher --data scenes --size 48 --patch 8 --dim 128 --depth 12 --heads 4"],
 }
@@ -106,6 +107,8 @@ def usage_of(name: str) -> str:
         return f"raptor {name} [OPTIONS]"
     word = first.upper().removesuffix("S")
     word = {"models": f"{word} [{word} ...]", "filter": f"[{word}]"}.get(first, word)
+    if "image" in kind.POSITIONAL:
+        word += " IMAGE"
     return f"raptor {name} {word} [OPTIONS]"
 
 

@@ -13,6 +13,7 @@ from raptor.vit.calls import first_tensor, output_tensor, per_batch, reason_of, 
 from raptor.vit.origin import Arguments
 from raptor.vit.view import NotAViT
 
+# Two, because with one image a batch axis cannot be told from an axis of length 1.
 NUM_PROBED = 2  # images of a probe forward
 
 
@@ -54,6 +55,7 @@ class Candidate:
         """The first condition that the list fails, or None."""
         if not self.calls:
             return f"`{self.path}` is not called by the forward pass"
+        # Hooks on a module that stands at two depths fire twice, and could not say at which depth.
         if len(set(map(id, self.blocks))) < len(self.blocks):
             return f"`{self.path}` holds one module at several places (put a copy.deepcopy at each, with equal weights)"
         if [id(call.module) for call in self.calls] != [id(block) for block in self.blocks]:
@@ -69,6 +71,7 @@ class Candidate:
         first = tuple(states[0].shape)
         if len(first) != 3:
             return f"`{self.path}` works on states of shape {first}, not (batch, tokens, dim)"
+        # Models of windows or of several views put more rows into a batch, and a row is then no image.
         if first[0] != NUM_PROBED:
             return f"`{self.path}` has {first[0]} rows of tokens for {NUM_PROBED} images, not one for each"
         for layer, state in enumerate(states):
@@ -78,10 +81,12 @@ class Candidate:
         return None
 
     def _fault_of_stream(self) -> str | None:
+        # A recorded state is a reference. A block that writes into its input would change the state before it.
         for layer, call in enumerate(self.calls, start=1):
             if call.in_place:
                 return f"block {layer} of `{self.path}` writes into its input (`x += y` where `x = x + y` is needed)"
         for layer, (call, following) in enumerate(zip(self.calls, self.calls[1:]), start=1):
+            # To the last bit: the model hands on this very tensor, unless something is done between two blocks.
             if not torch.equal(first_tensor(call.output), following.state):
                 return f"block {layer + 1} of `{self.path}` does not start from block {layer}'s output"
         return None
@@ -108,6 +113,7 @@ def find_candidates(model: nn.Module, path: str | None) -> list[Candidate]:
     for name, module in model.named_modules():
         if not isinstance(module, nn.ModuleList | nn.Sequential) or len(module) < 2:
             continue
+        # Lists of plain layers are stems and heads; a list of several types is a block's own sequence.
         alike = len({type(child) for child in module}) == 1
         if alike and not any(_is_plain_layer(child) for child in module):
             found.append(Candidate(name, list(module)))
@@ -136,6 +142,7 @@ def _is_plain_layer(module: nn.Module) -> bool:
 def choose(candidates: list[Candidate], name: str) -> Candidate:
     """The outermost list that fulfils every condition; NotAViT where depth is not in this list alone."""
     faults = {candidate.path: candidate.fault() for candidate in candidates}
+    # A block's experts or its two branches may form a sound list as well, so the outermost one is taken.
     sound = {path for path, fault in faults.items() if fault is None}
     chosen = next((c for c in candidates if c.path in sound and not c.within & sound), None)
     if chosen is None:
@@ -151,6 +158,7 @@ def choose(candidates: list[Candidate], name: str) -> Candidate:
                 f"{name}: `{chosen.path}` holds groups of blocks, such as `{other.path}`: put all into one list, "
                 f"or take the groups as they are with blocks='{chosen.path}'"
             )
+    # A larger list beside the chosen one would be the trunk, as where a small adapter runs along a frozen model.
     for other in candidates[: candidates.index(chosen)]:
         if other.calls and not other.nested_with(chosen):
             fault = faults[other.path]
@@ -180,6 +188,7 @@ def watch_forward(
     def leave_of(candidate: Candidate) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kw: Arguments, output: Any) -> None:
             running.pop()
+            # The state was copied on entry. If it is another one now, the block has written into it.
             given = candidate.entered.pop()
             in_place = isinstance(given, Tensor) and not torch.equal(given, state_argument(args, kw))
             candidate.calls.append(Call(module, given, _kept(output), in_place))
@@ -190,6 +199,7 @@ def watch_forward(
         for block in candidate.blocks:
             handles.append(block.register_forward_pre_hook(enter_of(candidate), with_kwargs=True))
             handles.append(block.register_forward_hook(leave_of(candidate), with_kwargs=True))
+    # The final norm and the classifier stand outside the blocks, so the norms inside need not be watched.
     in_blocks = {id(m) for c in candidates for b in c.blocks for m in b.modules()}
     for module in model.modules():
         if id(module) not in in_blocks and (is_norm(module) or isinstance(module, nn.Linear)):

@@ -19,6 +19,7 @@ from raptor.vit.origin import Arguments, Base
 from raptor.vit.stated import processor_settings, split_revision
 
 TIMM_MODULES = ("vision_transformer", "eva", "beit", "deit")
+# Beyond these, a file is damaged or made to exhaust the machine. The largest ViTs have 64 blocks.
 MAX_DEPTH = 1024
 MAX_COUNT = 2**20  # the largest number in a recorded configuration: tokens, widths, classes
 # Arguments that a file may not give a model: they fetch or run something, or are for the person who opens it to say.
@@ -59,6 +60,7 @@ def build_base(base: Base, fetch: bool = False, trust_hub: bool = False) -> nn.M
             f"the weights of {base.source} could not be fetched ({reason}): "
             "give a local file with --weights, or --pretrained false for random ones"
         ) from None
+    # Norms and errors are measured in fp32, and half weights would round each state before it is measured.
     if is_half(model):
         model.float()
     return model
@@ -79,6 +81,7 @@ def check_recorded(source: str, kwargs: Arguments, where: str | Path, trust_hub:
     if kind == "hub" and not trust_hub:
         raise ValueError(f"{where} names {source}, which runs code: add --trust_hub if you trust it")
     for name, value in kwargs.items():
+        # A class or a function as an argument would be code of whoever wrote the file.
         is_allowed = name not in UNTRUSTED_ARGUMENTS and _is_plain(value)
         if kind == "timm":
             is_allowed = is_allowed and name in _timm_arguments()
@@ -146,12 +149,14 @@ def _build_timm(name: str, base: Base, fetch: bool) -> nn.Module:
     if base.num_classes is not None:
         kwargs["num_classes"] = base.num_classes
     module = timm.model_entrypoint(architecture).__module__.rsplit(".", 1)[-1]
+    # The default size is 224 also for models of another one, and only these families interpolate by themselves.
     if module in ("vision_transformer", "eva", "deit"):
         kwargs.setdefault("dynamic_img_size", True)
     if revision and fetch:
         repository = getattr(timm.get_pretrained_cfg(name), "hf_hub_id", None)
         if not repository:
             raise ValueError(f"timm has no weights of {name!r} on the hub: leave out @{revision}")
+        # timm prefers a url, which has no revisions.
         kwargs["pretrained_cfg_overlay"] = {"hf_hub_id": f"{repository}@{revision}", "url": ""}
     return timm.create_model(name, pretrained=fetch, **kwargs)
 
@@ -188,10 +193,12 @@ def _build_transformers(name: str, base: Base, fetch: bool) -> nn.Module:
         )
     else:
         config = transformers.AutoConfig.for_model(**_plain_config(base.config))
+    # Before anything is built: transformers would fetch a kernel while it makes the attention layers.
     _check_config(config, repo)
     classifier = any("ForImageClassification" in name for name in config.architectures or [])
     if not classifier:
         config = getattr(config, "vision_config", config)
+    # MAE would drop three quarters of the patches, at random in each call.
     if hasattr(config, "mask_ratio"):
         config.mask_ratio = 0.0
     if base.num_classes:
@@ -206,6 +213,7 @@ def _build_transformers(name: str, base: Base, fetch: bool) -> nn.Module:
         )
     model: Any
     if fetch:
+        # Many models are published without the pooler that their class has.
         model, missing = _fetch_transformers(auto, repo, config, revision)
         base.add_pooling_layer = not missing
         processor_settings(name, fetch=True)
@@ -214,6 +222,7 @@ def _build_transformers(name: str, base: Base, fetch: bool) -> nn.Module:
     else:
         model = auto.from_config(config, trust_remote_code=False, add_pooling_layer=False)
     model.config._name_or_path = name  # with its revision, for the settings of the image processor
+    # A saved surrogate must be built again without the repository, which may change or go.
     base.config = config.to_dict()
     return model
 

@@ -35,6 +35,7 @@ def first_tensor(output: Any) -> Tensor:
 
 def with_state(output: Any, state: Tensor) -> Any:
     """A block's output with `state` in the place of its own state; see `first_tensor`."""
+    # Named tuples and other subclasses take their fields one by one; no block is known to return one.
     if type(output) in (tuple, list):
         return type(output)((state, *output[1:]))
     return state
@@ -44,6 +45,7 @@ def output_tensor(output: Any) -> Tensor:
     """A model's output as one tensor: its logits, pooled features or token states, the first that it has."""
     if isinstance(output, Tensor):
         return output
+    # In the order of what is furthest along: scores before features before tokens.
     for key in ("logits", "pooler_output", "last_hidden_state"):
         value = getattr(output, key, None)
         if isinstance(value, Tensor):

@@ -60,6 +60,7 @@ def image_vectors(x_btd: Tensor, groups: TokenGroups, dtype: torch.dtype | None 
 
     All tokens except cls and registers count as patches, so the image size may differ from the size of `groups`.
     """
+    # Only patches depend on the size of the image.
     num_patches = x_btd.shape[1] - groups.cls - groups.registers
     groups = replace(groups, patches=num_patches)
     vectors: dict[str, Tensor] = {}

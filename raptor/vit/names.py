@@ -41,9 +41,11 @@ def models_for(weights: str | Path) -> list[str]:
     import timm
 
     state = read_weights(weights)
+    # A head of another width would make every model misfit.
     num_classes = classes_in_file(state)
     exact = []
     resized = []
+    # Several hundred architectures: first one block of each, then the whole model of the few that may fit.
     for name in timm.list_models(module=list(TIMM_MODULES)):
         base = Base(source=f"timm/{name}", num_classes=num_classes)
         if not _may_fit(base, state):
@@ -64,6 +66,7 @@ def models_for(weights: str | Path) -> list[str]:
 
 
 def _build_without_weights(base: Base) -> nn.Module:
+    # Shapes are enough, and memory for random weights is not taken.
     with torch.device("meta"):
         return build_base(base)
 
@@ -85,6 +88,7 @@ def named_for(weights: str) -> str:
     fitting = models_for(weights)
     if not fitting:
         raise ValueError(f"{weights} fits no ViT of timm: give the module it belongs to, with the file as its weights")
+    # The weights do not say with which mean and deviation their images were prepared, so no guess is made.
     if len(fitting) > 1:
         others = ""
         if len(fitting) > 4:

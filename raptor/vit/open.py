@@ -109,6 +109,7 @@ def open_vit(
         building["pretrained"] = False
     if isinstance(source, Result):
         source = _model_of(source)
+    # Its structure has been found already: other options would describe another model.
     if isinstance(source, ViT):
         options = dict(weights=weights, size=size, preprocess=preprocess, name=name, **vars(structure), **building)
         if dtype != "fp32":
@@ -117,12 +118,14 @@ def open_vit(
         return source if device is None else source.to(device)
     if isinstance(source, nn.Module):
         refuse_options("a module of your own", **building)
+        # The module belongs to the user, whose own precision must not change.
         if dtype != "fp32" or is_half(source):
             source = copy.deepcopy(source).float()
         vit = _open_module(source, name or type(source).__name__, weights, size, preprocess, structure)
         return _as_dtype(vit, dtype).to(device or vit.device)
     text, weights = _split_source(str(source), weights)
     folder = saved_folder(text)
+    # A folder comes first, so that a run called `timm` or `scenes` is still that run.
     if folder is not None:
         refuse_options(f"{text}, which is saved with its own", preprocess=preprocess, **vars(structure), **building)
         vit = load_saved(folder, teacher=teacher, size=size, weights=weights, trust_hub=trust_hub)
@@ -132,6 +135,7 @@ def open_vit(
     kind, _, rest = text.partition("/")
     if kind not in ("timm", "hf", "hub") or not rest:
         raise ValueError(unknown_model(text))
+    # The revision would be ignored without a word.
     if kind == "timm" and "@" in rest and (weights or not pretrained):
         raise ValueError(f"{text} names a revision of published weights: leave out --weights and --pretrained false")
     base = Base(source=text, kwargs=dict(model_kwargs), num_classes=num_classes)
@@ -180,10 +184,12 @@ def _build(base: Base, weights: str | None, pretrained: bool, trust_hub: bool) -
         return build_base(base, fetch=pretrained, trust_hub=trust_hub)
     state = read_weights(weights)
     if base.num_classes is None:
+        # The head of the file must fit, and the published one may have another width.
         base.num_classes = classes_in_file(state)
     model = build_base(base, trust_hub=trust_hub)
     own_size = size_in_file(model, state)
     if own_size is not None and "img_size" not in base.kwargs:
+        # Built for the file's own size, positions are interpolated once: to the size of the images.
         base.kwargs["img_size"] = own_size
         model = build_base(base, trust_hub=trust_hub)
     load_weights(model, state, weights)
@@ -247,6 +253,7 @@ def _as_dtype(vit: ViT, dtype: str) -> ViT:
 def tell_apart(views: Sequence[ViT]) -> list[ViT]:
     """The same views with distinct names: weight files of one name also get their folder, or else their whole path."""
     found = list(views)
+    # Two runs often hold weight files of one name, such as `best.pth`, and figures tell models apart by name.
     for whole_path in (False, True):
         counts = Counter(vit.name for vit in found)
         for i, vit in enumerate(found):

@@ -83,6 +83,7 @@ def open_pair(
                 f"{shown} is not a surrogate and has no teacher: name a run, or leave out --teacher and --module"
             )
         return Pair(None, open_vit(source, **of_source, **of_teacher))
+    # Both must see the same pixels, so the surrogate's size holds for its teacher.
     teacher_size = size or saved.preprocess.size
     if isinstance(teacher, ViT):
         _check_opened(teacher, size, dtype, of_teacher)
@@ -99,6 +100,7 @@ def open_pair(
             if weights is None and not allow_other_teacher:
                 recorded["weights"] = _weights_of_module(teacher, source, saved)
             options = recorded | of_teacher
+        # Loading a weight file would change the module in the user's hands.
         module = copy.deepcopy(teacher) if options.get("weights") else teacher
         teacher = open_vit(module, size=teacher_size, **running, **options)
     elif teacher is not None:
@@ -173,6 +175,7 @@ def _open_teacher(
             f"{source} does not say what its teacher was opened as: name it with --teacher or --module (in Python also "
             "the module itself)"
         )
+    # The name of the teacher is from a file, which may be a stranger's.
     check_recorded(name, made_from.kwargs, f"{source}: its config.json", trust_hub)
     own = None if isinstance(source, ViT) else saved_folder(str(source))
     of_teacher = saved_folder(name)
@@ -210,6 +213,7 @@ def check_teacher(surrogate: ViT, teacher: ViT, source: Source, allow: bool = Fa
     source: the name from which the surrogate was opened. allow: mark the teacher's name instead of raising.
     """
     made_from = surrogate.origin.teacher or Opened()
+    # Names and paths are no proof: a file may have been overwritten since. Weights are.
     known = made_from.fingerprint
     if known is None or known == teacher.opened.fingerprint or known == fingerprint(teacher.model):
         return

@@ -103,6 +103,7 @@ def saved_folder(text: str) -> Path | None:
     result is None, because the built-in would be measured in the place of the run.
     """
     path = Path(text).expanduser()
+    # The surrogate is the result of a run, and its teacher may stand beside it.
     for place in (path / "surrogate", path / "teacher", path):
         if _holds_model(place):
             return place
@@ -158,6 +159,7 @@ def save_vit(vit: ViT, folder: str | Path) -> Path:
     written to a folder beside it and synced.
     """
     folder = Path(folder).expanduser()
+    # NaN would be found when the folder is opened, long after the training that made it.
     check_weights(vit.model.state_dict(), f"{vit.name} cannot be saved")
     saved = Saved.of(vit)
     saved.teacher = _with_relative_paths(saved.teacher, folder)
@@ -184,6 +186,7 @@ def _separate_tensors(model: nn.Module) -> dict[str, Tensor]:
     for name, weight in model.state_dict().items():
         tensor = weight.detach().cpu().contiguous()
         memory = tensor.untyped_storage().data_ptr()
+        # Tied blocks are registered once and share nothing; a user's module may still hold one weight under two names.
         if memory in seen:
             tensor = tensor.clone()
         seen.add(memory)
@@ -196,6 +199,7 @@ def _put_in_place(partial: Path, folder: Path) -> None:
     if not folder.exists():
         os.rename(partial, folder)
     else:
+        # From here to the last rename the folder holds no model, rather than new weights beside an old config.json.
         (folder / "config.json").unlink(missing_ok=True)
         for name in reversed(FILES):
             os.replace(partial / name, folder / name)
@@ -209,6 +213,7 @@ def _with_relative_paths(teacher: Opened | None, folder: Path) -> Opened | None:
         return None
     places = {}
     for name, text in (("model", teacher.model), ("weights", teacher.weights)):
+        # Relative to the folder as well, so that a run and its teacher can be moved together.
         if _is_local(text):
             path = Path(str(text)).expanduser().resolve()
             places[name] = os.path.relpath(path, folder.resolve())
@@ -251,6 +256,7 @@ def load_saved(
     elif saved.base is not None:
         check_recorded(saved.base.source, saved.base.kwargs, f"{folder}/config.json", trust_hub)
         with _reading(folder):
+            # Both checks come before anything of the file's choosing is built.
             check_memory(saved.base)
             model = build_base(saved.base, trust_hub=trust_hub)
     else:
@@ -267,6 +273,7 @@ def load_saved(
             surrogates = (*saved.inner_surrogates, saved.surrogate)
             for spec in surrogates[len(origin.surrogates) :]:
                 vit = make_surrogate(vit, **vars(spec), made_from=made_from)
+    # The folder has all weights, of frozen parts too, so no teacher is needed to open a surrogate.
     file = weights or folder / "model.safetensors"
     load_weights(vit.model, read_weights(file), str(weights or folder))
     return replace(vit, name=saved.name, num_classes=saved.num_classes, classes=saved.classes)

@@ -55,6 +55,7 @@ def check_size(size: int | None) -> None:
 def _stated_statistics(modules: list[nn.Module]) -> Statistics:
     """The statistics of the first of these modules that is a model of timm or transformers, else ImageNet's."""
     statistics = IMAGENET
+    # Of a timm model inside transformers' wrapper these hold where the processor has no file.
     for module in modules:
         published = _timm_config(module)
         if published:
@@ -76,6 +77,7 @@ def _timm_config(module: nn.Module) -> dict[str, Any] | None:
 def _processor_statistics(config: Any, statistics: Statistics) -> Statistics:
     """Mean and deviation from the file of a transformers image processor, else the published ones of its family."""
     mean, std = _family_statistics(getattr(config, "model_type", ""), statistics)
+    # The file beside the weights is nearer to them than what is published of their family.
     settings, file = processor_settings(getattr(config, "_name_or_path", ""))
     if not settings:
         return mean, std
@@ -161,6 +163,7 @@ def _cached_file(repo: str, revision: str | None, name: str, fetch: bool) -> Pat
 
 def _native_size(model: nn.Module) -> int:
     """The image size for which the model, or the first module in it that states a size, was made; 224 without any."""
+    # The outermost module that states a size: a part of it may be made for crops.
     for module in model.modules():
         config: Any = getattr(module, "config", None)
         candidates = [

@@ -40,7 +40,9 @@ def inspect_vit(
         structure: the parts for which the model's own structure should not be asked.
         origin: how the model is built; empty for a module of the user's own.
     """
+    # NaN passes every comparison below as a difference, with a message about the structure.
     check_weights(model.state_dict(), name)
+    # Dropout and drop-path would make two forward passes differ.
     model.eval()
     candidates = find_candidates(model, structure.blocks)
     if not candidates:
@@ -96,6 +98,7 @@ def _probing(model: nn.Module) -> Iterator[None]:
 
 
 def _noise_images(model: nn.Module, size: int) -> Tensor:
+    # Noise, because a blank image has equal patches, and then the order of patches cannot be seen.
     generator = torch.Generator().manual_seed(0)
     return torch.randn(NUM_PROBED, 3, size, size, generator=generator).to(next(model.parameters()))
 
@@ -112,6 +115,7 @@ def _final_norm(calls: list[Call], last_btd: Tensor, groups: TokenGroups) -> nn.
 
     Pooled are the cls token, or the mean, the maximum or half the sum of both of all tokens or of the patches.
     """
+    # Some models norm all tokens and some only what their head reads.
     pooled = [last_btd, last_btd[:, groups.slice("cls").start]]
     for tokens_btd in (last_btd, last_btd[:, groups.slice("patches")]):
         mean_bd = tokens_btd.mean(1)
@@ -157,10 +161,12 @@ def _num_classes(model: nn.Module, output: Tensor, structure: Structure, name: s
 
 def _check_batch(vit: ViT, images: Tensor, states: list[Tensor]) -> None:
     """Refuse a model in which the states of an image depend on the other images of its batch."""
+    # Every analysis takes the images of a batch as independent.
     alone, _ = vit.record(images[:1])
     for layer in (0, -1):
         of_one, of_batch = alone[layer], states[layer]
         tolerance = 1e-3 * float(of_batch.abs().max())
+        # Half-precision products differ with the size of the batch.
         if of_one.element_size() < 4:
             tolerance *= 10
         if of_one.shape != of_batch[:1].shape or not torch.allclose(of_one, of_batch[:1], rtol=1e-2, atol=tolerance):

@@ -17,6 +17,7 @@ def place_tokens(vit: ViT, images: Tensor, first_btd: Tensor, cls: int | None, r
     """Find the patches among the tokens: those that depend on the image. Sets `groups`, `grid` and `patch_size`."""
     num_tokens = first_btd.shape[1]
     size = vit.preprocess.size
+    # cls and registers enter the first block as parameters, equal for all images.
     depends_t = (first_btd[0] - first_btd[1]).abs().amax(-1) > 1e-6 * first_btd.abs().max()
     found = depends_t.nonzero().flatten().tolist()
     if not found:
@@ -43,6 +44,7 @@ def place_tokens(vit: ViT, images: Tensor, first_btd: Tensor, cls: int | None, r
     if side**2 != num_patches:
         raise NotAViT(f"{vit.name}: {num_patches} patches are no square grid: give cls= and registers=")
     vit.grid = (side, side)
+    # A convolution with overlap, or patches of another size, is described by the side of the grid.
     vit.patch_size = max(1, size // side)
     if stated == side:
         vit.patch_size = _patch_size(vit.model)
@@ -91,6 +93,7 @@ def _cls_place(vit: ViT, images: Tensor) -> int | None:
     for name, parameter in vit.model.named_parameters():
         if name.rsplit(".", 1)[-1] in _CLS_NAMES:
             before_btd, _ = vit.embed(images[:1])
+            # A changed parameter shows which token it is, whatever the model does with its positions.
             kept = parameter.data
             parameter.data = kept + torch.linspace(0.1, 1, kept.numel()).to(kept).view_as(kept)
             try:
@@ -105,6 +108,7 @@ def _cls_place(vit: ViT, images: Tensor) -> int | None:
 def _check_order(vit: ViT, images: Tensor, start: int) -> None:
     """Refuse a model whose patches do not stand in reading order: a changed patch changes its own token most."""
     rows, columns = vit.grid
+    # Four corners tell rows from columns, and either from their reverse.
     cells = list(dict.fromkeys([(0, 0), (0, columns - 1), (rows - 1, 0), (rows - 1, columns - 1)]))
     changed = images[:1].repeat(len(cells) + 1, 1, 1, 1)
     side = min(vit.patch_size, vit.preprocess.size // rows)

@@ -96,6 +96,7 @@ def check_states(states: Sequence[Tensor], num_layers: int | None = None, num_to
     expected = "(B, T, D)" if num_tokens is None else f"{num_tokens} tokens"
     if len(shape) != 3 or num_tokens not in (None, shape[1]):
         raise ValueError(f"states of shape {shape} do not fit {expected}: pass the model's own states and token groups")
+    # Its means would be NaN, and a bootstrap over images has nothing to draw from.
     if shape[0] == 0:
         raise ValueError("a batch of states has no images")
 
@@ -104,6 +105,7 @@ def check_states(states: Sequence[Tensor], num_layers: int | None = None, num_to
 def pool_layers(states: Sequence[Tensor], groups: TokenGroups) -> dict[str, Tensor]:
     """The `image_vectors` of the layers 1..L, each (B, L, D), in float32 or better."""
     by_group: dict[str, list[Tensor]] = {}
+    # Not a_0, which no block has made: phases are cut from the layers 1..L.
     for x_btd in states[1:]:
         for name, vector_bd in image_vectors(x_btd, groups, float_type(x_btd)).items():
             by_group.setdefault(name, []).append(vector_bd)

@@ -70,6 +70,7 @@ class Context:
     def distinct(self) -> list[int]:
         """Indices of blocks (from 0) with different arguments: of blocks that get equal ones, only the first."""
         found: list[int] = []
+        # Each is compared with the first of its kind only, because most models pass the same to all blocks.
         for n, call in enumerate(self.calls):
             if not any(same_arguments(call, self.calls[earlier]) for earlier in found):
                 found.append(n)
@@ -163,6 +164,8 @@ class ViT:
 
     def embed(self, images: Tensor) -> tuple[Tensor, Context]:
         """`a_0` (B, T, D) and the arguments of the blocks, from a run of the model that skips its blocks."""
+        # Stand-ins keep the model's own code for positions, prefix tokens and arguments. What comes after the last
+        # block is not run: it may cost more than the embedding, and only `finish` needs it.
         last = self.num_layers
         recorders = {layer: Recorder(self.returns_tuple, last=layer == last) for layer in range(1, last + 1)}
         with replaced_blocks(self, recorders), suppress(LastBlockReached):
@@ -268,6 +271,7 @@ class ViT:
 
     def structure(self) -> Structure:
         """The parts of the model by their paths and counts, with which the same model is inspected again."""
+        # By its path: the object is of this process, and a saved model is inspected again in another.
         norm = next((name for name, module in self.model.named_modules() if module is self.norm), None)
         return Structure(blocks=self.blocks_path, norm=norm, cls=self.groups.cls, registers=self.groups.registers)
 
@@ -301,6 +305,7 @@ def recording(vit: ViT) -> Iterator[list[Tensor]]:
     states: list[Tensor] = []
 
     def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: Arguments) -> None:
+        # The list is begun again here, so that a model that is called twice leaves the latest states.
         states[:] = [state_argument(args, kwargs)]
 
     def leave(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
@@ -350,6 +355,7 @@ def changed_state(vit: ViT, layer: int, change: Callable[[Tensor], Tensor], grou
 @contextmanager
 def replaced_blocks(vit: ViT, replacements: Mapping[int, nn.Module]) -> Iterator[None]:
     """Inside the context, other modules stand in the place of blocks (numbered 1..L) of the model."""
+    # Through `_modules`, which is put back exactly as it was, names and order included.
     blocks = vit.blocks
     names = list(blocks._modules)
     saved = dict(blocks._modules)

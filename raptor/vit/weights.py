@@ -53,6 +53,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         # A file of a few bytes can hold a tensor of any size that repeats one value.
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise ValueError(f"{path}: {name} has more values than the file holds: save it contiguous")
+        # One precision for what follows: fingerprints, comparisons and measured norms.
         if tensor.is_floating_point():
             tensors[name] = tensor.float()
     return tensors
@@ -96,6 +97,7 @@ def fingerprint(model: nn.Module) -> str:
         shape = str(tuple(values.shape)).encode()[:64]
         return hashlib.blake2b(values.numpy(), key=shape, digest_size=16).digest()
 
+    # Counters, such as that of batch norm, are no weights. Names are left out: libraries rename them.
     floats = [tensor.detach() for tensor in model.state_dict().values() if tensor.is_floating_point()]
     with ThreadPoolExecutor() as pool:  # hashing releases the interpreter's lock
         digests = list(pool.map(digest, floats))
@@ -138,6 +140,7 @@ def size_in_file(model: nn.Module, state: Mapping[str, Tensor]) -> int | None:
     patches = getattr(model, "patch_embed", None)
     if table is None or not 2 <= table.ndim <= 3 or patches is None or not getattr(model, "dynamic_img_size", False):
         return None
+    # The table may hold positions for cls and registers before the patches.
     num_others = int(getattr(model, "num_prefix_tokens", 1))
     if getattr(model, "no_embed_class", False):
         num_others = 0
@@ -165,6 +168,7 @@ def fit_weights(model: nn.Module, state: dict[str, Tensor], path: str | Path) ->
     """
     own = model.state_dict()
     shapes = {name: tensor.shape for name, tensor in state.items()}
+    # Weights that fit need no filter, and timm's may rename or resample them.
     if shapes != {name: tensor.shape for name, tensor in own.items()}:
         state = _timm_filter(model, _strip_prefixes(state), path)
     faults = []
@@ -175,6 +179,7 @@ def fit_weights(model: nn.Module, state: dict[str, Tensor], path: str | Path) ->
     if unexpected:
         faults.append(f"unexpected: {_few(unexpected)}")
     wrong = [name for name in own if name in state and own[name].shape != state[name].shape]
+    # A few names tell a person which model the file is of; all of them would fill the screen.
     for name in wrong[:3]:
         faults.append(f"{name}: {tuple(state[name].shape)} in the file, {tuple(own[name].shape)} in the model")
     if faults:
@@ -222,6 +227,7 @@ def _strip_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
     embedding = next((tensor for name, tensor in backbone.items() if name.endswith("patch_embed.proj.weight")), None)
     if embedding is None:
         return state
+    # A probe's head on the backbone's output is its classifier; a head of self-supervision is not.
     weight = state.get("head.weight")
     if weight is not None and weight.shape[1:] == embedding.shape[:1]:
         for name in ("head.weight", "head.bias"):
@@ -247,6 +253,7 @@ def _timm_filter(model: nn.Module, state: dict[str, Tensor], path: str | Path) -
         kwargs["adapt_layer_scale"] = True
     try:
         return dict(filter_keys(state, model, **kwargs))
+    # The filter was written for files of its own models, and fails in any way on others.
     except (RuntimeError, KeyError, AttributeError, AssertionError, IndexError, TypeError):
         raise ValueError(other) from None
 

@@ -285,11 +285,13 @@ states teacher --data images --parts nope --out OUT :: --parts :: one of attn, a
 states teacher --data images --layers 0 --parts attn --out OUT :: --parts :: give other --layers
 show :: give MODEL :: --help
 show teacher :: give IMAGE :: --help
-show teacher nope.png --out OUT :: nope.png :: does not exist
+show teacher nope.png --out OUT :: nope.png :: check its path
 show teacher classes.txt --out OUT :: classes.txt :: not an image
-show nope images/0.png --out OUT :: 'nope' :: write timm/NAME
-show teacher IMAGE --what nope --out OUT :: --what :: one of attention, pca
-show teacher IMAGE --layers 9 --out OUT :: --layers :: from 1 to
+show nope flat/0.png --out OUT :: 'nope' :: write timm/NAME
+show teacher flat/0.png --what nope --out OUT :: --what :: one of attention, pca
+show teacher flat/0.png --layers 9 --out OUT :: --layers :: from 1 to
+show teacher flat/0.png extra --out OUT :: unexpected extra :: --help
+show teacher flat/0.png --what turn pca --layers 2 --out OUT
 explore :: give MODEL :: --help
 explore nope :: 'nope' :: write timm/NAME
 explore teacher --port -1 :: --port :: at least 1
