@@ -66,7 +66,7 @@ def check_parts(parts: Iterable[str]) -> None:
 
 @contextmanager
 def recording_parts(
-    blocks: Sequence[nn.Module], name: str, parts: Iterable[str], layers: Iterable[int] | None = None
+    blocks: Iterable[nn.Module], name: str, parts: Iterable[str], layers: Iterable[int] | None = None
 ) -> Iterator[Parts]:
     """Inside the context, the yielded parts are those of the latest forward pass of `blocks`.
 
@@ -74,6 +74,7 @@ def recording_parts(
         name: of the model, for messages.
         layers: numbers (1..L) of the blocks whose parts are kept; by default all. Attention of many tokens is large.
     """
+    blocks = list(blocks)
     parts = tuple(parts)
     check_parts(parts)
     kept = set(range(1, len(blocks) + 1))
@@ -254,6 +255,7 @@ def _weights_of_torch(*args: Any, **kwargs: Any) -> Tensor:
     """The weights of torch's own `nn.MultiheadAttention`, which computes them when it is asked."""
     kwargs.update(need_weights=True, average_attn_weights=False)
     _, weights = F.multi_head_attention_forward(*args, **kwargs)
+    assert weights is not None
     return weights
 
 
