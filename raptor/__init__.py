@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from raptor.phases.study import check_cuts, study_phases
     from raptor.probes import probe
     from raptor.recipes import load_recipe
+    from raptor.surrogate.at_speed import at_speed
     from raptor.surrogate.surrogate import block_parameters, make_surrogate
     from raptor.train import distill
     from raptor.train.teacher import train_teacher
@@ -48,6 +49,7 @@ __all__ = [
     "TokenGroups",
     "Trajectories",
     "ViT",
+    "at_speed",
     "block_parameters",
     "certify",
     "check_cuts",
@@ -99,6 +101,7 @@ _PLACES = {
     "raptor.probes": ("probe",),
     "raptor.recipes": ("load_recipe",),
     "raptor.phases.similarity": ("measure_similarity",),
+    "raptor.surrogate.at_speed": ("at_speed",),
     "raptor.surrogate.surrogate": ("block_parameters", "make_surrogate"),
     "raptor.train": ("distill",),
     "raptor.train.teacher": ("train_teacher",),

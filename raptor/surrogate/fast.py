@@ -1,8 +1,7 @@
 """The blocks of `raptor.surrogate.block`, computed with fewer passes over the states.
 
-Scales and shifts along the features are folded into the linear layers beside them, activations and attention run with
-fused gradients, and a phase's layers are made once for all of its depths. `FastBlock` is such a view of a block; it is
-used unless one switch is off:
+Scales and shifts along the features are folded into the linear layers beside them, and activations and attention run
+with fused gradients. `FastBlock` is such a view of a block; it is used unless one switch is off:
 
     with fast.switched(False):
         ...
@@ -15,8 +14,8 @@ LayerScale. Any other copied block runs as it is.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -25,8 +24,8 @@ from torch import Tensor, nn
 
 from raptor.devices import HAS_TRITON
 from raptor.surrogate import block as plain
-from raptor.surrogate.adapters import Weights, at_each_depth
-from raptor.surrogate.block import UNMODULATED, CopiedBlock, Modulated, Modulation, PaperBlock, film
+from raptor.surrogate.adapters import Weights
+from raptor.surrogate.block import UNMODULATED, CopiedBlock, Modulated, Modulation, PaperBlock
 from raptor.surrogate.kernels import activations, attention
 from raptor.surrogate.teacher_blocks import double_device, first_state, in_double, num_heads_of
 from raptor.vit.view import ViT
@@ -71,6 +70,25 @@ class Folded(NamedTuple):
     layers: tuple[tuple[Tensor, Tensor], ...]
     t3: Any
     shift3: Any
+
+
+class AtDepth(NamedTuple):
+    """What a block takes at one depth where no gradient is needed.
+
+    Gains and offsets are those of the two norms; `scale1`, `scale2` and `shift3` act on the ends of the two branches,
+    if they are not in the weights already; `t3` scales the state before the second branch is added. `layers` has weight
+    and bias of qkv, proj, wi and wo.
+    """
+
+    gain1: Tensor
+    offset1: Tensor
+    gain2: Tensor
+    offset2: Tensor
+    scale1: Tensor | None
+    scale2: Tensor | None
+    shift3: Tensor | None
+    t3: Tensor | None
+    layers: Any
 
 
 class FastBlock(nn.Module):
@@ -149,7 +167,7 @@ class FastBlock(nn.Module):
         if modulation is not None:
             given = {name: factor for name, factor in modulation._asdict().items() if factor is not None}
             m = m._replace(**given)
-        qkv, proj, wi, wo = self._own_weights() if weights is None else weights
+        qkv, proj, wi, wo = self.own_weights() if weights is None else weights
         g1, g2 = self._gains()
         if g1 is None:
             g1 = torch.ones_like(self.norm1.weight)
@@ -162,27 +180,69 @@ class FastBlock(nn.Module):
         return Folded((qkv, proj, wi, wo), m.t3, m.shift3)
 
     def infer(self, x_btd: Tensor, modulation: Modulation | None, weights: Weights | None = None) -> Tensor:
-        """The next state at one depth, for no gradient: as many passes over the states as without any modulation.
+        """The next state at one depth, for no gradient: as many passes over the states as without any modulation."""
+        # Whichever is smaller is scaled: the outputs of the branches for a single image, their weights for many.
+        scale_weights = x_btd.shape[:-1].numel() >= x_btd.shape[-1]
+        return self.run(x_btd, self.at_depth(modulation, weights, scale_weights))
+
+    def takes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether `run` may be called where the teacher passes these arguments beside the state.
+
+        The paper's block ignores them; a copied one may use them, and `run` would not.
+        """
+        return not self.is_copy or all(value is None or value is False for value in (*args, *kwargs.values()))
+
+    def at_depth(self, modulation: Modulation | None, weights: Weights | None, scale_weights: bool) -> AtDepth:
+        """What `run` takes at one depth. `weights` stand for those of qkv, proj, wi and wo.
 
         The norms take the depth's gains and offsets, and only proj and wo are scaled. Scaling all four layers, as
         `fold` does, costs a sixth to a third of the forward pass of a single image on a CPU.
         """
         m = UNMODULATED if modulation is None else modulation.flattened(0)
-        qkv, proj, wi, wo = self._own_weights() if weights is None else weights
+        qkv, proj, wi, wo = self.own_weights() if weights is None else weights
         g1, g2 = self._gains()
-        scale1 = m.t1 if g1 is None else m.t1 * g1
-        scale2 = m.t3 * m.t2 if g2 is None else m.t3 * m.t2 * g2
-        y_btd = F.linear(_modulated_norm(x_btd, self.norm1, m.scale1, m.shift1), *qkv)
-        u_btd = x_btd + _scaled_linear(plain.attend(y_btd, self.num_heads), proj, scale1)
-        z_btf = F.linear(_modulated_norm(u_btd, self.norm2, m.scale2, m.shift2), *wi)
-        h_btf = F.gelu(z_btf) if self.is_copy else plain.swiglu(z_btf)
-        v_btd = _scaled_linear(h_btf, wo, scale2, m.shift3)
-        if modulation is None:
-            return u_btd + v_btd
-        with torch.autocast(x_btd.device.type, enabled=False):  # which would write v_btd in fp32 first
-            return torch.addcmul(v_btd, u_btd, m.t3)
+        scale1 = _product(m.t1, g1)
+        scale2 = _product(_product(m.t3, m.t2), g2)
+        shift3 = m.shift3
+        if scale_weights:
+            proj = _scaled(proj, scale1, None)
+            wo = _scaled(wo, scale2, shift3)
+            scale1 = scale2 = shift3 = None
+        return AtDepth(
+            *_modulated_norm(self.norm1, m.scale1, m.shift1),
+            *_modulated_norm(self.norm2, m.scale2, m.shift2),
+            scale1,
+            scale2,
+            shift3,
+            None if modulation is None else m.t3,
+            (qkv, proj, wi, wo),
+        )
 
-    def _own_weights(self) -> list[Any]:
+    def run(self, x_btd: Tensor, at: AtDepth, fused: bool = False) -> Tensor:
+        """The next state, for no gradient.
+
+        fused: take each product together with the sum that follows it. That rounds once instead of twice, so a copied
+        block at its own depth is no longer the teacher's to the last bit.
+        """
+        add_product = torch.addcmul if fused else _add_product
+        qkv, proj, wi, wo = at.layers
+        shape = self.norm1.normalized_shape
+        y_btd = F.linear(F.layer_norm(x_btd, shape, at.gain1, at.offset1, self.norm1.eps), *qkv)
+        z_btd = F.linear(plain.attend(y_btd, self.num_heads), *proj)
+        with _without_autocast(x_btd):  # which would first write a bf16 branch in fp32
+            u_btd = x_btd + z_btd if at.scale1 is None else add_product(x_btd, z_btd, at.scale1)
+        y_btf = F.linear(F.layer_norm(u_btd, shape, at.gain2, at.offset2, self.norm2.eps), *wi)
+        h_btf = F.gelu(y_btf) if self.is_copy else plain.swiglu(y_btf)
+        z_btd = F.linear(h_btf, *wo)
+        with _without_autocast(x_btd):
+            if at.shift3 is not None and at.scale2 is not None:
+                z_btd = add_product(at.shift3, z_btd, at.scale2)
+            elif at.scale2 is not None:
+                z_btd = z_btd * at.scale2
+            return u_btd + z_btd if at.t3 is None else torch.addcmul(z_btd, u_btd, at.t3)
+
+    def own_weights(self) -> list[Any]:
+        """Weight and bias of qkv, proj, wi and wo."""
         return [(layer.weight, layer.bias) for layer in (self.qkv, self.proj, self.wi, self.wo)]
 
     def _gains(self) -> tuple[Tensor | None, Tensor | None]:
@@ -239,134 +299,36 @@ def _folded_scale(linear: Any, scale: Tensor) -> tuple[Tensor, Tensor]:
     return scale[..., None] * weight, scale * bias
 
 
-def _modulated_norm(x: Tensor, norm: nn.LayerNorm, scale: Tensor | None, shift: Tensor | None) -> Tensor:
-    """`scale * norm(x) + shift` in one pass, or `norm(x)` for factors that leave the norms alone."""
-    gain: Tensor = norm.weight
-    offset: Tensor = norm.bias
-    if scale is not None and shift is not None:
-        gain = scale * gain
-        offset = torch.addcmul(shift, scale, offset)
-    return F.layer_norm(x, norm.normalized_shape, gain, offset, norm.eps)
+def _modulated_norm(norm: nn.LayerNorm, scale: Tensor | None, shift: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Gain and offset that make `scale * norm(x) + shift`, or `norm(x)` for factors that leave the norms alone."""
+    if scale is None or shift is None:
+        return norm.weight, norm.bias
+    return scale * norm.weight, torch.addcmul(shift, scale, norm.bias)
 
 
-def _scaled_linear(x: Tensor, linear: Any, scale: Any, shift: Tensor | None = None) -> Tensor:
-    """`scale * linear(x) + shift`; a scale that is a number is 1, and comes without a shift."""
+def _product(factor: Any, gain: Tensor | None) -> Tensor | None:
+    """Two factors as one; None for no factor. A factor that is a number is 1."""
+    if not isinstance(factor, Tensor):
+        return gain
+    return factor if gain is None else factor * gain
+
+
+def _scaled(linear: Any, scale: Tensor | None, shift: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Weight and bias that make `scale * linear(x) + shift`; without a scale there is no shift."""
     weight, bias = linear
-    if not isinstance(scale, Tensor):
-        return F.linear(x, weight, bias)
-    # The smaller one of weight and output is scaled: the output of a single image, the weight for many.
-    if x.shape[:-1].numel() < x.shape[-1]:
-        return film(F.linear(x, weight, bias), scale, shift)
-    offset = scale * bias if shift is None else torch.addcmul(shift, scale, bias)
-    return F.linear(x, scale[:, None] * weight, offset)
+    if scale is None:
+        return weight, bias
+    return scale[:, None] * weight, scale * bias if shift is None else torch.addcmul(shift, scale, bias)
 
 
-# All depths of a phase at once. Each depth on its own would scale and round the tied weights again, and its gradients
-# would be taken apart and added to the others' one by one.
+def _add_product(base: Tensor, value: Tensor, factor: Tensor) -> Tensor:
+    return base + value * factor
 
 
-class LayerCall(NamedTuple):
-    """What a phase's block takes at one of its layers, beside the state and the teacher's own arguments.
-
-    Attributes:
-        modulation: its factors as vectors (D,); None for a fast block, whose folded layers have them.
-        kwargs: the folded layers, or the weights of that depth where it has its own.
-    """
-
-    modulation: Modulation | None
-    kwargs: dict[str, Any]
-
-
-def fold_depths(block: FastBlock, modulation: Modulation | None, weights: Weights | None, dtype: torch.dtype) -> Folded:
-    """All depths' layers, where `modulation` has factors (n, D) and `weights` are of n depths.
-
-    Tensors that differ between depths are rounded to `dtype` here, where a compiler fuses it, shared ones by `Spread`.
-    """
-    layers, t3, shift3 = block.fold(modulation, weights)
-    rounded = []
-    for weight, bias in layers:
-        if weight.ndim == 3:
-            weight = weight.to(dtype)
-        if bias.ndim == 2:
-            bias = bias.to(dtype)
-        rounded.append((weight, bias))
-    return Folded(tuple(rounded), t3, shift3)
-
-
-def layer_calls(
-    tied: Any, block: nn.Module, depth_n: Tensor, fold: Callable[..., Folded] = fold_depths
-) -> list[LayerCall]:
-    """How the tied block of a phase is called at each of the depths (n,) of its layers.
-
-    Everything is made for the whole phase here, because a compiled block that read a table would be compiled again for
-    each phase.
-
-    Args:
-        block: what runs: the block's fast view, or the block itself.
-        fold: `fold_depths`, or its compiled form, which scales and rounds in fused kernels.
-    """
-    num_depths = len(depth_n)
-    modulation = tied.modulation(depth_n)
-    if modulation is not None:
-        modulation = modulation.flattened(1)
-    weights = tied.weights(depth_n)
-    if isinstance(block, FastBlock):
-        dtype = product_dtype(block.norm1.weight)
-        folded = fold(block, modulation, weights, dtype)
-        return [LayerCall(None, {"folded": one}) for one in _each_depth(folded, num_depths, dtype)]
-    factors: Sequence[Modulation | None] = [None] * num_depths
-    if modulation is not None:
-        factors = modulation.unbind()
-    if weights is None:
-        return [LayerCall(one, {}) for one in factors]
-    return [LayerCall(one, {"weights": own}) for one, own in zip(factors, at_each_depth(weights))]
-
-
-def _each_depth(folded: Folded, num_depths: int, dtype: torch.dtype) -> list[Folded]:
-    """The layers of n depths as one `Folded` for each."""
-    own: list[bool] = []  # whether weight and bias of each layer differ between depths
-    tensors: list[Tensor] = []
-    for weight, bias in folded.layers:
-        own += [weight.ndim == 3, bias.ndim == 2]
-        tensors += [weight, bias]
-    shared = [tensor for tensor, differs in zip(tensors, own) if not differs]
-    copies = iter(Spread.apply(num_depths, dtype, *shared))
-    by_depth: list[Sequence[Tensor]] = []
-    for tensor, differs in zip(tensors, own):
-        by_depth.append(tensor.unbind() if differs else [next(copies) for _ in range(num_depths)])
-    t3_n = folded.t3.unbind() if isinstance(folded.t3, Tensor) else [folded.t3] * num_depths
-    shift3_n = folded.shift3.unbind() if isinstance(folded.shift3, Tensor) else [folded.shift3] * num_depths
-    each = []
-    for n in range(num_depths):
-        here = [depths[n] for depths in by_depth]
-        layers = tuple(zip(here[0::2], here[1::2]))
-        each.append(Folded(layers, t3_n[n], shift3_n[n]))
-    return each
-
-
-class Spread(torch.autograd.Function):
-    """`num` copies of each tensor in another precision; their gradients are added up at once in the tensor's own.
-
-    Autograd would add them one by one, in bf16, where a gradient of 1/512 beside 1 is lost.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, num: int, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        ctx.num = num
-        ctx.dtypes = [tensor.dtype for tensor in tensors]
-        copies = []
-        for tensor in tensors:
-            rounded = tensor.to(dtype)
-            copies += [rounded.detach() for _ in range(num)]
-        return tuple(copies)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        sums = []
-        for n, dtype in enumerate(ctx.dtypes):
-            part = grads[n * ctx.num : (n + 1) * ctx.num]
-            sums.append(torch.stack(part).sum(0, dtype=dtype))
-        return None, None, *sums
+def _without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return nullcontext()  # a graph that is exported should hold no trace of it
 
 
 # Whether a copied block is of the common make.

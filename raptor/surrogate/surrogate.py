@@ -82,9 +82,7 @@ class TiedBlock(nn.Module):
         # A compiler fuses the formula by itself. With a gradient the formula is differentiable as often as one likes.
         if depth.ndim == 0 and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
             view = self.fast
-            only_state = all(value is None or value is False for value in (*args, *kwargs.values()))
-            # The paper's block ignores the teacher's arguments; a copied one may use them, and its view would not.
-            if view is not None and (only_state or not view.is_copy):
+            if view is not None and view.takes(args, kwargs):
                 return view.infer(x_btd, modulation, weights)
         if weights is not None:
             kwargs["weights"] = weights

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from raptor.certificate.heads import Head
 from raptor.phases.cut import Phases
 from raptor.surrogate.block import Modulation
-from raptor.surrogate.fast import LayerCall, fold_depths, layer_calls
+from raptor.surrogate.depths import LayerCall, fold_depths, layer_calls
 from raptor.surrogate.kernels.attention import choose_attention
 from raptor.surrogate.surrogate import shared_blocks
 from raptor.surrogate.teacher_blocks import has_image_arguments
