@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from raptor.certificate.measure import _measure
+from raptor.certificate.follow import follow
 from raptor.certificate.null_models import fit_null_models
 from raptor.data.stream import Batch
 from raptor.surrogate import fast
@@ -88,7 +88,7 @@ def main() -> None:
 
     def measure(null_models) -> None:
         with torch.no_grad():
-            measured = _measure(surrogate, teacher, batches, null_models, None, options.precision)
+            measured = follow(surrogate, teacher, batches, None, options.precision, null_models)
             for curves in measured.curves.values():
                 curves.result()
 

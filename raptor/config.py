@@ -531,10 +531,15 @@ class EvaluateConfig(Opening, OfTeacher, Measuring, GivenHead, Running):
 
     title = "certificate"
     POSITIONAL = ("run",)
-    RARE: ClassVar[tuple[str, ...]] = ("null_models", "bootstrap", "seed", "train_images")
+    RARE: ClassVar[tuple[str, ...]] = ("null_models", "bootstrap", "seed", "train_images", "sample_images")
 
     run: Model = field(kw_only=False)
     """a run folder, a surrogate folder, or scenes-k2, scenes-k3."""
+    shift: Data | None = None
+    """further sets of images, one row of results for each: data, or noise, blur, jpeg, contrast of the held-out images,
+    with a severity of 1 to 5 as in noise:5 (3 by default)."""
+    autonomous: Model | None = None
+    """a run with the same phases, distilled with --conditioning none: what it loses is the price of non-autonomy."""
     train_images: Number = 1000
     """training images that the null models are fitted on."""
     null_models: bool = True
@@ -543,6 +548,8 @@ class EvaluateConfig(Opening, OfTeacher, Measuring, GivenHead, Running):
     """relative error that Definition 1 is judged by at every layer; by default the smallest one that holds."""
     bootstrap: NumberOrNone = 1000
     """resamples of the intervals."""
+    sample_images: NumberOrNone = 128
+    """held-out images for stitching, and for rate and distortion: L + 11 forward passes for each; 0 leaves both out."""
     out: str | None = None
     """folder for certificate.json, complexity.json and the figure; by default the run's own."""
     seed: Seed = 0

@@ -35,12 +35,14 @@ def resampled_means(values_nm: Array, num_resamples: int, seed: int = 0) -> Arra
     """
     rng = np.random.default_rng(seed)
     num_images = len(values_nm)
+    # In chunks: all counts at once would take num_resamples x num_images numbers.
     means = np.full((num_resamples, values_nm.shape[1]), np.nan)
     if num_images == 1:
         return means
     for start in range(0, num_resamples, CHUNK):
         rows = min(CHUNK, num_resamples - start)
         drawn = rng.integers(num_images, size=(rows, num_images)) + num_images * np.arange(rows)[:, None]
+        # Row r of the draws is shifted by r x num_images, so that one bincount counts every resample by itself.
         counts = np.bincount(drawn.ravel(), minlength=rows * num_images).reshape(rows, num_images)
         means[start : start + rows] = counts @ values_nm / num_images
     return means
@@ -84,5 +86,6 @@ def quantile_intervals(
         drawn = rng.integers(num_images, size=(rows, num_images))
         drawn.partition(np.unique(places), axis=1)
         ranks[start : start + rows] = drawn[:, places]
+    # An end of the interval is one of the values too, so ranks are not interpolated.
     bounds = np.quantile(ranks, _ENDS, axis=0, method="nearest").astype(np.int64)
     return ordered[places], ordered[bounds.T]

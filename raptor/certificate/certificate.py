@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from raptor.certificate.autonomy import Autonomy, Conditioning
 from raptor.certificate.definition import Definition
 from raptor.certificate.error_curves import METRICS, Curves
 from raptor.certificate.heads import share_kept
+from raptor.certificate.shift import SHIFT_COLUMNS, Shift
+from raptor.certificate.stitching import Stitching
 from raptor.certificate.verdict import Estimate, Verdict, images_of
 from raptor.phases.cut import PhaseLengths
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
-from raptor.streaming import Array, Record
+from raptor.streaming import Array, Record, jsonable
 from raptor.subject import Subject
 from raptor.vit.pair import OTHER_TEACHER
 
@@ -61,7 +64,12 @@ class Certificate(ResultFile):
         verdict: training, and R2 against the null models, in words.
         nulls: the null models' curves on the same images; empty when left out.
         predictions: `agreement`, `teacher_accuracy`, `surrogate_accuracy` with their intervals; empty without a head.
+        floors: `agreement` and `accuracy` of the best predictor that always gives one class.
         costs: `surrogate` and `teacher`.
+        conditioning: what makes one depth of the surrogate differ from another.
+        autonomy: the price of a surrogate without that, where one was given.
+        stitching: each model's states finished by the other.
+        shift: the same comparison on other sets of images.
         notes: the head, what the null models were fitted on, what was left out.
         data, split, bad_images, provenance: where it came from.
     """
@@ -84,7 +92,12 @@ class Certificate(ResultFile):
     definition: Definition | None = None
     nulls: dict[str, Curves] = field(default_factory=dict)
     predictions: dict[str, Estimate] = field(default_factory=dict)
+    floors: dict[str, float] = field(default_factory=dict)
     costs: dict[str, Cost] = field(default_factory=dict)
+    conditioning: Conditioning | None = None
+    autonomy: Autonomy | None = None
+    stitching: Stitching | None = None
+    shift: list[Shift] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     data: str = "the data"
     split: str = "val"
@@ -120,10 +133,12 @@ class Certificate(ResultFile):
         return self.costs["surrogate"].seconds_per_image / self.costs["teacher"].seconds_per_image
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the values of single images; the verdict first."""
+        """Everything but the values of single images; Definition 1 and the verdict first."""
         saved = super().to_dict()
-        del saved["verdict"]
+        del saved["verdict"], saved["definition"]
         return {
+            "lines": self.first_lines(),
+            "definition": jsonable(self.definition),
             "verdict": self.judged.to_dict(),
             **saved,
             "phases": list(self.phases),
@@ -132,10 +147,14 @@ class Certificate(ResultFile):
         }
 
     def first_lines(self) -> list[str]:
-        """The verdict on Definition 1, and the verdict on training and null models."""
+        """Definition 1, training and null models, what a depth has of its own, and where the error is made."""
         lines = self.judged.lines()
         if self.definition is not None:
             lines.insert(0, self.definition.line())
+        # What was not measured has no line.
+        for more in (self.conditioning, self.autonomy, self.stitching):
+            if more is not None:
+                lines.append(more.line())
         return lines
 
     def rows(self, group: str = "all") -> list[dict[str, float]]:
@@ -174,7 +193,7 @@ class Certificate(ResultFile):
         """A rich table of predictions and costs of both sides."""
         from rich.table import Table
 
-        table = Table("", "teacher", "surrogate", "surrogate / teacher")
+        table = Table("", "teacher", "surrogate", "surrogate / teacher", "one class for all")
         for label, name, unit in (
             ("parameters (M)", "num_parameters", 1e6),
             ("block parameters (M)", "block_parameters", 1e6),
@@ -183,16 +202,52 @@ class Certificate(ResultFile):
         ):
             of_teacher = getattr(self.costs["teacher"], name) / unit
             own = getattr(self.costs["surrogate"], name) / unit
-            table.add_row(label, _number(of_teacher), _number(own), _number(own / of_teacher))
+            table.add_row(label, _number(of_teacher), _number(own), _number(own / of_teacher), "")
+        for label, *cells in self.kept():
+            table.add_row(f"{label} ({self.head})", *map(_number, cells))
+        return table
+
+    def shift_table(self) -> Table:
+        """A rich table with one row per set of images, those of the certificate first."""
+        from rich.table import Table
+
+        table = Table(*SHIFT_COLUMNS)
+        for shift in self.sets():
+            table.add_row(*shift.cells())
+        return table
+
+    def sets(self) -> list[Shift]:
+        """The certificate's own images as a set among the further ones."""
+        group = self.verdict.groups["all"]
+        eps = self.eps["relative"]["all"]
+        layer = eps.layer - 1
+        ends = self.intervals["relative"]["all"]
+        own = Shift(
+            name=f"{self.data} (this certificate)",
+            num_images=self.num_images,
+            r2_last=group.r2_last,
+            r2_lowest=group.r2_lowest.value,
+            lowest_layer=group.lowest_layer,
+            eps=Estimate(eps.value, jsonable(ends[0, layer]), jsonable(ends[1, layer])),
+            eps_layer=eps.layer,
+            agreement=self.predictions.get("agreement"),
+            floor=self.floors.get("agreement"),
+        )
+        return [own, *self.shift]
+
+    def kept(self) -> list[tuple[str, float | None, float | None, float | None, float | None]]:
+        """Accuracy and agreement: teacher, surrogate, the share kept, and the share that one class for all keeps."""
+        rows: list[tuple[str, float | None, float | None, float | None, float | None]] = []
+        # A share of a score says nothing without the share that one class for all images keeps.
         scores = {name: entry.value or 0.0 for name, entry in self.predictions.items()}
         if "teacher_accuracy" in scores:
             of_teacher = scores["teacher_accuracy"]
             own = scores["surrogate_accuracy"]
-            kept = share_kept(own, of_teacher)
-            table.add_row(f"accuracy ({self.head})", _number(of_teacher), _number(own), _number(kept))
+            floor = share_kept(self.floors.get("accuracy"), of_teacher)
+            rows.append(("accuracy", of_teacher, own, share_kept(own, of_teacher), floor))
         if "agreement" in scores:
-            table.add_row(f"agreement ({self.head})", "", _number(scores["agreement"]), "")
-        return table
+            rows.append(("agreement", None, None, scores["agreement"], self.floors.get("agreement")))
+        return rows
 
 
 def _number(value: float | None) -> str:

@@ -3,6 +3,9 @@
 The bound is `sum_j DL(theta(B_j)) + k log2 L + log2(FLOPs)` bits: what it takes to write down the blocks, how often
 each is repeated, and the time to run them. Patch embedding, norm and head are the same on both sides and left out;
 their bits are reported separately.
+
+The ratio of two bounds follows from k / L by counting weights and says nothing about what the weights do. What a bit is
+worth is measured by `raptor.certificate.rate`.
 """
 
 from __future__ import annotations
@@ -10,28 +13,24 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from raptor.provenance import Provenance
-from raptor.run import ResultFile
 from raptor.streaming import Record
-from raptor.subject import Subject
 from raptor.surrogate.surrogate import shared_blocks
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
 
-_MAX_TIMED_ON_CPU = 32
-_BITS = {"fp32": 32, "fp16": 16, "int8": 8}
-PRECISIONS = tuple(_BITS)
-_SCALE_BITS = 32  # int8 keeps one fp32 scale per row of a matrix, and vectors (biases, norms) in fp16
+_MAX_TIMED_ON_CPU = 32  # images: a larger batch takes seconds a round and is no faster per image
+BITS = {"fp32": 32, "fp16": 16, "int8": 8, "int6": 6, "int4": 4, "int3": 3}
+_BOUNDED = ("fp32", "fp16", "int8")  # the precisions that complexity.json has bounds of
+_SCALE_BITS = 32  # whole numbers need one fp32 scale per row of a matrix; vectors (biases, norms) stay in fp16
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class LevinBound(Record):
     """The terms of the bound for one model at one weight precision, in bits.
 
     Attributes:
-        precision: `fp32`, `fp16` or `int8`.
+        precision: `fp32`, `fp16`, `int8`, `int6`, `int4` or `int3`.
         num_parameters: of the blocks, each tied block once.
         weight_bits: description length of those parameters, int8 scales included.
         shared_bits: description length of everything else (embedding, norm, head), outside the bound.
@@ -68,39 +67,6 @@ class LevinPair(Record):
     surrogate: LevinBound
     teacher: LevinBound
     ratio: float
-
-
-@dataclass(frozen=True)
-class Rounding(Record):
-    """A measure before and after the weights are rounded; `added` is after - before."""
-
-    before: float
-    after: float
-    added: float
-
-
-@dataclass
-class Complexity(ResultFile):
-    """complexity.json: the Levin bounds at each precision, and what rounding the weights costs.
-
-    quantisation: side -> precision -> measure, on images of `data`.
-    """
-
-    FILE: ClassVar[str] = "complexity.json"
-
-    fp32: LevinPair
-    fp16: LevinPair
-    int8: LevinPair
-    quantisation: dict[str, dict[str, dict[str, Rounding]]] = field(default_factory=dict)
-    data: str = "the data"
-    split: str = "val"
-    provenance: Provenance = field(default_factory=Provenance)
-    subject: Subject | None = None
-
-    @property
-    def bounds(self) -> dict[str, LevinPair]:
-        """Precision -> bounds."""
-        return {"fp32": self.fp32, "fp16": self.fp16, "int8": self.int8}
 
 
 def count_flops(vit: ViT) -> int:
@@ -157,6 +123,7 @@ def run_times(
     """
     device = images.device
     images = images if device.type == "cuda" else images[:_MAX_TIMED_ON_CPU]
+    # In turn, so that a machine that slows down does so for all models; the median forgives single interruptions.
     spent: dict[str, list[float]] = {name: [] for name in models}
     _timed_round(models, images, precision)  # warms caches and kernels up
     begin = time.perf_counter()
@@ -190,18 +157,26 @@ def block_list(vit: ViT) -> nn.Module:
 
 def description_bits(parameters: Sequence[Tensor], precision: str) -> int:
     """Bits to write `parameters` down at `precision`."""
-    if precision not in _BITS:
-        raise ValueError(f"unknown precision {precision!r}: choose from {', '.join(_BITS)}")
-    if precision != "int8":
-        return _BITS[precision] * sum(p.numel() for p in parameters)
-    return sum(
-        8 * p.numel() + _SCALE_BITS * p.shape[0] if p.ndim > 1 else _BITS["fp16"] * p.numel() for p in parameters
-    )
+    check_precision(precision)
+    if not precision.startswith("int"):
+        return BITS[precision] * sum(p.numel() for p in parameters)
+    bits = 0
+    for p in parameters:
+        if p.ndim > 1:
+            bits += BITS[precision] * p.numel() + _SCALE_BITS * p.shape[0]
+        else:
+            bits += BITS["fp16"] * p.numel()
+    return bits
+
+
+def check_precision(precision: str) -> None:
+    if precision not in BITS:
+        raise ValueError(f"unknown precision {precision!r}: choose from {', '.join(BITS)}")
 
 
 def levin_bound(vit: ViT, precision: str = "fp32", flops: int | None = None) -> LevinBound:
     """The bound of one model. `flops`: counted here unless given."""
-    own = list(block_list(vit).parameters())
+    own = list(block_list(vit).parameters())  # a tied block is listed once
     inside = {id(p) for p in own}
     shared = [p for p in vit.model.parameters() if id(p) not in inside]
     flops = count_flops(vit) if flops is None else flops
@@ -227,58 +202,7 @@ def levin_bounds(surrogate: ViT, teacher: ViT) -> dict[str, LevinPair]:
     sides = {"surrogate": surrogate, "teacher": teacher}
     flops = {side: count_flops(vit) for side, vit in sides.items()}
     bounds = {}
-    for precision in _BITS:
+    for precision in _BOUNDED:
         terms = {side: levin_bound(vit, precision, flops[side]) for side, vit in sides.items()}
         bounds[precision] = LevinPair(**terms, ratio=terms["surrogate"].total_bits / terms["teacher"].total_bits)
     return bounds
-
-
-@contextmanager
-def quantised(vit: ViT, precision: str) -> Iterator[ViT]:
-    """Inside the context the weights of the blocks are rounded to `precision`, in place; then they are put back.
-
-    `fp32` leaves them as they are. `fp16` rounds every weight. `int8` rounds matrices to 255 even steps per row,
-    symmetric about zero, and vectors to fp16. The arithmetic stays that of the model: what is measured is the error of
-    the weights.
-    """
-    if precision not in _BITS:
-        raise ValueError(f"unknown precision {precision!r}: choose from {', '.join(_BITS)}")
-    if precision == "fp32":
-        yield vit
-        return
-    parameters = list(block_list(vit).parameters())
-    saved = [p.detach().clone() for p in parameters]
-    try:
-        with torch.no_grad():
-            for p in parameters:
-                p.copy_(rounded(p, precision))
-        yield vit
-    finally:
-        with torch.no_grad():
-            for p, value in zip(parameters, saved):
-                p.copy_(value)
-
-
-def rounded(weight: Tensor, precision: str) -> Tensor:
-    """The values `weight` takes when stored at `precision`, in its own dtype."""
-    if precision == "fp32":
-        return weight.clone()
-    if precision == "fp16" or weight.ndim < 2:
-        limit = torch.finfo(torch.float16).max
-        return weight.clamp(-limit, limit).half().to(weight.dtype)
-    rows = weight.flatten(1)
-    scale = (rows.abs().amax(1, keepdim=True) / 127).clamp_min(torch.finfo(torch.float32).tiny)
-    return ((rows / scale).round() * scale).view_as(weight)
-
-
-def cost_of_rounding(measured: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, Rounding]]:
-    """What rounding the blocks' weights adds to each measure (errors, scores): precision -> measure.
-
-    measured: precision -> measure; `fp32` are those of the weights as they are.
-    """
-    before = measured["fp32"]
-    return {
-        precision: {name: Rounding(before[name], after[name], added=after[name] - before[name]) for name in before}
-        for precision, after in measured.items()
-        if precision != "fp32"
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,6 +15,16 @@ from raptor.streaming import Array, Record, jsonable
 # nominal 95 % interval covered in .52, .65 and .91 of simulated samples.
 ENOUGH_IMAGES = 200
 _LARGEST_ERROR = 2.0  # of an image, as a multiple of its norm
+_NUM_HARDEST = 4
+
+
+@dataclass
+class HardImage(Record):
+    """An image that the surrogate follows badly: its relative error, and its picture as a PNG in base64."""
+
+    name: str
+    error: float
+    picture: str = ""
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,7 @@ class Definition(Record):
         bernstein: an upper end that holds for any number of images; see `bernstein_bounds`.
         q95, q99: quantiles over images of |a_l - ã_l|_F / |a_l|_F at this layer.
         worst, worst_image: the largest of these ratios, and the name of its image.
+        hardest: the images with the largest ratios, the worst one first.
     """
 
     holds: bool
@@ -44,6 +55,7 @@ class Definition(Record):
     worst: float
     worst_image: str
     num_images: int
+    hardest: list[HardImage] = field(default_factory=list)
 
     def line(self) -> str:
         """The verdict in one line."""
@@ -83,18 +95,20 @@ def judge_definition(
     value_l = curves.relative["all"]
     if not np.isfinite(value_l).all():
         return None
-    upper_l = ends_2lg[1, :, 0]
+    upper_l = ends_2lg[1, :, 0]  # of all tokens, which Definition 1 is about
     decides_l = np.where(np.isfinite(upper_l), upper_l, value_l)
     layer = int(decides_l.argmax())
     limit = float(decides_l[layer]) if eps is None else eps
     holds = bool(decides_l[layer] <= limit)
-    if not holds:
+    if not holds:  # the first layer, because later ones inherit its error
         layer = int((decides_l > limit).argmax())
     error_n = curves.image_error[:, layer, 0]
     norm_n = curves.image_norm[:, layer, 0]
     ratio_n = curves.image_relative[:, layer, 0]
     q95, q99 = np.quantile(ratio_n, (0.95, 0.99), method="inverted_cdf")
-    hardest = int(ratio_n.argmax())
+    hardest = []
+    for row in (-ratio_n).argsort(kind="stable")[:_NUM_HARDEST]:
+        hardest.append(HardImage(names[row], float(ratio_n[row])))
     return Definition(
         holds=holds,
         eps=limit,
@@ -105,9 +119,10 @@ def judge_definition(
         bernstein=jsonable(bernstein_bound(error_n, norm_n)),
         q95=float(q95),
         q99=float(q99),
-        worst=float(ratio_n[hardest]),
-        worst_image=names[hardest],
+        worst=hardest[0].error,
+        worst_image=hardest[0].name,
         num_images=len(error_n),
+        hardest=hardest,
     )
 
 
@@ -127,11 +142,12 @@ def bernstein_bound(error_n: Array, norm_n: Array, level: float = LEVEL) -> floa
         return float("inf")
     log_term = np.log(2 / ((1 - level) / 2))
     slack = 7 * _LARGEST_ERROR * norm_n.max() * log_term / (3 * (num_images - 1))
-    error, norm = error_n.mean() + slack, norm_n.mean()
+    error = error_n.mean() + slack
+    norm = norm_n.mean()
     variance = np.cov(error_n, norm_n) * 2 * log_term / num_images
     # The larger root of (t norm - error)^2 = V(error) - 2 t Cov(error, norm) + t^2 V(norm), variances scaled as above.
     square = norm**2 - variance[1, 1]
-    if square <= 0:
+    if square <= 0:  # the norms vary so much that no ratio can be excluded
         return float("inf")
     half = error * norm - variance[0, 1]
     return float((half + np.sqrt(half**2 - square * (error**2 - variance[0, 0]))) / square)

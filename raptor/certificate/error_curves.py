@@ -239,6 +239,7 @@ class ErrorCurves:
                 coordinate_parts.append(coordinate_lg3d)
         image_blgv = torch.cat(image_parts).transpose(0, 1)
         self._image_sums += image_blgv.sum(0, dtype=torch.float64)
+        # Roots before sums: E |a - s|_F is a mean of norms, not the root of a mean.
         self._norm_sums += image_blgv[..., :2].sqrt().sum(0, dtype=torch.float64)
         mean_lgd, square_lgd, residual_lgd = torch.cat(coordinate_parts).double().unbind(2)
         self._coordinates.add(mean_lgd, square_lgd, len(image_blgv) * self._num_tokens)
@@ -313,6 +314,7 @@ class ErrorCurves:
         mean = self._coordinates.mean.cpu().numpy()
         about_mean = self._coordinates.squares.cpu().numpy()
         residual = self._residuals.cpu().numpy()
+        # Sums of squares of the groups become that of all tokens by what their means differ.
         count = (self._token_counts()[1:] * self.num_images)[None, :, None]
         grand_mean = (mean * count).sum(1, keepdims=True) / count.sum()
         whole = (about_mean + count * (mean - grand_mean) ** 2).sum(1, keepdims=True)

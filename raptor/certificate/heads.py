@@ -83,7 +83,7 @@ def head_batches(
 
     None of them is in the part of train that probes choose on, so that a probe may start from such a head.
     """
-    if len(data) > 1:
+    if len(data) > 1:  # a single image cannot be split
         data = data.select(choice_split(data.keys)[0])
     wanted = head_images or max(_NUM_IMAGES, _NUM_IMAGES_PER_CLASS * len(data.classes or ()))
     return iterate(
@@ -194,6 +194,7 @@ def resolve_head(
         return Head("own", teacher.num_classes, classes=teacher.classes), f"the head of {teacher.name} itself"
     data = getattr(train_batches, "data", None)
     ranks = sharing(train_batches)
+    # Described before the fit, so that a kept head is recognised without reading an image.
     own = _fit_of(teacher, train_batches, num_classes)
     if cache is not None:
         wanted = own

@@ -56,6 +56,7 @@ class LinearHead(nn.Module):
         """Logits (N, C), in float32."""
         if features_nf.shape[-1] != self.weight.shape[1]:
             raise ValueError(f"the head takes {self.weight.shape[1]} features, the model gives {features_nf.shape[-1]}")
+        # Not in bf16: with a thousand classes its logits tie.
         with torch.autocast(features_nf.device.type, enabled=False):
             return F.linear(features_nf.float(), self.weight, self.bias)
 
@@ -66,7 +67,7 @@ class LinearHead(nn.Module):
         metadata = {**(fitted_on or {}), **classes_metadata(self.classes)}
         if self.alpha is not None:
             metadata.setdefault("alpha", str(self.alpha))
-        with replacing(path) as partial:
+        with replacing(path) as partial:  # other processes may be reading the old file
             save_file({"weight": self.weight.cpu(), "bias": self.bias.cpu()}, partial, metadata)
         return path
 
@@ -147,6 +148,7 @@ def own_linear_head(vit: ViT, images_bchw: Tensor) -> LinearHead | None:
     none = weight.new_zeros(len(weight), features.shape[1] - vit.dim)
     for parts in ([weight, none], [none, weight]):
         head = LinearHead(torch.cat(parts, dim=1), bias).to(vit.device)
+        # Compared with the model itself, because nothing else says what its head reads.
         if torch.allclose(head(features), output.float(), rtol=1e-3, atol=1e-3):
             return head
     return None

@@ -57,7 +57,7 @@ class NullModels:
         }
 
     def _linear(self, start: Tensor) -> list[Tensor]:
-        states = [start.float()]
+        states = [start.float()]  # then on its own outputs, as a surrogate runs
         with full_precision(start.device):
             for num_repeats, matrix in zip(self.phases, self.maps):
                 for _ in range(num_repeats):
@@ -93,6 +93,7 @@ def fit_null_models(teacher: ViT, phases: Sequence[int], batches: Iterable[Batch
         raise NonFiniteStates.of(teacher.name, f"at layer {int(bad[0])} on the images that null models are fitted on")
     for fit in fits:
         fit.reduce(ranks)
+    # The start of a distillation without its training: a surrogate has to show what training added.
     tied = make_surrogate(teacher, phases, block="teacher", conditioning="none", copy="middle")
     mean_ltd = _group_means(sums_ltd / num_images, teacher.groups)
     return NullModels(phases, mean_ltd, [fit.solve() for fit in fits], tied, num_images)
@@ -170,6 +171,7 @@ class LinearFit:
         jitter = _JITTER * self._gram.diagonal().mean()
         eye = torch.eye(len(self._gram), device=self._gram.device, dtype=torch.float64)
         solution = torch.linalg.solve(self._gram + jitter * eye, self._cross)
+        # Back from standardised rows to the states themselves.
         weight = solution[:-1] / x_scale[:, None]
         offset = solution[-1] + y_mean - x_mean @ weight
         return torch.cat([weight, offset[None]]).float()

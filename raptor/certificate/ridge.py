@@ -17,7 +17,7 @@ from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
 
 ALPHAS = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5)
-_CHOICE_SHARE = 0.2
+_CHOICE_SHARE = 0.2  # of the images, to choose alpha on
 
 
 def fit_ridge(
@@ -63,6 +63,7 @@ def _ridge_path(
     z, mean, scale = standardised(features_nf)
     y = F.one_hot(labels_n.long(), num_classes).double()
     target = y.mean(0)
+    # Features are at most a few thousand, images many: F x F matrices, and every alpha costs only a product.
     values, vectors = torch.linalg.eigh(z.T @ z)
     projected = vectors.T @ (z.T @ (y - target))
     heads = {}
@@ -87,6 +88,7 @@ def standardised(features_nf: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 @torch.no_grad()
 def _pooled_features(vit: ViT, batches: Iterable[Batch], precision: str) -> Iterator[tuple[Tensor, Batch]]:
     """Pooled features (B, F) of the last state in float32, batch by batch."""
+    # A hook on the last block only: a head reads no other state, and keeping all would take L times the memory.
     last: list[Tensor] = []
     handle = vit.blocks[-1].register_forward_hook(lambda _module, _args, output: last.append(first_tensor(output)))
     try:

@@ -203,6 +203,7 @@ def judge(
         found = GroupVerdict(_estimate(r2, ends_2l, -1), _estimate(r2, ends_2l, lowest), lowest + 1)
         for name, null in nulls.items():
             low, high = advantage[name][:, g]
+            # By differences on the same images: two intervals that overlap may still differ image by image.
             if low > 0:
                 found.better.append(name)
             elif high < 0:
@@ -212,6 +213,7 @@ def judge(
             found.layers_better[name] = int(np.sum(r2 > null.r2[group]))
         found.no_better_than_mean = _is_no_better_than_mean(found)
         if nulls and curves.num_images > 1:
+            # The best at each layer, which no single null model may be.
             best_null = np.max([null.r2[group] for null in nulls.values()], axis=0)
             found.layers_ahead = int(np.sum(r2 > best_null))
         groups[group] = found
@@ -266,6 +268,7 @@ def loss_fall(losses: Sequence[float]) -> float | None:
     """
     if len(losses) < 8:
         return None
+    # Half against half of a quarter: single steps are too noisy, and the schedule itself ends there.
     quarter = list(losses)[-(len(losses) // 4) :]
     half = len(quarter) // 2
     before = np.mean(quarter[:half])

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import copy
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from raptor.certificate.autonomy import Autonomy, check_autonomous, measure_autonomy
 from raptor.certificate.certificate import Certificate
-from raptor.certificate.complexity import PRECISIONS, Complexity, Rounding, cost_of_rounding, levin_bounds, quantised
-from raptor.certificate.error_curves import ErrorCurves
-from raptor.certificate.heads import head_batches, head_outputs, resolve_head
+from raptor.certificate.complexity import levin_bounds
+from raptor.certificate.heads import Head, head_batches, head_outputs, resolve_head
 from raptor.certificate.measure import certify
-from raptor.certificate.verdict import read_training
+from raptor.certificate.rate import Complexity, has_matrices, measure_rates
+from raptor.certificate.shift import CorruptedImages, Corruption, measure_shift
+from raptor.certificate.stitching import stitch
+from raptor.certificate.verdict import Training, read_training
 from raptor.config import EvaluateConfig
-from raptor.data import ChosenData, ImageData, ImageStream, iterate
-from raptor.devices import join_ranks, pick_device, pick_precision
+from raptor.data import ChosenData, ImageData, ImageStream, iterate, open_data
+from raptor.data.apart import check_apart
+from raptor.devices import Ranks, join_ranks, pick_device, pick_precision
 from raptor.progress import Progress
 from raptor.provenance import Provenance, command, module_option
+from raptor.report.strips import add_pictures
 from raptor.run import result_folder
 from raptor.streaming import Result, folder_of
 from raptor.subject import Subject, check_place
-from raptor.vit.pair import open_pair
+from raptor.vit.pair import OTHER_TEACHER, open_pair
 from raptor.vit.saved import check_folder_of
-from raptor.vit.trajectory import Trajectories, autocast
 from raptor.vit.view import ViT
 
 
@@ -64,98 +66,208 @@ class Evaluation(Result):
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
             console.print(self.certificate.table())
             console.print(self.certificate.summary_table())
+            if self.certificate.shift:
+                console.print(self.certificate.shift_table())
+            for line in self.complexity.lines():
+                console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
             for note in self.certificate.notes:
                 console.print(f"  {note}")
-        return capture.get() + f"written to {self.folder}/certificate.json and {self.folder}/figures/certificate.png"
+        return capture.get() + f"written to {self.folder}: certificate.json, complexity.json and figures"
 
 
 @command(EvaluateConfig)
 def evaluate(config: EvaluateConfig) -> Evaluation:
     """Certify a surrogate against its teacher on held-out images."""
     started = time.monotonic()
-    run = config.run
+    job = _open_job(config)
+    head = job.resolve_head()
+    certificate = _certify(job, head)
+    complexity = _measure_complexity(job, head, certificate)
+    if config.autonomous is not None:
+        certificate.autonomy = _measure_autonomy(job, head)
+    for name, data in job.images.shifted.items():
+        bar = Progress(f"shift to {name}", None, "images")
+        row = measure_shift(job.surrogate, job.teacher, job.stream(data, bar.update), name=name, **job.measuring(head))
+        certificate.shift.append(row)
+        bar.finish()
+    about = Provenance.since(started, job.ranks.device)
+    found = Evaluation(
+        replace(certificate, data=job.images.chosen.name, bad_images=job.bad_images(), provenance=about),
+        replace(complexity, provenance=about),
+        job.folder,
+    )
+    job.ranks.first(lambda: _write(found))
+    return found
+
+
+@dataclass
+class _Images:
+    """The images that are judged, the training images that null models are fitted on, and other sets by their names."""
+
+    chosen: ChosenData
+    judged: ImageData
+    fitted: ImageData
+    shifted: dict[str, ImageData]
+
+
+@dataclass
+class _Job:
+    """What is measured, and with what."""
+
+    config: EvaluateConfig
+    surrogate: ViT
+    teacher: ViT
+    autonomous: ViT | None
+    images: _Images
+    ranks: Ranks
+    precision: str
+    folder: Path
+    streams: list[ImageStream] = field(default_factory=list)
+    head_source: str = ""
+
+    def stream(self, data: ImageData, progress: Any = None) -> ImageStream:
+        """Batches of `data`, whose bad images are remembered."""
+        config = self.config
+        stream = iterate(
+            data,
+            self.teacher.preprocess,
+            config.batch_size,
+            device=self.ranks.device,
+            num_workers=config.num_workers,
+            progress=progress,
+            ranks=self.ranks,
+        )
+        self.streams.append(stream)
+        return stream
+
+    def sample(self) -> ImageStream:
+        """The images that stitching, and rate and distortion, are measured on."""
+        judged = self.images.judged
+        return self.stream(judged.select(judged.sample(min(self.config.sample_images, self.config.num_images))))
+
+    def measuring(self, head: Head | None) -> dict[str, Any]:
+        """The arguments that most measurements share."""
+        config = self.config
+        return {"head": head, "precision": self.precision, "bootstrap": config.bootstrap, "seed": config.seed}
+
+    def resolve_head(self) -> Head | None:
+        """The head that judges, and in `head_source` which one that is."""
+        config = self.config
+        chosen = self.images.chosen
+        train = None
+        if config.head_file is None and not self.teacher.num_classes:
+            size = self.teacher.preprocess.size
+            train = head_batches(
+                self.teacher,
+                chosen.labelled(chosen.training(None, size), self.images.judged, size),
+                config.batch_size,
+                head_images=config.head_images,
+                num_workers=config.num_workers,
+                ranks=self.ranks,
+            )
+            self.streams.append(train)
+        head, self.head_source = resolve_head(
+            self.teacher,
+            train,
+            file=config.head_file,
+            cache=self.folder / "head.safetensors",
+            head_images=config.head_images,
+            precision=self.precision,
+        )
+        return head
+
+    def bad_images(self) -> list[str]:
+        """Names of the images that could not be read, of all streams."""
+        bad: set[str] = set()
+        for stream in self.streams:
+            bad.update(stream.bad_images())
+        return sorted(bad)
+
+
+def _open_job(config: EvaluateConfig) -> _Job:
+    """Open and check everything before anything is measured."""
     device = pick_device(config.device)
     precision = pick_precision(config.precision, device)
     ranks = join_ranks(device)
     surrogate, teacher = _open_both(config, ranks.device)
-    folder = ranks.first(lambda: result_folder(config.out, folder_of(run), "evaluate"))
-    check_folder_of(folder, folder_of(run), surrogate, teacher)
-    bar = Progress("certificate", config.num_images, "images")
+    autonomous = None
+    if config.autonomous is not None:
+        autonomous = _open_autonomous(config, surrogate, teacher)
+    folder = ranks.first(lambda: result_folder(config.out, folder_of(config.run), "evaluate"))
+    check_folder_of(folder, folder_of(config.run), surrogate, teacher)
     images = _choose_images(config, teacher)
     if images.chosen.classes is not None and config.head_file is None:
         teacher = replace(teacher, classes=list(images.chosen.classes))
     subject = ranks.first(lambda: Subject.of(teacher, images.judged, surrogate))
     ranks.first(lambda: check_place(folder, subject, Certificate.FILE, Complexity.FILE))
     folder.mkdir(parents=True, exist_ok=True)
+    return _Job(config, surrogate, teacher, autonomous, images, ranks, precision, folder)
 
-    def stream(data: ImageData, progress: Any = None) -> ImageStream:
-        return iterate(
-            data,
-            teacher.preprocess,
-            config.batch_size,
-            device=ranks.device,
-            num_workers=config.num_workers,
-            progress=progress,
-            ranks=ranks,
-        )
 
-    held_out = stream(images.judged, bar.update)
-    streams = [held_out, stream(images.fitted)]
-    head_fit = None
-    if config.head_file is None and not teacher.num_classes:
-        size = teacher.preprocess.size
-        labelled = images.chosen.labelled(images.chosen.training(None, size), images.judged, size)
-        head_fit = head_batches(
-            teacher,
-            labelled,
-            config.batch_size,
-            head_images=config.head_images,
-            num_workers=config.num_workers,
-            ranks=ranks,
-        )
-        streams.append(head_fit)
-    head, reason = resolve_head(
-        teacher,
-        head_fit,
-        file=config.head_file,
-        cache=folder / "head.safetensors",
-        head_images=config.head_images,
-        precision=precision,
-    )
+def _certify(job: _Job, head: Head | None) -> Certificate:
+    """The certificate, with stitching."""
+    config = job.config
+    bar = Progress("certificate", config.num_images, "images")
     certificate = certify(
-        surrogate,
-        teacher,
-        held_out,
+        job.surrogate,
+        job.teacher,
+        job.stream(job.images.judged, bar.update),
         eps=config.eps,
         null_models=config.null_models,
-        head=head,
-        precision=precision,
-        bootstrap=config.bootstrap,
-        seed=config.seed,
-        train_batches=streams[1],
-        training=None if isinstance(run, ViT) else read_training(Path(folder_of(run))),
-        split=images.chosen.split,
+        train_batches=job.stream(job.images.fitted),
+        training=_training_of(config.run),
+        split=job.images.chosen.split,
+        **job.measuring(head),
     )
     bar.finish()
-    certificate.notes.append(f"head: {reason}")
-    few = images.judged.select(images.judged.sample(min(256, config.num_images)))
-    rounding = _cost_of_rounding(surrogate, teacher, stream(few), precision)
-    about = Provenance.since(started, device)
-    bad: set[str] = set()
-    for each in streams:
-        bad.update(each.bad_images())
-    certificate = replace(certificate, data=images.chosen.name, bad_images=sorted(bad), provenance=about)
+    certificate.notes.append(f"head: {job.head_source}")
+    if certificate.definition is not None:
+        add_pictures(certificate.definition, job.teacher, job.images.judged)
+    if job.teacher.name.endswith(OTHER_TEACHER):
+        # Its blocks never saw such states: what comes out would say nothing of the surrogate.
+        certificate.notes.append("no stitching: the surrogate was not made from this teacher")
+    elif config.sample_images:
+        certificate.stitching = stitch(job.surrogate, job.teacher, job.sample(), **job.measuring(head))
+    return certificate
+
+
+def _measure_complexity(job: _Job, head: Head | None, certificate: Certificate) -> Complexity:
     complexity = Complexity(
-        **levin_bounds(surrogate, teacher),
-        quantisation=rounding,
-        data=images.chosen.name,
-        split=images.chosen.split,
-        provenance=about,
-        subject=subject,
+        **levin_bounds(job.surrogate, job.teacher),
+        data=job.images.chosen.name,
+        split=job.images.chosen.split,
+        subject=certificate.subject,
     )
-    found = Evaluation(certificate, complexity, folder)
-    ranks.first(lambda: _write(found))
-    return found
+    if not has_matrices(job.surrogate) or not has_matrices(job.teacher):
+        certificate.notes.append("no rate and distortion: the blocks have no linear layers to round")
+    elif job.config.sample_images:
+        complexity.rates = measure_rates(job.surrogate, job.teacher, job.sample(), head=head, precision=job.precision)
+    return complexity
+
+
+def _measure_autonomy(job: _Job, head: Head | None) -> Autonomy:
+    assert job.autonomous is not None
+    run = job.config.autonomous
+    return measure_autonomy(
+        job.surrogate,
+        job.autonomous,
+        job.teacher,
+        job.stream(job.images.judged),
+        name=str(_source(run) or job.autonomous.name),
+        training=_training_of(run),
+        **job.measuring(head),
+    )
+
+
+def _training_of(run: Any) -> Training | None:
+    source = _source(run)
+    return None if source is None else read_training(Path(source))
+
+
+def _source(run: Any) -> str | Path | None:
+    """Where a surrogate was opened from; None for an opened one."""
+    source = folder_of(run)
+    return source if isinstance(source, str | Path) else None
 
 
 def _open_both(config: EvaluateConfig, device: torch.device) -> tuple[ViT, ViT]:
@@ -164,18 +276,26 @@ def _open_both(config: EvaluateConfig, device: torch.device) -> tuple[ViT, ViT]:
     surrogate, model = open_pair(run, **config.of_teacher(), device=device, **config.opening())
     if surrogate is not None:
         return surrogate, model
-    source = folder_of(run) if isinstance(folder_of(run), str | Path) else None
+    source = _source(run)
     words = source or model.opened.model or module_option(Provenance.here().module)
     raise ValueError(f"{source or model.name} is no surrogate: make one with raptor distill {words}")
 
 
-@dataclass
-class _Images:
-    """The images that are judged, and the training images that null models are fitted on."""
-
-    chosen: ChosenData
-    judged: ImageData
-    fitted: ImageData
+def _open_autonomous(config: EvaluateConfig, surrogate: ViT, teacher: ViT) -> ViT:
+    """The autonomous surrogate, made from the same teacher."""
+    run = config.autonomous
+    other, model = open_pair(
+        run,
+        teacher=teacher,
+        allow_other_teacher=config.allow_other_teacher,
+        device=teacher.device,
+        dtype=config.dtype,
+        trust_hub=config.trust_hub,
+    )
+    if other is None:
+        raise ValueError(f"--autonomous {_source(run) or model.name} is no surrogate: name a run of raptor distill")
+    check_autonomous(other, surrogate, f"--autonomous {_source(run) or other.name}")
+    return other
 
 
 def _choose_images(config: EvaluateConfig, teacher: ViT) -> _Images:
@@ -191,54 +311,39 @@ def _choose_images(config: EvaluateConfig, teacher: ViT) -> _Images:
         # The run's classes are those of the head, so that they give the labels their numbers.
         like = seen
         other = fitted
-    return _Images(chosen, chosen.judged(config.num_images, size, like=like, also=other), fitted)
+    judged = chosen.judged(config.num_images, size, like=like, also=other)
+    return _Images(chosen, judged, fitted, _shifted_sets(config, judged, fitted, size))
+
+
+def _shifted_sets(config: EvaluateConfig, judged: ImageData, fitted: ImageData, size: int) -> dict[str, ImageData]:
+    """The sets of --shift by their names: the judged images corrupted, and other data without the training images."""
+    asked = config.shift or []
+    if not isinstance(asked, list | tuple):
+        asked = [asked]
+    found: dict[str, ImageData] = {}
+    for one in asked:
+        corruption = Corruption.parse(one) if isinstance(one, str) else None
+        if corruption is not None:
+            found[str(corruption)] = CorruptedImages(judged, corruption)
+            continue
+        data = open_data(one, "own", limit=config.num_images, size=size, skip_bad=config.skip_bad)
+        check_apart(fitted, data)
+        found[data.name] = data
+    return found
 
 
 def _write(found: Evaluation) -> None:
-    from raptor.report.fidelity import figure_certificate
+    from raptor.report.fidelity import figure_certificate, figure_rates, figure_stitching
     from raptor.report.paper import draw
     from raptor.report.style import save_figure
 
     found.certificate.write(found.folder)
     found.complexity.write(found.folder)
-    save_figure(draw(figure_certificate(found.certificate)), found.folder / "figures" / "certificate")
-
-
-def _cost_of_rounding(
-    surrogate: ViT, teacher: ViT, batches: ImageStream, precision: str
-) -> dict[str, dict[str, dict[str, Rounding]]]:
-    """What rounding the weights of each side adds to its errors against the teacher, in one pass over the images."""
-    sides = {"surrogate": surrogate, "teacher": copy.deepcopy(teacher)}
-    curves = {side: {bits: ErrorCurves(teacher.num_layers, teacher.groups) for bits in PRECISIONS} for side in sides}
-    for states, _, batch in Trajectories(teacher, batches, precision, "rounded weights", quiet=True):
-        images = batch.images.to(teacher.device, non_blocking=True)
-        for side, vit in sides.items():
-            for bits, each in curves[side].items():
-                own = states if (side, bits) == ("teacher", "fp32") else _rounded_states(vit, bits, images, precision)
-                each.update(states, own)
-    for by_bits in curves.values():
-        for each in by_bits.values():
-            each.reduce(batches.ranks)
-    return batches.ranks.first(
-        lambda: {
-            side: cost_of_rounding({bits: _short_errors(each) for bits, each in by_bits.items()})
-            for side, by_bits in curves.items()
-        }
-    )
-
-
-@torch.no_grad()
-def _rounded_states(vit: ViT, bits: str, images: Tensor, precision: str) -> list[Tensor]:
-    with quantised(vit, bits), autocast(precision, vit.device):
-        return vit.record(images)[0]
-
-
-def _short_errors(curves: ErrorCurves) -> dict[str, float]:
-    """Relative error and R2 at the last layer, and the largest relative error over layers."""
-    result = curves.result()
-    relative = result.relative["all"]
-    return {
-        "relative_last": float(relative[-1]),
-        "relative_largest": float(relative.max()),
-        "r2_last": float(result.r2["all"][-1]),
+    figures = {
+        "certificate": figure_certificate(found.certificate),
+        "stitching": figure_stitching(found.certificate),
+        "rate-distortion": figure_rates(found.complexity),
     }
+    for name, figure in figures.items():
+        if figure is not None:
+            save_figure(draw(figure), found.folder / "figures" / name)

@@ -15,7 +15,7 @@ from raptor.files import RunError, WriteError, write_text
 from raptor.provenance import Provenance, command
 from raptor.report.page import build_page
 from raptor.report.results import Results, read_results
-from raptor.report.strips import ImagesFile, measure_strips, open_run, shown_images, worst_images, worst_names
+from raptor.report.strips import ImagesFile, measure_strips, open_run, shown_images
 from raptor.run import check_folder, unfinished
 from raptor.streaming import Result, folder_of
 from raptor.vit.pair import OTHER_TEACHER
@@ -76,15 +76,11 @@ def report(config: ReportConfig) -> Page:
     return Page(path, results.folder, len(page.encode()), list(results.provenance()), results.notes)
 
 
-def _is_measured(known: ImagesFile, results: Results, chosen: ChosenData, config: ReportConfig) -> bool:
-    """Whether images.json holds what is asked for: as many of the same images, of the run's own teacher, and the worst
-    image of the certificate."""
+def _is_measured(known: ImagesFile, chosen: ChosenData, config: ReportConfig) -> bool:
+    """Whether images.json holds what is asked for: as many of the same images, of the run's own teacher."""
     if (known.num_images, known.data, known.split) != (config.images, chosen.name, chosen.split):
         return False
     if config.teacher is not None or config.weights is not None or known.teacher.endswith(OTHER_TEACHER):
-        return False
-    worst = worst_names(chosen, results.certificate)
-    if worst and worst != [image.name for image in known.worst]:
         return False
     try:
         found = shown_images(chosen, config.images)
@@ -106,7 +102,7 @@ def _add_strips(results: Results, config: ReportConfig) -> None:
             raise
         results.notes["images"] = f"The images could not be followed ({' '.join(str(error).split())})."
         return
-    if results.images is not None and _is_measured(results.images, results, chosen, config):
+    if results.images is not None and _is_measured(results.images, chosen, config):
         return
     started, device = time.monotonic(), pick_device(config.device)
     try:
@@ -119,7 +115,6 @@ def _add_strips(results: Results, config: ReportConfig) -> None:
             **config.of_teacher(),
         )
         found = measure_strips(teacher, surrogate, chosen, config.images)
-        found.worst = worst_images(teacher, chosen, results.certificate)
     except RunError:
         raise
     except (ValueError, OSError) as error:

@@ -90,7 +90,8 @@ function lineTrace(s) {
   const isNull = s.side === "null", open = s.side === "surrogate";
   return {
     type: "scatter", name: plain(s.name), x: s.x, y: s.y, connectgaps: false,
-    mode: isNull || s.plain ? "lines" : "lines+markers",
+    mode: isNull || s.plain ? "lines" : s.text ? "lines+markers+text" : "lines+markers",
+    text: s.text ? s.text.map(plain) : undefined, textposition: "top right", textfont: { size: 11, color: css("soft") },
     line: { color: colour, width: isNull ? 1.6 : 2.2, dash: isNull ? "dot" : open ? "dash" : "solid" },
     marker: { symbol: (SYMBOLS[s.colour] || "circle") + (open ? "-open" : ""), size: s.x.length > 24 ? 4 : 6.5, color: colour },
     hovertemplate: "%{y:.4~g}",

@@ -1,14 +1,19 @@
-"""The surrogate against its teacher, in the order of the argument: verdict, worst images, curves, costs, tables."""
+"""The surrogate against its teacher, in the order of the argument.
+
+Verdict, worst images, curves with null models, stitching, rate and distortion, shift; then costs and tables.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
 
-from raptor.certificate.certificate import Certificate, Cost
-from raptor.certificate.complexity import Complexity
+from raptor.certificate.certificate import Certificate
+from raptor.certificate.definition import HardImage
 from raptor.certificate.error_curves import Array, Curves
-from raptor.certificate.verdict import NULL_WORDS, GroupVerdict, named_images
+from raptor.certificate.rate import Complexity
+from raptor.certificate.shift import SHIFT_COLUMNS
+from raptor.certificate.verdict import NULL_WORDS, GroupVerdict, Verdict
 from raptor.report.charts import (
     EVERY,
     GROUP_NAMES,
@@ -18,12 +23,10 @@ from raptor.report.charts import (
     Series,
     described,
     group_control,
-    number,
-    percent,
 )
-from raptor.report.markup import bullet_list, paragraph, part, table
+from raptor.report.costs import costs, tables
+from raptor.report.markup import paragraph, part, table
 from raptor.report.results import Results
-from raptor.report.strips import WorstImage
 from raptor.report.style import data_title
 
 LEAD = (
@@ -74,23 +77,31 @@ def verdict(results: Results) -> list[str | Chart]:
         definition = results.certificate.definition
         tone = "good" if definition.holds else "bad"
         body.append(paragraph(f"{definition.line()}.", f"definition {tone}"))
-    trained = judged.lines()[0]
-    body.append(paragraph(f"{trained[0].upper()}{trained[1:]}.", "caption"))
-    groups = list(judged.groups.values())
-    rows = [
-        ["R² at the last layer, 95 % interval", *(str(group.r2_last) for group in groups)],
-        ["lowest R²", *(f"{group.r2_lowest} at layer {group.lowest_layer}" for group in groups)],
-    ]
-    for null, words in NULL_WORDS.items():
-        cells = [_against(null, group) for group in groups]
-        if any(cells):
-            rows.append([f"against {words}", *cells])
-    if any(group.layers_ahead is not None for group in groups):
-        ahead = [f"at {group.layers_ahead} of {judged.num_layers} layers" for group in groups]
-        rows.append(["smaller mean error than every null model", *ahead])
-    names = [GROUP_NAMES.get(name, name) for name in judged.groups]
-    body.append(table(("tokens", *names), rows))
+    body.append(paragraph(_sentence(judged.lines()[0]), "caption"))
+    if results.certificate is not None:
+        for more in (results.certificate.conditioning, results.certificate.autonomy):
+            if more is not None:
+                body.append(paragraph(_sentence(more.line()), "caption"))
+    body.append(_verdict_table(judged))
     return body
+
+
+def _verdict_table(judged: Verdict) -> str:
+    """A column per token group, a row per question; null models that were not measured have no row."""
+    names = ["tokens"]
+    rows: dict[str, list[str]] = {"R² at the last layer, 95 % interval": [], "lowest R²": []}
+    rows |= {f"against {words}": [] for words in NULL_WORDS.values()}
+    rows["smaller mean error than every null model"] = []
+    last, lowest, *against, ahead = rows.values()
+    for name, group in judged.groups.items():
+        names.append(GROUP_NAMES.get(name, name))
+        last.append(str(group.r2_last))
+        lowest.append(f"{group.r2_lowest} at layer {group.lowest_layer}")
+        for null, cells in zip(NULL_WORDS, against):
+            cells.append(_against(null, group))
+        if group.layers_ahead is not None:
+            ahead.append(f"at {group.layers_ahead} of {judged.num_layers} layers")
+    return table(names, [(label, *cells) for label, cells in rows.items() if any(cells)])
 
 
 def _against(null: str, group: GroupVerdict) -> str:
@@ -108,19 +119,24 @@ def _against(null: str, group: GroupVerdict) -> str:
 
 def worst_images(results: Results) -> list[str | Chart]:
     """The images that the surrogate follows least, with their pictures."""
-    worst = [] if results.images is None else results.images.worst
-    if not worst:
+    if results.certificate is None or results.certificate.definition is None:
         return []
+    definition = results.certificate.definition
     look_for = "Look for what makes them hard: crowded, cut off, or rare. The number is the image's relative error."
-    pictures = "".join(_picture(image) for image in worst)
+    pictures = ""
+    for image in definition.hardest:
+        if image.picture:  # `certify` in Python gives none
+            pictures += _picture(image, definition.layer)
+    if not pictures:
+        return []
     return [part("Worst images", look_for), f'<div class="worst">{pictures}</div>']
 
 
-def _picture(image: WorstImage) -> str:
+def _picture(image: HardImage, layer: int) -> str:
     name = escape(image.name)
     return (
-        f'<figure><img src="data:image/png;base64,{escape(image.image)}" alt="{name}">'
-        f"<figcaption>{name}<br>{image.error:.3f} at layer {image.layer}</figcaption></figure>"
+        f'<figure><img src="data:image/png;base64,{escape(image.picture)}" alt="{name}">'
+        f"<figcaption>{name}<br>{image.error:.3f} at layer {layer}</figcaption></figure>"
     )
 
 
@@ -132,7 +148,8 @@ def curves(results: Results) -> list[str | Chart]:
     body: list[str | Chart] = [
         part("Layer by layer", "Look for the layer where a curve leaves its best value, or meets a null model.")
     ]
-    body += [error_curve(metric, results.curves, results.certificate, results.phase_lengths) for metric in _METRICS]
+    for metric in _METRICS:
+        body.append(error_curve(metric, results.curves, results.certificate, results.phase_lengths))
     return body
 
 
@@ -161,122 +178,145 @@ def figure_certificate(certificate: Certificate) -> Figure:
     panels: list[Chart | None] = []
     for metric in _ON_PAPER:
         chart = error_curve(metric, certificate.curves, certificate, list(certificate.phases))
+        # Null models of every group would cover each other.
         chart.series = [series for series in chart.series if series.side != "null" or "all" in series.when["tokens"]]
         panels.append(chart)
     which = data_title(certificate.data, certificate.split)
     images = f"{certificate.curves.num_images:,} images of {which} at {certificate.image_size} px"
     judged = certificate.judged
-    training = "" if judged.training is None else str(judged.training)
+    training = []
     if judged.undertrained:
-        training = f"undertrained: {training}" if training else "undertrained"
-    lines = [f"{certificate.surrogate}: {images}", _bound(certificate), training]
-    return Figure([panels], "\n".join(line for line in lines if line), size=(4.0, 4.2))
+        training.append("undertrained")
+    if judged.training is not None:
+        training.append(str(judged.training))
+    lines = [f"{certificate.surrogate}: {images}", _bound(certificate), ": ".join(training)]
+    return Figure([panels], "\n".join(filter(None, lines)), size=(4.0, 4.2))
 
 
 def _bound(certificate: Certificate) -> str:
     """The relative error that holds at every layer: of all tokens, and of each token group where it is larger."""
-    found = {group: eps.value for group, eps in certificate.eps["relative"].items() if eps.value is not None}
-    if "all" not in found:
+    relative = certificate.eps["relative"]
+    whole = relative["all"].value
+    if whole is None:
         return ""
-    larger = [f"{group} {value:.3f}" for group, value in found.items() if round(value, 3) > round(found["all"], 3)]
-    of_groups = f" over all tokens ({', '.join(larger)})" if larger else ""
-    return f"relative error at most {found['all']:.3f}{of_groups} at every layer"
-
-
-# Costs ----------------------------------------------------------------------------------------------------------------
-
-
-def costs(results: Results) -> list[str | Chart]:
-    """What both sides cost: parameters against FLOPs, and the description length."""
-    body: list[str | Chart] = []
-    if results.certificate is not None:
-        series: list[Series] = []
-        for side in ("teacher", "surrogate"):
-            cost = results.certificate.costs[side]
-            point = Series(side, [cost.flops / 1e9], [cost.block_parameters / 1e6], colour=f"side-{side}", side=side)
-            point.text = [f"{1e3 * cost.seconds_per_image:.2f} ms per image"]
-            series.append(point)
-        body.append(described("costs", series))
-    if results.complexity is not None:
-        body.append(_levin(results.complexity))
-    if not body:
-        return []
-    heading = part("Cost", "Tied blocks save parameters, not time: look for both.")
-    return [heading, *body]
-
-
-def _levin(complexity: Complexity) -> Chart:
-    bounds = complexity.bounds
-    series = []
-    for side in ("teacher", "surrogate"):
-        megabits = [getattr(pair, side).total_bits / 1e6 for pair in bounds.values()]
-        series.append(Series(side, list(bounds), megabits, colour=f"side-{side}"))
-    rounding = ""
-    added = {side: found["int8"]["relative_last"].added for side, found in complexity.quantisation.items()}
-    if len(added) == 2:
-        rounding = (
-            f" Weights in int8 add {added['surrogate']:z.3f} to the relative error of the surrogate's last layer, and"
-            f" {added['teacher']:z.3f} to the teacher's own."
-        )
-    return described("levin", series, {"rounding": rounding})
-
-
-# Tables ---------------------------------------------------------------------------------------------------------------
-
-
-def tables(results: Results) -> list[str | Chart]:
-    """Predictions, costs, the errors that hold at every layer, and the certificate's notes."""
-    certificate = results.certificate
-    rows = _prediction_rows(results)
-    body: list[str | Chart] = []
-    if rows:
-        body.append(table(("predictions", "value", "95 % interval"), rows))
-    if certificate is None:
-        return body
-    body.append(table(("costs", "teacher", "surrogate", "ratio"), _cost_rows(certificate.costs)))
-    relative, absolute = certificate.eps["relative"], certificate.eps["absolute"]
-    rows = []
+    larger = []
     for group, eps in relative.items():
-        name = GROUP_NAMES.get(group, group)
-        rows.append((name, number(eps.value), number(eps.upper), eps.layer, number(absolute[group].value)))
-    body.append(table(("ε that holds at every layer", "relative", "at 95 %", "decided at layer", "absolute"), rows))
-    images = named_images(certificate.curves.num_images, certificate.split, certificate.data, certificate.image_size)
-    body.append(bullet_list([f"measured on {images}, against {certificate.teacher}", *certificate.notes]))
-    return body
+        if eps.value is not None and round(eps.value, 3) > round(whole, 3):
+            larger.append(f"{group} {eps.value:.3f}")
+    of_groups = ""
+    if larger:
+        of_groups = f" over all tokens ({', '.join(larger)})"
+    return f"relative error at most {whole:.3f}{of_groups} at every layer"
 
 
-def _prediction_rows(results: Results) -> list[tuple[object, ...]]:
-    """Predictions of the certificate, and accuracy kept on the run's own validation images."""
-    rows: list[tuple[object, ...]] = []
+# Stitching ------------------------------------------------------------------------------------------------------------
+
+
+def stitching(results: Results) -> list[str | Chart]:
+    """Each model's states finished by the other one."""
     certificate = results.certificate
-    if certificate is not None:
-        for name, entry in certificate.predictions.items():
-            interval = "none" if entry.lower is None else f"{percent(entry.lower)} to {percent(entry.upper)}"
-            rows.append((f"{name.replace('_', ' ')} ({certificate.head})", percent(entry.value), interval))
-    if results.distilled is not None:
-        validation = results.distilled.validation
-        where = "on the run's validation images"
-        if validation.recovery_head is not None:
-            head = validation.head or "the teacher’s own"
-            rows.append((f"accuracy kept by one head for both ({head})", percent(validation.recovery_head), where))
-        if validation.recovery is not None:
-            rows.append(("accuracy kept by a ridge probe fitted to each side", percent(validation.recovery), where))
-    return rows
+    if certificate is None or certificate.stitching is None:
+        return []
+    look_for = f"{_sentence(certificate.stitching.line())} Measured on {certificate.stitching.num_images:,} images."
+    return [part("Where the error is made", look_for), *stitching_charts(certificate)]
 
 
-def _cost_rows(costs: dict[str, Cost]) -> Sequence[tuple[str, ...]]:
-    teacher, surrogate = costs["teacher"], costs["surrogate"]
-    compared = {
-        "parameters (M)": (teacher.num_parameters / 1e6, surrogate.num_parameters / 1e6),
-        "block parameters (M)": (teacher.block_parameters / 1e6, surrogate.block_parameters / 1e6),
-        "GFLOPs per image": (teacher.flops / 1e9, surrogate.flops / 1e9),
-        "milliseconds per image": (1e3 * teacher.seconds_per_image, 1e3 * surrogate.seconds_per_image),
-    }
+def stitching_charts(certificate: Certificate) -> list[Chart]:
+    """The error of the last state and, with a head, the agreement."""
+    found = certificate.stitching
+    assert found is not None
+    layers = list(range(certificate.curves.num_layers + 1))
+    errors = []
+    agreements = []
+    for side, name, hand_over in (
+        ("teacher", "the surrogate's state, finished by the teacher", found.by_teacher),
+        ("surrogate", "the teacher's state, finished by the surrogate", found.by_surrogate),
+    ):
+        error = Series(name, layers, hand_over.error, colour=f"side-{side}")
+        error.lower, error.upper = hand_over.interval
+        errors.append(error)
+        if hand_over.agreement is not None:
+            agreements.append(Series(name, layers, hand_over.agreement, colour=f"side-{side}"))
+    phases = list(certificate.phases)
+    charts = [described("stitching", errors, phases=phases)]
+    if agreements:
+        charts.append(described("stitching-agreement", agreements, phases=phases))
+    return charts
+
+
+def figure_stitching(certificate: Certificate) -> Figure | None:
+    """On paper: the same charts side by side; None without stitching."""
+    if certificate.stitching is None:
+        return None
+    source = f"{certificate.stitching.num_images:,} images of {data_title(certificate.data, certificate.split)}"
+    return Figure([stitching_charts(certificate)], certificate.surrogate, source=source)
+
+
+# Rate and distortion --------------------------------------------------------------------------------------------------
+
+
+def rate_distortion(results: Results) -> list[str | Chart]:
+    """Error and agreement against bits: the surrogate beside its teacher with rounded weights."""
+    complexity = results.complexity
+    if complexity is None:
+        return []
+    words = " ".join(map(_sentence, complexity.lines()))
+    if complexity.rates is not None:
+        words += f" Measured on {complexity.rates.num_images:,} images; lines join the precisions of one model."
+    return [part("Rate and distortion", words), *rate_charts(complexity)]
+
+
+def rate_charts(complexity: Complexity) -> list[Chart]:
+    """The errors and, with a head, the agreement against bits; empty where they were not measured."""
+    rates = complexity.rates
+    if rates is None:
+        return []
+    charts = []
+    for name, measure in (("rate-error", "largest"), ("rate-last", "last"), ("rate-agreement", "agreement")):
+        series = []
+        for side in ("teacher", "surrogate"):
+            megabits = []
+            values = []
+            text = []
+            for point in rates.of(side):
+                megabits.append(point.bits / 1e6)
+                values.append(getattr(point, measure))
+                text.append(point.precision)
+            series.append(Series(f"{side}, rounded", megabits, values, colour=f"side-{side}", text=text))
+        if None not in series[0].y:
+            charts.append(described(name, series))
+    return charts
+
+
+def figure_rates(complexity: Complexity) -> Figure | None:
+    """On paper: the same charts side by side; None where they were not measured."""
+    if complexity.rates is None:
+        return None
+    source = f"{complexity.rates.num_images:,} images of {data_title(complexity.data, complexity.split)}"
+    return Figure([rate_charts(complexity)], source=source)
+
+
+# Shift ----------------------------------------------------------------------------------------------------------------
+
+
+def shift(results: Results) -> list[str | Chart]:
+    """A row per further set of images."""
+    certificate = results.certificate
+    if certificate is None or not certificate.shift:
+        return []
+    look_for = (
+        "Look for a set on which the surrogate leaves its teacher: whether the teacher is right there does not matter. "
+        "R² is 0 for the mean of the teacher's states on the set itself."
+    )
     rows = []
-    for label, (old, new) in compared.items():
-        rows.append((label, number(old), number(new), f"{new / old:.2f}" if old else "–"))
-    return rows
+    for images in certificate.sets():
+        rows.append(images.cells())
+    return [part("Other images", look_for), table(SHIFT_COLUMNS, rows)]
 
 
-# In the order of the page: stitching stands after the curves; rate and distortion, then shift, after the costs.
-PARTS: tuple[Part, ...] = (verdict, worst_images, curves, costs, tables)
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
+
+
+# In the order of the page.
+PARTS: tuple[Part, ...] = (verdict, worst_images, curves, stitching, rate_distortion, shift, costs, tables)

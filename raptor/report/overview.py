@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from html import escape
 
 from raptor.certificate.certificate import Cost
@@ -101,6 +102,7 @@ class _Scores:
     teacher: float | None = None
     surrogate: float | None = None
     split: str = "val"
+    floors: Mapping[str, float] = field(default_factory=dict)
 
 
 def _scores(results: Results) -> _Scores:
@@ -109,7 +111,7 @@ def _scores(results: Results) -> _Scores:
     if certificate is not None:
         values = {name: prediction.value for name, prediction in certificate.predictions.items()}
         teacher, surrogate = values.get("teacher_accuracy"), values.get("surrogate_accuracy")
-        return _Scores(values.get("agreement"), teacher, surrogate, certificate.split)
+        return _Scores(values.get("agreement"), teacher, surrogate, certificate.split, certificate.floors)
     if summary is not None:
         found = summary.validation
         return _Scores(found.agreement, found.teacher_accuracy, found.accuracy, summary.split)
@@ -127,7 +129,10 @@ def _surrogate_verdict(results: Results) -> str:
     parts = _curve_words(results)
     scores = _scores(results)
     if scores.agreement is not None:
-        parts.append(f"the same prediction on {percent(scores.agreement)} of {images_of(scores.split)}")
+        same = f"the same prediction on {percent(scores.agreement)} of {images_of(scores.split)}"
+        if "agreement" in scores.floors:
+            same += f" (one class for all: {percent(scores.floors['agreement'])})"
+        parts.append(same)
     if results.certificate is not None:
         parts.append(_cost_words(results.certificate.costs))
     return f"{blocks} for the {sum(lengths)} blocks of {name}: {'; '.join(parts)}."
@@ -213,5 +218,7 @@ def _cards(results: Results) -> list[tuple[str, str, str]]:
     scores = _scores(results)
     if scores.teacher and scores.surrogate is not None:
         kept = f"{percent(scores.surrogate)} of {percent(scores.teacher)}"
+        if "accuracy" in scores.floors:
+            kept += f"; one class for all keeps {percent(scores.floors['accuracy'] / scores.teacher)}"
         items.append((percent(scores.surrogate / scores.teacher), "accuracy kept", kept))
     return items

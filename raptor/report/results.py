@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from raptor.certificate.certificate import Certificate
-from raptor.certificate.complexity import Complexity
 from raptor.certificate.error_curves import Curves
+from raptor.certificate.rate import Complexity
 from raptor.certificate.verdict import Verdict
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from raptor.certificate.certificate import Certificate
+from raptor.certificate.definition import Definition
 from raptor.data import ChosenData, ImageData, iterate
 from raptor.files import RunError
 from raptor.provenance import Provenance
@@ -56,21 +57,10 @@ class ImageStrip(Record):
 
 
 @dataclass
-class WorstImage(Record):
-    """An image that the surrogate follows badly: its picture, and its relative error at a layer."""
-
-    name: str
-    image: str
-    error: float
-    layer: int
-
-
-@dataclass
 class ImagesFile(ResultFile):
     """images.json: a few held-out images of `data` through depth.
 
     explained: share of the variance that the three components of a layer hold, per layer.
-    worst: the images with the largest errors in the certificate.
     """
 
     FILE: ClassVar[str] = "images.json"
@@ -84,7 +74,6 @@ class ImagesFile(ResultFile):
     explained: list[float | None]
     images: list[ImageStrip]
     split: str = "val"
-    worst: list[WorstImage] = field(default_factory=list)
     provenance: Provenance = field(default_factory=Provenance)
     subject: Subject | None = None
 
@@ -103,23 +92,23 @@ def measure_strips(teacher: ViT, surrogate: ViT | None, data: ChosenData, num_im
     chosen = _spread_over_classes(batch.labels, min(num_images, len(batch.images)))
     with torch.no_grad():
         patches = _patches(teacher, batch.images)
-        own = None if surrogate is None else _patches(surrogate, batch.images[chosen])
     colours, bases, explained = teacher_colours(patches)
-    classes = images.classes
     rows = []
-    for row, i in enumerate(chosen):
+    for i in chosen:
         entry = ImageStrip(
             name=str(images.names[int(batch.indices[i])]),
-            label=None if batch.labels is None or not classes else str(classes[int(batch.labels[i])]),
+            label=None,
             image=png(_picture(batch.images[i], teacher)),
-            teacher=png(_sprite([c[i] for c in colours], teacher.grid)),
+            teacher=png(_sprite([colour_npc[i] for colour_npc in colours], teacher.grid)),
         )
-        if own is not None:
-            theirs = [project(states[row], *basis) for states, basis in zip(own, bases)]
-            entry.surrogate = png(_sprite(theirs, teacher.grid))
-            pairs = zip(patches, own)
-            entry.cosine = [float(torch.cosine_similarity(t[i], s[row], dim=-1).mean()) for t, s in pairs]
+        if batch.labels is not None and images.classes:
+            entry.label = str(images.classes[int(batch.labels[i])])
         rows.append(entry)
+    if surrogate is not None:
+        with torch.no_grad():
+            own = _patches(surrogate, batch.images[chosen])
+        for row, (entry, i) in enumerate(zip(rows, chosen)):
+            _add_surrogate(entry, [x_npd[row] for x_npd in own], [x_npd[i] for x_npd in patches], bases, teacher.grid)
     return ImagesFile(
         data=data.name,
         split=data.split,
@@ -127,34 +116,34 @@ def measure_strips(teacher: ViT, surrogate: ViT | None, data: ChosenData, num_im
         grid=teacher.grid,
         num_layers=teacher.num_layers,
         teacher=teacher.name,
-        surrogate=None if surrogate is None else surrogate.name,
-        explained=[float(share) for share in explained],
+        surrogate=getattr(surrogate, "name", None),
+        explained=list(explained),
         images=rows,
         subject=Subject.of(teacher, images, surrogate),
     )
 
 
-def worst_names(data: ChosenData, certificate: Certificate | None) -> list[str]:
-    """Names of the certificate's worst images; empty where it is of other images than `data`."""
-    if certificate is None or certificate.definition is None:
-        return []
-    if (certificate.data, certificate.split) != (data.name, data.split):
-        return []
-    return [certificate.definition.worst_image]
+def _add_surrogate(
+    entry: ImageStrip,
+    own: Sequence[Tensor],
+    of_teacher: Sequence[Tensor],
+    bases: Sequence[tuple[Tensor, Tensor]],
+    grid: tuple[int, int],
+) -> None:
+    """The surrogate's states (P, D) of one image in the teacher's colours, and their cosine with the teacher's."""
+    colours = []
+    entry.cosine = []
+    for own_pd, teacher_pd, basis in zip(own, of_teacher, bases):
+        colours.append(project(own_pd, *basis))
+        entry.cosine.append(float(torch.cosine_similarity(teacher_pd, own_pd, dim=-1).mean()))
+    entry.surrogate = png(_sprite(colours, grid))
 
 
-def worst_images(vit: ViT, data: ChosenData, certificate: Certificate | None) -> list[WorstImage]:
-    """The certificate's worst images with their pictures."""
-    found = []
-    for name in worst_names(data, certificate):
-        assert certificate is not None and certificate.definition is not None
-        images = data.judged(certificate.num_images, vit.preprocess.size)
-        names = list(images.names)
-        if name in names:
-            picture = png(_picture(vit.preprocess(images[names.index(name)]), vit))
-            about = certificate.definition
-            found.append(WorstImage(name, picture, about.worst, about.layer))
-    return found
+def add_pictures(definition: Definition, vit: ViT, data: ImageData) -> None:
+    """Put their pictures beside the hardest images of a verdict on `data`."""
+    names = list(data.names)
+    for image in definition.hardest:
+        image.picture = png(_picture(vit.preprocess(data[names.index(image.name)]), vit))
 
 
 def open_run(
@@ -186,8 +175,7 @@ def open_run(
         raise ValueError(f"{folder} holds no model, and no config.yaml that names one")
     if teacher is not None:
         raise RunError(f"{folder} holds no surrogate and has no teacher: leave out --teacher and --module")
-    options = {key: config[key] for key in ("weights", "size") if config.get(key) is not None}
-    options |= {} if weights is None else {"weights": weights}
+    options = {"size": config.get("size"), "weights": weights or config.get("weights")}
     vit = open_vit(str(config["model"]), device=device, trust_hub=trust_hub, **options)
     if weights is not None and fingerprint(vit.model) != config.get("fingerprint"):
         raise RunError(f"{weights} does not hold the weights that {folder} was made with: leave out --weights")
@@ -240,22 +228,26 @@ def png(rgb_hwc: Tensor) -> str:
 def _patches(vit: ViT, images: Tensor) -> list[Tensor]:
     """States of the patch tokens, (B, P, D) for each of the L+1 layers."""
     states, _ = vit.record(images)
-    return [state[:, vit.groups.slice("patches")].float() for state in states]
+    patches = []
+    for x_btd in states:
+        patches.append(x_btd[:, vit.groups.slice("patches")].float())
+    return patches
 
 
 def _sprite(colours: Sequence[Tensor], grid: tuple[int, int]) -> Tensor:
     """Maps (P, 3) of every layer side by side, (H, (L+1) W, 3)."""
-    maps = torch.stack([c.reshape(*grid, 3) for c in colours]).permute(0, 3, 1, 2)
+    maps = torch.stack(list(colours)).unflatten(1, grid).permute(0, 3, 1, 2)
     if max(grid) > _MAX_GRID:
-        maps = torch.nn.functional.interpolate(maps, [min(side, _MAX_GRID) for side in grid], mode="area")
+        height, width = grid
+        smaller = [min(height, _MAX_GRID), min(width, _MAX_GRID)]
+        maps = torch.nn.functional.interpolate(maps, smaller, mode="area")
     return torch.cat(list(maps.permute(0, 2, 3, 1)), dim=1)
 
 
 def _picture(image_chw: Tensor, vit: ViT) -> Tensor:
     """A normalised image back in 0..1, (H, W, 3), at most 128 px wide."""
-    mean, std = (
-        torch.tensor(v, device=image_chw.device).view(3, 1, 1) for v in (vit.preprocess.mean, vit.preprocess.std)
-    )
+    mean = torch.tensor(vit.preprocess.mean, device=image_chw.device).view(3, 1, 1)
+    std = torch.tensor(vit.preprocess.std, device=image_chw.device).view(3, 1, 1)
     picture = (image_chw * std + mean).clamp(0, 1)
     if picture.shape[-1] > _PICTURE_SIDE:
         picture = torch.nn.functional.interpolate(picture[None], _PICTURE_SIDE, mode="area")[0]
@@ -266,9 +258,10 @@ def _spread_over_classes(labels: Tensor | None, num: int) -> list[int]:
     """Positions of `num` images, of different classes as far as there are any."""
     if labels is None:
         return list(range(num))
-    seen: dict[int, int] = {}
-    order = []
-    for i, label in enumerate(labels.tolist()):
-        order.append((seen.get(label, 0), i))
-        seen[label] = seen.get(label, 0) + 1
-    return sorted(i for _, i in sorted(order)[:num])
+    num_seen: Counter[int] = Counter()
+    turns = []
+    for label in labels.tolist():
+        turns.append(num_seen[label])  # the first image of every class comes before the second of any
+        num_seen[label] += 1
+    order = sorted(range(len(turns)), key=turns.__getitem__)
+    return sorted(order[:num])

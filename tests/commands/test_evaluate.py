@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import copy
+import base64
+import io
 import json
 import shutil
 from dataclasses import replace
@@ -18,9 +19,7 @@ from tiny_images import write_tree
 from tiny_models import shake, tiny_timm
 from tiny_run import tiny_run, tiny_teacher
 
-from raptor.certificate.complexity import quantised
 from raptor.certificate.linear_head import LinearHead
-from raptor.certificate.measure import certify
 from raptor.cli import main
 from raptor.commands.evaluate import evaluate
 from raptor.data import iterate, open_data
@@ -29,7 +28,6 @@ from raptor.files import RunError
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train import distill
 from raptor.vit.open import open_vit
-from raptor.vit.pair import open_pair
 from raptor.vit.saved import save_vit
 
 
@@ -78,6 +76,9 @@ def test_the_text_names_the_data_and_another_teacher(run: Path, photos: Path, tm
     assert judged.text().startswith("Definition 1 holds for eps 10, closest at layer ")
     worst = judged.certificate.definition
     assert worst is not None and worst.worst_image.endswith(".png")
+    assert worst.hardest[0].name == worst.worst_image and len(worst.hardest) == 4
+    shown = Image.open(io.BytesIO(base64.b64decode(worst.hardest[0].picture)))
+    assert shown.size == (min(judged.certificate.image_size, 128),) * 2
     saved = json.loads((run / "certificate.json").read_text())["definition"]
     assert saved["holds"] and saved["num_images"] == 6 and saved["q99"] <= saved["worst"]
     own = evaluate(str(run), **few).text()
@@ -91,6 +92,8 @@ def test_the_text_names_the_data_and_another_teacher(run: Path, photos: Path, tm
         evaluate(str(run), teacher=str(tmp_path / "m2"), allow_other_teacher=True, **few)
     assert f"measured on 6 held-out images of {photos}, against m2 (another teacher)\n" in found.text()
     assert f"{found.certificate.surrogate} against m2 (another teacher)" in found.text()
+    assert found.certificate.stitching is None
+    assert "no stitching: the surrogate was not made from this teacher" in found.certificate.notes
     assert found.certificate.to_dict()["verdict"]["against"] == "m2 (another teacher)"
 
 
@@ -252,12 +255,79 @@ def test_a_built_in_surrogate_is_written_below_runs(tmp_path: Path, monkeypatch:
     done = evaluate("scenes-k3", num_images=16, train_images=16, null_models=False, bootstrap=5, device="cpu")
     assert done.folder == Path("runs/evaluate-scenes-k3")
     assert json.loads((done.folder / "certificate.json").read_text())["bad_images"] == []
-    added = json.loads((done.folder / "complexity.json").read_text())["quantisation"]
-    for side in ("surrogate", "teacher"):
-        assert 0 <= added[side]["fp16"]["relative_last"]["after"] < added[side]["int8"]["relative_last"]["after"]
+    saved = json.loads((done.folder / "complexity.json").read_text())
+    points = {(point["side"], point["precision"]): point for point in saved["rates"]["points"]}
+    assert saved["rates"]["num_images"] == 16 and len(points) == 7
     assert (
-        added["teacher"]["int8"]["relative_last"]["before"] == 0 < added["surrogate"]["int8"]["relative_last"]["before"]
+        points["teacher", "int8"]["largest"]
+        < points["teacher", "int4"]["largest"]
+        < points["surrogate", "int4"]["bits"]
     )
+    saved = json.loads((done.folder / "certificate.json").read_text())
+    assert saved["lines"][0].startswith("Definition 1 holds for eps ") and list(saved)[1:3] == ["lines", "definition"]
+    assert saved["conditioning"]["per_depth"] == 8 * 128  # width of the built-in teacher
+    stitched = saved["stitching"]
+    assert stitched["num_images"] == 16 and len(stitched["by_teacher"]["error"]) == 13
+    assert stitched["by_teacher"]["error"][-1] == pytest.approx(stitched["by_surrogate"]["error"][0])
+    assert 0 < saved["floors"]["accuracy"] < 1 and 0 < saved["floors"]["agreement"] < 1
+
+
+def test_each_set_of_images_has_a_row(run: Path, photos: Path, tmp_path: Path) -> None:
+    write_tree(tmp_path / "others", [f"{c}/other{c}{i}.png" for c in "xyz" for i in range(3)])
+    for split in ("train", "val"):
+        (photos / split / "a" / "broken.png").unlink()
+    few = dict(data=str(photos), device="cpu", bootstrap=5, null_models=False, sample_images=0)
+    found = evaluate(str(run), shift=["noise", "jpeg:5", str(tmp_path / "others")], **few)
+    rows = {row.name: row for row in found.certificate.shift}
+    assert list(rows) == ["noise:3", "jpeg:5", str(tmp_path / "others")]
+    assert [row.num_images for row in rows.values()] == [6, 6, 9]
+    assert all(row.agreement is not None and row.eps.value > 0 for row in rows.values())
+    assert "noise:3" in found.text() and found.certificate.stitching is None and found.complexity.rates is None
+    saved = json.loads((run / "certificate.json").read_text())["shift"]
+    assert [row["eps_layer"] for row in saved] == [row.eps_layer for row in rows.values()]
+    with pytest.raises(ValueError, match=r"are also in the training images"):
+        evaluate(str(run), shift=[str(photos / "train")], **few)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--eps", "0"], "--eps must be above 0"),
+        (["--eps", "nan"], "--eps"),
+        (["--shift", "noise:9"], "--shift noise:9: the severity of noise is 1 to 5, such as noise:3"),
+        (["--shift", "empty"], "empty"),
+        (["--shift", "nowhere"], "nowhere"),
+        (["--autonomous", "teacher"], "--autonomous teacher is no surrogate: name a run of raptor distill"),
+        (["--autonomous", "run"], "--autonomous run is not autonomous: distil one with --conditioning none"),
+        (["--autonomous", "other"], "was not made from"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    words: list[str], said: str, run: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    shutil.copytree("tiny", "teacher")
+    other = open_vit("tiny")
+    save_vit(
+        make_surrogate(replace(other, model=shake(other.model, seed=5)), (1, 3), conditioning="none"), Path("other")
+    )
+    assert main(["evaluate", "run", "--data", "scenes", "--device", "cpu", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error and len(error.strip().splitlines()) == 1
+
+
+def test_an_autonomous_surrogate_gives_a_price(run: Path, photos: Path, tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        (photos / split / "a" / "broken.png").unlink()
+    save_vit(make_surrogate(open_vit(tmp_path / "tiny"), (1, 3), conditioning="none"), tmp_path / "plain" / "surrogate")
+    few = dict(data=str(photos), device="cpu", bootstrap=20, null_models=False, sample_images=0)
+    found = evaluate(str(run), autonomous=str(tmp_path / "plain"), **few)
+    price = found.certificate.autonomy
+    assert price is not None and set(price.prices) == {"relative_largest", "relative_last", "r2_last", "agreement"}
+    own = found.certificate.curves.relative["all"]
+    assert price.prices["relative_largest"].own == pytest.approx(own.max())
+    assert f"({tmp_path / 'plain'}; how it was trained is not known)" in found.text()
 
 
 def test_evaluate_judges_by_the_head_that_the_run_keeps(tmp_path: Path) -> None:
@@ -350,25 +420,5 @@ def test_every_pass_of_a_slow_machine_is_counted_in_a_log(
     monkeypatch.setattr("raptor.progress._LOG_INTERVAL", 0.0)  # as if each batch took longer than that
     evaluate(str(run), data=str(photos), device="cpu", bootstrap=5)
     said = capsys.readouterr().err
-    assert all(f"{name}: 1/1 batches" in said for name in ("null models", "rounded weights"))
+    assert all(f"{name}: 1/1 batches" in said for name in ("null models", "rounded weights", "stitching"))
     assert "certificate: 6/6 images" in said
-
-
-def test_the_cost_of_rounding_is_that_of_models_rounded_one_by_one(run: Path, photos: Path) -> None:
-    for split in ("train", "val"):
-        (photos / split / "a" / "broken.png").unlink()
-    found = evaluate(str(run), data=str(photos), device="cpu", bootstrap=5, null_models=False).complexity.quantisation
-    surrogate, teacher = open_pair(str(run))
-    images = iterate(open_data(photos, "val", size=teacher.preprocess.size), teacher.preprocess, 3)
-    for side, vit in (("surrogate", surrogate), ("teacher", copy.deepcopy(teacher))):
-        before = certify(vit, teacher, images, null_models=False, bootstrap=0).curves
-        for bits in ("fp16", "int8"):
-            with quantised(vit, bits):
-                after = certify(vit, teacher, images, null_models=False, bootstrap=0).curves
-            rounding = found[side][bits]
-            for name, layer in (("relative_last", -1), ("relative_largest", None)):
-                pair = [c.relative["all"].max() if layer is None else c.relative["all"][layer] for c in (before, after)]
-                assert [rounding[name].before, rounding[name].after] == pytest.approx(pair, rel=1e-4, abs=1e-7)
-            assert rounding["r2_last"].after == pytest.approx(after.r2["all"][-1], rel=1e-4)
-    added = {bits: found["teacher"][bits]["relative_last"].added for bits in ("fp16", "int8")}
-    assert 0 < added["fp16"] < added["int8"]

@@ -11,8 +11,12 @@ import pytest
 import torch
 import yaml
 
-from raptor.certificate.complexity import Complexity, levin_bounds
+from raptor.certificate.complexity import levin_bounds
+from raptor.certificate.heads import resolve_head
 from raptor.certificate.measure import certify
+from raptor.certificate.rate import Complexity, measure_rates
+from raptor.certificate.shift import measure_shift
+from raptor.certificate.stitching import stitch
 from raptor.commands.report import report
 from raptor.data import iterate, open_data
 from raptor.dynamics.interventions import InterventionsFile, intervene
@@ -22,6 +26,7 @@ from raptor.probes import probe
 from raptor.probes.result import ProbeReport
 from raptor.provenance import Provenance
 from raptor.report.results import Results, read_results
+from raptor.report.strips import add_pictures
 from raptor.subject import Subject
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.open import open_vit
@@ -46,15 +51,22 @@ def full_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     entry = study_phases(teacher, batches, k=(2, 3, 4))
     subject = Subject.of(teacher, val, surrogate)
     PhasesFile([replace(entry, data="scenes")], ABOUT, subject).write(folder)
-    certificate = certify(surrogate, teacher, batches, bootstrap=20)
+    head, _ = resolve_head(teacher)
+    certificate = certify(surrogate, teacher, batches, head=head, bootstrap=20)
+    assert certificate.definition is not None
+    add_pictures(certificate.definition, teacher, val)
+    few = iterate(val.select(range(6)), teacher.preprocess, 6)
+    certificate.stitching = stitch(surrogate, teacher, few, head=head, bootstrap=20)
+    certificate.shift = [measure_shift(surrogate, teacher, few, name="noise:3", head=head, bootstrap=20)]
     replace(certificate, data="scenes", provenance=ABOUT).write(folder)
-    Complexity(**levin_bounds(surrogate, teacher), provenance=ABOUT).write(folder)
+    rates = measure_rates(surrogate, teacher, few, head=head)
+    Complexity(**levin_bounds(surrogate, teacher), rates=rates, data="scenes", provenance=ABOUT).write(folder)
     labels = sorted({c for c in val.labels if val.labels.count(c) > 1})[:3]
-    few = dict(num_images=24, classes=labels, stability_images=1, rank_images=2, eps=(1e-2,))
+    some = dict(num_images=24, classes=labels, stability_images=1, rank_images=2, eps=(1e-2,))
     found, sides = {}, {}
     for side, vit in (("teacher", teacher), ("surrogate", surrogate)):
         found[side] = probe(vit, "classify", train, val, closed_form="ridge")
-        sides[side] = measure_dynamics(vit, batches, **few)
+        sides[side] = measure_dynamics(vit, batches, **some)
     ProbeReport(ABOUT, "scenes", "classify", found, subject=subject).write(folder)
     DynamicsFile(
         **sides,

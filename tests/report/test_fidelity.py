@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from raptor.certificate.certificate import Certificate, Eps
-from raptor.report.fidelity import fidelity, figure_certificate
+from raptor.report.fidelity import fidelity, figure_certificate, figure_rates, figure_stitching
 from raptor.report.paper import draw
 from raptor.report.results import Results, read_results
 from raptor.vit.pair import OTHER_TEACHER
@@ -89,7 +89,15 @@ def test_another_teacher_is_named_with_the_images(committed: Results) -> None:
 def test_the_section_goes_from_the_verdict_to_the_tables(full_run: Path, full_page: str) -> None:
     section = fidelity(read_results(full_run))
     parts = re.findall(r'<h3 class="part">(.*?)</h3><p class="caption">(.+?)</p>', section.html)
-    assert [title for title, _ in parts] == ["Verdict", "Worst images", "Layer by layer", "Cost"]
+    assert [title for title, _ in parts] == [
+        "Verdict",
+        "Worst images",
+        "Layer by layer",
+        "Where the error is made",
+        "Rate and distortion",
+        "Other images",
+        "Cost",
+    ]
     assert all(chart.caption for chart in section.charts)
     certificate = read_results(full_run).certificate
     assert certificate is not None and certificate.definition is not None
@@ -97,6 +105,39 @@ def test_the_section_goes_from_the_verdict_to_the_tables(full_run: Path, full_pa
     picture = re.search(r'<img src="data:image/png;base64,([^"]+)" alt="([^"]+)">', section.html)
     assert picture is not None and picture[2] == certificate.definition.worst_image
     assert Image.open(io.BytesIO(base64.b64decode(picture[1]))).size == (48, 48)
+
+
+def test_stitching_and_rates_are_drawn_from_their_files(full_run: Path, tmp_path: Path) -> None:
+    results = read_results(full_run)
+    certificate, complexity = results.certificate, results.complexity
+    assert certificate is not None and certificate.stitching is not None
+    assert complexity is not None and complexity.rates is not None
+    charts = {chart.id: chart for chart in fidelity(results).charts}
+    by_teacher, by_surrogate = charts["stitching"].series
+    np.testing.assert_array_equal(by_teacher.y, certificate.stitching.by_teacher.error)
+    np.testing.assert_array_equal(by_surrogate.y, certificate.stitching.by_surrogate.error)
+    assert list(by_teacher.x) == list(range(13)) and len(charts["stitching-agreement"].series) == 2
+    teacher, surrogate = charts["rate-error"].series
+    assert teacher.text == ["int3", "int4", "int6", "int8"] and surrogate.text == ["int4", "int8", "fp16"]
+    points = {(p.side, p.precision): p for p in complexity.rates.points}
+    assert teacher.y == [points["teacher", name].largest for name in teacher.text]
+    assert surrogate.x == [points["surrogate", name].bits / 1e6 for name in surrogate.text]
+    assert {"rate-last", "rate-agreement"} <= charts.keys()
+    for number, figure in enumerate((figure_stitching(certificate), figure_rates(complexity))):
+        assert figure is not None
+        drawn = draw(figure)
+        drawn.savefig(tmp_path / f"{number}.png")
+        assert len(drawn.axes) == len(figure.panels[0])
+    assert figure_stitching(replace(certificate, stitching=None)) is None
+    assert figure_rates(replace(complexity, rates=None)) is None
+
+
+def test_the_ratio_of_bounds_says_that_it_is_no_evidence(full_run: Path) -> None:
+    results = read_results(full_run)
+    assert results.complexity is not None
+    assert "is no evidence of compression" in fidelity(results).html
+    without = replace(results, complexity=replace(results.complexity, rates=None))
+    assert "is no evidence of compression" in fidelity(without).html
 
 
 def test_each_null_model_is_named_once_for_all_token_groups(committed: Results) -> None:

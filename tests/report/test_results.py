@@ -13,7 +13,7 @@ from quick import blank_figures
 from tiny_models import shake, tiny_timm
 
 from raptor.certificate.certificate import Certificate
-from raptor.certificate.complexity import Complexity
+from raptor.certificate.rate import Complexity
 from raptor.commands.dynamics import dynamics
 from raptor.commands.phases import phases
 from raptor.commands.probe import probe

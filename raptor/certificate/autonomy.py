@@ -1,0 +1,219 @@
+"""What makes one depth of a surrogate differ from another, and what a surrogate without any of it loses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from raptor.certificate.bootstrap import statistic_interval
+from raptor.certificate.error_curves import Curves
+from raptor.certificate.follow import Followed, check_finite, check_pair, follow
+from raptor.certificate.heads import Head
+from raptor.certificate.verdict import Estimate, Training
+from raptor.data.stream import Batch, sharing
+from raptor.streaming import Array, Record, jsonable
+from raptor.surrogate.surrogate import block_parameters, shared_blocks, surrogate_spec
+from raptor.vit.view import ViT
+
+_KINDS = {
+    "table": "a learned row of scales and shifts",
+    "mlp": "depth scaling by an MLP of the layer number",
+    "none": "nothing",
+}
+
+
+@dataclass(frozen=True)
+class Conditioning(Record):
+    """The parameters by which one depth of a surrogate differs from another.
+
+    Attributes:
+        kind: `table`, `mlp` or `none`.
+        adapters: rank of what each depth adds to the matrices; 0 for nothing.
+        per_depth: parameters that belong to a single depth.
+        num_parameters: of all depths, and of the MLP where there is one.
+        share: of the block parameters.
+        has_own_arguments: whether the teacher passes other arguments to other blocks, as rope-mixed models do.
+    """
+
+    kind: str
+    adapters: int
+    per_depth: int
+    num_parameters: int
+    share: float
+    has_own_arguments: bool = False
+
+    @property
+    def is_autonomous(self) -> bool:
+        """Whether the blocks do not know at which depth they are."""
+        return self.num_parameters == 0 and not self.has_own_arguments
+
+    def line(self) -> str:
+        """What a depth has of its own, in one line."""
+        if self.is_autonomous:
+            return "autonomous: no depth has parameters of its own"
+        own = []
+        if self.kind != "none":
+            own.append(_KINDS[self.kind])
+        if self.adapters:
+            own.append(f"adapters of rank {self.adapters}")
+        if self.has_own_arguments:
+            own.append("the arguments that the teacher passes to each block")
+        text = f"not autonomous: each depth has {' and '.join(own)}"
+        if self.per_depth:
+            text += f", {self.per_depth:,} parameters"
+        if self.num_parameters:
+            text += f"; {self.num_parameters:,} in all, {self.share:.1%} of the block parameters"
+        return text
+
+
+def count_conditioning(surrogate: ViT) -> Conditioning:
+    """The parameters of `surrogate` by which its depths differ."""
+    spec = surrogate_spec(surrogate)
+    num_parameters = 0
+    num_of_depths = 0
+    for tied in shared_blocks(surrogate):
+        for name, module in (("conditioning", tied.conditioning), ("adapters", tied.adapters)):
+            if module is None:
+                continue
+            num = sum(parameter.numel() for parameter in module.parameters())  # type: ignore[union-attr]
+            num_parameters += num
+            # What belongs to a single depth is a program of its own for it; an MLP serves all depths of its phase.
+            if name == "adapters" or spec.conditioning == "table":
+                num_of_depths += num
+    return Conditioning(
+        kind=spec.conditioning,
+        adapters=spec.adapters,
+        per_depth=num_of_depths // surrogate.num_layers,
+        num_parameters=num_parameters,
+        share=num_parameters / block_parameters(surrogate),
+        has_own_arguments=surrogate.depth_conditioned,
+    )
+
+
+@dataclass(frozen=True)
+class Price(Record):
+    """A measure of both surrogates, and what the autonomous one loses: positive is worse. The interval is paired."""
+
+    own: float
+    autonomous: float
+    loss: Estimate
+
+
+@dataclass
+class Autonomy(Record):
+    """An autonomous surrogate of the same teacher and phases, on the same images.
+
+    Attributes:
+        surrogate: the run it is of.
+        prices: `relative_largest`, `relative_last`, `r2_last` and, with a head, `agreement`.
+        training: of the autonomous surrogate; None where it is not known. A shorter one has a higher price.
+    """
+
+    surrogate: str
+    prices: dict[str, Price]
+    training: Training | None = None
+
+    def line(self) -> str:
+        """The price in one line."""
+        words = {"relative_last": "relative error of the last layer", "r2_last": "R2 of the last layer"}
+        parts = []
+        for name, price in self.prices.items():
+            named = words.get(name, name.replace("relative_largest", "largest relative error over layers"))
+            parts.append(f"{named} {price.autonomous:.3f}, not {price.own:.3f} (price {price.loss})")
+        trained = "how it was trained is not known" if self.training is None else str(self.training)
+        return f"without anything of a depth's own ({self.surrogate}; {trained}): {'; '.join(parts)}"
+
+
+def check_autonomous(other: ViT, surrogate: ViT, name: str) -> None:
+    """Raise unless the price of autonomy can be read off the difference of the two surrogates."""
+    if not count_conditioning(other).is_autonomous:
+        raise ValueError(f"{name} is not autonomous: distil one with --conditioning none")
+    ours = list(surrogate.phases or ())
+    theirs = list(other.phases or ())
+    if ours != theirs:
+        lengths = " ".join(map(str, ours))
+        raise ValueError(
+            f"{name} has the phases {' | '.join(map(str, theirs))}, the surrogate {' | '.join(map(str, ours))}: "
+            f"distil it with --phases {lengths} --conditioning none"
+        )
+
+
+def measure_autonomy(
+    surrogate: ViT,
+    other: ViT,
+    teacher: ViT,
+    batches: Iterable[Batch],
+    *,
+    name: str,
+    head: Head | None = None,
+    training: Training | None = None,
+    precision: str = "fp32",
+    bootstrap: int = 1000,
+    seed: int = 0,
+) -> Autonomy:
+    """What the autonomous surrogate `other` loses against `surrogate`, image by image.
+
+    name: what `other` is called in results. training: how it was trained.
+    """
+    check_pair(other, teacher)
+    check_autonomous(other, surrogate, name)
+    own = follow(surrogate, teacher, batches, head, precision)
+    without = follow(other, teacher, batches, head, precision)
+
+    def finish() -> Autonomy:
+        check_finite(without.curves["surrogate"], other, teacher)
+        return _priced(own, without, name, training, bootstrap, seed)
+
+    return sharing(batches).first(finish)
+
+
+def _priced(
+    own: Followed, other: Followed, name: str, training: Training | None, bootstrap: int, seed: int
+) -> Autonomy:
+    ours = own.curves["surrogate"].result()
+    theirs = other.curves["surrogate"].result()
+    # Each at its own worst layer, because Definition 1 asks for every layer.
+    worst = int(ours.relative["all"].argmax())
+    other_worst = int(theirs.relative["all"].argmax())
+    prices = {
+        "relative_largest": _error_price(ours, theirs, worst, other_worst, bootstrap, seed),
+        "relative_last": _error_price(ours, theirs, -1, -1, bootstrap, seed),
+        "r2_last": _r2_price(ours, theirs, bootstrap, seed),
+    }
+    if len(own.chosen):
+        prices["agreement"] = _agreement_price(own, other, bootstrap, seed)
+    return Autonomy(name, prices, training)
+
+
+def _error_price(ours: Curves, theirs: Curves, layer: int, other_layer: int, bootstrap: int, seed: int) -> Price:
+    """Of the relative error, each at its own layer."""
+    columns = [theirs.image_error[:, other_layer, :1], theirs.image_norm[:, other_layer, :1]]
+    columns += [ours.image_error[:, layer, :1], ours.image_norm[:, layer, :1]]
+    ends = statistic_interval(columns, lambda e, n, e_own, n_own: e / n - e_own / n_own, bootstrap, seed)
+    own = float(ours.relative["all"][layer])
+    other = float(theirs.relative["all"][other_layer])
+    return _price(own, other, other - own, ends)
+
+
+def _r2_price(ours: Curves, theirs: Curves, bootstrap: int, seed: int) -> Price:
+    columns = [theirs.image_error[:, -1, :1] ** 2, ours.image_error[:, -1, :1] ** 2, ours.image_deviation[:, -1, :1]]
+    ends = statistic_interval(columns, lambda e, e_own, d: (e - e_own) / d, bootstrap, seed)
+    own = float(ours.r2["all"][-1])
+    other = float(theirs.r2["all"][-1])
+    return _price(own, other, own - other, ends)
+
+
+def _agreement_price(own: Followed, other: Followed, bootstrap: int, seed: int) -> Price:
+    agrees = []
+    for found in (own, other):
+        chosen_nc = found.chosen.values().cpu().numpy()
+        agrees.append((chosen_nc[:, :1] == chosen_nc[:, 1:2]).astype(np.float64))
+    ours, theirs = agrees
+    ends = statistic_interval([ours, theirs], lambda a, b: a - b, bootstrap, seed)
+    return _price(float(ours.mean()), float(theirs.mean()), float(ours.mean() - theirs.mean()), ends)
+
+
+def _price(own: float, other: float, loss: float, ends_21: Array) -> Price:
+    return Price(own, other, Estimate(loss, jsonable(ends_21[0, 0]), jsonable(ends_21[1, 0])))

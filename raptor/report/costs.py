@@ -1,0 +1,91 @@
+"""What both sides cost, and the certificate's tables: the last parts of the section on fidelity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raptor.certificate.certificate import Cost
+from raptor.certificate.verdict import named_images
+from raptor.report.charts import GROUP_NAMES, Chart, Series, described, number, percent
+from raptor.report.markup import bullet_list, part, table
+from raptor.report.results import Results
+
+
+def costs(results: Results) -> list[str | Chart]:
+    """What both sides cost: parameters against FLOPs."""
+    if results.certificate is None:
+        return []
+    series: list[Series] = []
+    for side in ("teacher", "surrogate"):
+        cost = results.certificate.costs[side]
+        point = Series(side, [cost.flops / 1e9], [cost.block_parameters / 1e6], colour=f"side-{side}", side=side)
+        point.text = [f"{1e3 * cost.seconds_per_image:.2f} ms per image"]
+        series.append(point)
+    heading = part("Cost", "Tied blocks save parameters, not time: look for both.")
+    return [heading, described("costs", series)]
+
+
+def tables(results: Results) -> list[str | Chart]:
+    """Predictions, costs, the errors that hold at every layer, and the certificate's notes."""
+    certificate = results.certificate
+    rows = _prediction_rows(results)
+    body: list[str | Chart] = []
+    if rows:
+        body.append(table(("predictions", "value", "95 % interval", "one class for all"), rows))
+    if certificate is None:
+        return body
+    body.append(table(("costs", "teacher", "surrogate", "ratio"), _cost_rows(certificate.costs)))
+    relative = certificate.eps["relative"]
+    absolute = certificate.eps["absolute"]
+    rows = []
+    for group, eps in relative.items():
+        name = GROUP_NAMES.get(group, group)
+        rows.append((name, number(eps.value), number(eps.upper), eps.layer, number(absolute[group].value)))
+    body.append(table(("ε that holds at every layer", "relative", "at 95 %", "decided at layer", "absolute"), rows))
+    images = named_images(certificate.curves.num_images, certificate.split, certificate.data, certificate.image_size)
+    body.append(bullet_list([f"measured on {images}, against {certificate.teacher}", *certificate.notes]))
+    return body
+
+
+def _prediction_rows(results: Results) -> list[tuple[object, ...]]:
+    """Predictions of the certificate, and accuracy kept on the run's own validation images."""
+    rows: list[tuple[object, ...]] = []
+    certificate = results.certificate
+    if certificate is not None:
+        for name, entry in certificate.predictions.items():
+            interval = "none"
+            if entry.lower is not None:
+                interval = f"{percent(entry.lower)} to {percent(entry.upper)}"
+            floor = certificate.floors.get(name.removeprefix("teacher_").removeprefix("surrogate_"))
+            label = f"{name.replace('_', ' ')} ({certificate.head})"
+            rows.append((label, percent(entry.value), interval, percent(floor)))
+        for label, teacher, _, share, floor in certificate.kept():
+            if teacher is not None:
+                rows.append((f"share of the teacher's {label} kept", percent(share), "none", percent(floor)))
+    if results.distilled is not None:
+        validation = results.distilled.validation
+        where = "on the run's validation images"
+        if validation.recovery_head is not None:
+            head = validation.head or "the teacher’s own"
+            rows.append((f"accuracy kept by one head for both ({head})", percent(validation.recovery_head), where, ""))
+        if validation.recovery is not None:
+            rows.append(("accuracy kept by a ridge probe fitted to each side", percent(validation.recovery), where, ""))
+    return rows
+
+
+def _cost_rows(costs: dict[str, Cost]) -> Sequence[tuple[str, ...]]:
+    teacher = costs["teacher"]
+    surrogate = costs["surrogate"]
+    compared = {
+        "parameters (M)": (teacher.num_parameters / 1e6, surrogate.num_parameters / 1e6),
+        "block parameters (M)": (teacher.block_parameters / 1e6, surrogate.block_parameters / 1e6),
+        "GFLOPs per image": (teacher.flops / 1e9, surrogate.flops / 1e9),
+        "milliseconds per image": (1e3 * teacher.seconds_per_image, 1e3 * surrogate.seconds_per_image),
+    }
+    rows = []
+    for label, (old, new) in compared.items():
+        ratio = "–"
+        if old:
+            ratio = f"{new / old:.2f}"
+        rows.append((label, number(old), number(new), ratio))
+    return rows
