@@ -22,6 +22,12 @@ _KINDS = {
     "mlp": "depth scaling by an MLP of the layer number",
     "none": "nothing",
 }
+MEASURES = {
+    "relative_largest": "largest relative error over layers",
+    "relative_last": "relative error of the last layer",
+    "r2_last": "R2 of the last layer",
+    "agreement": "agreement",
+}
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ def count_conditioning(surrogate: ViT) -> Conditioning:
         for name, module in (("conditioning", tied.conditioning), ("adapters", tied.adapters)):
             if module is None:
                 continue
-            num = sum(parameter.numel() for parameter in module.parameters())  # type: ignore[union-attr]
+            num = sum(parameter.numel() for parameter in module.parameters())  # type: ignore[union-attr, misc]
             num_parameters += num
             # What belongs to a single depth is a program of its own for it; an MLP serves all depths of its phase.
             if name == "adapters" or spec.conditioning == "table":
@@ -117,12 +123,12 @@ class Autonomy(Record):
 
     def line(self) -> str:
         """The price in one line."""
-        words = {"relative_last": "relative error of the last layer", "r2_last": "R2 of the last layer"}
         parts = []
         for name, price in self.prices.items():
-            named = words.get(name, name.replace("relative_largest", "largest relative error over layers"))
-            parts.append(f"{named} {price.autonomous:.3f}, not {price.own:.3f} (price {price.loss})")
-        trained = "how it was trained is not known" if self.training is None else str(self.training)
+            parts.append(f"{MEASURES[name]} {price.autonomous:.3f}, not {price.own:.3f} (price {price.loss})")
+        trained = "how it was trained is not known"
+        if self.training is not None:
+            trained = str(self.training)
         return f"without anything of a depth's own ({self.surrogate}; {trained}): {'; '.join(parts)}"
 
 

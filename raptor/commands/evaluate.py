@@ -29,7 +29,7 @@ from raptor.run import result_folder
 from raptor.streaming import Result, folder_of
 from raptor.subject import Subject, check_place
 from raptor.vit.pair import OTHER_TEACHER, open_pair
-from raptor.vit.saved import check_folder_of
+from raptor.vit.saved import check_folder_of, describe_surrogate
 from raptor.vit.view import ViT
 
 
@@ -85,6 +85,7 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     complexity = _measure_complexity(job, head, certificate)
     if config.autonomous is not None:
         certificate.autonomy = _measure_autonomy(job, head)
+    # Last, because each set costs as much as the certificate itself without null models.
     for name, data in job.images.shifted.items():
         bar = Progress(f"shift to {name}", None, "images")
         row = measure_shift(job.surrogate, job.teacher, job.stream(data, bar.update), name=name, **job.measuring(head))
@@ -155,7 +156,7 @@ class _Job:
         config = self.config
         chosen = self.images.chosen
         train = None
-        if config.head_file is None and not self.teacher.num_classes:
+        if config.head_file is None and not self.teacher.num_classes:  # a ridge head has to be fitted
             size = self.teacher.preprocess.size
             train = head_batches(
                 self.teacher,
@@ -196,9 +197,11 @@ def _open_job(config: EvaluateConfig) -> _Job:
     folder = ranks.first(lambda: result_folder(config.out, folder_of(config.run), "evaluate"))
     check_folder_of(folder, folder_of(config.run), surrogate, teacher)
     images = _choose_images(config, teacher)
+    # --classes names the outputs of the head that judges, which is the file's where there is one.
     if images.chosen.classes is not None and config.head_file is None:
         teacher = replace(teacher, classes=list(images.chosen.classes))
     subject = ranks.first(lambda: Subject.of(teacher, images.judged, surrogate))
+    # Before anything is measured: an hour later a refusal to replace a result would be of little use.
     ranks.first(lambda: check_place(folder, subject, Certificate.FILE, Complexity.FILE))
     folder.mkdir(parents=True, exist_ok=True)
     return _Job(config, surrogate, teacher, autonomous, images, ranks, precision, folder)
@@ -219,7 +222,7 @@ def _certify(job: _Job, head: Head | None) -> Certificate:
         split=job.images.chosen.split,
         **job.measuring(head),
     )
-    bar.finish()
+    bar.finish()  # skipped images leave it below its total
     certificate.notes.append(f"head: {job.head_source}")
     if certificate.definition is not None:
         add_pictures(certificate.definition, job.teacher, job.images.judged)
@@ -232,8 +235,11 @@ def _certify(job: _Job, head: Head | None) -> Certificate:
 
 
 def _measure_complexity(job: _Job, head: Head | None, certificate: Certificate) -> Complexity:
+    bounds = levin_bounds(job.surrogate, job.teacher)
     complexity = Complexity(
-        **levin_bounds(job.surrogate, job.teacher),
+        fp32=bounds["fp32"],
+        fp16=bounds["fp16"],
+        int8=bounds["int8"],
         data=job.images.chosen.name,
         split=job.images.chosen.split,
         subject=certificate.subject,
@@ -284,7 +290,11 @@ def _open_both(config: EvaluateConfig, device: torch.device) -> tuple[ViT, ViT]:
 def _open_autonomous(config: EvaluateConfig, surrogate: ViT, teacher: ViT) -> ViT:
     """The autonomous surrogate, made from the same teacher."""
     run = config.autonomous
-    other, model = open_pair(
+    assert run is not None
+    name = f"--autonomous {_source(run) or getattr(run, 'name', 'model')}"
+    if describe_surrogate(folder_of(run)) is None:
+        raise ValueError(f"{name} is no surrogate: name a run of raptor distill")
+    other, _ = open_pair(
         run,
         teacher=teacher,
         allow_other_teacher=config.allow_other_teacher,
@@ -292,9 +302,8 @@ def _open_autonomous(config: EvaluateConfig, surrogate: ViT, teacher: ViT) -> Vi
         dtype=config.dtype,
         trust_hub=config.trust_hub,
     )
-    if other is None:
-        raise ValueError(f"--autonomous {_source(run) or model.name} is no surrogate: name a run of raptor distill")
-    check_autonomous(other, surrogate, f"--autonomous {_source(run) or other.name}")
+    assert other is not None
+    check_autonomous(other, surrogate, name)
     return other
 
 
@@ -311,6 +320,7 @@ def _choose_images(config: EvaluateConfig, teacher: ViT) -> _Images:
         # The run's classes are those of the head, so that they give the labels their numbers.
         like = seen
         other = fitted
+    # Shift sets are opened here too, so that a wrong name is told before anything is measured.
     judged = chosen.judged(config.num_images, size, like=like, also=other)
     return _Images(chosen, judged, fitted, _shifted_sets(config, judged, fitted, size))
 
@@ -326,6 +336,7 @@ def _shifted_sets(config: EvaluateConfig, judged: ImageData, fitted: ImageData, 
         if corruption is not None:
             found[str(corruption)] = CorruptedImages(judged, corruption)
             continue
+        # `own`: the set's validation part, or all of it. Its labels play no part, so that any classes will do.
         data = open_data(one, "own", limit=config.num_images, size=size, skip_bad=config.skip_bad)
         check_apart(fitted, data)
         found[data.name] = data
@@ -345,5 +356,5 @@ def _write(found: Evaluation) -> None:
         "rate-distortion": figure_rates(found.complexity),
     }
     for name, figure in figures.items():
-        if figure is not None:
+        if figure is not None:  # not everything is measured each time
             save_figure(draw(figure), found.folder / "figures" / name)

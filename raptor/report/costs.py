@@ -35,6 +35,7 @@ def tables(results: Results) -> list[str | Chart]:
     if certificate is None:
         return body
     body.append(table(("costs", "teacher", "surrogate", "ratio"), _cost_rows(certificate.costs)))
+    # Absolute errors depend on the scale of the states: they compare surrogates of one teacher only.
     relative = certificate.eps["relative"]
     absolute = certificate.eps["absolute"]
     rows = []
@@ -60,7 +61,7 @@ def _prediction_rows(results: Results) -> list[tuple[object, ...]]:
             label = f"{name.replace('_', ' ')} ({certificate.head})"
             rows.append((label, percent(entry.value), interval, percent(floor)))
         for label, teacher, _, share, floor in certificate.kept():
-            if teacher is not None:
+            if teacher is not None:  # agreement is a share already
                 rows.append((f"share of the teacher's {label} kept", percent(share), "none", percent(floor)))
     if results.distilled is not None:
         validation = results.distilled.validation

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from html import escape
 
+from raptor.certificate.autonomy import MEASURES, Autonomy
 from raptor.certificate.certificate import Certificate
 from raptor.certificate.definition import HardImage
 from raptor.certificate.error_curves import Array, Curves
@@ -23,6 +24,7 @@ from raptor.report.charts import (
     Series,
     described,
     group_control,
+    number,
 )
 from raptor.report.costs import costs, tables
 from raptor.report.markup import paragraph, part, table
@@ -79,9 +81,10 @@ def verdict(results: Results) -> list[str | Chart]:
         body.append(paragraph(f"{definition.line()}.", f"definition {tone}"))
     body.append(paragraph(_sentence(judged.lines()[0]), "caption"))
     if results.certificate is not None:
-        for more in (results.certificate.conditioning, results.certificate.autonomy):
-            if more is not None:
-                body.append(paragraph(_sentence(more.line()), "caption"))
+        if results.certificate.conditioning is not None:
+            body.append(paragraph(_sentence(results.certificate.conditioning.line()), "caption"))
+        if results.certificate.autonomy is not None:
+            body.append(_autonomy_table(results.certificate.autonomy))
     body.append(_verdict_table(judged))
     return body
 
@@ -92,6 +95,7 @@ def _verdict_table(judged: Verdict) -> str:
     rows: dict[str, list[str]] = {"R² at the last layer, 95 % interval": [], "lowest R²": []}
     rows |= {f"against {words}": [] for words in NULL_WORDS.values()}
     rows["smaller mean error than every null model"] = []
+    # Rows are filled column by column, and those that stay empty are left out.
     last, lowest, *against, ahead = rows.values()
     for name, group in judged.groups.items():
         names.append(GROUP_NAMES.get(name, name))
@@ -102,6 +106,19 @@ def _verdict_table(judged: Verdict) -> str:
         if group.layers_ahead is not None:
             ahead.append(f"at {group.layers_ahead} of {judged.num_layers} layers")
     return table(names, [(label, *cells) for label, cells in rows.items() if any(cells)])
+
+
+def _autonomy_table(autonomy: Autonomy) -> str:
+    """What an autonomous surrogate loses, measure by measure."""
+    trained = "how it was trained is not known"
+    if autonomy.training is not None:
+        trained = str(autonomy.training)
+    other = f"autonomous ({autonomy.surrogate}; {trained})"
+    head = ("the price of non-autonomy", "this surrogate", other, "loss, 95 % interval")
+    rows = []
+    for name, price in autonomy.prices.items():
+        rows.append((MEASURES[name], number(price.own), number(price.autonomous), str(price.loss)))
+    return table(head, rows)
 
 
 def _against(null: str, group: GroupVerdict) -> str:
@@ -283,7 +300,7 @@ def rate_charts(complexity: Complexity) -> list[Chart]:
                 values.append(getattr(point, measure))
                 text.append(point.precision)
             series.append(Series(f"{side}, rounded", megabits, values, colour=f"side-{side}", text=text))
-        if None not in series[0].y:
+        if None not in series[0].y:  # agreement needs a head
             charts.append(described(name, series))
     return charts
 
@@ -308,7 +325,7 @@ def shift(results: Results) -> list[str | Chart]:
         "Look for a set on which the surrogate leaves its teacher: whether the teacher is right there does not matter. "
         "R² is 0 for the mean of the teacher's states on the set itself."
     )
-    rows = []
+    rows = []  # the certificate's own images first: what the others are read against
     for images in certificate.sets():
         rows.append(images.cells())
     return [part("Other images", look_for), table(SHIFT_COLUMNS, rows)]

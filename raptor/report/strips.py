@@ -87,6 +87,7 @@ def measure_strips(teacher: ViT, surrogate: ViT | None, data: ChosenData, num_im
     """The colours of `num_images` of the images that `data` judges on."""
     if not teacher.groups.patches:
         raise ValueError(f"{teacher.name} has no patch tokens to colour")
+    # One batch: components are fitted on all of its images, and few of them are shown.
     images = shown_images(data, num_images, teacher.preprocess.size)
     batch = next(iter(iterate(images, teacher.preprocess, max(_NUM_FIT, num_images), device=teacher.device)))
     chosen = _spread_over_classes(batch.labels, min(num_images, len(batch.images)))
@@ -104,7 +105,7 @@ def measure_strips(teacher: ViT, surrogate: ViT | None, data: ChosenData, num_im
         if batch.labels is not None and images.classes:
             entry.label = str(images.classes[int(batch.labels[i])])
         rows.append(entry)
-    if surrogate is not None:
+    if surrogate is not None:  # only the shown images: the components are the teacher's
         with torch.no_grad():
             own = _patches(surrogate, batch.images[chosen])
         for row, (entry, i) in enumerate(zip(rows, chosen)):
@@ -175,7 +176,7 @@ def open_run(
         raise ValueError(f"{folder} holds no model, and no config.yaml that names one")
     if teacher is not None:
         raise RunError(f"{folder} holds no surrogate and has no teacher: leave out --teacher and --module")
-    options = {"size": config.get("size"), "weights": weights or config.get("weights")}
+    options: dict[str, Any] = {"size": config.get("size"), "weights": weights or config.get("weights")}
     vit = open_vit(str(config["model"]), device=device, trust_hub=trust_hub, **options)
     if weights is not None and fingerprint(vit.model) != config.get("fingerprint"):
         raise RunError(f"{weights} does not hold the weights that {folder} was made with: leave out --weights")
@@ -191,7 +192,7 @@ def teacher_colours(patches: Sequence[Tensor]) -> tuple[list[Tensor], list[tuple
         points = x_npd.flatten(0, 1).double()
         mean, axes, share = components(points)
         scores = (points - mean) @ axes
-        if after is not None:
+        if after is not None:  # the last layer has nothing to be rotated onto
             u, _, vh = torch.linalg.svd(scores.mT @ after)
             axes = axes @ (u @ vh)
             scores = scores @ (u @ vh)
@@ -208,6 +209,7 @@ def components(points_nd: Tensor) -> tuple[Tensor, Tensor, float]:
     centred = points_nd - mean
     variances, vectors = torch.linalg.eigh(centred.mT @ centred / len(points_nd))
     top, axes = variances.flip(0)[:3].clamp_min(0), vectors.flip(1)[:, :3]
+    # The sign of an eigenvector is arbitrary: the largest entry of each is made positive.
     largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
     scale = top.sqrt().clamp_min(1e-12)
     return mean, axes * largest.sign() / scale, float(top.sum() / variances.clamp_min(0).sum().clamp_min(1e-30))

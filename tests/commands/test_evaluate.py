@@ -292,7 +292,7 @@ def test_each_set_of_images_has_a_row(run: Path, photos: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--eps", "0"], "--eps must be above 0"),
+        (["--eps", "0"], "--eps must be more than 0, got 0"),
         (["--eps", "nan"], "--eps"),
         (["--shift", "noise:9"], "--shift noise:9: the severity of noise is 1 to 5, such as noise:3"),
         (["--shift", "empty"], "empty"),

@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from raptor.certificate.autonomy import Autonomy, Price
 from raptor.certificate.certificate import Certificate, Eps
+from raptor.certificate.verdict import Estimate
 from raptor.report.fidelity import fidelity, figure_certificate, figure_rates, figure_stitching
 from raptor.report.paper import draw
 from raptor.report.results import Results, read_results
@@ -130,6 +132,18 @@ def test_stitching_and_rates_are_drawn_from_their_files(full_run: Path, tmp_path
         assert len(drawn.axes) == len(figure.panels[0])
     assert figure_stitching(replace(certificate, stitching=None)) is None
     assert figure_rates(replace(complexity, rates=None)) is None
+
+
+def test_the_price_of_non_autonomy_is_a_number(full_run: Path) -> None:
+    results = read_results(full_run)
+    certificate = results.certificate
+    assert certificate is not None and "price of non-autonomy" not in fidelity(results).html
+    prices = {"r2_last": Price(0.9, 0.7, Estimate(0.2, 0.1, 0.3))}
+    priced = replace(certificate, autonomy=Autonomy("runs/plain", prices))
+    html = fidelity(replace(results, certificate=priced)).html
+    assert "autonomous (runs/plain; how it was trained is not known)" in html
+    assert "<td>0.9</td><td>0.7</td><td>0.200 [0.100, 0.300]</td>" in html
+    assert "each depth has a learned row of scales and shifts, 1,024 parameters" in html
 
 
 def test_the_ratio_of_bounds_says_that_it_is_no_evidence(full_run: Path) -> None:
