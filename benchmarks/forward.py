@@ -25,6 +25,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ def row(pair: Pair, batch: int, sides: dict[str, ViT], args: argparse.Namespace)
             calls[name]()
             prepared[name] = round(time.monotonic() - began, 1)
         else:
-            calls[name] = lambda model=vit.model: model(images)
+            calls[name] = partial(vit.model, images)
     times = measure(calls, args.device, args.rounds, args.seconds)
     ratios = {
         "as_opened": times["surrogate as_opened"] / times["teacher"],

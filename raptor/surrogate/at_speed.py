@@ -62,7 +62,8 @@ class FixedStep(nn.Module):
             factors = step.tied.fast.at_depth(modulation, None, scale_weights=False)._replace(layers=None)
         elif modulation is not None:
             factors = modulation.flattened(0)
-        self._kind = type(factors)
+        # The class that holds the factors, None for a step without modulation.
+        self._kind: type[Modulation] | type[AtDepth] | None = None if factors is None else type(factors)
         for name, factor in ({} if factors is None else factors._asdict()).items():
             # Not saved, as they are made again from the weights; a copy, not a view of the whole row.
             self.register_buffer(f"factor_{name}", None if factor is None else factor.clone(), persistent=False)
@@ -87,6 +88,6 @@ class FixedStep(nn.Module):
         return state_btd
 
     def _factors(self) -> Any:
-        if self._kind is type(None):
+        if self._kind is None:
             return None
         return self._kind(*[getattr(self, f"factor_{name}") for name in self._kind._fields])
