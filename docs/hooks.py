@@ -1,9 +1,11 @@
-"""Build hooks of the site: options of commands, read from their configs as `--help` reads them; quiet notebooks."""
+"""Build hooks of the site: the options of commands, the first line of every file, and quiet notebooks."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 from raptor.checks import in_words
@@ -18,8 +20,20 @@ def on_config(_config: Any) -> None:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace a line `{{ options NAME }}` by the table of that command's options."""
+    """Replace `{{ options NAME }}` by the table of a command's options, and `{{ files }}` by a line for each file."""
+    markdown = markdown.replace("{{ files }}", _list_files())
     return re.sub(r"^\{\{ options (\S+) \}\}$", lambda found: _describe(found[1]), markdown, flags=re.M)
+
+
+def _list_files() -> str:
+    package = Path(__file__).parents[1] / "raptor"
+    lines = []
+    for path in sorted(package.rglob("*.py")):
+        # Parsed rather than imported: some files need a GPU or an extra.
+        text = ast.get_docstring(ast.parse(path.read_text())) or ""
+        if path.name != "__init__.py":
+            lines.append(f"- `{path.relative_to(package)}`: {text.partition(chr(10))[0]}")
+    return "\n".join(lines)
 
 
 def _describe(name: str) -> str:
