@@ -192,7 +192,7 @@ def _did_you_mean(spec: str, names: Sequence[str]) -> str:
         return f", did you mean {_PREFIXES[head.lower()]}/{tail}?"
     near = difflib.get_close_matches(head.lower().replace("-", ""), names, 1, 0.7)
     folder = Path(spec).expanduser()
-    if not near and folder.parent.is_dir():
+    if not near and folder.parent.is_dir() and not folder.exists():
         siblings = map(str, sorted(folder.parent.iterdir())[:_MAX_SIBLINGS])
         near = difflib.get_close_matches(str(folder), [*names, *siblings], 1, 0.8)
     if not near:
