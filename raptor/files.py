@@ -132,6 +132,7 @@ def replacing(path: Path) -> Iterator[Path]:
     with _one_writer(path.parent):
         try:
             yield partial
+            allow_readers(partial)
             sync(partial)
             os.replace(partial, path)
         except BaseException as error:
@@ -161,6 +162,14 @@ def _one_writer(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(number)
+
+
+def allow_readers(path: Path) -> None:
+    """Give a file the permissions that the umask leaves, as an ordinary new file has them."""
+    # safetensors lets only the owner read its files, whatever the umask. The umask can only be read by setting it.
+    umask = os.umask(0o077)
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)
 
 
 def sync(path: Path) -> None:

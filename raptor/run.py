@@ -35,6 +35,7 @@ from raptor.devices import Ranks
 from raptor.files import (
     RunError,
     WriteError,
+    allow_readers,
     parse_json,
     read_json,
     read_text,
@@ -139,6 +140,7 @@ class Run:
                 partial.mkdir(parents=True)
                 path = partial / "tensors.safetensors"
                 save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, path)
+                allow_readers(path)
                 sync(path)
                 write_text(partial / "state.json", json.dumps({**state, "tensor_bytes": path.stat().st_size}))
                 if (self.folder / "metrics.jsonl").exists():

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from raptor.files import (
     RunError,
@@ -38,3 +41,15 @@ def test_a_failed_write_names_the_file_and_keeps_the_old_one(tmp_path):
             partial.write_text("ne")
             raise OSError(errno.ENOSPC, "No space left on device")
     assert path.read_text() == "old" and [entry.name for entry in tmp_path.iterdir()] == ["phases.json"]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_a_file_has_the_permissions_that_the_umask_leaves(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        with replacing(tmp_path / "head.safetensors") as partial:
+            save_file({"weight": torch.zeros(2)}, partial)
+        assert os.umask(umask) == umask
+    finally:
+        os.umask(before)
+    assert (tmp_path / "head.safetensors").stat().st_mode & 0o777 == mode

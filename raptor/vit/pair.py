@@ -83,6 +83,11 @@ def open_pair(
                 f"{shown} is not a surrogate and has no teacher: name a run, or leave out --teacher and --module"
             )
         return Pair(None, open_vit(source, **of_source, **of_teacher))
+    is_moved = isinstance(teacher, str | Path) and Path(teacher).expanduser().is_file()
+    if is_moved and (saved.teacher or Opened()).model is not None:
+        # A file does not say which model its weights are of and how images are prepared; the surrogate does.
+        of_teacher.setdefault("weights", str(teacher))
+        teacher = None
     # Both must see the same pixels, so the surrogate's size holds for its teacher.
     teacher_size = size or saved.preprocess.size
     if isinstance(teacher, ViT):

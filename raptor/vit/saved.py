@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess
-from raptor.files import RunError, read_json, sync, write_text
+from raptor.files import RunError, allow_readers, read_json, sync, write_text
 from raptor.streaming import decode
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.block_list import WrongSize
@@ -168,6 +168,7 @@ def save_vit(vit: ViT, folder: str | Path) -> Path:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         save_file(_separate_tensors(vit.model), partial / "model.safetensors", metadata={"format": "pt"})
+        allow_readers(partial / "model.safetensors")
         sync(partial / "model.safetensors")
         write_text(partial / "config.json", json.dumps(asdict(saved), indent=1) + "\n")
         _put_in_place(partial, folder)

@@ -332,3 +332,19 @@ def test_a_run_without_a_model_yet_is_not_taken_for_the_built_in_of_its_name(
     Path("scenes-k3/config.yaml").write_text("model: scenes\n")
     with pytest.raises(ValueError, match="scenes-k3 is not finished"):
         open_pair("scenes-k3")
+
+
+def test_a_moved_weight_file_is_named_as_the_teacher(tmp_path: Path) -> None:
+    made = open_vit("timm/vit_tiny_patch16_224", pretrained=False, num_classes=5, **TINY)
+    torch.save(made.model.state_dict(), tmp_path / "old.pth")
+    teacher = open_vit("timm/vit_tiny_patch16_224", weights=str(tmp_path / "old.pth"), **TINY)
+    save_vit(make_surrogate(teacher, (1, 2)), tmp_path / "elsewhere" / "run")
+    moved = (tmp_path / "old.pth").rename(tmp_path / "new.pth")
+    with pytest.raises(RunError, match="is not there: give its new place with --teacher"):
+        open_pair(tmp_path / "elsewhere" / "run")
+    # The file by itself would not say which model it is of.
+    _, again = open_pair(tmp_path / "elsewhere" / "run", teacher=moved)
+    assert fingerprint(again.model) == fingerprint(teacher.model) and again.preprocess == teacher.preprocess
+    torch.save(open_vit("timm/vit_tiny_patch16_224", pretrained=False, num_classes=5, **TINY).model.state_dict(), moved)
+    with pytest.raises(OtherTeacher, match="was not made from new"):
+        open_pair(tmp_path / "elsewhere" / "run", teacher=moved)

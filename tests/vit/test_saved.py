@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -194,3 +195,12 @@ def test_a_module_with_two_names_for_one_weight_is_saved(tmp_path: Path) -> None
     again = open_vit(tmp_path, teacher=Alias())
     assert torch.equal(again(noise_images(vit)), vit(noise_images(vit)))
     assert again.model.classifier.weight is again.model.answer.weight
+
+
+def test_others_may_read_a_saved_model_where_the_umask_lets_them(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        folder = save_vit(tiny_timm(), tmp_path / "saved")
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
