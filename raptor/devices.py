@@ -13,7 +13,7 @@ import os
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.util import find_spec
@@ -58,6 +58,30 @@ def pick_precision(precision: str, device: str) -> str:
 def device_name(device: str | torch.device) -> str:
     """The device as summaries name it."""
     return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu"
+
+
+@contextmanager
+def torch_defaults() -> Iterator[None]:
+    """Inside the context torch is set as in a new process: gradients, no autocast, float32, and tensors on the CPU.
+
+    What is opened or made here must not depend on the program around it. In `inference_mode` weights would be made that
+    can never be trained, under autocast half-precision copies of weights outlive a load, and another default dtype or
+    device would change the weights themselves.
+    """
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with ExitStack() as settings:
+            settings.enter_context(torch.inference_mode(False))
+            settings.enter_context(torch.enable_grad())
+            for kind in ("cpu", "cuda", "mps"):
+                settings.enter_context(torch.autocast(kind, enabled=False))
+            # Only where it is another: this context costs every call of torch some time.
+            if torch.get_default_device() != _CPU:
+                settings.enter_context(_CPU)
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from raptor.config import Config
-from raptor.devices import device_name
+from raptor.devices import device_name, torch_defaults
 from raptor.streaming import Record, jsonable
 
 _PACKAGES = {"numpy": "numpy", "raptor": "raptor-vit", "timm": "timm"}
@@ -129,7 +129,7 @@ def command(kind: type[Kind]) -> Callable[[Callable[[Kind], Value]], Callable[..
         def run(*args: Any, **options: Any) -> Value:
             is_config = bool(args) and isinstance(args[0], kind)
             config = args[0] if is_config else kind.of(*args, **options)
-            with recording(f"{function.__module__}.{function.__name__}", vars(config)):
+            with torch_defaults(), recording(f"{function.__module__}.{function.__name__}", vars(config)):
                 return function(config)
 
         del run.__wrapped__  # type: ignore[attr-defined]

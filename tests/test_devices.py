@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from raptor import devices
-from raptor.devices import full_precision, join_ranks
+from raptor.devices import full_precision, join_ranks, torch_defaults
 from raptor.progress import started_processes
 
 CPU = torch.device("cpu")
@@ -110,3 +110,25 @@ def test_the_limit_of_a_job_counts_for_what_is_free(tmp_path: Path) -> None:
     (tmp_path / "own").write_text("4:memory:/other\n0::/jobs/mine/step\n")
     assert sorted(devices._left_in_groups(tmp_path / "own", tmp_path / "groups")) == [350, 800]
     assert devices._left_in_groups(tmp_path / "nothing", tmp_path / "groups") == []
+
+
+def test_torch_has_its_defaults_inside_and_the_callers_settings_after():
+    def settings():
+        return (
+            torch.is_inference_mode_enabled(),
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            torch.get_default_dtype(),
+            torch.ones(1).device.type,
+        )
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.inference_mode(), torch.autocast("cpu"), torch.device("meta"):
+            before = settings()
+            with pytest.raises(KeyError), torch_defaults():
+                assert settings() == (False, True, False, torch.float32, "cpu")
+                raise KeyError
+            assert settings() == before == (True, False, True, torch.float64, "meta")
+    finally:
+        torch.set_default_dtype(torch.float32)

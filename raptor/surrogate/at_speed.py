@@ -6,20 +6,22 @@ small operations take longer to launch than the layer's own.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from raptor.devices import torch_defaults
 from raptor.surrogate import fast
 from raptor.surrogate.block import Modulation
 from raptor.surrogate.fast import AtDepth
 from raptor.surrogate.surrogate import Step, TiedBlock, shared_blocks
+from raptor.vit.calls import copied
 from raptor.vit.view import ViT
 
 
+@torch_defaults()
 def at_speed(vit: ViT) -> ViT:
     """A copy of a surrogate for inference, with the factors of each depth computed once. The blocks stay tied.
 
@@ -27,7 +29,7 @@ def at_speed(vit: ViT) -> ViT:
     whole: `torch.compile(at_speed(vit).model)`.
     """
     shared_blocks(vit)  # ValueError for a model that is not a surrogate
-    model = copy.deepcopy(vit.model).requires_grad_(False).eval()
+    model = copied(vit.model, vit.name).requires_grad_(False).eval()
     fixed = dataclasses.replace(vit, model=model, norm=_same_module(vit, model))
     for n, step in enumerate(fixed.blocks):
         assert isinstance(step, Step)

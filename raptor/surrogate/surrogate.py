@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from raptor.devices import seeded
+from raptor.devices import seeded, torch_defaults
 from raptor.phases.cut import check_phases
 from raptor.surrogate import fast
 from raptor.surrogate.adapters import DepthAdapters, Weights
@@ -29,6 +28,7 @@ from raptor.surrogate.teacher_blocks import (
     own_copy,
     uses_places,
 )
+from raptor.vit.calls import copied
 from raptor.vit.origin import Opened, Origin, SurrogateSpec
 from raptor.vit.view import ViT
 from raptor.vit.weights import fingerprint
@@ -115,6 +115,7 @@ class Step(nn.Module):
         return state
 
 
+@torch_defaults()
 def make_surrogate(
     teacher: ViT,
     phases: Sequence[int],
@@ -154,7 +155,7 @@ def make_surrogate(
                 _start(tied, teacher, range(first, last + 1))  # type: ignore[arg-type]
     # A deep copy of the model whose block list is empty: the teacher's blocks themselves are not copied.
     blocks = teacher.blocks
-    model = deepcopy(teacher.model, {id(blocks): type(blocks)()})
+    model = copied(teacher.model, teacher.name, {id(blocks): type(blocks)()})
     model.requires_grad_(False)
     shared.to(teacher.device)
     container = model.get_submodule(teacher.blocks_path)
@@ -194,18 +195,22 @@ def shared_blocks(vit: ViT) -> nn.ModuleList:
     return blocks
 
 
+@torch_defaults()
 def check_trainable(vit: ViT) -> None:
     """Raise for a surrogate whose blocks give their weights no gradient.
 
-    A block of the user's own may compute under `no_grad` or `inference_mode`; training would change nothing in it.
+    A model of the user's own may compute under `no_grad` or `inference_mode`; training would change nothing in it.
     """
     size = vit.preprocess.size
     with torch.no_grad():
         x_btd, context = vit.embed(torch.zeros(1, 3, size, size, device=vit.device))
+    if x_btd.is_inference():  # torch lets no gradient pass by such a tensor
+        raise ValueError(
+            f"the forward of {vit.name} runs under inference_mode: let it run without, to train its blocks"
+        )
     for tied, (layer, _) in zip(shared_blocks(vit), vit.phases.spans):  # type: ignore[union-attr]
         weights = [parameter for parameter in tied.block.parameters() if parameter.requires_grad]  # type: ignore[union-attr]
-        with torch.enable_grad():
-            output_btd = vit.step(layer, x_btd.clone(), context)
+        output_btd = vit.step(layer, x_btd, context)
         gradients: Sequence[Tensor | None] = [None]
         if output_btd.requires_grad and weights:
             gradients = torch.autograd.grad(output_btd.sum(), weights, allow_unused=True)
@@ -253,7 +258,7 @@ def copied_block(teacher: ViT, layer: int, modulated: bool, adapted: Sequence[st
     points: Sequence[str] = ()
     if modulated:
         points = modulation_points(teacher, layer)
-    return CopiedBlock(own_copy(teacher.blocks[layer - 1]), points, adapted)
+    return CopiedBlock(own_copy(teacher.blocks[layer - 1], teacher.name), points, adapted)
 
 
 @torch.no_grad()
@@ -266,7 +271,7 @@ def _start(tied: TiedBlock, teacher: ViT, layers: range) -> None:
     assert isinstance(block, CopiedBlock) and isinstance(table, DepthTable)
     if not block.points:
         raise ValueError(f"the blocks of {teacher.name} have no two norms for a table: take table_start plain")
-    own = [own_copy(teacher.blocks[layer - 1]) for layer in layers]
+    own = [own_copy(teacher.blocks[layer - 1], teacher.name) for layer in layers]
     if tied.adapters is not None:
         adapted = [[one.get_submodule(name) for name in block.adapted] for one in own]
         tied.adapters.start(block.layers, adapted)  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,20 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from raptor.vit.calls import first_tensor, with_state
+from raptor.vit.calls import copied, first_tensor, with_state
 from raptor.vit.view import Context, ViT
 
 _DIM_PER_HEAD = 64
 _MIN_MATRICES = 4  # of attention and MLP, where a block holds them in linear layers
 
 
-def own_copy(block: nn.Module) -> nn.Module:
+def own_copy(block: nn.Module, name: str) -> nn.Module:
     """A copy that holds its own weights, also of a surrogate's step, whose weights its model holds."""
-    copied = copy.deepcopy(block)
-    own = getattr(copied, "own", None)
+    found: nn.Module = copied(block, name)
+    own = getattr(found, "own", None)
     if own is not None:
         own()
-    return copied
+    return found
 
 
 @torch.no_grad()
@@ -50,7 +49,7 @@ def adapted_layers(teacher: ViT, layer: int, rank: int) -> list[str]:
     A call of the block must run all of its linear layers: a block that does not computes with their weights itself, and
     would not see what adapters add to them.
     """
-    block = own_copy(teacher.blocks[layer - 1])
+    block = own_copy(teacher.blocks[layer - 1], teacher.name)
     layers = {name: module for name, module in block.named_modules() if type(module) is nn.Linear}
     x_btd, context = first_state(teacher)
     args, kwargs = context.calls[layer - 1]
@@ -148,7 +147,7 @@ def uses_places(teacher: ViT) -> bool:
     layers.update(n + 1 for n in context.distinct())
     for layer in sorted(layers):
         # In float64: with a LayerScale of 1e-5 a block's update is lost in the rounding of float32.
-        block = own_copy(teacher.blocks[layer - 1]).to(wide, torch.float64)
+        block = own_copy(teacher.blocks[layer - 1], teacher.name).to(wide, torch.float64)
         args, kwargs = in_double(context.calls[layer - 1], wide)
         update = first_tensor(block(x_btd, *args, **kwargs)) - x_btd
         moved = first_tensor(block(x_btd[:, order], *args, **kwargs)) - x_btd[:, order]

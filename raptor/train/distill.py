@@ -270,8 +270,6 @@ def _smallest_k(job: Job, name: str, value: float, matrix: Any, root: Path, conf
     )
 
 
-@torch.inference_mode(False)
-@torch.enable_grad()
 @StopSignal()
 def _distill_one(job: Job, phases: Phases, folder: Path, config: dict[str, Any]) -> Distilled:
     """One surrogate with these phases, in its run folder: a finished one, or one that is trained (on) here."""

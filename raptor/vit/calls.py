@@ -1,12 +1,13 @@
-"""Calls of models and blocks: where the state stands in their arguments, and the tensors in their outputs."""
+"""What is done with a model from outside: its calls, where the state stands in them, its output, and copies of it."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from raptor.vit.origin import Arguments
@@ -60,6 +61,19 @@ def output_tensor(output: Any) -> Tensor:
         f"cannot read a tensor out of the model's output of type {type(output).__name__}: return a tensor, or a dict "
         "with logits or last_hidden_state"
     )
+
+
+def copied(module: nn.Module, name: str, instead: Mapping[int, Any] | None = None) -> Any:
+    """A copy of a module. `instead` holds, by their ids, what stands in the copy for parts that are not copied.
+
+    A user's module may hold what Python cannot copy, such as an open file or a tensor with a gradient's history.
+    """
+    try:
+        return copy.deepcopy(module, dict(instead or {}))
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(
+            f"{name} cannot be copied ({reason_of(error)}): keep out of the module what copy.deepcopy refuses"
+        ) from None
 
 
 def reason_of(error: Exception) -> str:

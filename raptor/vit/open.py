@@ -12,7 +12,6 @@ a result             the surrogate that distill gave, or the model in a result's
 
 from __future__ import annotations
 
-import copy
 import difflib
 import inspect
 import sys
@@ -24,10 +23,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from raptor.data.preprocess import Preprocess
+from raptor.devices import torch_defaults
 from raptor.streaming import Result, folder_of
 from raptor.vit.builders import build_base, is_half
+from raptor.vit.calls import copied
 from raptor.vit.names import named_for, unknown_model
 from raptor.vit.origin import Arguments, Base, Opened, Origin, Structure
 from raptor.vit.saved import load_saved, resized, saved_folder
@@ -54,6 +56,7 @@ _FLAGS = {
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+@torch_defaults()
 def open_vit(
     source: Source | Result,
     *,
@@ -118,10 +121,14 @@ def open_vit(
         return source if device is None else source.to(device)
     if isinstance(source, nn.Module):
         refuse_options("a module of your own", **building)
+        if any(is_lazy(parameter) for parameter in source.parameters()):
+            kind = type(source).__name__
+            raise ValueError(f"{kind} has weights that its first call makes: call it once with images, then open it")
+        module = source
         # The module belongs to the user, whose own precision must not change.
         if dtype != "fp32" or is_half(source):
-            source = copy.deepcopy(source).float()
-        vit = _open_module(source, name or type(source).__name__, weights, size, preprocess, structure)
+            module = copied(source, type(source).__name__).float()
+        vit = _open_module(module, name or type(source).__name__, weights, size, preprocess, structure)
         return _as_dtype(vit, dtype).to(device or vit.device)
     text, weights = _split_source(str(source), weights)
     folder = saved_folder(text)

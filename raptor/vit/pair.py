@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import nn
 from raptor.files import RunError
 from raptor.streaming import Result, folder_of
 from raptor.vit.builders import check_recorded
+from raptor.vit.calls import copied
 from raptor.vit.names import ASSETS
 from raptor.vit.open import DTYPES, Source, given_options, open_vit, refuse_options
 from raptor.vit.origin import Arguments, Opened, Structure
@@ -106,7 +106,7 @@ def open_pair(
                 recorded["weights"] = _weights_of_module(teacher, source, saved)
             options = recorded | of_teacher
         # Loading a weight file would change the module in the user's hands.
-        module = copy.deepcopy(teacher) if options.get("weights") else teacher
+        module = copied(teacher, type(teacher).__name__) if options.get("weights") else teacher
         teacher = open_vit(module, size=teacher_size, **running, **options)
     elif teacher is not None:
         teacher = open_vit(teacher, size=teacher_size, **running, **of_teacher)

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess
+from raptor.devices import torch_defaults
 from raptor.files import RunError, allow_readers, read_json, sync, write_text
 from raptor.streaming import decode
 from raptor.surrogate.surrogate import make_surrogate
@@ -235,6 +236,7 @@ def _is_local(text: str | None) -> bool:
     return bool(text) and not is_built_in(saved_folder(str(text))) and Path(str(text)).expanduser().exists()
 
 
+@torch_defaults()
 def load_saved(
     folder: str | Path,
     *,

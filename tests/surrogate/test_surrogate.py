@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import each_family, opened
+from families import Unheard, each_family, opened
 from safetensors.torch import load_file, save_file
 from tiny_models import noise_images, same_tensors, shake, tiny_timm
 from tiny_surrogates import BLOCKS, CONDITIONINGS, TEACHERS, conditioned, every_kind
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from raptor.phases.cut import Phases
-from raptor.surrogate.surrogate import block_parameters, make_surrogate, shared_blocks, surrogate_spec
+from raptor.surrogate.surrogate import block_parameters, check_trainable, make_surrogate, shared_blocks, surrogate_spec
 from raptor.vit.open import open_vit
 from raptor.vit.saved import save_vit
 from raptor.vit.trajectory import perturb, swap_blocks
@@ -404,3 +404,25 @@ def test_a_surrogate_of_a_surrogate(teacher: ViT, block: str, conditioning: str,
         assert torch.equal(inner(images), inner_output)
         again = open_vit(save_vit(outer, tmp_path))
         assert torch.equal(again(images), outer(images))
+
+
+class UnderInference(Unheard):
+    """A model that never lets gradients through."""
+
+    @torch.inference_mode()
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images)
+
+
+def test_a_model_that_runs_under_inference_mode_is_refused_before_training() -> None:
+    surrogate = make_surrogate(open_vit(UnderInference(), size=32), [3, 2])
+    with pytest.raises(ValueError, match=r"UnderInference runs under inference_mode: let it run without"):
+        check_trainable(surrogate)
+
+
+def test_a_module_that_cannot_be_copied_is_refused_in_one_line(tmp_path: Path) -> None:
+    model = Unheard()
+    with (tmp_path / "log").open("w") as file:
+        model.log = file
+        with pytest.raises(ValueError, match=r"^Unheard cannot be copied \(cannot pickle"):
+            make_surrogate(open_vit(model, size=32), [3, 2])

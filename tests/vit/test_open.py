@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,11 @@ from families import (
     Unheard,
 )
 from safetensors.torch import save_file
-from tiny_models import tiny_timm
+from tiny_models import same_tensors, tiny_timm
 from tiny_surrogates import torchvision_vit
+from torch import nn
 
+from raptor.surrogate.surrogate import check_trainable, make_surrogate
 from raptor.vit.open import open_vit
 from raptor.vit.pair import open_pair
 from raptor.vit.view import ViT
@@ -112,3 +116,50 @@ def test_options_that_an_opened_model_would_ignore_are_refused() -> None:
     for option, value in {"dtype": "bf16", "name": "mine"}.items():
         with pytest.raises(ValueError, match=f"{option} cannot be given for a model that is already opened"):
             open_vit(vit, **{option: value})
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+SETTINGS = {
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "inference_mode": torch.inference_mode,
+    "float64": lambda: default_dtype(torch.float64),
+    "bfloat16": lambda: default_dtype(torch.bfloat16),
+    "device": lambda: torch.device("meta"),
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("kind", ["folder", "library", "made"])
+def test_what_is_opened_or_made_does_not_depend_on_the_callers_settings(kind: str, settings) -> None:
+    def opened() -> ViT:
+        if kind == "folder":
+            return open_vit("scenes-k2")
+        torch.manual_seed(0)
+        vit = tiny_timm(shaken=False)
+        if kind == "library":
+            return vit
+        return make_surrogate(vit, [2, 2], adapters=2, table_start="teacher")
+
+    expected = opened()
+    surroundings: AbstractContextManager[None] = settings()
+    with surroundings:
+        found = opened()
+    assert same_tensors(found.model.state_dict(), expected.model.state_dict())
+    if kind != "library":
+        check_trainable(found)
+
+
+def test_weights_that_the_first_call_makes_are_asked_for() -> None:
+    model = Unheard()
+    model.answer = nn.LazyLinear(4)
+    with pytest.raises(ValueError, match=r"^Unheard has weights that its first call makes: call it once with images"):
+        open_vit(model, size=32)
