@@ -80,12 +80,12 @@ def run_raptor(words: list[str]) -> None:
 
 
 def interrupt(words: list[str]) -> None:
-    """Stop a run as Ctrl-C does, once it has a checkpoint."""
+    """Stop a run by SIGTERM, once it has a checkpoint. Ctrl-C is ignored by what a shell started in the background."""
     latest = Path(words[-1]) / "checkpoint" / "latest"
     process = subprocess.Popen([sys.executable, "-m", "raptor", *words], stdout=subprocess.DEVNULL)
     while not latest.exists() and process.poll() is None:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     if process.wait() != 130:
         raise RuntimeError("the run ended before it could be interrupted: nothing was resumed")
 

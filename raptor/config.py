@@ -264,9 +264,15 @@ class Recipe(Config):
     RARE: ClassVar[tuple[str, ...]] = (
         "copy",
         "adapters",
+        "adapted",
         "table_start",
         "mixup",
+        "cutmix",
+        "jitter",
+        "grey",
         "sizes",
+        "first_size_until",
+        "average_last",
         "augment",
         "min_lr",
         "weight_decay",
@@ -309,6 +315,8 @@ class Recipe(Config):
     adapters: Annotated[int, Bounds(0, 10**5)] = _entry(0)
     """rank of what each depth adds to the matrices of its copied block (0: none). The blocks are then no longer
     purely tied; the added parameters are counted."""
+    adapted: Literal["all", "mlp"] = _entry("all")
+    """the matrices that adapters change: `all`, or only those of the `mlp`."""
     table_start: Literal["plain", "teacher"] = _entry("plain")
     """`plain`, or `teacher`: table and adapters start from each depth's own teacher block."""
     normalise: Literal["none", "layer", "group", "coordinate"] = _entry("group")
@@ -329,8 +337,18 @@ class Recipe(Config):
     """share of the area that a random crop keeps."""
     mixup: Annotated[float, Bounds(0, 1000)] = _entry(0.0)
     """Beta parameter by which each image is mixed with another of its batch (labels play no part)."""
+    cutmix: Annotated[float, Bounds(0, 1)] = _entry(0.0)
+    """share of the steps that paste a rectangle of another image instead of mixing, e.g. .5."""
+    jitter: Annotated[float, Bounds(0, 1)] = _entry(0.0)
+    """how far brightness, contrast and saturation of each image change, e.g. .4."""
+    grey: Annotated[float, Bounds(0, 1)] = _entry(0.0)
+    """share of the images without colour, e.g. .2."""
     sizes: list[Side] | None = _entry(None)
     """image sizes, one of which each step draws, for a model that takes several, e.g. 224 280."""
+    first_size_until: Share = _entry(0.0)
+    """share of the run with the first of two `sizes`; the rest has the second. 0 draws one in each step."""
+    average_last: Share = _entry(0.0)
+    """share of the last stage over which the weights are averaged; the surrogate gets the mean, e.g. .2."""
     epoch_images: Annotated[int, Bounds(0, 10**12)] = _entry(0)
     """images that a budget in epochs counts as one; 0 for the training images."""
     stage1_share: Annotated[float, Bounds(0, 1)] = _entry(0.5)
@@ -353,6 +371,8 @@ class Recipe(Config):
             # A rate belongs to an optimizer: with another one, the recipe's rate becomes what that one needs.
             meant_for = named.get("optimizer", "adamw") if "lr" in named else "adamw"
             self.lr *= RATES[self.optimizer] / RATES[meant_for]
+        if self.first_size_until and len(self.sizes or ()) != 2:
+            raise ValueError("--first_size_until goes from one size to another: give two --sizes, such as 160 224")
 
     def _named(self) -> dict[str, Any]:
         """The entries of the recipe that is named, in their types; ValueError that names a wrong one."""

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raptor.data.augment import change_colours, draw_boxes, draw_colours, paste
 from raptor.data.images import BadImage, ImageData, Pixels, Progress, chunks_of, fill_uint8
 from raptor.data.preprocess import Preprocess
 from raptor.data.split import choose_sample
@@ -239,6 +240,8 @@ class TrainStream:
         crop_scale: the share of the image's area that a random crop covers.
         mixup: parameter of the Beta distribution of each image's share in its mix with the image before it in the
             global batch (before the first: the last); 0 mixes none. A rank reads the image before its rows too.
+        cutmix: the share of the steps that paste a rectangle of that other image instead.
+        jitter, grey: how far brightness, contrast and saturation change, and the share of images without colour.
         sizes: image sizes; each step draws one from (seed, stage, step), the same on every rank. None keeps that of
             `preprocess`. Images are decoded at the largest.
         even: every rank must have as many rows as any other, as where gradients are averaged.
@@ -261,6 +264,9 @@ class TrainStream:
         augment: str = "none",
         crop_scale: tuple[float, float] = (0.35, 1.0),
         mixup: float = 0.0,
+        cutmix: float = 0.0,
+        jitter: float = 0.0,
+        grey: float = 0.0,
         sizes: Sequence[int] | None = None,
         device: str | torch.device = "cpu",
         rank: int = 0,
@@ -273,6 +279,7 @@ class TrainStream:
         ranks: Ranks = ONE_PROCESS,
     ) -> None:
         check_stream(len(data), batch_size, augment, crop_scale, rank, world_size if even else 1, cache, sizes)
+        check_changes(batch_size, augment, mixup, cutmix, jitter, grey)
         if sizes:
             largest = max(sizes)
             preprocess = replace(preprocess, size=largest, resize=round(preprocess.resize * largest / preprocess.size))
@@ -286,6 +293,9 @@ class TrainStream:
         self.augment = augment
         self.crop_scale = crop_scale
         self.mixup = mixup
+        self.cutmix = cutmix
+        self.jitter = jitter
+        self.grey = grey
         self.device = torch.device(device)
         self.num_workers = num_workers
         self.num_decoded = num_decoded
@@ -293,7 +303,8 @@ class TrainStream:
         self.rows = slice(rank * batch_size // world_size, (rank + 1) * batch_size // world_size)
         own = torch.arange(self.rows.start, self.rows.stop)
         # The first image of a rank is mixed with the last one of the rank before it.
-        self._read_rows = torch.cat([own[:1] - 1, own]) % batch_size if mixup > 0 else own
+        self.mixes = mixup > 0 or cutmix > 0
+        self._read_rows = torch.cat([own[:1] - 1, own]) % batch_size if self.mixes else own
         self.steps_per_epoch = len(data) // batch_size
         # The order of one epoch is kept: drawing a million numbers at each step would take longer than the step.
         self._epoch: tuple[str, int] | None = None
@@ -383,6 +394,18 @@ class TrainStream:
         draws = np.random.default_rng(stable_seed(self.seed, stage, "mixup", step))
         return torch.from_numpy(draws.beta(self.mixup, self.mixup, self.batch_size)).float()[self.rows]
 
+    def boxes(self, step: int, stage: str = "stage1") -> Tensor | None:
+        """The rectangles that are pasted into the images of this rank, (B_local, 4); None in a step without any."""
+        generator = torch.Generator().manual_seed(stable_seed(self.seed, stage, "cutmix", step))
+        if torch.rand((), generator=generator) >= self.cutmix:
+            return None
+        return draw_boxes(self.batch_size, generator)[self.rows]
+
+    def colours(self, step: int, stage: str = "stage1") -> Tensor:
+        """The changes of colour of the images that this rank reads at a step, (B_read, 3); see `draw_colours`."""
+        generator = torch.Generator().manual_seed(stable_seed(self.seed, stage, "colour", step))
+        return draw_colours(self.batch_size, generator, self.jitter, self.grey)[self._read_rows]
+
     def size(self, step: int, stage: str = "stage1") -> int:
         """The image size of a step."""
         return self.sizes[stable_seed(self.seed, stage, "size", step) % len(self.sizes)]
@@ -399,11 +422,23 @@ class TrainStream:
         else:
             crops = to_device(self.crops(step, stage), self.device)
             side = self.size(step, stage) if size is None else size
-            images = self.preprocess.normalise(random_resized_crop(images_u8, crops, side))
+            cropped = random_resized_crop(images_u8, crops, side)
+            if self.jitter or self.grey:
+                cropped = change_colours(cropped, to_device(self.colours(step, stage), self.device))
+            images = self.preprocess.normalise(cropped)
+        return self._mixed(images, step, stage) if self.mixes else images
+
+    def _mixed(self, images: Tensor, step: int, stage: str) -> Tensor:
+        """Each image with the one before it pasted or mixed into it."""
+        before = images[:-1]
+        own = images[1:]
+        boxes_b4 = self.boxes(step, stage)
+        if boxes_b4 is not None:
+            return paste(own, before, to_device(boxes_b4, self.device))
         if not self.mixup > 0:
-            return images
+            return own
         share_b111 = to_device(self.shares(step, stage), self.device).view(-1, 1, 1, 1)
-        return torch.lerp(images[:-1], images[1:], share_b111)
+        return torch.lerp(before, own, share_b111)
 
     def labels(self, step: int, stage: str = "stage1") -> Tensor:
         """Labels (B_local,) of the same images, on the device."""
@@ -478,3 +513,11 @@ def check_stream(
             f"a batch of {batch_size} does not divide over {world_size} processes: choose --batch_size {near}"
         )
     assert rank >= 0, f"rank {rank}"
+
+
+def check_changes(batch_size: int, augment: str, mixup: float, cutmix: float, jitter: float, grey: float) -> None:
+    """Raise for changes of the images that `TrainStream` cannot make."""
+    if (jitter or grey) and augment != "crop":
+        raise ValueError("--jitter and --grey go with random crops: take --augment crop")
+    if (mixup or cutmix) and batch_size == 1:
+        raise ValueError("--mixup and --cutmix need a second image in the batch: take --batch_size 2 or more")

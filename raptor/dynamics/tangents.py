@@ -145,6 +145,7 @@ def _untrained(teacher: ViT, surrogate: ViT | None, seed: int) -> ViT:
         conditioning=spec.conditioning,
         copy=spec.copy,
         adapters=spec.adapters,
+        adapted=spec.adapted,
         seed=seed,
     ).to(surrogate.device)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raptor.data.augment import change_colours
 from raptor.data.dense import DenseData
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.probes.dense_task import DenseTask
@@ -176,13 +177,4 @@ def jitter_colours(
     The changes are drawn for `num_drawn` images, by default as many as there are, of which these are `rows`.
     """
     factors_b3 = 1 + _JITTER * (2 * torch.rand(3, num_drawn or len(images), generator=generator) - 1).T[rows]
-    brightness, contrast, saturation = factors_b3.to(images, non_blocking=True).T[..., None, None, None]
-    changed = (images / 255 * brightness).clamp(0, 1)
-    changed = torch.lerp(_grey(changed).mean((1, 2, 3), keepdim=True), changed, contrast).clamp(0, 1)
-    return torch.lerp(_grey(changed), changed, saturation).clamp(0, 1) * 255
-
-
-def _grey(images: Tensor) -> Tensor:
-    """The luma of images (B, 3, H, W), with torchvision's weights: (B, 1, H, W)."""
-    red, green, blue = images.unbind(1)
-    return (0.2989 * red + 0.587 * green + 0.114 * blue)[:, None]
+    return change_colours(images, factors_b3.to(images, non_blocking=True))

@@ -78,7 +78,7 @@ class FixedStep(nn.Module):
         weights = self.tied.weights(self.depth)
         view = self._view[0]
         if view is not None and fast.is_on() and view.takes(args, kwargs):
-            at = self._factors()._replace(layers=weights or view.own_weights())
+            at = self._factors()._replace(layers=view.weights_with(weights))
             state_btd = view.run(x_btd, at, fused=True)
         else:
             modulation = self._factors() if view is None else self.tied.modulation(self.depth)

@@ -157,7 +157,7 @@ class FastBlock(nn.Module):
         """The block's layers at a depth whose factors are vectors (D,).
 
         Or at n depths, with factors (n, D): whatever differs between depths then has a first axis of n, the rest has
-        none. `weights` stand for those of qkv, proj, wi and wo.
+        none. `weights` are those of the adapted layers.
 
         Folding makes the gradients of scales and shifts out of the weights' gradients, without a sum over all tokens
         for each of them. Together with making all depths of a phase at once it took the paper's block of ViT-B from 377
@@ -167,7 +167,7 @@ class FastBlock(nn.Module):
         if modulation is not None:
             given = {name: factor for name, factor in modulation._asdict().items() if factor is not None}
             m = m._replace(**given)
-        qkv, proj, wi, wo = self.own_weights() if weights is None else weights
+        qkv, proj, wi, wo = self.weights_with(weights)
         g1, g2 = self._gains()
         if g1 is None:
             g1 = torch.ones_like(self.norm1.weight)
@@ -193,13 +193,13 @@ class FastBlock(nn.Module):
         return not self.is_copy or all(value is None or value is False for value in (*args, *kwargs.values()))
 
     def at_depth(self, modulation: Modulation | None, weights: Weights | None, scale_weights: bool) -> AtDepth:
-        """What `run` takes at one depth. `weights` stand for those of qkv, proj, wi and wo.
+        """What `run` takes at one depth. `weights` are those of the adapted layers.
 
         The norms take the depth's gains and offsets, and only proj and wo are scaled. Scaling all four layers, as
         `fold` does, costs a sixth to a third of the forward pass of a single image on a CPU.
         """
         m = UNMODULATED if modulation is None else modulation.flattened(0)
-        qkv, proj, wi, wo = self.own_weights() if weights is None else weights
+        qkv, proj, wi, wo = self.weights_with(weights)
         g1, g2 = self._gains()
         scale1 = _product(m.t1, g1)
         scale2 = _product(_product(m.t3, m.t2), g2)
@@ -241,9 +241,12 @@ class FastBlock(nn.Module):
                 z_btd = z_btd * at.scale2
             return u_btd + z_btd if at.t3 is None else torch.addcmul(z_btd, u_btd, at.t3)
 
-    def own_weights(self) -> list[Any]:
-        """Weight and bias of qkv, proj, wi and wo."""
-        return [(layer.weight, layer.bias) for layer in (self.qkv, self.proj, self.wi, self.wo)]
+    def weights_with(self, adapted: Weights | None) -> list[Any]:
+        """Weight and bias of qkv, proj, wi and wo. `adapted` takes the place of all four, or of the last two."""
+        own = [(layer.weight, layer.bias) for layer in (self.qkv, self.proj, self.wi, self.wo)]
+        if adapted is None:
+            return own
+        return [*own[: len(own) - len(adapted)], *adapted]
 
     def _gains(self) -> tuple[Tensor | None, Tensor | None]:
         """LayerScale of the two branches."""
@@ -340,9 +343,9 @@ def view_of_copy(copied: CopiedBlock, teacher: ViT) -> FastBlock | None:
 
     Both are compared on an image with the arguments of all the teacher's blocks, because a tied block runs at several
     depths. Random weights stand in for its own, which may not be loaded yet and may hide a difference: a position bias
-    of zeros, inputs of an activation near 0. With adapters, the adapted layers must be the view's four.
+    of zeros, inputs of an activation near 0. The adapted layers must be the view's four, or its wi and wo.
     """
-    if copied.adapted not in ([], _COPIED_MATRICES):
+    if copied.adapted not in ([], _COPIED_MATRICES, _COPIED_MATRICES[2:]):
         return None
     for path in _COPIED_LAYERS:
         layer = _part(copied.block, path)

@@ -124,6 +124,7 @@ def make_surrogate(
     conditioning: str = "table",
     copy: str = "middle",
     adapters: int = 0,
+    adapted: str = "all",
     table_start: str = "plain",
     seed: int = 0,
     made_from: Opened | None = None,
@@ -132,15 +133,15 @@ def make_surrogate(
 
     Args:
         phases: repetition counts of the k blocks, e.g. `find_phases(similarity, 3)` or `[7, 3, 2]`.
-        block, conditioning, copy, adapters: see `SurrogateSpec`.
+        block, conditioning, copy, adapters, adapted: see `SurrogateSpec`.
         table_start: where table and adapters start: `plain` (the copied block as it is at every depth) or `teacher`
             (the norms and LayerScale of each depth's own block, and its matrices as near as the rank allows).
         seed: of the random initialisation.
         made_from: what the surrogate says about its teacher; by default what it was opened as, and its fingerprint.
     """
     phases = check_phases(teacher, phases)
-    spec = SurrogateSpec(tuple(phases), block, conditioning, copy, adapters)
-    check_parts(spec.block, spec.conditioning, spec.adapters, table_start)
+    spec = SurrogateSpec(tuple(phases), block, conditioning, copy, adapters, adapted)
+    check_parts(spec.block, spec.conditioning, spec.adapters, table_start, spec.adapted)
     if block == "paper" and uses_places(teacher):
         raise ValueError(
             f"the blocks of {teacher.name} use the places of patches (rotary embedding, position bias or mask), "
@@ -240,7 +241,7 @@ def _tied_block(teacher: ViT, spec: SurrogateSpec, span: tuple[int, int]) -> Tie
         layer = {"first": first, "middle": (first + last) // 2, "last": last}[spec.copy]
         adapted: Sequence[str] = ()
         if spec.adapters:
-            adapted = adapted_layers(teacher, layer, spec.adapters)
+            adapted = adapted_layers(teacher, layer, spec.adapters, spec.adapted)
         block = copied_block(teacher, layer, spec.conditioning != "none", adapted)
         view = fast.view_of_copy(block, teacher)
         if spec.adapters:
@@ -316,8 +317,10 @@ def _gain_and_offset(module: nn.Module, dim: int) -> tuple[Tensor, Tensor]:
     return torch.ones(dim).to(found[0]), torch.zeros(dim).to(found[0])
 
 
-def check_parts(block: str, conditioning: str, adapters: int, table_start: str) -> None:
+def check_parts(block: str, conditioning: str, adapters: int, table_start: str, adapted: str = "all") -> None:
     """Raise for parts of a surrogate that do not go together."""
+    if adapted != "all" and not adapters:
+        raise ValueError(f"--adapted {adapted} says which matrices adapters change: give --adapters, such as 16")
     if adapters and block == "paper":
         raise ValueError("adapters change the matrices of a teacher's block: take --block teacher, or no --adapters")
     if table_start not in TABLE_STARTS:

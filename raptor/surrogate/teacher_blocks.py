@@ -43,11 +43,11 @@ def num_heads_of(block: nn.Module, dim: int) -> int:
     return max(1, dim // _DIM_PER_HEAD)
 
 
-def adapted_layers(teacher: ViT, layer: int, rank: int) -> list[str]:
+def adapted_layers(teacher: ViT, layer: int, rank: int, which: str = "all") -> list[str]:
     """Names of the linear layers of a teacher's block that adapters of this rank change; ValueError if none can.
 
-    A call of the block must run all of its linear layers: a block that does not computes with their weights itself, and
-    would not see what adapters add to them.
+    `which` is `all`, or `mlp` for those that run after the second norm. A call of the block must run all of its linear
+    layers: a block that does not computes with their weights itself, and would not see what adapters add to them.
     """
     block = own_copy(teacher.blocks[layer - 1], teacher.name)
     layers = {name: module for name, module in block.named_modules() if type(module) is nn.Linear}
@@ -61,7 +61,15 @@ def adapted_layers(teacher: ViT, layer: int, rank: int) -> list[str]:
     most = min(min(module.weight.shape) for module in layers.values())
     if rank > most:
         raise ValueError(f"adapters of rank {rank} are larger than the matrices of {teacher.name}: at most {most}")
-    return list(layers)
+    if which == "all":
+        return list(layers)
+    points = modulation_points(teacher, layer)
+    if not points:
+        raise ValueError(f"the blocks of {teacher.name} have no second norm before their MLP: take --adapted all")
+    second_norm = points[2]
+    with_norm = {**layers, second_norm: block.get_submodule(second_norm)}
+    order = _called(block, with_norm, x_btd, args, kwargs)
+    return order[order.index(second_norm) + 1 :]
 
 
 def is_norm_of_width(module: nn.Module, dim: int) -> bool:

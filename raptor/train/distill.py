@@ -32,7 +32,7 @@ from raptor.data.chosen import (
     tell_of_scenes,
 )
 from raptor.data.classes import describe_names, for_head, head_names
-from raptor.data.stream import TrainStream, check_stream
+from raptor.data.stream import TrainStream, check_changes, check_stream
 from raptor.devices import device_name, open_fabric, pick_device, pick_precision, seeded
 from raptor.files import RunError, slug
 from raptor.phases.cut import Phases, check_phases, find_phases
@@ -48,16 +48,11 @@ from raptor.train.distilled import Distilled, DistillSummary
 from raptor.train.graphs import StepGraphs
 from raptor.train.host import check_tracker, deaths_explained
 from raptor.train.job import Job
-from raptor.train.loop import (
-    Checkpoint,
-    Loop,
-    plan_stages,
-    read_finished,
-)
+from raptor.train.loop import Checkpoint, Loop, plan_stage
 from raptor.train.losses import groups_at, state_variance
 from raptor.train.optimizer import ParameterGroup, is_matrix, num_moments
 from raptor.train.plan import NUM_DECODED, Memory, Plan, free_disk, measured_step, num_bytes
-from raptor.train.resume import check_run_folder, keep_teacher, load_blocks, start_from
+from raptor.train.resume import check_run_folder, keep_teacher, load_blocks, read_finished, start_from
 from raptor.train.schedule import Budget, Rates, teacher_forcing
 from raptor.train.step import DistillStep, Parts
 from raptor.train.validation import Validator, shown_r2
@@ -80,7 +75,7 @@ def distill(config: DistillConfig) -> Distilled | Plan:
     data: in Python also a pair of opened data, training and held-out; a third are labelled images that heads are fitted
     on. Where only `val` has labels, heads are fitted on its own training part.
     """
-    check_parts(config.block, config.conditioning, config.adapters, config.table_start)
+    check_parts(config.block, config.conditioning, config.adapters, config.table_start, config.adapted)
     Budget.parse(config.budget)
     wanted = _check_options(config)
     model, data, k, phases, tokens = config.model, config.data, config.k, config.phases, config.tokens
@@ -99,7 +94,7 @@ def distill(config: DistillConfig) -> Distilled | Plan:
     if teacher.dtype != torch.float32:
         raise ValueError(f"{teacher.name} is opened in {teacher.dtype}: training needs fp32, so leave out --dtype")
     if config.adapters:
-        adapted_layers(teacher, 1, config.adapters)
+        adapted_layers(teacher, 1, config.adapters, config.adapted)
     found = None if phases is None else check_phases(teacher, phases)
     check_cuts(teacher, [] if phases is not None or k in (None, "auto") else [num_blocks], tokens=tokens)
     num_classes, own_names = head_outputs(teacher, config.head_file)
@@ -127,6 +122,7 @@ def distill(config: DistillConfig) -> Distilled | Plan:
         head_data = chosen.labelled(train_data, val_data, side)
         tell_of_new_classes(head_data, val_data)
     check_stream(len(train_data), config.batch_size, config.augment, config.crop_scale, sizes=config.sizes)
+    check_changes(config.batch_size, config.augment, config.mixup, config.cutmix, config.jitter, config.grey)
     for side in config.sizes or ():
         groups_at(teacher, side)
     teacher.to(fabric.device)
@@ -425,7 +421,7 @@ def _parameter_groups(named: list[tuple[str, nn.Parameter]], recipe: Recipe) -> 
 
 
 class DistillStage:
-    """`stage1` or `stage2` of a distillation; see `raptor.train.loop.Stage`."""
+    """`stage1` or `stage2` of a distillation; see `raptor.train.stage.Stage`."""
 
     betas = (0.9, 0.999)
 
@@ -446,10 +442,14 @@ class DistillStage:
         self.steps_per_epoch = job.steps_per_epoch()
         self.num_validations = _NUM_VALIDATIONS
         self.refines = job.start is not None
+        # Stage 1 is averaged only where the recipe ends with it: stage 2 goes on from its last weights.
+        is_last = name == "stage2" or recipe.stage1_share == 1
+        self.average_last = recipe.average_last if is_last else 0.0
 
     def losses(self, wrapped: Any, step: int, num_steps: int, propagate: Callable[[Tensor], None]) -> Tensor:
         """The loss of every trained layer, on the device."""
-        images, lam = self.stream.batch(step, stage=self.name), self._lam(step, num_steps)
+        images = self.stream.batch(step, self.name, self._size(step, num_steps))
+        lam = self._lam(step, num_steps)
         layer_losses = self.graphs.run(images, lam) if self.graphs.enabled else None
         if layer_losses is None:
             loss, layer_losses = wrapped(images, self.name, lam)
@@ -457,7 +457,16 @@ class DistillStage:
         return layer_losses
 
     def kind(self, step: int, num_steps: int) -> tuple[Parts, int]:
-        return Parts.of(self._lam(step, num_steps)), self.stream.size(step, self.name)
+        return Parts.of(self._lam(step, num_steps)), self._size(step, num_steps)
+
+    def _size(self, step: int, num_steps: int) -> int:
+        """The image size of a step: one that the stream draws, or the first of two until its share of the run ends."""
+        until = self.recipe.first_size_until
+        if not until:
+            return self.stream.size(step, self.name)
+        assert self.recipe.sizes is not None
+        first, second = self.recipe.sizes
+        return first if self.before + self.share * step / num_steps < until else second
 
     def _lam(self, step: int, num_steps: int) -> float:
         """The share of teacher forcing at a step."""
@@ -530,7 +539,7 @@ def _plan(job: Job, phases: Phases, folder: Path, config: dict[str, Any], num_si
     trained = num_bytes([parameter for _, parameter in module.trained_parameters()])
     moments = sum(num_moments(group.optimizer) * num_bytes([p for _, p in group.named]) for group in stages[0].groups)
     fixed = memory.peak() + trained + moments  # and a gradient of each weight
-    parts = measured_step(lambda: plan_stages(stages, job.fabric), job.recipe.batch_size)
+    parts = measured_step(lambda: [plan_stage(stage, job.fabric) for stage in stages], job.recipe.batch_size)
     num_measured = _num_measured(job, validator) + num_similarity
     num_lines = sum(part.num_steps for part in parts) / 20
     written = {

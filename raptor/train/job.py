@@ -96,6 +96,9 @@ class Job:
             augment=self.recipe.augment,
             crop_scale=self.recipe.crop_scale,
             mixup=self.recipe.mixup,
+            cutmix=self.recipe.cutmix,
+            jitter=self.recipe.jitter,
+            grey=self.recipe.grey,
             sizes=self.recipe.sizes,
             device=self.fabric.device,
             rank=self.fabric.global_rank,
@@ -114,6 +117,7 @@ class Job:
             conditioning=self.recipe.conditioning,
             copy=self.recipe.copy,
             adapters=self.recipe.adapters,
+            adapted=self.recipe.adapted,
             table_start=self.recipe.table_start,
             seed=self.seed,
         )

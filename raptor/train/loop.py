@@ -7,13 +7,11 @@ Everything random is a function of (seed, stage, step), so a resumed run equals 
 
 from __future__ import annotations
 
-import math
 import sys
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,78 +21,18 @@ from raptor.data import ImageData
 from raptor.devices import is_out_of_memory, ranks_of
 from raptor.files import RunError
 from raptor.progress import Progress
-from raptor.run import Interrupted, Record, ResultFile, Run, StopSignal
+from raptor.run import Interrupted, Record, Run, StopSignal
+from raptor.train.average import WeightAverage
 from raptor.train.host import Asked, Pace, open_tracker
-from raptor.train.optimizer import ParameterGroup, damaged_moment, make_optimizers, moments_to_save, restore_moments
-from raptor.train.plan import PlannedPart, mean_seconds
-from raptor.train.schedule import Budget, Rates
+from raptor.train.optimizer import damaged_moment, make_optimizers, moments_to_save, restore_moments
+from raptor.train.plan import PlannedPart, few_steps, step_seconds
+from raptor.train.stage import Stage
 
 _LOG_EVERY = 20  # steps; reading losses waits for the device, so it is rare
 _UNLOGGED = "unlogged_losses"  # in a checkpoint: the losses of the steps since the last line of metrics.jsonl
 
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]
 """Tensors and state, as `Run.load_checkpoint` returns them."""
-File = TypeVar("File", bound=ResultFile)
-
-
-class Stage(Protocol):
-    """What the loop needs to know about one stage of training.
-
-    Attributes:
-        name: the stage in metrics.jsonl and in the checkpoint.
-        title: description of the progress bar.
-        module: one training step as a module. Fabric wraps it; nothing trainable may be called around it.
-        groups: what it trains, in its order.
-        betas, clip, rates: of the optimizer: decay rates of the moments, gradient norm, learning rate.
-        batch_size: images per step over all ranks.
-        budget, share, before, steps_per_epoch: length of the run, the share of it that this stage gets, the share that
-            the stages before it get, steps in an epoch.
-        num_validations: how many, spread over the stage.
-        refines: whether it starts from trained weights, so that few steps are enough.
-    """
-
-    name: str
-    title: str
-    groups: list[ParameterGroup]
-    betas: tuple[float, float]
-    clip: float
-    rates: Rates
-    batch_size: int
-    budget: Budget
-    share: float
-    before: float
-    steps_per_epoch: float
-    num_validations: int
-    refines: bool
-
-    @property
-    def module(self) -> nn.Module: ...
-
-    def losses(self, wrapped: Any, step: int, num_steps: int, propagate: Callable[[Tensor], None]) -> Tensor:
-        """Run one step and leave its gradients in the parameters; the losses (N,) to log, on the device.
-
-        Args:
-            wrapped: `module` as Fabric wraps it.
-            propagate: clears the gradients and runs the backward pass from a loss.
-        """
-
-    def kind(self, step: int, num_steps: int) -> Hashable:
-        """Steps of one kind take the same time."""
-
-    def clip_groups(self) -> list[list[nn.Parameter]]:
-        """The parameters whose gradients are clipped by one norm."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds beside the optimizer's state."""
-
-    def metrics(self, loss_nl: Tensor) -> dict[str, Any]:
-        """The log line's entries for the losses (steps, N) since the last one; `loss` is among them."""
-
-    def where(self, column: int | None = None) -> str:
-        """The end of an error message: which stage, and which part of it the loss in `column` belongs to."""
-
-    def validate(self) -> tuple[dict[str, Any], str]:
-        """Scores on held-out images, and a note for the progress bar. Every rank calls it, with its share of them."""
 
 
 @dataclass
@@ -220,18 +158,15 @@ class Loop:
         """A stage ready to train, and its length."""
         training = _prepare(stage, tensors, self.fabric)
         if stage.name not in self.state.num_steps:
-            num_steps = _length(stage, lambda: _step_seconds(training, self.fabric)[0])
+            num_steps = stage.budget.num_steps(
+                stage.steps_per_epoch,
+                stage.share,
+                lambda: step_seconds(stage, training.step, training.forget, self.fabric)[0],
+                stage.before,
+            )
             self.state.num_steps[stage.name] = num_steps
             if num_steps < MIN_STEPS and not stage.refines and self.fabric.is_global_zero:
-                budget = stage.budget
-                needed = math.ceil(budget.amount * MIN_STEPS / num_steps)
-                print(
-                    f"{stage.title}: --budget {budget.amount:g}{budget.unit} gives only {num_steps} steps here, of "
-                    f"{stage.batch_size} images, so the result will be undertrained; {MIN_STEPS} steps need about "
-                    f"--budget {needed}{budget.unit}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                print(few_steps(stage, num_steps), file=sys.stderr, flush=True)
         self.state.stage = stage.name
         return training
 
@@ -315,7 +250,8 @@ class Loop:
             return
         state.bad_images = self._own_bad_images()
         state.num_logged = self.run.num_logged()
-        tensors = {**stage.tensors(), **moments_to_save(stage.groups, training.moments()), **unlogged}
+        moments = moments_to_save(stage.groups, training.moments())
+        tensors = {**stage.tensors(), **moments, **training.average.tensors(), **unlogged}
         self.run.save_checkpoint(self._total(step), tensors, state.to_dict())
 
     def bad_images(self) -> list[str]:
@@ -332,11 +268,12 @@ class Loop:
 
 @dataclass
 class _Training:
-    """A stage with its module as Fabric wraps it, and its optimizers."""
+    """A stage with its module as Fabric wraps it, its optimizers, and the mean of its last weights."""
 
     stage: Stage
     wrapped: Any
     optimizers: list[Any]
+    average: WeightAverage
     backward: Callable[[Tensor], None]
 
     def step(self, step: int, num_steps: int) -> Tensor:
@@ -350,6 +287,7 @@ class _Training:
             nn.utils.clip_grad_norm_(parameters, self.stage.clip)
         for optimizer in self.optimizers:
             optimizer.step()
+        self.average.add(step, num_steps)
         return losses.detach()
 
     def moments(self) -> dict[nn.Parameter, dict[str, Tensor]]:
@@ -360,7 +298,8 @@ class _Training:
         return states
 
     def forget(self) -> None:
-        """Drop the optimizers' state, as before the first step."""
+        """Drop the state of the optimizers and the mean, as before the first step."""
+        self.average.forget()
         for optimizer in self.optimizers:
             getattr(optimizer, "optimizer", optimizer).state.clear()
 
@@ -371,44 +310,28 @@ class _Training:
 
 
 def _prepare(stage: Stage, tensors: Mapping[str, Tensor], fabric: Any) -> _Training:
-    """A stage with its optimizers, which are continued from `tensors` if there are any."""
+    """A stage with its optimizers and its mean, which are continued from `tensors` if there are any."""
     made = make_optimizers(stage.groups, stage.rates.peak, stage.betas, fused=fabric.device.type == "cuda")
+    named = [pair for group in stage.groups for pair in group.named]
+    average = WeightAverage(named, stage.average_last)
     if tensors:
         restore_moments(made, stage.groups, tensors)
+        average.restore(tensors)
     wrapped, *optimizers = fabric.setup(stage.module, *made)
-    return _Training(stage, wrapped, optimizers, fabric.backward)
+    return _Training(stage, wrapped, optimizers, average, fabric.backward)
 
 
 def _now() -> float:
     return time.monotonic()
 
 
-def _length(stage: Stage, step_seconds: Callable[[], float]) -> int:
-    """The number of steps of a stage; `step_seconds` is asked only for a budget in seconds."""
-    return stage.budget.num_steps(stage.steps_per_epoch, stage.share, step_seconds, stage.before)
-
-
-def _step_seconds(training: _Training, fabric: Any) -> tuple[float, int]:
-    """Mean seconds per step over all ranks, from a few steps that are then undone, and how many of them were timed."""
-    saved = [(p, p.detach().clone()) for group in training.stage.groups for _, p in group.named]
-    mean, num_timed = mean_seconds(training.step, training.stage.kind, fabric.device, ranks_of(fabric))
-    seconds = torch.tensor(mean, device=fabric.device)
-    with torch.no_grad():
-        for parameter, value in saved:
-            parameter.copy_(value)
-    training.forget()
-    return float(fabric.all_reduce(seconds, reduce_op="mean")), num_timed
-
-
-def plan_stages(stages: Sequence[Stage], fabric: Any) -> list[PlannedPart]:
-    """The length of each stage and the time of its steps, from a few that are done and undone."""
-    parts = []
-    for stage in stages:
-        seconds, num_timed = _step_seconds(_prepare(stage, {}, fabric), fabric)
-        length = _length(stage, lambda seconds=seconds: seconds)  # type: ignore[misc]
-        is_timed = stage.budget.unit == "s"
-        parts.append(PlannedPart(stage.name, length, stage.batch_size, seconds, is_timed, num_timed))
-    return parts
+def plan_stage(stage: Stage, fabric: Any) -> PlannedPart:
+    """The length of a stage and the time of its steps, from a few that are done and undone."""
+    training = _prepare(stage, {}, fabric)
+    seconds, num_timed = step_seconds(stage, training.step, training.forget, fabric)
+    num_steps = stage.budget.num_steps(stage.steps_per_epoch, stage.share, lambda: seconds, stage.before)
+    is_timed = stage.budget.unit == "s"
+    return PlannedPart(stage.name, num_steps, stage.batch_size, seconds, is_timed, num_timed)
 
 
 def _read_state(run: Run, saved: dict[str, Any]) -> LoopState:
@@ -420,8 +343,3 @@ def _read_state(run: Run, saved: dict[str, Any]) -> LoopState:
         return state
     except ValueError as error:
         raise RunError(f"{run.latest()} cannot be continued (state.json: {error}): choose another --out") from None
-
-
-def read_finished(kind: type[File], folder: Path) -> File | None:
-    """The summary of a finished run; None when the run is not finished."""
-    return kind.read(folder) if (folder / kind.FILE).exists() else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import shutil
 import sys
@@ -14,10 +15,12 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from raptor.devices import ONE_PROCESS, Ranks, is_out_of_memory
+from raptor.certificate.verdict import MIN_STEPS
+from raptor.devices import ONE_PROCESS, Ranks, is_out_of_memory, ranks_of
 from raptor.files import RunError
 from raptor.progress import clock
 from raptor.streaming import Record, Result
+from raptor.train.stage import Stage
 
 _GIB = 2**30
 _SHOWN_DEVICES = (1, 8)
@@ -243,10 +246,38 @@ def mean_seconds(
     return total / sum(map(len, by_kind.values())), num_all
 
 
+def step_seconds(
+    stage: Stage, train_step: Callable[[int, int], object], forget: Callable[[], None], fabric: Any
+) -> tuple[float, int]:
+    """Mean seconds per step over all ranks, from a few steps that are then undone, and how many of them were timed.
+
+    `forget` drops what the steps left in the optimizers.
+    """
+    saved = [(p, p.detach().clone()) for group in stage.groups for _, p in group.named]
+    mean, num_timed = mean_seconds(train_step, stage.kind, fabric.device, ranks_of(fabric))
+    seconds = torch.tensor(mean, device=fabric.device)
+    with torch.no_grad():
+        for parameter, value in saved:
+            parameter.copy_(value)
+    forget()
+    return float(fabric.all_reduce(seconds, reduce_op="mean")), num_timed
+
+
 def _clock(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.monotonic()
+
+
+def few_steps(stage: Stage, num_steps: int) -> str:
+    """What to say of a stage that is too short to train anything."""
+    budget = stage.budget
+    needed = math.ceil(budget.amount * MIN_STEPS / num_steps)
+    return (
+        f"{stage.title}: --budget {budget.amount:g}{budget.unit} gives only {num_steps} steps here, of "
+        f"{stage.batch_size} images, so the result will be undertrained; {MIN_STEPS} steps need about "
+        f"--budget {needed}{budget.unit}"
+    )
 
 
 def measured_step(measure: Callable[[], T], batch_size: int) -> T:

@@ -6,10 +6,12 @@ import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from torch import Tensor
 
 from raptor.files import RunError
+from raptor.run import ResultFile
 from raptor.surrogate.surrogate import shared_blocks, surrogate_spec
 from raptor.vit.open import open_vit
 from raptor.vit.origin import Opened
@@ -17,6 +19,13 @@ from raptor.vit.pair import check_teacher
 from raptor.vit.saved import is_of_own_module, save_vit, saved_folder
 from raptor.vit.view import ViT
 from raptor.vit.weights import load_weights
+
+File = TypeVar("File", bound=ResultFile)
+
+
+def read_finished(kind: type[File], folder: Path) -> File | None:
+    """The summary of a finished run; None when the run is not finished."""
+    return kind.read(folder) if (folder / kind.FILE).exists() else None
 
 
 def check_run_folder(teacher: ViT, out: Path) -> None:
@@ -53,7 +62,7 @@ def start_from(student: ViT, start: str, teacher: ViT, allow_other_teacher: bool
     if not allow_other_teacher:
         check_teacher(other, teacher, start)
     theirs, ours = surrogate_spec(other), surrogate_spec(student)
-    for name in ("phases", "block", "conditioning", "adapters"):
+    for name in ("phases", "block", "conditioning", "adapters", "adapted"):
         here = getattr(ours, name)
         there = getattr(theirs, name)
         if here != there:

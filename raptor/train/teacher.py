@@ -26,14 +26,10 @@ from raptor.provenance import Provenance, command
 from raptor.run import ResultFile, Run, StopSignal, check_config, check_folder, check_shared
 from raptor.subject import Subject
 from raptor.train.host import deaths_explained
-from raptor.train.loop import (
-    Checkpoint,
-    Loop,
-    plan_stages,
-    read_finished,
-)
+from raptor.train.loop import Checkpoint, Loop, plan_stage
 from raptor.train.optimizer import ParameterGroup
 from raptor.train.plan import NUM_DECODED, Memory, Plan, free_disk, measured_step, num_bytes
+from raptor.train.resume import read_finished
 from raptor.train.schedule import Budget, Rates
 from raptor.train.stochastic import StochasticDepth, check_drop
 from raptor.vit.builders import build_base
@@ -197,7 +193,7 @@ def _plan(vit: ViT, stage: TeacherStage, num_held_out: int, folder: Path, fabric
     memory, data = Memory(fabric.device), stage.stream.data
     trained = num_bytes([p for p in vit.model.parameters() if p.requires_grad])
     fixed = memory.peak() + 3 * trained
-    parts = measured_step(lambda: plan_stages([stage], fabric), stage.batch_size)
+    parts = measured_step(lambda: [plan_stage(stage, fabric)], stage.batch_size)
     stage.finish()
     written = {"three checkpoints": 9 * trained, "teacher": num_bytes(vit.model)}
     return Plan(
@@ -279,7 +275,7 @@ class TeacherStep(nn.Module):
 
 
 class TeacherStage:
-    """The training of a teacher; see `raptor.train.loop.Stage`.
+    """The training of a teacher; see `raptor.train.stage.Stage`.
 
     Args:
         vit: the model, whose blocks are wrapped for stochastic depth until `finish`.
@@ -292,6 +288,7 @@ class TeacherStage:
     betas, clip, share, before = (0.9, 0.98), 1.0, 1.0, 0.0
     num_validations = 0
     refines = False
+    average_last = 0.0
 
     def __init__(self, vit: ViT, stream: TrainStream, config: dict[str, Any], fabric: Any, compiled: bool):
         self.model, self.stream, self.config, self.fabric = vit.model.train(), stream, config, fabric

@@ -14,6 +14,7 @@ Arguments = dict[str, Any]
 
 BLOCKS = ("teacher", "paper")
 CONDITIONINGS = ("table", "mlp", "none")
+ADAPTED = ("all", "mlp")
 COPIES = ("middle", "first", "last")
 
 _STRICT = ConfigDict(strict=True, extra="forbid")
@@ -104,6 +105,7 @@ class SurrogateSpec:
         copy: which teacher block of a phase is copied: `middle`, `first` or `last`.
         adapters: rank of what each depth adds to the matrices of a copied block, and an own addition to their biases;
             0 ties the matrices of a phase.
+        adapted: which matrices adapters change: `all`, or those of the `mlp`.
     """
 
     __pydantic_config__ = _STRICT
@@ -113,9 +115,11 @@ class SurrogateSpec:
     conditioning: str = "table"
     copy: str = "middle"
     adapters: int = 0
+    adapted: str = "all"
 
     def __post_init__(self) -> None:
-        for name, choices in (("block", BLOCKS), ("conditioning", CONDITIONINGS), ("copy", COPIES)):
+        named = {"block": BLOCKS, "conditioning": CONDITIONINGS, "copy": COPIES, "adapted": ADAPTED}
+        for name, choices in named.items():
             value = getattr(self, name)
             if value not in choices:
                 raise ValueError(f"unknown {name} {value!r}: choose from {', '.join(choices)}")

@@ -143,6 +143,57 @@ def test_ranks_end_to_end_mix_as_one_process(data: ImageData, cache: str) -> Non
         torch.testing.assert_close(torch.cat([r.batch(step) for r in ranks]), whole.batch(step), atol=1e-5, rtol=0)
 
 
+VARIED = dict(seed=9, augment="crop", mixup=0.5, cutmix=0.5, jitter=0.4, grey=0.2)
+
+
+@pytest.mark.parametrize("cache", ["memory", "none"])
+def test_ranks_end_to_end_change_images_as_one_process(data: ImageData, cache: str) -> None:
+    whole = TrainStream(data, PREPROCESS, 8, cache=cache, **VARIED)
+    ranks = [TrainStream(data, PREPROCESS, 8, cache=cache, rank=r, world_size=4, **VARIED) for r in range(4)]
+    pasted = [whole.boxes(step) is not None for step in range(8)]
+    assert 0 < sum(pasted) < 8
+    for step in (pasted.index(True), pasted.index(False)):
+        torch.testing.assert_close(torch.cat([r.batch(step) for r in ranks]), whole.batch(step), atol=1e-5, rtol=0)
+
+
+def test_a_step_pastes_or_mixes_the_image_before_each(data: ImageData) -> None:
+    options: dict = dict(seed=4, augment="crop")
+    plain = TrainStream(data, PREPROCESS, 6, **options)
+    pasted = TrainStream(data, PREPROCESS, 6, cutmix=1.0, mixup=0.5, **options)
+    boxes_b4 = pasted.boxes(2)
+    assert boxes_b4 is not None
+    images = plain.batch(2)
+    before = images.roll(1, 0)
+    found = pasted.batch(2)
+    is_before = ((found - before).abs() < 1e-4).all(1)
+    is_own = ((found - images).abs() < 1e-4).all(1)
+    assert (is_before | is_own).all() and is_before.any() and is_own.any()
+    # Every second step or so pastes; the others leave the images as they are where nothing is mixed.
+    half = TrainStream(data, PREPROCESS, 6, cutmix=0.5, **options)
+    step = next(step for step in range(40) if half.boxes(step) is None)
+    torch.testing.assert_close(half.batch(step), plain.batch(step))
+    assert 100 < sum(half.boxes(step) is not None for step in range(300)) < 200
+
+
+def test_colours_change_before_the_normalisation(data: ImageData) -> None:
+    options: dict = dict(seed=4, augment="crop")
+    grey = TrainStream(data, PREPROCESS, 6, grey=1.0, **options).batch(1)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (PREPROCESS.mean, PREPROCESS.std))
+    channels = (grey * std + mean).unbind(1)
+    torch.testing.assert_close(channels[0], channels[1], atol=1e-5, rtol=0)
+    torch.testing.assert_close(channels[0], channels[2], atol=1e-5, rtol=0)
+    assert not torch.allclose(grey, TrainStream(data, PREPROCESS, 6, **options).batch(1), atol=1e-2)
+
+
+def test_changes_that_make_no_sense_are_refused(data: ImageData) -> None:
+    for options in (dict(jitter=0.4), dict(grey=0.2)):
+        with pytest.raises(ValueError, match="take --augment crop"):
+            TrainStream(data, PREPROCESS, 6, **options)
+    for options in (dict(mixup=0.4), dict(cutmix=0.5)):
+        with pytest.raises(ValueError, match="need a second image in the batch: take --batch_size 2 or more"):
+            TrainStream(data, PREPROCESS, 1, **options)
+
+
 def test_mixup_shares_are_a_beta_distribution() -> None:
     stream = TrainStream(Numbered(4000), PLAIN, 4000, mixup=0.5, cache="none")
     found = scipy.stats.kstest(stream.shares(0).numpy(), scipy.stats.beta(0.5, 0.5).cdf)

@@ -128,6 +128,20 @@ def test_every_adapter_can_learn(teacher: ViT, conditioning: str, start: str) ->
 
 
 @torch.no_grad()
+def test_adapters_of_the_mlp_leave_attention_tied(teacher: ViT, tmp_path: Path) -> None:
+    surrogate = conditioned(teacher, (3, 1), adapters=2, adapted="mlp")
+    tied = shared_blocks(surrogate)[0]
+    assert tied.block.adapted == ["mlp.fc1", "mlp.fc2"]
+    hidden = 4 * teacher.dim
+    # Two factors of rank 2 for each of the two matrices, and a bias for each: of each of the phase's three depths.
+    own = 2 * 2 * (teacher.dim + hidden) + hidden + teacher.dim
+    assert sum(parameter.numel() for parameter in tied.adapters.parameters()) == 3 * own
+    save_vit(surrogate, tmp_path)
+    images = noise_images(teacher)
+    assert torch.equal(open_vit(tmp_path)(images), surrogate(images))
+
+
+@torch.no_grad()
 def test_a_saved_surrogate_comes_back_without_a_decomposition(teacher: ViT, tmp_path: Path, monkeypatch) -> None:
     surrogate = conditioned(teacher, (3, 1), adapters=3, table_start="teacher")
     save_vit(surrogate, tmp_path)
@@ -154,6 +168,8 @@ def test_one_graph_for_twelve_depths() -> None:
     ("options", "message"),
     [
         (dict(adapters=2, block="paper"), "take --block teacher"),
+        (dict(adapted="mlp"), "give --adapters, such as 16"),
+        (dict(adapters=2, adapted="attention"), "unknown adapted 'attention': choose from all, mlp"),
         (dict(adapters=49), "rank 49 are larger than the matrices of .*: at most 48"),
         (dict(adapters=-1), "a rank of 0 or more, got -1"),
         (dict(adapters="8"), "a rank of 0 or more, got '8'"),

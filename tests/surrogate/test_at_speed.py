@@ -23,6 +23,7 @@ KINDS = {
     "mlp": ("dinov2-registers", {"conditioning": "mlp"}),
     "unconditioned": ("siglip", {"conditioning": "none"}),
     "adapters": ("dinov2-registers", {"adapters": 2}),
+    "adapters of the MLP": ("dinov2-registers", {"adapters": 2, "adapted": "mlp"}),
     "paper, table": ("clip", {"block": "paper"}),
     "paper, mlp": ("clip", {"block": "paper", "conditioning": "mlp"}),
     "paper, none": ("clip", {"block": "paper", "conditioning": "none"}),

@@ -106,6 +106,7 @@ KINDS = {
     "LayerScale": ("dinov2-registers", {}, True),
     "mlp": ("dinov2-registers", {"conditioning": "mlp"}, True),
     "adapters": ("dinov2-registers", {"adapters": 2}, True),
+    "adapters of the MLP": ("dinov2-registers", {"adapters": 2, "adapted": "mlp"}, True),
     "only adapters": ("clip", {"adapters": 2, "conditioning": "none"}, True),
     "paper, table": ("clip", {"block": "paper"}, True),
     "paper, mlp": ("clip", {"block": "paper", "conditioning": "mlp"}, True),

@@ -11,7 +11,7 @@ from families import Block, Unheard
 from tiny_run import OPTIONS, blocks_of, metrics, tiny_run, tiny_teacher, write_recipe
 from torch import Tensor, nn
 
-from raptor.data import ImageData, iterate, open_data
+from raptor.data import ImageData, TrainStream, iterate, open_data
 from raptor.files import RunError
 from raptor.phases.cut import Phases, find_phases
 from raptor.phases.similarity import measure_similarity
@@ -55,6 +55,13 @@ from raptor.vit.view import ViT
         (dict(track="paper"), "--track must be one of wandb, tensorboard, got paper"),
         (dict(device="tpu"), "--device must be one of auto, cpu, cuda, got tpu"),
         (dict(precision="fp8"), "--precision must be one of auto, fp32, bf16, got fp8"),
+        (dict(sizes=[24], first_size_until=0.6), "--first_size_until goes from one size to another: give two --sizes"),
+        (dict(sizes=[24, 32], augment="none"), "take --augment crop"),
+        (dict(adapted="mlp"), "--adapted mlp says which matrices adapters change: give --adapters"),
+        (dict(jitter=0.4, augment="none"), "--jitter and --grey go with random crops"),
+        (dict(cutmix=1.5), "--cutmix must be at most 1"),
+        (dict(cutmix=0.5, batch_size=1), "need a second image in the batch"),
+        (dict(average_last=1.0), "--average_last must be less than 1"),
         (dict(stage="2"), "--stage 2 goes on from a surrogate: give --start"),
         (dict(start="nowhere"), "unknown model 'nowhere'"),
     ],
@@ -94,6 +101,22 @@ def without_head(num_labels: int) -> tuple[ViT, tuple[ImageData, ImageData]]:
     if num_labels == 0:
         pair = [data.without_labels() for data in pair]
     return teacher, (pair[0], pair[1])
+
+
+def test_the_first_size_is_that_of_the_first_share_of_the_run(tmp_path, monkeypatch):
+    """Each stage has five of ten steps, so the six with the smaller size end after the first step of stage 2."""
+    seen: list[tuple[str, int]] = []
+    batch = TrainStream.batch
+
+    def noted(stream: TrainStream, step: int, stage: str = "stage1", size: int | None = None) -> Tensor:
+        images = batch(stream, step, stage, size)
+        seen.append((stage, images.shape[-1]))
+        return images
+
+    monkeypatch.setattr(TrainStream, "batch", noted)
+    tiny_run(tmp_path / "run", budget="10steps", sizes=[24, 32], first_size_until=0.6)
+    assert [size for stage, size in seen if stage == "stage1"] == [24] * 5
+    assert [size for stage, size in seen if stage == "stage2"] == [24, 32, 32, 32, 32]
 
 
 def test_the_head_term_is_logged_resumed_and_of_stage_2_only(tmp_path, monkeypatch):

@@ -18,6 +18,8 @@ from raptor.train import loop
 
 OPTIONS = dict(budget="8steps", normalise="group", cosine=0.1, optimizer="muon", lr=1e-3)
 PAPER = dict(budget="8steps", block="paper", conditioning="mlp", normalise="none", head_weight=0.1)
+VARIED = dict(budget="8steps", mixup=0.5, cutmix=0.5, jitter=0.4, grey=0.2, sizes=[24, 32], first_size_until=0.6)
+VARIED |= dict(adapters=2, adapted="mlp", average_last=0.5)
 
 pytestmark = pytest.mark.slow  # each process imports everything
 TEACHER = dict(budget="10steps", drop=0.4, mixup=0.4, cutmix=1.0)
@@ -46,14 +48,21 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         patch.setattr(loop, "_LOG_EVERY", 1)
         tiny_run(folder / "one", **OPTIONS)
         tiny_run(folder / "paper-one", **PAPER)
+        tiny_run(folder / "varied-one", **VARIED)
         train_tiny(folder / "teacher-one", **TEACHER)
-    runs = {"two": OPTIONS, "paper-two": PAPER, "auto": AUTO, "teacher-two": {**TEACHER, "teacher": True}}
+    runs = {
+        "two": OPTIONS,
+        "paper-two": PAPER,
+        "varied-two": VARIED,
+        "auto": AUTO,
+        "teacher-two": {**TEACHER, "teacher": True},
+    }
     torchrun({str(folder / name): options for name, options in runs.items()})
     return folder / "one", folder / "two"
 
 
 # Muon iterates in bf16, which makes more of the last bit in which two sums of gradients differ.
-@pytest.mark.parametrize(("kind", "tolerance"), [("", 1e-4), ("paper-", 1e-5)])
+@pytest.mark.parametrize(("kind", "tolerance"), [("", 1e-4), ("paper-", 1e-5), ("varied-", 1e-5)])
 def test_two_processes_have_the_losses_of_one(both, kind, tolerance):
     folders = [folder.with_name(kind + folder.name) for folder in both]
     one, two = ([line for line in metrics(folder) if "loss" in line] for folder in folders)

@@ -47,7 +47,7 @@ def test_more_devices_divide_time_rate_and_the_memory_of_the_batch() -> None:
 
 
 def test_a_distillation_is_planned_and_nothing_written(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(loop, "mean_seconds", lambda step, *_: (step(0, 8), (0.5, 3))[1])
+    monkeypatch.setattr(plan, "mean_seconds", lambda step, *_: (step(0, 8), (0.5, 3))[1])
     teacher = tiny_teacher()
     before = {name: value.clone() for name, value in teacher.model.state_dict().items()}
     found = tiny_run(tmp_path / "runs" / "new", teacher, dry_run=True, phases=None, k=3)
@@ -129,7 +129,7 @@ def test_each_kind_of_step_has_its_share_and_no_start_is_timed(monkeypatch, firs
 
 
 def test_a_plan_makes_the_checks_of_a_run(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(loop, "mean_seconds", lambda *_: (0.5, 3))
+    monkeypatch.setattr(plan, "mean_seconds", lambda *_: (0.5, 3))
     tiny_run(tmp_path / "run", budget="2steps")
     assert "finished: the command gives it back" in tiny_run(tmp_path / "run", budget="2steps", dry_run=True).notes[-1]
     (tmp_path / "run" / "summary.json").unlink()
@@ -149,14 +149,14 @@ def test_a_plan_makes_the_checks_of_a_run(tmp_path, monkeypatch) -> None:
     def no_memory(*_: Any) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(loop, "mean_seconds", no_memory)
+    monkeypatch.setattr(plan, "mean_seconds", no_memory)
     with pytest.raises(ValueError, match="a step of 8 images does not fit into memory: lower --batch_size"):
         tiny_run(tmp_path / "new", dry_run=True)
     assert not (tmp_path / "new").exists()
 
 
 def test_a_plan_measured_with_cuda_graphs_says_that_several_devices_have_none(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(loop, "mean_seconds", lambda *_: (0.5, 3))
+    monkeypatch.setattr(plan, "mean_seconds", lambda *_: (0.5, 3))
     assert tiny_run(tmp_path / "run", dry_run=True).notes == []
     monkeypatch.setattr(Job, "graphed", lambda job: True)
     assert "several devices run it without" in tiny_run(tmp_path / "run", dry_run=True).notes[0]

@@ -37,6 +37,7 @@ def test_stages_one_after_the_other_equal_one_run_to_the_last_bit(tmp_path):
 
 def test_stages_with_adapters_are_one_run(tmp_path):
     options = dict(adapters=2, table_start="teacher", mixup=0.4, budget="4steps")
+    options |= dict(cutmix=0.5, jitter=0.4, grey=0.2, sizes=[24, 32], first_size_until=0.6, average_last=0.5)
     whole = tiny_run(tmp_path / "whole", **options)
     recorded = read_config(whole.folder)["recipe"]
     assert {name: recorded[name] for name in options} == options
@@ -72,6 +73,9 @@ def test_start_must_be_a_surrogate_of_the_same_make(tmp_path):
         tiny_run(tmp_path / "third", start=start, conditioning="mlp")
     with pytest.raises(ValueError, match="has adapters 0, this run 2: give the same --adapters"):
         tiny_run(tmp_path / "adapted", start=start, adapters=2)
+    tiny_run(tmp_path / "mlp", budget="2steps", adapters=2, adapted="mlp")
+    with pytest.raises(ValueError, match="has adapted mlp, this run all: give the same --adapted"):
+        tiny_run(tmp_path / "all", start=str(tmp_path / "mlp"), adapters=2)
     with pytest.raises(ValueError, match="scenes is not a surrogate"):
         tiny_run(tmp_path / "fourth", start="scenes")
 

@@ -34,6 +34,7 @@ PLAIN_COMPILE = torch.compile
 KINDS = [
     *[("teacher", "table"), ("teacher", "mlp"), ("teacher", "none"), ("paper", "mlp"), ("paper", "table")],
     ("adapted", "none"),
+    ("adapted mlp", "table"),
 ]
 
 
@@ -45,10 +46,12 @@ def images_for(vit: ViT, num: int = 3) -> Tensor:
 def student_of(teacher: ViT, lengths: tuple[int, ...], block: str = "teacher", conditioning: str = "table") -> ViT:
     """A surrogate with every trained weight moved, so that each depth acts differently.
 
-    An `adapted` block is a copied one with adapters of rank 2.
+    An `adapted` block is a copied one with adapters of rank 2, an `adapted mlp` has them on its MLP only.
     """
-    adapters = dict(block="teacher", adapters=2) if block == "adapted" else dict(block=block)
-    student = make_surrogate(teacher, lengths, conditioning=conditioning, **adapters)  # type: ignore[arg-type]
+    adapters: dict[str, Any] = dict(block=block)
+    if block.startswith("adapted"):
+        adapters = dict(block="teacher", adapters=2, adapted=block.partition(" ")[2] or "all")
+    student = make_surrogate(teacher, lengths, conditioning=conditioning, **adapters)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in shared_blocks(student).parameters():
