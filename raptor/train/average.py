@@ -20,7 +20,7 @@ class WeightAverage:
 
     def __init__(self, named: Sequence[tuple[str, nn.Parameter]], share: float):
         self.names = [name for name, _ in named]
-        self.weights = [weight for _, weight in named]
+        self.weights: list[Tensor] = [weight for _, weight in named]
         self.share = share
         self.means: list[Tensor] = []
 
