@@ -112,7 +112,7 @@ def measure_case(case: str, args: argparse.Namespace) -> None:
     on_gpu = torch.cuda.is_available()
     result: dict[str, Any] = {"case": case, "model": shape.model, "batch": int(batch), "steps": steps}
     result |= {"device": torch.cuda.get_device_name() if on_gpu else "cpu", "torch": torch.__version__}
-    loop._LOG_EVERY = 5 if steps >= 100 else 2  # type: ignore[attr-defined]
+    loop.LOG_EVERY = 5 if steps >= 100 else 2  # type: ignore[attr-defined]
     plan_module._NUM_TIMED["cuda"] = (3, 2)  # type: ignore[attr-defined]
     folder = Path(tempfile.mkdtemp(prefix="full-size-"))
     try:

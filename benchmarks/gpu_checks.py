@@ -250,7 +250,7 @@ def stop_soon(folder: Path, num_lines: int) -> None:
 @check
 def a_run_is_compiled_captured_stopped_and_continued(args: argparse.Namespace) -> dict[str, Any]:
     """The default way (on a GPU compiled, a CUDA graph, bf16) against the plain one; stopped and continued or whole."""
-    loop._LOG_EVERY = 2  # type: ignore[attr-defined]
+    loop.LOG_EVERY = 2  # type: ignore[attr-defined]
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)

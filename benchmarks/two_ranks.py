@@ -63,7 +63,7 @@ def stopped(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from raptor.surrogate.surrogate import shared_blocks
     from raptor.train import distill, loop
 
-    loop._LOG_EVERY = 1  # type: ignore[attr-defined]
+    loop.LOG_EVERY = 1  # type: ignore[attr-defined]
     rank = int(os.environ["RANK"])
     images = [str(path) for path in sorted(args.data.glob("imagenet-20-train-*.zip"))] or ["scenes"]
     options: dict[str, Any] = dict(data=images, pretrained=False, k=3, phases=[4, 4, 4], recipe="paper", compile=False)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from tiny_run import RECIPE
 
-from raptor.config import Recipe
+from raptor.config import DistillConfig, Recipe
 from raptor.recipes import FOLDER, recipe_names
 from raptor.train.job import Job
 from raptor.train.schedule import Budget
@@ -27,7 +27,7 @@ def test_the_published_recipes(name, peak, lam):
     assert (recipe.stage1_weights, recipe.mixup, recipe.adapters, recipe.table_start) == (None, 0.0, 0, "plain")
     assert recipe.sizes is None
     assert (recipe.last_phase_weights, recipe.stage2_weights) == (LAST, JOINT)
-    job = Job(None, recipe, None, None, None)  # type: ignore[arg-type]
+    job = Job(DistillConfig("scenes", recipe=name), None, None, None, "fp32")  # type: ignore[arg-type]
     budget = Budget.parse(recipe.budget)
     steps = {stage: budget.num_steps(job.steps_per_epoch(), share, None) for stage, share in job.stages().items()}  # type: ignore[arg-type]
     assert steps == {"stage1": 312_500, "stage2": 312_500}

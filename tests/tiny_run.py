@@ -109,7 +109,7 @@ def _checksum(state: dict[str, Tensor]) -> float:
 def main() -> None:
     """Runs one after the other, given as JSON {out: options}; each rank leaves what it ended with beside `out`."""
     torch.set_num_threads(1)
-    sys.modules["raptor.train.loop"]._LOG_EVERY = 1  # type: ignore[attr-defined]
+    sys.modules["raptor.train.loop"].LOG_EVERY = 1  # type: ignore[attr-defined]
     for out, options in json.loads(sys.argv[1]).items():
         rank = int(os.environ.get("RANK", "0"))
         if options.pop("teacher", False):

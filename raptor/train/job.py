@@ -1,16 +1,21 @@
-"""One distillation: its models, data, device and options, and the stages that it trains in."""
+"""One distillation: its teacher, its images and its machine, and what it makes of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from raptor.certificate.heads import Head
-from raptor.config import Recipe
-from raptor.data import ImageData
+from raptor.config import DistillConfig
+from raptor.data import ChosenData, ImageData
+from raptor.data.apart import check_apart
+from raptor.data.by_name import as_spec
+from raptor.data.chosen import DEFAULT_DATA, labelled_like, tell_of_new_classes, tell_of_scenes
+from raptor.data.classes import for_head
 from raptor.data.stream import TrainStream
 from raptor.devices import Ranks, ranks_of
 from raptor.phases.cut import Phases
@@ -21,89 +26,92 @@ from raptor.train.validation import Validator
 from raptor.vit.view import ViT
 
 
+class HeadNames(NamedTuple):
+    """The head's number of classes, their names as the model or a head file states them, and as `--classes` does."""
+
+    num_classes: int
+    own: Sequence[str] | None
+    given: Sequence[str] | None
+
+
+class Images(NamedTuple):
+    """Images to train on, held-out ones, and those that heads are fitted on; and the names of the first two."""
+
+    train: ImageData
+    val: ImageData
+    head: ImageData
+    data_name: str | list[str]
+    val_name: str | list[str] | None
+
+
 @dataclass(frozen=True)
 class Job:
-    """The models, the data, the device and the options of one distillation; options as in `distill`, resolved.
+    """What one distillation works with; `config` holds its options and the entries of its recipe."""
 
-    head_data: images that heads are fitted on; by default the training images.
-    """
-
+    config: DistillConfig
     teacher: ViT
-    recipe: Recipe
-    train_data: ImageData
-    val_data: ImageData
+    images: Images
     fabric: Any
-    head_data: ImageData | None = None
-    precision: str = "fp32"
-    stage: str = "all"
-    start: str | None = None
-    allow_other_teacher: bool = False
-    split: str = "val"
-    head_file: str | None = None
-    head_images: int | None = None
-    seed: int = 0
-    num_workers: int | None = None
-    compile_blocks: bool = False
-    graph: bool | None = None
-    checkpointing: bool = False
-    resume: bool = True
-    track: str | None = None
-    checkpoint_minutes: float = 10.0
+    precision: str
 
     @property
     def ranks(self) -> Ranks:
         return ranks_of(self.fabric)
 
+    @property
+    def compiles(self) -> bool:
+        """Whether blocks are compiled: by default on a GPU."""
+        if self.config.compile is None:
+            return self.fabric.device.type == "cuda"
+        return self.config.compile
+
     def stages(self) -> dict[str, float]:
         """The stages to run, each with its share of the budget. A stage that runs without the other keeps its share."""
-        shares = {"stage1": self.recipe.stage1_share, "stage2": 1 - self.recipe.stage1_share}
-        asked = shares if self.stage == "all" else {f"stage{self.stage}": shares[f"stage{self.stage}"]}
-        plan = {name: share for name, share in asked.items() if share > 0}
+        share = self.config.stage1_share
+        plan = {"stage1": share, "stage2": 1 - share}
+        if self.config.stage != "all":
+            name = f"stage{self.config.stage}"
+            plan = {name: plan[name]}
+        plan = {name: share for name, share in plan.items() if share > 0}
         if not plan:
             raise ValueError(
-                f"--stage1_share {self.recipe.stage1_share:g} leaves nothing for stage {self.stage}: change one of them"
+                f"--stage1_share {share:g} leaves nothing for stage {self.config.stage}: change one of them"
             )
-        budget = Budget.parse(self.recipe.budget)
+        budget = Budget.parse(self.config.budget)
         if len(plan) > 1 and budget.unit == "steps" and round(budget.amount) < len(plan):
             raise ValueError("one step cannot be shared by two stages: give --budget 2steps or more")
         return plan
 
     def steps_per_epoch(self) -> float:
-        return (self.recipe.epoch_images or len(self.train_data)) / self.recipe.batch_size
+        return (self.config.epoch_images or len(self.images.train)) / self.config.batch_size
 
     def graphed(self) -> bool:
         """Whether forward and backward pass run as a CUDA graph: by default on a single GPU."""
         single = self.fabric.device.type == "cuda" and self.fabric.world_size == 1
-        if self.graph and not single:
+        if self.config.graph is None:
+            return single
+        if self.config.graph and not single:
             raise ValueError("a CUDA graph needs a single GPU: leave out --graph")
-        return single if self.graph is None else self.graph
-
-    def runs_on(self) -> str:
-        """How many processes train, and on a GPU whether with CUDA graphs: the end of a sentence."""
-        num = self.ranks.size
-        text = "" if num == 1 else f" on {num} processes"
-        if self.fabric.device.type == "cuda":
-            text += ", each step a CUDA graph" if self.graphed() else ", steps without CUDA graphs"
-        return text
+        return self.config.graph
 
     def stream(self, num_decoded: int | None = None) -> TrainStream:
         """This rank's training batches; `num_decoded` as in `TrainStream`."""
         return TrainStream(
-            self.train_data,
+            self.images.train,
             self.teacher.preprocess,
-            self.recipe.batch_size,
-            seed=self.seed,
-            augment=self.recipe.augment,
-            crop_scale=self.recipe.crop_scale,
-            mixup=self.recipe.mixup,
-            cutmix=self.recipe.cutmix,
-            jitter=self.recipe.jitter,
-            grey=self.recipe.grey,
-            sizes=self.recipe.sizes,
+            self.config.batch_size,
+            seed=self.config.seed,
+            augment=self.config.augment,
+            crop_scale=self.config.crop_scale,
+            mixup=self.config.mixup,
+            cutmix=self.config.cutmix,
+            jitter=self.config.jitter,
+            grey=self.config.grey,
+            sizes=self.config.sizes,
             device=self.fabric.device,
             rank=self.fabric.global_rank,
             world_size=self.fabric.world_size,
-            num_workers=self.num_workers,
+            num_workers=self.config.num_workers,
             num_decoded=num_decoded,
             ranks=self.ranks,
         )
@@ -113,19 +121,19 @@ class Job:
         student = make_surrogate(
             self.teacher,
             phases,
-            block=self.recipe.block,
-            conditioning=self.recipe.conditioning,
-            copy=self.recipe.copy,
-            adapters=self.recipe.adapters,
-            adapted=self.recipe.adapted,
-            table_start=self.recipe.table_start,
-            seed=self.seed,
+            block=self.config.block,
+            conditioning=self.config.conditioning,
+            copy=self.config.copy,
+            adapters=self.config.adapters,
+            adapted=self.config.adapted,
+            table_start=self.config.table_start,
+            seed=self.config.seed,
         )
         check_trainable(student)
         return student
 
     def has_head_term(self) -> bool:
-        return self.recipe.head_weight > 0 and "stage2" in self.stages()
+        return self.config.head_weight > 0 and "stage2" in self.stages()
 
     def step(self, student: ViT, phases: Phases, variance: Tensor, head: Head | None = None) -> DistillStep:
         """One training step; `variance`, (L, T) or (L, T, D), is what squared errors are divided by.
@@ -137,27 +145,62 @@ class Job:
             student,
             phases,
             variance,
-            self.recipe.stage1_weights,
-            self.recipe.last_phase_weights,
-            self.recipe.stage2_weights,
-            self.recipe.cosine,
-            self.compile_blocks,
-            self.checkpointing,
+            self.config.stage1_weights,
+            self.config.last_phase_weights,
+            self.config.stage2_weights,
+            self.config.cosine,
+            self.compiles,
+            self.config.checkpointing,
             half_teacher=self.precision == "bf16" and self.fabric.device.type == "cuda",
-            sizes=self.recipe.sizes or (),
+            sizes=self.config.sizes or (),
             head=head,
-            head_weight=self.recipe.head_weight,
+            head_weight=self.config.head_weight,
         )
 
     def validator(self, folder: Path) -> Validator:
         return Validator(
             self.teacher,
-            self.train_data if self.head_data is None else self.head_data,
-            self.val_data,
+            self.images.head,
+            self.images.val,
             self.precision,
-            self.num_workers,
-            self.head_file,
+            self.config.num_workers,
+            self.config.head_file,
             folder,
-            self.head_images,
+            self.config.head_images,
             self.ranks,
         )
+
+
+def open_images(config: DistillConfig, teacher: ViT, names: HeadNames) -> Images:
+    """The images that the options name, with their labels numbered as the head's classes."""
+    if isinstance(config.data, tuple):
+        return _given_images(config.data, config.split, names)
+    data = config.data
+    if data is None:
+        tell_of_scenes(config.model)
+        data = DEFAULT_DATA
+    data_name = as_spec(data)
+    val_name = as_spec(config.val)
+    chosen = ChosenData(data_name, val_name, config.split, names.given, config.skip_bad, names.own, names.num_classes)
+    side = teacher.preprocess.size
+    train = chosen.training(config.limit, side)
+    val = chosen.judged(config.val_images, side, like=train)
+    head = chosen.labelled(train, val, side)
+    tell_of_new_classes(head, val)
+    return Images(train, val, head, data_name, val_name)
+
+
+def _given_images(data: Sequence[ImageData], split: str, names: HeadNames) -> Images:
+    """Images that a program holds: to train on, held out, and perhaps labelled ones for heads."""
+    own = []
+    for images in data:
+        own.append(for_head(images, names.num_classes, names.given, names.own))
+    train = own[0]
+    head = own[2] if len(own) > 2 else train
+    val = labelled_like(own[1], head)
+    if split not in ("train", "all"):
+        check_apart(train, val)
+    val_name = None
+    if val.specs != train.specs:
+        val_name = as_spec(val.specs)
+    return Images(train, val, head, as_spec(train.specs), val_name)

@@ -28,7 +28,7 @@ from raptor.train.optimizer import damaged_moment, make_optimizers, moments_to_s
 from raptor.train.plan import PlannedPart, few_steps, step_seconds
 from raptor.train.stage import Stage
 
-_LOG_EVERY = 20  # steps; reading losses waits for the device, so it is rare
+LOG_EVERY = 20  # steps; reading losses waits for the device, so it is rare
 _UNLOGGED = "unlogged_losses"  # in a checkpoint: the losses of the steps since the last line of metrics.jsonl
 
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]
@@ -132,7 +132,7 @@ class Loop:
             stop, is_due = self._stop_or_save()
             validate = step in validate_at
             # Lines of metrics.jsonl come by the step alone: neither the clock nor a signal may change a number in it.
-            log = validate or step == num_steps - 1 or (step + 1) % _LOG_EVERY == 0
+            log = validate or step == num_steps - 1 or (step + 1) % LOG_EVERY == 0
             save = validate or step == num_steps - 1 or stop or is_due
             if log or save:
                 loss_nl = self.fabric.all_reduce(torch.stack(losses), reduce_op="mean").cpu()  # the loop's only sync

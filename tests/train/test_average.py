@@ -72,12 +72,3 @@ def test_an_interrupted_run_ends_with_the_same_mean(tmp_path: Path, monkeypatch,
     for name, value in blocks_of(whole).items():
         assert torch.equal(blocks_of(again)[name], value), name
     assert again.summary.validation == whole.summary.validation
-
-
-def test_only_the_stage_that_a_recipe_ends_with_is_averaged(tmp_path: Path) -> None:
-    whole = tiny_run(tmp_path / "whole", **OPTIONS)
-    tiny_run(tmp_path / "first", stage="1", **OPTIONS)
-    joined = tiny_run(tmp_path / "second", stage="2", start=str(tmp_path / "first"), **OPTIONS)
-    assert all(torch.equal(blocks_of(joined)[name], value) for name, value in blocks_of(whole).items())
-    last, mean = (tiny_run(tmp_path / f"one-{share}", stage1_share=1.0, average_last=share) for share in (0.0, 0.5))
-    assert any(not torch.equal(blocks_of(mean)[name], value) for name, value in blocks_of(last).items())

@@ -11,13 +11,12 @@ from families import Block, Unheard
 from tiny_run import OPTIONS, blocks_of, metrics, tiny_run, tiny_teacher, write_recipe
 from torch import Tensor, nn
 
-from raptor.data import ImageData, TrainStream, iterate, open_data
+from raptor.data import ImageData, iterate, open_data
 from raptor.files import RunError
 from raptor.phases.cut import Phases, find_phases
 from raptor.phases.similarity import measure_similarity
-from raptor.run import Interrupted, read_config
+from raptor.run import read_config
 from raptor.train import distill
-from raptor.train.loop import Loop
 from raptor.vit.open import open_vit
 from raptor.vit.pair import open_pair
 from raptor.vit.trajectory import Trajectories
@@ -101,41 +100,6 @@ def without_head(num_labels: int) -> tuple[ViT, tuple[ImageData, ImageData]]:
     if num_labels == 0:
         pair = [data.without_labels() for data in pair]
     return teacher, (pair[0], pair[1])
-
-
-def test_the_first_size_is_that_of_the_first_share_of_the_run(tmp_path, monkeypatch):
-    """Each stage has five of ten steps, so the six with the smaller size end after the first step of stage 2."""
-    seen: list[tuple[str, int]] = []
-    batch = TrainStream.batch
-
-    def noted(stream: TrainStream, step: int, stage: str = "stage1", size: int | None = None) -> Tensor:
-        images = batch(stream, step, stage, size)
-        seen.append((stage, images.shape[-1]))
-        return images
-
-    monkeypatch.setattr(TrainStream, "batch", noted)
-    tiny_run(tmp_path / "run", budget="10steps", sizes=[24, 32], first_size_until=0.6)
-    assert [size for stage, size in seen if stage == "stage1"] == [24] * 5
-    assert [size for stage, size in seen if stage == "stage2"] == [24, 32, 32, 32, 32]
-
-
-def test_the_head_term_is_logged_resumed_and_of_stage_2_only(tmp_path, monkeypatch):
-    options = dict(head_weight=0.5, checkpoint_minutes=0)
-    whole = tiny_run(tmp_path / "whole", **options)
-    lines = [line for line in metrics(whole.folder) if "loss" in line]
-    assert all(("head_loss" in line) == (line["stage"] == "stage2") for line in lines)
-    assert all(len(line["layer_loss"]) == 4 for line in lines)
-    assert all(line["loss"] == pytest.approx(sum(line["layer_loss"]) / 4, rel=1e-5) for line in lines)
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "_stop_or_save", lambda loop: ((loop.state.stage, loop.state.step) == ("stage2", 1), True))
-        with pytest.raises(Interrupted):
-            tiny_run(tmp_path / "run", **options)
-    again = tiny_run(tmp_path / "run", **options)
-    assert all(torch.equal(blocks_of(whole)[n], v) for n, v in blocks_of(again).items())
-    resumed = [line["head_loss"] for line in metrics(again.folder) if "head_loss" in line]
-    assert resumed == [line["head_loss"] for line in lines if "head_loss" in line]
-    plain = blocks_of(tiny_run(tmp_path / "plain"))
-    assert any(not torch.equal(plain[n], v) for n, v in blocks_of(whole).items())
 
 
 def test_the_head_term_takes_a_ridge_head_where_there_are_labels_and_says_so_where_not(tmp_path):

@@ -46,7 +46,7 @@ def graphed(monkeypatch: pytest.MonkeyPatch) -> type[EagerGraph]:
 
 def test_one_graph_for_each_set_of_losses(tmp_path, graphed, monkeypatch):
     """lambda falls 1, 1/3, 0: teacher forcing alone, both, none of it; stage 2 has none."""
-    monkeypatch.setattr(loop, "_LOG_EVERY", 1)
+    monkeypatch.setattr(loop, "LOG_EVERY", 1)
     tiny_run(tmp_path / "graphed", lam=1.0)
     forced, both, free = Parts(False, True), Parts(True, True), Parts(True, False)
     assert graphed.captured == [("stage1", forced), ("stage1", both), ("stage1", free), ("stage2", free)]

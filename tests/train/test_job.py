@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 from tiny_run import tiny_run
 
-from raptor.config import Recipe
+from raptor.config import DistillConfig
 from raptor.train.job import Job
 
 
+def job_of(**options: Any) -> Job:
+    config = DistillConfig("scenes", recipe="paper", **options)
+    return Job(config, None, None, None, "fp32")  # type: ignore[arg-type]
+
+
 def test_one_stage_alone_is_as_long_as_beside_the_other():
-    recipe = Recipe(recipe="paper")
     for stage, name in (("1", "stage1"), ("2", "stage2")):
-        assert Job(None, recipe, None, None, None, stage=stage).stages() == {name: 0.5}  # type: ignore[arg-type]
-    joint = replace(recipe, stage1_share=0.0)
-    assert Job(None, joint, None, None, None).stages() == {"stage2": 1.0}  # type: ignore[arg-type]
+        assert job_of(stage=stage).stages() == {name: 0.5}
+    assert job_of(stage1_share=0.0).stages() == {"stage2": 1.0}
     with pytest.raises(ValueError, match="leaves nothing for stage 1"):
-        Job(None, joint, None, None, None, stage="1").stages()  # type: ignore[arg-type]
+        job_of(stage1_share=0.0, stage="1").stages()
 
 
 @pytest.mark.parametrize(("budget", "stages"), [("6steps", (3, 3)), ("1epochs", (4, 4)), ("5steps", (2, 3))])

@@ -45,7 +45,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Runs of one process and of two: both stages, the paper's block and a teacher; and `auto` of two."""
     folder = tmp_path_factory.mktemp("parallel")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "_LOG_EVERY", 1)
+        patch.setattr(loop, "LOG_EVERY", 1)
         tiny_run(folder / "one", **OPTIONS)
         tiny_run(folder / "paper-one", **PAPER)
         tiny_run(folder / "varied-one", **VARIED)

@@ -1,0 +1,190 @@
+"""What a distillation would take: `--dry_run`, and the line that a run begins with."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raptor.certificate.heads import Head, num_features
+from raptor.certificate.linear_head import LinearHead
+from raptor.devices import device_name
+from raptor.phases.cut import Phases
+from raptor.phases.study import check_cuts
+from raptor.progress import clock
+from raptor.run import check_config, check_folder, read_config
+from raptor.train.distilled import DistillSummary
+from raptor.train.job import Job
+from raptor.train.loop import LOG_EVERY, plan_stage
+from raptor.train.optimizer import num_moments
+from raptor.train.plan import NUM_DECODED, Memory, Plan, free_disk, measured_step, num_bytes
+from raptor.train.resume import check_run_folder, read_finished
+from raptor.train.schedule import Budget
+from raptor.train.stage import NUM_VALIDATIONS, DistillStage
+from raptor.train.validation import Validator
+from raptor.vit.trajectory import autocast
+from raptor.vit.view import ViT
+from raptor.vit.weights import check_weights
+
+_FEW_IMAGES = 16  # a CPU is as fast on few images as on many
+_PASSES_PER_STEP = 4  # forward passes that take as long as a step
+
+
+def plan_run(job: Job, phases: Phases | None, num_blocks: int, folder: Path, made_with: dict[str, Any]) -> Plan:
+    """What the run takes, from a few steps that are done and undone. Nothing is written.
+
+    phases: as given; None where the run would cut `num_blocks` of them from its images.
+    """
+    num_similarity = 0
+    if phases is None:
+        num_similarity = job.config.phase_images
+        phases = _phases_there(folder) or _even_phases(job.teacher, num_blocks)
+    check_run_folder(job.teacher, folder)
+    check_folder(folder)
+    resolved = {**made_with, "phases": list(phases), "stage": job.config.stage}
+    check_config(folder, resolved, job.config.resume)
+    memory = Memory(job.fabric.device)
+    student = job.student(phases)
+    stream = job.stream(NUM_DECODED)
+    validator = job.validator(folder)
+    ones_lt = torch.ones(job.teacher.num_layers, job.teacher.groups.num_tokens, device=job.fabric.device)
+    head = None
+    if job.has_head_term():
+        head = _planned_head(job, validator)
+    module = job.step(student, phases, ones_lt, head)
+    stages = [DistillStage(job, name, module, stream, validator, student) for name in job.stages()]
+    trained = num_bytes([parameter for _, parameter in module.trained_parameters()])
+    moments = 0.0
+    for group in stages[0].groups:
+        moments += num_moments(group.optimizer) * num_bytes([parameter for _, parameter in group.named])
+    fixed = memory.peak() + trained + moments  # and a gradient of each weight
+    parts = measured_step(lambda: [plan_stage(stage, job.fabric) for stage in stages], job.config.batch_size)
+    num_measured = _num_measured(job, validator) + num_similarity
+    num_lines = sum(part.num_steps for part in parts) / LOG_EVERY
+    written = {
+        "three checkpoints": 3 * (trained + moments),
+        "surrogate": num_bytes(student.model),
+        "metrics": num_lines * (200.0 + 14 * job.teacher.num_layers),
+    }
+    return Plan(
+        command="distill",
+        model=job.teacher.name,
+        data=job.images.train.name,
+        folder=str(folder),
+        device=device_name(job.fabric.device),
+        checked=_checked(job, phases, validator),
+        parts=parts,
+        other_seconds=_image_seconds(job, validator) * num_measured / job.ranks.size,
+        memory_bytes=max(job.ranks.gather(memory.peak())),
+        fixed_bytes=fixed,
+        written_bytes=written,
+        free_bytes=free_disk(folder, sum(written.values())),
+        num_devices=job.ranks.size,
+        exchanged_bytes=trained,
+        notes=_notes(job, folder),
+    )
+
+
+def estimate(job: Job, validator: Validator) -> str:
+    """How long the run takes, from the time of one forward pass."""
+    seconds = _image_seconds(job, validator) / job.ranks.size
+    budget = Budget.parse(job.config.budget)
+    training = budget.amount * sum(job.stages().values())
+    if budget.unit == "epochs":
+        training *= job.steps_per_epoch()
+    if budget.unit != "s":
+        training *= _PASSES_PER_STEP * seconds * job.config.batch_size
+    measuring = _num_measured(job, validator) * seconds
+    text = f"distill: about {clock(training)} training + {clock(measuring)} measuring"
+    if job.ranks.size > 1:
+        text += f" on {job.ranks.size} processes"
+    if job.graphed():
+        text += ", each step a CUDA graph"
+    elif job.fabric.device.type == "cuda":
+        text += ", steps without CUDA graphs"
+    if job.compiles:
+        text += "; the first steps compile the blocks, about a minute"
+    return text
+
+
+def _even_phases(teacher: ViT, k: int) -> Phases:
+    """Phases of equal length, for a plan: where the run cuts changes little of what it takes."""
+    check_cuts(teacher, [k])
+    short, num_long = divmod(teacher.num_layers, k)
+    return Phases((short + 1,) * num_long + (short,) * (k - num_long))
+
+
+def _phases_there(folder: Path) -> Phases | None:
+    """The phases of a run that `folder` holds already."""
+    if not (folder / "config.yaml").exists():
+        return None
+    saved = read_config(folder).get("phases")
+    if not saved:
+        return None
+    return Phases.from_lengths(saved)
+
+
+def _planned_head(job: Job, validator: Validator) -> Head | None:
+    """The head of the head term; in place of a ridge head that the run would fit, one as large."""
+    if job.config.head_file is not None or job.teacher.num_classes:
+        return validator.head
+    num_classes = len(job.images.head.classes or ())
+    weight_cf = torch.zeros(num_classes, num_features(job.teacher))
+    return Head("ridge", num_classes, LinearHead(weight_cf, torch.zeros(num_classes)))
+
+
+def _image_seconds(job: Job, validator: Validator) -> float:
+    """Seconds of a forward pass per image."""
+    images = next(iter(validator.val.whole())).images
+    if job.teacher.device.type != "cuda":
+        images = images[:_FEW_IMAGES]
+    with torch.no_grad(), autocast(job.precision, job.teacher.device):
+        job.teacher(images)
+        began = time.monotonic()
+        float(job.teacher(images).float().sum())  # waits for the device
+        return (time.monotonic() - began) / len(images)
+
+
+def _num_measured(job: Job, validator: Validator) -> int:
+    """Images that teacher or surrogate see in all validations and for the ridge probes."""
+    num_validations = NUM_VALIDATIONS * len(job.stages()) + 1  # and once more at the end
+    num = 2 * num_validations * validator.val.num_images
+    if validator.labelled:
+        num += 2 * (validator.train.num_images + validator.val.num_images)
+    return num
+
+
+def _checked(job: Job, phases: Phases, validator: Validator) -> list[str]:
+    """What was opened: weights, images, labels and head."""
+    teacher = job.teacher
+    check_weights(teacher.model.state_dict(), teacher.name)
+    labels = "no labels, so no accuracy"
+    head = "none"
+    if validator.labelled:
+        labels = f"labels of {len(validator.classes)} classes"
+        head = "a ridge probe"
+    if teacher.num_classes:
+        head = "the model's own"
+    if job.config.head_file:
+        head = "given"
+    shape = f"{teacher.num_layers} blocks, width {teacher.dim}, {teacher.groups.num_tokens} tokens"
+    return [
+        f"weights fit and are finite: {shape} at {teacher.preprocess.size} px, k = {phases.k}",
+        f"{len(job.images.train):,} images to train on, {len(job.images.val):,} held out, {labels}; head: {head}",
+    ]
+
+
+def _notes(job: Job, folder: Path) -> list[str]:
+    """What of the run is there already, and what the measured steps do not show."""
+    notes = []
+    if job.compiles:
+        notes.append("the first steps also compile the blocks, about a minute")
+    if job.graphed():
+        notes.append("each measured step is a CUDA graph; several devices run it without, so small batches take longer")
+    if read_finished(DistillSummary, folder) is not None:
+        notes.append(f"{folder} holds this run, finished: the command gives it back at once")
+    elif (folder / "checkpoint" / "latest").exists():
+        notes.append(f"{folder} holds a part of this run: it goes on from its last checkpoint")
+    return notes
