@@ -113,13 +113,17 @@ class Basins:
         classes = [c for c in self.classes if self._counts[c] >= 2]
         if len(classes) < 2:
             raise ValueError(f"fewer than two of the classes {self.classes} had two images: choose others or add data")
-        missing = [c for c in self.classes if c not in classes]
         note = None
-        if missing:
+        if len(classes) < len(self.classes):
+            missing = [c for c in self.classes if c not in classes]
             note = f"left out, with fewer than two images: classes {missing}"
-        positions = [classes.index(c) if c in classes else -1 for c in self._labels.values().tolist()]
-        rows = [row for row, position in enumerate(positions) if position >= 0]
-        labels = take_rows(torch.tensor(positions), rows)
+        rows = []
+        positions = []
+        for row, label in enumerate(self._labels.values().tolist()):
+            if label in classes:
+                rows.append(row)
+                positions.append(classes.index(label))
+        labels = torch.tensor(positions)
 
         def fit(kept: Rows) -> GroupBasins:
             return group_basins(take_rows(kept.values(), rows), labels)
@@ -133,12 +137,18 @@ def group_basins(x_nld: Tensor, labels: Tensor) -> GroupBasins:
     """PCA, scatter and accuracy of trajectories `(N, L+1, D)` with labels 0..C-1."""
     x_nld = x_nld.double()
     labels = labels.to(x_nld.device)
-    paths, explained = _principal_paths(x_nld)
+    points = x_nld.flatten(0, 1)
+    points = points - points.mean(0)
+    variances, vectors = torch.linalg.eigh(on_host_if_small(points.mT @ points))
+    axes = vectors.to(points.device).flip(1)[:, :3]
+    # An eigenvector has no sign: with its largest coordinate positive, two runs agree.
+    largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
+    paths = (points @ (axes * largest.sign())).unflatten(0, x_nld.shape[:2])
     means_cld = class_means(x_nld, labels)
     return GroupBasins(
         paths=paths.cpu().numpy(),
         class_paths=class_means(paths, labels).cpu().numpy(),
-        explained=explained.cpu().numpy(),
+        explained=(variances.flip(0)[:3] / variances.sum()).cpu().numpy(),
         scatter_ratio=scatter_ratio(x_nld, means_cld, labels).cpu().numpy(),
         accuracy=centroid_accuracy(x_nld, means_cld, labels).cpu().numpy(),
     )
@@ -148,21 +158,6 @@ def class_means(x_nld: Tensor, labels: Tensor) -> Tensor:
     """Mean of each class: `(C, L+1, D)`."""
     member_cn = torch.nn.functional.one_hot(labels).to(x_nld.dtype).mT
     return torch.einsum("cn,nld->cld", member_cn, x_nld) / member_cn.sum(1)[:, None, None]
-
-
-def _principal_paths(x_nld: Tensor) -> tuple[Tensor, Tensor]:
-    """Trajectories on the first three principal components of all their points, and the variance share of each.
-
-    Each component's largest coordinate is positive, so that two runs agree in sign.
-    """
-    points = x_nld.flatten(0, 1)
-    points = points - points.mean(0)
-    variances, vectors = torch.linalg.eigh(on_host_if_small(points.mT @ points))
-    variances = variances.to(points.device)
-    axes = vectors.to(points.device).flip(1)[:, :3]
-    largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
-    paths = (points @ (axes * largest.sign())).unflatten(0, x_nld.shape[:2])
-    return paths, variances.flip(0)[:3] / variances.sum()
 
 
 def scatter_ratio(x_nld: Tensor, means_cld: Tensor, labels: Tensor) -> Tensor:

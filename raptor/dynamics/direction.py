@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from raptor.devices import Ranks
-from raptor.dynamics.states import EvenSubset, chord_angle, measured_groups, places_of, take_rows, unit
+from raptor.dynamics.states import EvenSubset, measured_groups, places_of, take_rows, unit
 from raptor.streaming import Array, ImageMoments, NotSaved, Record, Spread, reduce_all
 from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import at_least_float32, check_states
@@ -30,32 +30,19 @@ Bounds = tuple[tuple[int, int], ...]
 
 
 @dataclass
-class SpeedVariance(Record):
-    """Variance of the angular speed in rad^2, `L` values each; the two parts add up to that over all tokens.
-
-    tokens: within an image, mean over images. images: of the images' mean speeds.
-    """
-
-    tokens: Array
-    images: Array
-
-    @property
-    def total(self) -> np.ndarray:
-        return self.tokens + self.images
-
-
-@dataclass
 class DirectionResult(Record):
     """By group: `norm` and `gamma` have `L+1` values (layers 0..L), `speed` has `L` (step l to l+1, at index l).
 
+    speed_variance: of the speed in rad^2, `L` values each; its two parts add up to the variance over all tokens.
+      `tokens`: within an image, mean over images. `images`: of the images' mean speeds.
     values: `(N, 4, groups, L+1)`, norm, gamma, speed and squared speed of single images (the speeds from index 1 on),
-    for bootstraps; not saved.
+      for bootstraps; not saved.
     """
 
     norm: dict[str, Spread]
     gamma: dict[str, Spread]
     speed: dict[str, Spread]
-    speed_variance: dict[str, SpeedVariance] = field(default_factory=dict)
+    speed_variance: dict[str, dict[str, Array]] = field(default_factory=dict)
     values: NotSaved[np.ndarray | None] = None
 
 
@@ -69,8 +56,11 @@ class Direction:
     def __init__(self, groups: TokenGroups, compile: bool = False) -> None:
         self.groups = groups
         self._spans = measured_groups(groups)
+        # Plain numbers, because a compiled function takes no slices.
         self._bounds = tuple((span.start, span.stop) for span in self._spans.values())
-        self._compiled = torch.compile(_direction_means, dynamic=False) if compile else None
+        self._compiled = None
+        if compile:
+            self._compiled = torch.compile(_direction_means, dynamic=False)
         self._batch_size: int | None = None
         self._moments = ImageMoments()
 
@@ -81,6 +71,7 @@ class Direction:
         if self._batch_size is None:
             self._batch_size = len(states[0])
         step = _direction_means
+        # The last batch may be smaller: compiling once more for it would take longer than it saves.
         if self._compiled is not None and len(states[0]) == self._batch_size:
             step = self._compiled
         last_btd = unit(states[-1])
@@ -101,9 +92,14 @@ class Direction:
         for g, name in enumerate(self._spans):
             result.norm[name] = spread[0, g]
             result.gamma[name] = spread[1, g]
-            result.speed[name] = spread[2, g][1:]
-            mean_square = spread[3, g].mean[1:]
-            result.speed_variance[name] = _speed_variance(result.speed[name], mean_square)
+            speed = spread[2, g][1:]
+            assert speed.std is not None
+            between = speed.std**2
+            # The mean of the variances within images is what is left of the variance over all tokens. Rounding may
+            # leave it just below 0.
+            within = spread[3, g].mean[1:] - speed.mean**2 - between
+            result.speed[name] = speed
+            result.speed_variance[name] = {"tokens": np.maximum(within, 0.0), "images": between}
         return result
 
 
@@ -118,16 +114,11 @@ def _direction_means(state_btd: Tensor, before_btd: Tensor, last_btd: Tensor, bo
     norm_bt = torch.linalg.vector_norm(x_btd, dim=-1)
     now_btd = x_btd / norm_bt.clamp_min(torch.finfo(x_btd.dtype).tiny)[..., None]
     gamma_bt = torch.linalg.vecdot(now_btd, last_btd)
-    speed_bt = chord_angle(torch.linalg.vector_norm(now_btd - before_btd, dim=-1))
+    # From the distance of the unit states: an arccos of the cosine loses half the digits of a small angle.
+    chord_bt = torch.linalg.vector_norm(now_btd - before_btd, dim=-1)
+    speed_bt = 2 * torch.asin((chord_bt / 2).clamp(max=1))
     values_b4t = torch.stack([norm_bt, gamma_bt, speed_bt, speed_bt.square()], 1)
     return torch.stack([values_b4t[..., start:stop].mean(-1) for start, stop in bounds], -1), now_btd
-
-
-def _speed_variance(speed: Spread, mean_square: np.ndarray) -> SpeedVariance:
-    """From the images' mean speeds and the mean of the squared speeds."""
-    assert speed.std is not None
-    images = speed.std**2
-    return SpeedVariance(np.maximum(mean_square - speed.mean**2 - images, 0.0), images)
 
 
 @dataclass
@@ -149,8 +140,10 @@ class Gathering:
     def __init__(self, groups: TokenGroups, num_keep: int = GATHERING_IMAGES, num_images: int | None = None) -> None:
         self.groups = groups
         self._subset = EvenSubset(num_keep, num_images)
-        # A single token is its own mean.
-        self._spans = {name: s for name, s in measured_groups(groups).items() if s.stop - s.start > 1}
+        self._spans: dict[str, slice] = {}
+        for name, span in measured_groups(groups).items():
+            if span.stop - span.start > 1:  # a single token is its own mean
+                self._spans[name] = span
         self._alignment = ImageMoments()
         self._toward = ImageMoments()
 
@@ -165,12 +158,16 @@ class Gathering:
         alignment_bgl = []
         toward_bgl = []
         for span in self._spans.values():
-            tokens = [x_btd[:, span] for x_btd in unit_states]
-            means = [x_btd.mean(1) for x_btd in tokens]
-            # The mean of the cosines with the mean direction is the length of the mean.
-            alignment_bgl.append(torch.stack([torch.linalg.vector_norm(mean_bd, dim=-1) for mean_bd in means], -1))
-            steps = zip(tokens, tokens[1:], means)
-            toward_bgl.append(torch.stack([toward(before, after, unit(mean)) for before, after, mean in steps], -1))
+            alignment_bl = []
+            toward_bl = []
+            for l, x_btd in enumerate(unit_states):
+                mean_bd = x_btd[:, span].mean(1)
+                # The mean of the cosines with the mean direction is the length of the mean.
+                alignment_bl.append(torch.linalg.vector_norm(mean_bd, dim=-1))
+                if l + 1 < len(unit_states):
+                    toward_bl.append(toward(x_btd[:, span], unit_states[l + 1][:, span], unit(mean_bd)))
+            alignment_bgl.append(torch.stack(alignment_bl, -1))
+            toward_bgl.append(torch.stack(toward_bl, -1))
         self._alignment.update(torch.stack(alignment_bgl, 1), places_of(rows, places))
         self._toward.update(torch.stack(toward_bgl, 1), places_of(rows, places))
 
@@ -181,7 +178,8 @@ class Gathering:
         result = GatheringResult({}, {})
         if not self._spans:
             return result
-        alignment, towards = self._alignment.result(), self._toward.result()
+        alignment = self._alignment.result()
+        towards = self._toward.result()
         for g, name in enumerate(self._spans):
             result.alignment[name] = alignment[g]
             result.toward[name] = towards[g]

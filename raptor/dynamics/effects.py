@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,7 +32,9 @@ def run_blocks(vit: ViT, x_btd: Tensor, context: Context, plan: _Plan) -> Tensor
 
 def default_predict(vit: ViT) -> Predict | None:
     """The model's own head, if it has one."""
-    return vit.finish if vit.num_classes else None
+    if vit.num_classes:
+        return vit.finish
+    return None
 
 
 def clean_batches(vit: ViT, images: Tensor) -> Iterator[tuple[list[Tensor], Context]]:
@@ -46,14 +47,18 @@ def clean_batches(vit: ViT, images: Tensor) -> Iterator[tuple[list[Tensor], Cont
 class Effects:
     """Turn of the last state and agreement, collected over interventions and batches.
 
-    For each batch: `clean`, then `add` (or `skip`) for each intervention, then `end`.
+    For each batch: `clean`, then `add` for each intervention, then `end`.
+
+    Attributes:
+        turns: angles to the clean last state, `(groups, interventions)` per image.
+        stayed: whether the prediction stays, `(interventions,)` per image; empty without a head.
     """
 
     def __init__(self, vit: ViT, predict: Predict | None) -> None:
         self.spans = measured_groups(vit.groups)
         self.predict = predict
-        self._angles = ImageMoments()
-        self._kept = ImageMoments()
+        self.turns = ImageMoments()
+        self.stayed = ImageMoments()
         self._count_c: Tensor | int = 0
 
     def clean(self, last_btd: Tensor) -> None:
@@ -70,35 +75,27 @@ class Effects:
         """Angle to a unit state by group: `(B, groups)`."""
         return mean_by_group(unit_angle(unit(state_btd), unit_btd), self.spans)
 
-    def add(self, last_btd: Tensor) -> None:
-        """One more intervention on this batch."""
+    def add(self, last_btd: Tensor | None) -> None:
+        """One more intervention on this batch; None where another rank makes it."""
+        if last_btd is None:
+            # Ranks add up what they have, so a rank that makes no intervention has to give zeros.
+            none_bg = self._unit.new_zeros(len(self._unit), len(self.spans))
+            self._turns.append(none_bg)
+            self._same.append(none_bg[:, 0])
+            return
         self._turns.append(self.turn(last_btd, self._unit))
         if self.predict is not None:
             self._same.append(self.predict(last_btd).argmax(-1).eq(self._class).float())
 
-    def skip(self) -> None:
-        """One more intervention on this batch, which another rank makes."""
-        none_bg = self._unit.new_zeros(len(self._unit), len(self.spans))
-        self._turns.append(none_bg)
-        if self.predict is not None:
-            self._same.append(none_bg[:, 0])
-
     def end(self, ranks: Ranks = ONE_PROCESS) -> None:
         """End the batch; each intervention was made by one of the ranks."""
-        self._angles.update(ranks.add_(torch.stack(self._turns, -1)))
+        self.turns.update(ranks.add_(torch.stack(self._turns, -1)))
         if self.predict is not None:
-            self._kept.update(ranks.add_(torch.stack(self._same, -1)))
+            self.stayed.update(ranks.add_(torch.stack(self._same, -1)))
 
     def angle(self) -> dict[str, Spread]:
-        return by_group(self._angles, self.spans)
-
-    def turns(self) -> np.ndarray:
-        """The turn over all tokens of single images, `(images, interventions)`."""
-        return self._angles.kept()[:, list(self.spans).index("all")]
-
-    def stayed(self) -> np.ndarray:
-        """Whether the prediction of single images stays, `(images, interventions)`."""
-        return self._kept.kept()
+        """The turn by group, `(interventions,)`."""
+        return by_group(self.turns, self.spans)
 
     def agreement(self) -> Spread | None:
         """Share of predictions that stay; None without a head, or where clean predictions hardly vary."""
@@ -107,9 +104,10 @@ class Effects:
         # Where one class takes nearly all clean predictions, "predictions stay" says nothing.
         if self._count_c.max() > HARDLY_VARIED * self._count_c.sum():
             return None
-        return self._kept.result()
+        return self.stayed.result()
 
 
 def by_group(moments: ImageMoments, spans: dict[str, slice]) -> dict[str, Spread]:
+    """Spreads of values `(groups, ...)` per image, by group."""
     spread = moments.result()
     return {name: spread[i] for i, name in enumerate(spans)}

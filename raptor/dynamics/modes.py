@@ -57,15 +57,6 @@ class PooledModes(Record):
 
 
 @dataclass
-class RankFit(Record):
-    """Spreads over images of the DMD at one rank."""
-
-    spectral_radius: Spread
-    median_modulus: Spread
-    reconstruction_error: Spread
-
-
-@dataclass
 class RatioModes(Record):
     """DMD at the paper's ratio of rank to depth, 10 of 40: one fit per image, and one pooled over all images.
 
@@ -92,7 +83,8 @@ class GroupModes(Record):
 
     rank: the rank that was asked for. ranks_used: how many images were fitted at rank 0, 1, ...
     eigenvalues, amplitudes: `(N, rank)` of at most 64 images, NaN where the rank is lower.
-    sweep: by rank, on at most 64 trajectories. ratio: at the paper's ratio of rank to depth.
+    sweep: rank -> `spectral_radius`, `median_modulus` and `reconstruction_error`, on at most 64 trajectories.
+    ratio: at the paper's ratio of rank to depth.
     fits: the fits of all images; not saved.
     """
 
@@ -107,7 +99,7 @@ class GroupModes(Record):
     eigenvalues: ComplexArray
     amplitudes: Array
     pooled: PooledModes
-    sweep: dict[int, RankFit] = field(default_factory=dict)
+    sweep: dict[int, dict[str, Spread]] = field(default_factory=dict)
     ratio: RatioModes | None = None
     fits: NotSaved[BatchedDMD | None] = None
 
@@ -147,10 +139,13 @@ class Modes:
         self.groups = groups
         self.rank = rank
         self.tolerance = tolerance
-        self.sweep = range(1, rank + 1) if sweep is None else sweep
+        self.sweep = sweep
         self._subset = EvenSubset(num_trajectories, num_images)
-        self._kept = {name: Rows() for name in measured_groups(groups)}
-        self._pooled = {name: PooledDMD(rank, tolerance) for name in self._kept}
+        self._kept: dict[str, Rows] = {}
+        self._pooled: dict[str, PooledDMD] = {}
+        for name in measured_groups(groups):
+            self._kept[name] = Rows()
+            self._pooled[name] = PooledDMD(rank, tolerance)
 
     @torch.no_grad()
     def update(
@@ -176,21 +171,27 @@ class Modes:
         reduce_all(ranks, *self._kept.values(), *self._pooled.values())
 
     def result(self) -> ModesResult:
-        if not all(map(len, self._kept.values())):
+        if not len(self._kept["all"]):
             raise ValueError("no images were measured: call update with at least one batch first")
         return ModesResult(dict(zip(self._kept, parallel_map(self._fit, self._kept))), self.tolerance)
 
     def _fit(self, name: str) -> GroupModes:
         x_nld = self._kept[name].values().cpu()
         fits = fit_dmd(x_nld, self.rank, self.tolerance)
-        few = _evenly_few(len(x_nld))
-        sweep: dict[int, RankFit] = {}
-        for rank in self.sweep:
+        few = slice(None, None, -(-len(x_nld) // _SHOWN))  # evenly spaced
+        sweep: dict[int, dict[str, Spread]] = {}
+        ranks = self.sweep
+        if ranks is None:
+            ranks = range(1, self.rank + 1)
+        for rank in ranks:
             if rank < x_nld.shape[1]:
                 fit = fit_dmd(x_nld[few], rank, self.tolerance, with_modes=False)
-                sweep[rank] = RankFit(
-                    _spread(fit.spectral_radius), _spread(fit.median_modulus), _spread(fit.reconstruction_error)
-                )
+                sweep[rank] = {
+                    "spectral_radius": _spread(fit.spectral_radius),
+                    "median_modulus": _spread(fit.median_modulus),
+                    "reconstruction_error": _spread(fit.reconstruction_error),
+                }
+        pooled = self._pooled[name].fit()
         return GroupModes(
             spectral_radius=_spread(fits.spectral_radius),
             median_modulus=_spread(fits.median_modulus),
@@ -202,7 +203,17 @@ class Modes:
             note=fits.note,
             eigenvalues=fits.eigenvalues[few],
             amplitudes=np.abs(fits.amplitudes[few]),
-            pooled=_pooled_modes(self._pooled[name].fit(), x_nld),
+            pooled=PooledModes(
+                rank_used=pooled.rank_used,
+                eigenvalues=pooled.eigenvalues,
+                spectral_radius=pooled.spectral_radius,
+                median_modulus=pooled.median_modulus,
+                gap=pooled.gap,
+                note=pooled.note,
+                num_pairs=pooled.num_pairs,
+                singular_values=pooled.singular_values[:50],
+                reconstruction_error=_spread(pooled.reconstruction_error(x_nld)),
+            ),
             sweep=sweep,
             ratio=self._fit_ratio(name, x_nld),
             fits=fits,
@@ -213,9 +224,12 @@ class Modes:
         fits = fit_dmd(x_nld, rank, self.tolerance, with_modes=False)
         values = eigenvalue_numbers(fits.eigenvalues)
         eigenvalues = self._pooled[name].fit(rank).eigenvalues
+        spreads = {}
+        for i, number in enumerate(NUMBERS):
+            spreads[number] = _spread(values[:, i])
         return RatioModes(
             rank=rank,
-            **{number: _spread(values[:, i]) for i, number in enumerate(NUMBERS)},
+            **spreads,
             eigenvalues=eigenvalues,
             pooled=dict(zip(NUMBERS, eigenvalue_numbers(eigenvalues).tolist())),
             values=values,
@@ -223,25 +237,11 @@ class Modes:
         )
 
 
-def _pooled_modes(pooled: PooledDMD, x_nld: Tensor) -> PooledModes:
-    """The record of a fit, tested on the trajectories `x_nld`."""
-    return PooledModes(
-        rank_used=pooled.rank_used,
-        eigenvalues=pooled.eigenvalues,
-        spectral_radius=pooled.spectral_radius,
-        median_modulus=pooled.median_modulus,
-        gap=pooled.gap,
-        note=pooled.note,
-        num_pairs=pooled.num_pairs,
-        singular_values=pooled.singular_values[:50],
-        reconstruction_error=_spread(pooled.reconstruction_error(x_nld)),
-    )
-
-
 def _jackknife(x_nld: Tensor, rank: int, tolerance: float) -> np.ndarray | None:
     """Numbers of pooled fits without each part of the trajectories, `(parts, 5)`; None for fewer than two of them."""
     if len(x_nld) < 2:
         return None
+    # Every eighth trajectory is a part: images that follow each other may be alike, and a block of them would bias it.
     parts = torch.arange(len(x_nld)) % min(_NUM_FOLDS, len(x_nld))
     numbers = []
     for left_out in parts.unique():
@@ -249,11 +249,6 @@ def _jackknife(x_nld: Tensor, rank: int, tolerance: float) -> np.ndarray | None:
         pooled.update(x_nld[parts != left_out])
         numbers.append(eigenvalue_numbers(pooled.fit().eigenvalues))
     return np.stack(numbers)
-
-
-def _evenly_few(num: int) -> slice:
-    """At most 64 of `num` trajectories, evenly spaced."""
-    return slice(None, None, -(-num // _SHOWN))
 
 
 def _spread(values: np.ndarray) -> Spread:

@@ -90,7 +90,9 @@ class Rank:
                 self._single[name] = (span.start, _UpdatesOverImages())
         self._coherence = ImageMoments()
         self._ranks = ImageMoments()
-        self._pending: list[_Pending] = []
+        # Gram matrices `(B, L, n, n)` of each group that wait to be factorised, and the places of their images.
+        self._pending: list[tuple[list[Tensor], list[int] | None]] = []
+        self._num_pending = 0
         self._worker: ThreadPoolExecutor | None = None
         self._jobs: list[Future[None]] = []
 
@@ -107,38 +109,49 @@ class Rank:
             some = rows[start : start + _PENDING]
             x_lbtd = unit(torch.stack([take_rows(a, some) for a in states]))
             update_bltd = (x_lbtd[1:] - x_lbtd[:-1]).transpose(0, 1)
-            parts = [update_bltd[:, :, span] for span in self._spans.values()]
-            self._coherence.update(torch.stack([coherence(part) for part in parts], 1), places_of(some, places))
+            coherences = []
+            grams = []
+            for span in self._spans.values():
+                part_bltd = update_bltd[:, :, span]
+                coherences.append(coherence(part_bltd))
+                grams.append(small_gram(part_bltd))
+            self._coherence.update(torch.stack(coherences, 1), places_of(some, places))
             # The Gram matrices wait: many are factorised in one call, which keeps the threads of the host busy.
-            self._pending.append(_Pending([small_gram(part) for part in parts], places_of(some, places)))
-            if sum(pending.num_images for pending in self._pending) >= _PENDING:
+            self._pending.append((grams, places_of(some, places)))
+            self._num_pending += len(some)
+            if self._num_pending >= _PENDING:
                 self._factorise()
 
     def _factorise(self) -> None:
         """Ranks of the kept Gram matrices: computed now, or in the worker thread when they are on a GPU."""
         pending = self._pending
         self._pending = []
+        self._num_pending = 0
         if not pending:
             return
-        if pending[0].grams[0].device.type == "cpu":
+        first, _ = pending[0]
+        if first[0].device.type == "cpu":
             self._take_ranks(pending)
             return
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1)  # one thread, so that images stay in order
         self._jobs.append(self._worker.submit(self._take_ranks, pending))
 
-    def _take_ranks(self, pending: list[_Pending]) -> None:
+    def _take_ranks(self, pending: list[tuple[list[Tensor], list[int] | None]]) -> None:
         by_group = []
         for g in range(len(self._spans)):
-            gram_bl = torch.cat([some.grams[g] for some in pending]).cpu()
+            gram_bl = torch.cat([grams[g] for grams, _ in pending]).cpu()
             # LAPACK would not converge, with an error that names no cause.
             if not bool(gram_bl.isfinite().all()):
                 raise ValueError("an update along depth is not finite: check the model's weights, or use fp32")
             squares = eigenvalues(gram_bl.flatten(0, 1))
             by_group.append(torch.stack(ranks_from_squares(squares.unflatten(0, gram_bl.shape[:2])), 1))
         places: list[int] | None = []
-        for some in pending:
-            places = None if places is None or some.places is None else places + some.places
+        for _, some in pending:
+            if some is None:  # a stream without places has none for any image
+                places = None
+            elif places is not None:
+                places += some
         self._ranks.update(torch.stack(by_group, 2), places)  # (B, 2, groups, L)
 
     def reduce(self, ranks: Ranks) -> None:
@@ -175,18 +188,6 @@ class Rank:
         return result
 
 
-@dataclass
-class _Pending:
-    """Gram matrices `(B, L, n, n)` of each group that wait to be factorised, and the places of their images."""
-
-    grams: list[Tensor]
-    places: list[int] | None
-
-    @property
-    def num_images(self) -> int:
-        return len(self.grams[0])
-
-
 class _UpdatesOverImages:
     """Ranks and coherence of updates whose rows are images, from a streaming second moment.
 
@@ -196,22 +197,19 @@ class _UpdatesOverImages:
     def __init__(self) -> None:
         self.num_images = 0
         self._second: Tensor | None = None
-        self._sum: Tensor | None = None
-        self._unit_sum: Tensor | None = None
+        self._sum = torch.zeros((), dtype=torch.float64)
+        self._unit_sum = torch.zeros((), dtype=torch.float64)
 
     def update(self, update_lbd: Tensor) -> None:
         """Add a batch of updates `(L, B, D)`."""
         wide = update_lbd.double()
-        total = wide.sum(1)
-        unit_total = unit(wide).sum(1)
-        if self._second is None or self._sum is None or self._unit_sum is None:
+        if self._second is None:
             self._second = wide.mT @ wide
-            self._sum = total
-            self._unit_sum = unit_total
         else:
+            # In place: a second matrix of this size might not fit.
             self._second.baddbmm_(wide.mT, wide)
-            self._sum = self._sum + total
-            self._unit_sum = self._unit_sum + unit_total
+        self._sum = self._sum.to(wide.device) + wide.sum(1)
+        self._unit_sum = self._unit_sum.to(wide.device) + unit(wide).sum(1)
         self.num_images += wide.shape[1]
 
     def reduce(self, ranks: Ranks) -> None:
@@ -222,10 +220,13 @@ class _UpdatesOverImages:
 
     def result(self) -> tuple[Spread, Spread, Spread]:
         """Stable rank, effective rank and coherence by step, without deviation: one number for the set."""
-        if self._second is None or self._sum is None or self._unit_sum is None:
+        if self._second is None:
             raise ValueError("no images were measured: call update with at least one batch first")
         stable, effective = ranks_from_squares(eigenvalues(self._second))
-        # The mean of the cosines with the mean update is the cosine-free product of two running means.
+        # The mean of the cosines with the mean update is the mean unit update, along the mean update.
         coherent = torch.linalg.vecdot(self._unit_sum / self.num_images, unit(self._sum))
-        spreads = [Spread(values.cpu().numpy(), num_images=self.num_images) for values in (stable, effective, coherent)]
-        return spreads[0], spreads[1], spreads[2]
+        return (
+            Spread(stable.cpu().numpy(), num_images=self.num_images),
+            Spread(effective.cpu().numpy(), num_images=self.num_images),
+            Spread(coherent.cpu().numpy(), num_images=self.num_images),
+        )

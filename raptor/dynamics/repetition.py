@@ -23,6 +23,12 @@ from raptor.vit.calls import first_tensor
 from raptor.vit.trajectory import at_least_float32
 from raptor.vit.view import ViT
 
+_PAST_THE_LAST = {
+    "table": "the table holds its last row",
+    "mlp": "the MLP is evaluated at depths past the last",
+    "none": "the block knows no depth",
+}
+
 
 @dataclass
 class Repetition(Record):
@@ -30,14 +36,12 @@ class Repetition(Record):
 
     A teacher's phase is run n + m times by running its last m blocks once more; a surrogate's by repeating its last
     step, at that step's depth. n - 1 leaves out the last.
-    counts: by phase. angle, exit_angle: by phase and group, the turn of the last state and of the state that leaves the
-    phase, `(counts,)`. agreement: by phase, or None.
+    counts: by phase. angle: by phase and group, the turn of the last state, `(counts,)`. agreement: by phase, or None.
     """
 
     phases: list[int]
     counts: list[list[int]]
     angle: list[dict[str, Spread]]
-    exit_angle: list[dict[str, Spread]]
     agreement: list[Spread] | None
     num_images: int
 
@@ -46,14 +50,19 @@ class Repetition(Record):
         return float(self.angle[phase][group].mean[self.counts[phase].index(count)])
 
     def finding(self) -> str:
-        extra = [self.turn(j, n + 1) for j, n in enumerate(self.phases)]
-        fewer = [self.turn(j, n - 1) for j, n in enumerate(self.phases)]
-        twice = [self.turn(j, 2 * n) for j, n in enumerate(self.phases)]
+        extra = []
+        fewer = []
+        twice = []
+        kept = []
+        for j, n in enumerate(self.phases):
+            extra.append(self.turn(j, n + 1))
+            fewer.append(self.turn(j, n - 1))
+            twice.append(self.turn(j, 2 * n))
+            if self.agreement is not None:
+                kept.append(self.agreement[j].mean[self.counts[j].index(2 * n)])
         text = f"One step more turns the last state by {_range(extra)} rad, one fewer by {_range(fewer)}"
         text += f", twice as many by {_range(twice)}; phase {int(np.argmax(twice)) + 1} bears it least"
-        if self.agreement is not None:
-            doubled = [self.counts[j].index(2 * n) for j, n in enumerate(self.phases)]
-            kept = [spread.mean[c] for spread, c in zip(self.agreement, doubled)]
+        if kept:
             text += f". With a phase doubled {_range(kept, '.0%')} of predictions stay"
         return text + "."
 
@@ -61,26 +70,27 @@ class Repetition(Record):
 def measure_repetition(vit: ViT, images: Tensor, phases: Sequence[int], predict: Predict | None = None) -> Repetition:
     """Run each phase n-1, n, n+1 and 2n times on `images`."""
     phases = check_phases(vit, phases)
-    counts = [sorted({n - 1, n, n + 1, 2 * n}) for n in phases]
-    predict = predict or default_predict(vit)
-    effects = [Effects(vit, predict) for _ in phases]
-    exits = [Effects(vit, None) for _ in phases]
+    counts = []
+    effects = []
+    for n in phases:
+        counts.append(sorted({n - 1, n, n + 1, 2 * n}))
+        effects.append(Effects(vit, predict or default_predict(vit)))
     with full_precision(vit.device):
         for states, context in clean_batches(vit, images):
             for j, (first, last) in enumerate(phases.spans):
                 effects[j].clean(states[-1])
-                exits[j].clean(states[last])
                 for count in counts[j]:
-                    plan = repetition_plan(vit, (first, last), count)
-                    out = run_blocks(vit, states[first - 1], context, plan)
-                    exits[j].add(out)
-                    effects[j].add(vit.unroll(out, context, start=last)[-1])
+                    left_btd = run_blocks(vit, states[first - 1], context, repetition_plan(vit, (first, last), count))
+                    effects[j].add(vit.unroll(left_btd, context, start=last)[-1])
                 effects[j].end()
-                exits[j].end()
-    agreement = [spread for e in effects if (spread := e.agreement()) is not None]
-    turns = [e.angle() for e in effects]
-    exit_turns = [e.angle() for e in exits]
-    return Repetition(list(phases), counts, turns, exit_turns, agreement or None, len(images))
+    angles = []
+    agreements = []
+    for of_phase in effects:
+        angles.append(of_phase.angle())
+        stays = of_phase.agreement()
+        if stays is not None:
+            agreements.append(stays)
+    return Repetition(list(phases), counts, angles, agreements or None, len(images))
 
 
 def repetition_plan(vit: ViT, span: tuple[int, int], count: int) -> list[tuple[int, int]]:
@@ -93,7 +103,7 @@ def repetition_plan(vit: ViT, span: tuple[int, int], count: int) -> list[tuple[i
         layers += range(last - num_again + 1, last + 1)
     else:
         layers += [last] * num_again
-    return [(layer, layer) for layer in layers]
+    return list(zip(layers, layers))
 
 
 @dataclass
@@ -121,7 +131,12 @@ class Extrapolation(Record):
     def finding(self) -> str:
         speed = self.speed["all"].mean
         norm = self.norm["all"].mean
-        text = f"Past layer {self.layers[0]} the state {_settling(speed)}: {speed[0]:.3f} rad at the first extra step, "
+        settling = "turns faster"
+        if speed[-1] < speed[0] / 2:
+            settling = "settles"
+        elif speed[-1] < 2 * speed[0]:
+            settling = "keeps turning"
+        text = f"Past layer {self.layers[0]} the state {settling}: {speed[0]:.3f} rad at the first extra step, "
         text += f"{speed[-1]:.3f} at layer {self.layers[-1]}, {self.angle['all'].mean[-1]:.2f} rad away in all, "
         text += f"norm x{norm[-1] / norm[0]:.2f}"
         if self.agreement is not None:
@@ -134,7 +149,8 @@ def measure_extrapolation(
 ) -> Extrapolation:
     """Run a surrogate `num_extra` steps past its L layers (by default L more) on `images`."""
     spec = surrogate_spec(vit)
-    num_extra = vit.num_layers if num_extra is None else num_extra
+    if num_extra is None:
+        num_extra = vit.num_layers
     if num_extra < 1:
         raise ValueError(f"extrapolation needs at least one extra step, got {num_extra}")
     last = vit.blocks[-1]
@@ -147,21 +163,22 @@ def measure_extrapolation(
     with full_precision(vit.device):
         for states, context in clean_batches(vit, images):
             args, kwargs = context.calls[-1]
-            effects.clean(states[-1])
             path = [states[-1]]
             for step in steps:
                 path.append(first_tensor(step(path[-1], *args, **kwargs)))
-            for state in path:
-                effects.add(state)
+            effects.clean(path[0])
+            norm_bg = []
+            for state_btd in path:
+                effects.add(state_btd)
+                norm_bt = torch.linalg.vector_norm(at_least_float32(state_btd), dim=-1)
+                norm_bg.append(mean_by_group(norm_bt, effects.spans))
             effects.end()
-            norms.update(torch.stack([_mean_norm(state, effects.spans) for state in path], -1))
-            turns = [effects.turn(now, unit(before)) for before, now in pairwise(path)]
-            speeds.update(torch.stack(turns, -1))
-    conditioning = {
-        "table": "the table holds its last row",
-        "mlp": "the MLP is evaluated at depths past the last",
-        "none": "the block knows no depth",
-    }[spec.conditioning]
+            speed_bg = []
+            for before_btd, now_btd in pairwise(path):
+                speed_bg.append(effects.turn(now_btd, unit(before_btd)))
+            norms.update(torch.stack(norm_bg, -1))
+            speeds.update(torch.stack(speed_bg, -1))
+    conditioning = _PAST_THE_LAST[spec.conditioning]
     if spec.adapters:
         conditioning += "; the adapters are those of the last depth"
     return Extrapolation(
@@ -175,19 +192,9 @@ def measure_extrapolation(
     )
 
 
-def _settling(speed: np.ndarray) -> str:
-    if speed[-1] < speed[0] / 2:
-        return "settles"
-    if speed[-1] < 2 * speed[0]:
-        return "keeps turning"
-    return "turns faster"
-
-
-def _mean_norm(state_btd: Tensor, spans: dict[str, slice]) -> Tensor:
-    return mean_by_group(torch.linalg.vector_norm(at_least_float32(state_btd), dim=-1), spans)
-
-
 def _range(values: Sequence[float], form: str = ".2f") -> str:
     low = format(min(values), form)
     high = format(max(values), form)
-    return low if low == high else f"{low} to {high}"
+    if low == high:
+        return low
+    return f"{low} to {high}"

@@ -94,11 +94,11 @@ class Stability:
         self.kind = kind
         self.seed = seed
         self._spans = measured_groups(groups)
-        self.targets = list(self._spans if targets is None else targets)
+        self.targets = list(targets or self._spans)
         self._layers = layers
-        absent = [name for name in self.targets if name not in self._spans]
-        if absent:
-            raise ValueError(f"cannot perturb {', '.join(absent)}: this model has {', '.join(self._spans)}")
+        for name in self.targets:
+            if name not in self._spans:
+                raise ValueError(f"cannot perturb {name}: this model has {', '.join(self._spans)}")
         if not self.eps or min(self.eps) <= 0:
             raise ValueError(f"perturbation sizes must be positive, got {self.eps}")
         check_kind(kind)
@@ -119,7 +119,7 @@ class Stability:
         check_states(states, num_tokens=self.groups.num_tokens)
         num_blocks = len(states) - 1
         self.layers = self._injection_layers(num_blocks)
-        if not all(0 <= layer <= num_blocks for layer in self.layers):
+        if min(self.layers) < 0 or max(self.layers) > num_blocks:
             raise ValueError(f"injection layers {self.layers} do not fit a model of {num_blocks} blocks")
         units = [unit(state) for state in states]
         if self._floor is None:
@@ -147,7 +147,8 @@ class Stability:
         self.num_batches += 1
 
     def _injection_layers(self, num_blocks: int) -> list[int]:
-        return list(range(num_blocks) if self._layers is None else self._layers)
+        # The number of blocks is known only when states come.
+        return list(self._layers or range(num_blocks))
 
     def count_block_calls(self, num_blocks: int) -> int:
         """Blocks run on perturbed states for each batch of a model of `num_blocks`."""
@@ -171,26 +172,25 @@ class Stability:
     def result(self) -> StabilityResult:
         last = self._last.result()
         assert self._floor is not None
-        per_eps = np.array(self.eps)[:, None]
+        per_eps = []
+        for spread in (last[0], last[1]):
+            assert spread.std is not None and spread.quantiles is not None
+            eps = np.array(self.eps)[:, None]
+            per_eps.append(Spread(spread.mean / eps, spread.std / eps, spread.quantiles / eps, spread.num_images))
         return StabilityResult(
             targets=self.targets,
             groups=list(self._spans),
             eps=self.eps,
             layers=self.layers,
             kind=self.kind,
-            angle_per_eps=_divided(last[0], per_eps),
-            d_per_eps=_divided(last[1], per_eps),
+            angle_per_eps=per_eps[0],
+            d_per_eps=per_eps[1],
             path=self._path.result().mean,
             num_block_calls=self.num_block_calls,
             noise_floor=self._floor.cpu().numpy(),
             angles=self._last.kept()[:, 0],
             paths=self._paths.values().cpu().numpy().astype(np.float64),
         )
-
-
-def _divided(spread: Spread, by: np.ndarray) -> Spread:
-    assert spread.std is not None and spread.quantiles is not None
-    return Spread(spread.mean / by, spread.std / by, spread.quantiles / by, spread.num_images)
 
 
 def perturbation(
@@ -259,9 +259,14 @@ def measure_attraction(stability: StabilityResult, phases: Sequence[int]) -> lis
 
 def phase_spans(stability: StabilityResult, phases: Sequence[int]) -> list[tuple[int, int, int]]:
     """Position among the injection layers, first and last layer of each phase whose start was perturbed."""
-    ends = np.cumsum(phases).tolist()
-    spans = zip([0, *ends[:-1]], ends)
-    return [(stability.layers.index(first), first, last) for first, last in spans if first in stability.layers]
+    spans = []
+    first = 0
+    for length in phases:
+        last = first + length
+        if first in stability.layers:
+            spans.append((stability.layers.index(first), first, last))
+        first = last
+    return spans
 
 
 def contraction(path: np.ndarray) -> np.ndarray:

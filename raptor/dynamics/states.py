@@ -28,11 +28,6 @@ def unit(x: Tensor) -> Tensor:
     return x / norm.clamp_min(torch.finfo(x.dtype).tiny)
 
 
-def chord_angle(chord: Tensor) -> Tensor:
-    """Angle between two unit vectors at distance `chord`."""
-    return 2 * torch.asin((chord / 2).clamp(max=1))
-
-
 def angle(x: Tensor, y: Tensor) -> Tensor:
     """Angle in radians between `x` and `y` along the last axis, accurate at both ends of [0, pi]."""
     return unit_angle(unit(x), unit(y))
@@ -57,13 +52,13 @@ def group_means(states: Sequence[Tensor], groups: TokenGroups) -> dict[str, Tens
     """Raw mean over the tokens of each group and of all, then normalised: `(B, L+1, D)` in float32 or better."""
     dtype = float_type(states[0])
     means: dict[str, Tensor] = {}
-    total: Tensor | int = 0
+    total = torch.zeros(1, dtype=dtype, device=states[0].device)
     for name, span in groups.present():
-        means[name] = torch.stack([a[:, span].mean(1, dtype=dtype) for a in states], 1)
-        # The mean over all tokens from those over the groups: the states are read once.
-        total = total + means[name] * (getattr(groups, name) / groups.num_tokens)
-    assert isinstance(total, Tensor)
-    return {name: unit(mean) for name, mean in {"all": total, **means}.items()}
+        mean_bld = torch.stack([a[:, span].mean(1, dtype=dtype) for a in states], 1)
+        # The mean over all tokens comes from the means over the groups, so that the states are read once.
+        total = total + mean_bld * (getattr(groups, name) / groups.num_tokens)
+        means[name] = unit(mean_bld)
+    return {"all": unit(total), **means}
 
 
 class EvenSubset:
@@ -84,16 +79,18 @@ class EvenSubset:
         """Rows of a batch to keep; `places` are the positions of its images in the stream, by default the next ones."""
         if places is None:
             places = range(self.num_seen, self.num_seen + batch_size)
-        rows = [row for row, place in enumerate(places) if self._keeps(place)]
-        rows = rows[: self.num_keep - self.num_kept]
+        rows = []
+        for row, image in enumerate(places):
+            if self.num_images is None or self.num_images <= self.num_keep:
+                is_kept = image < self.num_keep
+            else:
+                # Image i is kept where i * num_keep / num_images passes a whole number.
+                is_kept = (image + 1) * self.num_keep // self.num_images > image * self.num_keep // self.num_images
+            if is_kept and self.num_kept + len(rows) < self.num_keep:
+                rows.append(row)
         self.num_seen += batch_size
         self.num_kept += len(rows)
         return rows
-
-    def _keeps(self, image: int) -> bool:
-        if self.num_images is None or self.num_images <= self.num_keep:
-            return image < self.num_keep
-        return (image + 1) * self.num_keep // self.num_images > image * self.num_keep // self.num_images
 
 
 def places_of(rows: Sequence[int], places: Sequence[int] | None) -> list[int] | None:

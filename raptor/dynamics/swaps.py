@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -48,15 +47,22 @@ class Swaps(Record):
 
     def finding(self) -> str:
         turn = self.compare(self.angle["all"].mean)
-        # With one phase there is no pair across phases, with phases of one block none within.
-        kinds = {name: where for name, where in _KINDS.items() if np.isfinite(turn[name])}
-        turns = " and ".join(f"{turn[name]:.2f} rad {where}" for name, where in kinds.items())
-        text = f"Swapping two blocks turns the last state by {turns}"
-        if np.isfinite(turn["within_matched"]):
-            text += f" (at equal distance {turn['within_matched']:.2f} and {turn['across_matched']:.2f})"
+        kept = {}
         if self.agreement is not None:
             kept = self.compare(self.agreement.mean)
-            text += f"; {' and '.join(f'{kept[name]:.0%}' for name in kinds)} of predictions stay"
+        turns = []
+        shares = []
+        for name, where in _KINDS.items():
+            # With one phase there is no pair across phases, with phases of one block none within.
+            if np.isfinite(turn[name]):
+                turns.append(f"{turn[name]:.2f} rad {where}")
+                if kept:
+                    shares.append(f"{kept[name]:.0%}")
+        text = f"Swapping two blocks turns the last state by {' and '.join(turns)}"
+        if np.isfinite(turn["within_matched"]):
+            text += f" (at equal distance {turn['within_matched']:.2f} and {turn['across_matched']:.2f})"
+        if shares:
+            text += f"; {' and '.join(shares)} of predictions stay"
         return text + "."
 
     def matrix(self, values: np.ndarray) -> np.ndarray:
@@ -92,16 +98,17 @@ def measure_swaps(
         for states, context in clean_batches(vit, images):
             effects.clean(states[-1])
             for number, (i, j) in enumerate(pairs):
+                last_btd = None
                 if number % ranks.size == ranks.rank:
-                    effects.add(run_blocks(vit, states[i - 1], context, swap_plan(i, j, vit.num_layers)))
-                else:
-                    effects.skip()
+                    last_btd = run_blocks(vit, states[i - 1], context, swap_plan(i, j, vit.num_layers))
+                effects.add(last_btd)
                 if advance is not None:
                     advance()
             effects.end(ranks)
-    matched_std = {"turn": [_matched_std(pairs, effects.turns(), phases, without) for without in WITHOUT]}
+    turn_np = effects.turns.kept()[:, list(effects.spans).index("all")]
+    matched_std = {"turn": _matched_std(pairs, turn_np, phases)}
     if effects.predict is not None:
-        matched_std["agreement"] = [_matched_std(pairs, effects.stayed(), phases, without) for without in WITHOUT]
+        matched_std["agreement"] = _matched_std(pairs, effects.stayed.kept(), phases)
     return Swaps(pairs, list(phases), effects.angle(), effects.agreement(), len(images), matched_std)
 
 
@@ -121,34 +128,48 @@ def compare_pairs(
     in `without` are left out. NaN where there is no such pair.
     """
     phases = Phases.from_lengths(phases)
-    is_kept = np.array([not {i, j} & set(without) for i, j in pairs])
-    is_same = np.array([phases.phase_of(i) == phases.phase_of(j) for i, j in pairs])
-    within = is_same & is_kept
-    across = ~is_same & is_kept
-    distance = np.array([j - i for i, j in pairs])
-    both = [d for d in np.unique(distance) if within[distance == d].any() and across[distance == d].any()]
-    return {
-        "within": _mean(values[within]),
-        "across": _mean(values[across]),
-        "within_matched": _mean([values[(distance == d) & within].mean() for d in both]),
-        "across_matched": _mean([values[(distance == d) & across].mean() for d in both]),
-    }
+    within: list[float] = []
+    across: list[float] = []
+    by_distance: dict[int, tuple[list[float], list[float]]] = {}
+    for (i, j), value in zip(pairs, values):
+        if i in without or j in without:
+            continue
+        within_here, across_here = by_distance.setdefault(j - i, ([], []))
+        if phases.phase_of(i) == phases.phase_of(j):
+            within.append(value)
+            within_here.append(value)
+        else:
+            across.append(value)
+            across_here.append(value)
+    within_matched = []
+    across_matched = []
+    for _, (within_here, across_here) in sorted(by_distance.items()):
+        if within_here and across_here:
+            within_matched.append(np.mean(within_here))
+            across_matched.append(np.mean(across_here))
+    found = {"within": within, "across": across, "within_matched": within_matched, "across_matched": across_matched}
+    means = dict.fromkeys(found, float("nan"))
+    for name, parts in found.items():
+        if parts:
+            means[name] = float(np.mean(parts))
+    return means
 
 
-def _matched_std(
-    pairs: Sequence[tuple[int, int]], values: np.ndarray, phases: Phases, without: Sequence[int]
-) -> float | None:
-    """Deviation over images of across minus within at equal distance, from `(images, pairs)` values."""
-    # The comparison is linear in the values, so its weight of each pair is its answer for that pair alone.
-    weights = []
-    for one in np.eye(len(pairs)):
-        compared = compare_pairs(pairs, one, phases, without)
-        weights.append(compared["across_matched"] - compared["within_matched"])
-    differences = values @ np.array(weights)
-    if len(values) < 2 or not np.isfinite(differences).all():
-        return None
-    return float(differences.std(ddof=1))
+def _matched_std(pairs: Sequence[tuple[int, int]], values: np.ndarray, phases: Phases) -> list[float | None]:
+    """Deviation over images of across minus within at equal distance, for each of `WITHOUT`.
 
-
-def _mean(values: Any) -> float:
-    return float(np.mean(values)) if len(values) else float("nan")
+    values: `(images, pairs)`.
+    """
+    deviations: list[float | None] = []
+    for without in WITHOUT:
+        # The comparison is linear in the values, so its weight of each pair is its answer for that pair by itself.
+        weights = []
+        for one in np.eye(len(pairs)):
+            compared = compare_pairs(pairs, one, phases, without)
+            weights.append(compared["across_matched"] - compared["within_matched"])
+        differences = values @ np.array(weights)
+        deviation = None
+        if len(values) > 1 and np.isfinite(differences).all():
+            deviation = float(differences.std(ddof=1))
+        deviations.append(deviation)
+    return deviations

@@ -108,7 +108,7 @@ def dynamics_charts(sides: Sides, phases: list[int] | None) -> list[Chart]:
 
 
 def _speed_variance(found: DynamicsResult) -> Mapping[str, Spread]:
-    return {group: Spread(parts.total) for group, parts in found.direction.speed_variance.items()}
+    return {group: Spread(parts["tokens"] + parts["images"]) for group, parts in found.direction.speed_variance.items()}
 
 
 def _gathered(name: str) -> Pick:
@@ -267,8 +267,8 @@ def _mode_curves(sides: Sides, phases: list[int] | None) -> list[Chart]:
         ranks = sorted(modes.sweep)
         if ranks:
             fits = [modes.sweep[r] for r in ranks]
-            moduli.append(of_group(group, side, ranks, [fit.median_modulus.mean for fit in fits]))
-            means = [float(np.mean(fit.reconstruction_error.mean[1:])) for fit in fits]
+            moduli.append(of_group(group, side, ranks, [fit["median_modulus"].mean for fit in fits]))
+            means = [float(np.mean(fit["reconstruction_error"].mean[1:])) for fit in fits]
             errors.append(of_group(group, side, ranks, means))
         rank = rank or modes.rank
     return [

@@ -54,7 +54,7 @@ def test_values_follow_from_the_curves(measured: DynamicsResult) -> None:
         - max(direction.gamma[g].mean[1:-1].mean() for g in ("cls", "patches")),
         "speed.late_turn.patches": speed[-1] - speed[:-1].max(),
         "speed.late_turn_after_first.patches": speed[-1] - speed[1:-1].max(),
-        "speed_variance.late.patches": direction.speed_variance["patches"].total[1:].mean(),
+        "speed_variance.late.patches": sum(direction.speed_variance["patches"].values())[1:].mean(),
         "speed.registers_minus_slowest_other": direction.speed["registers"].mean.mean()
         - min(direction.speed[g].mean.mean() for g in ("cls", "patches")),
         "rank.stable_late.patches": measured.rank.stable_rank["patches"].mean[-1],
@@ -100,8 +100,10 @@ def test_the_variance_of_the_speed_is_that_over_all_tokens(measured: DynamicsRes
     x = x / x.norm(dim=-1, keepdim=True)
     speed = torch.arccos((x[1:] * x[:-1]).sum(-1).clamp(-1, 1))[..., module_teacher.groups.slice("patches")]
     variance = measured.direction.speed_variance["patches"]
-    np.testing.assert_allclose(variance.total, speed.flatten(1).var(1, correction=0), rtol=1e-3, atol=1e-9)
-    np.testing.assert_allclose(variance.tokens, speed.var(2, correction=0).mean(1), rtol=1e-3, atol=1e-9)
+    np.testing.assert_allclose(
+        variance["tokens"] + variance["images"], speed.flatten(1).var(1, correction=0), rtol=1e-3, atol=1e-9
+    )
+    np.testing.assert_allclose(variance["tokens"], speed.var(2, correction=0).mean(1), rtol=1e-3, atol=1e-9)
     assert isinstance(measured.direction, DirectionResult)
 
 

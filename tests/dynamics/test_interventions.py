@@ -49,5 +49,6 @@ def test_committed_results_are_read_and_written_unchanged() -> None:
     found = InterventionsFile.read_file(path)
     saved, written = json.loads(path.read_text()), found.to_dict()
     for side in ("teacher", "surrogate"):
+        del saved[side]["repetition"]["exit_angle"]  # measured until version 0.1.0
         assert written[side] == saved[side]
     assert found.findings == [f"{side}: {line}" for side, parts in found.sides().items() for line in parts.findings()]

@@ -24,7 +24,7 @@ def test_modes_accumulator(states: list[torch.Tensor]) -> None:
     assert isinstance(cls.fits, BatchedDMD) and len(cls.fits.ranks) == 4
     np.testing.assert_allclose(cls.spectral_radius.mean, direct.spectral_radius.mean(), rtol=1e-4)
     assert cls.pooled.num_pairs == 6 * 12
-    assert cls.sweep[2].reconstruction_error.mean.mean() > cls.sweep[10].reconstruction_error.mean.mean()
+    assert cls.sweep[2]["reconstruction_error"].mean.mean() > cls.sweep[10]["reconstruction_error"].mean.mean()
     shared = Modes(GROUPS, rank=10, num_trajectories=4, sweep=())
     shared.update(states, group_means(states, GROUPS))
     np.testing.assert_allclose(shared.result().groups["cls"].gap.mean, cls.gap.mean, rtol=1e-5)
