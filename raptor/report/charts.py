@@ -24,6 +24,7 @@ _DIGITS = 5
 _MAX_IN_WORDS = 8  # series
 GROUP_NAMES = {"all": "all tokens", "cls": "cls", "registers": "registers", "patches": "patches", "pooled": "pooled"}
 GROUPS = ("all", "cls", "registers", "patches")
+SIDE_NAMES = {"teacher": "teacher", "surrogate": "surrogate", "twin": "untrained twin"}
 EVERY = "every group"
 Kind = Literal["lines", "bars", "points", "heatmap", "paths"]
 
@@ -65,7 +66,7 @@ class Series:
         z: the matrix of a heat map, or the third coordinate of a path.
         lower, upper: a band around a curve.
         colour: a token group, `null-NAME`, `side-NAME`, `palette-I`, or `ramp-SHARE` of a colour ramp.
-        side: teacher (solid), surrogate (dashed), null (dotted), or empty.
+        side: teacher (solid), surrogate (dashed), twin or null (dotted), or empty.
         base: the name without the side, where teacher and surrogate share a colour.
         when: values of the controls with which the series is shown.
         text: words beside each point.
@@ -124,7 +125,7 @@ class Chart:
         offset: where phases begin on the axis of layers: 0 where states `a_0..a_L` stand at whole numbers, .5 where
             blocks 1..L do.
         level, mark: a horizontal and a vertical line.
-        circle: whether the unit circle is drawn. labelled: whether points carry their series' name.
+        circle: whether the unit circle is drawn.
         cells: what the rows of a heat map are.
         wide: whether it takes the whole width of the page.
         gaps: whether values may be undefined at some places.
@@ -145,7 +146,6 @@ class Chart:
     level: float | None = None
     mark: float | None = None
     circle: bool = False
-    labelled: bool = False
     cells: str = "layers"
     wide: bool = False
     gaps: bool = False

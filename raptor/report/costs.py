@@ -6,23 +6,9 @@ from collections.abc import Sequence
 
 from raptor.certificate.certificate import Cost
 from raptor.certificate.verdict import named_images
-from raptor.report.charts import GROUP_NAMES, Chart, Series, described, number, percent
+from raptor.report.charts import GROUP_NAMES, Chart, number, percent
 from raptor.report.markup import bullet_list, part, table
 from raptor.report.results import Results
-
-
-def costs(results: Results) -> list[str | Chart]:
-    """What both sides cost: parameters against FLOPs."""
-    if results.certificate is None:
-        return []
-    series: list[Series] = []
-    for side in ("teacher", "surrogate"):
-        cost = results.certificate.costs[side]
-        point = Series(side, [cost.flops / 1e9], [cost.block_parameters / 1e6], colour=f"side-{side}", side=side)
-        point.text = [f"{1e3 * cost.seconds_per_image:.2f} ms per image"]
-        series.append(point)
-    heading = part("Cost", "Tied blocks save parameters, not time: look for both.")
-    return [heading, described("costs", series)]
 
 
 def tables(results: Results) -> list[str | Chart]:
@@ -31,9 +17,13 @@ def tables(results: Results) -> list[str | Chart]:
     rows = _prediction_rows(results)
     body: list[str | Chart] = []
     if rows:
-        body.append(table(("predictions", "value", "95 % interval", "one class for all"), rows))
+        predictions = "predictions"
+        if certificate is not None and certificate.predictions:
+            predictions += f" by {certificate.head}"
+        body.append(table((predictions, "value", "95 % interval", "one class for all"), rows))
     if certificate is None:
         return body
+    body.append(part("Cost", "Tied blocks save parameters, not time: compare both rows."))
     body.append(table(("costs", "teacher", "surrogate", "ratio"), _cost_rows(certificate.costs)))
     # Absolute errors depend on the scale of the states: they compare surrogates of one teacher only.
     relative = certificate.eps["relative"]
@@ -58,8 +48,7 @@ def _prediction_rows(results: Results) -> list[tuple[object, ...]]:
             if entry.lower is not None:
                 interval = f"{percent(entry.lower)} to {percent(entry.upper)}"
             floor = certificate.floors.get(name.removeprefix("teacher_").removeprefix("surrogate_"))
-            label = f"{name.replace('_', ' ')} ({certificate.head})"
-            rows.append((label, percent(entry.value), interval, percent(floor)))
+            rows.append((name.replace("_", " "), percent(entry.value), interval, percent(floor)))
         for label, teacher, _, share, floor in certificate.kept():
             if teacher is not None:  # agreement is a share already
                 rows.append((f"share of the teacher's {label} kept", percent(share), "none", percent(floor)))
@@ -67,8 +56,10 @@ def _prediction_rows(results: Results) -> list[tuple[object, ...]]:
         validation = results.distilled.validation
         where = "on the run's validation images"
         if validation.recovery_head is not None:
-            head = validation.head or "the teacher’s own"
-            rows.append((f"accuracy kept by one head for both ({head})", percent(validation.recovery_head), where, ""))
+            label = "accuracy kept by one head for both"
+            if certificate is None or validation.head != certificate.head:
+                label += f" ({validation.head or 'of the teacher'})"
+            rows.append((label, percent(validation.recovery_head), where, ""))
         if validation.recovery is not None:
             rows.append(("accuracy kept by a ridge probe fitted to each side", percent(validation.recovery), where, ""))
     return rows

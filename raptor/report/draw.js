@@ -44,7 +44,7 @@ function axis(spec, values = []) {
     automargin: true, fixedrange: true,
   };
   if (spec.log) Object.assign(out, { type: "log", tickformat: "~g", nticks: 7 });
-  if (spec.log && spec.spread > 10) out.dtick = "D2"; // 1, 2, 5 a decade; every digit would overlap
+  if (spec.log && spec.spread > 5) out.dtick = "D2"; // 1, 2, 5 a decade; every digit would overlap
   if (spec.range) out.range = spec.log ? spec.range.map(Math.log10) : spec.range;
   if (spec.from_zero) out.rangemode = "tozero";
   if (spec.integer && values.length) {
@@ -85,15 +85,21 @@ function band(s, colour) {
   };
 }
 
-function lineTrace(s) {
+const DASHES = { surrogate: "dash", twin: "dot", null: "dot" };
+const isControl = (s) => s.side === "null" || s.side === "twin";
+
+function lineTrace(s, i) {
   const colour = colourOf(s.colour);
-  const isNull = s.side === "null", open = s.side === "surrogate";
+  const open = s.side === "surrogate" ? "-open" : "";
+  let mode = s.text ? "lines+markers+text" : "lines+markers";
+  if (isControl(s) || s.plain) mode = "lines";
   return {
-    type: "scatter", name: plain(s.name), x: s.x, y: s.y, connectgaps: false,
-    mode: isNull || s.plain ? "lines" : s.text ? "lines+markers+text" : "lines+markers",
-    text: s.text ? s.text.map(plain) : undefined, textposition: "top right", textfont: { size: 11, color: css("soft") },
-    line: { color: colour, width: isNull ? 1.6 : 2.2, dash: isNull ? "dot" : open ? "dash" : "solid" },
-    marker: { symbol: (SYMBOLS[s.colour] || "circle") + (open ? "-open" : ""), size: s.x.length > 24 ? 4 : 6.5, color: colour },
+    type: "scatter", name: plain(s.name), x: s.x, y: s.y, connectgaps: false, mode,
+    // Words above one curve and below the next do not meet.
+    text: s.text ? s.text.map(plain) : undefined, textposition: i % 2 ? "bottom center" : "top center",
+    textfont: { size: 11, color: css("soft") },
+    line: { color: colour, width: isControl(s) ? 1.6 : 2.2, dash: DASHES[s.side] || "solid" },
+    marker: { symbol: (SYMBOLS[s.colour] || "circle") + open, size: s.x.length > 24 ? 4 : 6.5, color: colour },
     hovertemplate: "%{y:.4~g}",
   };
 }
@@ -103,24 +109,29 @@ function drawLines(chart, series) {
   const positive = series.flatMap((s) => s.y).filter((v) => v > 0);
   const spread = Math.max(...positive) / Math.min(...positive);
   const y = { ...chart.y, label: chart.y.label || series[0]?.unit, spread };
-  const few = series.filter((s) => s.side !== "null").length <= 2;
+  const few = series.filter((s) => !isControl(s)).length <= 2;
   const bands = few ? series.filter((s) => s.lower && s.upper).map((s) => band(s, colourOf(s.colour))) : [];
   Object.assign(layout, { xaxis: axis(chart.x, xs), yaxis: axis(y), hovermode: "x unified" });
-  if (chart.y.clip) layout.yaxis.range = clipped(chart.y.clip, series);
+  if (chart.y.clip) layout.yaxis.range = clipped(chart.y, series);
   layout.shapes = phaseBands(chart, xs);
   if (chart.level != null) layout.shapes.push(rule("y", chart.level));
   if (chart.mark != null) layout.shapes.push(rule("x", chart.mark));
   return { traces: [...bands, ...series.map(lineTrace)], layout };
 }
 
-// The range of all curves, but null models may not push it past the limits.
-function clipped([low, high], series) {
+// The range of all curves, but null models and the twin may not push it past the limits.
+function clipped(spec, series) {
+  const [low, high] = spec.clip;
   const ends = (list) => [Math.min(...list), Math.max(...list)];
   const values = (list) => list.flatMap((s) => s.y).filter((v) => v != null);
-  const own = ends(values(series.filter((s) => s.side !== "null"))), all = ends(values(series));
-  const bottom = Math.min(Math.max(low, all[0]), own[0], low >= 0 ? low : Infinity);
-  const top = Math.max(Math.min(high, all[1]), own[1], high === 1 ? 1 : -Infinity);
-  if (!isFinite(bottom) || !isFinite(top)) return [low, high];
+  const own = ends(values(series.filter((s) => !isControl(s))));
+  const all = ends(values(series));
+  let bottom = Math.min(Math.max(low, all[0]), own[0]);
+  let top = Math.max(Math.min(high, all[1]), own[1]);
+  if (!isFinite(bottom) || !isFinite(top)) return spec.log ? [low, high].map(Math.log10) : [low, high];
+  if (spec.log) return [Math.log10(bottom / 1.2), Math.log10(top * 1.2)];
+  if (low === 0) bottom = Math.min(bottom, 0); // the best value of an error
+  if (high === 1) top = Math.max(top, 1); // the best value of a share
   const margin = 0.05 * (top - bottom);
   return [bottom === 0 ? 0 : bottom - margin, top + margin];
 }
@@ -164,19 +175,13 @@ function drawPoints(chart, series) {
     Object.assign(layout.xaxis, { dtick: 0.5, constrain: "domain" });
     Object.assign(layout.yaxis, { dtick: 0.5, scaleanchor: "x" });
   }
-  if (chart.labelled) {
-    layout.xaxis.range = [0, 1.3 * Math.max(...series.flatMap((s) => s.x))];
-    layout.yaxis.range = [0, 1.25 * Math.max(...series.flatMap((s) => s.y))];
-  }
   const traces = series.map(thinned).map((s) => ({
-    type: "scatter", mode: chart.labelled ? "markers+text" : "markers", name: plain(s.name), x: s.x, y: s.y,
-    text: chart.labelled ? s.x.map(() => plain(s.name)) : undefined, textposition: "top center",
-    customdata: (s.text || s.x.map(() => "")).map(plain),
+    type: "scatter", mode: "markers", name: plain(s.name), x: s.x, y: s.y,
     marker: {
-      color: colourOf(s.colour), opacity: chart.labelled || s.large ? 1 : 0.6, size: chart.labelled ? 18 : s.large ? 10 : 6,
-      symbol: pointSymbol(s), line: { width: s.side === "surrogate" || s.large ? 2 : 0 },
+      color: colourOf(s.colour), opacity: s.large ? 1 : 0.6, size: s.large ? 10 : 6, symbol: pointSymbol(s),
+      line: { width: s.side === "surrogate" || s.large ? 2 : 0 },
     },
-    hovertemplate: "%{x:.4~g}, %{y:.4~g} %{customdata}<extra>%{fullData.name}</extra>",
+    hovertemplate: "%{x:.4~g}, %{y:.4~g}<extra>%{fullData.name}</extra>",
   }));
   return { traces, layout };
 }
@@ -191,7 +196,7 @@ function drawHeatmap(chart, series, values) {
   Object.assign(layout.yaxis, { scaleanchor: "x", constrain: "domain", range: [map.z.length + 0.5, 0.5] });
   layout.shapes = outlines(map.cuts?.[values.k]);
   layout.margin.b = 104; // the axis, and the colour bar below it
-    const traces = [{
+  const traces = [{
     type: "heatmap", z: map.z, x: map.z[0].map((_, i) => i + 1), y: labels, colorscale: scale, xgap: 1, ygap: 1,
     colorbar: { orientation: "h", thickness: 9, len: 0.9, yref: "container", y: 0.01, yanchor: "bottom", outlinewidth: 0, nticks: 6, tickfont: { size: 11, color: css("soft") }, title: { text: plain(map.unit), side: "bottom", font: { size: 12, color: css("soft") } } },
     hovertemplate: `${chart.cells} %{y} and %{x}<br>${plain(map.unit)} %{z:.4f}<extra></extra>`,

@@ -26,7 +26,7 @@ from raptor.report.charts import (
     group_control,
     number,
 )
-from raptor.report.costs import costs, tables
+from raptor.report.costs import tables
 from raptor.report.markup import paragraph, part, table
 from raptor.report.results import Results
 from raptor.report.style import data_title
@@ -73,7 +73,7 @@ def verdict(results: Results) -> list[str | Chart]:
     if judged is None:
         return []
     body: list[str | Chart] = [
-        part("Verdict", "Look at the upper end of the error, and at the null models that the surrogate does not beat.")
+        part("Verdict", "Look at the upper end of the error, and for null models that the surrogate does not beat.")
     ]
     if results.certificate is not None and results.certificate.definition is not None:
         definition = results.certificate.definition
@@ -90,22 +90,37 @@ def verdict(results: Results) -> list[str | Chart]:
 
 
 def _verdict_table(judged: Verdict) -> str:
-    """A column per token group, a row per question; null models that were not measured have no row."""
-    names = ["tokens"]
-    rows: dict[str, list[str]] = {"R² at the last layer, 95 % interval": [], "lowest R²": []}
-    rows |= {f"against {words}": [] for words in NULL_WORDS.values()}
-    rows["smaller mean error than every null model"] = []
-    # Rows are filled column by column, and those that stay empty are left out.
-    last, lowest, *against, ahead = rows.values()
+    """A row per token group; null models that were not measured have no column."""
+    head = ["tokens", "R² at the last layer, 95 % interval", "lowest R²"]
+    has_nulls = any(_compared(group) for group in judged.groups.values())
+    if has_nulls:
+        head += ["null models, last layer", "ahead of all of them"]
+    rows = []
     for name, group in judged.groups.items():
-        names.append(GROUP_NAMES.get(name, name))
-        last.append(str(group.r2_last))
-        lowest.append(f"{group.r2_lowest} at layer {group.lowest_layer}")
-        for null, cells in zip(NULL_WORDS, against):
-            cells.append(_against(null, group))
-        if group.layers_ahead is not None:
-            ahead.append(f"at {group.layers_ahead} of {judged.num_layers} layers")
-    return table(names, [(label, *cells) for label, cells in rows.items() if any(cells)])
+        row = [GROUP_NAMES.get(name, name), str(group.r2_last), f"{group.r2_lowest} at layer {group.lowest_layer}"]
+        if has_nulls:
+            row.append(_compared(group))
+            ahead = "–"
+            if group.layers_ahead is not None:
+                ahead = f"at {group.layers_ahead} of {judged.num_layers} layers"
+            row.append(ahead)
+        rows.append(row)
+    return table(head, rows)
+
+
+def _compared(group: GroupVerdict) -> str:
+    """Which null models the surrogate beats at the last layer, in a few words; empty where none was measured."""
+    num = len(group.better) + len(group.alike) + len(group.worse)
+    parts = []
+    if num and len(group.better) == num:
+        parts.append(f"better than all {num}")
+    for words, names in (("no different from", group.alike), ("worse than", group.worse)):
+        if names:
+            parts.append(f"{words} {' and '.join(NULL_WORDS.get(name, name) for name in names)}")
+    # The run's own validation compares with the mean only.
+    if not num and group.no_better_than_mean:
+        parts.append("no better than the mean of the images")
+    return "; ".join(parts)
 
 
 def _autonomy_table(autonomy: Autonomy) -> str:
@@ -119,19 +134,6 @@ def _autonomy_table(autonomy: Autonomy) -> str:
     for name, price in autonomy.prices.items():
         rows.append((MEASURES[name], number(price.own), number(price.autonomous), str(price.loss)))
     return table(head, rows)
-
-
-def _against(null: str, group: GroupVerdict) -> str:
-    """How the surrogate's error at the last layer compares with a null model's; empty where they were not compared."""
-    if null in group.better:
-        return "better"
-    if null in group.alike:
-        return "no different"
-    if null in group.worse:
-        return "worse"
-    if null == "mean" and group.no_better_than_mean:
-        return "no better"
-    return ""
 
 
 def worst_images(results: Results) -> list[str | Chart]:
@@ -336,4 +338,4 @@ def _sentence(words: str) -> str:
 
 
 # In the order of the page.
-PARTS: tuple[Part, ...] = (verdict, worst_images, curves, stitching, rate_distortion, shift, costs, tables)
+PARTS: tuple[Part, ...] = (verdict, worst_images, curves, stitching, rate_distortion, shift, tables)

@@ -84,7 +84,8 @@ def on_paper(about: OnPaper, charts: Mapping[str, Chart]) -> Figure | None:
         if control.name not in (*chosen, about.columns, about.rows):
             chosen[control.name] = (control.start,)
         values = chosen.get(control.name, ())
-        if len(values) == 1 and control.name not in (about.columns, about.rows):
+        is_choice = len(control.options) > 1 and not control.slider  # a path on paper is drawn through all of depth
+        if is_choice and len(values) == 1 and control.name not in (about.columns, about.rows):
             title += f", {control.label.lower()} {dict(control.options)[values[0]]}"
     panels = []
     for row in _values(chart, about.rows, chosen):

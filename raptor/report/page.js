@@ -56,19 +56,23 @@ function drawLegend(id, series) {
   const key = names.map((s) => s.key).join("\n") + theme();
   if (legend.dataset.key === key) return;
   legend.dataset.key = key;
-  legend.hidden = names.length < 2 || page.charts[id].labelled;
+  legend.hidden = names.length < 2;
   legend.replaceChildren(...names.map((s) => legendButton(id, s)));
 }
 
-// One entry a curve; where teacher and surrogate share their colours, one a colour and one a side.
+const MODELS = { teacher: "teacher", surrogate: "surrogate", twin: "untrained twin" };
+
+// One entry per curve; where several models share their colours, one per colour and one per model.
 function legendItems(series) {
   const items = new Map();
   for (const s of series) {
     const key = s.base || s.name;
-    if (!items.has(key)) items.set(key, { key, text: key, colour: s.colour, side: s.base && s.side !== "null" ? "teacher" : s.side });
+    const side = s.base && s.side in MODELS ? "teacher" : s.side;
+    if (!items.has(key)) items.set(key, { key, text: key, colour: s.colour, side });
   }
-  if (series.some((s) => s.base && s.side === "surrogate")) {
-    for (const side of ["teacher", "surrogate"]) items.set(`side:${side}`, { key: `side:${side}`, text: side, colour: "soft", side });
+  const present = Object.keys(MODELS).filter((side) => series.some((s) => s.base && s.side === side));
+  if (present.length > 1) {
+    for (const side of present) items.set(`side:${side}`, { key: `side:${side}`, text: MODELS[side], colour: "soft", side });
   }
   return [...items.values()];
 }
@@ -80,7 +84,7 @@ function legendButton(id, s) {
   mark.setAttribute("width", 22);
   mark.setAttribute("height", 8);
   mark.setAttribute("aria-hidden", "true");
-  const dash = { surrogate: "5 3", null: "2 2" }[s.side] || "none";
+  const dash = { surrogate: "5 3", twin: "2 2", null: "2 2" }[s.side] || "none";
   for (const [k, v] of Object.entries({ x1: 0, x2: 22, y1: 4, y2: 4, stroke: colourOf(s.colour), "stroke-width": 3, "stroke-dasharray": dash })) stroke.setAttribute(k, v);
   mark.append(stroke);
   button.append(mark, s.text);

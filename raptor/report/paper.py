@@ -7,13 +7,15 @@ Every chart is drawn from its description alone. Colours, dashes and markers are
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from raptor.phases.cut import Phases
-from raptor.report.charts import Axis, Chart, Figure, Series
+from raptor.report.charts import SIDE_NAMES, Axis, Chart, Figure, Series
 from raptor.report.style import (
     BLUE,
     CLASS_COLOURS,
@@ -42,6 +44,8 @@ _MANY_POINTS = 24  # markers of longer curves would touch
 _MAX_COLUMNS = 8  # of a legend
 _OUTLINE_STEP = 0.09  # each further cut is outlined a little inside the one before
 _TICKS = 8
+_LEGEND_POINT = 6.0
+_DECADE = 10
 _LETTER = 0.55  # mean width of a letter, as a share of the font size
 
 
@@ -89,16 +93,16 @@ def _write_title(canvas: Any, figure: Figure) -> None:
 
 
 def _draw_lines(ax: Any, chart: Chart, legend: _Legend) -> None:
-    for series in chart.series:
+    for i, series in enumerate(chart.series):
         style = _curve_style(series)
         (line,) = ax.plot(series.x, series.y, **style)
-        legend.add(series, line)
+        legend.add(series, line, style)
         if series.lower is not None:
+            # Two bands of one colour lie over each other: the surrogate's is hardly seen beside its dashed curve.
             alpha = 0.08 if series.side == "surrogate" else 0.18
             ax.fill_between(series.x, series.lower, series.upper, color=style["color"], alpha=alpha, linewidth=0)
         if series.text is not None:
-            for x, y, text in zip(series.x, series.y, series.text):
-                ax.text(x, y, text, ha="center", va="bottom")
+            _write_beside(ax, series, is_above=i % 2 == 0)
     phase_lines(ax, _boundaries(chart), chart.offset)
     if chart.level is not None:
         ax.axhline(chart.level, color=_GREY, linestyle=":", linewidth=1)
@@ -108,14 +112,23 @@ def _draw_lines(ax: Any, chart: Chart, legend: _Legend) -> None:
     ax.grid(axis="y")
 
 
+def _write_beside(ax: Any, series: Series, is_above: bool) -> None:
+    """The words of each point. Above one curve and below the next, so that words of two curves do not meet."""
+    offset, edge = (4, "bottom") if is_above else (-4, "top")
+    for x, y, text in zip(series.x, series.y, series.text or []):
+        ax.annotate(text, (x, y), (0, offset), textcoords="offset points", ha="center", va=edge, fontsize=7)
+
+
 def _draw_points(ax: Any, chart: Chart, legend: _Legend) -> None:
     for series in chart.series:
         colour = _colour(series.colour)
-        style = {"marker": ".", "markersize": 3.0, "color": colour, "alpha": 0.35, "markeredgewidth": 0}
+        style = {"linestyle": "none", "marker": ".", "markersize": 3.0, "color": colour, "markeredgewidth": 0}
+        alpha = 0.35
         if series.large:
-            style = {"marker": "D", "markersize": 5.0, "markerfacecolor": "white", "markeredgecolor": colour}
-        (points,) = ax.plot(series.x, series.y, linestyle="none", **style)
-        legend.add(series, points)
+            style |= {"marker": "D", "markersize": 5.0, "markerfacecolor": "white", "markeredgewidth": 1}
+            alpha = 1
+        (points,) = ax.plot(series.x, series.y, alpha=alpha, **style)
+        legend.add(series, points, style)
     if chart.circle:
         turn = np.linspace(0, 2 * np.pi, 400)
         ax.plot(np.cos(turn), np.sin(turn), color=LINE_COLOUR, linewidth=1, zorder=1)
@@ -130,12 +143,14 @@ def _draw_paths(ax: Any, chart: Chart, legend: _Legend) -> None:
     ends = _boundaries(chart)
     for series in chart.series:
         colour = _colour(series.colour)
-        x, y = np.asarray(series.x), np.asarray(series.y)
-        (line,) = ax.plot(x, y, color=colour, marker=".", linewidth=1.2, zorder=2)
+        x = np.asarray(series.x)
+        y = np.asarray(series.y)
+        style = {"color": colour, "marker": ".", "linewidth": 1.2}
+        (line,) = ax.plot(x, y, zorder=2, **style)
         ax.plot(x[0], y[0], "o", color="white", markeredgecolor=colour, markersize=5, zorder=3)
         ax.plot(x[-1], y[-1], "*", color=colour, markersize=10, markeredgecolor="white", zorder=4)
         ax.plot(x[ends], y[ends], "|", color="black", markersize=7, linestyle="none", zorder=3)
-        legend.add(series, line)
+        legend.add(series, line, style)
     across, upward, *_ = chart.series[0].axes or ["", "", ""]
     ax.set(title=chart.title, xlabel=across, ylabel=upward)
 
@@ -186,7 +201,7 @@ class _Maps:
     def draw_colour_bars(self, canvas: Any) -> None:
         for unit, drawn in self._drawn.items():
             _, image = drawn[0]
-            canvas.colorbar(image, ax=[ax for ax, _ in drawn], shrink=0.7, label=unit)
+            canvas.colorbar(image, ax=[ax for ax, _ in drawn], shrink=0.7, label=unit, aspect=30)
 
 
 def _outline_cut(ax: Any, series: Series, key: Any, place: int) -> None:
@@ -217,58 +232,71 @@ def _outline_cut(ax: Any, series: Series, key: Any, place: int) -> None:
 
 
 class _Legend:
-    """One legend for all panels. Entries of two sides that share a colour stand above each other."""
+    """One legend for all panels.
+
+    Where curves of several models share their colours, it has an entry per colour and one per model.
+    """
 
     def __init__(self, figure: Figure) -> None:
-        sides: set[str] = set()
+        models: set[str] = set()
         for row in figure.panels:
             for chart in row:
                 if chart is not None:
-                    sides.update(series.side for series in chart.series)
-        self._names_sides = {"teacher", "surrogate"} <= sides
-        self._entries: dict[str, tuple[Series, Any]] = {}
+                    models.update(series.side for series in chart.series if series.side in SIDE_NAMES)
+        self._names_models = len(models) > 1
+        self._curves: dict[str, Any] = {}
+        self._models: dict[str, Any] = {}
+        self._others: dict[str, Any] = {}  # null models, and points that stand out: they come last
 
-    def add(self, series: Series, handle: Any) -> None:
-        label = series.name
-        if self._names_sides and series.side in ("teacher", "surrogate"):
-            label = f"{series.base}, {series.side}" if series.base else series.side
-        handle.set_label(label)
-        known, _ = self._entries.setdefault(label, (series, handle))
-        if known.colour != series.colour:  # the panels draw it in different colours
-            self._entries[label] = (Series(label, base=known.base, side=known.side, large=known.large), handle)
+    def add(self, series: Series, handle: Any, style: Mapping[str, Any]) -> None:
+        """An entry for what was drawn as `handle` in this style."""
+        if not self._names_models or series.side not in SIDE_NAMES:
+            handle.set_label(series.name)
+            kind = self._curves
+            if series.side == "null" or series.large:
+                kind = self._others
+            _put(kind, series.name, style)
+            return
+        model = SIDE_NAMES[series.side]
+        _put(self._models, model, {**style, "color": _GREY})
+        handle.set_label(model)
+        if series.base:
+            handle.set_label(f"{series.base}, {model}")
+            _put(self._curves, series.base, _curve_style(replace(series, side="teacher")))
 
     def draw(self, canvas: Any) -> None:
-        if len(self._entries) < 2:
+        entries = {**self._curves, **self._models, **self._others}
+        if len(entries) < 2:
             return
-        bases: list[str] = []
-        for series, _ in self._entries.values():
-            if series.base not in bases:
-                bases.append(series.base)
-
-        def place(entry: tuple[str, tuple[Series, Any]]) -> tuple[bool, int]:
-            series, _ = entry[1]
-            return series.side == "null", bases.index(series.base)
-
-        entries = dict(sorted(self._entries.items(), key=place))
         columns = min(len(entries), _MAX_COLUMNS)
-        if len(entries) == 2 * len(bases):
-            columns = len(bases)
-        legend = _place_legend(canvas, entries, columns)
-        while columns > 1 and legend.get_window_extent().width > canvas.bbox.width:
+        while True:
+            legend = canvas.legend(
+                list(entries.values()),
+                list(entries),
+                loc="outside lower center",
+                ncols=columns,
+                fontsize=7.5,
+                handlelength=2.0,
+                columnspacing=1.2,
+            )
+            if columns == 1 or legend.get_window_extent().width <= canvas.bbox.width:
+                return
             legend.remove()
-            columns = (columns + 1) // 2
-            legend = _place_legend(canvas, entries, columns)
+            columns -= 1
 
 
-def _place_legend(canvas: Any, entries: dict[str, tuple[Series, Any]], columns: int) -> Any:
-    handles = [handle for _, handle in entries.values()]
-    legend = canvas.legend(handles, list(entries), loc="outside lower center", ncols=columns, handlelength=2.6)
-    for handle, (series, _) in zip(legend.legend_handles, entries.values()):
-        if series.colour == "soft":
-            handle.set(color=_GREY, alpha=1)
-            if series.large:
-                handle.set_markerfacecolor("white")
-    return legend
+def _put(entries: dict[str, Any], label: str, style: Mapping[str, Any]) -> None:
+    """Add an entry, drawn as in the panels; it is grey where two panels draw it in different colours."""
+    from matplotlib.lines import Line2D
+
+    handle = Line2D([], [], **style)
+    handle.set_alpha(1)
+    if handle.get_linestyle() == "None":
+        handle.set_markersize(max(handle.get_markersize(), _LEGEND_POINT))  # the points of a cloud are too small here
+    known = entries.setdefault(label, handle)
+    if known.get_color() != handle.get_color():
+        known.set_color(_GREY)
+        known.set_markeredgecolor(_GREY)
 
 
 # Styles and axes ------------------------------------------------------------------------------------------------------
@@ -276,11 +304,13 @@ def _place_legend(canvas: Any, entries: dict[str, tuple[Series, Any]], columns: 
 
 def _curve_style(series: Series) -> dict[str, Any]:
     """Colour, dashes and markers; a null model has its own."""
-    colour = _colour(series.colour)
-    if series.side == "null":
-        _, dashes = _NULLS.get(series.colour, ("", ":"))
-        return {"color": colour, "linestyle": dashes, "zorder": 2}
-    style: dict[str, Any] = {"color": colour, "linestyle": "-", "zorder": 3}
+    style: dict[str, Any] = {"color": _colour(series.colour), "linestyle": "-", "zorder": 3}
+    if series.side in ("null", "twin"):
+        style["linestyle"] = ":"
+        style["zorder"] = 2
+        if series.colour in _NULLS:
+            _, style["linestyle"] = _NULLS[series.colour]
+        return style
     if not series.plain:
         style["marker"] = GROUP_MARKERS.get(series.colour, "o")
         style["markersize"] = 3.5 if len(series.x) <= _MANY_POINTS else 2
@@ -306,7 +336,9 @@ def _colour(key: str) -> Any:
 
 
 def _boundaries(chart: Chart) -> list[int]:
-    return list(Phases.from_lengths(chart.phases).boundaries) if chart.phases else []
+    if not chart.phases:
+        return []
+    return list(Phases.from_lengths(chart.phases).boundaries)
 
 
 def _set_axes(ax: Any, chart: Chart) -> None:
@@ -328,28 +360,39 @@ def _scale(ax: Any, axis: Axis) -> None:
     """The vertical axis: logarithmic with numbers such as 2, 5 and 10, or from zero."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
     if axis.log:
         ax.set_yscale("log")
-        ax.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        low, high = ax.get_ylim()
+        digits = (1, 2, 5)
+        if high < _DECADE * low:  # three digits a decade would leave one tick or none
+            digits = (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
+        ax.yaxis.set_major_locator(LogLocator(base=10, subs=digits))
+        ax.yaxis.set_major_formatter(plain)
         ax.yaxis.set_minor_formatter(NullFormatter())
-    elif axis.symlog and ax.get_ylim()[1] > 10:
+    elif axis.symlog and ax.get_ylim()[1] > _DECADE:
         ax.set_yscale("symlog")
+        ax.yaxis.set_major_formatter(plain)
+        ax.set_ylim(bottom=0)
     elif axis.from_zero:
         ax.set_ylim(bottom=min(0, ax.dataLim.y0))
 
 
 def _clip(ax: Any, chart: Chart, limits: tuple[float, float]) -> None:
     """The scale of the values within the limits. A note says how far curves that are not null models lie beyond."""
-    floor, ceiling = limits
     drawn = np.concatenate([np.asarray(series.y, float) for series in chart.series])
     drawn = drawn[np.isfinite(drawn)]
+    if chart.y.log:
+        ax.set_ylim(max(drawn.min(), limits[0]) / 1.2, min(drawn.max(), limits[1]) * 1.2)
+        return
+    floor, ceiling = limits
+    best = 1 if ceiling == 1 else 0  # 1 is the best value of a share, 0 that of an error
     low = max(drawn.min(initial=0), floor)
-    high = min(drawn.max(initial=ceiling if ceiling == 1 else 0), ceiling)  # 1 is the best value of a share
+    high = min(drawn.max(initial=best), ceiling)
     below = []
     above = []
     for series in chart.series:
-        if series.side == "null":
+        if series.side in ("null", "twin"):
             continue
         if np.nanmin(series.y) < low:
             below.append(f"{series.name} to {np.nanmin(series.y):.3g}")
@@ -361,4 +404,7 @@ def _clip(ax: Any, chart: Chart, limits: tuple[float, float]) -> None:
         note = f"off the axis: {', '.join(below + above)}"
         ax.text(0.02, height, note, transform=ax.transAxes, va=edge, fontsize=7, color="#555555", bbox=box, zorder=5)
     margin = 0.05 * (high - low)
-    ax.set_ylim(low - (margin if low < 0 else 0), high + margin)
+    bottom = low
+    if low < 0:
+        bottom -= margin
+    ax.set_ylim(bottom, high + margin)

@@ -51,15 +51,19 @@ def provenance(results: Results) -> Section:
     """How it was made: commands, config, versions, time, and the training curve."""
     lead = "Every number on this page comes from the files of one folder."
     section = Section("made", "Provenance", "How it was made", lead)
-    head = ("file", "command", "seconds", "device", "versions")
     rows = []
+    files_of_versions: dict[str, list[str]] = {}
     for name, found in results.provenance().items():
+        rows.append((f"{name}.json", found.command or "–", number(found.seconds), found.device or "–"))
         versions = ", ".join(f"{package} {version}" for package, version in found.versions.items())
-        seconds = number(found.seconds)
-        rows.append((f"{name}.json", found.command or "–", seconds, found.device or "–", versions or "–"))
-    if sum(len(steps) for steps in results.losses.values()) > 1:
+        files_of_versions.setdefault(versions, []).append(f"{name}.json")
+    if sum(map(len, results.losses.values())) > 1:
         section.body.append(_training(results.losses))
-    section.body.append(table(head, rows, numeric=False))
+    section.body.append(table(("file", "command", "seconds", "device"), rows, numeric=False))
+    for versions, names in files_of_versions.items():
+        if versions:
+            which = "" if len(files_of_versions) == 1 else f" of {', '.join(names)}"
+            section.body.append(paragraph(f"Versions{which}: {versions}.", "caption"))
     if results.config:
         text = escape(yaml.safe_dump(dict(results.config), sort_keys=False, allow_unicode=True))
         section.body.append(
@@ -75,8 +79,9 @@ def _training(losses: dict[str, list[tuple[int, float]]]) -> Chart:
         every = -(-len(rows) // _MAX_STEPS)
         steps, values = zip(*rows[::every])
         series.append(Series(stage, steps, values, colour=f"palette-{i}", plain=True))
-    lowest = min(min(one.y) for one in series)
-    return described("training", series, y=Axis("loss", log=lowest > 0))
+    # A loss in half precision may be 0, which has no place on a logarithmic axis.
+    is_positive = all(min(one.y) > 0 for one in series)
+    return described("training", series, y=Axis("loss", log=is_positive))
 
 
 SECTIONS: tuple[Callable[[Results], Section], ...] = (

@@ -6,7 +6,6 @@ from raptor.dynamics.tangents import TangentsFile
 from raptor.report.charts import EVERY, GROUP_NAMES, Chart, Control, Series, described, with_band
 from raptor.streaming import Spread
 
-_STYLES = {"teacher": "teacher", "surrogate": "surrogate", "twin": "null"}
 _NAMES = {"teacher": "", "surrogate": ", surrogate", "twin": ", untrained twin"}
 
 
@@ -19,7 +18,7 @@ def tangent_charts(measured: TangentsFile) -> list[Chart]:
 def _curve(base: str, side: str, x: list[int], spread: Spread, colour: str, **when: list[str]) -> Series:
     """A curve with its band over images: solid for the teacher, dashed for the surrogate, dotted for the twin."""
     name = f"{base}{_NAMES[side]}"
-    line = Series(name, x, spread.mean, colour=colour, side=_STYLES[side], base=base, when=when, plain=True)
+    line = Series(name, x, spread.mean, colour=colour, side=side, base=base, when=when, plain=True)
     return with_band(line, spread)
 
 
@@ -85,7 +84,7 @@ def transplants(measured: TangentsFile) -> Chart:
             for given, outcome in (("donor", found.transplants.donor), ("random", found.transplants.random_donor)):
                 mean = Spread(outcome.mean[row])
                 series.append(_of_group(group, side, found.transplants.layers, mean, share=shown, given=[given]))
-    given_options = [("donor", "the donor's"), ("random", "random, as far away")]
+    given_options = [("donor", "the donor's tokens"), ("random", "random ones, as far away")]
     controls = [
         Control("share", "Share of tokens", [(f"{share:g}", f"{share:.0%}") for share in shares], "0.5"),
         Control("given", "Replaced by", given_options, "donor"),

@@ -15,6 +15,7 @@ from PIL import Image
 from raptor.certificate.autonomy import Autonomy, Price
 from raptor.certificate.certificate import Certificate, Eps
 from raptor.certificate.verdict import Estimate
+from raptor.report.charts import number
 from raptor.report.fidelity import fidelity, figure_certificate, figure_rates, figure_stitching
 from raptor.report.paper import draw
 from raptor.report.results import Results, read_results
@@ -35,10 +36,9 @@ def test_the_certificate_gives_curves_null_models_and_costs(full_run: Path) -> N
     assert len(nulls) == len(certificate.nulls) * len(certificate.curves.groups)
     (cls,) = (s for s in series if s.colour == "cls")
     np.testing.assert_array_equal(cls.y, certificate.curves.r2["cls"])
-    costs = {s.side: (s.x[0], s.y[0]) for s in charts["costs"].series}
-    for side, cost in certificate.costs.items():
-        assert costs[side] == (cost.flops / 1e9, cost.block_parameters / 1e6)
-    assert "GFLOPs per image" in section.html and not section.hint
+    teacher, surrogate = (certificate.costs[side].block_parameters / 1e6 for side in ("teacher", "surrogate"))
+    row = f"block parameters (M)</th><td>{number(teacher)}</td><td>{number(surrogate)}</td>"
+    assert row in section.html and not section.hint
     size = f"{certificate.image_size} px"
     assert f"measured on 24 held-out images of scenes at {size}, against scenes" in section.html
 
@@ -158,11 +158,12 @@ def test_each_null_model_is_named_once_for_all_token_groups(committed: Results) 
     certificate = Certificate.read_file(RESULTS / "dinov2s-732-certificate.json")
     html = fidelity(replace(committed, certificate=certificate)).html
     groups = certificate.judged.groups
-    assert html.count("against a linear map per phase") == 1
-    row = re.search(r"against a linear map per phase</th>(.*?)</tr>", html)
-    assert row is not None
-    words = {"better": "better", "alike": "no different", "worse": "worse"}
-    for cell, group in zip(re.findall(r"<td>(.*?)</td>", row[1]), groups.values(), strict=True):
-        (found,) = [word for kind, word in words.items() if "linear" in getattr(group, kind)]
-        assert cell == found
-    assert all(f"<td>{group.r2_last}</td>" in html for group in groups.values())
+    (compared,) = [table for table in re.findall(r"<table.*?</table>", html) if "null models, last layer" in table]
+    _, *rows = re.findall(r"<tr>(.*?)</tr>", compared)
+    words = {"alike": "no different from", "worse": "worse than"}
+    for row, group in zip(rows, groups.values(), strict=True):
+        assert f"<td>{group.r2_last}</td>" in row
+        if not group.alike and not group.worse:
+            assert f"<td>better than all {len(group.better)}</td>" in row
+        for kind, word in words.items():
+            assert (word in row) == bool(getattr(group, kind))

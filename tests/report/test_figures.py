@@ -102,7 +102,7 @@ def test_modes_have_a_point_per_rank_and_a_plane_per_group_and_model(
         line = next(line for line in ax.get_lines() if line.get_label() == "cls, teacher")
         assert list(line.get_xdata()) == list(sweep)
     line = next(line for line in right.get_lines() if line.get_label() == "cls, teacher")
-    assert list(line.get_ydata()) == [fit.median_modulus.mean for fit in sweep.values()]
+    assert list(line.get_ydata()) == [fit["median_modulus"].mean for fit in sweep.values()]
     titles = [[chart.title for chart in row if chart] for row in panels("dynamics-eigenvalues", charts)]
     assert titles == [[f"{g}, {side}" for g in ("cls", "registers", "patches")] for side in ("teacher", "surrogate")]
 

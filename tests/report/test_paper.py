@@ -37,7 +37,7 @@ def test_one_legend_names_sides_where_there_are_two() -> None:
     null = Series("null: mean", [0, 1], [0, 1], colour="null-mean", side="null")
     (legend,) = draw(Figure([[chart(null, *series)] * 2])).legends
     names = [text.get_text() for text in legend.get_texts()]
-    assert names == ["cls, teacher", "cls, surrogate", "patches, teacher", "patches, surrogate", "null: mean"]
+    assert names == ["cls", "patches", "teacher", "surrogate", "null: mean"]
     (legend,) = draw(Figure([[chart(null, *series[:2])]])).legends
     assert [text.get_text() for text in legend.get_texts()] == ["cls", "patches", "null: mean"]
 

@@ -24,7 +24,7 @@ def measured() -> TangentsFile:
 def test_curves_are_those_of_the_file(measured: TangentsFile) -> None:
     chart = jacobian_growth(measured).only(tokens="cls", direction="worst")
     assert [series.name for series in chart.series] == ["cls", "cls, surrogate", "cls, untrained twin"]
-    assert [series.side for series in chart.series] == ["teacher", "surrogate", "null"]
+    assert [series.side for series in chart.series] == ["teacher", "surrogate", "twin"]
     for series, side in zip(chart.series, measured.sides().values()):
         np.testing.assert_array_equal(series.y, side.jacobians.step["cls"].mean)
     tied = fixed_points(measured)
