@@ -79,7 +79,7 @@ class EvenSubset:
         """Rows of a batch to keep; `places` are the positions of its images in the stream, by default the next ones."""
         if places is None:
             places = range(self.num_seen, self.num_seen + batch_size)
-        rows = []
+        rows: list[int] = []
         for row, image in enumerate(places):
             if self.num_images is None or self.num_images <= self.num_keep:
                 is_kept = image < self.num_keep

@@ -141,12 +141,12 @@ def compare_pairs(
         else:
             across.append(value)
             across_here.append(value)
-    within_matched = []
-    across_matched = []
+    within_matched: list[float] = []
+    across_matched: list[float] = []
     for _, (within_here, across_here) in sorted(by_distance.items()):
         if within_here and across_here:
-            within_matched.append(np.mean(within_here))
-            across_matched.append(np.mean(across_here))
+            within_matched.append(float(np.mean(within_here)))
+            across_matched.append(float(np.mean(across_here)))
     found = {"within": within, "across": across, "within_matched": within_matched, "across_matched": across_matched}
     means = dict.fromkeys(found, float("nan"))
     for name, parts in found.items():

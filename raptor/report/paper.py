@@ -364,7 +364,7 @@ def _scale(ax: Any, axis: Axis) -> None:
     if axis.log:
         ax.set_yscale("log")
         low, high = ax.get_ylim()
-        digits = (1, 2, 5)
+        digits: tuple[float, ...] = (1, 2, 5)
         if high < _DECADE * low:  # three digits a decade would leave one tick or none
             digits = (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
         ax.yaxis.set_major_locator(LogLocator(base=10, subs=digits))

@@ -125,10 +125,10 @@ def test_stitching_and_rates_are_drawn_from_their_files(full_run: Path, tmp_path
     assert teacher.y == [points["teacher", name].largest for name in teacher.text]
     assert surrogate.x == [points["surrogate", name].bits / 1e6 for name in surrogate.text]
     assert {"rate-last", "rate-agreement"} <= charts.keys()
-    for number, figure in enumerate((figure_stitching(certificate), figure_rates(complexity))):
+    for place, figure in enumerate((figure_stitching(certificate), figure_rates(complexity))):
         assert figure is not None
         drawn = draw(figure)
-        drawn.savefig(tmp_path / f"{number}.png")
+        drawn.savefig(tmp_path / f"{place}.png")
         assert len(drawn.axes) == len(figure.panels[0])
     assert figure_stitching(replace(certificate, stitching=None)) is None
     assert figure_rates(replace(complexity, rates=None)) is None
