@@ -5,18 +5,20 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from raptor.vit.calls import reason_of
 from raptor.vit.origin import Arguments, Base
 from raptor.vit.stated import processor_settings, split_revision
+from raptor.vit.weights import BLOCK_NUMBER
 
 TIMM_MODULES = ("vision_transformer", "eva", "beit", "deit")
 # Beyond these, a file is damaged or made to exhaust the machine. The largest ViTs have 64 blocks.
@@ -41,29 +43,33 @@ def build_base(base: Base, fetch: bool = False, trust_hub: bool = False) -> nn.M
     keeps the configuration, so that it can be built again without its repository.
     """
     kind, _, rest = base.source.partition("/")
-    try:
-        if kind == "timm":
-            model = _build_timm(rest, base, fetch)
-        elif kind == "hf":
-            model = _build_transformers(rest, base, fetch)
-        elif kind == "hub":
-            model = _build_hub(rest, base, fetch, trust_hub)
-        else:
-            raise ValueError(f"unknown model {base.source!r}: write timm/NAME, hf/REPO or hub/REPO:ENTRY")
-    except ValueError:
-        raise
-    except (OSError, RuntimeError, AssertionError, ZeroDivisionError, TypeError, SafetensorError) as error:
-        reason = reason_of(error)[:120]
-        if not fetch:
-            raise ValueError(f"{base.source} could not be built ({reason}): change its shape") from None
-        raise ValueError(
-            f"the weights of {base.source} could not be fetched ({reason}): "
-            "give a local file with --weights, or --pretrained false for random ones"
-        ) from None
+    if kind == "timm":
+        model = _build_timm(rest, base, fetch)
+    elif kind == "hf":
+        model = _build_transformers(rest, base, fetch)
+    elif kind == "hub":
+        model = _build_hub(rest, base, fetch, trust_hub)
+    else:
+        raise ValueError(f"unknown model {base.source!r}: write timm/NAME, hf/REPO or hub/REPO:ENTRY")
     # Norms and errors are measured in fp32, and half weights would round each state before it is measured.
     if is_half(model):
         model.float()
     return model
+
+
+@contextmanager
+def _built_by_library(source: str, fetch: bool) -> Iterator[None]:
+    """Inside the context every error becomes one line: libraries raise errors of any type on files that are damaged."""
+    try:
+        yield
+    except Exception as error:
+        reason = reason_of(error)[:120]
+        if not fetch:
+            raise ValueError(f"{source} could not be built ({reason}): change its shape") from None
+        raise ValueError(
+            f"the weights of {source} could not be fetched ({reason}): "
+            "give a local file with --weights, or --pretrained false for random ones"
+        ) from None
 
 
 def is_half(model: nn.Module) -> bool:
@@ -106,7 +112,7 @@ def check_memory(base: Base) -> None:
     try:
         with torch.device("meta"):
             num_weights = sum(p.numel() for p in build_base(replace(base)).parameters())
-    except NotImplementedError:  # a model that reads its weights as it is built
+    except ValueError:  # such as a model that reads its weights as it is built, or one that its builder refuses
         return
     if 4 * num_weights > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise ValueError(
@@ -158,7 +164,8 @@ def _build_timm(name: str, base: Base, fetch: bool) -> nn.Module:
             raise ValueError(f"timm has no weights of {name!r} on the hub: leave out @{revision}")
         # timm prefers a url, which has no revisions.
         kwargs["pretrained_cfg_overlay"] = {"hf_hub_id": f"{repository}@{revision}", "url": ""}
-    return timm.create_model(name, pretrained=fetch, **kwargs)
+    with _built_by_library(base.source, fetch):
+        return timm.create_model(name, pretrained=fetch, **kwargs)
 
 
 def _check_timm_name(architecture: str, tag: str) -> None:
@@ -188,14 +195,15 @@ def _build_transformers(name: str, base: Base, fetch: bool) -> nn.Module:
         raise ValueError("code from a repository is never run: load the model yourself and pass the module to open_vit")
     repo, revision = split_revision(name)
     if base.config is None:
-        config = transformers.AutoConfig.from_pretrained(
-            repo, revision=revision, trust_remote_code=False, **base.kwargs
-        )
+        with _built_by_library(base.source, fetch):
+            config = transformers.AutoConfig.from_pretrained(
+                repo, revision=revision, trust_remote_code=False, **base.kwargs
+            )
     else:
         config = transformers.AutoConfig.for_model(**_plain_config(base.config))
     # Before anything is built: transformers would fetch a kernel while it makes the attention layers.
     _check_config(config, repo)
-    classifier = any("ForImageClassification" in name for name in config.architectures or [])
+    classifier = any("ForImageClassification" in str(name) for name in config.architectures or [])
     if not classifier:
         config = getattr(config, "vision_config", config)
     # MAE would drop three quarters of the patches, at random in each call.
@@ -211,16 +219,15 @@ def _build_transformers(name: str, base: Base, fetch: bool) -> nn.Module:
         raise ValueError(
             f"transformers has no {auto.__name__} for {kind}: load the model in Python and give the module"
         )
-    model: Any
     if fetch:
-        # Many models are published without the pooler that their class has.
-        model, missing = _fetch_transformers(auto, repo, config, revision)
-        base.add_pooling_layer = not missing
+        model = _fetch_transformers(auto, repo, config, base, revision)
         processor_settings(name, fetch=True)
-    elif base.add_pooling_layer:
-        model = auto.from_config(config, trust_remote_code=False)
     else:
-        model = auto.from_config(config, trust_remote_code=False, add_pooling_layer=False)
+        options: Arguments = {}
+        if not base.add_pooling_layer:
+            options["add_pooling_layer"] = False
+        with _built_by_library(base.source, fetch):
+            model = auto.from_config(config, trust_remote_code=False, **options)
     model.config._name_or_path = name  # with its revision, for the settings of the image processor
     # A saved surrogate must be built again without the repository, which may change or go.
     base.config = config.to_dict()
@@ -251,16 +258,29 @@ def _plain_config(config: dict[str, Any]) -> Arguments:
     return plain
 
 
-def _fetch_transformers(auto: Any, repo: str, config: Any, revision: str | None) -> tuple[nn.Module, list[str]]:
-    """The model with its published weights; without its pooler, whose keys are returned, if these have none for it."""
+def _fetch_transformers(auto: Any, repo: str, config: Any, base: Base, revision: str | None) -> Any:
+    """The model with its published weights; without its pooler, which `base` notes, if these have none for it."""
     options: Arguments = dict(config=config, revision=revision, dtype=torch.float32, trust_remote_code=False)
-    model, info = auto.from_pretrained(repo, output_loading_info=True, **options)
+    with _built_by_library(base.source, fetch=True):
+        model, info = auto.from_pretrained(repo, output_loading_info=True, **options)
     missing = sorted(info["missing_keys"])
+    # Many models are published without the pooler that their class has.
     if missing and all(key.startswith("pooler.") for key in missing):
-        return auto.from_pretrained(repo, add_pooling_layer=False, **options), missing
+        base.add_pooling_layer = False
+        with _built_by_library(base.source, fetch=True):
+            return auto.from_pretrained(repo, add_pooling_layer=False, **options)
     if missing:
         raise ValueError(f"the weights of hf/{repo} lack {', '.join(missing[:6])}: they would be random")
-    return model, missing
+    own = model.state_dict()
+    for key in info["unexpected_keys"]:
+        # A text encoder or a decoder beside the model is left out. Blocks of its own list are only if the caller asks
+        # for fewer.
+        block = BLOCK_NUMBER.search(key)
+        if block and not base.kwargs and any(name.startswith(key[: block.start(1)]) for name in own):
+            raise ValueError(
+                f"the weights of hf/{repo} hold {key}, for which its config.json has no block: fetch the model again"
+            )
+    return model
 
 
 def _build_hub(rest: str, base: Base, fetch: bool, trust_hub: bool) -> nn.Module:
@@ -274,7 +294,8 @@ def _build_hub(rest: str, base: Base, fetch: bool, trust_hub: bool) -> nn.Module
         where = "github"
         repo = repo.replace("@", ":")  # torch.hub's own way to name a revision
     kwargs = {"pretrained": fetch, **base.kwargs}
-    try:
-        return torch.hub.load(repo, entry, source=where, trust_repo=True, **kwargs)
-    except TypeError:  # an entry without such an argument
-        return torch.hub.load(repo, entry, source=where, trust_repo=True, **base.kwargs)
+    with _built_by_library(base.source, fetch):
+        try:
+            return torch.hub.load(repo, entry, source=where, trust_repo=True, **kwargs)
+        except TypeError:  # an entry without such an argument
+            return torch.hub.load(repo, entry, source=where, trust_repo=True, **base.kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +86,14 @@ def _processor_statistics(config: Any, statistics: Statistics) -> Statistics:
         mean = (0.0, 0.0, 0.0)
         std = (1.0, 1.0, 1.0)
     else:
-        mean = _channels(settings.get("image_mean") or mean, "image_mean", file)
-        std = _channels(settings.get("image_std") or std, "image_std", file)
-    factor = settings.get("rescale_factor") or 1 / 255
+        mean = _channels(settings.get("image_mean"), mean, "image_mean", file)
+        std = _channels(settings.get("image_std"), std, "image_std", file)
+    # One number for all channels, as a mean may be.
+    factor, _, _ = _channels(settings.get("rescale_factor"), (1 / 255, 1 / 255, 1 / 255), "rescale_factor", file)
     if settings.get("do_rescale") is False:
         factor = 1.0
+    if factor <= 0 or min(std) <= 0:
+        raise ValueError(f"{file} has a rescale_factor or an image_std that is not above 0: {_REMEDY}")
     # Pixels here are in 0..1; the processor's statistics are for pixels that it scales by its own factor.
     scale = round(255 * factor, 9)
     return (mean[0] / scale, mean[1] / scale, mean[2] / scale), (std[0] / scale, std[1] / scale, std[2] / scale)
@@ -104,14 +108,17 @@ def _family_statistics(family: str, otherwise: Statistics) -> Statistics:
     return otherwise
 
 
-def _channels(value: Any, name: str, file: Path | None) -> Channels:
-    """A statistic of the three channels; a processor may give one number for all."""
+def _channels(value: Any, otherwise: Channels, name: str, file: Path | None) -> Channels:
+    """A statistic of the three channels; a processor may give one number for all, or none."""
+    if value is None:
+        return otherwise
     values = value
-    if isinstance(value, int | float):
+    if not isinstance(value, list | tuple):
         values = [value] * 3
-    if not isinstance(values, list | tuple) or len(values) != 3 or not all(isinstance(v, int | float) for v in values):
+    numbers = [one for one in values if type(one) in (int, float) and math.isfinite(one)]
+    if len(values) != 3 or len(numbers) != 3:
         raise ValueError(f"{file} has {name}={value!r}, not one number or three: {_REMEDY}")
-    red, green, blue = values
+    red, green, blue = numbers
     return red, green, blue
 
 

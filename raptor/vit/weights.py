@@ -22,7 +22,7 @@ from torch import Tensor, nn
 _NESTED = ("state_dict", "model", "teacher", "model_ema", "state_dict_ema", "student")
 _PREFIXES = ("module.", "backbone.", "_orig_mod.", "model.", "encoder.")
 _POSITIONS = ("pos_embed", "visual.positional_embedding", "visual.trunk.pos_embed", "vision_encoder.pos_embed")
-_BLOCK_NUMBER = re.compile(r"(?:blocks|layers?)\.(\d+)\.")
+BLOCK_NUMBER = re.compile(r"(?:blocks|layers?)\.(\d+)\.")
 _WHICH_MODEL = "name the model that these weights are of (raptor models --for FILE lists the models that fit)"
 _HEAD_KEYS = ("head.weight", "classifier.weight", "fc.weight", "heads.head.weight")
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
@@ -264,7 +264,7 @@ def _shape_of(state: Mapping[str, Tensor]) -> str:
     patches = patch_weight(state)
     if patches is not None:
         parts.append(f"width {patches.shape[0]}, patches of {patches.shape[2]} x {patches.shape[3]} px")
-    numbers = {match[1] for match in map(_BLOCK_NUMBER.search, state) if match}
+    numbers = {match[1] for match in map(BLOCK_NUMBER.search, state) if match}
     if numbers:
         parts.append(f"{len(numbers)} blocks")
     registers = [tensor for name, tensor in state.items() if name.endswith(("reg_token", "register_tokens"))]

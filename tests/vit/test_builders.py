@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,14 @@ def test_images_are_prepared_as_by_the_processor_of_a_folder(
         ("weights", r"the weights of hf/.* could not be fetched"),
         ("mean", r"preprocessor_config\.json has image_mean='half', not one number or three"),
         ("config", r"the weights of hf/.* are quantised"),
+        ("nan", r"has image_std=\[nan, 1, 1\], not one number or three"),
+        ("zero", r"has a rescale_factor or an image_std that is not above 0"),
+        ("scale", r"has rescale_factor='x', not one number or three"),
+        ("index", r"could not be fetched \('weight_map'\)"),
+        ("fewer", r"hold layers\.2\..* for which its config\.json has no block"),
+        ("typed", r"could not be fetched \(Validation error for field 'num_hidden_layers'"),
+        ("kind", r"could not be fetched \(The repository .* contains custom code"),
+        ("pickle", r"could not be fetched \(Weights only load failed"),
     ],
 )
 def test_a_damaged_transformers_folder_gets_one_line(tmp_path: Path, damage: str, message: str) -> None:
@@ -110,9 +119,22 @@ def test_a_damaged_transformers_folder_gets_one_line(tmp_path: Path, damage: str
         weights.write_bytes(weights.read_bytes()[:1000])
     if damage == "mean":
         (tmp_path / "preprocessor_config.json").write_text('{"image_mean": "half"}')
-    if damage == "config":
-        quantised = {"quant_method": "bitsandbytes", "load_in_8bit": True}
-        config.write_text(json.dumps({**json.loads(config.read_text()), "quantization_config": quantised}))
+    settings = {"nan": '{"image_std": [NaN, 1, 1]}', "zero": '{"image_std": 0}', "scale": '{"rescale_factor": "x"}'}
+    if damage in settings:
+        (tmp_path / "preprocessor_config.json").write_text(settings[damage])
+    entries: dict[str, dict[str, Any]] = {
+        "config": {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
+        "fewer": {"num_hidden_layers": 2},
+        "typed": {"num_hidden_layers": "3"},
+        "kind": {"model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModel": "own.Own"}},
+    }
+    config.write_text(json.dumps(json.loads(config.read_text()) | entries.get(damage, {})))
+    if damage == "index":
+        weights.unlink()
+        (tmp_path / "model.safetensors.index.json").write_text("{}")
+    if damage == "pickle":
+        weights.unlink()
+        torch.save({"weight": os.getcwd}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match=message) as error:
         open_vit(f"hf/{tmp_path}")
     assert "\n" not in str(error.value)
