@@ -30,14 +30,26 @@ RECIPES = {
     "coordinate": ["--normalise", "coordinate", "--optimizer", "adamw", "--lr", "1e-3"],
     "muon": ["--optimizer", "muon", "--lr", "2e-3"],
 }
+_FEW = ["--data", "scenes", "--train_images", "256"]
 DISTILL = ["distill", "scenes", "--data", "scenes", "--phases", "7", "3", "2", "--budget", "20steps"]
-DISTILL += ["--batch_size", "16", "--limit", "256", "--val_images", "64", "--device", "cpu"]
+DISTILL += ["--batch_size", "16", "--train_images", "256", "--num_images", "64", "--device", "cpu"]
 MEASUREMENTS = {
     "phases": ["phases", "scenes", "--data", "scenes", "--k", "2", "3", "4", "--num_images", "128"],
     "evaluate": ["evaluate", "scenes-k3", "--data", "scenes", "--num_images", "64", "--train_images", "128"],
-    "classify": ["probe", "scenes-k3", "--task", "classify", "--data", "scenes", "--limit", "256", "--epochs", "2"],
-    "depth": ["probe", "scenes-k3", "--task", "depth", "--data", "scenes", "--limit", "128", "--epochs", "1"],
-    "dynamics": ["dynamics", "scenes-k3", "--data", "scenes", "--num_images", "64", "--stability_images", "4"],
+    "classify": [
+        "probe",
+        "scenes-k3",
+        "--task",
+        "classify",
+        "--data",
+        "scenes",
+        "--train_images",
+        "256",
+        "--epochs",
+        "2",
+    ],
+    "depth": ["probe", "scenes-k3", "--task", "depth", "--data", "scenes", "--train_images", "128", "--epochs", "1"],
+    "dynamics": ["dynamics", "scenes-k3", "--data", "scenes", "--num_images", "64", "--sample_images", "4"],
 }
 NOT_NUMBERS = ("provenance", "seconds", "images_per_s", "folder", "out", "path", "command", "milliseconds", "run_time")
 

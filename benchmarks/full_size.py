@@ -70,7 +70,7 @@ def options_of(shape: Shape, batch: int, steps: int, data: Path, num_images: int
     options = dict(data=images, pretrained=False, phases=list(shape.phases), batch_size=batch, budget=f"{steps}steps")
     # A rank of several has no CUDA graph.
     options |= {"graph": None if batch == RECIPE_BATCH else False}
-    return {**recipe, **options, "limit": num_images, "val_images": min(128, num_images // 2), "head_images": 128}
+    return {**recipe, **options, "train_images": num_images, "num_images": min(128, num_images // 2)}
 
 
 class SharedMemory:

@@ -222,8 +222,8 @@ def cached_batches_never_wait(_: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_options(folder: Path, **changes: Any) -> dict[str, Any]:
-    options: dict[str, Any] = dict(phases=[2, 2], recipe="paper", budget="40steps", batch_size=16, limit=128)
-    options |= dict(val_images=16, head_images=64, lr=1e-3, out=str(folder), num_workers=0, device=DEVICE)
+    options: dict[str, Any] = dict(phases=[2, 2], recipe="paper", budget="40steps", batch_size=16, train_images=128)
+    options |= dict(num_images=16, lr=1e-3, out=str(folder), num_workers=0, device=DEVICE)
     return {**options, **changes}
 
 

@@ -80,11 +80,13 @@ def main() -> None:
     parser.add_argument("--out", default=None)
     args = parser.parse_args()
     opening: dict[str, Any] = {} if args.model == "scenes" else {"pretrained": False}
-    options = dict(model=args.model, data=args.data, phases=args.phases, device=args.device, limit=512, **opening)
+    options = dict(
+        model=args.model, data=args.data, phases=args.phases, device=args.device, train_images=512, **opening
+    )
     own = optimizer_seconds(args.model, opening, args.phases, args.device, 20 * args.rounds)
     batches = []
     for size in args.batch_sizes:
-        step = step_seconds(size, args.rounds, val_images=64, head_images=64, **options)
+        step = step_seconds(size, args.rounds, num_images=64, **options)
         batches.append({"batch_size": size, "step": step, "added": (own["muon"] - own["adamw"]) / step})
     result = {
         "command": " ".join(["python benchmarks/optimizers.py", *sys.argv[1:]]),

@@ -67,8 +67,8 @@ def stopped(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     rank = int(os.environ["RANK"])
     images = [str(path) for path in sorted(args.data.glob("imagenet-20-train-*.zip"))] or ["scenes"]
     options: dict[str, Any] = dict(data=images, pretrained=False, k=3, phases=[4, 4, 4], recipe="paper", compile=False)
-    options |= dict(budget=f"{args.steps}steps", batch_size=args.batch, limit=max(4 * args.batch, 64), val_images=16)
-    options |= dict(head_images=32, num_workers=4, out=str(folder / "run"))
+    options |= dict(budget=f"{args.steps}steps", batch_size=args.batch, train_images=max(4 * args.batch, 64))
+    options |= dict(num_images=16, num_workers=4, out=str(folder / "run"))
     stop_rank(folder / "run", rank)
     began, said = time.monotonic(), ""
     try:

@@ -77,6 +77,15 @@ def choices_of(kind: Any) -> tuple[str, ...]:
     return next((get_args(one) for one in members(kind)[0] if get_origin(one) is Literal), ())
 
 
+def typed_value(kind: Any, words: list[str]) -> Any:
+    """What words at a terminal mean in the type of their option. A word that does not fit stays: `check` refuses it."""
+    kinds, _ = members(kind)
+    value = in_type(kind, words if list in kinds else words[0])
+    if bool in kinds and str(value).lower() in ("true", "false"):
+        return value.lower() == "true"
+    return value
+
+
 def in_type(kind: Any, value: Any) -> Any:
     """An entry of a YAML file in its option's type: YAML reads 1e-3 as a word, and 32.0 where 32 is meant."""
     kinds, _ = members(kind)
@@ -89,6 +98,8 @@ def in_type(kind: Any, value: Any) -> Any:
         return str(value)
     if isinstance(value, bool) or not (int in kinds or float in kinds):
         return value
+    if float not in kinds and isinstance(value, str) and re.fullmatch(r"[-+]?\d{1,30}", value):
+        return int(value)  # exact: a float has 53 bits
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):

@@ -6,22 +6,18 @@ Only the module of the chosen command is imported, so `raptor --help` answers at
 from __future__ import annotations
 
 import difflib
-import io
 import json
-import os
-import re
 import socket
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
-from dataclasses import MISSING, fields, replace
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from raptor.checks import OWN, in_words, members, shown
+from raptor.checks import OWN, in_type, in_words, members, shown, typed_value
 from raptor.config import COMMANDS, WORDS_FIRST, WORDS_SECOND, Config
 from raptor.files import read_yaml, slug
 from raptor.progress import started_processes
@@ -108,25 +104,28 @@ def _output_to_stderr() -> Iterator[None]:
 def parse(name: str, kind: type[Config], words: Sequence[str]) -> Config:
     """The config that words at a terminal give: what is typed, else the entries of --config files, else defaults."""
     typed = split_words(name, kind, words)
-    files, module = typed.pop("config", []), typed.pop("module", [None])[0]
-    defaults: dict[str, Any] = {}
+    files = typed.pop("config", [])
+    module = typed.pop("module", [None])[0]
+    given: dict[str, Any] = {}
     for file in files:
-        defaults |= _read_config(Path(file).expanduser(), kind)
+        given |= _read_config(Path(file).expanduser(), kind)
+    for option, values in typed.items():
+        given[option] = typed_value(kind.kinds()[option], values)
     first = kind.POSITIONAL[0]
-    is_named = first in typed or first in defaults
+    is_named = first in given
     if module is not None and not is_named:
         if name == "report":
             raise ValueError("raptor report shows the results of a run: name its folder before --module")
-        typed[first] = [OWN]
-    elif not is_named and first in _MODELS:
-        raise ValueError(f"give {shown(kind, first)}; see raptor {name} --help")
+        given[first] = OWN
     for option in kind.POSITIONAL:
-        if option in WORDS_SECOND and option not in typed and option not in defaults:
+        if option not in given and option in (*_MODELS, *WORDS_SECOND):
             raise ValueError(f"give {shown(kind, option)}; see raptor {name} --help")
-    config = _with_tyro(name, kind, typed, defaults)
-    if any(str(word).startswith(("timm/", "hf/")) for value in vars(config).values() for word in _as_list(value)):
+    config = kind(**given)
+    if _is_on_the_hub(config):
         fail_fast_offline()
-    return config if module is None else _with_module(name, config, module, is_named)
+    if module is None:
+        return config
+    return _with_module(name, config, module, is_named)
 
 
 def split_words(name: str, kind: type[Config], words: Sequence[str]) -> dict[str, list[str]]:
@@ -135,8 +134,9 @@ def split_words(name: str, kind: type[Config], words: Sequence[str]) -> dict[str
     `--num-images` is `--num_images`; a switch alone is true; `--data photos/ MODEL` is not taken apart.
     """
     kinds = {option: of for option, of in kind.kinds().items() if dict not in members(of)[0]}
-    kinds |= {"config": list[str], "module": str}
-    first = kind.POSITIONAL[0] if kind.POSITIONAL else None
+    kinds["config"] = list[str]
+    if kind.POSITIONAL[0] in _MODELS:
+        kinds["module"] = str
     found: dict[str, list[str]] = {}
     free: list[str] = []
     rest = list(words)
@@ -145,129 +145,101 @@ def split_words(name: str, kind: type[Config], words: Sequence[str]) -> dict[str
         if not _is_option(word):
             free.append(word)
             continue
-        option, equals, value = word.partition("=")
-        option = option.removeprefix("--").replace("-", "_") if option.startswith("--") else option
-        if f"{option}_" in kinds:  # the name of the option is a keyword of Python
-            option = f"{option}_"
-        if option not in kinds or (option == "module" and not _has_model(kind)):
-            raise ValueError(_unknown(name, word.partition("=")[0], kinds))
+        flag, equals, value = word.partition("=")
+        option = _name_of(flag, kinds)
+        if option not in kinds:
+            raise ValueError(_unknown(name, flag, kinds))
         if option in found and option != "config":
             raise ValueError(f"{shown(kind, option)} is given twice: leave out one of them")
-        values = [value] if equals else []
-        takes = members(kinds[option])[0]
-        while not equals and rest and not _is_option(rest[0]) and (list in takes or not values):
-            if bool in takes and rest[0].lower() not in ("true", "false") and first in WORDS_FIRST and not free:
-                break
-            values.append(rest.pop(0))
-        if not values and bool in takes:
-            values = ["true"]
+        # A word after a switch is the command's own where that is still missing: `--skip_bad MODEL`.
+        is_missing = kind.POSITIONAL[0] in WORDS_FIRST and not free
+        values = [value] if equals else _take_values(kinds[option], rest, is_missing)
         if not values:
-            flag = shown(kind, option)
             raise ValueError(f"{flag} has no value: give one, as {flag}=VALUE where it starts with a dash")
         found[option] = [*found.get(option, []), *values]
     return {**_by_place(name, kind, free, "module" in found), **found}
 
 
+def _name_of(flag: str, kinds: Mapping[str, Any]) -> str:
+    """The option that a flag names."""
+    if not flag.startswith("--"):
+        return flag
+    option = flag.removeprefix("--").replace("-", "_")
+    if f"{option}_" in kinds:  # `for` is a keyword of Python, so the option is called `for_`
+        return f"{option}_"
+    return option
+
+
+def _take_values(kind: Any, rest: list[str], first_is_missing: bool) -> list[str]:
+    """The values of an option, which are taken from the beginning of `rest`."""
+    takes = members(kind)[0]
+    values: list[str] = []
+    while rest and not _is_option(rest[0]) and (list in takes or not values):
+        if bool in takes and first_is_missing and rest[0].lower() not in ("true", "false"):
+            break
+        values.append(rest.pop(0))
+    if not values and bool in takes:
+        return ["true"]
+    return values
+
+
 def _by_place(name: str, kind: type[Config], free: list[str], has_module: bool) -> dict[str, list[str]]:
     """The words that belong to no option, by what their place says: the model, and of `show` the image after it."""
     places = [option for option in kind.POSITIONAL if option in WORDS_FIRST or option in WORDS_SECOND]
-    if has_module and len(free) < len(places):  # which stands for the model
+    if has_module and len(free) < len(places):  # the module stands for the model
         places = places[1:]
-    if places == ["models"]:
-        return {"models": free} if free else {}
+    if places == ["models"] and free:
+        return {"models": free}
     if len(free) > len(places):
         raise ValueError(f"unexpected {' '.join(free[len(places) :])}; see raptor {name} --help")
     return {option: [word] for option, word in zip(places, free)}
 
 
-def _has_model(kind: type[Config]) -> bool:
-    return bool(kind.POSITIONAL) and kind.POSITIONAL[0] in _MODELS
-
-
 def _is_option(word: str) -> bool:
+    # -1 and -.5 are numbers.
     return word.startswith("-") and not word[1:2].isdigit() and word[1:2] != "."
-
-
-_ALIKE = {"num_images": "limit", "limit": "num_images"}  # what a command measures; what it fits on
 
 
 def _unknown(name: str, typed: str, kinds: Mapping[str, Any]) -> str:
     """What to say of an option that the command does not have."""
     option = typed.removeprefix("--").replace("-", "_")
     others = [other for other in COMMANDS if option in config_of(other).kinds()]
-    if _ALIKE.get(option) in kinds:
-        return f"unknown option {typed}: did you mean --{_ALIKE[option]}?"
     if others:
         return f"unknown option {typed}: it is an option of {', '.join(others)}; see raptor {name} --help"
     close = difflib.get_close_matches(option, [*kinds, "json", "help"], n=1)
-    return f"unknown option {typed}" + (f": did you mean --{close[0]}?" if close else f"; see raptor {name} --help")
+    if close:
+        return f"unknown option {typed}: did you mean --{close[0]}?"
+    return f"unknown option {typed}; see raptor {name} --help"
 
 
 def _read_config(path: Path, kind: type[Config]) -> dict[str, Any]:
     """The options in a --config file. Options that run code are refused: only a person may type those."""
     if not path.is_file():
         raise ValueError(f"--config: there is no file {path}: check its path")
-    entries = {
-        key.replace("-", "_"): value for key, value in read_yaml(path, "write option: value on each line").items()
-    }
-    if not entries:
-        raise ValueError(f"--config: {path} is empty: write option: value on each line, or leave it out")
-    for key in entries:
-        if key in _ONLY_TYPED:
-            raise ValueError(f"{path} gives --{key}, which is not taken from a file: type it yourself")
-        if key not in kind.kinds():
-            close = difflib.get_close_matches(key, kind.kinds(), n=1)
+    found: dict[str, Any] = {}
+    for key, value in read_yaml(path, "write option: value on each line").items():
+        option = key.replace("-", "_")
+        if option in _ONLY_TYPED:
+            raise ValueError(f"{path} gives --{option}, which is not taken from a file: type it yourself")
+        if option not in kind.kinds():
+            close = difflib.get_close_matches(option, kind.kinds(), n=1)
             hint = f": did you mean --{close[0]}?" if close else ""
-            raise ValueError(f"{path}: unknown option --{key}{hint}")
-        if isinstance(entries[key], dict):
-            raise ValueError(f"{path}: --{key} must be {in_words(kind.kinds()[key])}, got names with values")
-    return entries
+            raise ValueError(f"{path}: unknown option --{option}{hint}")
+        if isinstance(value, dict):
+            raise ValueError(f"{path}: --{option} must be {in_words(kind.kinds()[option])}, got names with values")
+        found[option] = in_type(kind.kinds()[option], value)
+    if not found:
+        raise ValueError(f"--config: {path} is empty: write option: value on each line, or leave it out")
+    return found
 
 
-def _with_tyro(name: str, kind: type[Config], typed: Mapping[str, list[str]], defaults: Mapping[str, Any]) -> Config:
-    """The config that tyro makes of the typed words; its message as one line where it cannot."""
-    import tyro
-
-    blank = object.__new__(kind)  # not checked: tyro makes the config that is
-    for f in fields(kind):
-        value = f.default_factory() if f.default_factory is not MISSING else f.default
-        setattr(blank, f.name, defaults.get(f.name, tyro.MISSING if value is MISSING else value))
-    words = [word for option, values in typed.items() for word in (f"--{option}", *map(_truth, values))]
-    said = io.StringIO()
-    columns = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "10000"  # one line
-    try:
-        with redirect_stderr(said), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # one word where a list may stand: it is checked by the config
-            return cast(
-                Config,
-                tyro.cli(kind, args=words, default=blank, use_underscores=True, config=(tyro.conf.FlagConversionOff,)),
-            )
-    except SystemExit:
-        raise ValueError(_of_tyro(said.getvalue(), kind, typed)) from None
-    finally:
-        os.environ.pop("COLUMNS")
-        if columns is not None:
-            os.environ["COLUMNS"] = columns
-
-
-def _truth(word: str) -> str:
-    return word.capitalize() if word.lower() in ("true", "false") else word
-
-
-def _of_tyro(text: str, kind: type[Config], typed: Mapping[str, list[str]]) -> str:
-    """What tyro says of a value, in words of the option's type; its own words for what a config refuses."""
-    option = re.search(r"(?:Error parsing|for argument) '?--(\w+)", text)
-    if option is not None:
-        name = option[1]
-        return f"--{name} must be {in_words(kind.kinds()[name])}, got {' '.join(typed[name])}"
-    lines = [line.strip(" │╭╮╰╯─-") for line in text.splitlines()]
-    said = [line for line in lines if line]
-    return re.sub(r"^Error parsing \S+: ", "", said[1])  # the first is a title
-
-
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
+def _is_on_the_hub(config: Config) -> bool:
+    """Whether a model of the config may have to be fetched."""
+    for value in vars(config).values():
+        words = value if isinstance(value, list | tuple) else [value]
+        if any(str(word).startswith(("timm/", "hf/")) for word in words):
+            return True
+    return False
 
 
 def _with_module(name: str, config: Config, where: str, is_named: bool) -> Config:

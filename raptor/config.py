@@ -97,11 +97,6 @@ class Opening(WeightFile):
 
     title = "model"
     RARE: ClassVar[tuple[str, ...]] = (
-        "blocks",
-        "norm",
-        "cls",
-        "registers",
-        "head_classes",
         "layer_scale",
         "dtype",
         "trust_hub",
@@ -114,16 +109,6 @@ class Opening(WeightFile):
     """what the model is called in titles and figures; by default the weight file's stem."""
     size: int | None = None
     """image size."""
-    blocks: str | None = None
-    """dotted path of the block list, for a model whose structure cannot be guessed."""
-    norm: str | None = None
-    """dotted path of the final norm, for such a model."""
-    cls: Annotated[int, Bounds(0, 1)] | None = None
-    """number of cls tokens (0 or 1), for such a model."""
-    registers: Annotated[int, Bounds(0, 4096)] | None = None
-    """number of register tokens, for such a model."""
-    head_classes: Annotated[int, Bounds(0, 2**20)] | None = None
-    """number of class scores the model gives, where its configuration does not say; 0 for none."""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """type of the weights: fp32, bf16 or fp16; fp32 also widens stored halves."""
 
@@ -147,6 +132,7 @@ class OpeningModel(Opening):
 @dataclass(kw_only=True)
 class OfTeacher(Config):
     title = "model"
+    RARE: ClassVar[tuple[str, ...]] = ("allow_other_teacher",)
 
     teacher: Model | None = None
     """the teacher of a surrogate, if its folder does not name it or the name fails to open."""
@@ -170,6 +156,7 @@ class Running(OnDevice):
     """Where and in which precision a command runs, and how it reads images."""
 
     title = "machine"
+    RARE: ClassVar[tuple[str, ...]] = ("skip_bad",)
 
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """auto, fp32 or bf16."""
@@ -207,36 +194,42 @@ class Measuring(OnData):
 
 
 @dataclass(kw_only=True)
+class Fitting(Config):
+    """How many images something is fitted on."""
+
+    title = "images"
+
+    train_images: Number | None = None
+    """use only this many training images."""
+
+
+@dataclass(kw_only=True)
 class HeadClasses(Config):
     title = "images"
+    RARE: ClassVar[tuple[str, ...]] = ("classes",)
 
     classes: File | None = None
     """a file with the classes of the model's head, one per line; ImageNet's WordNet ids need none."""
 
 
 @dataclass(kw_only=True)
-class GivenHead(HeadClasses):
-    """The head for a teacher that has no classifier."""
+class GivenHead(HeadClasses, Fitting):
+    """The head for a teacher that has no classifier; a ridge head is fitted on training images."""
 
     title = "images"
-    RARE: ClassVar[tuple[str, ...]] = ("head_file", "head_images")
+    RARE: ClassVar[tuple[str, ...]] = ("head_file",)
 
     head_file: File | None = None
     """a linear head, for a teacher that has none or to replace its own."""
-    head_images: Number | None = None
-    """training images of a ridge head, for a teacher that has none; by default the head kept in the run, else 20
-    images per class, 5,000 at least."""
 
 
 @dataclass(kw_only=True)
-class Training(Config):
+class Training(Fitting):
     """How long-running training is interrupted, continued and planned."""
 
     title = "machine"
     RARE: ClassVar[tuple[str, ...]] = ("compile", "resume", "checkpoint_minutes")
 
-    limit: Number | None = None
-    """use only this many training images."""
     seed: Seed = 0
     """of initialisation, data order, augmentation and drops."""
     compile: bool | None = None
@@ -284,6 +277,10 @@ class Recipe(Config):
         "head_weight",
         "crop_scale",
         "epoch_images",
+        "stage1_share",
+        "stage1_weights",
+        "last_phase_weights",
+        "stage2_weights",
     )
 
     recipe: str = "default"
@@ -406,18 +403,15 @@ WORDS_SECOND = ("image",)
 
 @dataclass(kw_only=True)
 class DemoConfig(OnDevice):
-    """Phases, distillation, certificate, probes, dynamics and the page, on the built-in scenes."""
+    """Phases, certificate, probes, dynamics and the page, on the built-in model, surrogate and scenes."""
 
+    title = "demo"
     POSITIONAL = ("out",)
 
     out: str = "runs/demo"
-    """run folder; what is already there is not done again."""
-    budget: str = "25s"
-    """training time of each surrogate (k = 2 and 3)."""
-    from_scratch: bool = False
-    """start from copies of the teacher's blocks instead of refining the shipped surrogates."""
+    """run folder."""
     num_images: Number = 512
-    """held-out images of each measurement; heads and probes train on up to four times as many."""
+    """held-out images of the phases and the certificate; the other measurements take fewer."""
 
 
 @dataclass(kw_only=True)
@@ -438,7 +432,7 @@ class PhasesConfig(OpeningModel, OfTeacher, Measuring, Running):
 
     title = "phases"
     POSITIONAL = ("models",)
-    RARE: ClassVar[tuple[str, ...]] = ("twin", "score", "standardise", "function_images")
+    RARE: ClassVar[tuple[str, ...]] = ("twin", "score", "standardise", "sample_images")
 
     models: Models = field(kw_only=False)
     """one or more of timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, or a run folder, whose teacher and surrogate are
@@ -452,7 +446,7 @@ class PhasesConfig(OpeningModel, OfTeacher, Measuring, Running):
     """with dp: `weighted`, `mean` (the printed one) or `cut`."""
     min_length: Several | None = None
     """shortest phase; by default 2 with dp, else 1."""
-    function_images: Number = 32
+    sample_images: Number = 32
     """with function: images on which each block is replaced by each other one."""
     tokens: str = "pooled"
     """which similarity is cut: all, cls, registers, patches or pooled (cls + mean patch)."""
@@ -507,8 +501,10 @@ class DistillConfig(OpeningModel, OnData, Recipe, Training, GivenHead, Running):
         "graph",
         "checkpointing",
         "track",
-        "phase_images",
         "allow_other_teacher",
+        "tokens",
+        "stage",
+        "split",
         "target",
     )
 
@@ -533,10 +529,8 @@ class DistillConfig(OpeningModel, OnData, Recipe, Training, GivenHead, Running):
     finished run it goes on from that run's weights, in another folder."""
     allow_other_teacher: bool = False
     """start from a surrogate of another teacher."""
-    phase_images: Number = 1024
-    """images for the similarity that the phases are cut from."""
-    val_images: Number = 1024
-    """held-out images for the validation curve."""
+    num_images: Number = 1024
+    """held-out images of the validation curve, and training images of the similarity that phases are cut from."""
     graph: bool | None = None
     """run each step as a CUDA graph; by default on a single GPU."""
     checkpointing: bool = False
@@ -560,8 +554,8 @@ class EvaluateConfig(Opening, OfTeacher, Measuring, GivenHead, Running):
     with a severity of 1 to 5 as in noise:5 (3 by default)."""
     autonomous: Model | None = None
     """a run with the same phases, distilled with --conditioning none: what it loses is the price of non-autonomy."""
-    train_images: Number = 1000
-    """training images that the null models are fitted on."""
+    train_images: Number | None = None
+    """training images that null models and a ridge head are fitted on; by default 1,000, and the head of the run."""
     null_models: bool = True
     """also measure the null models (adds about a forward pass)."""
     eps: Rate | None = None
@@ -577,7 +571,7 @@ class EvaluateConfig(Opening, OfTeacher, Measuring, GivenHead, Running):
 
 
 @dataclass(kw_only=True)
-class ProbeConfig(OpeningModel, OfTeacher, OnData, HeadClasses, Running):
+class ProbeConfig(OpeningModel, OfTeacher, OnData, HeadClasses, Fitting, Running):
     """Train linear probes on a frozen model; given a run, on the surrogate and on its teacher alike."""
 
     title = "probe"
@@ -598,9 +592,7 @@ class ProbeConfig(OpeningModel, OfTeacher, OnData, HeadClasses, Running):
     """several give mean and deviation."""
     layer: int | None = None
     """the state to probe (0..L); by default the last."""
-    limit: Number | None = None
-    """use only this many training images."""
-    val_images: Number | None = None
+    num_images: Number | None = None
     """use only this many held-out images."""
     closed_form: Literal["ridge", "logistic"] | None = None
     """ridge or logistic on cached features, for a quick look at classification."""
@@ -620,7 +612,7 @@ class DynamicsConfig(OpeningModel, OfTeacher, Measuring, GivenHead, Running):
 
     title = "dynamics"
     POSITIONAL = ("model",)
-    RARE: ClassVar[tuple[str, ...]] = ("num_classes", "eps", "perturbation", "seed")
+    RARE: ClassVar[tuple[str, ...]] = ("num_classes", "eps", "perturbation", "seed", "train_images")
 
     model: Model = field(kw_only=False)
     """a run folder, or timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, scenes-k3. A surrogate is measured beside its
@@ -629,10 +621,10 @@ class DynamicsConfig(OpeningModel, OfTeacher, Measuring, GivenHead, Running):
     """folder for dynamics.json, interventions.json and figures; by default the run's own."""
     num_classes: NumberOrNone = 5
     """how many classes basins are drawn of: those with the most images; 0 leaves basins out."""
-    stability_images: NumberOrNone = 64
-    """images that are perturbed, in fp32; 0 leaves stability out."""
-    rank_images: Number = 64
-    """images whose updates are factorised."""
+    sample_images: Number = 64
+    """images of the costly parts: ranks of updates, perturbations and interventions."""
+    stability: bool = True
+    """also follow perturbed states, in fp32."""
     eps: tuple[Rate, ...] = (1e-3, 1e-2, 1e-1)
     """sizes of the perturbations."""
     perturbation: Literal["relative", "paper"] = "relative"
@@ -643,11 +635,9 @@ class DynamicsConfig(OpeningModel, OfTeacher, Measuring, GivenHead, Running):
     """phase lengths instead, e.g. 7 3 2."""
     interventions: bool = True
     """also swap layers, run phases longer and shorter, and run a surrogate past its last layer."""
-    intervention_images: Number = 32
-    """images of the interventions, a sample spread over the data."""
-    tangent_images: NumberOrNone = 0
-    """images of Jacobian growth, Lyapunov exponents, fixed points and transplants, beside an untrained twin, e.g. 8;
-    0 leaves them out, because they take minutes."""
+    tangents: bool = False
+    """also Jacobian growth, Lyapunov exponents, fixed points and transplants of up to 8 images, beside an untrained
+    twin: minutes."""
     seed: Seed = 0
     """of the perturbations, and of the weights of an untrained model."""
 
@@ -663,10 +653,8 @@ class ReportConfig(OfTeacher, WeightFile, OnDevice, OnData):
     """a run folder: the --out of phases, distill, evaluate, probe or dynamics."""
     out: str | None = None
     """where the page goes; RUN/report.html by default."""
-    images: NumberOrNone = 4
+    num_images: NumberOrNone = 4
     """how many images to show through depth; 0 for none."""
-    open_models: bool = True
-    """whether to open the run's models for that; false shows only what was measured before."""
     trust_hub: bool = False
     """run the code of a torch.hub repository, for hub/REPO:ENTRY."""
 
@@ -687,7 +675,7 @@ class StatesConfig(OpeningModel, OfTeacher, OnData, HeadClasses, Running):
     group), attn_out and mlp_out (what both branches add to the state) and resid_mid (the state between them)."""
     split: str = "all"
     """all, train (without the held-out images), val, or one of the data's own parts; of --val where that is given."""
-    limit: Number | None = None
+    num_images: Number | None = None
     """use only this many images."""
     batch_size: Annotated[int, Bounds(1, 10**6)] = 64
     """images per forward pass."""
@@ -731,8 +719,6 @@ class ExploreConfig(OpeningModel, OfTeacher, OnDevice):
     """a run folder (teacher and surrogate side by side) or any model name."""
     port: Annotated[int, Bounds(1, 65535)] = 7860
     """of the page."""
-    open_browser: bool = False
-    """open the page in a browser."""
 
 
 @dataclass(kw_only=True)
@@ -759,7 +745,7 @@ class TeacherConfig(Training, Running):
     """labelled images, several joined where all have the same classes."""
     val: Data | None = None
     """other images to judge on, instead of the held-out part of the data."""
-    val_images: Number | None = None
+    num_images: Number | None = None
     """use only this many held-out images."""
     out: str = "runs/teacher"
     """run folder; continued when it already holds this run."""

@@ -30,7 +30,7 @@ from raptor.vit.open import open_vit
 from raptor.vit.saved import save_vit
 
 SHAPE = dict(img_size=24, patch_size=8, embed_dim=32, depth=4, num_heads=2, num_classes=3)
-DISTIL = "--phases 2 2 --budget 2steps --batch_size 8 --val_images 4 --device cpu --augment none --head_images 8"
+DISTIL = "--phases 2 2 --budget 2steps --batch_size 8 --num_images 4 --device cpu --augment none"
 TREE = [f"{part}/{name}/{i}.png" for part in ("train", "val") for name in ("ant", "bee", "cat") for i in range(4)]
 
 

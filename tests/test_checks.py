@@ -23,7 +23,7 @@ from raptor.config import DistillConfig, DynamicsConfig, PhasesConfig, ProbeConf
         (dict(layer_scale=float("nan")), "--layer_scale must be a number, got nan"),
         (dict(skip_bad="false"), "--skip_bad must be true or false, got 'false'"),
         (dict(method="best"), "--method must be one of maxcut, dp, function, got best"),
-        (dict(blocks=" "), "--blocks is empty: give a value, or leave it out"),
+        (dict(name=" "), "--name is empty: give a value, or leave it out"),
         (dict(weights="nowhere.pth"), "--weights: there is no file nowhere.pth"),
         (dict(data="scnes"), "unknown data 'scnes': did you mean scenes"),
         (dict(teacher="scnes"), "unknown model 'scnes': did you mean 'scenes'"),
@@ -53,9 +53,9 @@ def test_the_ends_of_bounds() -> None:
     assert TeacherConfig(smoothing=0.0, warmup=0.999).smoothing == 0.0
     with pytest.raises(ValueError, match="--smoothing must be less than 1, got 1"):
         TeacherConfig(smoothing=1.0)
-    assert PhasesConfig("scenes", cls=1).cls == 1
-    with pytest.raises(ValueError, match="--cls must be at most 1, got 2"):
-        PhasesConfig("scenes", cls=2)
+    assert TeacherConfig(registers=4096).registers == 4096
+    with pytest.raises(ValueError, match="--registers must be at most 4096, got 4097"):
+        TeacherConfig(registers=4097)
 
 
 def test_a_file_or_one_of_a_few_words(tmp_path: Path) -> None:

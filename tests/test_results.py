@@ -37,13 +37,15 @@ def test_an_opened_model_and_a_module_of_your_own_in_every_command(tmp_path: Pat
     assert len(repr(vit)) < 300
     check_result(phases(vit, k=[2], **FEW))
     check_result(phases(vit.model, k=[2], out="own", size=24, **FEW))
-    check_result(dynamics(vit, stability_images=2, rank_images=2, num_classes=0, interventions=False, **FEW))
-    check_result(probe(vit, data="scenes", limit=32, val_images=8, closed_form="ridge", batch_size=8, out="probed"))
+    check_result(dynamics(vit, sample_images=2, num_classes=0, interventions=False, **FEW))
+    check_result(
+        probe(vit, data="scenes", train_images=32, num_images=8, closed_form="ridge", batch_size=8, out="probed")
+    )
 
 
 def test_a_distillation_and_its_certificate(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    options = dict(phases=[2, 2], budget="2steps", batch_size=4, limit=8, val_images=4, head_images=8)
+    options = dict(phases=[2, 2], budget="2steps", batch_size=4, train_images=8, num_images=4)
     done = distill(tiny_teacher(), "scenes", out="run", **options)
     check_result(done)
     check_result(evaluate("run", teacher=tiny_teacher(), train_images=8, bootstrap=10, **FEW))

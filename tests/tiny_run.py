@@ -29,7 +29,7 @@ RECIPE = dict(
     budget="12steps",
     augment="crop",
 )
-OPTIONS = dict(phases=[2, 2], limit=64, val_images=8, phase_images=32, device="cpu")
+OPTIONS = dict(phases=[2, 2], train_images=64, num_images=8, device="cpu")
 TEACHER = dict(
     size=24,
     patch=8,
@@ -39,8 +39,8 @@ TEACHER = dict(
     registers=2,
     budget="12steps",
     batch_size=8,
-    limit=64,
-    val_images=16,
+    train_images=64,
+    num_images=16,
     device="cpu",
     drop=0.3,
     mixup=0.2,

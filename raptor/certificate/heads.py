@@ -155,7 +155,8 @@ class RidgeFit(Record):
     def is_of(self, kept: RidgeFit, of_run: bool) -> bool:
         """Whether the head that `kept` describes is the one that this fit would give, as far as both say.
 
-        of_run: the head was fitted by a run. A run with --limit has fewer images, and its head holds for all its data.
+        of_run: the head was fitted by a run. A run with --train_images has fewer images, and its head holds for all
+            its data.
         """
         if differences(self.subject, kept.subject):
             return False

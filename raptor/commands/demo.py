@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raptor.commands.distill import distill
+import torch
+
 from raptor.commands.dynamics import Dynamics, dynamics
 from raptor.commands.evaluate import Evaluation, evaluate
 from raptor.commands.phases import phases
 from raptor.commands.probe import Probed, probe
 from raptor.commands.report import Page, report
 from raptor.config import DemoConfig
-from raptor.data import open_data
 from raptor.phases.study import ModelPhases
 from raptor.progress import clock
 from raptor.provenance import command
 from raptor.report.phases import SavedPhases
 from raptor.run import check_folder
 from raptor.streaming import Result
-from raptor.train import Distilled, Scores, Validator
-from raptor.train.schedule import Budget
 from raptor.vit.pair import open_pair
+from raptor.vit.saved import save_vit
+
+_SURROGATE = "scenes-k3"
 
 
 @dataclass
@@ -34,7 +38,6 @@ class Demo(Result):
     page: Page
     findings: list[str]
     phases: SavedPhases
-    distilled: dict[int, Distilled]
     evaluation: Evaluation
     probes: dict[str, Probed]
     dynamics: Dynamics
@@ -53,95 +56,103 @@ class Demo(Result):
         return self.evaluation.plot()
 
     def text(self) -> str:
-        return "\n".join([*self.findings, f"the page: {self.page.path}"])
+        # The findings were printed as they came.
+        return f"the page: {self.page.path}"
 
 
 @command(DemoConfig)
 def demo(config: DemoConfig) -> Demo:
-    """Phases, distillation, certificate, probes, dynamics and the page, on the built-in scenes."""
+    """Phases, certificate, probes, dynamics and the page, on the built-in model, surrogate and scenes."""
     started = time.monotonic()
-    out, num_images, device = config.out, config.num_images, config.device
-    Budget.parse(config.budget)
-    folder = check_folder(out)
-    _say("1 of 6: the phases depth falls into")
-    # The shipped surrogates were cut by all tokens.
-    found = phases(["scenes"], data="scenes", k=[2, 3, 4], tokens="all", num_images=num_images, out=out, device=device)
-    print(found.text())
-    _say("2 of 6: rewrite 12 blocks as 2, and as 3")
-    places = {2: str(folder / "k2"), 3: out}
-    distilled = {k: _distil(k, place, config) for k, place in places.items()}
-    _say("3 of 6: the certificate")
-    judged = evaluate(out, data="scenes", num_images=num_images, train_images=num_images, device=device)
-    _say("4 of 6: three linear probes, teacher against surrogate")
+    folder = check_folder(config.out)
+    with _free_threads():
+        found = _run(config, folder)
+    print(f"done in {clock(time.monotonic() - started)}", flush=True)
+    return found
+
+
+def _run(config: DemoConfig, folder: Path) -> Demo:
+    num_images, out = config.num_images, str(folder)
+    findings: list[str] = []
+
+    def tell(lines: list[str]) -> None:
+        findings.extend(lines)
+        print(*lines, sep="\n", flush=True)
+
+    _begin("1 of 5: the phases depth falls into")
+    surrogate, _ = open_pair(_SURROGATE, device="cpu")
+    assert surrogate is not None
+    # A run folder like those of `raptor distill`, so that the other commands can be tried on it afterwards.
+    save_vit(surrogate, folder / "surrogate")
+    shared: dict[str, Any] = {"data": "scenes", "device": config.device}
+    # The shipped surrogate was cut by all tokens.
+    cut = phases(["scenes"], k=[2, 3, 4], tokens="all", num_images=num_images, out=out, **shared)
+    tell(_of_phases(cut.models[0]))
+
+    _begin("2 of 5: the certificate of the built-in surrogate, three tied blocks for twelve")
+    # Stitching and rates run each image some thirty times, and 16 images show their curves.
+    certified = evaluate(
+        out, num_images=num_images, train_images=num_images, sample_images=min(16, num_images), **shared
+    )
+    tell(_of_certificate(certified))
+
+    _begin("3 of 5: three linear probes, teacher against surrogate")
     probes: dict[str, Probed] = {}
     for task in ("classify", "segment", "depth"):
         probes[task] = probe(
             out,
             task=task,
-            data="scenes",
-            lrs=[1e-3, 1e-2, 1e-1],
-            limit=3 * num_images // 2,
-            val_images=num_images,
-            epochs=4,
+            lrs=[1e-2, 1e-1],
+            train_images=num_images,
+            num_images=num_images // 2,
+            epochs=3,
             batch_size=min(64, num_images),
-            device=device,
+            **shared,
         )
-        print(probes[task].text().splitlines()[-2])
-    _say("5 of 6: depth as a dynamical system")
-    moved = dynamics(
-        out,
-        data="scenes",
-        num_images=num_images // 2,
-        stability_images=max(1, num_images // 64),
-        rank_images=max(1, num_images // 8),
-        intervention_images=max(1, num_images // 16),
-        device=device,
-    )
-    _say("6 of 6: the page")
-    page = report(out)
-    _say(f"done in {clock(time.monotonic() - started)}")
-    recovered = {task: done.recovery or 0.0 for task, done in probes.items()}
-    lines = _findings(found.models[0], judged.certificate, distilled[3].summary.validation, recovered)
-    return Demo(folder, page, lines, found, distilled, judged, probes, moved)
+        tell([f"{task}: the surrogate keeps {probes[task].recovery or 0:.0%} of the teacher's score"])
+
+    _begin("4 of 5: depth as a dynamical system")
+    few = max(1, num_images // 128)
+    moved = dynamics(out, num_images=num_images // 4, sample_images=few, **shared)
+    tell([f"dynamics: {line}" for line in moved.measured.teacher.findings])
+
+    _begin("5 of 5: the page")
+    page = report(out, num_images=2, **shared)
+    return Demo(folder, page, findings, cut, certified, probes, moved)
 
 
-def _distil(k: int, out: str, config: DemoConfig) -> Distilled:
-    """Refine a shipped surrogate (or train one from the teacher's blocks), and say what that changed."""
-    num_images, start = config.num_images, None if config.from_scratch else f"scenes-k{k}"
-    surrogate, teacher = open_pair(f"scenes-k{k}", device="cpu")
-    assert surrogate is not None and surrogate.phases is not None
-    options: dict[str, Any] = dict(
-        phases=surrogate.phases, start=start, recipe="quick", budget=config.budget, device=config.device
-    )
-    train = open_data("scenes", "train", limit=4 * num_images, size=48)
-    held_out = open_data("scenes", "val", limit=num_images, size=48)
-    before = Validator(teacher, train, held_out).validate(surrogate).accuracy if start else float("nan")
-    done = distill("scenes", "scenes", out=out, val_images=num_images, head_images=2 * num_images, **options)
-    assert isinstance(done, Distilled)
-    after = done.summary.validation
-    print(
-        f"k={k}: accuracy {before:.1%} as shipped, {after.accuracy:.1%} after {config.budget} here, "
-        f"{after.recovery_head:.1%} of the teacher's {after.teacher_accuracy:.1%}"
-    )
-    return done
-
-
-def _findings(entry: ModelPhases, certificate: Any, after: Scores, recovered: dict[str, float]) -> list[str]:
-    cut = entry.phases[3]
+def _of_phases(entry: ModelPhases) -> list[str]:
     within, across = entry.within[3]
+    alike = f"layers of one phase are {within:.2f} alike, of different ones {across:.2f}"
+    return [f"phases: {entry.suggestion}", f"phases: three give {entry.phases[3]}; {alike}"]
+
+
+def _of_certificate(found: Evaluation) -> list[str]:
+    certificate = found.certificate
     eps = certificate.eps["relative"]["all"]
-    trained, overall = certificate.judged.lines()[:2]
-    kept = ", ".join(f"{task} {share:.0%}" for task, share in recovered.items())
-    return [
-        f"verdict: {trained}",
-        f"verdict: {overall}",
-        f"phases: {entry.suggestion}",
-        f"phases: three give {cut}; layers of one phase are {within:.2f} alike, of different ones {across:.2f}",
-        f"surrogate: 3 tied blocks for 12, accuracy {after.recovery_head:.1%} of the teacher's; every layer within "
-        f"{eps.value:.0%} of the teacher's norm (the worst is layer {eps.layer})",
-        f"probes: share of the teacher's score that the surrogate keeps: {kept}",
-    ]
+    lines = [f"verdict: {line}" for line in certificate.judged.lines()[:2]]
+    lines.append(
+        f"surrogate: every layer within {eps.value:.0%} of the teacher's norm (the worst is layer {eps.layer})"
+    )
+    for name, _, _, share, floor in certificate.kept():
+        lines.append(f"surrogate: {name} kept {share or 0:.1%}; one class for all images keeps {floor or 0:.1%}")
+    return lines
 
 
-def _say(text: str) -> None:
+@contextmanager
+def _free_threads() -> Iterator[None]:
+    """Inside, torch takes as many threads as cores are free.
+
+    Threads that wait for a core take it from each other: on a machine with a load of 10, the demo took 48 minutes.
+    """
+    before = torch.get_num_threads()
+    num_busy = round(os.getloadavg()[0])
+    torch.set_num_threads(max(1, before - num_busy))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _begin(text: str) -> None:
     print(f"\n== {text}", flush=True)

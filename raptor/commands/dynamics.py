@@ -33,6 +33,8 @@ from raptor.vit.saved import check_folder_of
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
 
+_TANGENT_IMAGES = 8  # at most: they take minutes
+
 
 @dataclass
 class Dynamics(Result):
@@ -101,7 +103,7 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
     opening: dict[str, Any] = {**config.of_teacher(), **config.opening()}
     with seeded(seed):
         surrogate, main = open_pair(model, device=ranks.device, **opening)
-    if config.stability_images or config.tangent_images:
+    if config.stability or config.tangents:
         check_perturbable(main)
     folder = ranks.first(lambda: result_folder(config.out, folder_of(model), "dynamics"))
     check_folder_of(folder, folder_of(model), surrogate, main)
@@ -136,8 +138,8 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
             num_images=batches.num_images,
             phases=cut,
             classes=chosen,
-            stability_images=config.stability_images,
-            rank_images=config.rank_images,
+            stability_images=config.sample_images if config.stability else 0,
+            rank_images=config.sample_images,
             eps=config.eps,
             perturbation=config.perturbation,
             precision=precision,
@@ -172,7 +174,7 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
     changed = None
     if config.interventions:
         head, reason = _find_head(main, folder, precision, data, config, ranks)
-        some = iterate(few, main.preprocess, config.batch_size, device=ranks.device, limit=config.intervention_images)
+        some = iterate(few, main.preprocess, config.batch_size, device=ranks.device, limit=config.sample_images)
         shown = ranks.first(lambda: torch.cat([batch.images.cpu() for batch in some]))
         parts = intervene(main, surrogate, shown, cut, head, ranks)
         changed = InterventionsFile(
@@ -185,8 +187,9 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
             **facts,
         )
     tangents = None
-    if config.tangent_images:
-        some = iterate(few, main.preprocess, TANGENT_BATCH, device=ranks.device, limit=config.tangent_images)
+    if config.tangents:
+        num_tangents = min(_TANGENT_IMAGES, config.sample_images)
+        some = iterate(few, main.preprocess, TANGENT_BATCH, device=ranks.device, limit=num_tangents)
         stability, notes = ranks.first(lambda: compare_tangents(main, surrogate, list(some), cut, seed))
         tangents = TangentsFile(
             stability["teacher"],
@@ -223,7 +226,7 @@ def _find_head(
     vit: ViT, folder: Path, precision: str, data: ChosenData, config: DynamicsConfig, ranks: Ranks
 ) -> tuple[Head | None, str]:
     """The head that predicts after an intervention, and which one it is or why there is none."""
-    file, num = config.head_file, config.head_images
+    file, num = config.head_file, config.train_images
     training = None
     if file is None and not vit.num_classes:
         with suppress(ValueError):  # only held-out images: no ridge head can be fitted, and the reason says so

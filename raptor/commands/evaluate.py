@@ -32,6 +32,8 @@ from raptor.vit.pair import OTHER_TEACHER, open_pair
 from raptor.vit.saved import check_folder_of, describe_surrogate
 from raptor.vit.view import ViT
 
+_NULL_MODEL_IMAGES = 1000
+
 
 @dataclass
 class Evaluation(Result):
@@ -162,7 +164,7 @@ class _Job:
                 self.teacher,
                 chosen.labelled(chosen.training(None, size), self.images.judged, size),
                 config.batch_size,
-                head_images=config.head_images,
+                head_images=config.train_images,
                 num_workers=config.num_workers,
                 ranks=self.ranks,
             )
@@ -172,7 +174,7 @@ class _Job:
             train,
             file=config.head_file,
             cache=self.folder / "head.safetensors",
-            head_images=config.head_images,
+            head_images=config.train_images,
             precision=self.precision,
         )
         return head
@@ -311,7 +313,7 @@ def _choose_images(config: EvaluateConfig, teacher: ViT) -> _Images:
     num_classes, names = head_outputs(teacher, config.head_file)
     size = teacher.preprocess.size
     chosen = ChosenData.of(folder_of(config.run), vars(config), names, num_classes)
-    fitted = chosen.training(config.train_images, size, any_class=True)
+    fitted = chosen.training(config.train_images or _NULL_MODEL_IMAGES, size, any_class=True)
     seen = chosen.trained_on(folder_of(config.run), size)
     like: ImageData = fitted
     other: ImageData | None = seen

@@ -38,7 +38,6 @@ def explore(config: ExploreConfig) -> None:
         page.launch(
             server_name="127.0.0.1",
             server_port=port,
-            inbrowser=config.open_browser,
             max_file_size="10mb",
             share=False,
             quiet=True,

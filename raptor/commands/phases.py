@@ -78,7 +78,7 @@ def phases(config: PhasesConfig) -> SavedPhases:
             config.standardise,
             precision,
             config.twin,
-            config.function_images,
+            config.sample_images,
         )
         entries.append(replace(entry, side=side, data=chosen.name, split=read_split, bad_images=batches.bad_images()))
     found = PhasesFile(entries, Provenance.since(started, device), subject)

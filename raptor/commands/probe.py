@@ -131,7 +131,7 @@ def _open_both(
     chosen: ChosenData, size: int, config: ProbeConfig
 ) -> tuple[ImageData, ImageData] | tuple[DenseData, DenseData]:
     """Training and held-out data of the task."""
-    limit, val_images, task = config.limit, config.val_images, config.task
+    limit, val_images, task = config.train_images, config.num_images, config.task
     if task == "classify":
         train = chosen.training(limit, size)
         judged = chosen.judged(val_images, size, like=train)

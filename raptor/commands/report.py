@@ -65,10 +65,10 @@ def report(config: ReportConfig) -> Page:
     if path.suffix not in (".html", ".htm"):
         raise RunError(f"{path} would not open as a page: give a name with --out that ends in .html")
     check_folder(path.parent)
-    if config.images == 0:
+    if config.num_images == 0:
         results.images = None
         results.notes["images"] = "No images were asked for."
-    elif config.open_models:
+    else:
         _add_strips(results, config)
     page = build_page(results)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,12 +78,12 @@ def report(config: ReportConfig) -> Page:
 
 def _is_measured(known: ImagesFile, chosen: ChosenData, config: ReportConfig) -> bool:
     """Whether images.json holds what is asked for: as many of the same images, of the run's own teacher."""
-    if (known.num_images, known.data, known.split) != (config.images, chosen.name, chosen.split):
+    if (known.num_images, known.data, known.split) != (config.num_images, chosen.name, chosen.split):
         return False
     if config.teacher is not None or config.weights is not None or known.teacher.endswith(OTHER_TEACHER):
         return False
     try:
-        found = shown_images(chosen, config.images)
+        found = shown_images(chosen, config.num_images)
     except ValueError:  # they changed, or are gone: what was measured of the run stays
         return True
     return any(found.fingerprint() == entry.fingerprint for entry in known.provenance.images)
@@ -114,7 +114,7 @@ def _add_strips(results: Results, config: ReportConfig) -> None:
             config.weights,
             **config.of_teacher(),
         )
-        found = measure_strips(teacher, surrogate, chosen, config.images)
+        found = measure_strips(teacher, surrogate, chosen, config.num_images)
     except RunError:
         raise
     except (ValueError, OSError) as error:

@@ -180,7 +180,7 @@ def _choose_images(vit: ViT, model: Any, config: StatesConfig) -> tuple[ChosenDa
     chosen = ChosenData.of(model, {**vars(config), "split": split}, vit.classes, vit.num_classes)
     if split in ("train", "all"):  # of the data, whatever else a run was judged on
         chosen = replace(chosen, val=None)
-    return chosen, chosen.judged(config.limit, vit.preprocess.size)
+    return chosen, chosen.judged(config.num_images, vit.preprocess.size)
 
 
 @dataclass(frozen=True)

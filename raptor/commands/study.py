@@ -26,7 +26,7 @@ from raptor.vit.pair import open_pair
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
 
-QUICK_DYNAMICS = {"num_images": 128, "stability_images": 4, "rank_images": 16, "intervention_images": 8}
+QUICK_DYNAMICS = {"num_images": 128, "sample_images": 6}
 QUICK_IMAGES = 256
 _NUM_TIMED = 4
 # Forward passes that `dynamics` takes for one image: a perturbed image is followed from each layer to the end, for four
@@ -59,9 +59,7 @@ def study(config: StudyConfig) -> Study:
     """Phases and dynamics of one model on one's own images, and the page of both."""
     folder = result_folder(config.out, config.model, "study")
     opening = config.opening()
-    surrogate, model = open_pair(config.model, device=pick_device(config.device), **opening)
-    if surrogate is None and config.data is None and not model.name.startswith("scenes"):
-        raise ValueError(f"say which images {model.name} is studied on: --data photos/")
+    _, model = open_pair(config.model, device=pick_device(config.device), **opening)
     shared = {
         **opening,
         "data": config.data,
@@ -81,7 +79,7 @@ def study(config: StudyConfig) -> Study:
     findings: list[str] = []
     for name, part, run in (("phases", for_phases, phases), ("dynamics", for_dynamics, dynamics)):
         findings += _unless_done(folder, name, part, run)
-    return Study(folder, report(str(folder), images=0), findings)
+    return Study(folder, report(str(folder), num_images=0), findings)
 
 
 def _unless_done(folder: Path, name: str, config: Config, run: Callable[[Any], Any]) -> list[str]:
@@ -110,5 +108,5 @@ def _tell_time(vit: ViT, config: StudyConfig, planned: DynamicsConfig) -> None:
         torch.cuda.synchronize()
     seconds = (time.monotonic() - started) / sum(len(batch.images) for batch in batches)
     passes = QUICK_IMAGES + 2 * planned.num_images
-    passes += _PASSES_PERTURBED * planned.stability_images + _PASSES_INTERVENED * planned.intervention_images
+    passes += (_PASSES_PERTURBED + _PASSES_INTERVENED) * planned.sample_images
     print(f"study of {vit.name}: about {clock(passes * seconds)} on this machine", file=sys.stderr, flush=True)

@@ -24,10 +24,15 @@ Spec = str | Sequence[str] | ImageData
 """Data by one name or several, or opened."""
 
 
-def tell_of_scenes(model: Any) -> None:
-    """Say that the images are the built-in scenes if nobody chose them, unless the model was trained on those."""
-    if not str(getattr(model, "name", model)).startswith(DEFAULT_DATA):
-        print("the images are the built-in scenes, which are drawn: --data gives others", file=sys.stderr, flush=True)
+def default_data(model: Any) -> str:
+    """The built-in scenes, for a model that was made with them. For any other one, somebody has to say which images."""
+    name = model
+    if not isinstance(model, str | Path):
+        name = getattr(model, "name", type(model).__name__)
+    # `scenes`, `scenes-k3`, `raptor k=3 of scenes`, `timm/NAME trained on scenes`.
+    if str(name).rpartition(" ")[2].startswith(DEFAULT_DATA):
+        return DEFAULT_DATA
+    raise ValueError(f"say which images {name} works on: --data photos/, or --data scenes for the built-in drawings")
 
 
 @dataclass
@@ -145,9 +150,10 @@ class ChosenData:
         run = None
         if data is None:
             run = _RunImages.of(model, with_val=val is None)
-            data = DEFAULT_DATA
             if run is None and val is None:
-                tell_of_scenes(model)
+                data = default_data(model)
+            else:
+                data = DEFAULT_DATA
         if run is not None:
             data = run.data
             if val is None:

@@ -69,7 +69,7 @@ class Tangents(Record):
 
 @dataclass
 class TangentsFile(ResultFile):
-    """tangents.json: what `raptor dynamics --tangent_images` measured; twin: the model with random weights."""
+    """tangents.json: what `raptor dynamics --tangents` measured; twin: the model with random weights."""
 
     FILE: ClassVar[str] = "tangents.json"
 

@@ -44,7 +44,9 @@ def build_page(results: Results) -> str:
         }
     )
     if len(data.encode()) > _MAX_DATA:
-        raise ValueError(f"the page's data would take {len(data) / 1e6:.1f} MB of 2: use fewer models or --images 2")
+        raise ValueError(
+            f"the page's data would take {len(data) / 1e6:.1f} MB of 2: use fewer models or fewer --num_images"
+        )
     page = _page(results, sections, data)
     assert len(page.encode()) < _MAX_PAGE, "the page is too large"
     return page

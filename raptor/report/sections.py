@@ -31,7 +31,7 @@ def images(results: Results) -> Section:
     section = Section("seen", "Images", "What the model sees", lead)
     found = results.images
     if found is None or not found.images:
-        section.hint = "raptor report --images 4"
+        section.hint = "raptor report --num_images 4"
         section.hint_reason = results.notes.get("images", "")
         return section
     section.body = ['<div id="strip" class="strip"></div>', paragraph(_caption(found), "caption")]

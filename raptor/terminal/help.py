@@ -55,16 +55,23 @@ class OptionText:
 
 
 def options_of(kind: type[Config]) -> list[OptionText]:
-    """The options of a command: its own first, then those that it shares with others."""
-    kinds, rare = kind.kinds(), {name for base in kind.__mro__ for name in base.__dict__.get("RARE", ())}
+    """The options of a command in the order of their groups: its own first."""
+    kinds = kind.kinds()
+    rare: set[str] = set()
+    for base in kind.__mro__:
+        rare.update(base.__dict__.get("RARE", ()))
     found = []
     for f in fields(kind):
         declared_in = next(base for base in kind.__mro__ if f.name in inspect.get_annotations(base))
         told = _helps(declared_in)[f.name]
-        default = f.default_factory() if f.default_factory is not MISSING else f.default
-        text = "" if default in (MISSING, None, "") else _as_typed(default)
+        default = f.default
+        if f.default_factory is not MISSING:
+            default = f.default_factory()
+        # A base that is no group of its own, such as `Fitting`, has the group of the class that uses it.
         group = declared_in.__dict__.get("title", kind.title)
-        found.append(OptionText(f.name, shown(kind, f.name), kinds[f.name], text, told, group, f.name in rare))
+        found.append(
+            OptionText(f.name, shown(kind, f.name), kinds[f.name], _as_typed(default), told, group, f.name in rare)
+        )
     order = [kind.title, "model", "images", "training", "machine"]
     return sorted(found, key=lambda option: order.index(option.group))
 
@@ -83,10 +90,14 @@ def _helps(kind: type[Config]) -> dict[str, str]:
 
 
 def _as_typed(value: Any) -> str:
-    """A default as one would type it: lists as words, `true` for True."""
+    """A default as one would type it: lists as words, `true` for True, nothing for None."""
+    if value is MISSING or value is None:
+        return ""
     if isinstance(value, list | tuple):
         return " ".join(_as_typed(entry) for entry in value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def overview() -> str:
@@ -113,30 +124,36 @@ def usage_of(name: str) -> str:
 
 
 def help_of(name: str, everything: bool = False) -> str:
-    """The options of a command in groups: a line for each of the common ones, or all of them in full."""
+    """The options of a command in groups: a line for each of the common ones, or all of them in full.
+
+    The common ones of every command fit a screen of 40 lines.
+    """
     kind = COMMANDS[name][0]
-    lines = [f"usage: {usage_of(name)}", "", str(kind.__doc__), ""]
+    lines = [f"usage: {usage_of(name)}", str(kind.__doc__)]
     lines += [f"  {example}" for example in EXAMPLES[name]]
+    lines.append("")
     group = ""
     for option in options_of(kind):
         if option.is_rare and not everything:
             continue
         if option.group != group:
-            lines += ["", f"{option.group}:"]
+            lines.append(f"{option.group}:")
             group = option.group
         lines += _lines(option, everything)
-    lines += ["", "  --config FILE.yaml     options from a file; those on the command line win"]
-    if kind.POSITIONAL and kind.POSITIONAL[0] in ("model", "models", "run"):
-        stands_for = "the run's teacher" if name == "report" else "a model of your own, or the teacher of a run"
+    lines += ["", f"  {'--config FILE.yaml':22} options from a file; those on the command line win"]
+    if kind.POSITIONAL[0] in ("model", "models", "run"):
+        stands_for = "a model of your own, or the teacher of a run"
+        if name == "report":
+            stands_for = "the run's teacher"
         lines.append(f"  --module FILE.py:NAME  {stands_for}; runs that file")
-    lines.append("  --json                 print the result as JSON")
-    if not everything:
-        lines += ["", f"raptor {name} --help-all shows all options in full."]
+    lines.append(f"  {'--json':22} print the result as JSON")
+    if not everything and any(option.is_rare for option in options_of(kind)):
+        lines.append(f"raptor {name} --help-all shows all options in full.")
     return "\n".join(lines)
 
 
 def _lines(option: OptionText, everything: bool) -> list[str]:
-    """The help of one option; its first sentence only, where not everything is shown."""
+    """The help of one option; its first words only, where not everything is shown."""
     text = option.help
     if choices_of(option.kind):
         text = f"{{{', '.join(choices_of(option.kind))}}} {text}"
@@ -145,7 +162,7 @@ def _lines(option: OptionText, everything: bool) -> list[str]:
     start = f"  {option.shown:22} "
     if everything:
         return textwrap.wrap(start + text, _WIDTH, subsequent_indent=" " * len(start), break_on_hyphens=False)
-    return [textwrap.shorten(text, _WIDTH - len(start), placeholder=" ...").join([start, ""])]
+    return [start + textwrap.shorten(text, _WIDTH - len(start), placeholder=" ...")]
 
 
 def completion(words: Sequence[str]) -> str:

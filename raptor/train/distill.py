@@ -165,7 +165,7 @@ def _made_with(job: Job, classes: Sequence[str] | None) -> dict[str, Any]:
         weights=opening["weights"],
         fingerprint=fingerprint(job.teacher.model),
         data=job.images.data_name,
-        limit=config.limit,
+        limit=config.train_images,
         images=describe_images(job.images.train, job.images.val),
         size=job.teacher.preprocess.size,
         seed=config.seed,
@@ -286,7 +286,7 @@ def _similarity_matrix(job: Job) -> Any:
         64,
         device=vit.device,
         num_workers=job.config.num_workers,
-        limit=job.config.phase_images,
+        limit=job.config.num_images,
         ranks=job.ranks,
     )
     measured = measure_similarity(Trajectories(vit, batches, job.precision), vit.num_layers, vit.groups)

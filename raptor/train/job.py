@@ -14,7 +14,7 @@ from raptor.config import DistillConfig
 from raptor.data import ChosenData, ImageData
 from raptor.data.apart import check_apart
 from raptor.data.by_name import as_spec
-from raptor.data.chosen import DEFAULT_DATA, labelled_like, tell_of_new_classes, tell_of_scenes
+from raptor.data.chosen import default_data, labelled_like, tell_of_new_classes
 from raptor.data.classes import for_head
 from raptor.data.stream import TrainStream
 from raptor.devices import Ranks, ranks_of
@@ -166,7 +166,6 @@ class Job:
             self.config.num_workers,
             self.config.head_file,
             folder,
-            self.config.head_images,
             self.ranks,
         )
 
@@ -177,14 +176,13 @@ def open_images(config: DistillConfig, teacher: ViT, names: HeadNames) -> Images
         return _given_images(config.data, config.split, names)
     data = config.data
     if data is None:
-        tell_of_scenes(config.model)
-        data = DEFAULT_DATA
+        data = default_data(config.model)
     data_name = as_spec(data)
     val_name = as_spec(config.val)
     chosen = ChosenData(data_name, val_name, config.split, names.given, config.skip_bad, names.own, names.num_classes)
     side = teacher.preprocess.size
-    train = chosen.training(config.limit, side)
-    val = chosen.judged(config.val_images, side, like=train)
+    train = chosen.training(config.train_images, side)
+    val = chosen.judged(config.num_images, side, like=train)
     head = chosen.labelled(train, val, side)
     tell_of_new_classes(head, val)
     return Images(train, val, head, data_name, val_name)

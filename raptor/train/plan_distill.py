@@ -39,7 +39,7 @@ def plan_run(job: Job, phases: Phases | None, num_blocks: int, folder: Path, mad
     """
     num_similarity = 0
     if phases is None:
-        num_similarity = job.config.phase_images
+        num_similarity = job.config.num_images
         phases = _phases_there(folder) or _even_phases(job.teacher, num_blocks)
     check_run_folder(job.teacher, folder)
     check_folder(folder)

@@ -91,8 +91,8 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
         spec = train_data.name
     else:
         chosen = ChosenData(spec, val, skip_bad=config.skip_bad)
-        train_data = chosen.training(config.limit, size)
-        val_data = chosen.judged(config.val_images, size, like=train_data)
+        train_data = chosen.training(config.train_images, size)
+        val_data = chosen.judged(config.num_images, size, like=train_data)
     classes = check_labelled(train_data, spec_text(spec))
     check_stream(len(train_data), config.batch_size, config.augment, config.crop_scale)
     check_folder(out)
@@ -116,7 +116,7 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
         "kwargs": kwargs,
         **{name: getattr(config, name) for name in _DECISIVE},
         "crop_scale": list(config.crop_scale),
-        "limit": config.limit,
+        "limit": config.train_images,
         "precision": precision,
     }
     if config.dry_run:

@@ -64,7 +64,6 @@ class Validator:
         head_data: images that ridge heads are fitted on, where they have labels.
         head_file: a linear head, for a teacher that has none.
         folder: where a ridge head fitted for the run is kept.
-        head_images: training images a ridge head is fitted on; see `head_batches`.
         ranks: the processes that share the images. All of them call `validate` and `final`.
     """
 
@@ -77,7 +76,6 @@ class Validator:
         num_workers: int | None = None,
         head_file: str | None = None,
         folder: Path | None = None,
-        head_images: int | None = None,
         ranks: Ranks = ONE_PROCESS,
     ):
         self.teacher, self.precision, self.ranks = teacher, precision, ranks
@@ -85,10 +83,7 @@ class Validator:
         self.val = iterate(
             val_data, teacher.preprocess, size, device=teacher.device, num_workers=num_workers, ranks=ranks
         )
-        self.head_images = head_images
-        self.train = head_batches(
-            teacher, head_data, _VALIDATION_BATCH, head_images=head_images, num_workers=num_workers, ranks=ranks
-        )
+        self.train = head_batches(teacher, head_data, _VALIDATION_BATCH, num_workers=num_workers, ranks=ranks)
         self.has_truth = val_data.labels is not None
         self.labelled = self.has_truth and len(head_data.present()) > 1  # of one class every probe is right
         self.classes = val_data.classes or []
@@ -106,7 +101,6 @@ class Validator:
                 self.train,
                 file=self.head_file,
                 cache=cache,
-                head_images=self.head_images,
                 precision=self.precision,
             )
         return self._head[0]

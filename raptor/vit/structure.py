@@ -129,7 +129,7 @@ def _num_classes(model: nn.Module, output: Tensor, structure: Structure, name: s
         gives = f"{width} numbers per image"
     if structure.head_classes is not None:
         if structure.head_classes not in (0, width):
-            raise ValueError(f"{name} gives {gives}, not {structure.head_classes} class scores: correct --head_classes")
+            raise ValueError(f"{name} gives {gives}, not {structure.head_classes} class scores: correct head_classes")
         return structure.head_classes
     if structure.head is not None:
         try:

@@ -21,8 +21,8 @@ def test_its_result_is_short_and_has_the_findings(tmp_path: Path) -> None:
     page = Page(tmp_path / "report.html", tmp_path, 10, ["summary"])
     findings = ["verdict: trained 9 steps: enough", "phases: three give 7 | 3 | 2"]
     probes = {"depth": SimpleNamespace(recovery=0.9)}
-    done = Demo(tmp_path, page, findings, None, {}, None, probes, None)  # type: ignore[arg-type]
-    assert done.text().splitlines() == [*findings, f"the page: {page.path}"]
+    done = Demo(tmp_path, page, findings, None, None, probes, None)  # type: ignore[arg-type]
+    assert done.text() == f"the page: {page.path}"  # the findings are printed as they come
     assert done.to_dict()["page"]["path"] == str(page.path) and done.to_dict()["recovery"] == {"depth": 0.9}
     assert done.table_rows()[0] == {"about": "verdict", "finding": "trained 9 steps: enough"}
     assert len(repr(done)) < 420 and "7 | 3 | 2" in done._repr_html_()

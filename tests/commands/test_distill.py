@@ -17,7 +17,7 @@ def test_the_command_is_the_librarys_function() -> None:
 
 
 def test_a_short_run_prints_its_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = "distill scenes --phases 6 6 --budget 2steps --batch_size 4 --limit 16 --val_images 8 --head_images 16"
+    words = "distill scenes --phases 6 6 --budget 2steps --batch_size 4 --train_images 16 --num_images 8"
     assert main([*words.split(), "--device", "cpu", "--out", str(tmp_path / "run"), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     saved = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -26,7 +26,7 @@ def test_a_short_run_prints_its_summary(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_the_time_is_told_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = dict(phases=[6, 6], budget="2steps", batch_size=4, limit=8, val_images=4, head_images=8)
+    options = dict(phases=[6, 6], budget="2steps", batch_size=4, train_images=8, num_images=4)
     distill("scenes", "scenes", out=str(tmp_path / "run"), **options)  # type: ignore[arg-type]
     lines = capsys.readouterr().err.splitlines()
     told = next(line for line in lines if line.startswith("distill: about "))

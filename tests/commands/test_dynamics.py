@@ -29,7 +29,7 @@ from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.open import open_vit
 from raptor.vit.saved import save_vit
 
-SMALL = dict(num_images=48, num_classes=2, stability_images=1, rank_images=2, eps=(1e-2,), intervention_images=1)
+SMALL = dict(data="scenes", num_images=48, num_classes=2, sample_images=2, eps=(1e-2,))
 
 
 def without_provenance(path: Path) -> dict:
@@ -110,7 +110,7 @@ def test_the_same_command_twice_gives_the_same_numbers(run: Path, tmp_path: Path
 
 def test_a_model_alone_through_the_command_line(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr("raptor.report.figures.save_figures", lambda *_: [])
-    options = "--num-images 8 --stability-images 0 --rank-images 2 --eps 1e-2 1e-1 --k 2 --num_classes 0 --device cpu"
+    options = "--num-images 8 --stability false --sample-images 2 --eps 1e-2 1e-1 --k 2 --num_classes 0 --device cpu"
     code = main(["dynamics", "scenes", *options.split(), "--interventions", "false", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     measured = json.loads((tmp_path / "dynamics.json").read_text())
@@ -123,10 +123,10 @@ def test_a_model_alone_through_the_command_line(tmp_path: Path, monkeypatch, cap
 
 def test_the_weights_of_an_untrained_model_depend_on_the_seed_only(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("raptor.report.figures.save_figures", lambda *_: [])
-    options = dict(num_images=4, stability_images=0, rank_images=2, num_classes=0, k=2, interventions=False)
+    options = dict(num_images=4, sample_images=2, stability=False, num_classes=0, k=2, interventions=False)
 
     def norms(seed: int) -> list[float]:
-        given = dict(pretrained=False, size=32, seed=seed, device="cpu", out=str(tmp_path / str(seed)))
+        given = dict(data="scenes", pretrained=False, size=32, seed=seed, device="cpu", out=str(tmp_path / str(seed)))
         found = dynamics("timm/test_vit", **options, **given)
         return found.measured.teacher.direction.norm["all"].mean.tolist()
 
@@ -173,7 +173,7 @@ def test_labels_follow_a_file_of_class_names(tmp_path: Path, monkeypatch: pytest
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (28, 28), (40 * i, 90, 30)).save(path)
     (tmp_path / "head.txt").write_text("bird\ndog\ncat\n")
-    few = dict(num_images=6, stability_images=0, rank_images=2, interventions=False, device="cpu")
+    few = dict(num_images=6, sample_images=2, stability=False, interventions=False, device="cpu")
     options = dict(data=str(tmp_path / "pets"), classes=str(tmp_path / "head.txt"), out=str(tmp_path / "out"))
     assert dynamics(vit, **options, **few).measured.class_names == {"1": "dog", "2": "cat"}
 
@@ -193,10 +193,10 @@ def test_interventions_are_on_images_of_all_classes(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(sys.modules["raptor.commands.dynamics"], "intervene", intervene)
     vit = tiny_timm("vit_small_patch14_reg4_dinov2", reg_tokens=2, num_classes=3)
-    few = dict(num_images=24, stability_images=0, rank_images=2, num_classes=0, device="cpu", k=2, skip_bad=True)
+    few = dict(num_images=24, stability=False, num_classes=0, device="cpu", k=2, skip_bad=True)
     for num in (8, 100):
         with pytest.raises(InterruptedError):
-            options = dict(data=str(tmp_path / "pets"), out=str(tmp_path / "out"), intervention_images=num)
+            options = dict(data=str(tmp_path / "pets"), out=str(tmp_path / "out"), sample_images=num)
             dynamics(vit, **options, **few)
     assert len(given[0]) == 8 and len(given[1]) == 23
     assert len(given[0][:, 0, 0, 0].unique()) == 3
@@ -208,8 +208,8 @@ def test_stability_beside_an_untrained_twin(tmp_path: Path, monkeypatch, capsys)
     quick = functools.partial(measure_jacobians, max_iterations=2, num_random=1)
     monkeypatch.setattr("raptor.dynamics.tangents.measure_jacobians", quick)
     save_vit(tiny_timm("vit_small_patch14_reg4_dinov2", reg_tokens=0, depth=2, num_classes=5), tmp_path / "tiny")
-    given = dict(SMALL, stability_images=0, num_classes=0, interventions=False, tangent_images=2)
-    found = dynamics(str(tmp_path / "tiny"), **given, k=1, data="scenes", device="cpu", out=str(tmp_path / "out"))
+    given = dict(SMALL, sample_images=2, stability=False, num_classes=0, interventions=False, tangents=True)
+    found = dynamics(str(tmp_path / "tiny"), **given, k=1, device="cpu", out=str(tmp_path / "out"))
     assert found.tangents is not None and {"tangents-jacobian", "tangents-lyapunov"} <= {*found.figures}
     saved = json.loads((tmp_path / "out" / "tangents.json").read_text())
     assert next(iter(saved)) == "subject" and saved["num_images"] == 2

@@ -335,15 +335,15 @@ def test_evaluate_judges_by_the_head_that_the_run_keeps(tmp_path: Path) -> None:
     teacher = tiny_timm("vit_tiny_patch16_224", num_classes=0)
     save_vit(teacher, tmp_path / "teacher")
     run, size = tmp_path / "run", teacher.preprocess.size
-    options: dict[str, Any] = dict(device="cpu", limit=64, val_images=16, phase_images=16, size=size)
+    options: dict[str, Any] = dict(device="cpu", train_images=64, num_images=16, size=size)
     distill(str(tmp_path / "teacher"), "scenes", k=2, budget="2steps", batch_size=8, out=str(run), **options)
     kept = (run / "head.safetensors").read_bytes()
-    same: dict[str, Any] = dict(num_images=16, train_images=16, null_models=False, bootstrap=5, device="cpu")
+    same: dict[str, Any] = dict(num_images=16, null_models=False, bootstrap=5, device="cpu")
     certificate = evaluate(str(run), **same).certificate
     assert (run / "head.safetensors").read_bytes() == kept
     said = json.loads((run / "summary.json").read_text())["validation"]["head"]
     assert f"head: {said}" in certificate.notes and said.startswith("a ridge probe on the teacher's features of ")
-    evaluate(str(run), head_images=40, **same)
+    evaluate(str(run), train_images=40, **same)
     assert (run / "head.safetensors").read_bytes() != kept
 
 
@@ -363,12 +363,10 @@ def test_a_run_of_a_module_of_your_own_is_evaluated_with_it(tmp_path: Path, monk
         "2steps",
         "--batch_size",
         "4",
-        "--limit",
+        "--train_images",
         "8",
-        "--val_images",
+        "--num_images",
         "4",
-        "--head_images",
-        "8",
         "--out",
         "run",
     ]
@@ -383,7 +381,7 @@ def test_a_run_of_a_module_of_your_own_is_evaluated_with_it(tmp_path: Path, monk
     assert main(["report", "run", "--device", "cpu"]) == 0
     module = ["--module", "mine.py:make_vit"]
     assert main(["evaluate", "run", *module, *few, *measured]) == 0
-    assert main(["report", "run", *module, "--images", "1", "--device", "cpu"]) == 0
+    assert main(["report", "run", *module, "--num_images", "1", "--device", "cpu"]) == 0
     assert Path("run/images.json").exists()
     assert json.loads(Path("run/certificate.json").read_text())["num_images"] == 8
 

@@ -63,9 +63,9 @@ def test_options_reach_the_model_and_the_page(monkeypatch: pytest.MonkeyPatch) -
     module = sys.modules["raptor.commands.explore"]
     monkeypatch.setattr(module, "open_pair", open_two)
     monkeypatch.setattr(module, "build_page", lambda views, _classes: Page() if len(views) == 2 else None)
-    explore("tests", port=1234, size=48, teacher="scenes", blocks="b", device="cpu")
+    explore("tests", port=1234, size=48, teacher="scenes", device="cpu")
     assert launched["server_name"] == "127.0.0.1" and launched["server_port"] == 1234 and not launched["share"]
-    assert [opened[k] for k in ("size", "teacher", "blocks", "norm", "pretrained")] == [48, "scenes", "b", None, True]
+    assert [opened[k] for k in ("size", "teacher", "pretrained")] == [48, "scenes", True]
 
 
 def test_a_distillation_is_explored_as_it_is(vit: ViT, monkeypatch: pytest.MonkeyPatch) -> None:

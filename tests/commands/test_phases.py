@@ -104,7 +104,9 @@ def test_one_weight_file_is_for_one_model() -> None:
 
 def test_a_run_folder_gives_teacher_and_surrogate_each_by_name(tmp_path, capsys) -> None:
     shutil.copytree(Path(raptor.__file__).parent / "assets" / "scenes-k3", tmp_path, dirs_exist_ok=True)
-    done = phases([tmp_path], k=3, num_images=12, batch_size=4, device="cpu", twin=False)  # written to the run folder
+    done = phases(
+        [tmp_path], data="scenes", k=3, num_images=12, batch_size=4, device="cpu", twin=False
+    )  # written to the run folder
     assert [(entry.side, entry.whose) for entry in done.models] == [
         ("teacher", "teacher: scenes"),
         ("surrogate", "surrogate: raptor k=3 of scenes"),
@@ -121,7 +123,7 @@ def test_by_default_as_many_phases_as_there_is_room_for(tmp_path, capsys) -> Non
     shape = dict(img_size=32, patch_size=16, embed_dim=16, depth=3, num_heads=2)
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", **shape)
-    given = dict(num_images=8, batch_size=4, device="cpu", size=32, twin=False)
+    given = dict(data="scenes", num_images=8, batch_size=4, device="cpu", size=32, twin=False)
     given["out"] = str(tmp_path / "model")
     assert list(phases(model, **given).models[0].phases) == [2, 3]
     assert list(phases("scenes", **given | {"out": str(tmp_path / "scenes")}).models[0].phases) == [2, 3, 4]
@@ -133,7 +135,7 @@ def test_by_default_as_many_phases_as_there_is_room_for(tmp_path, capsys) -> Non
 
 def test_what_max_cut_may_leave_no_room_for_is_refused_before_any_image(tmp_path, monkeypatch) -> None:
     """Shuffled layers, which a cut is compared with, would not all be cut into as many phases."""
-    given = dict(num_images=8, batch_size=4, device="cpu", size=32, twin=False, out=str(tmp_path))
+    given = dict(data="scenes", num_images=8, batch_size=4, device="cpu", size=32, twin=False, out=str(tmp_path))
     assert list(phases("scenes", min_length=3, **given).models[0].phases) == [2, 3]
     assert list(phases("scenes", min_length=3, method="dp", k=[4], **given).models[0].phases)[-1] == 4
     monkeypatch.setattr(import_module("raptor.commands.phases").ChosenData, "judged", None)
@@ -165,8 +167,8 @@ def test_the_twin_is_measured_on_images_of_all_classes(tmp_path, monkeypatch) ->
 
 
 def test_a_random_model_has_no_more_phases_than_its_twin(tmp_path) -> None:
-    given = dict(num_images=16, batch_size=8, device="cpu", out=str(tmp_path), pretrained=False, size=64)
-    done = phases(["timm/vit_tiny_patch16_224"], twin=True, **given)
+    given = dict(data="scenes", num_images=16, batch_size=8, device="cpu", pretrained=False, size=64)
+    done = phases(["timm/vit_tiny_patch16_224"], twin=True, out=str(tmp_path), **given)
     entry = done.models[0]
     assert entry.twin == "its untrained twin was measured on 16 images" and entry.evidence[3].twin is not None
     assert entry.structure.startswith("at k=4 no more phase structure than its untrained twin (contrast at least ")
@@ -187,7 +189,20 @@ def test_checkpoints_side_by_side_as_a_command(tmp_path, capsys) -> None:
     with pytest.MonkeyPatch.context() as patch:  # the same small architecture by a name of its own
         patch.setattr(timm, "create_model", functools.partial(small, timm.create_model, shape))
         sources = [f"timm/vit_tiny_patch16_224@{path}" for path in files]
-        words = ["--size", "32", "--num_images", "8", "--k", "2", "--twin", "false", "--out", str(tmp_path / "out")]
+        words = [
+            "--data",
+            "scenes",
+            "--size",
+            "32",
+            "--num_images",
+            "8",
+            "--k",
+            "2",
+            "--twin",
+            "false",
+            "--out",
+            str(tmp_path / "out"),
+        ]
         assert main(["phases", *sources, *words, "--device", "cpu"]) == 0
     saved = json.loads((tmp_path / "out" / "phases.json").read_text())["models"]
     assert [entry["model"]["name"] for entry in saved] == ["a/last", "b/last", "first"]

@@ -22,7 +22,7 @@ from raptor.vit.names import ASSETS
 from raptor.vit.open import open_vit
 from raptor.vit.pair import open_pair
 
-SMALL = dict(lrs=[1e-2], limit=12, val_images=6, epochs=1, batch_size=4, device="cpu")
+SMALL = dict(data="scenes", lrs=[1e-2], train_images=12, num_images=6, epochs=1, batch_size=4, device="cpu")
 
 
 def test_frames_of_any_size_are_padded(tmp_path: Path) -> None:
@@ -43,9 +43,9 @@ def test_the_default_folder_and_the_structure_options(tmp_path: Path, monkeypatc
         return open_pair("scenes")
 
     monkeypatch.setattr(sys.modules["raptor.commands.probe"], "open_pair", opened)
-    done = probe("timm/some model", size=48, blocks="b", norm="n", cls=1, registers=2, **SMALL)
+    done = probe("timm/some model", size=48, layer_scale=1.0, **SMALL)
     assert done.folder == Path("runs/probe-timm_some_model")
-    assert [seen[k] for k in ("blocks", "norm", "cls", "registers", "size")] == ["b", "n", 1, 2, 48]
+    assert [seen[k] for k in ("layer_scale", "size")] == [1.0, 48]
 
 
 def test_teacher_and_surrogate_are_probed_for_equal_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_the_demo_does_not_probe_by_the_clock() -> None:
 
 
 def test_a_recovery_that_says_little_is_told_of(tmp_path: Path) -> None:
-    done = probe("scenes-k3", task="classify", out=str(tmp_path), **{**SMALL, "limit": 32, "val_images": 40})
+    done = probe("scenes-k3", task="classify", out=str(tmp_path), **{**SMALL, "train_images": 32, "num_images": 40})
     told = done.report.caution
     assert told is not None and told.startswith("this recovery says little: ")
     steps = done.results["teacher"].num_steps
@@ -108,7 +108,7 @@ def test_all_frames_of_data_that_are_only_judged_on_are_scored(tmp_path: Path) -
                 path = tmp_path / folder / kind / f"{i:04d}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(values).save(path)
-    few = {**SMALL, "limit": None, "val_images": None, "size": 24, "out": str(tmp_path / "out")}
+    few = {**SMALL, "train_images": None, "num_images": None, "size": 24, "out": str(tmp_path / "out")}
     given = {"data": f"nyuv2:{tmp_path / 'a'}", "val": f"nyuv2:{tmp_path / 'b'}"}
     done = probe("scenes", task="depth", **given, **few)
     assert done.results["teacher"].num_images["reported"] == 10

@@ -27,16 +27,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_page_goes_where_out_says(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(run), "--images", "0", "--out", str(tmp_path / "page.html"), "--device", "cpu"]) == 0
+    assert main(["report", str(run), "--num_images", "0", "--out", str(tmp_path / "page.html"), "--device", "cpu"]) == 0
     assert "page written to" in capsys.readouterr().out
     page = (tmp_path / "page.html").read_text()
-    assert "No images were asked for" in page and "--images 4</code>" in page
+    assert "No images were asked for" in page and "--num_images 4</code>" in page
     assert not (run / "report.html").exists()
 
 
 def test_a_page_does_not_take_the_place_of_a_result(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (run / "phases.json").read_bytes()
-    assert main(["report", str(run), "--images", "0", "--out", str(run / "phases.json")]) == 2
+    assert main(["report", str(run), "--num_images", "0", "--out", str(run / "phases.json")]) == 2
     assert "give a name with --out that ends in .html" in capsys.readouterr().err
     assert (run / "phases.json").read_bytes() == before
 
@@ -45,25 +45,25 @@ def test_the_page_of_a_result(run: Path) -> None:
     """In Python a Path or a command's own result stands for its folder, and the page for its file."""
     found = phases(["scenes"], k=[2], num_images=4, out=str(run / "other"), device="cpu", twin=False)
     for given in (run / "other", found):
-        page = report(given, images=0)
+        page = report(given, num_images=0)
         assert page.path == run / "other" / "report.html" == Path(page) and page.files == ["phases"]
         assert Path(page).stat().st_size == page.num_bytes and page.to_dict()["path"] == str(page.path)
     assert len(repr(page)) < 400 and "phases.json" in page._repr_html_() and len(page.to_dataframe()) == 1
 
 
 def test_images_are_measured_once(run: Path) -> None:
-    assert report(str(run), images=1, device="cpu").path == run / "report.html"
+    assert report(str(run), num_images=1, device="cpu").path == run / "report.html"
     measured = json.loads((run / "images.json").read_text())
     assert measured["num_images"] == 1 and measured["data"] == "scenes"
     made = (run / "images.json").stat().st_mtime_ns
-    report(str(run), images=1, device="cpu")
+    report(str(run), num_images=1, device="cpu")
     assert (run / "images.json").stat().st_mtime_ns == made
 
 
 def test_images_are_measured_again_where_they_changed(run: Path, tmp_path: Path) -> None:
     """Files that were replaced under their names, and another teacher than the run's own."""
     write_tree(tmp_path / "photos", [f"{part}/{i}.png" for part in ("train", "val") for i in range(3)])
-    made = partial(report, str(run), images=2, data=str(tmp_path / "photos"), device="cpu")
+    made = partial(report, str(run), num_images=2, data=str(tmp_path / "photos"), device="cpu")
 
     def shown() -> list[str]:
         made()
@@ -82,8 +82,8 @@ def test_images_are_measured_again_where_they_changed(run: Path, tmp_path: Path)
 
 
 def test_a_negative_number_of_images_is_refused(run: Path) -> None:
-    with pytest.raises(ValueError, match="--images must be at least 0"):
-        report(str(run), images=-1)
+    with pytest.raises(ValueError, match="--num_images must be at least 0"):
+        report(str(run), num_images=-1)
 
 
 def test_data_that_was_asked_for_and_is_not_there_is_an_error(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,10 +101,10 @@ def test_a_run_of_an_own_module_with_a_weight_file(
         f"import timm\n\ndef make_vit():\n    return timm.create_model('vit_tiny_patch16_224', **{shape})\n"
     )
     torch.save(timm.create_model("vit_tiny_patch16_224", **shape).state_dict(), "weights.pth")
-    words = "--phases 1 2 --budget 2steps --batch_size 4 --limit 8 --val_images 4 --head_images 8 --out run"
+    words = "--phases 1 2 --budget 2steps --batch_size 4 --train_images 8 --num_images 4 --out run"
     made = [*words.split(), "--data", "scenes", "--weights", "weights.pth", "--device", "cpu"]
     assert main(["distill", "--module", "mine.py:make_vit", *made]) == 0
-    page = ["report", "run", "--module", "mine.py:make_vit", "--images", "1", "--device", "cpu"]
+    page = ["report", "run", "--module", "mine.py:make_vit", "--num_images", "1", "--device", "cpu"]
     assert main(page) == 0 and Path("run/images.json").exists()
     Path("run/images.json").unlink()
     Path("weights.pth").rename("moved.pth")

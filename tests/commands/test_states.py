@@ -25,7 +25,7 @@ from raptor.vit.weights import fingerprint
 @pytest.mark.parametrize("pool", [True, False])
 def test_rows_are_the_states_of_the_images(format: str, pool: bool, tmp_path: Path) -> None:
     vit = open_vit("scenes")
-    found = states(vit, layers=[0, 12], limit=6, batch_size=4, format=format, pool=pool, out=str(tmp_path))
+    found = states(vit, layers=[0, 12], num_images=6, batch_size=4, format=format, pool=pool, out=str(tmp_path))
     images = open_data("scenes", "all", limit=6, size=48)
     batch = next(iter(iterate(images, vit.preprocess, 6)))
     with torch.no_grad():
@@ -41,19 +41,19 @@ def test_rows_are_the_states_of_the_images(format: str, pool: bool, tmp_path: Pa
 
 
 def test_arrays_of_an_earlier_command_go_and_files_of_others_stay(tmp_path: Path) -> None:
-    states("scenes", layers=[0, 3], limit=4, out=str(tmp_path))
+    states("scenes", layers=[0, 3], num_images=4, out=str(tmp_path))
     (tmp_path / "layer9.cls.npy").write_bytes(b"mine")
     saved = json.loads((tmp_path / "states.json").read_text())
     outside = tmp_path.parent / "outside.npy"
     outside.write_bytes(b"mine")
     saved["arrays"]["layer1.cls"] = ["../outside.npy", [4, 8]]
     (tmp_path / "states.json").write_text(json.dumps(saved))
-    found = states("scenes", layers=[12], limit=4, out=str(tmp_path))
+    found = states("scenes", layers=[12], num_images=4, out=str(tmp_path))
     files = {file for file, _ in found.saved.arrays.values()}
     assert {path.name for path in tmp_path.iterdir()} == {*files, "states.json", "layer9.cls.npy"}
     assert outside.read_bytes() == b"mine"
     (tmp_path / "states.json").write_text("{")
-    states("scenes", layers=[12], limit=4, format="safetensors", out=str(tmp_path))
+    states("scenes", layers=[12], num_images=4, format="safetensors", out=str(tmp_path))
     assert (tmp_path / "states.safetensors").exists()
 
 
@@ -62,8 +62,8 @@ def test_the_command_takes_a_module_of_your_own(tmp_path: Path, monkeypatch, cap
     Path("mine.py").write_text(
         "import timm\n\ndef make_vit():\n    return timm.create_model('vit_tiny_patch16_224', img_size=32, depth=2)\n"
     )
-    words = ["--module", "mine.py:make_vit", "--layers", "1", "2", "--limit", "4", "--out", "features"]
-    assert main(["states", *words]) == 0
+    words = ["--module", "mine.py:make_vit", "--layers", "1", "2", "--data", "scenes", "--num_images", "4"]
+    assert main(["states", *words, "--out", "features"]) == 0
     assert "features of 4 images" in capsys.readouterr().out
     saved = json.loads(Path("features/states.json").read_text())
     assert saved["arrays"]["layer2.cls"] == ["layer2.cls.npy", [4, 192]]
@@ -74,10 +74,10 @@ def test_the_command_takes_a_module_of_your_own(tmp_path: Path, monkeypatch, cap
 def test_a_surrogate_of_your_own_module_is_given_its_teacher(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     done = tiny_run(tmp_path / "run", budget="2steps")
-    found = states(done, data="scenes", limit=4, out="of-result")
+    found = states(done, data="scenes", num_images=4, out="of-result")
     assert found.saved.model.phases == [2, 2]
     Path("mine.py").write_text("from tiny_run import tiny_teacher\n\ndef make():\n    return tiny_teacher().model\n")
-    words = ["states", "run", "--data", "scenes", "--limit", "4", "--out", "of-module"]
+    words = ["states", "run", "--data", "scenes", "--num_images", "4", "--out", "of-module"]
     assert main(words) == 2 and "--module FILE.py:FUNCTION" in capsys.readouterr().err
     assert main([*words, "--module", "mine.py:make"]) == 0
     name = next(iter(found.saved.arrays))
@@ -90,9 +90,11 @@ def test_an_untrained_model_is_the_same_in_every_run(command: Any, tmp_path: Pat
     record = ViT.to
     monkeypatch.setattr(ViT, "to", lambda self, *to: (seen.append(fingerprint(self.model)), record(self, *to))[1])
     kwargs = dict(pretrained=False, data="scenes", size=32, device="cpu")
-    kwargs |= {states: {"limit": 4}, phases: {"num_images": 4}, probe: {"limit": 40, "val_images": 8, "epochs": 1}}[
-        command
-    ]
+    kwargs |= {
+        states: {"num_images": 4},
+        phases: {"num_images": 4},
+        probe: {"train_images": 40, "num_images": 8, "epochs": 1},
+    }[command]
     for number, seed in enumerate((1, 2)):
         torch.manual_seed(seed)
         drawn = torch.random.get_rng_state()
@@ -105,7 +107,7 @@ def test_an_untrained_model_is_the_same_in_every_run(command: Any, tmp_path: Pat
 def test_parts_of_the_blocks(pool: bool, tmp_path: Path) -> None:
     vit = open_vit("scenes")
     parts = ["attn", "attn_out", "mlp_out", "resid_mid"]
-    found = states(vit, layers=[0, 3], parts=parts, limit=6, batch_size=4, pool=pool, out=str(tmp_path))
+    found = states(vit, layers=[0, 3], parts=parts, num_images=6, batch_size=4, pool=pool, out=str(tmp_path))
     batch = next(iter(iterate(open_data("scenes", "all", limit=6, size=48), vit.preprocess, 6)))
     with torch.no_grad():
         _, _, inside = vit.record(batch.images, parts)
@@ -117,7 +119,7 @@ def test_parts_of_the_blocks(pool: bool, tmp_path: Path) -> None:
             expected = (x.mean(-2) if pool else x).numpy()
             np.testing.assert_allclose(found.load(f"layer3.{part}.{group}"), expected, rtol=1e-3, atol=1e-4)
     assert found.load("layer3.attn.cls").shape == ((6, 4, 41) if pool else (6, 4, 1, 41))
-    states(vit, layers=[12], limit=4, out=str(tmp_path))
+    states(vit, layers=[12], num_images=4, out=str(tmp_path))
     assert not list(tmp_path.glob("*.attn.*"))  # parts of the earlier command went with it
     with pytest.raises(ValueError, match="layer 0 comes before the blocks and has no parts"):
         states(vit, layers=[0], parts=["attn"], out=str(tmp_path))
@@ -133,7 +135,7 @@ def test_states_that_are_not_finite_are_refused_by_image(tmp_path: Path) -> None
     vit.blocks[10].register_forward_hook(lambda _block, _args, x_btd: x_btd.index_fill(0, torch.tensor(1), torch.inf))
     second = open_data("scenes", "all", limit=4, size=48).names[1]
     with pytest.raises(ValueError, match=f"the states of scenes are not finite at layer 12 for {second}: check"):
-        states(vit, limit=4, batch_size=4, out=str(tmp_path))
+        states(vit, num_images=4, batch_size=4, out=str(tmp_path))
     assert not (tmp_path / "states.json").exists()
 
 

@@ -21,7 +21,7 @@ module = import_module("raptor.commands.study")
 
 @pytest.fixture(autouse=True)
 def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = {"num_images": 8, "stability_images": 1, "rank_images": 2, "intervention_images": 2}
+    quick = {"num_images": 8, "sample_images": 2}
     monkeypatch.setattr(module, "QUICK_DYNAMICS", quick)
     monkeypatch.setattr(module, "QUICK_IMAGES", 8)
 

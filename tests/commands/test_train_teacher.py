@@ -27,8 +27,26 @@ def test_accuracy_and_folder_are_printed(tmp_path: Path) -> None:
 
 def test_the_teacher_is_saved_where_other_commands_find_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "run")
-    words = "train-teacher --size 16 --patch 8 --dim 16 --depth 2 --heads 2 --budget 1steps --batch_size 4 --limit 16"
-    assert main([*words.split(), "--val-images", "8", "--crop_scale", "0.5", "1", "--device", "cpu", "--out", out]) == 0
+    words = "train-teacher --size 16 --patch 8 --dim 16 --depth 2 --heads 2 --budget 1steps --batch_size 4"
+    assert (
+        main(
+            [
+                *words.split(),
+                "--train-images",
+                "16",
+                "--num-images",
+                "8",
+                "--crop_scale",
+                "0.5",
+                "1",
+                "--device",
+                "cpu",
+                "--out",
+                out,
+            ]
+        )
+        == 0
+    )
     assert f"run folder {out}" in capsys.readouterr().out
     assert "crop_scale" in (tmp_path / "run" / "config.yaml").read_text()
     assert main(["phases", out, "--num-images", "8", "--k", "2", "--out", str(tmp_path / "p"), "--device", "cpu"]) == 0
@@ -45,7 +63,7 @@ def test_joined_images_and_others_to_judge_on(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (24, 24), (10 * i, 90 * (i % 2), 30)).save(path)
     one, two, other = (str(tmp_path / name) for name in ("one", "two", "other"))
-    tiny = {**TINY, "budget": "1steps", "batch_size": 4, "limit": None}
+    tiny = {**TINY, "budget": "1steps", "batch_size": 4, "train_images": None}
     done = train_teacher(data=[one, two], val=[other], out=str(tmp_path / "run"), **tiny)
     config = read_config(tmp_path / "run")
     assert config["data"] == [one, two] and config["val"] == other and done.teacher.num_classes == 2

@@ -141,15 +141,16 @@ def test_an_archive_is_one_place_however_it_is_written(tmp_path: Path, kind: str
     assert len(judged) + len(chosen.training()) == 80 and judged.keys == open_data(one, "val").keys
 
 
-def test_drawn_images_are_told_of_where_no_others_are_given(capsys: pytest.CaptureFixture[str]) -> None:
-    for model, options, told in (
-        ("timm/vit_tiny_patch16_224", {}, True),
-        ("timm/vit_tiny_patch16_224", {"data": "scenes"}, False),
-        ("timm/vit_tiny_patch16_224", {"val": "photos"}, False),  # these are judged
-        ("scenes-k2", {}, False),
-    ):
-        assert ChosenData.of(model, options).data == "scenes"
-        assert ("built-in scenes" in capsys.readouterr().err) is told
+@pytest.mark.parametrize("model", ["scenes-k2", "raptor k=3 of scenes", "timm/vit_tiny_patch16_224 trained on scenes"])
+def test_a_model_of_the_drawn_images_is_measured_on_them(model: str) -> None:
+    assert ChosenData.of(model, {}).data == "scenes"
+
+
+def test_any_other_model_needs_to_be_told_its_images() -> None:
+    with pytest.raises(ValueError, match="say which images timm/vit_tiny_patch16_224 works on: --data photos/"):
+        ChosenData.of("timm/vit_tiny_patch16_224", {})
+    assert ChosenData.of("timm/vit_tiny_patch16_224", {"data": "scenes"}).data == "scenes"
+    assert ChosenData.of("timm/vit_tiny_patch16_224", {"val": "photos"}).judged_spec == "photos"
 
 
 def test_heads_are_fitted_on_the_training_part_of_the_judged_set_where_only_that_has_labels(tmp_path: Path) -> None:
@@ -178,7 +179,6 @@ def test_the_data_of_a_run_is_the_default(tmp_path: Path) -> None:
     for model in (run, str(run), run / "surrogate"):
         assert ChosenData.of(model, {"data": None}).name == str(photos)
         assert ChosenData.of(model, {"data": "scenes", "split": "train"}) == ChosenData("scenes", split="train")
-    assert ChosenData.of("timm/vit_tiny_patch16_224", {}).name == "scenes"
     photos.rename(tmp_path / "moved")
     with pytest.raises(RunError, match=r"photos, the data of .*run, is not there: give its new place with --data"):
         ChosenData.of(run, {})

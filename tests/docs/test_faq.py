@@ -37,7 +37,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         image.save(path / "holiday" / f"{number}.jpg")
     (path / "holiday" / "3.jpg").write_bytes(b"not an image")
     save_file({"x": np.zeros(3, dtype=np.float32)}, str(path / "other.safetensors"))
-    small = "--budget 2steps --batch_size 2 --limit 8 --val_images 4 --phase_images 4 --head_images 8"
+    small = "--budget 2steps --batch_size 2 --train_images 8 --num_images 4"
     run = [
         "distill",
         "scenes",

@@ -16,7 +16,7 @@ COMMANDS = {
     "evaluate": ["evaluate", "scenes-k2", "--train_images", "4", "--bootstrap", "2", "--null_models", "false"],
     "probe": ["probe", "scenes", "--closed_form", "ridge"],
 }
-NUM = {"phases": "--num_images", "evaluate": "--num_images", "probe": "--val_images"}
+NUM = {"phases": "--num_images", "evaluate": "--num_images", "probe": "--num_images"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -63,8 +63,17 @@ def test_commands_on_a_full_disk_keep_the_old_result(disk: Path, tmp_path: Path,
     images = str(image_folder(tmp_path / "images"))
     for name, words in {
         "phases.json": ["phases", "scenes", "--k", "2", "--num_images", "4", "--twin", "false"],
-        "states.json": ["states", "scenes", "--limit", "4"],
-        "probe-classify.json": ["probe", "scenes", "--closed_form", "ridge", "--limit", "8", "--val_images", "4"],
+        "states.json": ["states", "scenes", "--num_images", "4"],
+        "probe-classify.json": [
+            "probe",
+            "scenes",
+            "--closed_form",
+            "ridge",
+            "--train_images",
+            "8",
+            "--num_images",
+            "4",
+        ],
     }.items():
         out = disk / words[0]
         words = [*words, "--data", images, "--device", "cpu"]

@@ -86,15 +86,10 @@ phases teacher --data images --out classes.txt/x :: classes.txt/x :: choose anot
 phases teacher --data images --out= :: --out is empty :: leave it out
 phases teacher --bogus 3 :: --bogus :: unknown option
 phases teacher --num_imges 3 :: --num_imges :: did you mean --num_images
-phases teacher --limit 3 :: --limit :: did you mean --num_images
-distill teacher --num_images 3 :: --num_images :: did you mean --limit
 phases teacher --dat images :: --dat :: did you mean --data
 phases teacher --data images --size 0 :: 0 px :: --size of 1..4096
 phases teacher --data images --size -3 :: -3 px :: --size of 1..4096
 phases teacher --data images --size 7 :: 7 px :: give another --size
-phases teacher --data images --cls 5 :: --cls :: at most 1
-phases teacher --data images --cls 1 :: --cls :: leave it out
-phases teacher --data images --registers -1 :: --registers :: at least 0
 phases teacher --data images --blocks nope :: --blocks :: leave it out
 phases teacher teacher --name x --data images :: --name :: leave it out
 phases run --teacher nope :: 'nope' :: write timm/NAME
@@ -152,10 +147,8 @@ distill teacher --data images --augment nope --out OUT :: --augment :: one of no
 distill teacher --data images --stage1_share 2 --out OUT :: --stage1_share :: at most 1
 distill teacher --data images --stage1_share -1 --out OUT :: --stage1_share :: at least 0
 distill teacher --data images --phases 4 --batch_size 4 --stage1_share 0 --stage 1 --out OUT :: _share 0 :: change one
-distill teacher --data images --limit 0 --out OUT :: --limit :: at least 1
-distill teacher --data images --phase_images 0 --out OUT :: --phase_images :: at least 1
-distill teacher --data images --val_images 0 --out OUT :: --val_images :: at least 1
-distill teacher --data images --head_images 0 --out OUT :: --head_images :: at least 1
+distill teacher --data images --train_images 0 --out OUT :: --train_images :: at least 1
+distill teacher --data images --num_images 0 --out OUT :: --num_images :: at least 1
 distill teacher --data images --head_file classes.txt --out OUT :: classes.txt :: give a file with weight
 distill teacher --data images --head_file nope --out OUT :: nope :: check its path
 distill teacher --data images --head_file images --out OUT :: images :: give a safetensors file
@@ -185,7 +178,6 @@ evaluate run --num_images 0 --out OUT :: --num_images :: at least 1
 evaluate run --train_images 0 --out OUT :: --train_images :: at least 1
 evaluate run --bootstrap -1 --out OUT :: --bootstrap :: at least 0
 evaluate run --batch_size 0 --out OUT :: --batch_size :: at least 1
-evaluate run --head_images -1 --out OUT :: --head_images :: at least 1
 evaluate run --seed -1 --out OUT :: --seed :: at least 0
 evaluate run --head_file /etc/passwd --out OUT :: /etc/passwd :: give a file with weight
 evaluate run --head_file weights.pth --out OUT :: weights.pth :: not weight and bias
@@ -214,9 +206,9 @@ probe teacher --data images --layer -1 --out OUT :: layer -1 :: 0..4
 probe teacher --data images --closed_form nope --out OUT :: --closed_form :: one of ridge
 probe teacher --data images --init_head nope --out OUT :: nope :: choose from own
 probe teacher --data images --init_head classes.txt --out OUT :: classes.txt :: give a file with weight
-probe teacher --data images --limit 0 --out OUT :: --limit :: at least 1
-probe teacher --data images --limit 1 --out OUT :: got 1 :: at least two training images
-probe teacher --data images --val_images 0 --out OUT :: --val_images :: at least 1
+probe teacher --data images --train_images 0 --out OUT :: --train_images :: at least 1
+probe teacher --data images --train_images 1 --out OUT :: got 1 :: at least two training images
+probe teacher --data images --num_images 0 --out OUT :: --num_images :: at least 1
 probe teacher --data images --max_seconds 0 --out OUT :: --max_seconds :: more than 0
 probe teacher --data images --max_seconds -1 --out OUT :: --max_seconds :: more than 0
 probe teacher --data images --max_seconds nan --out OUT :: --max_seconds :: a number
@@ -228,7 +220,7 @@ probe teacher --task segment --data ade20k:images --out OUT :: images :: expecte
 probe teacher --task depth --data nyuv2:images --out OUT :: images :: expected a .mat
 probe teacher --task depth --data nyuv2:classes.txt --out OUT :: classes.txt :: make it again
 probe teacher --task depth --data nyuv2:head.mat --out OUT :: head.mat :: give the path
-probe teacher --task segment --closed_form ridge --data scenes --limit 4 --out OUT :: closed_form :: classify
+probe teacher --task segment --closed_form ridge --data scenes --train_images 4 --out OUT :: closed_form :: classify
 probe teacher --data images --batch_size 1000 --epochs 1 --out OUT
 probe teacher --data images --closed_form ridge --out OUT
 probe teacher --data images --init_head head.safetensors --epochs 1 --out OUT
@@ -241,13 +233,11 @@ dynamics nope :: 'nope' :: write timm/NAME
 dynamics teacher --data images --k 0 --out OUT :: --k :: at least 1
 dynamics teacher --data images --k 99 --out OUT :: k=99 :: smaller --k
 dynamics teacher --data images --phases 9 9 --out OUT :: [9, 9] :: change one
-dynamics teacher --data images --stability_images -1 --out OUT :: --stability_images :: at least 0
-dynamics teacher --data images --rank_images 0 --out OUT :: --rank_images :: at least 1
+dynamics teacher --data images --sample_images 0 --out OUT :: --sample_images :: at least 1
 dynamics teacher --data images --eps 0 --out OUT :: --eps :: more than 0
 dynamics teacher --data images --eps -1 --out OUT :: --eps :: more than 0
 dynamics teacher --data images --eps nan --out OUT :: --eps :: numbers
 dynamics teacher --data images --perturbation nope --out OUT :: --perturbation :: one of relative
-dynamics teacher --data images --intervention_images 0 --out OUT :: --intervention_images :: at least 1
 dynamics teacher --data images --seed -1 --out OUT :: --seed :: at least 0
 dynamics teacher --data images --head_file classes.txt --out OUT :: classes.txt :: give a file with weight
 dynamics teacher --data images --split nope --out OUT :: 'nope' :: use train, val, all
@@ -260,18 +250,18 @@ report nope :: run folder nope :: give the --out
 report --module mine.py:make_vit :: a run :: name its folder
 report images :: images holds no results :: raptor phases
 report classes.txt :: classes.txt is not a folder :: run folder
-report run --images -1 :: --images :: at least 0
-report run --images x :: --images :: whole number
+report run --num_images -1 :: --num_images :: at least 0
+report run --num_images x :: --num_images :: whole number
 report run --data nope :: 'nope' :: give a folder
 report run --split nope :: 'nope' :: use train, val, all
 report run --out /proc/x.html :: /proc :: choose another --out
 report run --out images :: images is a folder :: images/report.html
 report run --out classes.txt/page.html :: classes.txt :: choose another --out
-report run --images 0 --out OUT.html
+report run --num_images 0 --out OUT.html
 states teacher --data images --layers 9 --out OUT :: --layers :: from 0 to 4
 states teacher --data images --layers -1 --out OUT :: --layers :: from 0 to 4
 states teacher --data images --layers x --out OUT :: --layers :: whole numbers
-states teacher --data images --limit 0 --out OUT :: --limit :: at least 1
+states teacher --data images --num_images 0 --out OUT :: --num_images :: at least 1
 states teacher --data images --split nope --out OUT :: 'nope' :: use train, val, all
 states teacher --data images --batch_size 0 --out OUT :: --batch_size :: at least 1
 states teacher --data images --format nope --out OUT :: --format :: one of npy
@@ -297,16 +287,14 @@ explore nope :: 'nope' :: write timm/NAME
 explore teacher --port -1 :: --port :: at least 1
 explore teacher --port 99999999 :: --port :: at most 65535
 explore teacher --port x :: --port :: whole number
-explore teacher --open_browser maybe :: --open_browser :: true or false
 models nothinglikethis :: 'nothinglikethis' :: shorter part
 models '[' :: '[' :: shorter part
 models a b :: unexpected b :: --help
 models scenes
 demo --num_images 0 --out OUT :: --num_images :: at least 1
-demo --budget x --out OUT :: 'x' :: write 120s
+
 demo --out classes.txt :: classes.txt :: choose another --out
 demo --device nope :: --device :: one of auto
-demo --from_scratch maybe :: --from_scratch :: true or false
 demo extra :: unexpected extra :: --help
 nope :: 'nope' :: choose from demo
 evalute run :: 'evalute' :: did you mean evaluate

@@ -32,7 +32,7 @@ def drop(key: str) -> Change:
 
 
 def states(model: str, out: Path, *more: str) -> list[str]:
-    return ["states", model, "--data", "images", "--limit", "2", "--out", str(out), *more]
+    return ["states", model, "--data", "images", "--num_images", "2", "--out", str(out), *more]
 
 
 CONFIGS: dict[str, tuple[Change, str]] = {

@@ -270,7 +270,7 @@ def test_names_on_the_page_are_text(place: str, world: Path, capsys: Any) -> Non
         else:
             saved["bad_images"] = [EVIL]
         (folder / "summary.json").write_text(json.dumps(saved))
-    found = run_words(["report", str(folder), "--images", "0"], capsys)
+    found = run_words(["report", str(folder), "--num_images", "0"], capsys)
     assert found.code == 0, found.err
     page = (folder / "report.html").read_text()
     assert "<script>alert(1)" not in page and "<img src=x" not in page

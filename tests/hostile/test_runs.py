@@ -245,7 +245,7 @@ def test_damaged_summaries(name: str, command: str, world: Path, tmp_path: Path,
     if command == "resume":
         found = resume(folder, world, capsys)
     elif command == "report":
-        found = run_words(["report", str(folder), "--images", "0"], capsys)
+        found = run_words(["report", str(folder), "--num_images", "0"], capsys)
     else:
         found = run_words(["evaluate", str(folder), "--num_images", "2", "--out", str(tmp_path / "out")], capsys)
     check_refusal(found, "summary.json", "")
@@ -262,7 +262,7 @@ def test_damaged_results(name: str, file: str, world: Path, capsys: Any) -> None
     (folder / file).write_bytes(DAMAGE[name])
     if file == "phases.json" and name == "an empty object":
         return
-    check_refusal(run_words(["report", str(folder), "--images", "0"], capsys), file, "again")
+    check_refusal(run_words(["report", str(folder), "--num_images", "0"], capsys), file, "again")
 
 
 def test_a_result_that_is_a_pipe(world: Path, capsys: Any) -> None:
@@ -281,7 +281,7 @@ METRICS = {"noise in the middle": b"{}\n\xff\xfe\n{}\n", "a list": b"[]\n{}\n", 
 def test_damaged_metrics(name: str, world: Path, capsys: Any) -> None:
     folder = copied(world, "run", "run")
     (folder / "metrics.jsonl").write_bytes(METRICS[name])
-    check_refusal(run_words(["report", str(folder), "--images", "0"], capsys), "metrics.jsonl", "")
+    check_refusal(run_words(["report", str(folder), "--num_images", "0"], capsys), "metrics.jsonl", "")
 
 
 LOSSES = {"words": b'{"loss": "x", "step": 1}\n', "a last line that was cut off": b'{"loss": 1, "step": 1}\n{"lo'}
@@ -291,7 +291,7 @@ LOSSES = {"words": b'{"loss": "x", "step": 1}\n', "a last line that was cut off"
 def test_odd_losses_are_left_out(name: str, world: Path, capsys: Any) -> None:
     folder = copied(world, "run", "run")
     (folder / "metrics.jsonl").write_bytes(LOSSES[name])
-    assert run_words(["report", str(folder), "--images", "0"], capsys).code == 0
+    assert run_words(["report", str(folder), "--num_images", "0"], capsys).code == 0
 
 
 def test_a_finished_run_repairs_its_surrogate(world: Path, capsys: Any) -> None:

@@ -30,22 +30,21 @@ from raptor.cli import main
 MEASURED = ["--data", "scenes", "--num_images", "13", "--batch_size", "4", "--device", "cpu"]
 ONE = ["--data", "scenes", "--num_images", "1", "--batch_size", "4", "--device", "cpu"]
 ODD = ["--data", "scenes", "--num_images", "13", "--batch_size", "3", "--device", "cpu"]
-PROBED = ["probe", "MODEL", "--data", "scenes", "--limit", "14", "--val_images", "5", "--device", "cpu"]
-FEW_PROBED = ["probe", "MODEL", "--data", "scenes", "--limit", "4", "--val_images", "5", "--device", "cpu"]
+PROBED = ["probe", "MODEL", "--data", "scenes", "--train_images", "14", "--num_images", "5", "--device", "cpu"]
+FEW_PROBED = ["probe", "MODEL", "--data", "scenes", "--train_images", "4", "--num_images", "5", "--device", "cpu"]
 DENSE = ["--size", "24", "--lrs", "0.01", "--epochs", "2"]
 # At such a learning rate the weights stay as they are, and only what is measured can differ.
-STILL = ["--data", "scenes", "--limit", "64", "--val_images", "13", "--batch_size", "8", "--budget", "2steps"]
+STILL = ["--data", "scenes", "--train_images", "64", "--num_images", "13", "--batch_size", "8", "--budget", "2steps"]
 STILL += ["--lr", "1e-12", "--device", "cpu"]
 COMMANDS = {
     "phases": ["phases", "MODEL", *MEASURED, "--k", "2", "--twin", "true"],
     "standardised": ["phases", "MODEL", *MEASURED, "--k", "2", "--standardise", "true", "--tokens", "all"],
     "one-image": ["phases", "MODEL", *ONE, "--k", "2", "--twin", "true"],
-    "distill": ["distill", "MODEL", *STILL, "--k", "2", "--phase_images", "70"],
+    "distill": ["distill", "MODEL", *STILL, "--k", "2"],
     "evaluate": ["evaluate", "RUN", *MEASURED, "--train_images", "9", "--bootstrap", "20"],
     "one-certified": ["evaluate", "RUN", *ONE, "--train_images", "5", "--bootstrap", "20"],
     "dynamics": [
-        *("dynamics", "RUN", *ODD, "--rank_images", "5", "--stability_images", "5"),
-        *("--num_classes", "2", "--intervention_images", "3"),
+        *("dynamics", "RUN", *ODD, "--sample_images", "5", "--num_classes", "2"),
     ],
     "one-followed": ["dynamics", "MODEL", *ONE, "--k", "2"],
     "classify": [*PROBED, "--lrs", "0.01", "0.1", "--epochs", "2", "--batch_size", "5"],
@@ -53,9 +52,9 @@ COMMANDS = {
     "segment": [*PROBED, "--task", "segment", *DENSE, "--batch_size", "5"],
     "depth": [*PROBED, "--task", "depth", *DENSE, "--batch_size", "5"],
     "one-by-one": [*FEW_PROBED, "--task", "depth", *DENSE, "--batch_size", "1"],
-    "states": ["states", "MODEL", "--data", "scenes", "--limit", "9", "--batch_size", "2", "--device", "cpu"],
+    "states": ["states", "MODEL", "--data", "scenes", "--num_images", "9", "--batch_size", "2", "--device", "cpu"],
 }
-PLANNED = ["--limit", "64", "--val_images", "13", "--batch_size", "8", "--device", "cpu", "--dry_run", "--json"]
+PLANNED = ["--train_images", "64", "--num_images", "13", "--batch_size", "8", "--device", "cpu", "--dry_run", "--json"]
 PLANS = {
     "distill": ["distill", "MODEL", "--data", "scenes", *PLANNED, "--k", "2", "--budget", "6steps"],
 }
@@ -158,7 +157,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     folder = tmp_path_factory.mktemp("models")
     model, run = str(folder / "teacher"), str(folder / "run")
     train_tiny(folder / "teacher", budget="4steps", seed=3)
-    common = ["--data", "scenes", "--limit", "64", "--val_images", "13", "--device", "cpu", "--batch_size", "8"]
+    common = ["--data", "scenes", "--train_images", "64", "--num_images", "13", "--device", "cpu", "--batch_size", "8"]
     assert main(["distill", model, *common, "--phases", "2", "1", "--budget", "4steps", "--out", run]) == 0
     return model, run
 

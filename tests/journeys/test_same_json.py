@@ -19,14 +19,14 @@ CPU = "--device cpu --num_workers 0"
 MODEL = "--size 24 --patch 8 --dim 16 --depth 3 --heads 2 --registers 1"
 LINES = [
     f"train-teacher --data images {MODEL} --budget 3steps --batch_size 4 --out teacher {CPU}",
-    f"distill teacher --data images --k 2 --budget 4steps --batch_size 4 --val_images 6 --out run {CPU}",
+    f"distill teacher --data images --k 2 --budget 4steps --batch_size 4 --num_images 6 --out run {CPU}",
     f"phases run --k 2 --num_images 6 --out run {CPU}",
     f"evaluate run --num_images 6 --train_images 6 --bootstrap 5 {CPU}",
     f"probe run --closed_form ridge {CPU}",
-    f"probe run --task segment --data scenes --limit 4 --val_images 2 --epochs 1 --lrs 0.1 --size 24 {CPU}",
+    f"probe run --task segment --data scenes --train_images 4 --num_images 2 --epochs 1 --lrs 0.1 --size 24 {CPU}",
     f"dynamics run --num_images 6 {CPU}",
     "report run --device cpu",
-    f"states run --limit 4 {CPU}",
+    f"states run --num_images 4 {CPU}",
 ]
 NO_JSON = {
     "demo": "runs the commands above one after the other",

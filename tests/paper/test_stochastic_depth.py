@@ -109,7 +109,9 @@ def test_the_untrained_teacher_is_where_training_starts(tiny: dict[str, Any], tm
     other = untrained_teacher({**options, "seed": 4}, 20, config).model.state_dict()
     assert not torch.equal(start["blocks.0.attn.qkv.weight"], other["blocks.0.attn.qkv.weight"])
     shape = {name: options[name] for name in ("size", "patch", "dim", "depth", "heads")}
-    budget = dict(budget="1steps", batch_size=8, lr=1e-30, weight_decay=0.0, limit=16, val_images=8, device="cpu")
+    budget = dict(
+        budget="1steps", batch_size=8, lr=1e-30, weight_decay=0.0, train_images=16, num_images=8, device="cpu"
+    )
     train_teacher(SHAPE, "scenes", out=str(tmp_path), **shape, seed=3, **budget)
     trained = open_vit(tmp_path / "teacher").model.state_dict()
     for name in ("blocks.0.attn.qkv.weight", "pos_embed"):

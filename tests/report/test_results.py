@@ -31,8 +31,8 @@ from raptor.vit.view import ViT
 RunOf = Callable[..., Path]
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 _FEW = dict(data="scenes", num_images=8, k=2)
-_FEW_DYNAMICS = dict(**_FEW, stability_images=0, rank_images=2, interventions=False)
-_FEW_PROBE = dict(data="scenes", limit=64, val_images=8, closed_form="ridge")
+_FEW_DYNAMICS = dict(**_FEW, sample_images=2, stability=False, interventions=False)
+_FEW_PROBE = dict(data="scenes", train_images=64, num_images=8, closed_form="ridge")
 # Made by benchmarks, experiments and trials.
 OTHERS = {
     "authors-vitb",

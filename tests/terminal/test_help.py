@@ -24,7 +24,7 @@ def test_usage_shows_the_words_that_come_first(name: str, usage: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_fits_a_screen(name: str) -> None:
     lines = help_of(name).splitlines()
-    assert len(lines) <= 64 and max(map(len, lines)) <= 120
+    assert len(lines) <= 40 and max(map(len, lines)) <= 120
     assert all(f"  {line}" in lines for line in EXAMPLES[name])
 
 

@@ -173,8 +173,10 @@ def test_k_may_repeat_the_phases_and_is_three_without_them(tmp_path):
 
 
 def test_an_untrained_teacher_is_the_same_each_time_and_kept_with_the_run(tmp_path):
-    options = dict(pretrained=False, layer_scale=None, size=32, phases=[6, 6], budget="2steps", batch_size=2, limit=8)
-    options |= dict(val_images=4, head_images=8, device="cpu", out=str(tmp_path / "run"))
+    options = dict(
+        pretrained=False, layer_scale=None, size=32, phases=[6, 6], budget="2steps", batch_size=2, train_images=8
+    )
+    options |= dict(num_images=4, device="cpu", out=str(tmp_path / "run"))
     first = distill("timm/vit_tiny_patch16_224", "scenes", **options)
     assert read_config(tmp_path / "run")["pretrained"] is False
     (tmp_path / "run" / "summary.json").unlink()
@@ -204,7 +206,7 @@ def test_a_hub_entry_with_other_weights_each_time_is_refused(tmp_path):
     kinds = {"fixed": "torch.manual_seed(0)", "random": "torch.seed()"}
     lines = [entry.format(name=name, seed=seed) for name, seed in kinds.items()]
     (tmp_path / "hubconf.py").write_text("import timm\nimport torch\n" + "".join(lines))
-    options = dict(k=1, budget="2steps", batch_size=4, limit=8, val_images=4, phase_images=4, trust_hub=True)
+    options = dict(k=1, budget="2steps", batch_size=4, train_images=8, num_images=4, trust_hub=True)
     with pytest.raises(ValueError, match=r"hub/.*:random has other weights each time it is opened: give a weight file"):
         distill(f"hub/{tmp_path}:random", "scenes", out=str(tmp_path / "run"), device="cpu", **options)
     assert not (tmp_path / "run").exists()
@@ -218,11 +220,11 @@ def test_more_phases_than_blocks_are_refused_before_images_are_read(tmp_path, mo
         tiny_run(tmp_path / "run", phases=None, k=5)
 
 
-def test_drawn_images_are_told_of_where_nobody_chose_them(tmp_path, capsys):
+def test_a_model_of_your_own_is_not_distilled_on_drawn_images_by_itself(tmp_path):
     options = dict(OPTIONS, recipe=write_recipe(tmp_path), out=str(tmp_path / "run"), dry_run=True)
-    for given, told in (((), True), (("scenes",), False)):
-        assert distill(tiny_teacher(), *given, **options).data == "scenes"
-        assert ("built-in scenes, which are drawn" in capsys.readouterr().err) is told
+    with pytest.raises(ValueError, match="works on: --data photos"):
+        distill(tiny_teacher(), **options)
+    assert distill(tiny_teacher(), "scenes", **options).data == "scenes"
 
 
 def test_given_phases_leave_nothing_to_cut_by_tokens(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:

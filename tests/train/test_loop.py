@@ -128,7 +128,7 @@ class Spoiled(nn.Module):
 def test_a_non_finite_state_stops_with_step_layer_and_checkpoint(tmp_path):
     teacher = tiny_teacher()
     teacher.blocks[3] = Spoiled(teacher.blocks[3], 7)  # one batch is looked at before the first step
-    options = dict(stage1_share=0.0, normalise="none", val_images=3)
+    options = dict(stage1_share=0.0, normalise="none", num_images=3)
     with pytest.raises(RunError) as error:
         tiny_run(tmp_path / "run", teacher, **options)
     message = str(error.value)
@@ -211,7 +211,7 @@ def test_metrics_of_a_run_that_never_saved_are_not_kept(tmp_path):
 
 def test_another_teacher_of_the_same_name_is_refused(tmp_path):
     teacher = tiny_timm()
-    options = dict(k=2, budget="2steps", batch_size=8, limit=32, val_images=8, phase_images=8, device="cpu")
+    options = dict(k=2, budget="2steps", batch_size=8, train_images=32, num_images=8, device="cpu")
     distill(teacher, "scenes", out=str(tmp_path / "run"), **options)
     distill(teacher, "scenes", out=str(tmp_path / "run"), **options)
     next(teacher.model.parameters()).data.add_(1.0)

@@ -180,7 +180,7 @@ def test_images_passed_over_are_named_in_the_summary(tmp_path):
         Image.effect_noise((24, 24), 60).convert("RGB").save(path)
         if i in (4, 7):
             path.write_bytes(b"broken")
-    options = {**TINY, "budget": "2steps", "limit": None}
+    options = {**TINY, "budget": "2steps", "train_images": None}
     with pytest.raises(ValueError, match=r"07\.png"):
         train_teacher(data=str(tmp_path / "images"), out=str(tmp_path / "strict"), **options)
     train_teacher(data=str(tmp_path / "images"), out=str(tmp_path / "run"), skip_bad=True, **options)

@@ -142,7 +142,7 @@ def test_a_last_linear_layer_is_a_classifier_only_by_the_users_word() -> None:
     images = Preprocess(size=32, resize=32)
     assert open_vit(Unheard(), preprocess=images).num_classes == 0
     assert open_vit(Unheard(), preprocess=images, head_classes=4).num_classes == 4
-    with pytest.raises(ValueError, match="gives 4 numbers per image, not 5 class scores: correct --head_classes"):
+    with pytest.raises(ValueError, match="gives 4 numbers per image, not 5 class scores: correct head_classes"):
         open_vit(Unheard(), preprocess=images, head_classes=5)
     with pytest.raises(ValueError, match="has no `nope`"):
         open_vit(Unheard(), preprocess=images, head="nope")
