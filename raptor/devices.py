@@ -10,6 +10,9 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import socket
+import sys
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -28,8 +31,13 @@ from raptor.progress import started_processes
 
 _DEVICES = ("auto", "cpu", "cuda")
 COLLECTIVE_TIMEOUT = timedelta(hours=2)  # rank 0 finishes, validates and writes while the others wait
+_MAX_WAIT_S = 300.0  # for processes that were started by hand
+_PATIENCE_S = 5.0
+_MEETING = "raptor/ranks"
 _CPU = torch.device("cpu")
 _SHARED_MEMORY = Path("/dev/shm")
+CACHE_SHARE = 0.3
+"""The share of free memory that decoded images may take."""
 T = TypeVar("T")
 HAS_TRITON = find_spec("triton") is not None
 """Our kernels need it; torch comes without it on a Mac and in the build for the CPU only."""
@@ -348,7 +356,9 @@ def open_fabric(device: str, precision: str) -> Any:
         broadcast_buffers=False,
     )
     fabric = Fabric(accelerator=device, devices=1, num_nodes=num_nodes, strategy=strategy, precision=kind)
+    store = _await_ranks()
     fabric.launch()
+    del store  # kept until here: the ranks meet in it
     atexit.register(_leave_group)
     return fabric
 
@@ -362,6 +372,47 @@ def _processes_per_node(world: int) -> tuple[int, int]:
     else:
         raise ValueError("srun must say how many processes a node has: srun --ntasks-per-node=N raptor ...")
     return local, max(1, world // local)
+
+
+def _await_ranks() -> dist.Store | None:
+    """Wait until every process that WORLD_SIZE counts is there, where these variables were set by hand.
+
+    torch would wait for hours, without a word and deaf to signals. torchrun and srun start all processes themselves.
+    """
+    if "RANK" not in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
+        return None
+    rank, world = started_processes()
+    remedy = "start them with torchrun, or unset RANK and WORLD_SIZE for a process by itself"
+    host = os.environ.get("MASTER_ADDR")
+    port = os.environ.get("MASTER_PORT")
+    if not host or not port:
+        raise ValueError(f"WORLD_SIZE says {world} processes, and MASTER_ADDR and MASTER_PORT are not set: {remedy}")
+    if not 0 <= rank < world:
+        raise ValueError(f"RANK is {rank} and WORLD_SIZE {world}: {remedy}")
+    began = time.monotonic()
+    store = None
+    was_told = False
+    while store is None or store.add(_MEETING, 0) < world:
+        # The store of rank 0 is looked for by a plain connection: torch's own client prints a stack when there is none.
+        if store is None and (rank == 0 or _answers(host, int(port))):
+            store = dist.TCPStore(host, int(port), world, rank == 0, wait_for_workers=False, multi_tenant=True)
+            store.add(_MEETING, 1)
+        waited = time.monotonic() - began
+        if waited > _PATIENCE_S and not was_told:
+            print(f"rank {rank} waits for the other processes of WORLD_SIZE={world}: {remedy}", file=sys.stderr)
+            was_told = True
+        if waited > _MAX_WAIT_S:
+            raise ValueError(f"not all of the {world} processes of WORLD_SIZE have started: {remedy}")
+        time.sleep(0.05)
+    return store
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=1):
+            return True
+    except OSError:
+        return False
 
 
 def _leave_group() -> None:

@@ -58,7 +58,7 @@ def _class_names(files: Files) -> list[str]:
     listed = [path for path in files.paths if PurePosixPath(path).name in ("objectInfo150.csv", "objectInfo150.txt")]
     if not listed:
         return [f"class {i}" for i in range(1, _NUM_CLASSES + 1)]
-    lines = io.StringIO(files.read(listed[0]).decode())
+    lines = io.StringIO(files.read_text(listed[0]))
     delimiter = "\t" if listed[0].endswith(".txt") else ","
     rows = list(csv.reader(lines, delimiter=delimiter))[1:]
     names = [row[-1].split(";")[0].split(",")[0].strip() for row in rows if row]

@@ -20,16 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raptor.data.folder import (
-    SUFFIXES,
-    ListedImages,
-    arrange,
-    count_unread,
-    is_hidden,
-    is_image_path,
-    label_entries,
-)
-from raptor.data.images import check_file_size, numbered_classes
+from raptor.data.classes import number_labels, number_names
+from raptor.data.folder import SUFFIXES, ListedImages, arrange, count_unread, is_hidden, is_image_path, no_images
+from raptor.data.images import check_file_size
 from raptor.data.index import Listing, announced, indexed
 from raptor.data.names import PackedNames
 from raptor.data.split import split_keys, split_word
@@ -38,15 +31,16 @@ _RANGE = re.compile(r"\{([0-9]{1,18})\.\.([0-9]{1,18})\}")
 _MAX_FILES = 1_000_000  # that a pattern may stand for
 _SHOWN = 2000  # letters of a pattern in a message
 _ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")
+_ZIP_START = b"PK\x03\x04"
 _ZIP_COLUMNS = ("archive", "offset", "size", "method", "crc", "num_bytes")
 _TAR_COLUMNS = ("archive", "offset", "size")
+_TAR_END = 2 * tarfile.BLOCKSIZE  # of zeros, which every program that writes tars puts at the end
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # first bytes of gzip, bzip2, xz and zstd
+_DAMAGED = "damaged stretches"
+_NO_END = "missing ends of archives"
 _LABEL_KEYS = ("label", "cls", "class", "class_id", "class_name")
 _MAX_LABEL_BYTES = 1 << 20
 _BLOCK = 1 << 20  # bytes of an archive that are looked at in one go
-_TAR_END = 2 * tarfile.BLOCKSIZE  # of zeros, which every program that writes tars puts at the end
-
-Label = int | str | None
-"""A class number, a class name, or None for a sample without a class."""
 
 
 @lru_cache(maxsize=128)
@@ -116,7 +110,7 @@ class ZipEntry(NamedTuple):
         """The content, checked against its CRC."""
         header = _read_at(self.archive, self.offset, _ZIP_LOCAL_HEADER.size)
         magic, name_size, extra_size = _ZIP_LOCAL_HEADER.unpack(header)
-        if magic != b"PK\x03\x04":
+        if magic != _ZIP_START:
             raise OSError(f"{self.archive} changed since it was opened")
         check_file_size(max(self.size, self.num_bytes))
         data = _read_at(self.archive, self.offset + _ZIP_LOCAL_HEADER.size + name_size + extra_size, self.size)
@@ -135,6 +129,10 @@ def zip_files(archive: str) -> dict[str, zipfile.ZipInfo]:
             infos = file.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise ValueError(f"cannot read {archive} as a zip: {error}; make it again") from error
+    # A zip is listed from its end, so that an archive in front of it would be left out without a word.
+    first = min((info.header_offset for info in infos), default=0)
+    if first and _read_at(archive, 0, len(_ZIP_START)) == _ZIP_START:
+        raise ValueError(f"{archive} is several zips end to end, and only the last can be listed: give each by itself")
     return {_plain_path(info.filename): info for info in infos if not info.filename.endswith(("/", "\\"))}
 
 
@@ -171,22 +169,25 @@ def _list_zips(archives: list[str], spec: str) -> Listing:
                 num_images += 1
             elif not is_hidden(path):
                 others.append(path)
+    left_out = count_unread(others)
     rows = []
     names = []
     paths = []
     parts = []
     class_names = []
-    is_unique = len(by_path) == num_images
     for place in arrange(list(by_path)):
         for number, entry in by_path[place.path]:
             rows.append((number, *entry[2:]))
-            names.append(entry.path if is_unique else f"{Path(entry.archive).stem}/{entry.path}")
+            if len(by_path) == num_images:
+                names.append(entry.path)
+            else:  # two archives hold a file of one name
+                names.append(f"{Path(entry.archive).stem}/{entry.path}")
             paths.append(entry.path)
             parts.append(place.part)
             class_names.append(place.class_name)
     if not rows:
-        raise ValueError(f"no images in {spec}; expected entries such as train/<class>/x.jpg")
-    labels, classes = label_entries(class_names)
+        raise no_images(spec, "entries such as train/<class>/x.jpg", left_out)
+    labels, classes = number_names(class_names)
     return Listing(
         PackedNames.pack(names),
         PackedNames.pack(split_keys(paths)),
@@ -195,19 +196,19 @@ def _list_zips(archives: list[str], spec: str) -> Listing:
         parts,
         archives,
         dict(zip(_ZIP_COLUMNS, np.array(rows, dtype=np.int64).T)),
-        count_unread(others),
+        left_out,
     )
 
 
 class _TarSample(NamedTuple):
-    """An image in a tar: the name of its sample, its file, where it lies, and its label."""
+    """An image in a tar: the name of its sample, its path, where it lies, and what the file of its label holds."""
 
     archive: int
     key: str
-    file: str
+    path: str
     offset: int
     size: int
-    label: Label
+    label: Any
 
 
 class TarImages(ListedImages):
@@ -239,21 +240,22 @@ def _list_tars(archives: list[str], pattern: str) -> Listing:
         samples += found
         parts += [split_word(archive)] * len(found)
     if not samples:
-        raise ValueError(f"no images in {pattern}; expected entries key.jpg, key.png or key.webp")
+        raise no_images(pattern, "entries key.jpg, key.png or key.webp", left_out)
+    if None in parts:  # the names of archives are splits only if all of them are
+        parts = [None] * len(samples)
     names = [sample.key for sample in samples]
     if len(set(names)) != len(names):  # shards may each count from 0
         names = [f"{Path(archives[sample.archive]).stem}/{sample.key}" for sample in samples]
-    if len(set(names)) != len(names):  # one archive holds a key twice, as concatenated ones may
+    if len(set(names)) != len(names):  # two shards have one name, in two folders
         names = [f"{name}@{sample.offset}" for name, sample in zip(names, samples)]
-    labels, classes = _tar_labels(samples, archives[0])
+    labels, classes = number_labels([sample.label for sample in samples], archives[0])
     rows = [(sample.archive, sample.offset, sample.size) for sample in samples]
     return Listing(
         PackedNames.pack(names),
-        PackedNames.pack(split_keys(sample.file.removeprefix("./") for sample in samples)),
+        PackedNames.pack(split_keys(sample.path for sample in samples)),
         labels,
         classes,
-        # The names of archives are splits only if all of them are.
-        [None] * len(samples) if None in parts else parts,
+        parts,
         archives,
         dict(zip(_TAR_COLUMNS, np.array(rows, dtype=np.int64).T)),
         dict(left_out),
@@ -263,26 +265,23 @@ def _list_tars(archives: list[str], pattern: str) -> Listing:
 def _tar_samples(archive: str, number: int, left_out: Counter[str]) -> list[_TarSample]:
     """The samples of one archive; files that are not read are added to `left_out`."""
     images: dict[str, dict[str, tarfile.TarInfo]] = {}
-    labels: dict[str, Label] = {}
+    labels: dict[str, Any] = {}
     for member in _tar_members(archive, left_out):
         path = _plain_path(member.name)
-        folder, _, base = member.name.removeprefix("./").rpartition("/")
-        stem, dot, suffix = base.partition(".")
-        key = f"{folder}/{stem}" if folder else stem
-        suffix = (dot + suffix).lower()
-        if member.issym() or member.islnk():
-            if is_image_path(path):  # it may lead out of the archive
-                left_out["links"] += 1
-        elif not member.isfile() or is_hidden(path):
+        key, suffix = _key_and_suffix(path)
+        is_label = suffix in (".cls", ".json")
+        if member.isdir() or is_hidden(path):
             continue
-        elif is_image_path(path):
-            images.setdefault(key, {})[suffix] = member
-        elif suffix in (".cls", ".json") and member.size <= _MAX_LABEL_BYTES:
-            label = _parse_label(suffix, _read_at(archive, member.offset_data, member.size))
-            if label is not None and (suffix == ".cls" or key not in labels):
-                labels[key] = label
-        else:
+        if not is_image_path(path) and not is_label:
             left_out.update(count_unread([path]))
+        elif member.issym() or member.islnk():  # it may lead out of the archive
+            left_out["links"] += 1
+        elif not member.isfile() or member.issparse():
+            left_out["special files"] += 1
+        elif not is_label:
+            images.setdefault(key, {})[suffix] = member
+        elif suffix == ".cls" or key not in labels:  # whichever of the two comes first
+            labels[key] = _read_label_file(archive, member)
     samples = []
     for key, by_suffix in images.items():
         first, *others = sorted(by_suffix, key=_suffix_rank)
@@ -292,8 +291,16 @@ def _tar_samples(archive: str, number: int, left_out: Counter[str]) -> list[_Tar
                 "rename such files without further dots"
             )
         image = by_suffix[first]
-        samples.append(_TarSample(number, key, image.name, image.offset_data, image.size, labels.get(key)))
+        place = (image.offset_data, image.size)
+        samples.append(_TarSample(number, key, _plain_path(image.name), *place, labels.get(key)))
     return samples
+
+
+def _key_and_suffix(path: str) -> tuple[str, str]:
+    """`a/1.depth.png` to `a/1` and `.depth.png`, as WebDataset names samples: up to the first dot."""
+    folder, slash, base = path.rpartition("/")
+    stem, dot, suffix = base.partition(".")
+    return f"{folder}{slash}{stem}", f"{dot}{suffix}".lower()
 
 
 def _suffix_rank(suffix: str) -> tuple[int, int]:
@@ -304,26 +311,34 @@ def _suffix_rank(suffix: str) -> tuple[int, int]:
 def _tar_members(archive: str, left_out: Counter[str]) -> Iterator[tarfile.TarInfo]:
     """The entries of a plain tar, also those behind a damaged header or of archives that were put end to end.
 
-    Stretches between two entries that hold anything but zeros are of damaged entries: they are counted.
+    What cannot be read is counted: a stretch between two entries that holds anything but zeros, an entry that is cut.
     """
     end = 0
     size = os.path.getsize(archive)
+    if _read_at(archive, 0, min(size, 8)).startswith(_COMPRESSED):
+        raise ValueError(f"cannot read {archive} in place: unpack a compressed one to a plain tar first")
     try:
-        with tarfile.open(archive, "r:") as tar:  # not compressed, so that each image has an offset
-            tar.ignore_zeros = True  # otherwise a header that cannot be read would end the archive without a word
+        # With `ignore_zeros`, or a header that cannot be read would end the archive without a word.
+        with tarfile.open(archive, "r:", ignore_zeros=True) as tar:
             for member in tar:
                 if member.offset > end and _holds_data(archive, end, member.offset):
-                    left_out["damaged stretches"] += 1
+                    left_out[_DAMAGED] += 1
                 end = member.offset_data
                 if member.isreg() or member.type not in tarfile.SUPPORTED_TYPES:
                     end += member.size + -member.size % tarfile.BLOCKSIZE
+                if member.offset_data + member.size > size and not member.issparse():
+                    left_out[_DAMAGED] += 1
+                    return
                 yield member
+                if end > size:  # cut behind the last byte of this entry; tarfile would call that an error
+                    left_out[_NO_END] += 1
+                    return
+        if _holds_data(archive, end, size):
+            left_out[_DAMAGED] += 1
+        elif size - end < _TAR_END:
+            left_out[_NO_END] += 1
     except (tarfile.TarError, OSError, EOFError) as error:
-        raise ValueError(f"cannot read {archive} as a plain tar: {error}; unpack a compressed one first") from error
-    if _holds_data(archive, end, size):
-        left_out["damaged stretches"] += 1
-    elif size - end < _TAR_END:
-        left_out["missing ends of archives"] += 1
+        raise ValueError(f"cannot read {archive} as a plain tar: {error}; make it again") from error
 
 
 def _holds_data(archive: str, start: int, end: int) -> bool:
@@ -332,7 +347,7 @@ def _holds_data(archive: str, start: int, end: int) -> bool:
         file.seek(start)
         header = file.read(tarfile.BLOCKSIZE)
         if header[156:157] == tarfile.XGLTYPE:  # as git writes it; tarfile reads it without listing it
-            num_bytes = int(header[124:136].strip(b"\0 ") or b"0", 8)
+            num_bytes = tarfile.nti(header[124:136])  # type: ignore[attr-defined]
             start += tarfile.BLOCKSIZE + num_bytes + -num_bytes % tarfile.BLOCKSIZE
         file.seek(start)
         while start < end:
@@ -343,36 +358,17 @@ def _holds_data(archive: str, start: int, end: int) -> bool:
     return False
 
 
-def _parse_label(suffix: str, content: bytes) -> Label:
-    """The label in a file: a class number or name; None for a negative number, which says that there is no label."""
-    value: Any = content.decode("utf-8", "replace").strip()
-    if suffix == ".json":
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return None
-        if isinstance(value, dict):
-            value = next((value[key] for key in _LABEL_KEYS if key in value), None)
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value):
-        value = int(value)
-    if isinstance(value, int):
-        return value if value >= 0 else None
-    return value if isinstance(value, str) and value else None
-
-
-def _tar_labels(samples: list[_TarSample], archive: str) -> tuple[list[int] | None, list[str] | None]:
-    """Labels and classes. A sample without a label does not change the classes of the others."""
-    numbers: list[int] = []
-    names: list[str | None] = []
-    for sample in samples:
-        numbers.append(sample.label if isinstance(sample.label, int) else -1)
-        names.append(sample.label if isinstance(sample.label, str) else None)
-    if max(numbers) < 0:
-        return label_entries(names)
-    first_name = next((name for name in names if name is not None), None)
-    if first_name is not None:
-        both = f"numbers such as {max(numbers)} and names such as {first_name[:40]}"
-        raise ValueError(f"the labels in {archive} are {both}: give all samples the same kind of label")
-    return numbers, numbered_classes(numbers, archive)
+def _read_label_file(archive: str, member: tarfile.TarInfo) -> Any:
+    """What a label file gives as the class: its text, or a value of its JSON; None if there is none."""
+    if member.size > _MAX_LABEL_BYTES:
+        return -1
+    text = _read_at(archive, member.offset_data, member.size).decode("utf-8", "replace")
+    if not member.name.lower().endswith(".json"):
+        return text
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return -1
+    if not isinstance(value, dict):
+        return value
+    return next((value[key] for key in _LABEL_KEYS if key in value), None)

@@ -13,6 +13,7 @@ from raptor.data.archives import TarImages, ZipImages
 from raptor.data.dense import DENSE_TASKS, DenseData
 from raptor.data.folder import FolderImages, tell_once
 from raptor.data.given import given_images
+from raptor.data.hub import open_hub
 from raptor.data.images import ImageData
 from raptor.data.memory import JoinedImages
 from raptor.data.split import Split, choose_sample, choose_split
@@ -71,7 +72,7 @@ def open_data(
         size: the side at which scenes are drawn; other data keep their own.
         skip_bad: leave out unreadable images and name them in `.bad`; otherwise they stop the run.
     """
-    spec = as_spec(spec)
+    spec = as_spec(() if spec is None else spec)
     names = list(spec) if isinstance(spec, list | tuple) else [spec]
     opened = {name: _open_one(name, split, size) for name in dict.fromkeys(names)}
     data = opened[names[0]] if len(names) == 1 else JoinedImages([opened[name] for name in names])
@@ -109,9 +110,7 @@ def _open_reader(spec: str) -> ImageData:
     if kind in ("nyuv2", "ade20k") and path:
         return _FrameImages(_open_dense_reader(spec, "depth" if kind == "nyuv2" else "segment"))
     if spec.startswith("hf/") and len(spec) > 3:
-        from raptor.data.hub import HubImages
-
-        return HubImages(spec[3:])
+        return open_hub(spec[3:])
     if spec.startswith("wds/") or spec.lower().endswith(".tar"):
         return TarImages(spec.removeprefix("wds/"))
     if spec.lower().endswith(".zip"):
@@ -119,6 +118,8 @@ def _open_reader(spec: str) -> ImageData:
     folder = Path(spec).expanduser()
     if spec and folder.is_dir():
         return FolderImages(folder)
+    if folder.is_file():
+        raise ValueError(f"the file {spec} is not a set of images: give its folder, unpack a compressed archive first")
     raise ValueError(f"unknown data {spec!r}{_did_you_mean(spec, NAMED)}; give {_ACCEPTED}")
 
 

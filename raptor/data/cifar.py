@@ -10,6 +10,7 @@ import json
 import pickle
 import tarfile
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import numpy as np
 from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100
 
-from raptor.data.images import ImageData, open_image
+from raptor.data.archives import ZipEntry, zip_files
+from raptor.data.images import ImageData, one_line, open_image
 from raptor.data.index import cache_folder
 
 _CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -96,14 +98,16 @@ class CifarImages(ImageData):
                 if has_pickles:
                     for name in batches[part]:
                         batch = loaded[name]
-                        planes = np.asarray(batch["data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
+                        planes = _whole_numbers(batch["data"]).reshape(-1, 3, 32, 32)
+                        if planes.dtype != np.uint8:
+                            raise ValueError(f"its pixels are {planes.dtype} and not uint8")
                         pixels.append(np.ascontiguousarray(planes.transpose(0, 2, 3, 1)))
-                        labels += map(int, batch[_LABEL_KEYS[kind]])
+                        labels += _whole_numbers(batch[_LABEL_KEYS[kind]]).tolist()
                 else:
                     for name in _SHEETS[part]:  # one image per row: 32 x 32 pixels of RGB laid end to end
                         rows = np.asarray(open_image(files[name]).convert("RGB"))
                         pixels.append(rows.reshape(len(rows), 32, 32, 3))
-                    labels += map(int, json.loads(files[_SHEET_LABELS[part]]))
+                    labels += _whole_numbers(json.loads(files[_SHEET_LABELS[part]])).tolist()
                 parts += [part] * (len(labels) - before)
                 names += [f"{part}/{number:05d}" for number in range(len(labels) - before)]
                 num_images = sum(map(len, pixels))
@@ -111,12 +115,20 @@ class CifarImages(ImageData):
                 if num_images != len(labels) or not in_range:
                     raise ValueError(f"it has {num_images} images, {len(labels)} labels, {len(classes)} classes")
         except (KeyError, TypeError, ValueError, OSError) as error:
-            raise ValueError(f"cannot read {source} as {version.base_folder}: {error}") from error
+            raise ValueError(f"cannot read {source} as {version.base_folder}: {one_line(error)}") from error
         self.pixels = np.concatenate(pixels)
         super().__init__(f"{kind}:{source}" if path else kind, names, labels, classes, parts, keys=names)
 
     def read(self, position: int) -> Image.Image:
         return Image.fromarray(self.pixels[position])
+
+
+def _whole_numbers(values: Any) -> np.ndarray:
+    """Labels or pixels as an array; anything but whole numbers would be rounded or cut to fit."""
+    found = np.asarray(values)
+    if found.dtype.kind not in "iu":
+        raise ValueError(f"it holds values of type {found.dtype} and not whole numbers")
+    return found
 
 
 def _find_cifar(version: type[CIFAR10], kind: str, path: str | None) -> Path:
@@ -140,15 +152,14 @@ def _read_files(source: Path, wanted: set[str]) -> dict[str, bytes]:
                 if (source / name).is_file():
                     files[name] = (source / name).read_bytes()
         elif zipfile.is_zipfile(source):
-            with zipfile.ZipFile(source) as archive:
-                for path in archive.namelist():
-                    if Path(path).name in wanted:
-                        files[Path(path).name] = archive.read(path)
+            for path, info in zip_files(str(source)).items():
+                if Path(path).name in wanted:
+                    files[Path(path).name] = ZipEntry.of(str(source), path, info).read()
         else:
             with tarfile.open(source) as tar:
                 for member in tar:
                     if Path(member.name).name in wanted and member.isfile():
                         files[Path(member.name).name] = tar.extractfile(member).read()  # type: ignore[union-attr]
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise ValueError(f"cannot read {source} as a folder, zip or tar of CIFAR: {error}") from error
+    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
+        raise ValueError(f"cannot read {source} as a folder, zip or tar of CIFAR: {one_line(error)}") from error
     return files

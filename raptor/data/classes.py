@@ -1,4 +1,4 @@
-"""Labels by class name: numbered as a model's head numbers its classes, whatever folders the data has."""
+"""Labels: what files and programs give as a class, and the numbers that a model's head gives to its classes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,74 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from raptor.data.images import ImageData
 from raptor.files import read_text
 from raptor.provenance import hash_config
 
+Labels = tuple[list[int] | None, list[str] | None]
+"""A class index per image, -1 for an image without a class, and the names of the classes; None without any label."""
 _WORDNET_ID = re.compile(r"n\d{8}")
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
+_MAX_CLASSES = 1_000_000
+
+
+def number_labels(values: Sequence[Any], source: str) -> Labels:
+    """Labels and classes of what a set gives as the class of each image: whole numbers, or names; None for nothing.
+
+    Numbers stay as they are, whichever images have one. Names are numbered in sorted order.
+    """
+    if all(value is None for value in values):
+        return None, None
+    read = list(map(_read_label, values))
+    numbers = [label if isinstance(label, int) else -1 for label in read]
+    first_name = next((label for label in read if isinstance(label, str)), None)
+    largest = max(numbers)
+    if first_name is None:
+        return numbers, numbered_classes(largest, source)
+    if largest >= 0:
+        both = f"numbers such as {largest} and names such as {first_name[:40]}"
+        raise ValueError(f"the labels in {source} are {both}: give all samples the same kind of label")
+    return number_names([label if isinstance(label, str) else None for label in read])
+
+
+def _read_label(value: Any) -> int | str:
+    """A class number or name; -1 for a value that is neither, such as a list, and for any negative number."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        value = value.strip()
+        if not _NUMBER.fullmatch(value):
+            return value or -1
+        value = int(value)
+    return max(value, -1) if isinstance(value, int) else -1
+
+
+def numbered_classes(largest: int, source: str) -> list[str]:
+    """Names of classes that have only numbers: `0` to the largest label."""
+    if largest >= _MAX_CLASSES:
+        raise ValueError(f"{source} has a label {largest}: labels must be less than {_MAX_CLASSES:,}")
+    return list(map(str, range(largest + 1)))
+
+
+def number_names(names: Sequence[str | None]) -> Labels:
+    """Class names to indices in sorted order; (None, None) if no image has a class.
+
+    A name may be written in two ways in Unicode, as macOS and others do: they are one class.
+    """
+    # By way of the few names, because a million images may have them.
+    class_of = {name: unicodedata.normalize("NFC", name) for name in set(names) if name is not None}
+    if not class_of:
+        return None, None
+    classes = sorted(set(class_of.values()))
+    index = {name: number for number, name in enumerate(classes)}
+    number_of: dict[str | None, int] = {None: -1}
+    for name, normal in class_of.items():
+        number_of[name] = index[normal]
+    return [number_of[name] for name in names], classes
 
 
 def for_head(
@@ -28,21 +91,21 @@ def for_head(
     """
     if data.labels is None or data.classes is None or not num_classes:
         return data
+    present = _present(data)
     if given is not None:
-        twice = next((name for name in _present(data) if list(given).count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"class {twice} of {data.name} stands twice in --classes: give each class its own name")
-        found = renumbered(data, given)
-        if found is None:
-            strange = next(name for name in _present(data) if name not in given)
-            raise ValueError(f"class {strange} of {data.name} is not in --classes: add it, or correct its name")
-        return found
-    if names is not None:
-        return renumbered(data, names) or data
-    # Folders that are named otherwise are numbered as they sort, which says nothing about the head.
-    if not all(map(_WORDNET_ID.fullmatch, _present(data))):
-        return data
-    return renumbered(data, imagenet_ids(num_classes)) or data
+        count = Counter(given)
+        for name in present:
+            if not count[name]:
+                raise ValueError(f"class {name} of {data.name} is not in --classes: add it, or correct its name")
+            if count[name] > 1:
+                raise ValueError(f"class {name} of {data.name} stands twice in --classes: give each class its own name")
+        names = given
+    elif names is None:
+        # Folders that are named otherwise are numbered as they sort, which says nothing about the head.
+        if not all(map(_WORDNET_ID.fullmatch, present)):
+            return data
+        names = imagenet_ids(num_classes)
+    return renumbered(data, names) or data
 
 
 def head_names(file: str, num_classes: int) -> list[str]:
@@ -50,8 +113,8 @@ def head_names(file: str, num_classes: int) -> list[str]:
     path = Path(file).expanduser()
     if not path.is_file():
         raise ValueError(f"no file {file}: give a text file with one class per line, in the order of the head")
-    lines = unicodedata.normalize("NFC", read_text(path)).splitlines()  # as those of folders are
-    names = [line.strip() for line in lines if line.strip()]
+    lines = unicodedata.normalize("NFC", read_text(path)).splitlines()  # as the names of folders are
+    names = list(filter(None, map(str.strip, lines)))
     if len(names) != num_classes:
         raise ValueError(f"{file} names {len(names)} classes, the head has {num_classes}: give one line per class")
     return names
@@ -67,21 +130,24 @@ def renumbered(data: ImageData, classes: Sequence[str]) -> ImageData | None:
     assert data.labels is not None and data.classes is not None
     if data.classes == list(classes):
         return data
-    index = {name: i for i, name in enumerate(classes)}
     count = Counter(classes)  # ImageNet's words have `crane` twice: a bird and a machine
     if any(count[name] != 1 for name in _present(data)):
         return None
+    index = {name: number for number, name in enumerate(classes)}
     return data.with_labels([index[data.classes[label]] for label in data.labels], list(classes))
 
 
 @cache
 def imagenet_ids(num_classes: int) -> list[str]:
     """The WordNet ids of ImageNet in the order of heads with so many outputs; empty for other numbers."""
+    # timm takes a second to import, and few commands come here.
     from timm.data import ImageNetInfo
     from timm.data.imagenet_info import _NUM_CLASSES_TO_SUBSET
 
     subset = _NUM_CLASSES_TO_SUBSET.get(num_classes)
-    return [] if subset is None else list(ImageNetInfo(subset).label_names())
+    if subset is None:
+        return []
+    return list(ImageNetInfo(subset).label_names())
 
 
 def _present(data: ImageData) -> list[str]:

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from raptor.data.archives import ZipEntry, list_files, zip_files
 from raptor.data.folder import walk_folders
-from raptor.data.images import Items, file_bytes, open_image, read_file
+from raptor.data.images import Items, file_bytes, one_line, open_image, read_file
 from raptor.data.preprocess import as_rgb
-from raptor.data.stream import CACHE_SHARE
-from raptor.devices import free_bytes
+from raptor.devices import CACHE_SHARE, free_bytes
 from raptor.provenance import note_images
 
 DENSE_TASKS = ("segment", "depth")
@@ -158,6 +157,12 @@ class Files:
     def read(self, path: str) -> bytes:
         return self.entries[path].read() if self.entries else read_file(self.root / path)
 
+    def read_text(self, path: str) -> str:
+        try:
+            return self.read(path).decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is not a text file in UTF-8: unpack the set again") from None
+
 
 class PairedFiles(DenseData):
     """Images and targets that are files: `pairs` are their paths in `files`."""
@@ -178,7 +183,10 @@ class PairedFiles(DenseData):
         self.files = files
         self.pairs = pairs
         if frame is None:  # all targets are as large as the first one
-            width, height = open_image(files.read(pairs[0][1])).size
+            try:
+                width, height = open_image(files.read(pairs[0][1])).size
+            except OSError as error:
+                raise ValueError(f"cannot read {pairs[0][1]} of {name}: {one_line(error)}") from error
             frame = (height, width)
         names = [image for image, _ in pairs]
         super().__init__(

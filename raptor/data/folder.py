@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from raptor.data.classes import number_names
 from raptor.data.images import FileImages, file_bytes, read_file
 from raptor.data.index import Listing, indexed
 from raptor.data.names import PackedNames
@@ -20,9 +20,12 @@ SUFFIXES = (
     *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".jp2", ".avif"),
     *(".jfif", ".jpe", ".pbm", ".pnm"),
 )
-_UNREAD_SUFFIXES = (".heic", ".heif", ".jxl", ".psd", ".svg", ".eps", ".dng", ".cr2", ".nef", ".arw", ".tga", ".ico")
-"""Pictures that no decoder here reads: they are counted, because their owner believes that they are in the data."""
 _ARCHIVES = {".zip": "{}/*.zip", ".tar": "wds/{}/*.tar", ".parquet": "hf/{}"}
+_UNREAD = (
+    *(".heic", ".heif", ".jxl", ".psd", ".svg", ".eps", ".dng", ".cr2", ".nef", ".arw", ".tga", ".ico"),
+    *(*_ARCHIVES, ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar"),
+)
+"""Files that hold images and are not read: they are counted, because their owner believes that they are in the data."""
 _TABLES = ("metadata.csv", "labels.csv", "metadata.jsonl", "train.csv")
 _MAX_LINKS = 8  # links to folders on the way to a file
 
@@ -45,11 +48,23 @@ def is_image_path(path: str) -> bool:
     return path.lower().endswith(SUFFIXES) and not is_hidden(path)
 
 
-def count_unread(paths: Iterable[str], unread: tuple[str, ...] = (*_UNREAD_SUFFIXES, *_ARCHIVES)) -> dict[str, int]:
+def count_unread(paths: Iterable[str]) -> dict[str, int]:
     """How many of these files hold images that are not read, by suffix: unknown formats, and archives in archives."""
     suffixes = (os.path.splitext(path)[1].lower() for path in paths)
-    counts = Counter(suffix for suffix in suffixes if suffix in unread)
+    counts = Counter(suffix for suffix in suffixes if suffix in _UNREAD)
     return dict(sorted(counts.items()))
+
+
+def no_images(place: str, expected: str, left_out: Mapping[str, int], hint: str = "") -> ValueError:
+    """The error for a folder or an archive without an image that can be read; it says what else is there."""
+    found = ""
+    if left_out:
+        found = f" and found {_listed(left_out)}"
+    return ValueError(f"no images in {place}; expected {expected}{found}{hint}")
+
+
+def _listed(left_out: Mapping[str, int]) -> str:
+    return ", ".join(f"{number:,} {kind}" for kind, number in left_out.items())
 
 
 @cache
@@ -70,21 +85,28 @@ def arrange(paths: Sequence[str]) -> list[Entry]:
         tails = [tail[1:] for tail in tails]
     has_splits = _has_splits(tails)
     entries = []
+    splits = set()
     others = []
     for path, tail in zip(paths, tails):
-        if not has_splits:
-            entries.append(Entry(path, None, tail[0] if len(tail) > 1 else None))
-        elif len(tail) > 1 and is_split_name(tail[0]):
-            entries.append(Entry(path, tail[0].lower(), tail[1] if len(tail) > 2 else None))
-        else:
-            others.append(tail[0] if len(tail) > 1 else "no folder")
+        folders = tail[:-1]
+        part = None
+        if has_splits:
+            if not folders or not is_split_name(folders[0]):
+                others.append("/".join(folders[:1]) or "no folder")
+                continue
+            splits.add(folders[0])
+            part = folders.pop(0).lower()
+        class_name = None
+        if folders:
+            class_name = folders[0]
+        entries.append(Entry(path, part, class_name))
     if others:
-        splits = sorted({tail[0] for tail in tails if len(tail) > 1 and is_split_name(tail[0])})
         names = sorted(set(others))
-        shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+        if len(names) > 4:
+            names = [*names[:4], "..."]
         tell_once(
-            f"folders named {' and '.join(splits)} are taken as splits: {len(others)} images in others are left out "
-            f"({shown}); rename those folders if they are classes"
+            f"folders named {' and '.join(sorted(splits))} are taken as splits: {len(others)} images in others are "
+            f"left out ({', '.join(names)}); rename those folders if they are classes"
         )
     return entries
 
@@ -101,24 +123,10 @@ def _is_wrapped(tails: list[list[str]]) -> bool:
 def _has_splits(tails: list[list[str]]) -> bool:
     """Whether the outer folders are splits."""
     tops = {tail[0].lower() for tail in tails if len(tail) > 1}
+    if tops & set(TRAIN_NAMES) and tops & set(VAL_NAMES):
+        return True
     is_flat = any(len(tail) == 1 for tail in tails)
-    has_both = bool(tops & set(TRAIN_NAMES)) and bool(tops & set(VAL_NAMES))
-    return has_both or (bool(tops) and not is_flat and all(map(is_split_name, tops)))
-
-
-def label_entries(class_names: Sequence[str | None]) -> tuple[list[int] | None, list[str] | None]:
-    """Class names to indices in sorted order, -1 if there is none; (None, None) if no image has a class.
-
-    A name may be written in two ways in Unicode, as macOS and others do: they are one class.
-    """
-    class_of = {name: unicodedata.normalize("NFC", name) for name in set(class_names) if name is not None}
-    if not class_of:
-        return None, None
-    classes = sorted(set(class_of.values()))
-    index = {name: number for number, name in enumerate(classes)}
-    number_of: dict[str | None, int] = {name: index[one] for name, one in class_of.items()}
-    number_of[None] = -1
-    return [number_of[name] for name in class_names], classes
+    return bool(tops) and not is_flat and all(map(is_split_name, tops))
 
 
 class ListedImages(FileImages):
@@ -135,8 +143,7 @@ class ListedImages(FileImages):
         self.where = found.numbers
         self.left_out = found.left_out
         if found.left_out:
-            kinds = ", ".join(f"{number:,} {kind}" for kind, number in found.left_out.items())
-            tell_once(f"left out of {self.name}: {kinds}; convert, repair or unpack them to use them")
+            tell_once(f"left out of {self.name}: {_listed(found.left_out)}; convert, repair or unpack them to use them")
 
 
 class FolderImages(ListedImages):
@@ -165,17 +172,20 @@ def _list_folder(root: Path) -> Listing:
                 paths.append(path)
             elif not is_hidden(path):
                 others.append(path)
-    archives = _how_to_read(root, others)
+    left_out = count_unread(others)
     if not paths:
-        hint = f"; {archives}" if archives else ""
-        raise ValueError(f"no images in folder {root}; expected files such as {', '.join(SUFFIXES[:4])}{hint}")
-    if archives:
-        tell_once(f"archives in {root} are not read beside its images: {archives}")
-    table = next((path for path in others if path.rpartition("/")[2].lower() in _TABLES), None)
+        hint = ""
+        for suffix, pattern in _ARCHIVES.items():
+            inside = next((path for path in others if path.lower().endswith(suffix)), None)
+            if inside is not None:
+                hint = f"; '{pattern.format(root / os.path.dirname(inside))}' reads the {suffix} files in it"
+                break
+        raise no_images(f"folder {root}", f"files such as {', '.join(SUFFIXES[:4])}", left_out, hint)
+    table = next((path for path in others if os.path.basename(path).lower() in _TABLES), None)
     if table is not None:
         tell_once(f"{root / table} is not read: the classes of images are their folders")
     entries = arrange(paths)
-    labels, classes = label_entries([entry.class_name for entry in entries])
+    labels, classes = number_names([entry.class_name for entry in entries])
     names = [entry.path for entry in entries]
     return Listing(
         PackedNames.pack(names),
@@ -184,17 +194,8 @@ def _list_folder(root: Path) -> Listing:
         classes,
         [entry.part for entry in entries],
         folders,
-        left_out=count_unread(others, _UNREAD_SUFFIXES),  # there was a line about archives
+        left_out=left_out,
     )
-
-
-def _how_to_read(root: Path, paths: Sequence[str]) -> str:
-    """How the first kind of archive among these files is given as data; empty if there is none."""
-    for suffix, pattern in _ARCHIVES.items():
-        inside = next((path for path in paths if path.lower().endswith(suffix)), None)
-        if inside is not None:
-            return f"'{pattern.format(root / inside.rpartition('/')[0])}' reads the {suffix} files in it"
-    return ""
 
 
 def walk_folders(root: Path) -> Iterator[tuple[str, list[str]]]:

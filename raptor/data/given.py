@@ -13,8 +13,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
+from raptor.data.classes import Labels, number_labels
 from raptor.data.folder import is_image_path
-from raptor.data.images import ImageData, file_bytes, numbered_classes, open_image, read_file
+from raptor.data.hub import TableImages
+from raptor.data.images import ImageData, file_bytes, open_image, read_file
 from raptor.data.split import choose_sample
 
 _NUM_STAMPED = 64  # images whose pixels a fingerprint reads
@@ -28,12 +30,20 @@ def given_images(given: Any) -> ImageData | None:
         return given
     if isinstance(given, str | Path):
         return None
-    if isinstance(given, list | tuple) and all(isinstance(one, str | Path) for one in given):
-        is_files = bool(given) and all(is_image_path(Path(one).name) for one in given)
-        return GivenImages(given, f"{len(given)} files", names=list(map(str, given))) if is_files else None
+    if isinstance(given, list | tuple):
+        num_paths = sum(isinstance(one, str | Path) for one in given)
+        if num_paths == len(given):
+            if not given or not all(is_image_path(Path(one).name) for one in given):
+                return None
+            return GivenImages(given, f"{len(given)} files", names=list(map(str, given)))
+        if num_paths:
+            raise ValueError("data is a list of files and other things: give only files, or only pictures")
     if isinstance(given, DataLoader):  # its batches may be shuffled, and its transforms lie in the Dataset anyway
         return given_images(given.dataset)
     kind = type(given).__name__
+    if hasattr(given, "features") and hasattr(given, "column_names"):  # of the `datasets` package
+        # Read as a table: the package itself would decode any format that Pillow knows.
+        return TableImages(f"{len(given)} images of a {kind}", {"train": given})
     has_items = hasattr(given, "__len__") and hasattr(given, "__getitem__")
     if not has_items or isinstance(given, IterableDataset | Mapping | bytes):
         raise ValueError(
@@ -63,9 +73,13 @@ class GivenImages(ImageData):
         super().__init__(name, names, labels, classes)
         self.source = source
         self._stamped: tuple[Sequence[str], set[int]] | None = None  # keys, and the positions whose pixels are read
-        self.is_files = isinstance(source[0], str | Path)
+        try:
+            first = source[0]
+        except Exception as error:  # the code of somebody's set raises anything
+            raise ValueError(f"item 0 of the data cannot be read: {type(error).__name__}: {error}") from error
+        self.is_files = isinstance(first, str | Path)
         if not self.is_files:
-            _as_picture(source[0], 0)  # a wrong shape is an error here and not in the middle of a run
+            _as_picture(first, 0)  # a wrong shape is an error here and not in the middle of a run
 
     def num_bytes(self, position: int) -> int:
         return file_bytes(Path(self.source[position])) if self.is_files else 0
@@ -125,23 +139,24 @@ def _as_pixels(image: Tensor, number: int) -> Image.Image:
     return Image.fromarray(image.expand(3, -1, -1).permute(1, 2, 0).contiguous().cpu().numpy())
 
 
-def _labels_of(given: Any) -> tuple[list[int] | None, list[str] | None]:
+def _labels_of(given: Any) -> Labels:
     """Labels and class names, if the set keeps them apart from its images as torchvision's do."""
     if isinstance(given, Subset):
         labels, classes = _labels_of(given.dataset)
-        chosen = None if labels is None else [labels[i] for i in given.indices]
-        return chosen, classes
+        if labels is not None:
+            labels = [labels[i] for i in given.indices]
+        return labels, classes
     found: Any = next((getattr(given, name) for name in _LABEL_NAMES if hasattr(given, name)), None)
     if isinstance(given, TensorDataset) and len(given.tensors) > 1:
         found = given.tensors[1]
-    if not isinstance(found, Sequence | Tensor | np.ndarray) or len(found) != len(given):
+    if isinstance(found, Tensor | np.ndarray):
+        found = found.tolist()
+    if not isinstance(found, Sequence) or len(found) != len(given):
         return None, None
-    numbers = torch.as_tensor(found)
-    # Real numbers are targets of a regression, and negative ones are often "no label".
-    if numbers.ndim != 1 or numbers.is_floating_point() or int(numbers.min()) < 0:
-        return None, None
-    labels = numbers.tolist()
-    classes = getattr(given, "classes", None)
-    if classes is None or len(classes) <= max(labels):
-        classes = numbered_classes(labels, "the data")
-    return labels, list(map(str, classes))
+    if any(isinstance(value, float | Sequence) and not isinstance(value, str) for value in found):
+        return None, None  # targets of a regression, or several per image
+    labels, classes = number_labels(found, "the data")
+    names = getattr(given, "classes", None)
+    if labels and isinstance(names, Sequence) and not isinstance(found[0], str) and len(names) > max(labels):
+        classes = list(map(str, names))
+    return labels, classes

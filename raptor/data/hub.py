@@ -3,77 +3,91 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from raptor.data.images import ImageData, numbered_classes, open_image
+from raptor.data.classes import Labels, number_labels
+from raptor.data.folder import tell_once
+from raptor.data.images import ImageData, open_image, read_file
 from raptor.data.split import TRAIN_NAMES, VAL_NAMES, own_validation
 
 _LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "cls")
+_LABEL_KINDS = ("int", "uint", "bool", "string", "large_string")
 
 
-class HubImages(ImageData):
+def open_hub(spec: str) -> TableImages:
     """`NAME` or `NAME:split`. A named training split keeps the set's own validation split beside it."""
+    name, colon, split = spec.rpartition(":")
+    if not colon or "/" in split:  # as in C:/set
+        name = spec
+        split = ""
+    return TableImages(f"hf/{spec}", _load_parts(name, split))
 
-    def __init__(self, spec: str) -> None:
-        name, colon, split = spec.rpartition(":")
-        if not colon or "/" in split:  # as in C:/set
-            name, split = spec, ""
-        parts = _load_parts(name, split or None)
-        features = next(iter(parts.values())).features
+
+class TableImages(ImageData):
+    """The images of tables of the `datasets` package, by their own names of the parts."""
+
+    def __init__(self, name: str, tables: Mapping[str, Any]) -> None:
+        features = next(iter(tables.values())).features
         self.image_column, label_column = _find_columns(features, name)
         # The bytes are decoded here, as every reader does: `datasets` would open any format that Pillow knows.
         stored = type(features[self.image_column])(decode=False)
         self.tables = []
         names = []
         keys = []
-        owners = []
-        for part, table in parts.items():
+        parts = []
+        for part, table in tables.items():
             self.tables.append(table.select_columns([self.image_column]).cast_column(self.image_column, stored))
+            part_name = part.lower()
+            if part_name not in VAL_NAMES:
+                part_name = "train"
             for row in range(len(table)):
                 names.append(f"{part}/{row}")
                 keys.append(str(row))
-                owners.append(part.lower() if part.lower() in VAL_NAMES else "train")
+                parts.append(part_name)
         if not names:
-            raise ValueError(f"hf/{spec} has no images")
+            raise ValueError(f"{name} has no images")
         self.ends = list(accumulate(map(len, self.tables)))
-        labels, classes = _read_labels(list(parts.values()), label_column)
-        super().__init__(f"hf/{spec}", names, labels, classes, owners, keys)
+        labels, classes = _read_labels(list(tables.values()), label_column, name)
+        super().__init__(name, names, labels, classes, parts, keys)
 
     def read(self, position: int) -> Image.Image:
         number = bisect_right(self.ends, position)
         table = self.tables[number]
-        start = self.ends[number] - len(table)
-        value = table[position - start][self.image_column]
-        return open_image(value["bytes"] or Path(value["path"]).read_bytes())
+        value = table[position - self.ends[number] + len(table)][self.image_column]
+        if value is None:
+            raise ValueError("its row holds no image")
+        return open_image(value["bytes"] or read_file(Path(value["path"])))
 
 
-def _load_parts(name: str, split: str | None) -> dict[str, Any]:
+def _load_parts(name: str, split: str) -> dict[str, Any]:
     """The part to train on, and the validation parts that have its columns, by their own names."""
     try:
         import datasets
     except ImportError as error:
         raise ValueError(f"reading hf/{name} needs the datasets package: pip install 'raptor-vit[hf]'") from error
     path = Path(name).expanduser()
+    source = str(path) if path.exists() else name
     try:
         if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-            tables = datasets.load_from_disk(str(path))
+            tables = datasets.load_from_disk(source)
         else:
-            tables = datasets.load_dataset(str(path) if path.exists() else name)
+            tables = datasets.load_dataset(source)
     except Exception as error:  # the hub, the network and the builders each raise their own
         raise ValueError(f"cannot open hf/{name}: {' '.join(str(error).split())}") from error
     if not isinstance(tables, dict):
         return {split or "train": tables}
-    if split is not None and split not in tables:
+    if split and split not in tables:
         raise ValueError(f"hf/{name} has no split {split!r}; it has {', '.join(tables)}")
     validation = own_validation(list(tables))
     train = split or next((part for part in tables if part.lower() in TRAIN_NAMES), None)
-    if train is None and validation is None:
-        raise ValueError(f"hf/{name} has splits {', '.join(tables)}; name one as hf/{name}:SPLIT")
     if train is None:
+        if validation is None:
+            raise ValueError(f"hf/{name} has splits {', '.join(tables)}; name one as hf/{name}:SPLIT")
         return {part: table for part, table in tables.items() if part.lower() in VAL_NAMES}
     if train.lower() in VAL_NAMES:
         return {train: tables[train]}
@@ -90,30 +104,35 @@ def _load_parts(name: str, split: str | None) -> dict[str, Any]:
 def _find_columns(features: Any, name: str) -> tuple[str, str | None]:
     """The image column and, if there is one, the label column."""
     kinds = {column: type(feature).__name__ for column, feature in features.items()}
-    images = [column for column, kind in kinds.items() if kind == "Image"]
-    if not images:
-        raise ValueError(f"hf/{name} has no image column; it has {', '.join(kinds)}")
+    image = next((column for column, kind in kinds.items() if kind == "Image"), None)
+    if image is None:
+        raise ValueError(f"{name} has no image column; it has {', '.join(kinds)}")
     for column in (*_LABEL_COLUMNS, *kinds):
         if kinds.get(column) == "ClassLabel":
-            return images[0], column
+            return image, column
     for column in _LABEL_COLUMNS:
-        if getattr(features.get(column), "dtype", "").startswith(("int", "uint")):
-            return images[0], column
-    return images[0], None
+        if column in features:
+            kind = str(getattr(features[column], "dtype", kinds[column]))
+            if kind.startswith(_LABEL_KINDS):
+                return image, column
+            tell_once(f"the column {column} of {name} is not used: its values ({kind}) are neither numbers nor names")
+    return image, None
 
 
-def _read_labels(tables: list[Any], column: str | None) -> tuple[list[int] | None, list[str] | None]:
+def _read_labels(tables: list[Any], column: str | None, name: str) -> Labels:
     """Labels of all tables in order, and class names; (None, None) without a label column in each."""
     if column is None or any(column not in table.column_names for table in tables):
         return None, None
-    names = list(getattr(tables[0].features[column], "names", None) or [])
+    classes = getattr(tables[0].features[column], "names", None)
+    if classes is None:
+        return number_labels([value for table in tables for value in table[column]], name)
     labels: list[int] = []
     for table in tables:
         # Each split of a set has its own order of classes, so they are matched by name.
-        number_of: dict[int | None, int] = {None: -1}
-        for number, own in enumerate(getattr(table.features[column], "names", None) or []):
-            if own not in names:
+        number_of: dict[int | None, int] = {None: -1, -1: -1}
+        for number, own in enumerate(table.features[column].names):
+            if own not in classes:
                 raise ValueError(f"class {own} of one split is not in the first one: give the splits the same classes")
-            number_of[number] = names.index(own)
-        labels += [number_of[value] if value in number_of else int(value) for value in table[column]]
-    return labels, names or numbered_classes(labels, "the data")
+            number_of[number] = classes.index(own)
+        labels += [number_of[value] for value in table[column]]
+    return labels, list(classes)

@@ -29,7 +29,6 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF
 """The formats that are decoded, by Pillow's names. Others, such as EPS, make Pillow start another program."""
 NUM_SIZES = 10_000  # files whose sizes a fingerprint reads: on a network disk each costs a request
 _MAX_FILE_BYTES = 1 << 30  # of one image file
-_MAX_CLASSES = 1_000_000
 _IN_MEMORY = re.compile(r"<_io\.BytesIO[^>]*>")  # Pillow names what it was given
 _LOOK_SIDE = 64  # of images that are only looked at
 _FEW_IMAGES = 2_000  # starting processes takes longer than decoding fewer
@@ -79,12 +78,9 @@ def open_image(data: bytes, side: int | None = None) -> Image.Image:
     return image
 
 
-def numbered_classes(labels: Sequence[int], source: str) -> list[str]:
-    """Names of classes that have only numbers: `0` to the largest label."""
-    largest = max(labels)
-    if largest >= _MAX_CLASSES:
-        raise ValueError(f"{source} has a label {largest}: labels must be less than {_MAX_CLASSES:,}")
-    return list(map(str, range(largest + 1)))
+def one_line(error: Exception) -> str:
+    """What a decoder says of a file, in one line."""
+    return _IN_MEMORY.sub("it", " ".join(str(error).split())) or type(error).__name__
 
 
 def _printable(name: str) -> str:
@@ -165,8 +161,7 @@ class Items:
 
     def unreadable(self, index: int, error: Exception) -> BadImage:
         """What to raise for image `index`, which a decoder failed to read: one line with its name."""
-        reason = _IN_MEMORY.sub("it", " ".join(str(error).split())) or type(error).__name__
-        return BadImage(f"cannot read image {self.names[index]} of {self.name}: {reason}")
+        return BadImage(f"cannot read image {self.names[index]} of {self.name}: {one_line(error)}")
 
 
 class ImageData(Items):

@@ -24,7 +24,7 @@ from raptor.data.names import PackedNames
 from raptor.data.split import keep_shares
 
 MIN_IMAGES = 10_000  # smaller sets are listed each time
-_VERSION = 5  # raised when readers list the same files in another way
+_VERSION = 6  # raised when readers list the same files in another way
 _FRESH_S = 2.0  # a source that changed this shortly before may change again within the clock's tick
 _PATIENCE_S = 5.0
 

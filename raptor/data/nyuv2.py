@@ -101,7 +101,7 @@ def _listed_pairs(
         if part not in tables:
             continue
         folder = PurePosixPath(tables[part]).parent
-        for row in csv.reader(io.StringIO(files.read(tables[part]).decode())):
+        for row in csv.reader(io.StringIO(files.read_text(tables[part]))):
             if len(row) < 2:
                 continue
             found = []

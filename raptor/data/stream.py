@@ -16,16 +16,15 @@ import torch
 from torch import Tensor
 
 from raptor.data.augment import change_colours, draw_boxes, draw_colours, paste
+from raptor.data.by_name import open_data
 from raptor.data.images import BadImage, ImageData, Pixels, Progress, chunks_of, fill_uint8
 from raptor.data.preprocess import Preprocess
 from raptor.data.split import choose_sample
-from raptor.devices import ONE_PROCESS, Ranks, free_bytes, share_bytes, to_device
+from raptor.devices import CACHE_SHARE, ONE_PROCESS, Ranks, free_bytes, share_bytes, to_device
 from raptor.provenance import note_images
 from raptor.run import check_stop
 
 AUGMENTATIONS = ("none", "crop")
-CACHE_SHARE = 0.3
-"""The share of free memory that decoded images may take."""
 _NUM_TRIES = 10
 _GREY = 128
 
@@ -55,6 +54,7 @@ class ImageStream:
     single process would have; `num_images` counts those of all ranks. A stop signal is answered between two batches.
 
     Args:
+        data: opened images, or what `open_data` takes: of a name its own validation part, or all images without one.
         progress: called with (images done, images in total) after each batch.
         limit: only a fixed sample of that many images.
         ranks: the processes that share the batches. All of them make the stream, because they compare their images.
@@ -63,7 +63,7 @@ class ImageStream:
 
     def __init__(
         self,
-        data: ImageData,
+        data: Any,
         preprocess: Preprocess,
         batch_size: int,
         *,
@@ -76,8 +76,10 @@ class ImageStream:
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"--batch_size must be at least 1; got {batch_size}")
+        if not isinstance(data, ImageData):
+            data = open_data(data, "own")
         check_same_on_ranks(data, ranks)
-        self.data = data
+        self.data: ImageData = data
         self.preprocess = preprocess
         self.batch_size = batch_size
         self.device = torch.device(device)

@@ -182,6 +182,53 @@ def test_labels_in_json(tmp_path: Path) -> None:
         labels(a="cat", b=3)
 
 
+@pytest.mark.parametrize("label", [1.5, [0, 1], {"id": 3}, float("nan")])
+def test_labels_that_are_neither_numbers_nor_names_are_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], label: object
+) -> None:
+    content = json.dumps({"label": label}).encode()
+    write_tar(tmp_path / "x.tar", _labelled({"a": content, "b": content}, "json"))
+    assert open_data(f"wds/{tmp_path}/x.tar", "all").labels is None
+    assert "are not used: 2 of its images have none" in capsys.readouterr().err
+
+
+def test_links_to_labels_and_special_files_are_counted(tmp_path: Path) -> None:
+    write_tar(tmp_path / "x.tar", {"a.png": encoded(1), "a.cls": b"1", "b.png": encoded(2)})
+    with tarfile.open(tmp_path / "x.tar", "a") as tar:
+        for name, kind in (("b.cls", tarfile.LNKTYPE), ("c.png", tarfile.FIFOTYPE), ("d.png", tarfile.GNUTYPE_SPARSE)):
+            info = tarfile.TarInfo(name)
+            info.type = kind
+            info.linkname = "a.cls"
+            tar.addfile(info)
+    data = open_data(f"{tmp_path}/x.tar", "all")
+    assert list(data.names) == ["a", "b"] and data.left_out == {"links": 1, "special files": 2}
+
+
+def test_archives_without_images_say_what_they_hold(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("a.heic", "b.tar.gz"):
+        (tmp_path / "folder" / name).write_bytes(b"x")
+    write_tar(tmp_path / "x.tar", {"a.heic": b"x", "b.tar.gz": b"x"})
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("a.heic", b"x")
+        archive.writestr("b.tar.gz", b"x")
+    for name in ("folder", "x.tar", "x.zip"):
+        with pytest.raises(ValueError, match=r"no images in .*and found 1 \.\w+, 1 \.\w+"):
+            open_data(str(tmp_path / name))
+
+
+def test_zips_end_to_end_are_refused(tmp_path: Path) -> None:
+    """Only the last would be listed."""
+    for seed in range(2):
+        with zipfile.ZipFile(tmp_path / f"{seed}.zip", "w") as archive:
+            archive.writestr(f"{seed}.png", encoded(seed))
+    (tmp_path / "both.zip").write_bytes((tmp_path / "0.zip").read_bytes() + (tmp_path / "1.zip").read_bytes())
+    with pytest.raises(ValueError, match="several zips end to end"):
+        open_data(f"{tmp_path}/both.zip")
+    (tmp_path / "own.zip").write_bytes(b"a program that unpacks itself" + (tmp_path / "1.zip").read_bytes())
+    assert same(open_data(f"{tmp_path}/own.zip", "all").load(0), pixels(1))
+
+
 def _blocks(path: Path) -> list[bytes]:
     content = path.read_bytes()
     return [content[i : i + 512] for i in range(0, len(content), 512)]
@@ -207,6 +254,29 @@ def _cut_between(path: Path) -> None:
     path.write_bytes(b"".join(_blocks(path)[:4]))
 
 
+def _cut_image(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: 5 * 512 + 20])
+
+
+def _cut_padding(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: 5 * 512 + len(encoded(2))])
+
+
+def _zero_first_header(path: Path) -> None:
+    path.write_bytes(bytes(512) + path.read_bytes()[512:])
+
+
+def _spoil_first_header(path: Path) -> None:
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+
+
+def _lie_about_a_size(path: Path) -> None:
+    info = tarfile.TarInfo("2.png")
+    info.size = 2**40
+    content = path.read_bytes()
+    path.write_bytes(content[: 4 * 512] + info.tobuf() + content[5 * 512 :])
+
+
 @pytest.mark.parametrize(
     ("spoil", "names", "told"),
     [
@@ -214,6 +284,11 @@ def _cut_between(path: Path) -> None:
         (_zero_header, ["0", "2", "3"], "1 damaged stretches"),
         (_cut_header, ["0", "1"], "1 damaged stretches"),
         (_cut_between, ["0", "1"], "1 missing ends of archives"),
+        (_cut_image, ["0", "1"], "1 damaged stretches"),
+        (_cut_padding, ["0", "1", "2"], "1 missing ends of archives"),
+        (_zero_first_header, ["1", "2", "3"], "1 damaged stretches"),
+        (_spoil_first_header, ["1", "2", "3"], "1 damaged stretches"),
+        (_lie_about_a_size, ["0", "1"], "1 damaged stretches"),
     ],
 )
 def test_what_a_damaged_tar_still_holds_is_read_and_the_rest_is_told_of(
@@ -277,11 +352,11 @@ def test_files_that_are_not_read_are_counted(tmp_path: Path, capsys: pytest.Capt
     assert [len(data) for data in found.values()] == [2, 2, 2]
     assert found["x.zip"].left_out == {".heic": 2, ".zip": 1}
     assert found["x.tar"].left_out == {".heic": 2, ".zip": 1, "links": 1}
-    assert found["folder"].left_out == {".heic": 2}
+    assert found["folder"].left_out == {".heic": 2, ".zip": 1}
     assert Subject.of(tiny_vit(), found["x.zip"]).left_out == {".heic": 2, ".zip": 1}
     told = capsys.readouterr().err
-    assert f"left out of {tmp_path}/x.zip: 2 .heic, 1 .zip; convert, repair or unpack them to use them" in told
-    assert f"archives in {tmp_path}/folder are not read" in told
+    for name in ("x.zip", "folder"):
+        assert f"left out of {tmp_path}/{name}: 2 .heic, 1 .zip; convert, repair or unpack them to use them" in told
 
 
 def test_ranges_of_files() -> None:

@@ -9,6 +9,7 @@ import struct
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,6 +84,40 @@ def test_cifar_errors(tmp_path: Path) -> None:
     (tmp_path / "c" / "data_batch_3").unlink()
     with pytest.raises(ValueError, match="lacks data_batch_3"):
         open_data(f"cifar10:{tmp_path}/c")
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"labels": [1.5] * 4}, "values of type float64 and not whole numbers"),
+        ({"labels": [None] * 4}, "values of type object"),
+        ({"data": np.full((4, 3072), 300)}, "its pixels are int64 and not uint8"),
+    ],
+)
+def test_values_that_are_not_whole_numbers_are_refused(tmp_path: Path, batch: dict[str, Any], message: str) -> None:
+    """They were cut to fit."""
+    write_cifar10(tmp_path / "c")
+    folder = next(tmp_path.rglob("test_batch")).parent
+    whole = {"data": np.zeros((4, 3072), np.uint8), "labels": [0, 1, 2, 3]}
+    (folder / "test_batch").write_bytes(pickle.dumps({**whole, **batch}))
+    with pytest.raises(ValueError, match=message):
+        open_data(f"cifar10:{folder}")
+
+
+def test_a_damaged_archive_is_one_line(tmp_path: Path) -> None:
+    write_cifar10(tmp_path / "c")
+    with zipfile.ZipFile(tmp_path / "c.zip", "w") as archive:
+        for path in sorted((tmp_path / "c").rglob("*")):
+            if path.is_file():
+                archive.write(path, path.name)
+    content = bytearray((tmp_path / "c.zip").read_bytes())
+    content[100] ^= 0xFF
+    (tmp_path / "c.zip").write_bytes(bytes(content))
+    (tmp_path / "junk.tar.gz").write_bytes(b"junk" * 100)
+    for name in ("c.zip", "junk.tar.gz"):
+        with pytest.raises(ValueError, match="as a folder, zip or tar of CIFAR") as error:
+            open_data(f"cifar10:{tmp_path}/{name}")
+        assert "\n" not in str(error.value)
 
 
 def test_cifar10_sheets(tmp_path: Path) -> None:

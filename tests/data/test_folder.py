@@ -114,8 +114,8 @@ def test_archives_in_a_folder_are_told_of(
     write_tree(tmp_path, ["a/1.png", "b/2.png"])
     for split in ("train", "val"):
         open_data(str(tmp_path), split)
-    told = f"archives in {tmp_path} are not read beside its images: {hint.format(tmp_path)}\n"
-    assert capsys.readouterr().err == told
+    kind = Path(file).suffix
+    assert capsys.readouterr().err == f"left out of {tmp_path}: 1 {kind}; convert, repair or unpack them to use them\n"
 
 
 def test_a_table_of_labels_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,3 +125,11 @@ def test_a_table_of_labels_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixt
     open_data(str(tmp_path), "all")
     told = f"{tmp_path}/images/metadata.csv is not read: the classes of images are their folders\n"
     assert capsys.readouterr().err == told
+
+
+def test_a_file_is_not_taken_for_a_misspelt_name(tmp_path: Path) -> None:
+    write_tree(tmp_path, ["1.png", "2.png"])
+    (tmp_path / "set.tar.gz").write_bytes(b"")
+    for name in ("1.png", "set.tar.gz"):
+        with pytest.raises(ValueError, match=f"the file .*{name} is not a set of images: give its folder"):
+            open_data(str(tmp_path / name))

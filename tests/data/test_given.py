@@ -13,7 +13,49 @@ from tiny_images import pixels, same
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from raptor.commands.phases import phases
-from raptor.data import ChosenData, open_data
+from raptor.data import ChosenData, Preprocess, iterate, open_data
+from raptor.data.by_name import as_spec
+
+
+class _Labelled:
+    """A set with labels of its own."""
+
+    def __init__(self, targets: Any, items: Any = None, classes: Any = None) -> None:
+        self.targets = targets
+        self.items = items
+        self.classes = classes
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, number: int) -> Any:
+        return Image.fromarray(pixels(number)) if self.items is None else self.items[number]
+
+
+def test_labels_that_a_set_keeps() -> None:
+    """Numbers, names, truth values and missing ones, as in files; targets that are not classes are not labels."""
+    assert open_data(_Labelled([2, 0, 10]), "all").labels == [2, 0, 10]
+    names = open_data(_Labelled(["cat", "ant", "cat"]), "all")
+    assert names.labels == [1, 0, 1] and names.classes == ["ant", "cat"]
+    assert open_data(_Labelled(torch.tensor([True, False])), "all").labels == [1, 0]
+    assert open_data(_Labelled([0, 1], classes=["a", "b"]), "all").classes == ["a", "b"]
+    assert open_data(_Labelled([0, 1], classes=2), "all").classes == ["0", "1"]
+    for targets in ([0, None, 1], [0, -1, 1], [0.5, 1.0, 0.1], [[0], [1, 2], []], torch.eye(3)):
+        assert open_data(_Labelled(targets), "all").labels is None
+    some = as_spec(_Labelled([0, None, 10]))
+    assert some.labels == [0, -1, 10] and some.select([0, 2]).labels == [0, 10]
+
+
+def test_iterate_takes_names_and_what_a_program_holds(tmp_path: Path) -> None:
+    images = torch.stack([torch.from_numpy(pixels(i)).permute(2, 0, 1) for i in range(5)])
+    for i in range(5):
+        Image.fromarray(pixels(i)).save(tmp_path / f"{i}.png")
+    preprocess = Preprocess(size=8, resize=8)
+    for source in (str(tmp_path), tmp_path, images, DataLoader(TensorDataset(images), batch_size=3)):
+        batches = [batch.images for batch in iterate(source, preprocess, 2)]
+        torch.testing.assert_close(torch.cat(batches), preprocess.normalise(images), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="no data is given"):
+        iterate(None, preprocess, 2)
 
 
 def test_data_that_is_no_name_is_refused(tmp_path: Path) -> None:
@@ -38,6 +80,8 @@ def test_data_that_is_no_name_is_refused(tmp_path: Path) -> None:
         "is torch.int64: give uint8": torch.zeros(2, 3, 8, 8, dtype=torch.int64),
         "that was given as data is empty": torch.zeros(0, 3, 8, 8),
         "no data is given": [],
+        "a list of files and other things": [tmp_path / "0.png", Image.new("RGB", (8, 8))],
+        "item 0 of the data cannot be read: KeyError": _Labelled([0], {}),
     }
     for message, given in cases.items():
         for read in (open_data, ChosenData):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
-from tiny_images import pixels, same
+from tiny_images import encoded, pixels, same
 
-from raptor.data import open_data
+from raptor.data import BadImage, open_data
+from raptor.data.by_name import as_spec
 
 
 def test_hub_sets_from_disk(tmp_path: Path) -> None:
@@ -52,3 +54,41 @@ def test_each_split_numbers_its_classes_by_name(tmp_path: Path) -> None:
     save({**orders, "test": ["ant", "dog", "cat"]}, tmp_path / "other")
     with pytest.raises(ValueError, match="class dog of one split is not in the first one"):
         open_data(f"hf/{tmp_path}/other", "val")
+
+
+def _table(labels: list[object], feature: object, images: list[dict[str, object] | None] | None = None) -> Any:
+    datasets = pytest.importorskip("datasets")
+    kinds = datasets.Features({"image": datasets.Image(), "label": feature})
+    own = [{"bytes": encoded(i), "path": None} for i in range(len(labels))]
+    return datasets.Dataset.from_dict({"image": images or own, "label": labels}, features=kinds)
+
+
+def test_labels_of_a_column_without_declared_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Numbers, names and truth values, as in other sets; others are told of."""
+    datasets = pytest.importorskip("datasets")
+    cases: dict[str, tuple[list[object], list[int], list[str]]] = {
+        "int64": ([2, 10, 3], [2, 10, 3], [str(i) for i in range(11)]),
+        "string": (["cat", "ant", "cat"], [1, 0, 1], ["ant", "cat"]),
+        "bool": ([True, False, True], [1, 0, 1], ["false", "true"]),
+    }
+    for kind, (values, labels, classes) in cases.items():
+        _table(values, datasets.Value(kind)).save_to_disk(str(tmp_path / kind))
+        data = open_data(f"hf/{tmp_path}/{kind}", "all")
+        assert data.labels == labels and data.classes == classes, kind
+    _table([0.5, 1.0], datasets.Value("float32")).save_to_disk(str(tmp_path / "float"))
+    assert open_data(f"hf/{tmp_path}/float", "all").labels is None
+    assert "the column label of" in capsys.readouterr().err
+
+
+def test_a_table_that_a_program_holds_is_read_as_one_from_disk(tmp_path: Path) -> None:
+    """Its own decoder would start a program for EPS."""
+    datasets = pytest.importorskip("datasets")
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    images: list[dict[str, object] | None] = [{"bytes": encoded(0), "path": None}, {"bytes": eps, "path": None}, None]
+    table = _table([0, 1, -1], datasets.ClassLabel(names=["cat", "dog"]), images)
+    data = open_data(table, "all")
+    assert same(data.load(0), pixels(0)) and data.labels is None
+    assert as_spec(table).select([0, 1]).labels == [0, 1]
+    for number, message in ((1, "cannot identify image file"), (2, "its row holds no image")):
+        with pytest.raises(BadImage, match=message):
+            data.load(number)

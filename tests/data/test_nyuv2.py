@@ -92,6 +92,17 @@ def test_pictures_whose_numbers_are_no_depths_or_labels_are_refused(tmp_path: Pa
         assert "0000" in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_first_picture_or_a_table_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    save_array(tmp_path / "train" / "rgb" / "0.png", colour(1))
+    (tmp_path / "train" / "depth").mkdir()
+    (tmp_path / "train" / "depth" / "0.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0")
+    with pytest.raises(ValueError, match=r"cannot read train/depth/0\.png of nyuv2:.*: cannot identify image file it$"):
+        open_dense(f"nyuv2:{tmp_path}", "all", "depth")
+    (tmp_path / "nyu2_train.csv").write_bytes(b"\xff\xfea,b\n")
+    with pytest.raises(ValueError, match=r"nyu2_train\.csv is not a text file in UTF-8"):
+        open_dense(f"nyuv2:{tmp_path}", "all", "depth")
+
+
 def test_nyuv2_mat(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (4, 6, 8, 3), dtype=np.uint8)
