@@ -23,6 +23,7 @@ PAPER = ROOT / "paper" / "results"
 RESULTS = ROOT / "docs" / "results"
 MAKES = {
     "dinov2s": "DINOv2-S",
+    "focus": "DINOv2-S",  # trained on for another task, from the same weights: not a make of its own
     "vitb16": "ViT-B/16",
     "scenes": "scenes",
     "tiny-imagenet-100": "tiny-imagenet",
@@ -102,7 +103,12 @@ def from_sweeps(path: str, minus: str | None = None) -> list[Json]:
 def above_smooth() -> list[Json]:
     """The contrast of three phases minus that of a smooth matrix, for every recorded similarity of pooled tokens."""
     found = []
-    for name, make in (("dinov2s-pooled", "dinov2s"), ("vitb16", "vitb16"), ("scenes", "scenes")):
+    for name, make in (
+        ("dinov2s-pooled", "dinov2s"),
+        ("focus", "focus"),
+        ("vitb16", "vitb16"),
+        ("scenes", "scenes"),
+    ):
         (model,) = read(RESULTS / f"phases-{name}.json")["models"]
         found.append(point(MAKES[make], _contrast_above_smooth(model["similarity"]["pooled"])))
     for file in find_runs(PAPER)["stochastic-depth"]:
@@ -209,28 +215,6 @@ def kept_by_its_teacher() -> list[Json]:
 def _kept_within(path: Path, model: str) -> float:
     swaps = quantities.swaps_of_interventions(read(path)[model]["swaps"])
     return float(swaps["stays"][0]["within"])
-
-
-# Dynamics of the built-in teacher, from its mean curves
-
-
-def late_turn_of_scenes() -> list[Json]:
-    """The largest turn of cls in the last quarter of depth minus the largest in the steps from 2 to 3 L / 4."""
-    speed = np.array(_scenes()["direction"]["speed"]["cls"]["mean"])
-    late = 3 * len(speed) // 4
-    return [point(MAKES["scenes"], float(speed[late:].max() - speed[1:late].max()))]
-
-
-def late_coherence_of_scenes() -> list[Json]:
-    """The largest coherence of patches in the last third of depth minus the largest before."""
-    coherence = np.array(_scenes()["rank"]["coherence"]["patches"]["mean"])
-    late = 2 * len(coherence) // 3
-    return [point(MAKES["scenes"], float(coherence[late:].max() - coherence[:late].max()))]
-
-
-def _scenes() -> Json:
-    teacher: Json = read(RESULTS / "dynamics" / "scenes.json")["teacher"]
-    return teacher
 
 
 # Run time

@@ -68,6 +68,9 @@ FILES = {
     "segment": ("probe teacher --task segment --data ade20k:FILE", ".zip"),
     "depth": ("probe teacher --task depth --data nyuv2:FILE", ".mat"),
     "for_": ("models --for FILE", ".pth"),
+    "image": ("show teacher FILE", ".png"),
+    "shift": ("evaluate run --data images --shift FILE", ".zip"),
+    "autonomous": ("evaluate run --data images --autonomous FILE", ""),
 }
 NO_FILES = {
     *("out", "name", "blocks", "norm", "device", "precision", "dtype", "split", "tokens", "k", "phases", "target"),

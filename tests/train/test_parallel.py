@@ -61,8 +61,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "one", folder / "two"
 
 
-# Muon iterates in bf16, which makes more of the last bit in which two sums of gradients differ.
-@pytest.mark.parametrize(("kind", "tolerance"), [("", 1e-4), ("paper-", 1e-5), ("varied-", 1e-5)])
+# Muon iterates in bf16: two sums of gradients that differ in their last bit give steps that differ in a bf16's last bit.
+@pytest.mark.parametrize(("kind", "tolerance"), [("", 1e-3), ("paper-", 1e-5), ("varied-", 1e-5)])
 def test_two_processes_have_the_losses_of_one(both, kind, tolerance):
     folders = [folder.with_name(kind + folder.name) for folder in both]
     one, two = ([line for line in metrics(folder) if "loss" in line] for folder in folders)
@@ -70,9 +70,9 @@ def test_two_processes_have_the_losses_of_one(both, kind, tolerance):
     assert {line["stage"] for line in one} == {"stage1", "stage2"}
     for a, b in zip(one, two):
         assert b["loss"] == pytest.approx(a["loss"], rel=tolerance)
-        assert b["layer_loss"] == pytest.approx(a["layer_loss"], rel=1e-4, abs=1e-5)
+        assert b["layer_loss"] == pytest.approx(a["layer_loss"], rel=max(1e-4, tolerance), abs=1e-5)
         assert ("head_loss" in b) == ("head_loss" in a)
-        assert b.get("head_loss", 0.0) == pytest.approx(a.get("head_loss", 0.0), rel=1e-4)
+        assert b.get("head_loss", 0.0) == pytest.approx(a.get("head_loss", 0.0), rel=max(1e-4, tolerance))
     assert one[-1]["loss"] < one[4]["loss"]
 
 
