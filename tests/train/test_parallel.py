@@ -61,7 +61,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "one", folder / "two"
 
 
-# Muon iterates in bf16: two sums of gradients that differ in their last bit give steps that differ in a bf16's last bit.
+# Muon iterates in bf16: gradients that differ in their last bit give steps that differ in a bf16's last bit.
 @pytest.mark.parametrize(("kind", "tolerance"), [("", 1e-3), ("paper-", 1e-5), ("varied-", 1e-5)])
 def test_two_processes_have_the_losses_of_one(both, kind, tolerance):
     folders = [folder.with_name(kind + folder.name) for folder in both]
