@@ -55,7 +55,9 @@ class Noise(ImageData):
 def _distil(out: Path, deadly: Path | None = None, **options: Any) -> None:
     """Both stages on a teacher without a head, so that a ridge head is fitted and kept as well."""
     with TemporaryDirectory() as folder:  # not beside the run, whose disk may be full
-        recipe = write_recipe(Path(folder), batch_size=4, budget="24steps", normalise="group")
+        drawn = dict(mixup=0.4, cutmix=0.5, jitter=0.4, grey=0.2)
+        training = dict(batch_size=4, budget="24steps", normalise="group", average_last=0.5)
+        recipe = write_recipe(Path(folder), **training, **drawn)
         _distil_by(recipe, out, deadly, **options)
 
 

@@ -24,7 +24,7 @@ from raptor.surrogate.fast import FastBlock
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
 from raptor.train.frozen import PatchProduct, half_copy
 from raptor.train.losses import at_groups, groups_at, state_variance
-from raptor.train.step import DistillStep, Parts
+from raptor.train.step import DistillStep, Parts, weighted_error
 from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 
@@ -132,6 +132,33 @@ def transcribed_stage1(
 def sum_of_phase_means(losses: list[float], lengths: tuple[int, ...]) -> float:
     edges = np.cumsum([0, *lengths])
     return sum(np.mean(losses[a:b]) for a, b in pairwise(edges))
+
+
+def test_weighted_error_by_hand() -> None:
+    """Two images of two tokens: mean squared errors 2, 4 and .5, 4, cosines 2 / sqrt 5, 0 and 1 / sqrt 2, 0."""
+    student = torch.tensor([[[3.0, 1.0], [0.0, 2.0]], [[1.0, 1.0], [2.0, 0.0]]])
+    teacher = torch.tensor([[[1.0, 1.0], [2.0, 0.0]], [[1.0, 0.0], [0.0, 2.0]]])
+    weights_t = torch.tensor([0.25, 0.75])
+    assert weighted_error(student, teacher, weights_t).item() == pytest.approx((0.5 + 3 + 0.125 + 3) / 2)
+    # Squared errors by coordinate: (4, 0), (4, 4) and (0, 1), (4, 4).
+    weights_td = torch.tensor([[0.5, 1.0], [2.0, 0.0]])
+    assert weighted_error(student, teacher, weights_td).item() == pytest.approx((1 + 4 + 0.5 + 4) / 2)
+    cosine_t = torch.tensor([2.0, 0.5])
+    angles = (2 * (1 - 2 / 5**0.5) + 0.5 + 2 * (1 - 0.5**0.5) + 0.5) / 2
+    found = weighted_error(student, teacher, weights_t, cosine_t).item()
+    assert found == pytest.approx((0.5 + 3 + 0.125 + 3) / 2 + angles)
+
+
+def test_weighted_error_of_half_states_is_computed_in_fp32() -> None:
+    """In bf16 the cosine would be 1, and the square of a difference of 1 + 2^-7 would lose its last bit."""
+    student = torch.tensor([[[1.0, 0.05]]]).bfloat16()
+    teacher = torch.tensor([[[1.0, 0.0]]]).bfloat16()
+    small = float(student[0, 0, 1])
+    angle = weighted_error(student, teacher, torch.zeros(1), torch.ones(1)).item()
+    assert angle == pytest.approx(1 - (1 + small**2) ** -0.5, rel=1e-4)
+    difference = 1 + 2.0**-7
+    found = weighted_error(torch.tensor([[[difference]]]).bfloat16(), torch.zeros(1, 1, 1).bfloat16(), torch.ones(1))
+    assert found.item() == difference**2
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.3, 1.0])
