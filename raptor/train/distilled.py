@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
+
 from raptor.certificate.error_curves import Curves
 from raptor.certificate.verdict import Training, Verdict, judge, last_losses, loss_fall
 from raptor.phases.cut import PhaseLengths
@@ -79,20 +81,22 @@ class Distilled(Result):
 
     def table_rows(self) -> list[dict[str, Any]]:
         """One row per layer: its phase, R2 and cosine on held-out images."""
-        scores, phases = self.summary.validation, self.summary.phases
-        return [
-            {"layer": layer, "phase": phases.phase_of(layer) + 1, "r2": r2, "cosine": cosine}
-            for layer, (r2, cosine) in enumerate(zip(scores.r2, scores.cosine), start=1)
-        ]
+        scores = self.summary.validation
+        rows = []
+        for layer, (r2, cosine) in enumerate(zip(scores.r2, scores.cosine), start=1):
+            phase = self.summary.phases.phase_of(layer) + 1
+            rows.append({"layer": layer, "phase": phase, "r2": r2, "cosine": cosine})
+        return rows
 
     def plot(self) -> Any:
         """R2 and cosine over layers, with the phases."""
         import matplotlib.pyplot as plt
 
         figure, axes = plt.subplots(figsize=(4.6, 3.0), layout="constrained")
-        rows = self.table_rows()
-        for name in ("r2", "cosine"):
-            axes.plot([row["layer"] for row in rows], [row[name] for row in rows], marker="o", label=name)
+        scores = self.summary.validation
+        layers = range(1, len(scores.r2) + 1)
+        axes.plot(layers, np.array(scores.r2, dtype=float), marker="o", label="r2")  # None becomes NaN
+        axes.plot(layers, np.array(scores.cosine, dtype=float), marker="o", label="cosine")
         for boundary in self.summary.phases.boundaries:
             axes.axvline(boundary + 0.5, color="grey", linewidth=0.8, linestyle=":")
         axes.set_xlabel("layer")
@@ -102,9 +106,11 @@ class Distilled(Result):
 
     def text(self) -> str:
         """Phases, scores on held-out images and the folder, in a few lines."""
-        scores, verdict = self.summary.validation, self.summary.verdict
-        lines = [
-            *([] if verdict is None else verdict.lines()),
+        scores = self.summary.validation
+        lines = []
+        if self.summary.verdict is not None:
+            lines += self.summary.verdict.lines()
+        lines += [
             f"{self.surrogate.name}: phases {' '.join(map(str, self.summary.phases))}, trained on {self.summary.data}",
             f"R2 of the last layer {shown_r2(scores.r2_last)}, lowest {shown_r2(scores.r2_lowest)}",
         ]
@@ -114,9 +120,14 @@ class Distilled(Result):
             ("accuracy of a ridge probe", scores.probe, scores.teacher_probe),
             ("recovery of the ridge probe", scores.recovery, None),
         ):
-            if score is not None:
-                beside = "" if of_teacher is None else f" (teacher {of_teacher:.1%})"
-                lines.append(f"{label} {score:.1%}{beside}")
-        bad = self.summary.bad_images
-        lines += [f"{len(bad)} unreadable images were skipped: see bad_images in summary.json"] if bad else []
-        return "\n".join([*lines, f"run folder {self.folder}"])
+            if score is None:
+                continue
+            line = f"{label} {score:.1%}"
+            if of_teacher is not None:
+                line += f" (teacher {of_teacher:.1%})"
+            lines.append(line)
+        num_bad = len(self.summary.bad_images)
+        if num_bad:
+            lines.append(f"{num_bad} unreadable images were skipped: see bad_images in summary.json")
+        lines.append(f"run folder {self.folder}")
+        return "\n".join(lines)

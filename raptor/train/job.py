@@ -72,7 +72,7 @@ class Job:
         if self.config.stage != "all":
             name = f"stage{self.config.stage}"
             plan = {name: plan[name]}
-        plan = {name: share for name, share in plan.items() if share > 0}
+        plan = {name: part for name, part in plan.items() if part > 0}
         if not plan:
             raise ValueError(
                 f"--stage1_share {share:g} leaves nothing for stage {self.config.stage}: change one of them"

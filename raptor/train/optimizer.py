@@ -76,7 +76,7 @@ def moments_to_save(
             for key in MOMENTS[group.optimizer]:
                 value = state.get(parameter, {}).get(key)
                 if value is None:  # a parameter that never had a gradient, which is the same as zeros
-                    value = torch.zeros(()) if key == "step" else torch.zeros_like(parameter)
+                    value = torch.zeros(_shape(key, parameter), device=parameter.device)
                 saved[f"optimizer.{key}.{name}"] = value
     return saved
 
@@ -107,9 +107,15 @@ def damaged_moment(groups: Sequence[ParameterGroup], saved: Mapping[str, Tensor]
         for name, parameter in group.named:
             for key in MOMENTS[group.optimizer]:
                 value = saved.get(f"optimizer.{key}.{name}")
-                shape = torch.Size() if key == "step" else parameter.shape
                 if value is None:
                     return f"no {key} of {name}"
-                if value.shape != shape or not value.isfinite().all():
+                if value.shape != _shape(key, parameter) or not value.isfinite().all():
                     return f"a damaged {key} of {name}"
     return None
+
+
+def _shape(key: str, parameter: Tensor) -> torch.Size:
+    """The shape of a moment: a count of steps is one number."""
+    if key == "step":
+        return torch.Size()
+    return parameter.shape

@@ -7,13 +7,13 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from raptor.certificate.verdict import MIN_STEPS
 from raptor.devices import ONE_PROCESS, Ranks, is_out_of_memory, ranks_of
@@ -100,15 +100,21 @@ class Plan(Result, Record):
 
     def on(self, num_devices: int) -> Estimate:
         """The estimate for a number of devices: their steps and their share of the batch are divided by it."""
-        here, size = self.num_devices, self.parts[0].batch_size
+        size = self.parts[0].batch_size
         if size % num_devices:
             return Estimate(num_devices, None, None, None, None, False)
-        share = here / num_devices
-        seconds = sum(p.num_steps * p.seconds * (1 if p.is_timed else share) for p in self.parts)
-        step = sum(p.num_steps * p.seconds for p in self.parts) / sum(p.num_steps * p.batch_size for p in self.parts)
+        share = self.num_devices / num_devices
+        total = self.other_seconds * share
+        all_seconds = 0.0
+        num_images = 0
+        for part in self.parts:
+            seconds = part.num_steps * part.seconds
+            all_seconds += seconds
+            num_images += part.num_steps * part.batch_size
+            total += seconds if part.is_timed else seconds * share
+        rate = num_images / (all_seconds * share)
         memory = self.fixed_bytes + max(0.0, self.memory_bytes - self.fixed_bytes) * share
-        total = seconds + self.other_seconds * share
-        return Estimate(num_devices, size // num_devices, 1 / (step * share), memory, total, num_devices == here)
+        return Estimate(num_devices, size // num_devices, rate, memory, total, num_devices == self.num_devices)
 
     def estimates(self) -> list[Estimate]:
         """For one device, for those that were measured on and for eight."""
@@ -123,15 +129,16 @@ class Plan(Result, Record):
 
     def text(self) -> str:
         written = ", ".join(f"{name} {_size(value)}" for name, value in self.written_bytes.items())
-        lines = [
-            f"{self.command}, a dry run: {self.model} on {self.data}; nothing is written",
-            *self.checked,
-            *(_steps(part) for part in self.parts),
-            f"{'devices':>16} {'batch each':>10} {'images/s':>9} {'memory':>9}  time",
-            *(_row(estimate) for estimate in self.estimates()),
+        lines = [f"{self.command}, a dry run: {self.model} on {self.data}; nothing is written", *self.checked]
+        for part in self.parts:
+            lines.append(_steps(part))
+        lines.append(f"{'devices':>16} {'batch each':>10} {'images/s':>9} {'memory':>9}  time")
+        for estimate in self.estimates():
+            lines.append(_row(estimate))
+        lines.append(
             f"would write {_size(sum(self.written_bytes.values()))} to {self.folder} ({written}); "
-            f"{_size(self.free_bytes)} are free",
-        ]
+            f"{_size(self.free_bytes)} are free"
+        )
         if self.exchanged_bytes:
             lines.append(
                 "other numbers of devices: the measured time divided by them, without the "
@@ -141,17 +148,22 @@ class Plan(Result, Record):
 
 
 def _steps(part: PlannedPart) -> str:
-    steps = f"{part.num_steps:,} steps of {part.batch_size} images, {_short_time(part.seconds)} each"
-    measured = f" ({part.num_timed} timed)" if part.num_timed else ""
-    return f"{part.name}: {steps}{measured}"
+    line = f"{part.name}: {part.num_steps:,} steps of {part.batch_size} images, {_short_time(part.seconds)} each"
+    if part.num_timed:
+        line += f" ({part.num_timed} timed)"
+    return line
 
 
 def _row(estimate: Estimate) -> str:
-    name = f"{estimate.num_devices}{' (measured)' if estimate.is_measured else ''}"
+    name = str(estimate.num_devices)
+    if estimate.is_measured:
+        name += " (measured)"
     if estimate.batch is None or estimate.images_per_s is None or estimate.seconds is None:
         return f"{name:>16} the batch does not divide by {estimate.num_devices}"
     memory = _size(estimate.memory_bytes or 0.0)
-    rate = f"{estimate.images_per_s:,.0f}" if estimate.images_per_s >= 10 else f"{estimate.images_per_s:.1f}"
+    rate = f"{estimate.images_per_s:.1f}"
+    if estimate.images_per_s >= 10:
+        rate = f"{estimate.images_per_s:,.0f}"
     return f"{name:>16} {estimate.batch:>10} {rate:>9} {memory:>9}  {clock(estimate.seconds)}"
 
 
@@ -163,7 +175,9 @@ def _size(num_bytes: float) -> str:
 
 
 def _short_time(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    return f"{seconds:.3g} s"
 
 
 class Memory:
@@ -178,13 +192,16 @@ class Memory:
     def peak(self) -> float:
         if self.device.type == "cuda":
             return float(torch.cuda.max_memory_allocated(self.device))
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1.0 if sys.platform == "darwin" else 1024.0)
+        peak = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        if sys.platform != "darwin":
+            peak *= 1024  # Linux counts in KiB, macOS in bytes
+        return peak
 
 
 def num_bytes(module: nn.Module | Sequence[nn.Parameter]) -> float:
     """Bytes of a module's parameters and buffers, or of a list of parameters."""
-    tensors = list(module.state_dict().values()) if isinstance(module, nn.Module) else list(module)
-    return float(sum(t.numel() * t.element_size() for t in tensors))
+    tensors: Iterable[Tensor] = module.state_dict().values() if isinstance(module, nn.Module) else module
+    return float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
 
 
 def time_steps(
@@ -228,12 +245,16 @@ def mean_seconds(
         train_step: trains one step, given its number and the number of all steps.
         kind_of: which kind of step (with teacher forcing or without) that is.
     """
-    kinds = [kind_of(i, _TIMED_RUN) for i in range(_TIMED_RUN)]
-    by_kind = {kind: [i for i, k in enumerate(kinds) if k == kind] for kind in dict.fromkeys(kinds)}
-    by_kind = {kind: steps for kind, steps in by_kind.items() if len(steps) > 1}  # a single one does not count
+    by_kind: dict[Hashable, list[int]] = {}
+    for step in range(_TIMED_RUN):
+        by_kind.setdefault(kind_of(step, _TIMED_RUN), []).append(step)
     num_untimed, num_timed = _NUM_TIMED[device.type]
-    total, num_all = 0.0, 0
+    total = 0.0
+    num_steps = 0
+    num_all = 0
     for steps in by_kind.values():
+        if len(steps) == 1:
+            continue  # a single one does not count
         start = min(num_untimed, len(steps) // 2)
         seconds, num = time_steps(
             lambda i, steps=steps: train_step(steps[i], _TIMED_RUN),  # type: ignore[misc]
@@ -242,8 +263,10 @@ def mean_seconds(
             lambda: _clock(device),
             ranks,
         )
-        total, num_all = total + len(steps) * seconds, num_all + num
-    return total / sum(map(len, by_kind.values())), num_all
+        total += len(steps) * seconds
+        num_steps += len(steps)
+        num_all += num
+    return total / num_steps, num_all
 
 
 def step_seconds(
@@ -253,7 +276,10 @@ def step_seconds(
 
     `forget` drops what the steps left in the optimizers.
     """
-    saved = [(p, p.detach().clone()) for group in stage.groups for _, p in group.named]
+    saved = []
+    for group in stage.groups:
+        for _, parameter in group.named:
+            saved.append((parameter, parameter.detach().clone()))
     mean, num_timed = mean_seconds(train_step, stage.kind, fabric.device, ranks_of(fabric))
     seconds = torch.tensor(mean, device=fabric.device)
     with torch.no_grad():

@@ -25,7 +25,9 @@ File = TypeVar("File", bound=ResultFile)
 
 def read_finished(kind: type[File], folder: Path) -> File | None:
     """The summary of a finished run; None when the run is not finished."""
-    return kind.read(folder) if (folder / kind.FILE).exists() else None
+    if not (folder / kind.FILE).exists():
+        return None
+    return kind.read(folder)
 
 
 def check_run_folder(teacher: ViT, out: Path) -> None:
@@ -55,18 +57,22 @@ def load_blocks(student: ViT, tensors: Mapping[str, Tensor]) -> None:
 
 def start_from(student: ViT, start: str, teacher: ViT, allow_other_teacher: bool) -> None:
     """Take the blocks of the surrogate that `start` names."""
-    # A copy of the module, so that the teacher stays as it is whatever the folder holds.
-    other = open_vit(start, teacher=copy.deepcopy(teacher.model) if is_of_own_module(start) else None)
+    module = None
+    if is_of_own_module(start):
+        module = copy.deepcopy(teacher.model)  # so that the teacher stays as it is whatever the folder holds
+    other = open_vit(start, teacher=module)
     if other.phases is None:
         raise ValueError(f"{start} is not a surrogate: --start takes the folder of one")
     if not allow_other_teacher:
         check_teacher(other, teacher, start)
-    theirs, ours = surrogate_spec(other), surrogate_spec(student)
+    theirs = surrogate_spec(other)
+    ours = surrogate_spec(student)
     for name in ("phases", "block", "conditioning", "adapters", "adapted"):
         here = getattr(ours, name)
         there = getattr(theirs, name)
         if here != there:
             if name == "phases":
-                here, there = student.phases, other.phases  # as they are written
+                here = student.phases  # as they are written
+                there = other.phases
             raise ValueError(f"{start} has {name} {there}, this run {here}: give the same --{name}")
     shared_blocks(student).load_state_dict(shared_blocks(other).state_dict())

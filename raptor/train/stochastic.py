@@ -66,8 +66,14 @@ class StochasticDepth:
         rows: slice = slice(None),
     ):
         check_drop(p)
-        self.blocks, self.p, self.seed, self.batch_size, self.rows = blocks, p, seed, batch_size, rows
-        scale = 1 / (1 - p) if rescale else 1.0
+        self.blocks = blocks
+        self.p = p
+        self.seed = seed
+        self.batch_size = batch_size
+        self.rows = rows
+        scale = 1.0
+        if rescale:
+            scale = 1 / (1 - p)
         for name, block in list(blocks.named_children()):
             setattr(blocks, name, StochasticBlock(block, len(range(batch_size)[rows]), scale))
 

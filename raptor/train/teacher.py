@@ -45,7 +45,7 @@ from raptor.vit.weights import load_weights
 STAGE = "teacher"
 REGISTER_STD = 0.02
 SCENES_SIZE = 48
-
+_PREFIX = "model."  # of the weights in a checkpoint
 
 _DECISIVE = (
     "drop",
@@ -78,16 +78,13 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
     check_size(config.size)
     Budget.parse(config.budget)
     _check_shape(config.shape)
-    spec, val = as_spec(config.data), as_spec(config.val)
-    shape, out, seed = config.shape, config.out, config.seed
-    size = SCENES_SIZE if spec == "scenes" and config.size is None else config.size
-    kwargs = _timm_kwargs(config, size)
+    spec = as_spec(config.data)
+    val = as_spec(config.val)
+    size = config.size
+    if size is None and spec == "scenes":
+        size = SCENES_SIZE
     if isinstance(spec, tuple):
-        train_data, val_data = spec
-        check_apart(train_data, val_data)
-        has_labels, val_data = val_data.labels is not None, labelled_like(val_data, train_data)
-        if has_labels and val_data.labels is None:
-            raise ValueError(f"{val_data.name} has other classes than {train_data.name}: give images of the same ones")
+        train_data, val_data = _given_images(*spec)
         spec = train_data.name
     else:
         chosen = ChosenData(spec, val, skip_bad=config.skip_bad)
@@ -95,50 +92,62 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
         val_data = chosen.judged(config.num_images, size, like=train_data)
     classes = check_labelled(train_data, spec_text(spec))
     check_stream(len(train_data), config.batch_size, config.augment, config.crop_scale)
-    check_folder(out)
+    check_folder(config.out)
     if val is not None and val_data.labels is None:
         raise ValueError(f"{spec_text(val)} has other classes than {spec_text(spec)}: give --val with the same ones")
-    base = Base(source=f"timm/{shape}", kwargs=kwargs, num_classes=len(classes))
+    kwargs = _timm_kwargs(config, size)
+    base = Base(source=f"timm/{config.shape}", kwargs=kwargs, num_classes=len(classes))
+    fabric = open_fabric(device, "fp32")  # `TeacherStep` has its own autocast
+    name = f"timm/{config.shape} trained on {spec_text(spec)}"
+    vit = _untrained(base, name, size, config.seed).to(fabric.device)
+    vit.classes = list(classes)
+    made_with: dict[str, Any] = {"shape": config.shape, "data": spec, "images": describe_images(train_data, val_data)}
+    if val is not None:
+        made_with["val"] = val
+    made_with["kwargs"] = kwargs
+    for option in _DECISIVE:
+        made_with[option] = getattr(config, option)
+    made_with |= {"crop_scale": list(config.crop_scale), "limit": config.train_images, "precision": precision}
+    folder = Path(config.out)
+    if config.dry_run:
+        check_config(folder, made_with, config.resume)
+        return _plan(_stage(vit, train_data, precision, config, fabric), len(val_data), folder)
+    check_shared(folder, ranks_of(fabric))
+    run = Run(folder, made_with, resume=config.resume, writer=fabric.is_global_zero)
+    with run, deaths_explained(run, fabric):
+        saved = run.load_checkpoint()
+        if saved is not None:
+            tensors = {name: value for name, value in saved[0].items() if name.startswith(_PREFIX)}
+            own = {name.removeprefix(_PREFIX): value for name, value in tensors.items()}
+            load_weights(vit.model, own, f"the checkpoint of {folder}")
+        if read_finished(TeacherSummary, folder) is None:
+            stage = _stage(vit, train_data, precision, config, fabric)
+            _fit(stage, run, saved, val_data, config)
+        elif saved is None:
+            vit.model.load_state_dict(open_vit(folder / "teacher").model.state_dict())
+        elif fabric.is_global_zero:
+            with run.writing():
+                repair_saved(vit, folder / "teacher")
+    return vit
+
+
+def _given_images(train_data: ImageData, val_data: ImageData) -> tuple[ImageData, ImageData]:
+    """Images that a program holds, to train on and held-out, with the same classes where the latter have any."""
+    check_apart(train_data, val_data)
+    alike = labelled_like(val_data, train_data)
+    if val_data.labels is not None and alike.labels is None:
+        raise ValueError(f"{val_data.name} has other classes than {train_data.name}: give images of the same ones")
+    return train_data, alike
+
+
+def _untrained(base: Base, name: str, size: int | None, seed: int) -> ViT:
+    """The model as training starts from it."""
     with seeded(seed):
         model = build_base(base)
     separate_registers(model, seed)
     native = size or int(model.patch_embed.img_size[0])  # type: ignore[union-attr, index]
     preprocess = Preprocess.for_native(native, *IMAGENET, size=native)
-    fabric = open_fabric(device, "fp32")  # `TeacherStep` has its own autocast
-    name = f"timm/{shape} trained on {spec_text(spec)}"
-    vit = inspect_vit(model, name, preprocess, Structure(), Origin(base=base)).to(fabric.device)
-    vit.classes = list(classes)
-    made_with: dict[str, Any] = {
-        "shape": shape,
-        "data": spec,
-        "images": describe_images(train_data, val_data),
-        **({} if val is None else {"val": val}),
-        "kwargs": kwargs,
-        **{name: getattr(config, name) for name in _DECISIVE},
-        "crop_scale": list(config.crop_scale),
-        "limit": config.train_images,
-        "precision": precision,
-    }
-    if config.dry_run:
-        check_config(Path(out), made_with, config.resume)
-        return _plan(vit, _stage(vit, train_data, made_with, config, fabric), len(val_data), Path(out), fabric)
-    check_shared(out, ranks_of(fabric))
-    run = Run(out, made_with, resume=config.resume, writer=fabric.is_global_zero)
-    with run, deaths_explained(run, fabric):
-        saved = run.load_checkpoint()
-        if saved is not None:
-            tensors = saved[0].items()
-            own = {k.removeprefix("model."): v for k, v in tensors if k.startswith("model.")}
-            load_weights(model, own, f"the checkpoint of {out}")
-        if read_finished(TeacherSummary, run.folder) is None:
-            stage = _stage(vit, train_data, made_with, config, fabric)
-            _fit(vit, stage, run, saved, val_data, config)
-        elif saved is None:
-            model.load_state_dict(open_vit(Path(out) / "teacher").model.state_dict())
-        elif fabric.is_global_zero:
-            with run.writing():
-                repair_saved(vit, run.folder / "teacher")
-    return vit
+    return inspect_vit(model, name, preprocess, Structure(), Origin(base=base))
 
 
 def _check_shape(shape: str) -> None:
@@ -148,7 +157,9 @@ def _check_shape(shape: str) -> None:
     known = timm.list_models(module="vision_transformer")
     if shape.split(".")[0] not in known:
         close = difflib.get_close_matches(shape, known, n=1)
-        hint = f": did you mean {close[0]}?" if close else ", such as vit_tiny_patch16_224"
+        hint = ", such as vit_tiny_patch16_224"
+        if close:
+            hint = f": did you mean {close[0]}?"
         raise ValueError(f"--shape {shape} is no plain timm ViT (vit_* or deit_*){hint}")
 
 
@@ -167,9 +178,10 @@ def _timm_kwargs(config: TeacherConfig, size: int | None) -> dict[str, Any]:
     return kwargs
 
 
-def _stage(
-    vit: ViT, train_data: ImageData, made_with: dict[str, Any], config: TeacherConfig, fabric: Any
-) -> TeacherStage:
+def _stage(vit: ViT, train_data: ImageData, precision: str, config: TeacherConfig, fabric: Any) -> TeacherStage:
+    num_decoded = None
+    if config.dry_run:
+        num_decoded = NUM_DECODED
     stream = TrainStream(
         train_data,
         vit.preprocess,
@@ -181,30 +193,30 @@ def _stage(
         rank=fabric.global_rank,
         world_size=fabric.world_size,
         num_workers=config.num_workers,
-        num_decoded=NUM_DECODED if config.dry_run else None,
+        num_decoded=num_decoded,
         ranks=ranks_of(fabric),
     )
-    compiled = fabric.device.type == "cuda" if config.compile is None else config.compile
-    return TeacherStage(vit, stream, made_with, fabric, compiled)
+    return TeacherStage(vit, stream, config, precision, fabric)
 
 
-def _plan(vit: ViT, stage: TeacherStage, num_held_out: int, folder: Path, fabric: Any) -> Plan:
+def _plan(stage: TeacherStage, num_held_out: int, folder: Path) -> Plan:
     """What the training of a teacher takes, from a few of its steps."""
-    memory, data = Memory(fabric.device), stage.stream.data
-    trained = num_bytes([p for p in vit.model.parameters() if p.requires_grad])
+    fabric = stage.fabric
+    memory = Memory(fabric.device)
+    data = stage.stream.data
+    trained = num_bytes([parameter for group in stage.groups for _, parameter in group.named])
     fixed = memory.peak() + 3 * trained
     parts = measured_step(lambda: [plan_stage(stage, fabric)], stage.batch_size)
     stage.finish()
-    written = {"three checkpoints": 9 * trained, "teacher": num_bytes(vit.model)}
+    written = {"three checkpoints": 9 * trained, "teacher": num_bytes(stage.vit.model)}
+    num_classes = len(data.classes or ())
     return Plan(
         command="train-teacher",
-        model=vit.name,
+        model=stage.vit.name,
         data=data.name,
         folder=str(folder),
         device=device_name(fabric.device),
-        checked=[
-            f"{len(data):,} images to train on, {num_held_out:,} held out, labels of {len(data.classes or ())} classes"
-        ],
+        checked=[f"{len(data):,} images to train on, {num_held_out:,} held out, labels of {num_classes} classes"],
         parts=parts,
         other_seconds=num_held_out * parts[0].seconds / parts[0].batch_size / 3,  # a pass is a third of a step
         memory_bytes=memory.peak(),
@@ -217,24 +229,29 @@ def _plan(vit: ViT, stage: TeacherStage, num_held_out: int, folder: Path, fabric
 
 
 @StopSignal()
-def _fit(
-    vit: ViT, stage: TeacherStage, run: Run, saved: Checkpoint | None, val_data: ImageData, config: TeacherConfig
-) -> None:
+def _fit(stage: TeacherStage, run: Run, saved: Checkpoint | None, val_data: ImageData, config: TeacherConfig) -> None:
     """Train the teacher and measure it on the held-out images; rank 0 writes it."""
-    started, fabric = time.monotonic(), stage.fabric
-    data, minutes = [stage.stream.data, val_data], config.checkpoint_minutes
-    loop = Loop(run, fabric, saved, data, checkpoint_minutes=minutes)
+    started = time.monotonic()
+    fabric = stage.fabric
+    data = [stage.stream.data, val_data]
+    loop = Loop(run, fabric, saved, data, checkpoint_minutes=config.checkpoint_minutes)
     loop.fit([stage])
     stage.finish()
-    accuracy = evaluate(vit, val_data, stage.precision, config.num_workers, ranks_of(fabric))
+    accuracy = evaluate(stage.vit, val_data, stage.precision, config.num_workers, ranks_of(fabric))
     bad_images = loop.bad_images()
     if fabric.is_global_zero:
-        seconds, device = round(loop.state.seconds, 1), device_name(fabric.device)
         with run.writing():
-            save_vit(vit, run.folder / "teacher")
-            about = Provenance.since(started, fabric.device)
-            subject = Subject.of(vit, val_data)
-            TeacherSummary(vit.facts(), accuracy, seconds, device, bad_images, about, subject).write(run.folder)
+            save_vit(stage.vit, run.folder / "teacher")
+            summary = TeacherSummary(
+                teacher=stage.vit.facts(),
+                accuracy=accuracy,
+                seconds=round(loop.state.seconds, 1),
+                device=device_name(fabric.device),
+                bad_images=bad_images,
+                provenance=Provenance.since(started, fabric.device),
+                subject=Subject.of(stage.vit, val_data),
+            )
+            summary.write(run.folder)
     fabric.barrier()  # other ranks may read the summary after this
 
 
@@ -267,7 +284,8 @@ class TeacherStep(nn.Module):
 
     def __init__(self, model: nn.Module, precision: str):
         super().__init__()
-        self.model, self.precision = model, precision
+        self.model = model
+        self.precision = precision
 
     def forward(self, images: Tensor, targets_bc: Tensor) -> Tensor:
         with autocast(self.precision, images.device):
@@ -280,33 +298,46 @@ class TeacherStage:
     Args:
         vit: the model, whose blocks are wrapped for stochastic depth until `finish`.
         stream: this rank's training batches.
-        config: the run's, with the options of `train_teacher`.
-        compiled: compile the blocks.
     """
 
-    name, title = STAGE, "train teacher"
-    betas, clip, share, before = (0.9, 0.98), 1.0, 1.0, 0.0
+    name = STAGE
+    title = "train teacher"
+    betas = (0.9, 0.98)
+    clip = 1.0
+    share = 1.0
+    before = 0.0
     num_validations = 0
     refines = False
     average_last = 0.0
 
-    def __init__(self, vit: ViT, stream: TrainStream, config: dict[str, Any], fabric: Any, compiled: bool):
-        self.model, self.stream, self.config, self.fabric = vit.model.train(), stream, config, fabric
-        self.precision: str = config["precision"]
-        named = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
-        self.groups = [
-            ParameterGroup([(n, p) for n, p in named if p.ndim > 1], config["weight_decay"]),
-            ParameterGroup([(n, p) for n, p in named if p.ndim <= 1], 0.0),
-        ]
-        self.rates = Rates(config["lr"], 0.0, config["warmup"])
-        self.batch_size: int = config["batch_size"]
-        self.budget = Budget.parse(config["budget"])
+    def __init__(self, vit: ViT, stream: TrainStream, config: TeacherConfig, precision: str, fabric: Any):
+        self.vit = vit
+        self.model = vit.model.train()
+        self.stream = stream
+        self.config = config
+        self.precision = precision
+        self.fabric = fabric
+        decayed: list[tuple[str, nn.Parameter]] = []
+        plain: list[tuple[str, nn.Parameter]] = []  # gains and biases
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                group = plain
+                if parameter.ndim > 1:
+                    group = decayed
+                group.append((name, parameter))
+        self.groups = [ParameterGroup(decayed, config.weight_decay), ParameterGroup(plain, 0.0)]
+        self.rates = Rates(config.lr, 0.0, config.warmup)
+        self.batch_size = config.batch_size
+        self.budget = Budget.parse(config.budget)
         self.steps_per_epoch = float(stream.steps_per_epoch)
         self.dropped = StochasticDepth(
-            vit.blocks, config["drop"], self.batch_size, config["rescale"], config["seed"], stream.rows
+            vit.blocks, config.drop, self.batch_size, config.rescale, config.seed, stream.rows
         )
         self.model.to(fabric.device)
-        if compiled:
+        compiles = config.compile
+        if compiles is None:
+            compiles = fabric.device.type == "cuda"
+        if compiles:
             for block in vit.blocks:
                 block.compile()
         self.module = TeacherStep(self.model, self.precision)
@@ -320,15 +351,17 @@ class TeacherStage:
 
     def _batch(self, step: int) -> tuple[Tensor, Tensor]:
         """This rank's images and soft targets (B, C), with mixup or cutmix over the batch of all ranks."""
-        config, num_classes = self.config, len(self.stream.data.classes or ())
-        images, labels = self.stream.batch(step, stage=STAGE), self.stream.labels(step, stage=STAGE)
-        targets_bc = smooth_targets(labels, num_classes, config["smoothing"])
-        mixup, cutmix, seed = config["mixup"], config["cutmix"], stable_seed(config["seed"], "mix", step)
+        mixup = self.config.mixup
+        cutmix = self.config.cutmix
+        images = self.stream.batch(step, stage=STAGE)
+        labels = self.stream.labels(step, stage=STAGE)
+        targets_bc = smooth_targets(labels, len(self.stream.data.classes or ()), self.config.smoothing)
+        seed = stable_seed(self.config.seed, "mix", step)
         if self.fabric.world_size == 1 or max(mixup, cutmix) <= 0:
             return mixed_batch(images, targets_bc, mixup, cutmix, seed)
-        images, targets_bc = mixed_batch(
-            self._from_previous(images), self._from_previous(targets_bc), mixup, cutmix, seed
-        )
+        images = self._from_previous(images)
+        targets_bc = self._from_previous(targets_bc)
+        images, targets_bc = mixed_batch(images, targets_bc, mixup, cutmix, seed)
         return images[1:], targets_bc[1:]
 
     def _from_previous(self, rows: Tensor) -> Tensor:
@@ -343,7 +376,11 @@ class TeacherStage:
         return [list(self.model.parameters())]
 
     def tensors(self) -> dict[str, Tensor]:
-        return {f"model.{k.replace('.block.', '.', 1)}": v for k, v in self.model.state_dict().items()}
+        # Under the names of the plain model: stochastic depth stands around each block.
+        tensors = {}
+        for name, value in self.model.state_dict().items():
+            tensors[_PREFIX + name.replace(".block.", ".", 1)] = value
+        return tensors
 
     def metrics(self, loss_nl: Tensor) -> dict[str, Any]:
         return {"loss": round(float(loss_nl.mean()), 5)}
@@ -407,7 +444,8 @@ def evaluate(
     vit: ViT, data: ImageData, precision: str = "fp32", num_workers: int | None = None, ranks: Ranks = ONE_PROCESS
 ) -> float:
     """Accuracy of the model's own head on `data`, shared by all ranks."""
-    num_right, num = torch.zeros((), dtype=torch.int64, device=vit.device), 0
+    num_right = torch.zeros((), dtype=torch.int64, device=vit.device)
+    num = 0
     for batch in iterate(data, vit.preprocess, 256, device=vit.device, num_workers=num_workers, ranks=ranks):
         assert batch.labels is not None
         with autocast(precision, vit.device):

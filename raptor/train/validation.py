@@ -78,7 +78,9 @@ class Validator:
         folder: Path | None = None,
         ranks: Ranks = ONE_PROCESS,
     ):
-        self.teacher, self.precision, self.ranks = teacher, precision, ranks
+        self.teacher = teacher
+        self.precision = precision
+        self.ranks = ranks
         size = min(_VALIDATION_BATCH, len(val_data))
         self.val = iterate(
             val_data, teacher.preprocess, size, device=teacher.device, num_workers=num_workers, ranks=ranks
@@ -87,15 +89,17 @@ class Validator:
         self.has_truth = val_data.labels is not None
         self.labelled = self.has_truth and len(head_data.present()) > 1  # of one class every probe is right
         self.classes = val_data.classes or []
-        self.head_file, self.folder = head_file, folder
+        self.head_file = head_file
+        self.folder = folder
         self._head: tuple[Head | None, str] | None = None
-        self._teacher_ridge: float | None = None
 
     @property
     def head(self) -> Head | None:
         """The head for accuracy and agreement, resolved once."""
         if self._head is None:
-            cache = None if self.folder is None else self.folder / "head.safetensors"
+            cache = None
+            if self.folder is not None:
+                cache = self.folder / "head.safetensors"
             self._head = resolve_head(
                 self.teacher,
                 self.train,
@@ -116,12 +120,14 @@ class Validator:
             lambda: self._measure(student, track(self.val, "validation", quiet=True), head, with_labels)
         )
         curves.reduce(self.ranks)
-        counts = self.ranks.sum(hits).tolist() if head is not None else []
+        counts = self.ranks.sum(hits) if head is not None else None
         scores, finite = self.ranks.first(lambda: self._curve_scores(curves))
-        if head is not None and finite:  # of NaN every head predicts class 0
-            scores.agreement, *both = (count / scores.num_images for count in counts)
+        if counts is not None and finite:  # of NaN every head predicts class 0
+            shares = [count / scores.num_images for count in counts.tolist()]
+            scores.agreement = shares[0]
             if with_labels:
-                scores.teacher_accuracy, scores.accuracy = both
+                scores.teacher_accuracy = shares[1]
+                scores.accuracy = shares[2]
                 scores.recovery_head = share_kept(scores.accuracy, scores.teacher_accuracy)
         return scores
 
@@ -155,7 +161,8 @@ class Validator:
                 if head is not None:
                     chosen = head.logits(self.teacher, states[-1], output).argmax(-1)
                     own = head.logits(student, own_states[-1], own_output).argmax(-1)
-                    hits = hits + prediction_hits(chosen, own, batch.labels if with_labels else None).sum(0)
+                    labels = batch.labels if with_labels else None
+                    hits = hits + prediction_hits(chosen, own, labels).sum(0)
             curves.update(states, own_states, batch.places)
         return curves, hits
 
@@ -187,16 +194,16 @@ class Validator:
     def final(self, student: ViT) -> Scores:
         """`validate`, and with labels the recovery under a ridge probe refitted on each side's own features."""
         scores = self.validate(student)
-        scores.head = self._head[1] if self._head else None
-        if self.labelled:
-            if self._teacher_ridge is None:
-                is_ridge = self.head is not None and self.head.source == "ridge"  # the same probe, already fitted
-                self._teacher_ridge = scores.teacher_accuracy if is_ridge else None
-            if self._teacher_ridge is None:
-                self._teacher_ridge = self._ridge_accuracy(self.teacher)
-            scores.teacher_probe = self._teacher_ridge
-            scores.probe = self._ridge_accuracy(student)
-            scores.recovery = share_kept(scores.probe, self._teacher_ridge)
+        assert self._head is not None
+        scores.head = self._head[1]
+        if not self.labelled:
+            return scores
+        if self.head is not None and self.head.source == "ridge":
+            scores.teacher_probe = scores.teacher_accuracy  # of the same probe, already fitted
+        if scores.teacher_probe is None:
+            scores.teacher_probe = self._ridge_accuracy(self.teacher)
+        scores.probe = self._ridge_accuracy(student)
+        scores.recovery = share_kept(scores.probe, scores.teacher_probe)
         return scores
 
     def _ridge_accuracy(self, vit: ViT) -> float:
@@ -208,4 +215,6 @@ class Validator:
 
 def shown_r2(r2: float) -> str:
     """An R2 as text; states that do not vary over the held-out images have none."""
-    return f"{r2:.3f}" if math.isfinite(r2) else "undefined (the states do not vary)"
+    if math.isfinite(r2):
+        return f"{r2:.3f}"
+    return "undefined (the states do not vary)"
