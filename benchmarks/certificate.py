@@ -102,7 +102,9 @@ def main() -> None:
             "certificate with null models": lambda: measure(nulls),
         }
     against = next(iter(runs))
-    clock = time.process_time if options.passes and device.type == "cpu" else time.perf_counter
+    clock = time.perf_counter
+    if options.passes and device.type == "cpu":
+        clock = time.process_time
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for round_ in range(options.rounds + 1):
         for name, run in runs.items():
@@ -111,7 +113,9 @@ def main() -> None:
                 seconds[name].append(spent)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     ratios = {name: medians[name] / medians[against] for name in medians if name != against}
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    where = "cpu"
+    if device.type == "cuda":
+        where = torch.cuda.get_device_name(device)
     settings = {name: value for name, value in vars(options).items() if name != "out"}
     found = {**settings, "device": where, "torch": torch.__version__, "image_size": size}
     text = json.dumps({**found, "seconds": medians, "ratios": ratios}, indent=1)

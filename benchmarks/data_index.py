@@ -43,7 +43,8 @@ def make_shards(folder: Path, num_images: int) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     Image.new("RGB", (8, 8), (90, 120, 30)).save(buffer, "PNG")
-    content, num_shards = buffer.getvalue(), -(-num_images // _PER_SHARD)
+    content = buffer.getvalue()
+    num_shards = -(-num_images // _PER_SHARD)
     for shard in range(num_shards):
         path = folder / f"shard-{shard:04d}.tar"
         if path.exists():
@@ -74,8 +75,10 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1_300_000)
     parser.add_argument("--out", default=None)
     args = parser.parse_args()
-    folder, began = Path(args.folder), time.monotonic()
-    large, small = make_shards(folder / "large", args.images), make_shards(folder / "small", 1_000)
+    folder = Path(args.folder)
+    began = time.monotonic()
+    large = make_shards(folder / "large", args.images)
+    small = make_shards(folder / "small", 1_000)
     print(f"made in {time.monotonic() - began:.0f} s", file=sys.stderr)
     with tempfile.TemporaryDirectory() as cache:
         result: dict[str, Any] = {

@@ -24,7 +24,10 @@ from raptor.data.images import ImageData
 from raptor.data.preprocess import Preprocess
 from raptor.vit.open import open_vit
 
-WIDTH, HEIGHT, MEAN_BYTES, BATCH = 500, 375, 110_000, 32
+WIDTH = 500
+HEIGHT = 375
+MEAN_BYTES = 110_000
+BATCH = 32
 
 
 def write_images(source: ImageData, folder: Path) -> dict[str, Any]:
@@ -43,7 +46,8 @@ def rate(folder: Path, preprocess: Preprocess, augment: str) -> float:
     """images/s of CPU time, the best of three passes."""
     data = open_data(str(folder), "all")
     stream = TrainStream(data, preprocess, BATCH, augment=augment, cache="none", num_workers=0)
-    num_steps, rates = len(data) // BATCH, []
+    num_steps = len(data) // BATCH
+    rates = []
     for turn in range(3):
         began = time.process_time()
         for step in range(num_steps):

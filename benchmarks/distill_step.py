@@ -40,10 +40,13 @@ class PublishedBlock(nn.Module):
 
     def __init__(self, dim: int, num_heads: int):
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.norm1 = nn.LayerNorm(dim)
+        self.norm2 = nn.LayerNorm(dim)
         self.attn = nn.MultiheadAttention(dim, num_heads, batch_first=True)
-        self.wi, self.wo = nn.Linear(dim, 8 * dim), nn.Linear(4 * dim, dim)
-        self.g1, self.g2 = nn.Parameter(torch.full((dim,), 1e-5)), nn.Parameter(torch.full((dim,), 1e-5))
+        self.wi = nn.Linear(dim, 8 * dim)
+        self.wo = nn.Linear(4 * dim, dim)
+        self.g1 = nn.Parameter(torch.full((dim,), 1e-5))
+        self.g2 = nn.Parameter(torch.full((dim,), 1e-5))
         self.depth = nn.Sequential(nn.Linear(1, 16), nn.SiLU(), nn.Linear(16, 3 * dim))
 
     def forward(self, x: Tensor, layer: Tensor) -> Tensor:
@@ -62,7 +65,8 @@ def published_step(dim: int, num_heads: int, num_layers: int, num_tokens: int, b
     parts = (slice(0, 1), slice(1, 5), slice(5, num_tokens))
 
     def step() -> None:
-        x, loss = states[0], torch.zeros((), device="cuda")
+        x = states[0]
+        loss = torch.zeros((), device="cuda")
         for layer in range(num_layers):
             x = blocks[int(layer >= PHASES[0])](x, depths[layer])
             errors = [F.mse_loss(x[:, part], states[layer + 1][:, part]) for part in parts]
@@ -104,7 +108,9 @@ def raptor_step(name: str, batch: int, checkpointing: bool = False) -> tuple[Cal
             nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
 
-    d, t, layers = teacher.dim, teacher.groups.num_tokens, teacher.num_layers
+    d = teacher.dim
+    t = teacher.groups.num_tokens
+    layers = teacher.num_layers
     attention = 4 * t * t * d
     forward_teacher = layers * (2 * t * 12 * d * d + attention)
     forward_student = layers * (2 * t * 16 * d * d + attention)
@@ -116,7 +122,8 @@ def measure(step: Callable[[], None], batch: int, seconds: float) -> dict[str, f
     for _ in range(3):
         step()
     torch.cuda.synchronize()
-    times, started = [], time.monotonic()
+    times = []
+    started = time.monotonic()
     while time.monotonic() - started < seconds:
         first = time.monotonic()
         for _ in range(5):
@@ -145,7 +152,9 @@ def main() -> None:
     parser.add_argument("--model", default="vit_base_patch14_reg4_dinov2")
     args = parser.parse_args()
     shape: Any = timm.create_model(args.model, num_classes=0)
-    dim, heads, layers = shape.embed_dim, shape.blocks[0].attn.num_heads, len(shape.blocks)
+    dim = shape.embed_dim
+    heads = shape.blocks[0].attn.num_heads
+    layers = len(shape.blocks)
     tokens = (224 // shape.patch_embed.patch_size[0]) ** 2 + shape.num_prefix_tokens
     rows: dict[str, dict[str, Any]] = {}
     torch.cuda.reset_peak_memory_stats()
@@ -169,7 +178,9 @@ def main() -> None:
     print(f"{'step':36}{'images/s':>10}{'ratio':>8}{'TFLOP/s':>9}{'peak GiB':>10}")
     for label, row in rows.items():
         row["ratio"] = row["images_per_s"] / base
-        tflops = f"{row['tflops']:.0f}" if "tflops" in row else ""
+        tflops = ""
+        if "tflops" in row:
+            tflops = f"{row['tflops']:.0f}"
         print(f"{label:36}{row['images_per_s']:10.0f}{row['ratio']:8.1f}{tflops:>9}{row['peak_gib']:10.1f}")
     if args.out:
         about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}

@@ -91,9 +91,11 @@ def perturbation_passes(vit: ViT, images: torch.Tensor) -> int:
 
 
 def measure_suite(args: argparse.Namespace) -> dict[str, Any]:
-    device, precision = args.device, "bf16" if args.device == "cuda" else "fp32"
+    device = args.device
+    precision = "bf16" if args.device == "cuda" else "fp32"
     vit = open_vit(args.model, pretrained=False, num_classes=0, device=device)
-    size, num = vit.preprocess.size, args.images
+    size = vit.preprocess.size
+    num = args.images
     batches = Repeated(num, args.batch, size, device)
 
     def suite(stability_images: int, compile: bool) -> None:
@@ -129,7 +131,9 @@ def measure_suite(args: argparse.Namespace) -> dict[str, Any]:
             times.setdefault(name, []).append(seconds(function, device))
     median = {name: statistics.median(values) for name, values in times.items()}
     needed = median["bare"] + median["perturbations"]
-    kinds = ("eager", "compiled") if cuda else ("eager",)
+    kinds = ["eager"]
+    if cuda:
+        kinds.append("compiled")
     return result | {
         "stability_images": args.stability_images,
         "perturbation_passes_per_image": Stability(vit.groups).count_block_calls(vit.num_layers) / vit.num_layers,
@@ -156,7 +160,8 @@ def pydmd_loop(x_nld: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """Eigenvalues `(N, r)` and mode norms of PyDMD's exact DMD, one trajectory after the other."""
     from pydmd import DMD
 
-    eigenvalues, norms = [], []
+    eigenvalues = []
+    norms = []
     for x_ld in x_nld:
         dmd = DMD(svd_rank=rank, exact=True)
         dmd.fit(x_ld.T)
@@ -226,7 +231,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     threadpool_limits(args.threads, user_api="blas")  # numpy's BLAS, which PyDMD uses
-    device = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
+    device = "cpu"
+    if args.device == "cuda":
+        device = torch.cuda.get_device_name()
     result: dict[str, Any] = {"device": device, "torch": torch.__version__, "threads": args.threads}
     if args.only != "dmd":
         result["suite"] = measure_suite(args)

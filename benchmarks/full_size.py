@@ -77,7 +77,8 @@ class SharedMemory:
     """Highest memory in use on the device by all processes, in GiB, as nvidia-smi tells it each second."""
 
     def __init__(self) -> None:
-        self.peak, self._over = 0.0, threading.Event()
+        self.peak = 0.0
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
     def __enter__(self) -> SharedMemory:
@@ -107,12 +108,16 @@ def measure_case(case: str, args: argparse.Namespace) -> None:
     from raptor.train.plan import Plan
 
     name, batch = case.split(":")
-    shape, steps, path = SHAPES[name], args.steps, args.out / f"full_size-{name}-{batch}.json"
+    shape = SHAPES[name]
+    steps = args.steps
+    path = args.out / f"full_size-{name}-{batch}.json"
     options = options_of(shape, int(batch), steps, args.data, args.images)
     on_gpu = torch.cuda.is_available()
     result: dict[str, Any] = {"case": case, "model": shape.model, "batch": int(batch), "steps": steps}
     result |= {"device": torch.cuda.get_device_name() if on_gpu else "cpu", "torch": torch.__version__}
-    loop.LOG_EVERY = 5 if steps >= 100 else 2  # type: ignore[attr-defined]
+    loop.LOG_EVERY = 2  # type: ignore[attr-defined]
+    if steps >= 100:
+        loop.LOG_EVERY = 5
     plan_module._NUM_TIMED["cuda"] = (3, 2)  # type: ignore[attr-defined]
     folder = Path(tempfile.mkdtemp(prefix="full-size-"))
     try:

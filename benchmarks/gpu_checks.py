@@ -47,7 +47,9 @@ from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 
 STARTED = time.monotonic()
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = "cpu"
+if torch.cuda.is_available():
+    DEVICE = "cuda"
 CHECKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {}
 Check = Callable[[argparse.Namespace], dict[str, Any]]
 
@@ -74,7 +76,8 @@ def small_teacher(depth: int = 4) -> ViT:
 
 def small_step(half: bool = False) -> tuple[DistillStep, torch.Tensor]:
     """A step with the paper's block on two phases, and its images."""
-    teacher, phases = small_teacher().to(DEVICE), Phases.from_lengths((2, 2))
+    teacher = small_teacher().to(DEVICE)
+    phases = Phases.from_lengths((2, 2))
     student = make_surrogate(teacher, phases, block="paper", conditioning="mlp")
     module = DistillStep(teacher, student, phases, torch.ones(4, teacher.groups.num_tokens), half_teacher=half)
     return module, torch.randn(8, 3, 48, 48, generator=torch.Generator().manual_seed(1)).to(DEVICE)
@@ -99,7 +102,8 @@ def a_captured_step_is_the_step(_: argparse.Namespace) -> dict[str, Any]:
             graph = GraphedStep(module, stage, images, parts, precision)
             for lam in lams:
                 other = images.flip(0) + 0.1
-                losses, captured = graph(other, lam), gradients(module).clone()
+                losses = graph(other, lam)
+                captured = gradients(module).clone()
                 module.zero_grad(set_to_none=True)
                 with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
                     loss, plain = module(other, stage, torch.tensor(lam, device="cuda"), parts)
@@ -117,7 +121,8 @@ def the_half_teacher_gives_the_states(_: argparse.Namespace) -> dict[str, Any]:
     images = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     half = half_copy(teacher)
     with torch.no_grad():
-        states, copied = teacher.unroll(*teacher.embed(images)), half.unroll(*half.embed(images))
+        states = teacher.unroll(*teacher.embed(images))
+        copied = half.unroll(*half.embed(images))
     cosines = [float(F.cosine_similarity(a.float(), b.float(), dim=-1).mean()) for a, b in zip(states, copied)]
     assert copied[0].dtype == torch.bfloat16 and min(cosines) > 0.999, cosines
     return {"lowest_cosine": min(cosines)}
@@ -126,7 +131,8 @@ def the_half_teacher_gives_the_states(_: argparse.Namespace) -> dict[str, Any]:
 @check
 def the_fused_segmentation_gradient(_: argparse.Namespace) -> dict[str, Any]:
     """Against double precision; divided by another number of labelled pixels (that of all ranks) where it is given."""
-    generator, errors = torch.Generator().manual_seed(0), []
+    generator = torch.Generator().manual_seed(0)
+    errors = []
     if DEVICE == "cpu" and "TRITON_INTERPRET" not in os.environ:
         return {"left_out": "TRITON_INTERPRET is not set"}
     for height, width, patch, num_classes in ((28, 56, 14, 40), (20, 33, 8, 17), (9, 6, 4, 1)):
@@ -137,7 +143,8 @@ def the_fused_segmentation_gradient(_: argparse.Namespace) -> dict[str, Any]:
         labels = labels.to(DEVICE)
         rows, columns = ((side[0].to(DEVICE), side[1].to(DEVICE)) for side in geometry.cells())
         ours = fused_gradient(logits, labels, rows, columns, patch)
-        (top, left), exact = geometry.start, logits.double().requires_grad_()
+        (top, left) = geometry.start
+        exact = logits.double().requires_grad_()
         for g in range(3):
             large = F.interpolate(exact[..., g, :].permute(0, 3, 1, 2), geometry.padded, mode="bilinear")
             F.cross_entropy(large[..., top : top + height, left : left + width], labels, ignore_index=255).backward()
@@ -154,7 +161,8 @@ def the_fused_segmentation_gradient(_: argparse.Namespace) -> dict[str, Any]:
 
 @check
 def the_fused_swiglu(_: argparse.Namespace) -> dict[str, Any]:
-    generator, errors = torch.Generator().manual_seed(0), {}
+    generator = torch.Generator().manual_seed(0)
+    errors = {}
     if DEVICE == "cpu" and "TRITON_INTERPRET" not in os.environ:
         return {"left_out": "TRITON_INTERPRET is not set"}
     for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
@@ -162,11 +170,13 @@ def the_fused_swiglu(_: argparse.Namespace) -> dict[str, Any]:
             draws = [
                 torch.randn(*shape, generator=generator) for shape in ((num_rows, 2 * num_columns), (2 * num_columns,))
             ]
-            z, bias = draws[0].to(DEVICE, dtype).requires_grad_(), draws[1].to(DEVICE).requires_grad_()
+            z = draws[0].to(DEVICE, dtype).requires_grad_()
+            bias = draws[1].to(DEVICE).requires_grad_()
             grad = torch.randn(num_rows, num_columns, generator=generator).to(DEVICE, dtype)
             out = SwiGLU.apply(z, bias)
             out.backward(grad)
-            exact_z, exact_bias = z.detach().double().requires_grad_(), bias.detach().double().requires_grad_()
+            exact_z = z.detach().double().requires_grad_()
+            exact_bias = bias.detach().double().requires_grad_()
             p, q = (exact_z + exact_bias).chunk(2, dim=-1)
             exact = F.silu(p) * q
             exact.backward(grad.double())
@@ -179,7 +189,10 @@ def the_fused_swiglu(_: argparse.Namespace) -> dict[str, Any]:
 @on_gpu
 def the_host_stays_four_steps_ahead(_: argparse.Namespace) -> dict[str, Any]:
     """With steps of about 20 ms that only the GPU works on."""
-    pace, events, ahead, waits = host.Pace(torch.device("cuda")), [], [], []
+    pace = host.Pace(torch.device("cuda"))
+    events = []
+    ahead = []
+    waits = []
     torch.cuda.synchronize()
     for _step in range(16):
         torch.cuda._sleep(30_000_000)
@@ -197,7 +210,8 @@ def the_host_stays_four_steps_ahead(_: argparse.Namespace) -> dict[str, Any]:
 
 @on_gpu
 def scenes_are_drawn_alike(_: argparse.Namespace) -> dict[str, Any]:
-    here, there = draw_scenes(torch.arange(200), size=32), draw_scenes(torch.arange(200), size=32, device="cuda")
+    here = draw_scenes(torch.arange(200), size=32)
+    there = draw_scenes(torch.arange(200), size=32, device="cuda")
     pixels = float((there.images.cpu().int() - here.images.int()).abs().float().mean())
     masks = float((there.masks.cpu() != here.masks).float().mean())
     assert torch.equal(there.labels.cpu(), here.labels) and pixels < 0.1 and masks < 1e-3, (pixels, masks)
@@ -206,14 +220,17 @@ def scenes_are_drawn_alike(_: argparse.Namespace) -> dict[str, Any]:
 
 @on_gpu
 def cached_batches_never_wait(_: argparse.Namespace) -> dict[str, Any]:
-    data, preprocess, errors = open_data("scenes", "train", limit=32, size=48), small_teacher().preprocess, {}
+    data = open_data("scenes", "train", limit=32, size=48)
+    preprocess = small_teacher().preprocess
+    errors = {}
     for augment in ("none", "crop"):
         options: dict[str, Any] = dict(seed=4, augment=augment, cache="memory")
         stream, on_cpu = (TrainStream(data, preprocess, 6, device=device, **options) for device in ("cuda", "cpu"))
         stream.batch(0)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            images, labels = stream.batch(3), stream.labels(3)
+            images = stream.batch(3)
+            labels = stream.labels(3)
         finally:
             torch.cuda.set_sync_debug_mode("default")
         errors[augment] = float((images.cpu() - on_cpu.batch(3)).abs().max())
@@ -258,7 +275,8 @@ def a_run_is_compiled_captured_stopped_and_continued(args: argparse.Namespace) -
         whole: Any = distill(small_teacher(), "scenes", **run_options(root / "whole"))
         found |= {"seconds": time.monotonic() - began, "cuda_graph": whole.summary.cuda_graph}
         distill(small_teacher(), "scenes", **run_options(root / "plain", compile=False, graph=False))
-        ours, theirs = losses_of(root / "whole"), losses_of(root / "plain")
+        ours = losses_of(root / "whole")
+        theirs = losses_of(root / "plain")
         found["loss_first_last"] = ours[0], ours[-1]
         found["largest_difference_to_plain"] = max(abs(a - b) / b for a, b in zip(ours, theirs))
         assert len(ours) == len(theirs) and found["largest_difference_to_plain"] < 0.05, (ours, theirs)
@@ -299,7 +317,8 @@ def validation_halves_its_batch(args: argparse.Namespace) -> dict[str, Any]:
     before = validator().validate(student)
     peak = torch.cuda.max_memory_allocated()
     total = torch.cuda.get_device_properties(0).total_memory
-    said, small = io.StringIO(), validator()
+    said = io.StringIO()
+    small = validator()
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction((fixed + 0.6 * (peak - fixed)) / total)

@@ -61,7 +61,8 @@ def make_task(vit: ViT, task: str, num_images: int, batch_size: int, size: int, 
     options = {"batch_size": batch_size, "precision": precision}
     layer = vit.num_layers
     if task == "classify":
-        train, val = Noise(num_images, size), Noise(8, size)
+        train = Noise(num_images, size)
+        val = Noise(8, size)
         made: Task = Classify(vit, layer, train, val, size=size, **options)  # type: ignore[arg-type]
         made.num_outputs = 1000
         return made
@@ -115,12 +116,17 @@ def main() -> None:
         sizes = {"classify": 224, "segment": 518, "depth": 518}
         batches = {task: defaults.batch_size for task, defaults in DEFAULTS.items()}
     else:
-        name, vit = "small ViT (dim 128, 8 blocks)", small_vit()
-        sizes, batches = dict.fromkeys(DEFAULTS, 48), {"classify": 256, "segment": 16, "depth": 8}
-    device = torch.cuda.get_device_name() if cuda else "cpu"
+        name = "small ViT (dim 128, 8 blocks)"
+        vit = small_vit()
+        sizes = dict.fromkeys(DEFAULTS, 48)
+        batches = {"classify": 256, "segment": 16, "depth": 8}
+    device = "cpu"
+    if cuda:
+        device = torch.cuda.get_device_name()
     result: dict[str, Any] = {"device": device, "torch": torch.__version__, "model": name, "rows": []}
     for task in args.tasks:
-        batch, size = args.batch or batches[task], sizes[task]
+        batch = args.batch or batches[task]
+        size = sizes[task]
         made = make_task(vit, task, 3 * batch, batch, size, "bf16" if cuda else "fp32")
         columns = measure(made, DEFAULTS[task].lr, args.steps)
         one, twelve = (statistics.median(column) for column in columns)

@@ -47,7 +47,8 @@ def main() -> None:
     if args.draw is not None:
         draw(json.loads(args.draw.read_text()), args.draw.parent)
         return
-    teacher, surrogate = open_vit("scenes"), open_vit("scenes-k3")
+    teacher = open_vit("scenes")
+    surrogate = open_vit("scenes-k3")
     images = open_data("scenes", "val", limit=args.num_images)
     batches = list(iterate(images, teacher.preprocess, 64))
     found = {
@@ -82,7 +83,8 @@ def depth(teacher: ViT, surrogate: ViT, batches: list[Batch]) -> dict[str, Any]:
 def watch(teacher: ViT, surrogate: ViT, batches: list[Batch]) -> dict[str, Any]:
     """Usual images are scenes, unusual ones are changed scenes; calibration and judged images differ."""
     half = len(batches) // 2
-    usual, judged = batches[:half], batches[half:]
+    usual = batches[:half]
+    judged = batches[half:]
     watcher = Watcher(surrogate, teacher).calibrate(usual)
     on_usual = watcher.watch(judged)
     baselines_usual = baseline_scores(teacher, usual, judged, teacher.finish)
@@ -164,7 +166,9 @@ def draw_depth(axes: Axes, found: dict[str, Any]) -> None:
             points = [point for point in found[model] if point["rule"].startswith(family)]
             blocks = [100 * point["blocks"] for point in points]
             agreement = [100 * point["agreement"] for point in points]
-            side = "teacher" if model == "scenes" else "surrogate"
+            side = "surrogate"
+            if model == "scenes":
+                side = "teacher"
             axes.plot(blocks, agreement, marker=marker, color=f"C{color}", label=f"{family}, {side}", lw=1, ms=5)
     axes.set(xlabel="blocks that an image passes, %", ylabel="agreement with the teacher, %")
     axes.legend(fontsize=7, ncols=2)
@@ -179,7 +183,9 @@ def draw_watch(axes: Axes, found: dict[str, Any]) -> None:
             low, high = detected["auroc_interval"]
             where = row + (place - len(scores) / 2) * 0.12
             color = "black" if score == "surrogate" else f"C{place}"
-            label = score if row == 0 else None
+            label = None
+            if row == 0:
+                label = score
             axes.errorbar(
                 where,
                 detected["auroc"],
@@ -204,7 +210,9 @@ def draw_edit(axes: Axes, rows: list[dict[str, Any]]) -> None:
     }
     names = []
     for row in rows:
-        side = "teacher" if row["model"] == "scenes" else "surrogate"
+        side = "surrogate"
+        if row["model"] == "scenes":
+            side = "teacher"
         names.append(f"{side}\nphase {row['phase']}")
     for place, (column, label) in enumerate(columns.items()):
         where = [x + (place - 2) * 0.15 for x in range(len(rows))]
@@ -217,8 +225,12 @@ def draw_edit(axes: Axes, rows: list[dict[str, Any]]) -> None:
 def draw_correct(axes: Axes, rows: list[dict[str, Any]]) -> None:
     some = [row for row in rows if (row["disturbance"], row["size"]) == ("dropped patches", 0.3)]
     for row in some:
-        side = "teacher" if row["model"] == "scenes" else "surrogate"
-        style = "--" if side == "surrogate" else "-"
+        side = "surrogate"
+        if row["model"] == "scenes":
+            side = "teacher"
+        style = "-"
+        if side == "surrogate":
+            style = "--"
         agreement = [100 * share for share in row["agreement"]]
         label = f"{side}, phase {row['phase']}"
         axes.plot(agreement, style, color=f"C{row['phase'] - 1}", marker="o", ms=4, label=label)

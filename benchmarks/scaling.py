@@ -37,8 +37,14 @@ from raptor.train.plan import Plan
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
 
-PATCH, BATCH, HEAD_DIM, CLASSES, RATES = 8, 16, 64, 20, 12
-STABILITY, TARGETS, EPS = 2, 3, 1  # perturbed images; what is perturbed: all, cls, patches; sizes
+PATCH = 8
+BATCH = 16
+HEAD_DIM = 64
+CLASSES = 20
+RATES = 12
+STABILITY = 2
+TARGETS = 3
+EPS = 1  # perturbed images; what is perturbed: all, cls, patches; sizes
 
 
 class Size(NamedTuple):
@@ -135,7 +141,9 @@ def measure(command: str, size: Size) -> float:
     if command == "dynamics":
         options: dict[str, Any] = dict(num_images=size.images, stability_images=STABILITY, rank_images=2, eps=(1e-2,))
         return seconds(lambda: measure_dynamics(vit, held_out, **options))
-    step = partial(distill_step, phases=phases) if command == "distill" else probe_step
+    step = probe_step
+    if command == "distill":
+        step = partial(distill_step, phases=phases)
     return min(step(vit, train, val) for _ in range(3)) * size.images / BATCH
 
 

@@ -24,7 +24,8 @@ from raptor.vit.open import open_vit
 
 def images_per_second(size: int, num_images: int = 512, repeats: int = 5) -> float:
     """The best of a few timings."""
-    scenes, indices = Scenes("train", size=size), torch.arange(num_images)
+    scenes = Scenes("train", size=size)
+    indices = torch.arange(num_images)
     scenes.draw(indices[:64])
     times = []
     for _ in range(repeats):

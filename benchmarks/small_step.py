@@ -98,7 +98,10 @@ class Eager:
     """The step without a graph, for a CPU."""
 
     def __init__(self, module: DistillStep, stage: str, _images: Tensor, parts: Parts, precision: str):
-        self.module, self.stage, self.parts, self.precision = module, stage, parts, precision
+        self.module = module
+        self.stage = stage
+        self.parts = parts
+        self.precision = precision
 
     def __call__(self, images: Tensor, lam: float) -> Tensor:
         self.module.zero_grad()
@@ -123,7 +126,9 @@ class Bench:
                 if parameter_name.endswith("gamma"):  # at 1e-5, as they begin, blocks do nothing
                     parameter.copy_(torch.rand(parameter.shape, generator=generator) + 0.1)
         size = self.teacher.preprocess.size
-        self.base = 128 if device == "cuda" else 4
+        self.base = 4
+        if device == "cuda":
+            self.base = 128
         self.images = torch.randn(2 * self.base, 3, size, size, generator=generator).to(device)
         self.exact: dict[tuple[Any, ...], Tensor] = {}
 
@@ -154,7 +159,9 @@ class Bench:
         images = self.images[: variant.batch * self.base // 128]
         with switched(variant):
             module = self.module(variant, compiled=self.device == "cuda")
-            kind = GraphedStep if self.device == "cuda" else Eager
+            kind: type[Eager] | type[GraphedStep] = Eager
+            if self.device == "cuda":
+                kind = GraphedStep
             run = kind(module, variant.stage, images, Parts.of(variant.lam), "bf16")
             losses = run(images, variant.lam)
         gradient = gradient_of(module)
@@ -225,13 +232,15 @@ def microseconds(call: Callable[[], Any], device: str) -> float:
     """The least of five runs of some calls, the time that launching takes left out by a graph."""
     if device == "cuda":
         call()
-        graph, num = torch.cuda.CUDAGraph(), 10
+        graph = torch.cuda.CUDAGraph()
+        num = 10
         with torch.cuda.graph(graph):
             for _ in range(num):
                 call()
         run = graph.replay
     else:
-        run, num = call, 1
+        run = call
+        num = 1
     return 1e6 * min(seconds_per_step(run, 3, device) for _ in range(5)) / num
 
 
@@ -251,7 +260,9 @@ def kernels(step: Callable[[], None], device: str) -> str:
 
 def tflops(teacher: ViT, images_per_s: float, variant: Variant) -> float:
     """TFLOP/s: teacher forward + 3 x student forward, matrix products only; a forced layer counts as another."""
-    d, t, layers = teacher.dim, teacher.groups.num_tokens, teacher.num_layers
+    d = teacher.dim
+    t = teacher.groups.num_tokens
+    layers = teacher.num_layers
     forward = layers * (2 * t * 12 * d * d + 4 * t * t * d)
     return images_per_s * forward * (7 if variant.lam else 4) / 1e12
 
@@ -276,7 +287,9 @@ def main() -> None:
     args = parser.parse_args()
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    about = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
+    about = "CPU"
+    if args.device == "cuda":
+        about = torch.cuda.get_device_name()
     result: dict[str, Any] = {"device": about, "torch": torch.__version__, "rows": {}}
 
     def write() -> None:
@@ -296,7 +309,8 @@ def main() -> None:
         try:
             step, row = bench.make(variant)
             row["first_seconds"] = min(seconds_per_step(step, 5, args.device) for _ in range(2))
-            steps[variant.name], result["rows"][variant.name] = step, row
+            steps[variant.name] = step
+            result["rows"][variant.name] = row
             rate = variant.batch / row["first_seconds"]
             error = row["gradient_error"]
             say(f"{variant.name}: {rate:.0f} images/s, prepared in {row['prepare_s']:.0f} s, gradient off by {error}")
@@ -327,7 +341,8 @@ def rate_all(
     """Measure all steps in turn and put the rates into their rows."""
     variants = {variant.name: variant for variant in VARIANTS}
     for name, times in measure(bench, steps, rounds, num).items():
-        row, median = rows[name], statistics.median(times)
+        row = rows[name]
+        median = statistics.median(times)
         row |= {"rounds": times, "seconds": median, "images_per_s": variants[name].batch / median}
         row["tflops"] = tflops(bench.teacher, row["images_per_s"], variants[name])
     for name in steps:

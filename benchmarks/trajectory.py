@@ -60,7 +60,9 @@ def main() -> None:
     )
     args = parser.parse_args()
     cuda = args.device == "cuda"
-    precision = "bf16" if cuda else "fp32"
+    precision = "fp32"
+    if cuda:
+        precision = "bf16"
     random: dict[str, Any] = {"pretrained": False, "num_classes": 0} if args.model.startswith("timm/") else {}
     vit = open_vit(args.model, device=args.device, **random)
     size = vit.preprocess.size
@@ -103,7 +105,8 @@ def main() -> None:
         seconds(function, 4 * args.batch)
     pairs = [(seconds(bare, few), seconds(recorded, few)) for _ in range(args.repeats)]
     ratio = statistics.median(r / b for b, r in pairs)
-    small, large = peak(1000), peak(args.images)
+    small = peak(1000)
+    large = peak(args.images)
     held = args.images * vit.num_layers * vit.groups.num_tokens * vit.dim * 2 / 2**30
     result = {
         "device": torch.cuda.get_device_name() if cuda else "cpu",

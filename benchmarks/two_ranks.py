@@ -33,6 +33,7 @@ from typing import Any
 
 STARTED = time.monotonic()
 BUCKET_BYTES = 25 * 2**20  # of DDP
+_NUM_WARM = 2  # rounds that are not timed
 
 
 def say(text: str) -> None:
@@ -44,7 +45,8 @@ def stop_rank(folder: Path, own_rank: int) -> None:
     """Send SIGTERM to this process, if it is rank 1, as soon as two steps are logged."""
 
     def look() -> None:
-        path, until = folder / "metrics.jsonl", time.monotonic() + 60
+        path = folder / "metrics.jsonl"
+        until = time.monotonic() + 60
         while time.monotonic() < until:
             if path.exists() and len(path.read_text().splitlines()) >= 2:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -70,7 +72,8 @@ def stopped(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     options |= dict(budget=f"{args.steps}steps", batch_size=args.batch, train_images=max(4 * args.batch, 64))
     options |= dict(num_images=16, num_workers=4, out=str(folder / "run"))
     stop_rank(folder / "run", rank)
-    began, said = time.monotonic(), ""
+    began = time.monotonic()
+    said = ""
     try:
         distill(args.small, **options)
     except Interrupted as error:
@@ -108,7 +111,9 @@ def exchange(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from raptor.train.step import DistillStep
     from raptor.vit.open import open_vit
 
-    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    kind = "cpu"
+    if torch.cuda.is_available():
+        kind = "cuda"
     fabric = open_fabric(kind, "bf16" if kind == "cuda" else "fp32")
     torch.manual_seed(0)
     teacher = open_vit(args.base, pretrained=False, num_classes=0).to(fabric.device)
@@ -146,18 +151,22 @@ def exchange(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         return time.monotonic() - began
 
     kinds = {"step": lambda: step(True), "step without exchange": lambda: step(False), "exchange alone": reduce_alone}
-    rounds = [{name: seconds(work) for name, work in kinds.items()} for _ in range(2 + args.repeats)][
-        2:
-    ]  # 2 to warm up
-    times = {name: [each[name] for each in rounds] for name in kinds}
-    both, bare, alone = (statistics.median(values) for values in times.values())
+    times: dict[str, list[float]] = {name: [] for name in kinds}
+    for number in range(_NUM_WARM + args.repeats):
+        for name, work in kinds.items():
+            taken = seconds(work)
+            if number >= _NUM_WARM:
+                times[name].append(taken)
+    both = statistics.median(times["step"])
+    bare = statistics.median(times["step without exchange"])
+    alone = statistics.median(times["exchange alone"])
     return {
         "device": torch.cuda.get_device_name() if kind == "cuda" else "cpu",
         "torch": torch.__version__,
         "model": args.base,
         "batch_per_rank": args.batch // fabric.world_size,
         "exchanged_mib": total * 4 / 2**20,
-        "milliseconds": {name: 1000 * statistics.median(values) for name, values in times.items()},
+        "milliseconds": {"step": 1000 * both, "step without exchange": 1000 * bare, "exchange alone": 1000 * alone},
         "all_milliseconds": {name: [1000 * value for value in values] for name, values in times.items()},
         "exposed_ms": 1000 * (both - bare),
         "hidden": 1 - (both - bare) / alone,
@@ -166,7 +175,8 @@ def exchange(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def on_rank(args: argparse.Namespace) -> None:
     """What each rank does; rank 0 writes after each part."""
-    path, folder = args.out / "two_ranks.json", Path(args.folder)
+    path = args.out / "two_ranks.json"
+    folder = Path(args.folder)
     last = threading.Timer(args.seconds, os._exit, (1,))  # a rank may wait for ever for one that failed
     last.daemon = True
     last.start()
