@@ -31,6 +31,7 @@ class WeightAverage:
         first = num_steps - num_averaged
         if step < first:
             return
+        # By the step's number, so that a checkpoint needs no count. The lists are one kernel on a GPU, not hundreds.
         if step == first or not self.means:
             self.means = [weight.detach().clone() for weight in self.weights]
         else:

@@ -91,6 +91,7 @@ def distill(config: DistillConfig) -> Distilled | Plan:
         groups_at(teacher, side)
     teacher.to(fabric.device)
     job = Job(config, teacher, images, fabric, precision)
+    # Both raise for options that cannot be met here, before any image is decoded.
     job.stages()
     job.graphed()
     if config.head_weight and not num_classes and len(images.head.present()) < 2:
@@ -113,6 +114,7 @@ def distill(config: DistillConfig) -> Distilled | Plan:
 def _open_teacher(config: DistillConfig) -> ViT:
     """The teacher on the CPU, in fp32; one that no later command could open again is refused."""
     opening = config.opening()
+    # Seeded, because an untrained teacher draws its weights. On the CPU: each rank moves it to its own device later.
     with seeded(config.seed):
         teacher = open_vit(config.model, device="cpu", **opening)
     is_from_hub = isinstance(config.model, str) and config.model.startswith("hub/")
@@ -270,6 +272,7 @@ def _distill_one(job: Job, phases: Phases, folder: Path, made_with: dict[str, An
         summary = job.fabric.broadcast(_fit(job, run, student, phases, saved))
         if job.fabric.is_global_zero:
             with run.writing():
+                # The summary last: a folder that has one is finished.
                 keep_teacher(job.teacher, student, folder)
                 save_vit(student, folder / "surrogate")
                 summary.write(folder)
@@ -302,6 +305,7 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
     config = job.config
     stream = job.stream()
     validator = job.validator(run.folder)
+    # A resumed run keeps its variance: measured on another machine it would differ in the last bit.
     if saved is not None:
         variance = _saved_variance(job, run, saved[0])
     else:

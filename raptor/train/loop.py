@@ -106,7 +106,7 @@ class Loop:
         self.run.cut_metrics(self.state.num_logged)
         to_do = list(stages)
         while self.state.stage not in (None, to_do[0].name):
-            to_do.pop(0)
+            to_do.pop(0)  # done before the checkpoint
         with self.stop as self.stop:
             for stage in to_do:
                 self._fit_stage(stage, self.tensors)
@@ -128,11 +128,12 @@ class Loop:
         since = time.monotonic()
         for step in range(start, num_steps):
             losses.append(training.step(step, num_steps))
-            self.pace.wait()
+            self.pace.wait()  # or a stop signal would find hundreds of steps in the GPU's queue
             stop, is_due = self._stop_or_save()
             validate = step in validate_at
             # Lines of metrics.jsonl come by the step alone: neither the clock nor a signal may change a number in it.
             log = validate or step == num_steps - 1 or (step + 1) % LOG_EVERY == 0
+            # Before a validation as well, which may find no memory or be interrupted.
             save = validate or step == num_steps - 1 or stop or is_due
             if log or save:
                 loss_nl = self.fabric.all_reduce(torch.stack(losses), reduce_op="mean").cpu()  # the loop's only sync
@@ -150,7 +151,7 @@ class Loop:
                     raise Interrupted(f"stopped after step {step}{stage.where()}; the same command goes on from there")
                 if validate:
                     self._validate(stage, step, bar)
-                since = time.monotonic()
+                since = time.monotonic()  # validations and checkpoints are no training
             bar.advance()
         bar.finish()
 
@@ -230,7 +231,7 @@ class Loop:
             self.run.log(**where, validation=scores)
             self.state.validations.append({**where, **scores})
             self._track(scores, step)
-        self.state.unvalidated = False
+        self.state.unvalidated = False  # so that a resumed run does not validate these weights again
         if self.fabric.is_global_zero:
             self.state.num_logged = self.run.num_logged()
             self.run.amend_checkpoint(self.state.to_dict())
@@ -278,6 +279,7 @@ class _Training:
 
     def step(self, step: int, num_steps: int) -> Tensor:
         """One step of the optimizers; the losses (N,) to log, on the device."""
+        # By the step's number: one of torch's schedulers would have to be replayed where a run is resumed.
         lr = self.stage.rates.at(step, num_steps)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -294,7 +296,7 @@ class _Training:
         """The optimizers' state of each parameter."""
         states: dict[nn.Parameter, dict[str, Tensor]] = {}
         for optimizer in self.optimizers:
-            states.update(getattr(optimizer, "optimizer", optimizer).state)
+            states.update(getattr(optimizer, "optimizer", optimizer).state)  # of the one that Fabric has wrapped
         return states
 
     def forget(self) -> None:
@@ -305,7 +307,7 @@ class _Training:
 
     def _propagate(self, loss: Tensor) -> None:
         for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=True)  # no pass over the gradients to write zeros
         self.backward(loss)
 
 

@@ -72,9 +72,13 @@ def targets_of(
     stages = []
     for w_lt in (stage1_lt, stage2_lt):
         w_lt = w_lt.to(variance.device)
-        squared = w_lt / variance if variance.ndim == 2 else w_lt[..., None] / variance
-        # The cosine is of the states themselves, so no variance divides it.
-        angles: Sequence[Tensor | None] = (cosine * w_lt).unbind() if cosine else [None] * phases.num_layers
+        squared = w_lt
+        if variance.ndim == 3:
+            squared = w_lt[..., None]  # the same weight for all coordinates of a token
+        squared = squared / variance
+        angles: Sequence[Tensor | None] = [None] * phases.num_layers
+        if cosine:
+            angles = (cosine * w_lt).unbind()  # the cosine is of the states themselves: no variance divides it
         stages.append([Target(weights, cosine_t) for weights, cosine_t in zip(squared.unbind(), angles)])
     return stages[0], stages[1]
 
@@ -141,8 +145,10 @@ class StateVariance:
             for name, where in self.groups.present():
                 if normalise == "coordinate":
                     variance[layer - 1, where] = self.coordinates(layer, name)
+                elif normalise == "group":
+                    variance[layer - 1, where] = self.variance(layer, name)
                 else:
-                    variance[layer - 1, where] = self.variance(layer, "all" if normalise == "layer" else name)
+                    variance[layer - 1, where] = self.variance(layer, "all")
         return variance
 
 
@@ -161,6 +167,7 @@ def state_variance(
         images = stream.batch(step, stage="variance", size=teacher.preprocess.size)
         with torch.no_grad(), autocast(precision, teacher.device):
             variance.update(teacher.unroll(*teacher.embed(images))[1:])
+    # Merged over ranks, so that every rank divides by the same numbers, which are those of one process.
     variance.reduce(ranks)
     for layer in range(1, teacher.num_layers + 1):
         # Written so that NaN fails as well.
@@ -193,6 +200,7 @@ def at_groups(v_lt: Tensor, old: TokenGroups, new: TokenGroups) -> Tensor:
     """Values (L, T) or (L, T, D), equal within each token group, for another number of patches."""
     if new == old:
         return v_lt
+    # All tokens of a group have one value, so that of its first token serves any number of them.
     w_lt = v_lt.new_empty(len(v_lt), new.num_tokens, *v_lt.shape[2:])
     for name, where in new.present():
         w_lt[:, where] = v_lt[:, old.slice(name)][:, :1]

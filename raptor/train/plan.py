@@ -223,6 +223,7 @@ def time_steps(
     began = now()
     run(num_untimed)
     first = now() - began
+    # Asked of rank 0 only: ranks that decided by themselves would do different numbers of steps, and wait for ever.
     if num_timed == 1 or ranks.first(lambda: first >= _SLOW_STEP):
         return first, 1
     began = now()

@@ -49,6 +49,7 @@ def plan_run(job: Job, phases: Phases | None, num_blocks: int, folder: Path, mad
     student = job.student(phases)
     stream = job.stream(NUM_DECODED)
     validator = job.validator(folder)
+    # In place of the variance, which decides no time and would take a pass over some images.
     ones_lt = torch.ones(job.teacher.num_layers, job.teacher.groups.num_tokens, device=job.fabric.device)
     head = None
     if job.has_head_term():
@@ -141,7 +142,7 @@ def _image_seconds(job: Job, validator: Validator) -> float:
     if job.teacher.device.type != "cuda":
         images = images[:_FEW_IMAGES]
     with torch.no_grad(), autocast(job.precision, job.teacher.device):
-        job.teacher(images)
+        job.teacher(images)  # the first call chooses kernels
         began = time.monotonic()
         float(job.teacher(images).float().sum())  # waits for the device
         return (time.monotonic() - began) / len(images)

@@ -63,6 +63,7 @@ def start_from(student: ViT, start: str, teacher: ViT, allow_other_teacher: bool
     other = open_vit(start, teacher=module)
     if other.phases is None:
         raise ValueError(f"{start} is not a surrogate: --start takes the folder of one")
+    # The blocks were trained on the states of one teacher: on another's they are a start, but no longer a surrogate.
     if not allow_other_teacher:
         check_teacher(other, teacher, start)
     theirs = surrogate_spec(other)

@@ -46,6 +46,7 @@ class Budget:
         The stages of a budget in steps or epochs have exactly its steps together: the boundaries between them are
         rounded, not their lengths. `step_seconds` times a step, and is called only for a budget of seconds.
         """
+        # Seconds become steps once, so that everything else is a function of the step.
         if self.unit == "s":
             return max(1, round(self.amount * share / step_seconds()))
         total = self.amount
@@ -82,6 +83,7 @@ def learning_rate(step: int, num_steps: int, peak: float, low: float, warmup: fl
     num_warm = max(1, round(warmup * num_steps))
     if step < num_warm:
         return peak * (step + 1) / num_warm
+    # One step ahead, so that the last step has `low` itself.
     progress = (step - num_warm + 1) / max(1, num_steps - num_warm)
     return low + 0.5 * (peak - low) * (1 + math.cos(math.pi * progress))
 

@@ -119,6 +119,7 @@ class DistillStage:
 
     def losses(self, wrapped: Any, step: int, num_steps: int, propagate: Callable[[Tensor], None]) -> Tensor:
         """The loss of every trained layer, on the device."""
+        # Drawn outside the module and the graph: a replayed graph would repeat its random numbers.
         images = self.stream.batch(step, self.name, self._size(step, num_steps))
         lam = self._lam(step, num_steps)
         layer_losses = self.graphs.run(images, lam)
@@ -157,6 +158,7 @@ class DistillStage:
 
     def metrics(self, loss_nl: Tensor) -> dict[str, Any]:
         layer_nl = loss_nl[:, : self.num_layers]
+        # Seven digits are what fp32 has; metrics.jsonl would be twice as long with those of the conversion.
         rounded = [float(f"{loss:.7g}") for loss in layer_nl.mean(0).tolist()]
         found: dict[str, Any] = {"loss": float(layer_nl.mean()), "layer_loss": rounded}
         if self.module.has_head_term(self.name):

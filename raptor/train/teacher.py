@@ -97,7 +97,8 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
         raise ValueError(f"{spec_text(val)} has other classes than {spec_text(spec)}: give --val with the same ones")
     kwargs = _timm_kwargs(config, size)
     base = Base(source=f"timm/{config.shape}", kwargs=kwargs, num_classes=len(classes))
-    fabric = open_fabric(device, "fp32")  # `TeacherStep` has its own autocast
+    # In fp32, because `TeacherStep` has its own autocast.
+    fabric = open_fabric(device, "fp32")
     name = f"timm/{config.shape} trained on {spec_text(spec)}"
     vit = _untrained(base, name, size, config.seed).to(fabric.device)
     vit.classes = list(classes)
@@ -344,6 +345,7 @@ class TeacherStage:
 
     def losses(self, wrapped: Any, step: int, num_steps: int, propagate: Callable[[Tensor], None]) -> Tensor:
         images, targets_bc = self._batch(step)
+        # Which blocks are dropped is decided before the module runs: a compiled block draws nothing itself.
         self.dropped.draw(step)
         loss = wrapped(images, targets_bc)
         propagate(loss)
@@ -414,6 +416,7 @@ def mixed_batch(images: Tensor, targets_bc: Tensor, mixup: float, cutmix: float,
         transforms.append(v2.CutMix(alpha=cutmix))
     if not transforms:
         return images, targets_bc
+    # torchvision's transforms draw from the global generator only.
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(seed)
         return v2.RandomChoice(transforms)(images, targets_bc)

@@ -163,7 +163,7 @@ class Validator:
                     own = head.logits(student, own_states[-1], own_output).argmax(-1)
                     labels = batch.labels if with_labels else None
                     hits = hits + prediction_hits(chosen, own, labels).sum(0)
-            curves.update(states, own_states, batch.places)
+            curves.update(states, own_states, batch.places)  # outside autocast: sums are fp64
         return curves, hits
 
     def _in_memory(self, measure: Callable[[], T]) -> T:
@@ -177,7 +177,7 @@ class Validator:
                     raise
             if all(self.ranks.gather(bool(found))):
                 return found[0]
-            found.clear()
+            found.clear()  # all ranks measure again with the same batches
             self._halve_batches()
 
     def _halve_batches(self) -> None:
