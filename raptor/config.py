@@ -307,8 +307,9 @@ class Recipe(Config):
     """`teacher` (a copy of a block of the phase) or `paper`."""
     conditioning: Literal["table", "mlp", "none"] = _entry("table")
     """`table`, `mlp` (the paper's depth scaling) or `none`."""
-    copy: Literal["middle", "first", "last"] = _entry("middle")
-    """which teacher block of a phase is copied: middle, first or last."""
+    copy: Literal["middle", "first", "last", "representative"] = _entry("middle")
+    """which teacher block of a phase is copied: middle, first or last; with `method` function by default the
+    representative, which replaces the phase at the least cost."""
     adapters: Annotated[int, Bounds(0, 10**5)] = _entry(0)
     """rank of what each depth adds to the matrices of its copied block (0: none). The blocks are then no longer
     purely tied; the added parameters are counted."""
@@ -501,6 +502,7 @@ class DistillConfig(OpeningModel, OnData, Recipe, Training, GivenHead, Running):
         "graph",
         "checkpointing",
         "track",
+        "sample_images",
         "allow_other_teacher",
         "tokens",
         "stage",
@@ -513,7 +515,10 @@ class DistillConfig(OpeningModel, OnData, Recipe, Training, GivenHead, Running):
     k: Several | str | None = None
     """number of tied blocks (3 unless `phases` are given), or `auto` for the smallest that passes `target`."""
     phases: Lengths | None = None
-    """phase lengths, e.g. 7 3 2, instead of max-cut on the teacher's similarity."""
+    """phase lengths, e.g. 7 3 2, instead of phases cut here."""
+    method: Literal["maxcut", "dp", "function"] = "maxcut"
+    """how depth is cut: `maxcut` or `dp` of the teacher's similarity, or `function`, by what replacing its blocks by
+    one another costs."""
     tokens: str = "pooled"
     """which similarity is cut: all, cls, registers, patches or pooled (cls + mean patch)."""
     target: str | None = None
@@ -531,12 +536,24 @@ class DistillConfig(OpeningModel, OnData, Recipe, Training, GivenHead, Running):
     """start from a surrogate of another teacher."""
     num_images: Number = 1024
     """held-out images of the validation curve, and training images of the similarity that phases are cut from."""
+    sample_images: Number = 32
+    """with function: training images on which each block is replaced by each other one."""
     graph: bool | None = None
     """run each step as a CUDA graph; by default on a single GPU."""
     checkpointing: bool = False
     """recompute activations in the backward pass to save memory."""
     track: Literal["wandb", "tensorboard"] | None = None
     """also log to `wandb` or `tensorboard` (extras)."""
+
+    def __post_init__(self) -> None:
+        is_by_function = self.method == "function"
+        if is_by_function and self.copy is None:
+            self.copy = "representative"
+        super().__post_init__()
+        if self.phases is not None and self.method != "maxcut":
+            raise ValueError(f"--method {self.method} cuts depth, and --phases says where: leave out one of them")
+        if self.copy == "representative" and not is_by_function:
+            raise ValueError("--copy representative copies what --method function finds: add it, or change --copy")
 
 
 @dataclass(kw_only=True)

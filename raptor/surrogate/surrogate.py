@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from raptor.devices import seeded, torch_defaults
-from raptor.phases.cut import check_phases
+from raptor.phases.cut import Phases, check_phases
 from raptor.surrogate import fast
 from raptor.surrogate.adapters import DepthAdapters, Weights
 from raptor.surrogate.block import CopiedBlock, DepthMLP, DepthTable, Modulation, PaperBlock
@@ -122,7 +122,7 @@ def make_surrogate(
     *,
     block: str = "teacher",
     conditioning: str = "table",
-    copy: str = "middle",
+    copy: str | Sequence[int] = "middle",
     adapters: int = 0,
     adapted: str = "all",
     table_start: str = "plain",
@@ -140,6 +140,8 @@ def make_surrogate(
         made_from: what the surrogate says about its teacher; by default what it was opened as, and its fingerprint.
     """
     phases = check_phases(teacher, phases)
+    if not isinstance(copy, str):
+        copy = tuple(copy)
     spec = SurrogateSpec(tuple(phases), block, conditioning, copy, adapters, adapted)
     check_parts(spec.block, spec.conditioning, spec.adapters, table_start, spec.adapted)
     if block == "paper" and uses_places(teacher):
@@ -150,7 +152,7 @@ def make_surrogate(
     if made_from is None:
         made_from = dataclasses.replace(teacher.opened, fingerprint=fingerprint(teacher.model))
     with seeded(seed):
-        shared = nn.ModuleList(_tied_block(teacher, spec, span) for span in phases.spans)
+        shared = nn.ModuleList(_tied_block(teacher, spec, phase) for phase in range(phases.k))
         if table_start == "teacher":
             for tied, (first, last) in zip(shared, phases.spans):
                 _start(tied, teacher, range(first, last + 1))  # type: ignore[arg-type]
@@ -228,9 +230,9 @@ def block_parameters(vit: ViT) -> int:
     return sum(p.numel() for p in blocks.parameters())
 
 
-def _tied_block(teacher: ViT, spec: SurrogateSpec, span: tuple[int, int]) -> TiedBlock:
-    """The block of the phase that spans these layers, before training."""
-    first, last = span
+def _tied_block(teacher: ViT, spec: SurrogateSpec, phase: int) -> TiedBlock:
+    """The block of a phase, before training."""
+    first, last = Phases.from_lengths(spec.phases).spans[phase]
     # The order of what follows is the order in which random weights are drawn: another one gives other surrogates.
     block: PaperBlock | CopiedBlock
     adapters = None
@@ -238,7 +240,10 @@ def _tied_block(teacher: ViT, spec: SurrogateSpec, span: tuple[int, int]) -> Tie
         block = PaperBlock(teacher.dim, num_heads_of(teacher.blocks[0], teacher.dim))
         view: FastBlock | None = FastBlock(block)
     else:
-        layer = {"first": first, "middle": (first + last) // 2, "last": last}[spec.copy]
+        if isinstance(spec.copy, str):
+            layer = {"first": first, "middle": (first + last) // 2, "last": last}[spec.copy]
+        else:
+            layer = spec.copy[phase]
         adapted: Sequence[str] = ()
         if spec.adapters:
             adapted = adapted_layers(teacher, layer, spec.adapters, spec.adapted)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,19 @@ from torch import Tensor
 from raptor.certificate.heads import head_outputs
 from raptor.certificate.linear_head import head_fingerprint
 from raptor.config import DistillConfig
-from raptor.data import iterate
+from raptor.data import ImageStream, iterate
 from raptor.data.apart import describe_images
 from raptor.data.classes import describe_names, head_names
 from raptor.data.stream import check_changes, check_stream
 from raptor.devices import device_name, open_fabric, pick_device, pick_precision, seeded
 from raptor.files import RunError, slug
-from raptor.phases.cut import Phases, check_phases, find_phases
+from raptor.phases.cut import Phases, check_phases, find_phases, shortest_phase
+from raptor.phases.function import cut_by_function, measure_replacement
 from raptor.phases.similarity import measure_similarity
 from raptor.phases.study import DEFAULT_TOKENS, check_cuts
 from raptor.provenance import Provenance, command
 from raptor.run import Run, StopSignal, check_folder, check_shared
+from raptor.streaming import Array
 from raptor.subject import Subject
 from raptor.surrogate.surrogate import check_parts
 from raptor.surrogate.teacher_blocks import adapted_layers
@@ -52,6 +55,7 @@ from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
 from raptor.vit.weights import fingerprint
 
+_Cut = Callable[[int], Phases]  # k -> where the teacher's depth is cut
 _HIGHEST_TARGETS = {"recovery": 2.0, "r2": 1.0}
 _NOT_STRUCTURE = ("dtype", "trust_hub", "pretrained")  # of the options that say how a model is opened
 _FEW_DECIDE = 0.5  # share of the variance in 1 % of the coordinates from which on it is said
@@ -75,7 +79,7 @@ def distill(config: DistillConfig) -> Distilled | Plan:
         phases = check_phases(teacher, config.phases)
         num_blocks = phases.k
     to_cut = [num_blocks] if phases is None and target is None else []
-    check_cuts(teacher, to_cut, tokens=config.tokens)
+    check_cuts(teacher, to_cut, config.method, tokens=config.tokens)
     num_classes, own_names = head_outputs(teacher, config.head_file)
     if config.out is not None:
         check_folder(config.out)
@@ -105,10 +109,10 @@ def distill(config: DistillConfig) -> Distilled | Plan:
         return plan_run(job, phases, num_blocks, folder, made_with)
     if phases is not None:
         return _distill_one(job, phases, folder, made_with)
-    matrix = _similarity_matrix(job)
+    cut = _way_to_cut(job)
     if target is not None:
-        return _smallest_k(job, *target, matrix, _run_folder(job, "auto"), made_with)
-    return _distill_one(job, find_phases(matrix, num_blocks), folder, made_with)
+        return _smallest_k(job, *target, cut, _run_folder(job, "auto"), made_with)
+    return _distill_one(job, cut(num_blocks), folder, made_with)
 
 
 def _open_teacher(config: DistillConfig) -> ViT:
@@ -185,6 +189,8 @@ def _made_with(job: Job, classes: Sequence[str] | None) -> dict[str, Any]:
         further["classes"] = describe_names(classes)
     if config.tokens != "all":
         further["tokens"] = config.tokens
+    if config.method != "maxcut":
+        further["method"] = config.method
     if config.head_file is not None:
         further["head_file"] = head_fingerprint(config.head_file)
     for name, value in further.items():
@@ -199,6 +205,8 @@ def _check_options(config: DistillConfig) -> tuple[str, float] | None:
     check_parts(config.block, config.conditioning, config.adapters, config.table_start, config.adapted)
     Budget.parse(config.budget)
     check_tracker(config.track)
+    if config.method == "function" and config.tokens != DEFAULT_TOKENS:
+        print(f"--tokens {config.tokens} has no effect: --method function cuts no similarity", file=sys.stderr)
     if config.stage == "2" and config.start is None:
         raise ValueError("--stage 2 goes on from a surrogate: give --start, such as the run folder of --stage 1")
     if k != "auto":
@@ -226,10 +234,11 @@ def _check_options(config: DistillConfig) -> tuple[str, float] | None:
 # One run, or one per k until a surrogate passes the target.
 
 
-def _smallest_k(job: Job, name: str, value: float, matrix: Any, root: Path, made_with: dict[str, Any]) -> Distilled:
+def _smallest_k(job: Job, name: str, value: float, cut: _Cut, root: Path, made_with: dict[str, Any]) -> Distilled:
     """Train k = 1, 2, ... until a trained surrogate passes the target."""
-    for k in range(1, job.teacher.num_layers + 1):
-        phases = find_phases(matrix, k)
+    most = job.teacher.num_layers // shortest_phase(job.config.method, None)
+    for k in range(1, most + 1):
+        phases = cut(k)
         result = _distill_one(job, phases, root / f"k{k}", made_with)
         scores = result.summary.validation
         score: float | None = scores.r2_lowest  # of the worst layer: a surrogate stands for every one
@@ -280,20 +289,29 @@ def _distill_one(job: Job, phases: Phases, folder: Path, made_with: dict[str, An
 
 
 @StopSignal()
-def _similarity_matrix(job: Job) -> Any:
-    """The similarity that phases are cut from, over all ranks' images; the same on every rank."""
+def _way_to_cut(job: Job) -> _Cut:
+    """Cuts depth into k phases by what is measured here on the ranks' images; the same on every rank."""
     vit = job.teacher
+    method = job.config.method
+    by_function = method == "function"
     batches = iterate(
         job.images.train,
         vit.preprocess,
         64,
         device=vit.device,
         num_workers=job.config.num_workers,
-        limit=job.config.num_images,
+        limit=job.num_cut_by(),
         ranks=job.ranks,
     )
+    if by_function:
+        # On rank 0 only: a few images, and every rank must get the same phases to the last bit of a cost.
+        return partial(cut_by_function, job.ranks.first(lambda: _replacement_costs(job, batches.whole())))
     measured = measure_similarity(Trajectories(vit, batches, job.precision), vit.num_layers, vit.groups)
-    return job.ranks.first(lambda: measured.matrices[job.config.tokens])
+    return partial(find_phases, job.ranks.first(lambda: measured.matrices[job.config.tokens]), method=method)
+
+
+def _replacement_costs(job: Job, batches: ImageStream) -> Array:
+    return measure_replacement(job.teacher, batches, precision=job.precision)["block"].cost
 
 
 # Fit: the two stages in the loop that teachers train in too.

@@ -118,12 +118,15 @@ class Job:
 
     def student(self, phases: Phases) -> ViT:
         """A surrogate as training starts from it, unless other weights are loaded into it."""
+        copied: str | Sequence[int] = self.config.copy
+        if copied == "representative":
+            copied = phases.representatives or "middle"  # a plan guesses its phases, so that they have none
         student = make_surrogate(
             self.teacher,
             phases,
             block=self.config.block,
             conditioning=self.config.conditioning,
-            copy=self.config.copy,
+            copy=copied,
             adapters=self.config.adapters,
             adapted=self.config.adapted,
             table_start=self.config.table_start,
@@ -131,6 +134,12 @@ class Job:
         )
         check_trainable(student)  # a minute of training would change nothing, without an error
         return student
+
+    def num_cut_by(self) -> int:
+        """How many training images decide where depth is cut."""
+        if self.config.method == "function":  # each of them takes a pass per pair of blocks
+            return self.config.sample_images
+        return self.config.num_images
 
     def has_head_term(self) -> bool:
         return self.config.head_weight > 0 and "stage2" in self.stages()

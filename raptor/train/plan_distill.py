@@ -39,7 +39,10 @@ def plan_run(job: Job, phases: Phases | None, num_blocks: int, folder: Path, mad
     """
     num_similarity = 0
     if phases is None:
-        num_similarity = job.config.num_images
+        num_similarity = job.num_cut_by()
+        if job.config.method == "function":
+            # Each image is passed through half of the blocks for every pair of blocks.
+            num_similarity *= job.teacher.num_layers**2 // 2
         phases = _phases_there(folder) or _even_phases(job.teacher, num_blocks)
     check_run_folder(job.teacher, folder)
     check_folder(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,7 +103,8 @@ class SurrogateSpec:
         block: `teacher` copies a block of each phase, `paper` is the paper's own block from scratch.
         conditioning: how the layer number enters: `table` (learned scales and shifts per depth), `mlp` (the paper's
             depth scaling) or `none` (autonomous).
-        copy: which teacher block of a phase is copied: `middle`, `first` or `last`.
+        copy: which teacher block of a phase is copied: `middle`, `first` or `last`, or of each phase the number of a
+            block (1..L) that lies in it.
         adapters: rank of what each depth adds to the matrices of a copied block, and an own addition to their biases;
             0 ties the matrices of a phase.
         adapted: which matrices adapters change: `all`, or those of the `mlp`.
@@ -113,18 +115,32 @@ class SurrogateSpec:
     phases: tuple[int, ...]
     block: str = "teacher"
     conditioning: str = "table"
-    copy: str = "middle"
+    copy: str | tuple[int, ...] = "middle"
     adapters: int = 0
     adapted: str = "all"
 
     def __post_init__(self) -> None:
-        named = {"block": BLOCKS, "conditioning": CONDITIONINGS, "copy": COPIES, "adapted": ADAPTED}
+        named = {"block": BLOCKS, "conditioning": CONDITIONINGS, "adapted": ADAPTED}
+        if isinstance(self.copy, str):
+            named["copy"] = COPIES
+        else:
+            self._check_copied(self.copy)
         for name, choices in named.items():
             value = getattr(self, name)
             if value not in choices:
                 raise ValueError(f"unknown {name} {value!r}: choose from {', '.join(choices)}")
         if type(self.adapters) is not int or self.adapters < 0:
             raise ValueError(f"adapters must be a rank of 0 or more, got {self.adapters!r}")
+
+    def _check_copied(self, layers: Sequence[int]) -> None:
+        if len(layers) != len(self.phases):
+            raise ValueError(f"copy must name one block of each of the {len(self.phases)} phases, got {list(layers)}")
+        last = 0
+        for layer, length in zip(layers, self.phases):
+            first = last + 1
+            last += length
+            if not first <= layer <= last:
+                raise ValueError(f"copy must name a block of its phase, {first} to {last}, got {layer}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,12 +83,15 @@ def test_every_teacher_trains_at_every_conditioning(name: str) -> None:
 
 
 @torch.no_grad()
-def test_surrogate_states_are_the_powers_of_its_blocks(teacher: ViT) -> None:
-    surrogate = make_surrogate(teacher, [3, 1], conditioning="none", copy="first")
+@pytest.mark.parametrize(("copied", "first_block"), [("first", 0), ("middle", 1), ((2, 4), 1), ((3, 4), 2)])
+def test_surrogate_states_are_the_powers_of_its_blocks(
+    teacher: ViT, copied: str | tuple[int, ...], first_block: int
+) -> None:
+    surrogate = make_surrogate(teacher, [3, 1], conditioning="none", copy=copied)
     images = noise_images(teacher)
     x = teacher.record(images)[0][0]
     states, output = surrogate.record(images)
-    for layer, block in zip(range(1, 5), [0, 0, 0, 3]):
+    for layer, block in zip(range(1, 5), [first_block, first_block, first_block, 3]):
         x = teacher.blocks[block](x)
         assert torch.equal(states[layer], x)
     assert torch.equal(output, teacher.finish(x))

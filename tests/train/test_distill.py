@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from raptor.data import ImageData, iterate, open_data
 from raptor.files import RunError
 from raptor.phases.cut import Phases, find_phases
+from raptor.phases.function import measure_replacement
 from raptor.phases.similarity import measure_similarity
 from raptor.run import read_config
+from raptor.surrogate.surrogate import surrogate_spec
 from raptor.train import distill
 from raptor.vit.open import open_vit
 from raptor.vit.pair import open_pair
@@ -41,6 +43,8 @@ from raptor.vit.view import ViT
         (dict(k="auto", phases=None, target="r2=1.02"), "r2 is at most 1"),
         (dict(k="auto", target="r2=.5"), "leave out --phases"),
         (dict(k=3), "--k 3 contradicts the 2 phases of --phases"),
+        (dict(method="function"), "--method function cuts depth, and --phases says where"),
+        (dict(copy="representative"), "add it, or change --copy"),
         (dict(graph=True), "a CUDA graph needs a single GPU"),
         (dict(phases=[2, 3]), r"phases \[2, 3\] do not sum to the 4 blocks"),
         (dict(batch_size=0), "--batch_size must be at least 1"),
@@ -257,3 +261,32 @@ def test_blocks_without_gradients_are_refused_before_training(conditioning: str,
     model.trunk.stack = nn.ModuleList(Frozen(24) for _ in range(4))
     with pytest.raises(ValueError, match=r"block 1 of .* gives its weights no gradients"):
         tiny_run(tmp_path / "run", open_vit(model, size=24), conditioning=conditioning)
+
+
+def test_cut_by_function_starts_each_phase_from_its_representative(tmp_path: Path) -> None:
+    teacher = tiny_teacher()
+    images = open_data("scenes", "train", limit=8)
+    cost = measure_replacement(teacher, iterate(images, teacher.preprocess, 8))["block"].cost
+    options = dict(phases=None, k=2, method="function", sample_images=8, train_images=8, batch_size=4)
+
+    done = tiny_run(tmp_path / "run", teacher, budget="2steps", **options)
+
+    # Brute force over the compositions of 4 into 2.
+    def cost_of(edge: int) -> float:
+        return cost[:edge, :edge].sum(0).min() + cost[edge:, edge:].sum(0).min()
+
+    edge = min(range(1, 4), key=cost_of)
+    representatives = (int(cost[:edge, :edge].sum(0).argmin()) + 1, edge + int(cost[edge:, edge:].sum(0).argmin()) + 1)
+    assert tuple(done.surrogate.phases) == (edge, 4 - edge)
+    assert surrogate_spec(done.surrogate).copy == representatives
+    assert surrogate_spec(open_vit(str(tmp_path / "run"), teacher=teacher)).copy == representatives
+    assert read_config(tmp_path / "run")["method"] == "function"
+    middle = tiny_run(tmp_path / "middle", teacher, budget="2steps", copy="middle", **options)
+    assert surrogate_spec(middle.surrogate).copy == "middle"
+    plan = tiny_run(tmp_path / "plan", teacher, budget="2steps", dry_run=True, **options)
+    assert plan.other_seconds > 0 and not (tmp_path / "plan").exists()
+
+
+def test_dp_cuts_the_similarity_exactly(tmp_path: Path) -> None:
+    options = dict(phases=None, k=2, method="dp", train_images=8, batch_size=4, budget="2steps")
+    assert tuple(tiny_run(tmp_path / "run", **options).surrogate.phases) == (2, 2)  # the only one of at least 2

@@ -21,6 +21,7 @@ def test_parts_that_are_given_now_win() -> None:
         Base(source="timm/x", kwargs={"depth": 4}, num_classes=0),
         Opened(model="timm/x", size=32, preprocess=Preprocess(size=32, resize=32), structure=Structure(cls=1)),
         SurrogateSpec((7, 5), block="paper", conditioning="mlp", adapters=3),
+        SurrogateSpec((7, 5), copy=(2, 12)),
     ],
 )
 def test_what_is_recorded_comes_back(recorded: Base | Opened | SurrogateSpec) -> None:
@@ -33,6 +34,9 @@ def test_what_is_recorded_comes_back(recorded: Base | Opened | SurrogateSpec) ->
         (dict(block="mine"), "unknown block 'mine': choose from teacher, paper"),
         (dict(conditioning="film"), "unknown conditioning 'film'"),
         (dict(copy="best"), "unknown copy 'best'"),
+        (dict(copy=(1,)), r"one block of each of the 2 phases, got \[1\]"),
+        (dict(copy=(2, 2)), "a block of its phase, 3 to 4, got 2"),
+        (dict(copy=(0, 3)), "a block of its phase, 1 to 2, got 0"),
         (dict(adapters=-1), "adapters must be a rank of 0 or more"),
         (dict(adapters=True), "adapters must be a rank of 0 or more"),
     ],
