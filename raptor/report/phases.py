@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from raptor.phases.cut import Phases
 from raptor.phases.evidence import CutEvidence
 from raptor.phases.study import ModelPhases, PhasesFile
@@ -20,6 +22,8 @@ from raptor.streaming import Result
 _OWN = "run"  # the phases of the run, where they are not among those cut from the similarity
 _NULL_NAMES = {"shuffled": "null: layers shuffled", "smooth": "null: smooth", "twin": "untrained twin"}
 _GROUP_NAMES = {**GROUP_NAMES, "cka": "linear CKA"}
+_PART_NAMES = {"block": "whole block", "attention": "attention", "mlp": "MLP"}
+_COSTS = {"kl": "log10 of KL in nats", "error": "log10 of the relative error of the last state"}
 _MAX_COLUMNS = 4
 _EVIDENCE_HEAD = (
     "states of",
@@ -45,17 +49,24 @@ def phases(results: Results) -> Section:
     section.body.append(bullet_list(_remarks(entry) for entry in entries))
     charts = [
         similarity(entries, results.phase_lengths),
+        replacement(entries),
         gains(entries),
         outliers(entries, results.phase_lengths),
     ]
     section.body += [chart for chart in charts if chart.series]
     rows = []
+    costs: list[str] = []
     for name, entry in zip(_names(entries), entries):
         for k, found in entry.phases.items():
-            if k in entry.evidence:
-                rows.append((name, str(found), *_evidence(found, entry.evidence[k])))
+            cut = entry.evidence.get(k)
+            if cut is not None and cut.cost is not None:
+                costs.append(f"{name}, {found}: {_cost(entry, found, cut)}.")
+            elif cut is not None:
+                rows.append((name, str(found), *_evidence(found, cut)))
     if rows:
         section.body.append(table(_EVIDENCE_HEAD, rows))
+    if costs:
+        section.body.append(bullet_list(costs))
     return section
 
 
@@ -66,8 +77,12 @@ def figure_phases(entries: Sequence[ModelPhases]) -> Figure:
     for start in range(0, len(entries), _MAX_COLUMNS):
         row = entries[start : start + _MAX_COLUMNS]
         panels.append([_map_on_paper(entry) for entry in row])
+        heights.append(4.1)
+        if any(entry.replacement for entry in row):
+            panels.append([_costs_on_paper(entry) for entry in row])
+            heights.append(4.1)
         panels.append([_gains_on_paper(entry) for entry in row])
-        heights += [4.1, 2.1]
+        heights.append(2.1)
     return Figure(panels, size=(3.6, 4.1), heights=heights)
 
 
@@ -76,6 +91,12 @@ def _map_on_paper(entry: ModelPhases) -> Chart:
     chart = similarity([entry], None).only(tokens=entry.tokens)
     chart.title = f"{name}\n{data_title(entry.data, entry.split)}"
     return chart
+
+
+def _costs_on_paper(entry: ModelPhases) -> Chart | None:
+    if not entry.replacement:
+        return None
+    return replacement([entry]).only(part="block")
 
 
 def _gains_on_paper(entry: ModelPhases) -> Chart:
@@ -149,6 +170,35 @@ def _map_controls(maps: list[Series], tokens: str, start: str) -> list[Control]:
     if options:
         controls.append(Control("k", "Phases k", options, start, slider=True))
     return controls
+
+
+def replacement(entries: Sequence[ModelPhases]) -> Chart:
+    """The cost of every replacement, of blocks and of their parts, with the cuts that were made by it."""
+    maps: list[Series] = []
+    parts: dict[str, str] = {}
+    models: dict[str, str] = {}
+    num_images = 0
+    for name, entry in zip(_names(entries), entries):
+        cuts = {k: found.lengths for k, found in entry.phases.items()}
+        for part, found in entry.replacement.items():
+            # Logarithms, because a block that nothing replaces would leave all other costs in one colour.
+            with np.errstate(divide="ignore"):
+                cost = np.log10(found.cost)
+            cost[~np.isfinite(cost)] = np.nan  # the diagonal, where nothing is replaced
+            when = {"model": [name], "part": [part]}
+            maps.append(Series(name, z=cost, cuts=cuts, unit=_COSTS[found.measure], when=when))
+            parts[part] = _PART_NAMES[part]
+            models[name] = name
+            num_images = found.num_images
+    controls = []
+    if len(models) > 1:
+        controls.append(Control("model", "Model", list(models.items()), maps[0].name))
+    if len(parts) > 1:
+        controls.append(Control("part", "Replaced", list(parts.items()), "block"))
+    if maps and maps[0].cuts:
+        options = [(str(k), f"{k} phases") for k in sorted(maps[0].cuts)]
+        controls.append(Control("k", "Phases k", options, options[-1][0], slider=True))
+    return described("replacement", maps, {"images": f"{number(num_images)} images"}, controls=controls)
 
 
 def gains(entries: Sequence[ModelPhases]) -> Chart:
@@ -233,6 +283,7 @@ class SavedPhases(Result):
                 row = {"model": entry.model.name, "k": k, "phases": str(found), "within": within, "across": across}
                 cut = entry.evidence.get(k, CutEvidence())
                 row |= {"contrast": cut.contrast, "shuffled": cut.shuffled, "smooth": cut.smooth, "twin": cut.twin}
+                row |= {"cost": cut.cost, "random cost": cut.random_cost}
                 rows.append({**row, "suggested": k == entry.chosen_k and not entry.structure})
         return rows
 
@@ -251,6 +302,8 @@ class SavedPhases(Result):
             )
             for k, found in entry.phases.items():
                 lines += _cut_lines(entry, k, found)
+            if entry.no_parts:
+                lines.append(f"  {entry.no_parts}")
             lines += [f"  {line}" for line in (entry.suggestion, entry.twin, entry.few_images) if line]
             if entry.bad_images:
                 lines.append(f"  {len(entry.bad_images)} unreadable images were skipped: see bad_images in phases.json")
@@ -261,11 +314,26 @@ def _cut_lines(entry: ModelPhases, k: int, found: Phases) -> list[str]:
     """A cut with its mean similarities, its boundaries and its contrast, as lines of a terminal."""
     within, across = ("none" if mean is None else f"{mean:.3f}" for mean in entry.within[k])
     lines = [f"  k={k:>2}  {found!s:<24} similarity within {within}, across {across}"]
-    if k in entry.evidence:
-        edges, contrast, shuffled, smooth, twin = _evidence(found, entry.evidence[k])
-        lines.append(f"        boundaries [95 %], share of resamples: {edges}")
+    if k not in entry.evidence:
+        return lines
+    cut = entry.evidence[k]
+    edges, contrast, shuffled, smooth, twin = _evidence(found, cut)
+    lines.append(f"        boundaries [95 %], share of resamples: {edges}")
+    if cut.cost is None:
         lines.append(f"        contrast {contrast}; shuffled (95 % below) {shuffled}, smooth {smooth}, twin {twin}")
+    else:
+        lines.append(f"        {_cost(entry, found, cut)}")
     return lines
+
+
+def _cost(entry: ModelPhases, found: Phases, cut: CutEvidence) -> str:
+    """What a cut by function costs, beside other partitions."""
+    unit = "nats of KL" if entry.replacement["block"].measure == "kl" else "relative error of the last state"
+    blocks = ", ".join(map(str, found.representatives))
+    return (
+        f"replacing each phase by its representative (blocks {blocks}) costs {number(cut.cost)} {unit} in all; "
+        f"the mean over partitions into {found.k} is {number(cut.random_cost)}"
+    )
 
 
 def save_phases(found: PhasesFile, folder: Path) -> SavedPhases:

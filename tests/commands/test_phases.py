@@ -8,11 +8,13 @@ import shutil
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from tiny_models import tiny_timm
 
 import raptor
 from raptor.cli import main
@@ -63,6 +65,32 @@ def test_results_of_two_modules_of_one_class_are_kept_apart(
     assert main(["phases", "--module", "my2.py:b", *few, "--out", "runs/phases-my2-a"]) == 2
     refused = "runs/phases-my2-a/phases.json is about other weights of VisionTransformer: choose another --out"
     assert refused in capsys.readouterr().err
+
+
+def test_a_cut_by_function_says_what_it_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vit = tiny_timm(depth=4, num_classes=5)
+    found = phases(vit, data="scenes", num_images=6, k=[2], method="function", device="cpu", out=str(tmp_path / "out"))
+    (entry,) = PhasesFile.read(tmp_path / "out").models
+    cut = entry.phases[2]
+    cost = entry.replacement["block"].cost
+    expected = 0.0
+    for (first, last), block in zip(cut.spans, cut.representatives):
+        expected += cost[first - 1 : last, block - 1].sum()
+    text = found.text()
+    blocks = ", ".join(str(block) for block in cut.representatives)
+    assert f"replacing each phase by its representative (blocks {blocks}) costs {expected:.3g} nats of KL" in text
+    assert entry.evidence[2].cost == pytest.approx(expected)
+    assert found.table_rows()[0]["cost"] == pytest.approx(expected)
+
+    section = show_phases(read_results(tmp_path / "out"))
+    (chart,) = [chart for chart in section.charts if chart.id == "replacement"]
+    assert [series.when["part"] for series in chart.series] == [["block"], ["attention"], ["mlp"]]
+    off_diagonal = ~np.eye(4, dtype=bool)
+    np.testing.assert_allclose(10.0 ** np.array(chart.series[0].z)[off_diagonal], cost[off_diagonal])
+    assert "representative" in section.html
+    # Beside the similarity: the cost of whole blocks, outlined by the same phases.
+    axes = draw(figure_phases([entry])).axes
+    assert [ax.get_title().split("\n")[0] for ax in axes[:3]][1] == "What replacing a block costs"
 
 
 def test_text_for_a_number_is_the_same_error_in_python(tmp_path: Path) -> None:
