@@ -25,7 +25,7 @@ from raptor.terminal.help import completion, help_of, overview
 from raptor.terminal.module import load_module
 from raptor.terminal.streams import fail_fast_offline, is_users, one_line, safe_streams, stopped_by_signals
 
-_IN_PARALLEL = ("phases", "distill", "evaluate", "probe", "dynamics", "states", "train-teacher")
+_IN_PARALLEL = ("phases", "distill", "evaluate", "head", "probe", "dynamics", "states", "train-teacher")
 _MODELS = ("model", "models", "run")
 _ONLY_TYPED = ("module", "trust_hub", "config")
 

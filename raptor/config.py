@@ -588,6 +588,36 @@ class EvaluateConfig(Opening, OfTeacher, Measuring, GivenHead, Running):
 
 
 @dataclass(kw_only=True)
+class HeadConfig(Opening, OfTeacher, OnData, GivenHead, Running):
+    """Refit the norm and head of a surrogate to its teacher's outputs, without labels."""
+
+    title = "head"
+    POSITIONAL = ("run",)
+    RARE: ClassVar[tuple[str, ...]] = ("bootstrap", "crop_scale")
+
+    run: Model = field(kw_only=False)
+    """a run folder, a surrogate folder, or scenes-k2, scenes-k3."""
+    budget: str = "60s"
+    """of training: 60s, 5m, 300steps or 2epochs."""
+    batch_size: Annotated[int, Bounds(1, 10**6)] = 64
+    """images per step over all devices together."""
+    lr: Rate = 1e-3
+    """peak learning rate of AdamW."""
+    augment: Literal["none", "crop"] = "crop"
+    """`crop` (random resized crops and flips) or `none`."""
+    crop_scale: tuple[float, float] = (0.35, 1.0)
+    """share of the area that a random crop keeps."""
+    num_images: Number = 1000
+    """held-out images on which both heads are compared."""
+    bootstrap: NumberOrNone = 1000
+    """resamples of the intervals."""
+    seed: Seed = 0
+    """of data order, augmentation and resampling."""
+    out: str | None = None
+    """folder for head.json and the weights, where `raptor evaluate` finds them; by default the run's own."""
+
+
+@dataclass(kw_only=True)
 class ProbeConfig(OpeningModel, OfTeacher, OnData, HeadClasses, Fitting, Running):
     """Train linear probes on a frozen model; given a run, on the surrogate and on its teacher alike."""
 
@@ -811,6 +841,7 @@ COMMANDS: dict[str, tuple[type[Config], str]] = {
     "phases": (PhasesConfig, "layer-layer similarity and the phases depth falls into"),
     "distill": (DistillConfig, "rewrite a ViT as k tied blocks that repeat: a surrogate"),
     "evaluate": (EvaluateConfig, "the certificate: how faithful a surrogate is, layer by layer"),
+    "head": (HeadConfig, "refit the norm and head of a surrogate to its teacher's outputs"),
     "probe": (ProbeConfig, "linear probes: classify, segment, depth"),
     "dynamics": (DynamicsConfig, "depth as a dynamical system: norms, directions, modes, swaps"),
     "report": (ReportConfig, "one interactive page of a run folder"),

@@ -50,6 +50,26 @@ class Quantile(Record):
     interval: dict[str, Array]
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A score of both sides, and the share of it that the surrogate keeps; None where it was not measured.
+
+    Attributes:
+        name: `accuracy` or `agreement`, which is a share already.
+        untouched, refitted: the surrogate's score with the teacher's own norm and head, and with refitted ones.
+        share, refitted_share: of the teacher's score.
+        floor: the share that one class for all images keeps, without which a share says nothing.
+    """
+
+    name: str
+    teacher: float | None
+    untouched: float | None
+    refitted: float | None
+    share: float | None
+    refitted_share: float | None
+    floor: float | None
+
+
 @dataclass
 class Certificate(ResultFile):
     """certificate.json: how close a surrogate is to its teacher at every layer.
@@ -63,7 +83,8 @@ class Certificate(ResultFile):
         definition: whether Definition 1 holds.
         verdict: training, and R2 against the null models, in words.
         nulls: the null models' curves on the same images; empty when left out.
-        predictions: `agreement`, `teacher_accuracy`, `surrogate_accuracy` with their intervals; empty without a head.
+        predictions: `agreement`, `teacher_accuracy`, `surrogate_accuracy` with their intervals, and after `raptor head`
+            `refitted_agreement` and `refitted_accuracy`; empty without a head.
         floors: `agreement` and `accuracy` of the best predictor that always gives one class.
         costs: `surrogate` and `teacher`.
         conditioning: what makes one depth of the surrogate differ from another.
@@ -193,7 +214,11 @@ class Certificate(ResultFile):
         """A rich table of predictions and costs of both sides."""
         from rich.table import Table
 
-        table = Table("", "teacher", "surrogate", "surrogate / teacher", "one class for all")
+        has_refitted = "refitted_agreement" in self.predictions
+        columns = ["", "teacher", "surrogate", "surrogate / teacher"]
+        if has_refitted:
+            columns += ["refitted head", "refitted / teacher"]
+        table = Table(*columns, "one class for all")
         for label, name, unit in (
             ("parameters (M)", "num_parameters", 1e6),
             ("block parameters (M)", "block_parameters", 1e6),
@@ -202,9 +227,12 @@ class Certificate(ResultFile):
         ):
             of_teacher = getattr(self.costs["teacher"], name) / unit
             own = getattr(self.costs["surrogate"], name) / unit
-            table.add_row(label, _number(of_teacher), _number(own), _number(own / of_teacher), "")
-        for label, *cells in self.kept():
-            table.add_row(f"{label} ({self.head})", *map(_number, cells))
+            table.add_row(label, _number(of_teacher), _number(own), _number(own / of_teacher))
+        for kept in self.kept():
+            cells = [kept.teacher, kept.untouched, kept.share]
+            if has_refitted:
+                cells += [kept.refitted, kept.refitted_share]
+            table.add_row(f"{kept.name} ({self.head})", *map(_number, cells), _number(kept.floor))
         return table
 
     def shift_table(self) -> Table:
@@ -232,21 +260,23 @@ class Certificate(ResultFile):
             eps_layer=eps.layer,
             agreement=self.predictions.get("agreement"),
             floor=self.floors.get("agreement"),
+            refitted=self.predictions.get("refitted_agreement"),
         )
         return [own, *self.shift]
 
-    def kept(self) -> list[tuple[str, float | None, float | None, float | None, float | None]]:
-        """Accuracy and agreement: teacher, surrogate, the share kept, and the share that one class for all keeps."""
-        rows: list[tuple[str, float | None, float | None, float | None, float | None]] = []
-        # A share of a score says nothing without the share that one class for all images keeps.
+    def kept(self) -> list[Kept]:
+        """Accuracy and agreement, as far as they were measured."""
         scores = {name: entry.value or 0.0 for name, entry in self.predictions.items()}
+        rows = []
         if "teacher_accuracy" in scores:
             of_teacher = scores["teacher_accuracy"]
             own = scores["surrogate_accuracy"]
-            floor = share_kept(self.floors.get("accuracy"), of_teacher)
-            rows.append(("accuracy", of_teacher, own, share_kept(own, of_teacher), floor))
+            refitted = scores.get("refitted_accuracy")
+            shares = [share_kept(score, of_teacher) for score in (own, refitted, self.floors.get("accuracy"))]
+            rows.append(Kept("accuracy", of_teacher, own, refitted, *shares))
         if "agreement" in scores:
-            rows.append(("agreement", None, None, scores["agreement"], self.floors.get("agreement")))
+            shares = [scores["agreement"], scores.get("refitted_agreement"), self.floors.get("agreement")]
+            rows.append(Kept("agreement", None, None, None, *shares))
         return rows
 
 

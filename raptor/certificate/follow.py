@@ -13,6 +13,7 @@ from raptor.certificate.bootstrap import interval, resampled_means, statistic_in
 from raptor.certificate.error_curves import Curves, ErrorCurves
 from raptor.certificate.heads import Head
 from raptor.certificate.null_models import NULL_NAMES, NullModels
+from raptor.certificate.refit import Refitted
 from raptor.certificate.verdict import Estimate
 from raptor.data.stream import Batch, ImageStream, sharing
 from raptor.streaming import Array, Rows, jsonable, reduce_all
@@ -42,8 +43,8 @@ class Followed:
 
     Attributes:
         curves: of the surrogate and of the null models.
-        chosen: for each image the class that the teacher chose, the surrogate's and, where the head knows the data's
-            classes, the label, (N, 2 or 3).
+        chosen: for each image the class that each of `columns` gives, (N, columns).
+        columns: `teacher`, `surrogate`, with a refitted head `refitted`, and `label` where the head knows the classes.
         indices: the number of each image in the data, (N,).
         images: the first batch.
         image_names, classes: of the data; empty where it has none.
@@ -52,6 +53,7 @@ class Followed:
     curves: dict[str, ErrorCurves]
     image_names: Sequence[str]
     classes: Sequence[str]
+    columns: list[str] = field(default_factory=list)
     chosen: Rows = field(default_factory=Rows)
     indices: Rows = field(default_factory=Rows)
     images: Tensor | None = None
@@ -65,14 +67,19 @@ class Followed:
         return [self.image_names[index_at[place]] for place in places]
 
     def predictions(self, bootstrap: int, seed: int) -> dict[str, Estimate]:
-        """`agreement` and, with labels, `teacher_accuracy` and `surrogate_accuracy`; empty without a head."""
+        """`agreement` and, with labels, `teacher_accuracy` and `surrogate_accuracy`; empty without a head.
+
+        With a refitted head also `refitted_agreement` and `refitted_accuracy`, of the surrogate under that head.
+        """
         if not len(self.chosen):
             return {}
-        teacher_n, student_n, *labels = self.chosen.values().T.cpu().numpy()
-        hits = {"agreement": student_n == teacher_n}
-        for label_n in labels:
-            hits["teacher_accuracy"] = teacher_n == label_n
-            hits["surrogate_accuracy"] = student_n == label_n
+        of = self._by_column()
+        hits = {"agreement": of["surrogate"] == of["teacher"]}
+        if "refitted" in of:
+            hits["refitted_agreement"] = of["refitted"] == of["teacher"]
+        if "label" in of:
+            for name in self.columns[:-1]:
+                hits[f"{name}_accuracy"] = of[name] == of["label"]
         # Side by side, so that all shares are resampled with the same images.
         hits_nc = np.stack(list(hits.values()), axis=1).astype(np.float64)
         lower_c, upper_c = interval(resampled_means(hits_nc, bootstrap, seed))
@@ -88,11 +95,14 @@ class Followed:
         """
         if not len(self.chosen):
             return {}
-        teacher_n, _, *labels = self.chosen.values().T.cpu().numpy()
-        found = {"agreement": _share_of_commonest(teacher_n)}
-        for label_n in labels:
-            found["accuracy"] = _share_of_commonest(label_n)
+        of = self._by_column()
+        found = {"agreement": _share_of_commonest(of["teacher"])}
+        if "label" in of:
+            found["accuracy"] = _share_of_commonest(of["label"])
         return found
+
+    def _by_column(self) -> dict[str, Array]:
+        return dict(zip(self.columns, self.chosen.values().T.cpu().numpy()))
 
 
 def _share_of_commonest(class_n: Array) -> float:
@@ -108,8 +118,12 @@ def follow(
     head: Head | None,
     precision: str,
     nulls: NullModels | None = None,
+    refitted: Refitted | None = None,
 ) -> Followed:
-    """Run both models, and the null models, over the images; of all ranks that share the batches, on rank 0."""
+    """Run both models, and the null models, over the images; of all ranks that share the batches, on rank 0.
+
+    refitted: norm and head of the surrogate, whose classes are compared beside those of the untouched head.
+    """
     names = ["surrogate"]
     if nulls is not None:
         names += NULL_NAMES
@@ -131,11 +145,16 @@ def follow(
             teacher_states, teacher_output = teacher.record(images)
             student_states, student_output = surrogate.record(images)
             if head is not None:
-                chosen = [head.logits(teacher, teacher_states[-1], teacher_output).argmax(-1)]
-                chosen.append(head.logits(surrogate, student_states[-1], student_output).argmax(-1))
+                chosen = {
+                    "teacher": head.logits(teacher, teacher_states[-1], teacher_output).argmax(-1),
+                    "surrogate": head.logits(surrogate, student_states[-1], student_output).argmax(-1),
+                }
+                if refitted is not None:
+                    chosen["refitted"] = refitted.logits(surrogate, student_states[-1]).argmax(-1)
                 if is_scored and batch.labels is not None:
-                    chosen.append(batch.labels.to(teacher.device))
-                found.chosen.add(torch.stack(chosen, dim=1), batch.places)
+                    chosen["label"] = batch.labels.to(teacher.device)
+                found.columns = list(chosen)
+                found.chosen.add(torch.stack(list(chosen.values()), dim=1), batch.places)
         curves["surrogate"].update(teacher_states, student_states, batch.places)
         found.indices.add(batch.indices.to(teacher.device), batch.places)
         del student_states  # null models need the memory

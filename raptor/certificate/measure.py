@@ -17,6 +17,7 @@ from raptor.certificate.error_curves import Curves
 from raptor.certificate.follow import check_finite, check_pair, curve_intervals, follow
 from raptor.certificate.heads import Head
 from raptor.certificate.null_models import fit_null_models
+from raptor.certificate.refit import Refitted
 from raptor.certificate.verdict import Training, judge
 from raptor.data.stream import Batch, sharing
 from raptor.devices import device_name
@@ -37,6 +38,7 @@ def certify(
     eps: float | None = None,
     null_models: bool = True,
     head: Head | None = None,
+    refitted: Refitted | None = None,
     precision: str = "fp32",
     bootstrap: int = 1000,
     seed: int = 0,
@@ -55,6 +57,7 @@ def certify(
         null_models: whether to measure the null models too; this adds a pass over `train_batches` and one more forward
             pass of the teacher's cost.
         head: from `raptor.certificate.heads.resolve_head`; None leaves accuracy and agreement out.
+        refitted: norm and head of the surrogate after `raptor head`, which are then judged beside the untouched ones.
         precision: `fp32`, or `bf16` autocast for all models alike.
         bootstrap: resamples of the intervals; 0 for none.
         train_batches: what the mean and the linear maps of the null models are fitted on; the held-out images
@@ -75,7 +78,7 @@ def certify(
             train_batches = batches
         nulls = fit_null_models(teacher, phases, train_batches, precision)
         notes.append(f"mean and linear maps of the null models fitted on {nulls.num_images} {which} images")
-    measured = follow(surrogate, teacher, batches, head, precision, nulls)
+    measured = follow(surrogate, teacher, batches, head, precision, nulls, refitted)
     notes += _head_notes(head, measured.classes)
 
     def finish() -> Certificate:

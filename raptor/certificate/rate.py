@@ -18,6 +18,7 @@ from torch import Tensor
 from raptor.certificate.complexity import BITS, LevinPair, block_list, check_precision, count_flops, levin_bound
 from raptor.certificate.follow import check_pair
 from raptor.certificate.heads import Head
+from raptor.certificate.refit import replaced_weights
 from raptor.data.stream import Batch, sharing
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
@@ -214,16 +215,8 @@ def quantised(vit: ViT, precision: str) -> Iterator[ViT]:
         yield vit
         return
     parameters = list(block_list(vit).parameters())
-    saved = [p.detach().clone() for p in parameters]
-    try:
-        with torch.no_grad():
-            for p in parameters:
-                p.copy_(rounded(p, precision))
+    with replaced_weights(parameters, [rounded(p.detach(), precision) for p in parameters]):
         yield vit
-    finally:
-        with torch.no_grad():
-            for p, value in zip(parameters, saved):
-                p.copy_(value)
 
 
 def rounded(weight: Tensor, precision: str) -> Tensor:

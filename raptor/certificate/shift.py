@@ -12,6 +12,7 @@ from torchvision.transforms.v2 import functional as F
 
 from raptor.certificate.follow import Followed, check_finite, check_pair, curve_intervals, follow
 from raptor.certificate.heads import Head
+from raptor.certificate.refit import Refitted
 from raptor.certificate.verdict import Estimate
 from raptor.data.images import ImageData, Pixels
 from raptor.data.stream import Batch, sharing, stable_seed
@@ -27,7 +28,16 @@ SEVERITIES: dict[str, tuple[float, ...]] = {
     "jpeg": (25, 18, 15, 10, 7),
     "contrast": (0.4, 0.3, 0.2, 0.1, 0.05),
 }
-SHIFT_COLUMNS = ("images", "number", "R2, last layer", "R2, lowest", "eps", "agreement", "one class for all")
+SHIFT_COLUMNS = (
+    "images",
+    "number",
+    "R2, last layer",
+    "R2, lowest",
+    "eps",
+    "agreement",
+    "refitted head",
+    "one class for all",
+)
 _DEFAULT_SEVERITY = 3
 _SIDE = 224
 
@@ -105,6 +115,7 @@ class Shift(Record):
         r2_last, r2_lowest, lowest_layer: R2 over all tokens; 0 is the mean of the teacher's states on this very set.
         eps: the largest relative error over the layers, with its 95 % interval at the layer `eps_layer`.
         agreement: None without a head. floor: of a predictor that always gives one class.
+        refitted: agreement with norm and head refitted, where `raptor head` has done it.
     """
 
     name: str
@@ -116,6 +127,7 @@ class Shift(Record):
     eps_layer: int
     agreement: Estimate | None = None
     floor: float | None = None
+    refitted: Estimate | None = None
 
     def cells(self) -> tuple[str, ...]:
         """The row in words, in the order of `SHIFT_COLUMNS`."""
@@ -123,8 +135,9 @@ class Shift(Record):
         cells = [self.name, f"{self.num_images:,}", str(self.r2_last), f"{lowest} at layer {self.lowest_layer}"]
         cells.append(f"{self.eps} at layer {self.eps_layer}")
         if self.agreement is None:  # there is no head
-            return (*cells, "", "")
-        return (*cells, str(self.agreement), str(Estimate(self.floor)))
+            return (*cells, "", "", "")
+        refitted = "" if self.refitted is None else str(self.refitted)
+        return (*cells, str(self.agreement), refitted, str(Estimate(self.floor)))
 
 
 def measure_shift(
@@ -134,13 +147,14 @@ def measure_shift(
     *,
     name: str,
     head: Head | None = None,
+    refitted: Refitted | None = None,
     precision: str = "fp32",
     bootstrap: int = 1000,
     seed: int = 0,
 ) -> Shift:
     """Both models on one set of images, in one pass; of all ranks that share the batches."""
     check_pair(surrogate, teacher)
-    found = follow(surrogate, teacher, batches, head, precision)
+    found = follow(surrogate, teacher, batches, head, precision, refitted=refitted)
 
     def finish() -> Shift:
         check_finite(found.curves["surrogate"], surrogate, teacher)
@@ -157,6 +171,7 @@ def summarise(found: Followed, name: str, bootstrap: int, seed: int) -> Shift:
     r2_l = curves.r2["all"]
     layer = int(relative_l.argmax())
     lowest = int(r2_l.argmin())
+    predictions = found.predictions(bootstrap, seed)
     return Shift(
         name=name,
         num_images=curves.num_images,
@@ -165,6 +180,7 @@ def summarise(found: Followed, name: str, bootstrap: int, seed: int) -> Shift:
         lowest_layer=lowest + 1,
         eps=Estimate(jsonable(relative_l[layer]), *map(jsonable, intervals["relative"][:, layer, 0])),
         eps_layer=layer + 1,
-        agreement=found.predictions(bootstrap, seed).get("agreement"),
+        agreement=predictions.get("agreement"),
         floor=found.floors().get("agreement"),
+        refitted=predictions.get("refitted_agreement"),
     )

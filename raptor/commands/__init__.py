@@ -19,6 +19,7 @@ COMMANDS = (
     "dynamics",
     "evaluate",
     "explore",
+    "head",
     "models",
     "phases",
     "probe",

@@ -134,8 +134,9 @@ def _of_certificate(found: Evaluation) -> list[str]:
     lines.append(
         f"surrogate: every layer within {eps.value:.0%} of the teacher's norm (the worst is layer {eps.layer})"
     )
-    for name, _, _, share, floor in certificate.kept():
-        lines.append(f"surrogate: {name} kept {share or 0:.1%}; one class for all images keeps {floor or 0:.1%}")
+    for kept in certificate.kept():
+        floor = kept.floor or 0.0
+        lines.append(f"surrogate: {kept.name} kept {kept.share or 0:.1%}; one class for all images keeps {floor:.1%}")
     return lines
 
 

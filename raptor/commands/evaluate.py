@@ -15,10 +15,11 @@ from raptor.certificate.complexity import levin_bounds
 from raptor.certificate.heads import Head, head_batches, head_outputs, resolve_head
 from raptor.certificate.measure import certify
 from raptor.certificate.rate import Complexity, has_matrices, measure_rates
+from raptor.certificate.refit import HeadFit, Refitted
 from raptor.certificate.shift import CorruptedImages, Corruption, measure_shift
 from raptor.certificate.stitching import stitch
 from raptor.certificate.verdict import Training, read_training
-from raptor.config import EvaluateConfig
+from raptor.config import EvaluateConfig, HeadConfig
 from raptor.data import ChosenData, ImageData, ImageStream, iterate, open_data
 from raptor.data.apart import check_apart
 from raptor.devices import Ranks, join_ranks, pick_device, pick_precision
@@ -83,14 +84,24 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     started = time.monotonic()
     job = _open_job(config)
     head = job.resolve_head()
-    certificate = _certify(job, head)
+    notes: list[str] = []
+    refitted = job.refitted_head(notes)
+    certificate = _certify(job, head, refitted)
+    certificate.notes += notes
     complexity = _measure_complexity(job, head, certificate)
     if config.autonomous is not None:
         certificate.autonomy = _measure_autonomy(job, head)
     # Last, because each set costs as much as the certificate itself without null models.
     for name, data in job.images.shifted.items():
         bar = Progress(f"shift to {name}", None, "images")
-        row = measure_shift(job.surrogate, job.teacher, job.stream(data, bar.update), name=name, **job.measuring(head))
+        row = measure_shift(
+            job.surrogate,
+            job.teacher,
+            job.stream(data, bar.update),
+            name=name,
+            refitted=refitted,
+            **job.measuring(head),
+        )
         certificate.shift.append(row)
         bar.finish()
     about = Provenance.since(started, job.ranks.device)
@@ -155,29 +166,30 @@ class _Job:
 
     def resolve_head(self) -> Head | None:
         """The head that judges, and in `head_source` which one that is."""
-        config = self.config
-        chosen = self.images.chosen
         train = None
-        if config.head_file is None and not self.teacher.num_classes:  # a ridge head has to be fitted
-            size = self.teacher.preprocess.size
-            train = head_batches(
-                self.teacher,
-                chosen.labelled(chosen.training(None, size), self.images.judged, size),
-                config.batch_size,
-                head_images=config.train_images,
-                num_workers=config.num_workers,
-                ranks=self.ranks,
-            )
+        if self.config.head_file is None and not self.teacher.num_classes:
+            train = ridge_batches(self.config, self.teacher, self.images.chosen, self.images.judged, self.ranks)
             self.streams.append(train)
         head, self.head_source = resolve_head(
             self.teacher,
             train,
-            file=config.head_file,
+            file=self.config.head_file,
             cache=self.folder / "head.safetensors",
-            head_images=config.train_images,
+            head_images=self.config.train_images,
             precision=self.precision,
         )
         return head
+
+    def refitted_head(self, notes: list[str]) -> Refitted | None:
+        """Norm and head that `raptor head` left in the folder; `notes` says where they are not of the same head."""
+        if not (self.folder / HeadFit.FILE).is_file():
+            return None
+        fit = HeadFit.read(self.folder)
+        if fit.head != self.head_source:
+            notes.append(f"the refitted head is left out: it was fitted from another one, {fit.head}")
+            return None
+        notes.append(f"refitted head: norm and head fitted to the teacher's outputs in {fit.num_steps:,} steps")
+        return Refitted.load(self.folder, self.surrogate)
 
     def bad_images(self) -> list[str]:
         """Names of the images that could not be read, of all streams."""
@@ -192,7 +204,7 @@ def _open_job(config: EvaluateConfig) -> _Job:
     device = pick_device(config.device)
     precision = pick_precision(config.precision, device)
     ranks = join_ranks(device)
-    surrogate, teacher = _open_both(config, ranks.device)
+    surrogate, teacher = open_both(config, ranks.device)
     autonomous = None
     if config.autonomous is not None:
         autonomous = _open_autonomous(config, surrogate, teacher)
@@ -209,7 +221,22 @@ def _open_job(config: EvaluateConfig) -> _Job:
     return _Job(config, surrogate, teacher, autonomous, images, ranks, precision, folder)
 
 
-def _certify(job: _Job, head: Head | None) -> Certificate:
+def ridge_batches(
+    config: EvaluateConfig | HeadConfig, teacher: ViT, chosen: ChosenData, judged: ImageData, ranks: Ranks
+) -> ImageStream:
+    """The labelled training images that a ridge head is fitted on."""
+    size = teacher.preprocess.size
+    return head_batches(
+        teacher,
+        chosen.labelled(chosen.training(None, size), judged, size),
+        config.batch_size,
+        head_images=config.train_images,
+        num_workers=config.num_workers,
+        ranks=ranks,
+    )
+
+
+def _certify(job: _Job, head: Head | None, refitted: Refitted | None) -> Certificate:
     """The certificate, with stitching."""
     config = job.config
     bar = Progress("certificate", config.num_images, "images")
@@ -222,6 +249,7 @@ def _certify(job: _Job, head: Head | None) -> Certificate:
         train_batches=job.stream(job.images.fitted),
         training=_training_of(config.run),
         split=job.images.chosen.split,
+        refitted=refitted,
         **job.measuring(head),
     )
     bar.finish()  # skipped images leave it below its total
@@ -278,8 +306,8 @@ def _source(run: Any) -> str | Path | None:
     return source if isinstance(source, str | Path) else None
 
 
-def _open_both(config: EvaluateConfig, device: torch.device) -> tuple[ViT, ViT]:
-    """The surrogate and its teacher."""
+def open_both(config: EvaluateConfig | HeadConfig, device: torch.device) -> tuple[ViT, ViT]:
+    """The surrogate that a config names, and its teacher."""
     run = config.run
     surrogate, model = open_pair(run, **config.of_teacher(), device=device, **config.opening())
     if surrogate is not None:

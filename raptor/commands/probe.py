@@ -42,7 +42,7 @@ class Probed(Result):
 
     def to_dict(self) -> dict[str, Any]:
         saved = self.report.to_dict()
-        return {key: saved[key] for key in ("task", "results", "recovery", "caution", "unequal")}
+        return {key: saved[key] for key in ("task", "results", "recovery", "floors", "caution", "unequal")}
 
     def table_rows(self) -> list[dict[str, Any]]:
         """One row per side."""
@@ -69,7 +69,9 @@ class Probed(Result):
             score = f"{result.metric} of the {side} {result.score:.4f}"
             lines.append(f"{task}: {score} on {self.report.images}{unfinished}")
         if self.recovery is not None:
-            lines.append(f"recovery {self.recovery:.1%}")
+            floors = [f"{share:.1%} by {name}" for name, share in self.report.floors.items()]
+            beside = f" (without seeing the image: {', '.join(floors)})" if floors else ""
+            lines.append(f"recovery {self.recovery:.1%}{beside}")
         if self.report.caution is not None:
             lines.append(self.report.caution)
         if self.report.unequal is not None:

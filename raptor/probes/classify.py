@@ -100,6 +100,14 @@ class Classify:
             return none.view(0, self.num_features), none.long()
         return features.values(), labels.values()
 
+    def floors(self) -> dict[str, float]:
+        """The accuracy of the class that is commonest in training, given to every image."""
+        assert self.fit_data.labels is not None
+        commonest = torch.tensor(self.fit_data.labels).bincount().argmax()
+        reported = self.parts["reported"][1]
+        num_right = self.ranks.add_((reported == commonest.to(reported.device)).sum())
+        return {"majority class": float(num_right) / sum(self.ranks.gather(len(reported)))}
+
     def _pooled(self, images: Tensor) -> Tensor:
         return pool(normed_tokens(self.vit, images, self.layer, self.precision), self.vit.groups)
 

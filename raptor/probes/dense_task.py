@@ -163,6 +163,15 @@ class DenseTask:
                 features = check_finite(self.grid_features(images.float()), self.vit, self.layer)
                 yield self.coarse_logits(features, weight_gcf, bias_gc), targets
 
+    def targets_of(self, store: FrameStore) -> Iterator[Tensor]:
+        """This rank's share of the targets (B, *frame) of a part."""
+        for indices in self.ranks.share(torch.arange(len(store.data)).split(self.batch_size)):
+            yield store.batch(indices)[1]
+
+    def floors(self) -> dict[str, float]:
+        """The metric of predictors that see no image, fitted on the training targets, on the reported frames."""
+        raise NotImplementedError
+
 
 def _frame_size(data: DenseData, size: int | tuple[int, int] | None) -> tuple[int, int]:
     """Height and width at which images are shown: the data's frame, or that frame with its shorter side at `size`."""

@@ -86,6 +86,28 @@ class Depth(DenseTask):
             metric.reduce(self.ranks)
         return self.ranks.first(lambda: [metric.compute() for metric in metrics])
 
+    def floors(self) -> dict[str, float]:
+        height, width = self.fit.data.frame
+        sum_hw = torch.zeros(height, width, dtype=torch.float64, device=self.device)
+        num_hw = torch.zeros_like(sum_hw)
+        for targets in self.targets_of(self.fit):
+            is_valid = _is_valid(targets, self.max_depth)
+            sum_hw += torch.where(is_valid, targets, 0.0).sum(0, dtype=torch.float64)
+            num_hw += is_valid.sum(0)
+        self.ranks.add_(sum_hw)
+        self.ranks.add_(num_hw)
+        # The mean has the smallest root mean square error of all constants.
+        constant = sum_hw.sum() / num_hw.sum()
+        mean_hw = torch.where(num_hw > 0, sum_hw / num_hw.clamp(min=1), constant)
+        guesses = {"constant depth": constant.expand_as(mean_hw), "mean map": mean_hw}
+        metrics = {name: _Rmse(None, self.max_depth, self.device) for name in guesses}
+        for targets in self.targets_of(self.parts["reported"]):
+            for name, guess_hw in guesses.items():
+                metrics[name].update(guess_hw.expand_as(targets), targets)
+        for metric in metrics.values():
+            metric.reduce(self.ranks)
+        return {name: metric.compute()["rmse"] for name, metric in metrics.items()}
+
 
 class _Rmse:
     """Root mean square error over the valid pixels, on the whole frame and on the Eigen crop."""

@@ -201,6 +201,7 @@ def probe(
         seeds=runs,
         seconds=time.monotonic() - began,
         chance=1 / len(classes) if classes else None,
+        floors=dict(made.floors()),
         subject=Subject.of(vit, val),
         classes=classes,
     )

@@ -95,7 +95,8 @@ class ProbeResult(ResultFile):
 
     `chosen` picks (learning rate, epoch) by the split of train; `last` picks only the learning rate, at the last epoch.
     With a closed form the grid holds penalties instead of learning rates, and the only epoch is 0. `chance` is the
-    accuracy of a guess among the classes; None of other tasks.
+    accuracy of a guess among the classes; None of other tasks. `floors` holds the reported metric of predictors that do
+    not see the image, such as one class for all.
     """
 
     FILE = "probe.json"
@@ -113,6 +114,7 @@ class ProbeResult(ResultFile):
     seeds: list[SeedRun]
     seconds: float = 0.0
     chance: float | None = None
+    floors: dict[str, Score] = field(default_factory=dict)
     subject: Subject | None = None
     classes: NotSaved[list[str] | None] = None  # that the head's outputs stand for
 
@@ -205,6 +207,19 @@ class ProbeReport(ResultFile):
         return recovery(self.results["surrogate"], self.results["teacher"])
 
     @property
+    def floors(self) -> dict[str, float]:
+        """The share of the teacher's score that predictors keep which see no image: a recovery is read against them."""
+        teacher = self.results.get("teacher")
+        if teacher is None:
+            return {}
+        found = {}
+        for name, score in teacher.floors.items():
+            share = share_kept(score, teacher.score, teacher.higher_is_better)
+            if share is not None and math.isfinite(share):
+                found[name] = share
+        return found
+
+    @property
     def images(self) -> str:
         """What was scored: how many images, of which part of the data, and their size."""
         known = next(iter(self.results.values()))
@@ -242,8 +257,8 @@ class ProbeReport(ResultFile):
         return f"no recovery: the probes were trained for unequal steps ({counts})"
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, `recovery`, why it says little (`caution`) and, where it is left out, why (`unequal`)."""
-        found = {"recovery": self.recovery, "caution": self.caution, "unequal": self.unequal}
+        """The fields, `recovery`, its `floors`, why it says little (`caution`) or is left out (`unequal`)."""
+        found = {"recovery": self.recovery, "floors": self.floors, "caution": self.caution, "unequal": self.unequal}
         return {**super().to_dict(), **found}
 
     def write(self, folder: str | Path) -> Path:

@@ -90,6 +90,31 @@ class Segment(DenseTask):
             scores.append(mean_iou(metric) if is_finite else _diverged())
         return self.ranks.first(lambda: scores)
 
+    def floors(self) -> dict[str, float]:
+        height, width = self.fit.data.frame
+        num_pixels = height * width
+        counts = torch.zeros(self.num_outputs * num_pixels, dtype=torch.int64, device=self.device)
+        places = torch.arange(num_pixels, device=self.device)
+        for targets in self.targets_of(self.fit):
+            labels = targets.long().flatten(1)
+            is_labelled = labels != IGNORE_INDEX
+            flat = (labels * num_pixels + places)[is_labelled]
+            counts.scatter_add_(0, flat, torch.ones_like(flat))
+        counts_chw = self.ranks.add_(counts).view(self.num_outputs, height, width)
+        commonest = counts_chw.sum((1, 2)).argmax()
+        commonest_hw = counts_chw.argmax(0)
+        # A pixel that has no label in any training frame tells nothing of its own.
+        commonest_hw = torch.where(counts_chw.sum(0) > 0, commonest_hw, commonest)
+        guesses = {"majority class": commonest.expand_as(commonest_hw), "majority map": commonest_hw}
+        found = {}
+        for name, guess_hw in guesses.items():
+            metric = iou_metric(self.num_outputs).to(self.device)
+            for targets in self.targets_of(self.parts["reported"]):
+                metric.update(guess_hw.expand_as(targets), targets.long())
+            metric.confmat = self.ranks.add_(metric.confmat)
+            found[name] = mean_iou(metric)["miou"]
+        return found
+
 
 def entropy_gradient(logits_bhwc: Tensor, labels_bhw: Tensor, num_valid: Tensor) -> Tensor:
     """Gradient of the cross-entropy, summed over labelled pixels and divided by `num_valid`: softmax less one-hot."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raptor.certificate.certificate import Cost
-from raptor.certificate.verdict import named_images
+from raptor.certificate.verdict import Estimate, named_images
 from raptor.report.charts import GROUP_NAMES, Chart, number, percent
 from raptor.report.markup import bullet_list, part, table
 from raptor.report.results import Results
@@ -20,7 +20,7 @@ def tables(results: Results) -> list[str | Chart]:
         predictions = "predictions"
         if certificate is not None and certificate.predictions:
             predictions += f" by {certificate.head}"
-        body.append(table((predictions, "value", "95 % interval", "one class for all"), rows))
+        body.append(table((predictions, "untouched head", "refitted head", "one class for all"), rows))
     if certificate is None:
         return body
     body.append(part("Cost", "Tied blocks save parameters, not time: compare both rows."))
@@ -43,15 +43,20 @@ def _prediction_rows(results: Results) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     certificate = results.certificate
     if certificate is not None:
-        for name, entry in certificate.predictions.items():
-            interval = "none"
-            if entry.lower is not None:
-                interval = f"{percent(entry.lower)} to {percent(entry.upper)}"
-            floor = certificate.floors.get(name.removeprefix("teacher_").removeprefix("surrogate_"))
-            rows.append((name.replace("_", " "), percent(entry.value), interval, percent(floor)))
-        for label, teacher, _, share, floor in certificate.kept():
-            if teacher is not None:  # agreement is a share already
-                rows.append((f"share of the teacher's {label} kept", percent(share), "none", percent(floor)))
+        said = certificate.predictions
+        floors = certificate.floors
+        for name, refitted, floor, label in (
+            ("agreement", "refitted_agreement", "agreement", "agreement"),
+            ("teacher_accuracy", "", "accuracy", "teacher's accuracy"),
+            ("surrogate_accuracy", "refitted_accuracy", "accuracy", "surrogate's accuracy"),
+        ):
+            if name in said:
+                cells = (_with_interval(said[name]), _with_interval(said.get(refitted)), percent(floors.get(floor)))
+                rows.append((label, *cells))
+        for kept in certificate.kept():
+            if kept.teacher is not None:  # agreement is a share already
+                shares = (percent(kept.share), percent(kept.refitted_share), percent(kept.floor))
+                rows.append((f"share of the teacher's {kept.name} kept", *shares))
     if results.distilled is not None:
         validation = results.distilled.validation
         where = "on the run's validation images"
@@ -59,10 +64,19 @@ def _prediction_rows(results: Results) -> list[tuple[object, ...]]:
             label = "accuracy kept by one head for both"
             if certificate is None or validation.head != certificate.head:
                 label += f" ({validation.head or 'of the teacher'})"
-            rows.append((label, percent(validation.recovery_head), where, ""))
+            rows.append((f"{label}, {where}", percent(validation.recovery_head), "–", "–"))
         if validation.recovery is not None:
-            rows.append(("accuracy kept by a ridge probe fitted to each side", percent(validation.recovery), where, ""))
+            label = f"accuracy kept by a ridge probe fitted to each side, {where}"
+            rows.append((label, "–", percent(validation.recovery), "–"))
     return rows
+
+
+def _with_interval(entry: Estimate | None) -> str:
+    if entry is None:
+        return "–"
+    if entry.lower is None:
+        return percent(entry.value)
+    return f"{percent(entry.value)} [{percent(entry.lower)}, {percent(entry.upper)}]"
 
 
 def _cost_rows(costs: dict[str, Cost]) -> Sequence[tuple[str, ...]]:

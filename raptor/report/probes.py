@@ -10,7 +10,16 @@ from raptor.report.results import TASKS, Results
 LEAD = (
     "One linear head on frozen features, trained alike on both sides: do the surrogate's states still hold the answers?"
 )
-_HEAD = ("task", "metric", "teacher", "surrogate", "recovery", "last epoch (teacher, surrogate)", "images scored")
+_HEAD = (
+    "task",
+    "metric",
+    "teacher",
+    "surrogate",
+    "recovery",
+    "without the image",
+    "last epoch (teacher, surrogate)",
+    "images scored",
+)
 
 
 def probes(results: Results) -> Section:
@@ -61,7 +70,8 @@ def _row(task: str, report: ProbeReport, num_layers: int | None) -> tuple[str, .
         unfinished = f" ({result.unfinished})" if result.unfinished else ""
         chosen.append(_score(result.chosen, known.metric) + unfinished)
         last.append(_score(result.last, known.metric))
-    return what, metric, *chosen, percent(report.recovery), ", ".join(last), report.images
+    floors = ", ".join(f"{percent(share)} by {name}" for name, share in report.floors.items())
+    return what, metric, *chosen, percent(report.recovery), floors or "–", ", ".join(last), report.images
 
 
 def _score(scores: Scores | None, metric: str) -> str:

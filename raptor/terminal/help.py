@@ -29,6 +29,7 @@ EXAMPLES = {
         "raptor distill timm/vit_base_patch14_reg4_dinov2.lvd142m --data imagenet/ --k 3 --recipe paper",
     ],
     "evaluate": ["raptor evaluate runs/scenes-k3 --data scenes"],
+    "head": ["raptor head runs/scenes-k3 --data scenes"],
     "probe": ["raptor probe runs/scenes-k3 --task depth --data scenes"],
     "dynamics": ["raptor dynamics scenes --data scenes", "raptor dynamics runs/scenes-k3 --data scenes"],
     "report": ["raptor report runs/scenes-k3"],

@@ -28,7 +28,11 @@ SMALL = dict(data="scenes", lrs=[1e-2], train_images=12, num_images=6, epochs=1,
 def test_frames_of_any_size_are_padded(tmp_path: Path) -> None:
     # The built-in teacher has patches of 8 pixels: 30 is no multiple of it.
     done = probe("scenes", task="depth", size=30, out=str(tmp_path), **SMALL)
-    assert done.results["teacher"].score > 0
+    teacher = done.results["teacher"]
+    assert teacher.score > 0
+    # A share of an error is the teacher's divided by the other one.
+    shares = {name: teacher.score / floor for name, floor in teacher.floors.items()}
+    assert done.report.floors == pytest.approx(shares) and set(shares) == {"constant depth", "mean map"}
     assert (tmp_path / "probe-depth.json").is_file()
     with pytest.raises(ValueError):
         probe("scenes", task="classify", size=30, out=str(tmp_path), **SMALL)
@@ -55,6 +59,9 @@ def test_teacher_and_surrogate_are_probed_for_equal_steps(tmp_path: Path, monkey
     done = probe("scenes-k3", task="segment", max_seconds=1, out=str(tmp_path), **given)
     assert {side: result.num_steps for side, result in done.results.items()} == {"teacher": 3, "surrogate": 3}
     assert done.text().count("(only 3 of 8 planned steps)") == 2 and "recovery" in done.text()
+    floors = done.report.floors
+    beside = ", ".join(f"{share:.1%} by {name}" for name, share in floors.items())
+    assert f"(without seeing the image: {beside})" in done.text() and "majority map" in beside
     saved = json.loads((tmp_path / "probe-segment.json").read_text())
     assert saved["results"]["teacher"]["unfinished"] == "only 3 of 8 planned steps"
     page = probes(read_results(tmp_path)).html

@@ -100,3 +100,13 @@ def test_closed_forms_are_scikit_learns(vit: ViT) -> None:
     features, labels = task.features(val)
     guess = reference.predict((features.numpy() - x.mean(0)) / x.std(0)).argmax(1)
     assert result.score == pytest.approx((guess == labels.numpy()).mean())
+
+
+def test_the_floor_is_the_commonest_class_of_training(vit: ViT) -> None:
+    train, val = data_for("classify")
+    assert train.labels is not None and val.labels is not None
+    # Class 2 is the commonest of train, class 0 of val.
+    train = train.select([i for i, label in enumerate(train.labels) if label == 2 or i < 100])
+    val = val.select([i for i, label in enumerate(val.labels) if label == 0 or i < 60])
+    task = Classify(vit, 3, train, val, batch_size=16, precision="fp32")
+    assert task.floors() == {"majority class": pytest.approx(15 / 65)}

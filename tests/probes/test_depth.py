@@ -15,6 +15,7 @@ from raptor.data import DenseData
 from raptor.data.scenes import SceneFrames
 from raptor.probes import probe
 from raptor.probes.depth import (
+    Depth,
     bin_depths,
     depth_loss_gradient,
     eigen_crop,
@@ -96,3 +97,30 @@ def test_reported_rmse_in_numpy(vit: ViT) -> None:
     depth = (fine.softmax(1) * torch.linspace(1e-3, 12, 256).view(1, -1, 1, 1)).sum(1, keepdim=True)
     guess = torch.nn.functional.interpolate(depth, size=(24, 24), mode="bilinear")[:, 0]
     assert result.score == pytest.approx(math.sqrt(float(((guess - true).double() ** 2).mean())), rel=1e-5)
+
+
+def test_floors_in_numpy(vit: ViT) -> None:
+    train, val = data_for("depth")
+    assert isinstance(train, DenseData)
+    task = Depth(vit, 3, train, val, batch_size=5, precision="fp32")
+    # A tenth of train is kept for choices; the floors are fitted on the rest, as heads are.
+    fit = task.fit.batch(torch.arange(task.num_fit))[1].double().numpy()
+    fit[:, 0, 0] = 0  # no reading in any frame
+    task.fit._fill(torch.device("cpu"))  # in memory, so that targets can be changed
+    assert task.fit.targets is not None
+    task.fit.targets[:, 0, 0] = 0
+    true = val.batch(torch.arange(len(val)), val.frame, torch.device("cpu"))[1].double().numpy()
+    valid = fit > 0
+    constant = fit[valid].mean()
+    mean_map = np.full(val.frame, constant)
+    for row, column in np.ndindex(*val.frame):
+        readings = fit[:, row, column][valid[:, row, column]]
+        if len(readings):
+            mean_map[row, column] = readings.mean()
+    assert mean_map[0, 0] == constant
+    kept = true > 0
+    expected = {}
+    for name, guess in (("constant depth", np.full(val.frame, constant)), ("mean map", mean_map)):
+        errors = (np.broadcast_to(guess, true.shape) - true)[kept]
+        expected[name] = math.sqrt((errors**2).mean())
+    assert task.floors() == pytest.approx(expected, rel=1e-6)

@@ -51,7 +51,7 @@ def test_what_is_read_is_what_was_written(vit: ViT, tmp_path: Path) -> None:
     again = ProbeResult.read(tmp_path)
     assert again.to_dict() == written and again.score == result.score
     keys = ["task", "model", "layer", "metric", "higher_is_better", "size", "grid", "closed_form", "num_images"]
-    keys += ["settings", "at_edge", "unfinished", "seconds", "chance", "subject", "chosen", "last", "seeds"]
+    keys += ["settings", "at_edge", "unfinished", "seconds", "chance", "floors", "subject", "chosen", "last", "seeds"]
     assert sorted(written) == sorted(keys)
 
     report = ProbeReport(Provenance.since(0.0), "scenes", "segment", {"teacher": result, "surrogate": result})

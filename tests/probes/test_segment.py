@@ -51,3 +51,30 @@ def test_miou_by_a_confusion_matrix() -> None:
     assert scores["miou"] == pytest.approx(iou[:6].mean(), rel=1e-6)  # 6 and 7 are guessed but never occur
     assert scores["num_classes"] == 6
     assert scores["pixel_accuracy"] == pytest.approx((guess == true).sum() / (true != 255).sum())
+
+
+def test_floors_in_numpy() -> None:
+    vit = tiny_timm()
+    size = vit.preprocess.size
+    train, val = (open_dense("scenes", split, "segment", limit=12, size=size) for split in ("train", "val"))
+    task = Segment(vit, 4, train, val, batch_size=5, precision="fp32")
+    task.fit._fill(torch.device("cpu"))  # in memory, so that targets can be changed
+    assert task.fit.targets is not None
+    task.fit.targets[:, 0, 0] = 255  # without a label in any frame
+    fit = task.fit.targets.numpy()
+    true = val.batch(torch.arange(len(val)), val.frame, torch.device("cpu"))[1].numpy()
+    classes = np.arange(train.num_classes)
+    counts = (fit[..., None] == classes).sum((0, 1, 2))
+    majority_map = (fit[..., None] == classes).sum(0).argmax(-1)
+    majority_map[0, 0] = counts.argmax()
+    expected = {}
+    for name, guess in (("majority class", np.full(val.frame, counts.argmax())), ("majority map", majority_map)):
+        guess = np.broadcast_to(guess, true.shape)
+        known = true != 255
+        ious = []
+        for one in classes:
+            if ((true == one) & known).any():
+                both = ((true == one) & (guess == one) & known).sum()
+                ious.append(both / (((true == one) | (guess == one)) & known).sum())
+        expected[name] = float(np.mean(ious))
+    assert task.floors() == pytest.approx(expected, rel=1e-5)
