@@ -502,6 +502,7 @@ class DistillConfig(OpeningModel, OnData, Recipe, Training, GivenHead, Running):
         "graph",
         "checkpointing",
         "track",
+        "num_images",
         "sample_images",
         "allow_other_teacher",
         "tokens",

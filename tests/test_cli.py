@@ -97,7 +97,7 @@ def test_bad_input_is_one_line_and_exit_code_2(words, message, capsys):
     [
         ("distill scenes --block mine", "--block must be one of teacher, paper, got mine"),
         ("distill scenes --conditioning time", "--conditioning must be one of table, mlp, none, got time"),
-        ("distill scenes --copy all", "--copy must be one of middle, first, last, got all"),
+        ("distill scenes --copy all", "--copy must be one of middle, first, last, representative, got all"),
         ("distill scenes --normalise all", "--normalise must be one of none, layer, group, coordinate, got all"),
         ("distill scenes --augment blur", "--augment must be one of none, crop, got blur"),
         ("distill scenes --stage 3", "--stage must be one of all, 1, 2, got 3"),
