@@ -197,7 +197,8 @@ class CopiedBlock(nn.Module):
         if modulation is None:
             return state
         if not self.points:
-            state = x_btd + modulation.t1 * (state - x_btd)
+            # So that factors of 1 give the state of the copy to the last bit.
+            state = state + (modulation.t1 - 1) * (state - x_btd)
         return film(state, modulation.t3, modulation.shift3)
 
     def _set(self, m: Modulation | None, weights: Weights | None) -> None:

@@ -79,8 +79,10 @@ class TiedBlock(nn.Module):
         """State after the layer `depth`: one number as a 0-d tensor, or one per row, `(B,)`."""
         modulation = self.modulation(depth)
         weights = self.weights(depth)
-        # A compiler fuses the formula by itself. With a gradient the formula is differentiable as often as one likes.
-        if depth.ndim == 0 and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        # A compiler fuses the formula by itself. With a gradient the formula is differentiable as often as one likes,
+        # and torch.jit.trace, which compares a trace with gradients to one without, must see the same path in both.
+        is_recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if depth.ndim == 0 and not torch.is_grad_enabled() and not is_recorded:
             view = self.fast
             if view is not None and view.takes(args, kwargs):
                 return view.infer(x_btd, modulation, weights)

@@ -42,6 +42,13 @@ class TokenGroups(Record):
             start += getattr(self, before)
         return slice(start, start + getattr(self, name))
 
+    def at(self, num_tokens: int) -> TokenGroups:
+        """The groups of an image of another size, which has other patches."""
+        num_patches = num_tokens - self.cls - self.registers
+        if num_patches < 0:
+            raise ValueError(f"{num_tokens} tokens are fewer than {self.cls} cls and {self.registers} registers")
+        return replace(self, patches=num_patches)
+
     def present(self) -> Iterator[tuple[str, builtins.slice]]:
         """Name and slice of each group that has tokens."""
         for name in GROUP_NAMES:
@@ -60,14 +67,12 @@ def image_vectors(x_btd: Tensor, groups: TokenGroups, dtype: torch.dtype | None 
 
     All tokens except cls and registers count as patches, so the image size may differ from the size of `groups`.
     """
-    # Only patches depend on the size of the image.
-    num_patches = x_btd.shape[1] - groups.cls - groups.registers
-    groups = replace(groups, patches=num_patches)
+    groups = groups.at(x_btd.shape[1])
     vectors: dict[str, Tensor] = {}
     if groups.cls:
         cls_bd = x_btd[:, groups.slice("cls").start]
         vectors["cls"] = cls_bd.to(dtype or x_btd.dtype)
-    if num_patches:
+    if groups.patches:
         patches_bpd = x_btd[:, groups.slice("patches")]
         vectors["patches"] = patches_bpd.mean(1, dtype=dtype)
     return vectors

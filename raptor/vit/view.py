@@ -250,15 +250,14 @@ class ViT:
 
         `state` has all tokens, as `record` gives them, or the group's only; it broadcasts over images and tokens.
         """
-        where = self.groups.slice(group)
 
         def put(part_btd: Tensor) -> Tensor:
             given = state.to(part_btd)
-            if given.ndim > 1 and given.shape[-2] == self.groups.num_tokens:
-                given = given[..., where, :]
             try:
+                if given.ndim > 1 and given.shape[-2] not in (1, part_btd.shape[1]):
+                    given = given[..., self.groups.at(given.shape[-2]).slice(group), :]
                 return given.expand_as(part_btd)
-            except RuntimeError:
+            except (RuntimeError, ValueError):
                 raise ValueError(
                     f"a state of shape {tuple(state.shape)} does not fit the {group} tokens {tuple(part_btd.shape)}"
                 ) from None
@@ -324,13 +323,15 @@ def recording(vit: ViT) -> Iterator[list[Tensor]]:
 @contextmanager
 def changed_state(vit: ViT, layer: int, change: Callable[[Tensor], Tensor], group: str) -> Iterator[None]:
     """Inside the context, `change` makes the tokens of `group` at layer `layer` (0..L) of what the model computes."""
-    where = vit.groups.slice(group)
-    if where.start == where.stop:
+    own = vit.groups.slice(group)
+    if own.start == own.stop:
         raise ValueError(f"{vit.name} has no {group} tokens to change")
     if not 0 <= layer <= vit.num_layers:
         raise ValueError(f"layer {layer} is not a state of {vit.name}: states are numbered 0..{vit.num_layers}")
 
     def changed(x_btd: Tensor) -> Tensor:
+        # The images may be of another size than the view's own.
+        where = vit.groups.at(x_btd.shape[1]).slice(group)
         return torch.cat([x_btd[:, : where.start], change(x_btd[:, where]), x_btd[:, where.stop :]], dim=1)
 
     def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: Arguments) -> Any:

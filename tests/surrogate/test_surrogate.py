@@ -42,8 +42,7 @@ def test_as_many_blocks_as_layers_is_the_teacher(name: str, conditioning: str) -
     images = noise_images(teacher)
     wanted, output = teacher.record(images)
     found, surrogate_output = surrogate.record(images)
-    exact = {"rtol": 0, "atol": 0} if conditioning == "none" else {}  # a table's factors are folded, and so rounded
-    torch.testing.assert_close([*found, surrogate_output], [*wanted, output], **exact)
+    torch.testing.assert_close([*found, surrogate_output], [*wanted, output], rtol=0, atol=0)
     assert torch.equal(surrogate.finish(found[-1]), surrogate_output)
 
 
@@ -55,8 +54,9 @@ def test_copies_of_all_blocks_and_a_swap_by_hand_for_every_family(family: str) -
     wanted, output = vit.record(images)
     for conditioning in ("table", "none"):
         found, same = make_surrogate(vit, [1] * vit.num_layers, conditioning=conditioning).record(images)
-        assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(found, wanted))
-        assert torch.allclose(same, output, rtol=1e-4, atol=1e-5)
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted))
+        # torch's own attention in the head of SigLIP rounds otherwise where its weights take no gradients.
+        assert torch.allclose(same, output, rtol=1e-5, atol=1e-5)
     swapped = copy.deepcopy(vit)
     first, *middle, last = list(swapped.blocks)
     swapped.blocks._modules.update(zip(list(swapped.blocks._modules), (last, *middle, first)))
@@ -429,3 +429,14 @@ def test_a_module_that_cannot_be_copied_is_refused_in_one_line(tmp_path: Path) -
         model.log = file
         with pytest.raises(ValueError, match=r"^Unheard cannot be copied \(cannot pickle"):
             make_surrogate(open_vit(model, size=32), [3, 2])
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("grad", [True, False])
+@every_kind
+def test_a_surrogate_is_traced_where_its_teacher_is(teacher: ViT, block: str, conditioning: str, grad: bool) -> None:
+    surrogate = conditioned(teacher, (3, 1), block=block, conditioning=conditioning)
+    with torch.set_grad_enabled(grad):
+        traced = torch.jit.trace(surrogate.model, noise_images(surrogate))
+        others = noise_images(surrogate, num=5, seed=2)
+        torch.testing.assert_close(traced(others), surrogate(others))

@@ -28,3 +28,10 @@ def test_vectors_of_images_of_another_size() -> None:
     assert torch.equal(pool(x, TokenGroups(1, 2, 6)), torch.cat([x[:, 0], x[:, 3:].mean(1)], dim=-1))
     assert torch.equal(pool(x, TokenGroups(0, 4, 5)), x[:, 4:].mean(1))
     assert torch.equal(pool(x, TokenGroups(1, 8, 0)), x[:, 0])
+
+
+def test_groups_of_another_number_of_tokens() -> None:
+    groups = TokenGroups(1, 2, 4, ("cls", "patches", "registers"))
+    assert groups.at(12).slice("registers") == slice(10, 12)
+    with pytest.raises(ValueError, match="2 tokens are fewer than 1 cls and 2 registers"):
+        groups.at(2)

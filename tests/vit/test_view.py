@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from families import (
-    each_family,
-    opened,
-)
+from families import Unheard, each_family, opened
 from PIL import Image
 from tiny_models import noise_images, same_tensors, tiny_timm
+from torch import Tensor, nn
 
 from raptor.surrogate.surrogate import make_surrogate
+from raptor.vit.open import open_vit
 from raptor.vit.view import Context, ViT
 
 
@@ -189,3 +188,34 @@ def test_a_patch_broadcasts_or_is_refused(teacher: ViT) -> None:
         teacher.patched(2, torch.zeros(3, 5, 48), group="patches"),
     ):
         teacher(images)
+
+
+@torch.no_grad()
+def test_patching_at_another_image_size_takes_all_patches_of_that_size(teacher: ViT) -> None:
+    images = torch.randn(2, 3, 56, 56, generator=torch.Generator().manual_seed(0))
+    states, _ = teacher.record(images)
+    assert states[0].shape[1] == 3 + 16 and teacher.groups.patches == 4
+    for given in (2 * states[2], 2 * states[2][:, 3:]):
+        with teacher.patched(2, given, group="patches"):
+            found, _ = teacher.record(images)
+        assert torch.equal(found[2][:, 3:], 2 * states[2][:, 3:])
+        assert torch.equal(found[2][:, :3], states[2][:, :3])
+
+
+@torch.no_grad()
+def test_registers_behind_the_patches_are_found_at_another_image_size() -> None:
+    class RegisterLast(Unheard):
+        def forward(self, images: Tensor) -> Tensor:
+            patches = self.lift(nn.functional.unfold(images, 8, stride=8).mT)
+            x = torch.cat([patches, self.scratch.expand(len(images), -1, -1)], 1)
+            for block in self.trunk.stack:
+                x = block(x)
+            return self.answer(self.last(x).mean(1))
+
+    vit = open_vit(RegisterLast(), size=32)
+    assert vit.groups.order == ("cls", "patches", "registers") and vit.groups.registers == 1
+    images = torch.randn(1, 3, 48, 48, generator=torch.Generator().manual_seed(0))
+    states, _ = vit.record(images)
+    with vit.patched(2, torch.zeros(24), group="registers"):
+        found, _ = vit.record(images)
+    assert bool((found[2][:, 36] == 0).all()) and torch.equal(found[2][:, :36], states[2][:, :36])
