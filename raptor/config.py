@@ -757,6 +757,39 @@ class ShowConfig(OpeningModel, OfTeacher, OnDevice):
 
 
 @dataclass(kw_only=True)
+class ExportConfig(OfTeacher, Measuring):
+    """Write a surrogate for other programs, and measure the file: size, parity, speed, agreement with the teacher."""
+
+    title = "export"
+    POSITIONAL = ("run",)
+
+    run: Model = field(kw_only=False)
+    """a run folder, a surrogate folder, or scenes-k2, scenes-k3."""
+    to: Literal["pt2", "onnx", "timm", "blocks", "folder"] = "pt2"
+    """pt2 (torch.export), onnx, timm (a checkpoint for timm.create_model), blocks (a folder with only the tied blocks,
+    to share: the rest is the teacher's) or folder (a folder with all weights, also made from blocks and --teacher)."""
+    weights: Literal["fp32", "fp16", "int8", "int4"] = "fp32"
+    """fp32, fp16, or int8 or int4 for the linear layers of the blocks."""
+    num_images: Number = 128
+    """how many held-out images the file is compared on."""
+    batch_size: Annotated[int, Bounds(1, 4096)] = 32
+    """images per forward pass."""
+    timed_calls: Number = 20
+    """calls that are timed, at batch 1 and 32."""
+    size: int | None = None
+    """image size; a file of pt2 or onnx takes only this one."""
+    trust_hub: bool = False
+    """run the code of a torch.hub repository, for hub/REPO:ENTRY."""
+    out: str | None = None
+    """folder for the file, export.json and the model card; by default export-TO-WEIGHTS in the run's own."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.to in ("blocks", "folder") and self.weights.startswith("int"):
+            raise ValueError(f"--to {self.to} stores fp32 or fp16: take --weights fp16, or --to timm")
+
+
+@dataclass(kw_only=True)
 class ExploreConfig(OpeningModel, OfTeacher, OnDevice):
     """Serve a page to try images and perturbations, only to this machine (loopback)."""
 
@@ -848,6 +881,7 @@ COMMANDS: dict[str, tuple[type[Config], str]] = {
     "report": (ReportConfig, "one interactive page of a run folder"),
     "states": (StatesConfig, "save features of every image, per layer and token group"),
     "show": (ShowConfig, "pictures of one image inside a model: attention, PCA, logit lens, turns"),
+    "export": (ExportConfig, "a surrogate for other programs: torch.export, ONNX, timm, or its blocks to share"),
     "explore": (ExploreConfig, "a local page to try images and perturbations"),
     "train-teacher": (TeacherConfig, "train a small ViT to study"),
 }

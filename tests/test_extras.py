@@ -18,6 +18,10 @@ USES = {
     "tensorboard": ("track", "distill scenes --track tensorboard"),
     "h5py": ("nyu", "probe scenes --task depth --data nyuv2:labelled.mat"),
     "gradio": ("explore", "explore scenes"),
+    "onnx": ("export", "export scenes-k3 --to onnx"),
+    "onnxruntime": ("export", "export scenes-k3 --to onnx"),
+    "onnxscript": ("export", "export scenes-k3 --to onnx"),
+    "torchao": ("export", "export scenes-k3 --weights int8"),
 }
 """Package: its extra, and a command that needs it."""
 

@@ -23,6 +23,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("surrogate",),
     ("vit.saved", "vit.shared", "vit.open", "vit.pair"),  # a surrogate is opened like any other model
     ("certificate",),
+    ("export", "timm"),
     ("train",),
     ("probes", "dynamics", "recurrence"),
     ("report",),

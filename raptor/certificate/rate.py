@@ -226,7 +226,16 @@ def rounded(weight: Tensor, precision: str) -> Tensor:
     if precision == "fp16" or weight.ndim < 2:
         limit = torch.finfo(torch.float16).max
         return weight.clamp(-limit, limit).half().to(weight.dtype)
+    steps, scale = whole_numbers(weight, precision)
+    return (steps * scale).view_as(weight)
+
+
+def whole_numbers(weight: Tensor, precision: str) -> tuple[Tensor, Tensor]:
+    """The rows of a matrix as whole numbers, still in its own dtype, and their scales (rows, 1).
+
+    The numbers are symmetric about zero: -7..7 in `int4`, -127..127 in `int8`.
+    """
     rows = weight.flatten(1)
     largest = 2 ** (BITS[precision] - 1) - 1
     scale = (rows.abs().amax(1, keepdim=True) / largest).clamp_min(torch.finfo(torch.float32).tiny)
-    return ((rows / scale).round() * scale).view_as(weight)
+    return (rows / scale).round(), scale

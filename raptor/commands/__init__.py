@@ -20,6 +20,7 @@ COMMANDS = (
     "evaluate",
     "explore",
     "head",
+    "export",
     "models",
     "phases",
     "probe",

@@ -35,6 +35,10 @@ EXAMPLES = {
     "report": ["raptor report runs/scenes-k3"],
     "states": ["raptor states timm/vit_base_patch14_reg4_dinov2.lvd142m --data photos/ --layers 3 6 9"],
     "show": ["raptor show scenes cat.jpg", "raptor show runs/scenes-k3 cat.jpg --what attention --layers 3 6 12"],
+    "export": [
+        "raptor export runs/scenes-k3 --to onnx --weights int8",
+        "raptor export runs/scenes-k3 --to blocks --weights fp16 --out shared",
+    ],
     "explore": ["raptor explore runs/scenes-k3"],
     "train-teacher": ["raptor train-teacher --data scenes --size 48 --patch 8 --dim 128 --depth 12 --heads 4"],
 }

@@ -16,7 +16,7 @@ from raptor.surrogate.surrogate import shared_blocks, surrogate_spec
 from raptor.vit.open import open_vit
 from raptor.vit.origin import Opened
 from raptor.vit.pair import check_teacher
-from raptor.vit.saved import is_of_own_module, save_vit, saved_folder
+from raptor.vit.saved import needs_teacher, save_vit, saved_folder
 from raptor.vit.view import ViT
 from raptor.vit.weights import load_weights
 
@@ -58,7 +58,7 @@ def load_blocks(student: ViT, tensors: Mapping[str, Tensor]) -> None:
 def start_from(student: ViT, start: str, teacher: ViT, allow_other_teacher: bool) -> None:
     """Take the blocks of the surrogate that `start` names."""
     module = None
-    if is_of_own_module(start):
+    if needs_teacher(start):
         module = copy.deepcopy(teacher.model)  # so that the teacher stays as it is whatever the folder holds
     other = open_vit(start, teacher=module)
     if other.phases is None:

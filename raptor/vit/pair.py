@@ -110,8 +110,14 @@ def open_pair(
         teacher = open_vit(module, size=teacher_size, **running, **options)
     elif teacher is not None:
         teacher = open_vit(teacher, size=teacher_size, **running, **of_teacher)
+    made_from = saved.teacher or Opened()
+    if saved.only_blocks and teacher is None:  # all that is not in the blocks is the teacher's
+        assert isinstance(source, str | Path)
+        needed = given_options(**of_teacher | {"size": teacher_size})
+        teacher = _open_teacher(source, made_from, needed, **{**running, "device": device or "cpu"})
     # A surrogate of a module of one's own is built from that module.
-    surrogate = open_vit(source, teacher=teacher if saved.base is None else None, **of_source)
+    needs_teacher = saved.base is None or saved.only_blocks
+    surrogate = open_vit(source, teacher=teacher if needs_teacher else None, **of_source)
     if teacher is None:
         running["device"] = device or surrogate.device
         made_from = surrogate.origin.teacher or Opened()

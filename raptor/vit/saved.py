@@ -33,6 +33,7 @@ from raptor.vit.weights import check_weights, fingerprint, load_weights, read_we
 
 _FORMAT = "raptor-vit/1"
 FILES = ("config.json", "model.safetensors")
+_BLOCKS = "shared_blocks."  # how the names of the tied blocks' weights begin
 _REMEDY = "save the model again, or fetch it again"
 
 
@@ -45,6 +46,7 @@ class Saved:
         surrogate: what a surrogate is made of; None for a plain model.
         teacher: how a surrogate's teacher was opened, with its fingerprint and the places of its files.
         inner_surrogates: for a surrogate of a surrogate, the surrogates between the plain model and the outermost one.
+        only_blocks: whether the weights are only those of the tied blocks, and the others are the teacher's.
     """
 
     __pydantic_config__ = ConfigDict(strict=True)
@@ -59,6 +61,7 @@ class Saved:
     surrogate: SurrogateSpec | None
     teacher: Opened | None = None
     inner_surrogates: tuple[SurrogateSpec, ...] = ()
+    only_blocks: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_classes <= MAX_COUNT:
@@ -147,14 +150,21 @@ def is_surrogate(source: str | Path | nn.Module | ViT) -> bool:
     return describe_surrogate(source) is not None
 
 
-def is_of_own_module(source: str | Path) -> bool:
-    """Whether `source` names a saved model that can only be opened together with the user's own module."""
+def needs_teacher(source: str | Path) -> bool:
+    """Whether `source` names a saved model that can only be opened together with the teacher it was made from."""
     folder = saved_folder(str(source))
-    return folder is not None and read_json(folder / "config.json").get("base") is None
+    if folder is None:
+        return False
+    config = read_json(folder / "config.json")
+    return config.get("base") is None or bool(config.get("only_blocks"))
 
 
-def save_vit(vit: ViT, folder: str | Path) -> Path:
+def save_vit(vit: ViT, folder: str | Path, *, only_blocks: bool = False, half: bool = False) -> Path:
     """Save a model so that `open_vit(folder)` gives it back. Other files in the folder stay.
+
+    only_blocks: of a surrogate, leave out all weights that are the teacher's; `open_vit(folder, teacher=...)` then
+        takes them from there. Places of files of this machine are left out too.
+    half: store the weights in fp16; they are widened when they are read.
 
     After a fault the folder holds the model it held before, or none, but never a part of one: both files are first
     written to a folder beside it and synced.
@@ -163,12 +173,20 @@ def save_vit(vit: ViT, folder: str | Path) -> Path:
     # NaN would be found when the folder is opened, long after the training that made it.
     check_weights(vit.model.state_dict(), f"{vit.name} cannot be saved")
     saved = Saved.of(vit)
-    saved.teacher = _with_relative_paths(saved.teacher, folder)
+    saved.only_blocks = only_blocks
+    tensors = _separate_tensors(vit.model)
+    if only_blocks:
+        saved.teacher = _without_places(saved.teacher)
+        tensors = {name: tensor for name, tensor in tensors.items() if name.startswith(_BLOCKS)}
+    else:
+        saved.teacher = _with_relative_paths(saved.teacher, folder)
+    if half:
+        tensors = {name: _halved(tensor) for name, tensor in tensors.items()}
     partial = folder.with_name(f"{folder.name}.tmp")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        save_file(_separate_tensors(vit.model), partial / "model.safetensors", metadata={"format": "pt"})
+        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
         allow_readers(partial / "model.safetensors")
         sync(partial / "model.safetensors")
         write_text(partial / "config.json", json.dumps(asdict(saved), indent=1) + "\n")
@@ -194,6 +212,14 @@ def _separate_tensors(model: nn.Module) -> dict[str, Tensor]:
         seen.add(memory)
         tensors[name] = tensor
     return tensors
+
+
+def _halved(tensor: Tensor) -> Tensor:
+    """A tensor of real numbers in fp16, beyond whose range values end at its limits."""
+    if not tensor.is_floating_point():
+        return tensor
+    limit = torch.finfo(torch.float16).max
+    return tensor.clamp(-limit, limit).half()
 
 
 def _put_in_place(partial: Path, folder: Path) -> None:
@@ -222,6 +248,18 @@ def _with_relative_paths(teacher: Opened | None, folder: Path) -> Opened | None:
     return replace(teacher, relative=places)
 
 
+def _without_places(teacher: Opened | None) -> Opened | None:
+    """How a surrogate's teacher was opened, for others: of a file of this machine only its name."""
+    if teacher is None:
+        return None
+    named = replace(teacher, relative={})
+    if teacher.weights is not None:
+        named = replace(named, weights=Path(teacher.weights).name)
+    if _is_local(teacher.model):
+        named = replace(named, model=Path(str(teacher.model)).name)
+    return named
+
+
 def find_teacher_files(folder: Path, teacher: Opened) -> Opened:
     """How a teacher was opened, with its paths as they were written or, if one is gone, relative to `folder`."""
     found = replace(teacher, relative={})
@@ -247,11 +285,17 @@ def load_saved(
 ) -> ViT:
     """Open a folder written by `save_vit`; no code in it is run. A model from a torch.hub entry needs `trust_hub`.
 
-    A surrogate of a user's own module needs as `teacher` this module, or the surrogate from which it was made.
+    A surrogate of a user's own module needs as `teacher` this module, or the surrogate from which it was made. A folder
+    with only the blocks of a surrogate needs the teacher that it was made from.
     """
     folder = Path(folder)
     saved = Saved.read(folder)
     origin = Origin(base=saved.base)
+    if teacher is None and saved.only_blocks:
+        raise ValueError(
+            f"{folder} holds only the blocks of a surrogate: give its teacher (in a terminal "
+            f"raptor export {folder} --to folder --teacher FILE --out NEW, in Python open_vit(..., teacher=...))"
+        )
     if teacher is not None:
         model = teacher.model if isinstance(teacher, ViT) else teacher
         if saved.base is None and isinstance(teacher, ViT) and teacher.phases:
@@ -278,7 +322,12 @@ def load_saved(
                 vit = make_surrogate(vit, **vars(spec), made_from=made_from)
     # The folder has all weights, of frozen parts too, so no teacher is needed to open a surrogate.
     file = weights or folder / "model.safetensors"
-    load_weights(vit.model, read_weights(file), str(weights or folder))
+    tensors = read_weights(file)
+    if saved.only_blocks:  # the others came with the teacher
+        for name, tensor in vit.model.state_dict().items():
+            if not name.startswith(_BLOCKS):
+                tensors[name] = tensor
+    load_weights(vit.model, tensors, str(weights or folder))
     return replace(vit, name=saved.name, num_classes=saved.num_classes, classes=saved.classes)
 
 

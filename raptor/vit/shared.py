@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelHubMixin, snapshot_download
+from huggingface_hub import ModelCard, ModelHubMixin, snapshot_download
 from torch import Tensor, nn
 
+from raptor.vit.card import model_card
 from raptor.vit.saved import FILES, load_saved, save_vit
 from raptor.vit.view import ViT
 
@@ -25,7 +26,8 @@ class SharedViT(
         SharedViT(open_vit("runs/scenes-k3")).push_to_hub("me/scenes-k3")
         vit = SharedViT.from_pretrained("me/scenes-k3").vit
 
-    A folder holds only safetensors and JSON, so loading one never runs code that is in it.
+    A folder holds only safetensors, JSON and the card, so loading one never runs code that is in it. The card has the
+    certificate and the data of the run that the view was opened from.
 
     Attributes:
         vit: the view.
@@ -40,6 +42,12 @@ class SharedViT(
 
     def __repr__(self) -> str:
         return f"SharedViT({self.vit!r})"
+
+    def generate_model_card(self, *_args: Any, **_kwargs: Any) -> ModelCard:
+        """The card that `save_pretrained` and `push_to_hub` write as README.md."""
+        name = "FOLDER_OR_REPOSITORY"
+        use = f'```python\nfrom raptor import SharedViT\n\nvit = SharedViT.from_pretrained("{name}").vit\n```'
+        return ModelCard(model_card(self.vit, use=use))
 
     def _save_pretrained(self, save_directory: Path) -> None:
         save_vit(self.vit, save_directory)

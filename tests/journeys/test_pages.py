@@ -18,6 +18,7 @@ SMALL = {
     "distill": "--budget 4steps --batch_size 8 --train_images 64 --num_images 16",
     "evaluate": "--num_images 16 --train_images 32 --bootstrap 20",
     "probe": "--train_images 32 --num_images 16 --epochs 1 --batch_size 16",
+    "export": "--num_images 16 --timed_calls 1",
     "dynamics": "--num_images 16 --sample_images 2",
 }
 """Options that make a command short; they take the place of those on the page."""

@@ -1,0 +1,124 @@
+"""The model card: what a surrogate is, how faithful it was measured to be, on which images it was trained, and whose
+licence holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raptor.files import read_json
+from raptor.run import read_config
+from raptor.vit.origin import Opened
+from raptor.vit.view import ViT
+
+_UNKNOWN = "not known to the program that wrote this card; the teacher's holds for these weights too"
+_BLOCKS = {"teacher": "a copy of a block of each phase", "paper": "the paper's own block"}
+_DEPTHS = {
+    "table": "a learned table of scales and shifts per layer",
+    "mlp": "the paper's depth scaling",
+    "none": "nothing (autonomous)",
+}
+
+
+def model_card(vit: ViT, run: str | Path | None = None, use: str = "") -> str:
+    """The card of a model as Markdown, with the metadata that the Hugging Face hub reads.
+
+    Args:
+        run: the run folder with the model's certificate and data; by default the folder it was opened from.
+        use: how it is opened, as Markdown; by default in Python from its folder.
+    """
+    licence = licence_of(vit)
+    head = ["---", "library_name: raptor-vit", "tags:", "- vision-transformer", "- raptor"]
+    if licence is not None:
+        head.insert(1, f"license: {licence}")
+    facts = [
+        ("images", f"{vit.preprocess.size} px, mean {vit.preprocess.mean}, deviation {vit.preprocess.std}"),
+        ("parameters", f"{sum(p.numel() for p in vit.model.parameters()):,}"),
+    ]
+    if vit.phases:
+        facts = _surrogate_facts(vit) + facts
+    folder = _run_folder(run if run is not None else vit.opened.model)
+    if folder is not None:
+        facts += _training_facts(folder)
+    facts.append(("licence", _UNKNOWN if licence is None else f"{licence}, as of the weights it was made from"))
+    lines = [*head, "---", f"# {vit.name}", ""]
+    if vit.phases:
+        lines += [
+            f"A surrogate by [Raptor](https://arxiv.org/abs/2512.19941): {len(vit.phases)} tied blocks, repeated, "
+            f"stand for the {vit.num_layers} blocks of a Vision Transformer. Everything else is the teacher's.",
+            "",
+        ]
+    lines += ["| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in facts), ""]
+    lines += ["## Certificate", "", *_certificate(folder), ""]
+    lines += ["## Use", "", use or '```python\nfrom raptor import open_vit\n\nvit = open_vit("FOLDER")\n```', ""]
+    return "\n".join(lines)
+
+
+def licence_of(vit: ViT) -> str | None:
+    """The licence of the weights that a model was made from, as timm states it of published ones; None for others."""
+    opened = vit.origin.teacher or vit.opened
+    name = opened.model or ""
+    if not name.startswith("timm/") or opened.weights is not None or not opened.pretrained:
+        return None
+    import timm
+
+    stated = timm.get_pretrained_cfg(name.removeprefix("timm/").partition("@")[0])
+    return getattr(stated, "license", None)
+
+
+def _surrogate_facts(vit: ViT) -> list[tuple[str, str]]:
+    assert vit.phases is not None
+    spec = vit.origin.surrogates[-1]
+    teacher = vit.origin.teacher or Opened()
+    name = teacher.name or teacher.model or "a module of its user's own"
+    if teacher.weights:
+        name += f" with the weights of {Path(teacher.weights).name}"
+    return [
+        ("phases", " | ".join(str(length) for length in vit.phases)),
+        ("block", _BLOCKS[spec.block]),
+        ("depths differ by", _DEPTHS[spec.conditioning]),
+        ("rank of the adapters", str(spec.adapters)),
+        ("teacher", name),
+        ("fingerprint of its weights", teacher.fingerprint or "not known"),
+    ]
+
+
+def _run_folder(run: str | Path | None) -> Path | None:
+    """The run folder that `run` names or lies in; None without one."""
+    if run is None:
+        return None
+    folder = Path(run).expanduser()
+    for place in (folder, folder.parent):
+        if (place / "config.yaml").is_file():
+            return place
+    return folder if (folder / "certificate.json").is_file() else None
+
+
+def _training_facts(folder: Path) -> list[tuple[str, str]]:
+    if not (folder / "config.yaml").is_file():
+        return []
+    config = read_config(folder)
+    data = config.get("data")
+    trained = ", ".join(data) if isinstance(data, list) else str(data)
+    found = [("trained on", trained)]
+    images = config.get("images")
+    if isinstance(images, dict) and isinstance(images.get("train"), dict):
+        found[0] = ("trained on", f"{images['train'].get('num_images')} images of {trained}")
+    recipe = config.get("recipe")
+    if isinstance(recipe, dict) and "budget" in recipe:
+        found.append(("budget", str(recipe["budget"])))
+    return found
+
+
+def _certificate(folder: Path | None) -> list[str]:
+    """The first words of the run's certificate."""
+    if folder is None or not (folder / "certificate.json").is_file():
+        return ["None was measured: `raptor evaluate RUN` writes one."]
+    words = read_json(folder / "certificate.json").get("lines")
+    if not isinstance(words, list):
+        return ["It is in certificate.json of the run."]
+    return [f"- {_cell(str(line))}" for line in words]
+
+
+def _cell(text: str) -> str:
+    """Text for one line of a table."""
+    return " ".join(text.split()).replace("|", "\\|")
