@@ -8,6 +8,7 @@ from tiny_run import tiny_run, tiny_teacher, write_recipe
 
 from raptor.data import iterate, open_data
 from raptor.train import Validator, distill
+from raptor.vit.open import open_vit
 from raptor.vit.trajectory import NonFiniteStates
 
 
@@ -30,7 +31,7 @@ def test_labels_of_the_judged_images_give_accuracy_where_the_training_images_hav
 def test_a_head_of_0_classes_is_no_classifier(tmp_path):
     """The user's word: what the head gives are no class scores, so a ridge head stands in for it."""
     module = tiny_teacher().model
-    done = tiny_run(tmp_path / "run", module, size=24, head_classes=0, budget="2steps")
+    done = tiny_run(tmp_path / "run", open_vit(module, size=24, head_classes=0), budget="2steps")
     assert done.teacher.num_classes == 0 and "ridge" in str(done.summary.validation.head)
     own = tiny_run(tmp_path / "own", module, size=24, budget="2steps")
     assert own.teacher.num_classes == 6 and "ridge" not in str(own.summary.validation.head)
