@@ -45,7 +45,6 @@ TESTS = {
     "raptor/train/schedule.py": ["tests/train/test_schedule.py"],
     "raptor/train/optimizer.py": ["tests/train/test_optimizer.py"],
     "raptor/train/average.py": ["tests/train/test_average.py", "-k", "weights"],
-    "raptor/train/step.py": ["tests/train/test_step.py", "-k", "weighted_error"],
     "raptor/data/augment.py": ["tests/data/test_augment.py"],
     "raptor/dynamics/dmd.py": ["tests/dynamics/test_dmd.py"],
     "raptor/dynamics/modes.py": ["tests/dynamics/test_modes.py"],

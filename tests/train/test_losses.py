@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import on_ranks
+from tiny_run import tiny_teacher
 
-from raptor.train.losses import StateVariance, token_weights
+from raptor.phases.cut import Phases
+from raptor.train.losses import StateVariance, at_groups, groups_at, state_variance, targets_of, token_weights
 from raptor.train.step import weighted_error
 from raptor.vit.groups import TokenGroups
+from raptor.vit.trajectory import NonFiniteStates
 
 FULL = TokenGroups(cls=1, registers=3, patches=5)
 WEIGHTS = {"cls": 0.45, "registers": 0.10, "patches": 0.45}
@@ -59,6 +62,89 @@ def test_weights_that_leave_nothing_are_refused():
         token_weights(FULL, {"cls": -1.0, "patches": 2.0})
     with pytest.raises(ValueError, match="unknown token group 'patch'"):
         token_weights(FULL, {"cls": 0.5, "patch": 0.5})
+
+
+def test_a_group_that_is_not_named_has_no_weight():
+    assert token_weights(FULL, {"cls": 2.0}).tolist() == [1.0] + [0.0] * 8
+    with pytest.raises(ValueError, match="no positive weight"):
+        token_weights(FULL, {"cls": 0.0})
+
+
+@pytest.mark.parametrize("cosine", [0.0, 0.5])
+def test_the_targets_of_each_layer_by_hand(cosine):
+    """Three layers in phases 2 | 1, a cls token and two patches. Layer l has variance l, its cls token 10 l."""
+    groups = TokenGroups(1, 0, 2)
+    variance_lt = torch.tensor([[10.0, 1, 1], [20.0, 2, 2], [30.0, 3, 3]])
+    weights = None, {"cls": 0.4, "patches": 0.6}, {"cls": 1.0}
+    stage1, stage2 = targets_of(groups, Phases((2, 1)), variance_lt, *weights, cosine)
+    third = [1 / 3] * 3  # the plain mean of all tokens, before the last phase
+    by_stage = {"stage1": [third, third, [0.4, 0.3, 0.3]], "stage2": [[1.0, 0.0, 0.0]] * 3}
+    for found, expected in ((stage1, by_stage["stage1"]), (stage2, by_stage["stage2"])):
+        assert len(found) == 3
+        for layer, (target, own) in enumerate(zip(found, expected), start=1):
+            cls, first, second = own
+            divided = [cls / (10 * layer), first / layer, second / layer]
+            assert target.weights.tolist() == pytest.approx(divided, rel=1e-6)
+            if cosine:
+                assert target.cosine_t.tolist() == pytest.approx([cosine * weight for weight in own], rel=1e-6)
+            else:
+                assert target.cosine_t is None
+
+
+def test_with_a_variance_per_coordinate_all_coordinates_of_a_token_have_one_weight():
+    variance_ltd = torch.tensor([[[1.0, 2.0], [4.0, 8.0]]])
+    plain = None, None, {"cls": 0.25, "patches": 0.75}
+    stage1, stage2 = targets_of(TokenGroups(1, 0, 1), Phases((1,)), variance_ltd, *plain, 0.0)
+    assert stage1[0].weights.tolist() == [[0.5, 0.25], [0.125, 0.0625]]
+    assert stage2[0].weights.tolist() == [[0.25, 0.125], [0.1875, 0.09375]]
+
+
+def test_values_of_groups_are_carried_to_another_number_of_patches():
+    old, new = TokenGroups(1, 1, 2), TokenGroups(1, 1, 3)
+    v_lt = torch.tensor([[1.0, 2, 3, 3], [4.0, 5, 6, 6]])
+    assert at_groups(v_lt, old, new).tolist() == [[1, 2, 3, 3, 3], [4, 5, 6, 6, 6]]
+    v_ltd = torch.stack([v_lt, -v_lt], dim=-1)
+    assert torch.equal(at_groups(v_ltd, old, new)[..., 1], -at_groups(v_lt, old, new))
+    assert at_groups(v_lt, old, old) is v_lt
+
+
+def test_images_of_another_size_have_a_patch_for_each_square():
+    teacher = tiny_teacher()  # patches of 8 px
+    assert groups_at(teacher, 40) == TokenGroups(1, 2, 25)
+    for size in (36, 4):
+        with pytest.raises(ValueError, match=f"does not take images of {size} px beside 24: .* multiples of 8"):
+            groups_at(teacher, size)
+
+
+@pytest.mark.parametrize(("normalise", "num_batches"), [("none", 1), ("layer", 8), ("group", 8), ("coordinate", 8)])
+def test_the_variance_is_of_eight_batches_of_a_stage_of_its_own(normalise, num_batches):
+    teacher, asked = tiny_teacher(), []
+
+    class Batches:
+        def batch(self, step, stage, size):
+            asked.append((step, stage, size))
+            return torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(step))
+
+    variance = state_variance(teacher, Batches(), normalise, "fp32")
+    assert asked == [(step, "variance", 24) for step in range(num_batches)]
+    images = torch.cat([torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(s)) for s, _, _ in asked])
+    with torch.no_grad():
+        states = teacher.unroll(*teacher.embed(images))[1:]
+    for layer, x_btd in enumerate(states, start=1):
+        expected = x_btd.flatten(0, 1).double().var(dim=0, correction=0).mean().item()
+        assert variance.variance(layer, "all") == pytest.approx(expected, rel=1e-5)
+
+
+def test_states_beyond_float32_are_refused_with_their_layer():
+    teacher = tiny_teacher()
+    teacher.blocks[2].register_forward_hook(lambda _block, _args, x: x * torch.inf)
+
+    class Batches:
+        def batch(self, step, stage, size):
+            return torch.randn(2, 3, size, size)
+
+    with pytest.raises(NonFiniteStates, match="at layer 3 on training images"):
+        state_variance(teacher, Batches(), "none", "fp32")
 
 
 def test_the_cosine_term_is_weighted_by_tokens_alone_whatever_the_variance():
@@ -127,6 +213,18 @@ def test_the_share_of_the_largest_coordinates_is_of_the_group_where_it_is_larges
     share, layer, group = variance.concentration()
     assert (layer, group) == (2, "patches")
     assert share == pytest.approx(np.sort(own)[-2:].sum() / own.sum(), rel=1e-5) and share > 0.97
+
+
+def test_a_hundredth_of_the_coordinates_is_rounded_and_at_least_one():
+    """States at +-sqrt(v) have the variances v. Of 150 coordinates 1.5 round to 2, of 4 to none, so 1 is taken."""
+    for num, num_top in ((150, 2), (4, 1)):
+        v_d = torch.ones(num) * 1e-4
+        v_d[:3] = torch.tensor([5e-2, 3e-2, 2e-2])
+        variance = StateVariance(1, TokenGroups(0, 0, 1))
+        variance.update([torch.stack([v_d.sqrt(), -v_d.sqrt()])[:, None]])
+        share, layer, group = variance.concentration()
+        assert (layer, group) == (1, "patches")
+        assert share == pytest.approx(float(v_d[:num_top].sum() / v_d.sum()), rel=1e-5)
 
 
 def test_an_outlier_coordinate_decides_the_error_unless_each_has_its_own_variance():

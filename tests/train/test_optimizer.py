@@ -18,6 +18,7 @@ from raptor.train.optimizer import (
     is_matrix,
     make_optimizers,
     moments_to_save,
+    num_moments,
     restore_moments,
 )
 from raptor.vit.open import open_vit
@@ -58,6 +59,37 @@ def test_a_matrix_steps_along_its_gradients_singular_vectors(shape: tuple[int, i
     values = u.T @ turned @ vh.T
     assert (values - values.diagonal().diag()).abs().max() < 0.05  # torch iterates in bf16
     assert values.diagonal().min() > 0.6 and values.diagonal().max() < 1.3
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "taken"),
+    [
+        ("a.weight", (16, 16), True),
+        ("a.weight", (15, 40), False),  # as the one column of the depth MLP's first layer
+        ("a.weight", (16, 16, 16), False),
+        ("a.weight", (64,), False),
+        ("conditioning.rows", (16, 64), False),
+        ("adapters.matrices.0.up", (32, 64), False),
+    ],
+)
+def test_muon_takes_the_weights_of_linear_layers(name: str, shape: tuple[int, ...], taken: bool) -> None:
+    assert is_matrix(name, torch.zeros(shape)) is taken
+
+
+def test_a_second_step_along_the_same_gradient_has_its_direction_and_size() -> None:
+    """The momentum of equal gradients is along them, and the steps of Muon have no length of a gradient's."""
+    weight = nn.Parameter(torch.zeros(16, 16))
+    (muon,) = make_optimizers([ParameterGroup([("a.weight", weight)], 0.0, "muon")], 1.0, (0.9, 0.999), fused=False)
+    weight.grad = torch.eye(16)
+    muon.step()
+    momentum = muon.state[weight]["momentum_buffer"]
+    torch.testing.assert_close(momentum, (1 - 0.95) * torch.eye(16))  # torch's: a running mean, not a sum
+    muon.step()
+    torch.testing.assert_close(momentum, (1 - 0.95**2) * torch.eye(16))
+
+
+def test_adamw_keeps_two_moments_of_the_size_of_a_parameter_and_muon_one() -> None:
+    assert (num_moments("adamw"), num_moments("muon")) == (2, 1)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])

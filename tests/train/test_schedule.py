@@ -33,6 +33,24 @@ def test_what_is_no_budget_is_refused_in_one_line(text):
     assert "\n" not in str(error.value)
 
 
+def test_a_budget_has_an_end():
+    assert Budget.parse("10000000000s").amount == 1e10
+    with pytest.raises(ValueError, match="cannot read the budget"):
+        Budget.parse("10000000001s")
+
+
+def test_seconds_become_steps_by_the_time_of_one():
+    assert Budget.parse("30s").num_steps(7, 0.25, lambda: 0.5) == 15
+    assert Budget.parse("1s").num_steps(7, 0.25, lambda: 0.5, before=0.5) == 1  # half a step
+    assert Budget.parse("0.1s").num_steps(7, 1.0, lambda: 0.5) == 1
+
+
+def test_epochs_become_steps_and_a_part_of_one_is_a_step():
+    assert Budget.parse("3epochs").num_steps(7.5, 1.0, lambda: 1.0) == 22
+    assert Budget.parse("0.01epochs").num_steps(7.5, 1.0, lambda: 1.0) == 1
+    assert Budget.parse("0.01epochs").num_steps(7.5, 1.0, lambda: 1.0, before=0.0) == 1
+
+
 def test_the_papers_learning_rate():
     """Warm-up over 10,000 of 312,500 steps to 1e-4, cosine to 1e-6."""
     num, peak, low = 312_500, 1e-4, 1e-6
@@ -53,6 +71,8 @@ def test_the_rate_never_leaves_its_bounds_and_peaks_once():
             top = rates.index(1.0)
             assert rates[:top] == sorted(rates[:top])
             assert rates[top:] == sorted(rates[top:], reverse=True)
+            if top < num - 1:
+                assert rates[-1] == pytest.approx(0.1)
 
 
 def test_lambda_is_annealed_linearly_to_zero():
@@ -62,6 +82,8 @@ def test_lambda_is_annealed_linearly_to_zero():
     assert lam[99] == pytest.approx(0.005)
     assert set(lam[100:]) == {0.0}
     assert teacher_forcing(0, 10, 1.0, 0.0) == 0.0
+    assert teacher_forcing(0, 4, 0.5, 0.25) == 0.5  # over one step
+    assert [teacher_forcing(step, 4, 0.5, 0.125) for step in (0, 1)] == [0.5, 0.0]  # over half a step
     assert teacher_forcing(9, 10, 1.0, math.inf) == 1.0
 
 
