@@ -10,6 +10,7 @@ from typing import Any
 
 import ablation
 import budgets
+import controls
 import figure1
 import figure5
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 import swaps
 import table1
 import torch
+import trials
 import untrained
 import yaml
 from figures import figure_swaps
@@ -282,3 +284,55 @@ def test_figure1_draws_several_models_side_by_side(teacher: str, tmp_path: Path)
     figure1.main(config)
     models = json.loads((tmp_path / "phases.json").read_text())["models"]
     assert [model["model"]["num_layers"] for model in models] == [12, 4]
+
+
+def test_each_trial_changes_one_thing_and_stands_beside_the_recipe_as_it_is(
+    teacher: str, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {
+        "as-it-is": {},
+        "average": {"average_last": 0.5},
+        "mlp": {"adapters": 2, "adapted": "mlp"},
+    }
+    monkeypatch.setattr(trials, "TRIALS", changes)
+    options = dict(model=teacher, phases=[2, 2], budget="8steps", batch_size=16, recipe="quick", out=str(tmp_path))
+    config = trials.Trials(**tiny["images"], **options)
+    done = trials.main(config)
+    plain, mean, mlp = done["cells"].values()
+    assert plain["num_steps"] == mean["num_steps"] == mlp["num_steps"]
+    assert mean["r2_last"] != plain["r2_last"] != mlp["r2_last"]
+    used = yaml.safe_load((tmp_path / "students" / "mlp" / "config.yaml").read_text())["recipe"]
+    named = yaml.safe_load((tmp_path / "students" / "as-it-is" / "config.yaml").read_text())["recipe"]
+    assert {name: used[name] for name in used if used[name] != named[name]} == changes["mlp"]
+    difference = mean["agreement"] - plain["agreement"]
+    assert f"| average | {mean['agreement']:.3f} ({difference:+.3f}) |" in trials.table(done["cells"])
+    config.budget = "60s"
+    with pytest.raises(ValueError, match="give --budget in steps"):
+        trials.main(config)
+
+
+@torch.no_grad()
+def test_a_teacher_in_stretches_has_the_states_at_the_ends_of_phases(teacher: str) -> None:
+    vit = open_vit(teacher)
+    by_phases = controls.in_stretches(vit, controls.Phases((1, 3)))
+    images = held_out(vit).images
+    states, output = vit.record(images)
+    at_ends, same_output = by_phases.record(images)
+    assert by_phases.num_layers == 2
+    for state_btd, end_btd in zip((states[0], states[1], states[4]), at_ends):
+        assert torch.equal(state_btd, end_btd)
+    assert torch.equal(output, same_output)
+
+
+def test_controls_have_equal_steps_and_the_untied_one_uses_each_block_once(
+    teacher: str, tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    options = dict(model=teacher, k=2, budget="4steps", batch_size=16, tokens="all", recipe="quick")
+    found = controls.main(controls.Controls(**tiny["images"], **options, out=str(tmp_path)))
+    rows = {row["student"]: row for row in found["rows"]}
+    assert list(rows) == list(controls.STUDENTS)
+    assert len({json.dumps(row["phases"]) for row in rows.values()}) == 1
+    assert {sum(row["num_steps"].values()) for row in rows.values()} == {4}
+    blocks = [sum(p.numel() for p in block.parameters()) for block in open_vit(teacher).blocks]
+    assert rows["autonomous"]["parameters"] == rows["untied"]["parameters"] == 2 * blocks[0]
+    assert rows["tied"]["parameters"] > rows["autonomous"]["parameters"]  # by the rows of its depths
